@@ -1,0 +1,37 @@
+# Two commands: `make demo` and `make test`. Both set up .venv from pyproject.toml; a second call starts at once.
+PYTHON ?= python3
+VENV := .venv
+STAMP := $(VENV)/.stamp-$(shell cksum < pyproject.toml | cut -d' ' -f1)
+SHARED_DATA := ../shared/data
+DATA := $(or $(SFUMATO_DATA),$(HOME)/.cache/sfumato/data)
+export OMP_WAIT_POLICY := PASSIVE
+
+.PHONY: demo test test-slow lint setup
+demo: $(STAMP)
+	$(VENV)/bin/sfumato train demo/digits
+
+test: lint $(DATA)/.unpacked
+	SFUMATO_DATA=$(DATA) $(VENV)/bin/python -m pytest -q
+
+test-slow: $(STAMP) $(DATA)/.unpacked
+	SFUMATO_DATA=$(DATA) $(VENV)/bin/python -m pytest -q -m slow
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "error: Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	rm -f $(VENV)/.stamp-*
+	touch $@
+
+# Real data sets, where their archive lies beside the checkout; tests that need one are skipped elsewhere.
+$(DATA)/.unpacked: $(STAMP)
+	mkdir -p $(DATA)
+	if [ -f $(SHARED_DATA)/unpack.py ]; then $(VENV)/bin/python $(SHARED_DATA)/unpack.py $(DATA); fi
+	touch $@

@@ -1,0 +1,28 @@
+"""Sfumato trains image classifiers so that no single training image shows, while accuracy stays high."""
+
+from importlib import import_module
+from typing import Any
+
+_PUBLIC = {
+    "Ema": "sfumato.training.ema",
+    "Mechanism": "sfumato.accounting.mechanism",
+    "Streams": "sfumato.randomness",
+    "add_noise": "sfumato.training.noise",
+    "clipped_grad": "sfumato.clipping",
+    "epsilon": "sfumato.accounting.accountants",
+    "load_run": "sfumato.training.trained",
+    "new_key": "sfumato.randomness",
+    "poisson_batch": "sfumato.data.poisson",
+    "words_needed": "sfumato.training.noise",
+}
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'sfumato' has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

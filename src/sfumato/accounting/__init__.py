@@ -1,0 +1,1 @@
+"""What a mechanism costs: numbers in, epsilon out. Nothing here imports torch."""

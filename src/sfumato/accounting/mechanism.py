@@ -1,0 +1,61 @@
+"""The public numbers of one private training run."""
+
+import dataclasses
+import math
+from typing import Literal
+
+from sfumato.errors import InputError
+
+Sampling = Literal["poisson", "shuffled"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mechanism:
+    """The subsampled Gaussian mechanism that a run composes, as public numbers.
+
+    The sampler, the noise, the divisor, the ledger and the accountant are all built
+    from one such object, so they cannot disagree (De et al. 2022, Eq. 3).
+
+    Attributes:
+        num_examples: N, the number of training examples; public and fixed.
+        batch_size: The *expected* batch qN, and the constant divisor of the sum.
+        noise_multiplier: sigma, the noise's standard deviation / sensitivity; 0 adds none.
+        num_steps: T, the number of updates.
+        sampling: "poisson", each example alone with probability q at each step; or
+            "shuffled", fixed-size batches, for which no epsilon below is a guarantee.
+
+    Raises:
+        InputError: If a number is out of range.
+    """
+
+    num_examples: int
+    batch_size: int
+    noise_multiplier: float
+    num_steps: int
+    sampling: Sampling = "poisson"
+
+    def __post_init__(self) -> None:
+        if self.num_examples < 1:
+            raise InputError(f"num_examples must be at least 1, not {self.num_examples}: there is nothing to train on.")
+        if not 1 <= self.batch_size <= self.num_examples:
+            raise InputError(
+                f"batch_size must lie between 1 and num_examples = {self.num_examples}, not {self.batch_size}: "
+                "it is the expected number of images drawn at each step. Choose a smaller batch."
+            )
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
+            raise InputError(
+                f"noise_multiplier must be finite and at least 0, not {self.noise_multiplier}. Choose a positive one, or give a target_epsilon."
+            )
+        if self.num_steps < 0:
+            raise InputError(f"num_steps must be at least 0, not {self.num_steps}.")
+        if self.sampling not in ("poisson", "shuffled"):
+            raise InputError(f'sampling must be "poisson" or "shuffled", not "{self.sampling}".')
+
+    @property
+    def sampling_prob(self) -> float:
+        """q = batch_size / num_examples, the probability that a step includes a given example."""
+        return self.batch_size / self.num_examples
+
+    def replace(self, **changes) -> "Mechanism":
+        """The same mechanism with some numbers changed."""
+        return dataclasses.replace(self, **changes)

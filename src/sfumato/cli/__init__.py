@@ -1,0 +1,47 @@
+"""The command line. One file per command; nothing imports torch before it must."""
+
+import os
+import sys
+import traceback
+import warnings
+
+
+def main() -> None:
+    """Runs one command and ends the process: 0 done, 2 the input is wrong, 1 anything else."""
+    # Threads that wait by spinning make steps many times slower on busy cores; read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Runs one command; returns its exit status."""
+    import typer
+
+    from sfumato.cli.app import app
+    from sfumato.errors import InputError, MachineError
+
+    warnings.simplefilter("ignore")  # what libraries warn of is not the user's concern; our own warnings are printed
+    try:
+        return app(arguments or ["--help"], prog_name="sfumato", standalone_mode=False) or 0
+    except InputError as error:
+        return _fail(2, str(error))
+    except (MachineError, MemoryError) as error:
+        return _fail(1, str(error) or "the machine has too little memory. Lower training.microbatch_size.")
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail(1, "interrupted. If a run had begun, go on with it by --resume.")
+    except OSError as error:
+        return _fail(1, f"{error.filename or 'a file'}: {error.strerror or error}. Mend that, then try again; a run goes on with --resume.")
+    except Exception as error:
+        if hasattr(error, "format_message"):  # typer's usage errors, whose class depends on its version
+            context = getattr(error, "ctx", None)
+            return _fail(2, f"{error.format_message()} See `{context.command_path if context else 'sfumato'} --help`.")
+        if os.environ.get("SFUMATO_DEBUG"):
+            traceback.print_exc()
+        first = (str(error).splitlines() or [""])[0]
+        return _fail(1, f"internal fault: {type(error).__name__}: {first}. Set SFUMATO_DEBUG=1 to see where, and report it.")
+
+
+def _fail(status: int, message: str) -> int:
+    one_line = " ".join(message.split())
+    print(f"error: {one_line}", file=sys.stderr)
+    return status

@@ -1,0 +1,25 @@
+"""All commands, by name."""
+
+import typer
+
+from sfumato.cli import check, evaluate, plan, predict, recipes, train
+
+app = typer.Typer(
+    name="sfumato",
+    help="Trains image classifiers with differential privacy: from a folder of images and a budget to a classifier and its certificate.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("train")(train.train)
+app.command("plan")(plan.plan)
+app.add_typer(recipes.app, name="recipes")
+app.command("evaluate")(evaluate.evaluate)
+app.command("predict")(predict.predict)
+app.command("check")(check.check)
+
+
+@app.callback()
+def common() -> None:
+    """Commands share: --json prints exactly one JSON object on stdout; progress goes to stderr."""

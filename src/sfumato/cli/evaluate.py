@@ -1,0 +1,43 @@
+"""`sfumato evaluate`: how good a trained model is on held-out images."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sfumato import config
+from sfumato.cli import output
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    data_root: Annotated[Path | None, typer.Option(help="Where the data lies; default as in training.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Scores the averaged weights on the run's held-out images. These numbers are not private."""
+    from sfumato.data import datasets
+    from sfumato.training.evaluation import predict_logits, score
+    from sfumato.training.trained import load_run
+
+    trained = load_run(run)
+    data = trained.recipe.data
+    if data.name == "folder" and data_root is not None:
+        data = data.model_copy(update={"path": str(data_root)})
+    dataset = datasets.load(data, config.data_root(data_root), output.note)
+    logits = trained.objective.decision_logits(predict_logits(trained.model, dataset.held_out))
+    facts = {
+        "run": str(run),
+        "held_out": dataset.held_out_name,
+        "num_images": len(dataset.held_out),
+        "classes": list(dataset.classes),
+        **score(logits, dataset.held_out.labels),
+    }
+    if json_:
+        output.print_json(facts)
+        return
+    print(f"{facts['num_images']} {facts['held_out']} images: accuracy {output.per_cent(facts['accuracy'])}", end="")
+    print(f", balanced {output.per_cent(facts['balanced_accuracy'])}; always naming the largest class: {output.per_cent(facts['majority_rate'])}")
+    if facts["auroc"] is not None:
+        print(f"AUROC {facts['auroc']:.4f}")
+    for name, accuracy in zip(facts["classes"], facts["per_class"], strict=True):
+        print(f"  {name:<24}{output.per_cent(accuracy)}")

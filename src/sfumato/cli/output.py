@@ -1,0 +1,30 @@
+"""What goes to stdout and what to stderr."""
+
+import json
+import sys
+from typing import Any
+
+
+def print_json(value: Any) -> None:
+    """Exactly one strict JSON object on stdout."""
+    print(json.dumps(value, allow_nan=False))
+
+
+def note(text: str) -> None:
+    """One line of progress, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def warn(text: str) -> None:
+    """One line that the user should read, on stderr."""
+    note(f"warning: {text}")
+
+
+def per_cent(fraction: float | None) -> str:
+    """A fraction as per cent, or a dash."""
+    return "-" if fraction is None else f"{100 * fraction:.2f} %"
+
+
+def number(value: float | None) -> str:
+    """A number with up to four significant digits, or "infinite" where there is none."""
+    return "infinite" if value is None else f"{value:.4g}"

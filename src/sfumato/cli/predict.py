@@ -1,0 +1,41 @@
+"""`sfumato predict`: classes and probabilities for images."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sfumato.cli import output
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Names the class of each image, with the model's probabilities."""
+    import torch
+
+    from sfumato.data.folders import decode_images
+    from sfumato.training.evaluation import predict_logits
+    from sfumato.training.trained import load_run
+
+    trained = load_run(run)
+    paths, decoded = decode_images(images, image_size=trained.image_size, channels=trained.channels, mean=trained.mean, std=trained.std, report=output.note)
+    logits = trained.objective.decision_logits(predict_logits(trained.model, decoded))
+    rows = []
+    for path, readable, probabilities in zip(paths, decoded.readable.tolist(), torch.softmax(logits.double(), 1).tolist(), strict=True):
+        best = max(range(len(probabilities)), key=probabilities.__getitem__)
+        rows.append(
+            {
+                "image": str(path),
+                "class": trained.classes[best] if readable else None,
+                "probability": probabilities[best] if readable else None,
+                "probabilities": dict(zip(trained.classes, probabilities, strict=True)) if readable else None,
+            }
+        )
+    if json_:
+        output.print_json({"run": str(run), "predictions": rows})
+        return
+    for row in rows:
+        print(f"{row['image']}  {row['class'] or 'unreadable'}  {output.per_cent(row['probability'])}")

@@ -1,0 +1,85 @@
+"""`sfumato recipes`: what is shipped, and what it spends."""
+
+from typing import Annotated, Any
+
+import typer
+
+from sfumato.cli import output
+
+app = typer.Typer(help="The recipes that are shipped: list, show NAME, verify.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+@app.command("list")
+def list_(json_: Json = False) -> None:
+    """Names every recipe, with its source and nominal epsilon."""
+    rows = [row for name in _names() if (row := describe(name))]
+    _print(rows, json_)
+
+
+@app.command()
+def show(name: str, json_: Json = False) -> None:
+    """Prints one recipe."""
+    from sfumato import config, recipes
+
+    path = recipes.find(name)
+    if json_:
+        output.print_json({"name": name, "recipe": config.read(path), "text": path.read_text(encoding="utf-8")})
+    else:
+        print(path.read_text(encoding="utf-8"), end="")
+
+
+@app.command()
+def verify(json_: Json = False) -> None:
+    """Recomputes epsilon for every recipe whose number of images is public."""
+    _print([verified(name) for name in _names()], json_)
+
+
+def describe(name: str) -> dict[str, Any]:
+    """Name, source (the recipe's first comment) and nominal epsilon."""
+    from sfumato import config, recipes
+
+    path = recipes.find(name)
+    parsed = config.parse(config.read(path))
+    first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ").strip()
+    return {"name": name, "source": first, "nominal_epsilon": parsed.privacy.target_epsilon if parsed.privacy else None}
+
+
+def verified(name: str) -> dict[str, Any]:
+    """What a recipe spends, and whether its printed numbers meet their nominal epsilon by RDP."""
+    from sfumato import config, recipes
+    from sfumato.accounting.accountants import epsilon
+    from sfumato.data.facts import public_facts
+    from sfumato.training.resolve import resolve
+
+    row = describe(name)
+    parsed = config.parse(config.read(recipes.find(name)))
+    facts = public_facts(parsed.data)
+    if parsed.privacy is None or facts is None or row["nominal_epsilon"] is None:
+        return {**row, "epsilon_rdp": None, "epsilon_pld": None, "status": "not fixed: it depends on your data and budget"}
+    mechanism = resolve(parsed, facts, cut_to_target=False).mechanism
+    assert parsed.privacy.delta is not None
+    spent = epsilon(mechanism, parsed.privacy.delta)
+    nominal = row["nominal_epsilon"]
+    status = "over" if spent.epsilon_rdp > nominal * 1.001 else "under" if spent.epsilon_rdp < nominal * 0.95 else "within"
+    return {**row, "epsilon_rdp": spent.epsilon_rdp, "epsilon_pld": spent.epsilon_pld, "status": status}
+
+
+def _names() -> list[str]:
+    from sfumato import recipes
+
+    return recipes.names()
+
+
+def _print(rows: list[dict[str, Any]], json_: bool) -> None:
+    if json_:
+        output.print_json({"recipes": rows})
+        return
+    for row in rows:
+        spent = ""
+        if "status" in row:
+            rdp, pld = (output.number(row[key]) if row[key] is not None else "-" for key in ("epsilon_rdp", "epsilon_pld"))
+            spent = f"  RDP {rdp}  PLD {pld}  {row['status']}"
+        nominal = f"epsilon {row['nominal_epsilon']:g}" if row["nominal_epsilon"] is not None else "your epsilon"
+        print(f"{row['name']:<38}{nominal:<14}{spent}  {row['source']}")

@@ -1,0 +1,170 @@
+"""`sfumato train`: trains under a recipe's budget."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sfumato import config
+from sfumato.cli import output
+from sfumato.errors import InputError
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe (`sfumato recipes list`) or the path of a TOML file.")],
+    epsilon: Annotated[float | None, typer.Option(help="Target epsilon: smaller is more private.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta; default: the largest power of ten below 1/N.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Changes one key of the recipe.")] = None,
+    output_folder: Annotated[Path | None, typer.Option("--output", help="The run folder; default: runs/<recipe>-<time>.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where the data lies; for named data sets default: $SFUMATO_DATA.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
+    accountant: Annotated[str | None, typer.Option(help="pld (tighter) or rdp.")] = None,
+    non_private: Annotated[bool, typer.Option("--non-private", help="The same recipe without privacy, to show its price.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Shows every choice, epsilon and the time to expect; trains nothing.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Goes on with the run in --output, or the newest unfinished one.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Trains a classifier under the recipe's privacy budget."""
+    name, values = find_recipe(recipe)
+    override(values, epsilon=epsilon, delta=delta, accountant=accountant, assignments=set_ or [], data_root=data_root)
+    parsed = config.parse(values)
+
+    from sfumato.cli.display import Display
+    from sfumato.data import datasets
+    from sfumato.training.resolve import resolve, without_privacy
+
+    root = config.data_root(data_root)
+    if dry_run:
+        facts = datasets.facts(parsed.data, root, output.note)
+        plan = resolve(parsed, facts)
+        _show_plan(without_privacy(plan) if non_private else plan, facts, device, json_)
+        return
+
+    from sfumato.training import session
+    from sfumato.training.interrupt import Interrupted
+    from sfumato.training.loop import train as run_training
+
+    folder = output_folder or (session.newest_unfinished(name) if resume else session.new_folder(name))
+    if resume and output_folder is None:
+        output.note(f"going on with {folder}")
+    dataset = datasets.load(parsed.data, root, output.note)
+    plan = resolve(parsed, dataset.facts)
+    if non_private:
+        plan = without_privacy(plan)
+    for choice in [] if resume else plan.choices:
+        output.note(f"chosen: {choice.key} = {choice.value} ({choice.why})")
+    for warning in plan.warnings:
+        output.warn(warning)
+    with Display() as display:
+        try:
+            result = run_training(plan, dataset, folder, device=device, resume=resume, progress=display.progress)
+        except Interrupted as interrupted:
+            command = _resume_command(recipe, epsilon, delta, set_ or [], folder, data_root, accountant, non_private, device)
+            display.close()
+            output.note(f"{interrupted}; everything is kept. Go on with: {command}")
+            raise typer.Exit(1) from None
+    from sfumato.reporting.page import write_report
+
+    page = write_report(folder)
+    if json_:
+        output.print_json(result)
+    else:
+        _show_result(result, page)
+
+
+def find_recipe(recipe: str) -> tuple[str, dict[str, Any]]:
+    """The name and the values of a shipped recipe or a TOML file.
+
+    Raises:
+        InputError: If there is no such recipe; the nearest name is given.
+    """
+    from sfumato import recipes
+
+    path = Path(recipe)
+    if path.suffix == ".toml" or path.is_file():
+        return path.stem, config.read(path)
+    return recipe, config.read(recipes.find(recipe))
+
+
+def override(
+    values: dict[str, Any], *, epsilon: float | None, delta: float | None, accountant: str | None, assignments: list[str], data_root: Path | None
+) -> None:
+    """Applies the command line's options to a recipe's values."""
+    for option, key, value in (("--epsilon", "target_epsilon", epsilon), ("--delta", "delta", delta), ("--accountant", "accountant", accountant)):
+        if value is not None:
+            if "privacy" not in values and option != "--epsilon":
+                raise InputError(f"{option} has no meaning without a budget: this recipe has no [privacy] section. Give --epsilon too.")
+            values.setdefault("privacy", {})[key] = value
+    for assignment in assignments:
+        config.set_value(values, assignment)
+    if data_root is not None and values.get("data", {}).get("name") == "folder":
+        values["data"]["path"] = str(data_root)
+
+
+def _show_plan(plan: Any, facts_of_data: Any, device: str, json_: bool) -> None:
+    from sfumato.training.certificate import claims, finite
+    from sfumato.training.estimate import expected_seconds
+
+    seconds = expected_seconds(plan, facts_of_data, device)
+    mechanism = plan.mechanism
+    facts = {
+        "private": plan.private,
+        **claims(plan, mechanism),
+        "noise_multiplier": finite(mechanism.noise_multiplier),
+        "batch_size": mechanism.batch_size,
+        "sampling_prob": mechanism.sampling_prob,
+        "num_steps": mechanism.num_steps,
+        "num_examples": mechanism.num_examples,
+        "expected_seconds": seconds,
+        "recipe": plan.recipe.model_dump(mode="json", exclude_none=True),
+        "choices": [{"key": choice.key, "value": choice.value, "why": choice.why} for choice in plan.choices],
+        "warnings": plan.warnings,
+    }
+    if json_:
+        output.print_json(facts)
+        return
+    print(config.to_toml(plan.recipe))
+    for choice in plan.choices:
+        print(f"chosen: {choice.key} = {choice.value} ({choice.why})")
+    for warning in plan.warnings:
+        output.warn(warning)
+    if plan.private:
+        print(f"epsilon {output.number(facts['epsilon'])} at delta {plan.delta:g} ({facts['accountant']}; RDP {output.number(facts['epsilon_rdp'])})")
+    else:
+        print(f"not private: {plan.why_not_private}")
+    print(f"{mechanism.num_steps} updates of about {mechanism.batch_size} of {mechanism.num_examples} images; about {seconds / 60:.1f} minutes here")
+
+
+def _show_result(result: dict[str, Any], page: Path) -> None:
+    print(f"held-out accuracy {output.per_cent(result['test_accuracy'])} (last weights {output.per_cent(result['test_accuracy_last'])})", end="")
+    print(f", balanced {output.per_cent(result['balanced_accuracy'])}; always naming the largest class: {output.per_cent(result['majority_rate'])}")
+    if result["private"]:
+        print(f"epsilon {output.number(result['epsilon'])} at delta {result['delta']:g}, one image replaced by zero (RDP {output.number(result['epsilon_rdp'])})")
+    else:
+        print(f"not private: {result['why_not_private']}")
+    print(f"certificate {Path(result['run']) / 'privacy.json'}")
+    print(f"report      {page}")
+    print(f"use it      sfumato predict {shlex.quote(result['run'])} IMAGE...")
+
+
+def _resume_command(
+    recipe: str,
+    epsilon: float | None,
+    delta: float | None,
+    assignments: list[str],
+    folder: Path,
+    data_root: Path | None,
+    accountant: str | None,
+    non_private: bool,
+    device: str,
+) -> str:
+    words = ["sfumato", "train", recipe]
+    for option, value in (("--epsilon", epsilon), ("--delta", delta), ("--accountant", accountant), ("--data-root", data_root)):
+        if value is not None:
+            words += [option, str(value)]
+    for assignment in assignments:
+        words += ["--set", assignment]
+    words += ["--non-private"] if non_private else []
+    words += ["--device", device] if device != "auto" else []
+    return shlex.join([*words, "--output", str(folder), "--resume"])

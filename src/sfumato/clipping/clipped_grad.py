@@ -1,0 +1,225 @@
+r"""The one public way to a privatisable gradient: a sum of clipped per-example gradients."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from sfumato.clipping import func_engine, reference
+from sfumato.clipping.checks import missing_gradients, random_state_kept, require_private
+from sfumato.errors import InputError
+
+ENGINES = {"reference": reference.accumulate, "func": func_engine.accumulate}
+AUTO_ENGINE = "func"
+
+# Float values that the per-example gradients and saved activations of one microbatch may take:
+# 256 MiB in float32. The cost of calling each operation is small beside its work from some
+# hundred examples on (28x28 and 8x8 images, one and two CPU threads).
+_MICROBATCH_VALUES = 2**26
+_MICROBATCH_MAX = 512
+# The last microbatch is filled up to a multiple of this fraction of the others' size: few shapes,
+# so that the device's prepared kernels are found again, and little work on padding.
+_PADDING_STEPS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippedGrad:
+    """What `clipped_grad` computes for one batch of B examples.
+
+    Attributes:
+        grad_sum: Each trainable parameter's name -> sum of the clipped gradients, shaped
+            like the parameter, in float32 (float64 for float64 parameters). Safe to
+            release only after noise of `sensitivity` times sigma has been added.
+        grad_norms: (B,) L2 norms before clipping; not private. Zero at padding.
+        losses: (B,) losses, averaged over an example's views; not private. Zero at padding.
+    """
+
+    grad_sum: dict[str, torch.Tensor]
+    grad_norms: torch.Tensor
+    losses: torch.Tensor
+
+
+def clipped_grad(
+    model: nn.Module,
+    loss_fn: Callable[..., torch.Tensor],
+    *,
+    clipping_norm: float,
+    augmult: int = 0,
+    rescale_to_unit_norm: bool = True,
+    microbatch_size: int | None = None,
+    engine: str = "auto",
+) -> "GradFn":
+    r"""Turns a model and a per-row loss into a function that sums clipped per-example gradients.
+
+    For examples :math:`x_1, \dots, x_B` with K views each, that function computes
+
+    .. math:: \sum_i s \min(1, C / \|g_i\|_2)\, g_i, \quad g_i = \frac1K \sum_j \nabla_\theta \ell(\theta, x_{ij}),
+
+    where C is ``clipping_norm`` and s is 1/C if ``rescale_to_unit_norm``, else 1
+    (`De et al. (2022) <https://arxiv.org/abs/2204.13650>`_, Eq. 3 and 4). Noise and the
+    division by the expected batch size are the caller's.
+
+    Guarantee: putting one example in or leaving it out moves the sum by at most
+    ``grad_fn.sensitivity`` in L2 norm, up to float rounding. Padding, and examples whose
+    loss or gradient norm is not finite, contribute exactly zero. The model is left as it
+    was: parameters, buffers and every ``.grad``.
+
+    At its first batch the function checks the model, in train mode and on made-up images,
+    for operations that mix examples, and the loss for parameters that it does not reach.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1, bias=False)  # output w.x: its gradient is x
+        >>> grad_fn = clipped_grad(model, lambda outputs: outputs[:, 0], clipping_norm=1.0)
+        >>> out = grad_fn(torch.tensor([[3.0, 4.0], [0.3, 0.4]]))
+        >>> out.grad_norms, out.grad_sum["weight"]
+        (tensor([5.0000, 0.5000]), tensor([[0.9000, 1.2000]]))
+
+    Args:
+        model: Any module without cross-example operations. Parameters that require no
+            gradient are left out; a parameter under two names counts once, under its first.
+        loss_fn: ``loss_fn(outputs, *targets) -> (rows,)``, one loss for each row.
+        clipping_norm: C > 0, the L2 bound for one example, in units of the gradient norm.
+        augmult: K, views per example. 0: inputs are (B, C, H, W). K >= 1: (B, K, C, H, W);
+            the model sees rows of single views and each target is repeated K times.
+        rescale_to_unit_norm: Divide the sum by C, so that the sensitivity is 1 and the
+            learning rate does not depend on C.
+        microbatch_size: Examples differentiated at once: speed and memory only, the result
+            moves by no more than float rounding. None: as many as fit in 256 MiB, at most 512.
+        engine: "func" (torch.func), "reference" (one view at a time, plain autograd) or
+            "auto", the fastest that can.
+
+    Returns:
+        ``grad_fn(inputs, *targets, is_padding=None) -> ClippedGrad``. ``is_padding`` is (B,)
+        booleans; any number of examples is allowed, none included.
+
+    Raises:
+        InputError: (a ValueError) If ``clipping_norm`` is not positive and finite or another
+            argument is out of range; at the first batch, if the model mixes examples or a
+            trainable parameter has no per-example gradient (it is named).
+    """
+    if not (math.isfinite(clipping_norm) and clipping_norm > 0):
+        raise InputError(f"clipping_norm must be positive and finite, not {clipping_norm}: it bounds what one example contributes.")
+    if augmult < 0:
+        raise InputError(f"augmult must be at least 0, not {augmult}. 0 means no augmentation.")
+    if microbatch_size is not None and microbatch_size < 1:
+        raise InputError(f"microbatch_size must be at least 1, not {microbatch_size}. Leave it out to have it chosen.")
+    name = AUTO_ENGINE if engine == "auto" else engine
+    if name not in ENGINES:
+        raise InputError(f'engine "{engine}" is unknown. Known are auto, {", ".join(ENGINES)}.')
+    return GradFn(model, loss_fn, clipping_norm, augmult, rescale_to_unit_norm, microbatch_size, name)
+
+
+class GradFn:
+    """What `clipped_grad` returns: call it on a batch.
+
+    Attributes:
+        sensitivity: Bound on one example's contribution to `grad_sum`, in L2 norm: what
+            the noise is a multiple of.
+        clipping_norm: C, as it was given.
+        microbatch_size: Examples differentiated at once; None until the first batch decides.
+        engine: The name of the engine in use.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., torch.Tensor],
+        clipping_norm: float,
+        augmult: int,
+        rescale_to_unit_norm: bool,
+        microbatch_size: int | None,
+        engine: str,
+    ) -> None:
+        self.microbatch_size = microbatch_size
+        self.engine = engine
+        self._model = model
+        self._loss_fn = loss_fn
+        self.clipping_norm = clipping_norm
+        self._augmult = augmult
+        self._rescale = rescale_to_unit_norm
+        self._checked = False
+
+    @property
+    def sensitivity(self) -> float:
+        return 1.0 if self._rescale else self.clipping_norm
+
+    def __call__(self, inputs: torch.Tensor, *targets: torch.Tensor, is_padding: torch.Tensor | None = None) -> ClippedGrad:
+        views = self._as_views(inputs, targets, is_padding)  # (B, K, ...)
+        real = torch.arange(len(views), device=views.device) if is_padding is None else (~is_padding).nonzero()[:, 0]
+        parameters = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
+        grad_sum = {
+            # Sums of many small terms: never below float32.
+            name: torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32), requires_grad=False)
+            for name, parameter in parameters.items()
+        }
+        dtype = next((total.dtype for total in grad_sum.values()), torch.float32)
+        grad_norms, losses = torch.zeros(2, len(views), dtype=dtype, device=views.device)
+        if len(real) == 0:
+            return ClippedGrad(grad_sum, grad_norms, losses)
+        if not self._checked:
+            self._check(views, targets, real[:1])
+        assert self.microbatch_size is not None
+        for chosen in real.split(self.microbatch_size):
+            # The last microbatch repeats an example, and does not count it.
+            step = -(-self.microbatch_size // _PADDING_STEPS) if self.engine != "reference" else 1
+            missing = -len(chosen) % step if len(chosen) < self.microbatch_size else 0
+            filled = torch.cat([chosen, chosen[:1].expand(missing)])
+            is_real = torch.arange(len(filled), device=views.device) < len(chosen)
+            with torch.no_grad():
+                norms, values = ENGINES[self.engine](
+                    self._model, self._loss_fn, self._coefficient, views[filled], tuple(target[filled] for target in targets), is_real, grad_sum
+                )
+            grad_norms[chosen] = norms[: len(chosen)].to(dtype)
+            losses[chosen] = values[: len(chosen)].to(dtype)
+        return ClippedGrad(grad_sum, grad_norms, losses)
+
+    def _coefficient(self, norms: torch.Tensor) -> torch.Tensor:
+        """What a gradient of each norm is multiplied by: s min(1, C / norm)."""
+        if self._rescale:
+            return torch.clamp(1 / norms, max=1 / self.clipping_norm)
+        return torch.clamp(self.clipping_norm / norms, max=1.0)
+
+    def _as_views(self, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...], is_padding: torch.Tensor | None) -> torch.Tensor:
+        if self._augmult and (inputs.ndim < 3 or inputs.shape[1] != self._augmult):
+            raise InputError(
+                f"inputs of shape {tuple(inputs.shape)} do not hold augmult = {self._augmult} views per example. Give them as (B, K, C, H, W)."
+            )
+        for target in targets:
+            if len(target) != len(inputs):
+                raise InputError(f"targets for {len(target)} examples do not match inputs of {len(inputs)}. Give one target for each example.")
+        if is_padding is not None and (is_padding.dtype != torch.bool or is_padding.shape != (len(inputs),)):
+            raise InputError(
+                f"is_padding must be one boolean for each of the {len(inputs)} examples, not {is_padding.dtype} {tuple(is_padding.shape)}."
+            )
+        return inputs if self._augmult else inputs.unsqueeze(1)
+
+    def _check(self, views: torch.Tensor, targets: tuple[torch.Tensor, ...], first: torch.Tensor) -> None:
+        """Refuses what has no per-example gradient, and settles the microbatch size."""
+        require_private(self._model, views[first, 0])
+        values_saved = 0
+
+        def count(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal values_saved
+            values_saved += 0 if isinstance(tensor, nn.Parameter) else tensor.numel()
+            return tensor
+
+        with random_state_kept(views), torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+            outputs = torch.func.functional_call(self._model, buffers, (views[first, 0],))
+            rows = self._loss_fn(outputs, *(target[first] for target in targets))
+            missing = missing_gradients(self._model, rows.sum())
+        if rows.shape != (1,):
+            raise InputError(
+                f'loss_fn gave shape {tuple(rows.shape)} for one row, not (1,): one loss per row is needed. Use reduction="none", for example.'
+            )
+        if missing:
+            raise InputError(
+                f"parameter '{missing[0]}' receives no gradient from the loss, so it would never be trained. "
+                "Freeze it by requires_grad_(False), or use it in the model's output."
+            )
+        if self.microbatch_size is None:
+            num_parameters = sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
+            self.microbatch_size = max(1, min(_MICROBATCH_MAX, _MICROBATCH_VALUES // (num_parameters + views.shape[1] * values_saved)))
+        self._checked = True

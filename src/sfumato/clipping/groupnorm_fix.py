@@ -1,0 +1,53 @@
+"""Replaces batch normalisation by group normalisation, weights kept."""
+
+import torch
+from torch import nn
+
+MAX_GROUPS = 16
+
+
+def fix_groupnorm(model: nn.Module) -> nn.Module:
+    """Replaces every batch normalisation of a model by group normalisation, in place.
+
+    The affine weights and biases, eps, dtype, device and which of them are frozen are kept;
+    running statistics are dropped. A subclass that also applies an activation or dropout
+    (timm's BatchNormAct2d) becomes the group norm followed by those submodules. A layer used
+    in two places stays one layer. The number of groups is the largest up to 16 that divides
+    the channels (De et al. 2022 use 16); for BatchNorm1d, also at most half the channels, since
+    a group of one value would be normalised to a constant.
+
+    Returns:
+        The model; a new module only where the model itself is a batch normalisation.
+
+    Example:
+        >>> fixed = fix_groupnorm(nn.Sequential(nn.Conv2d(3, 24, 3), nn.BatchNorm2d(24)))
+        >>> type(fixed[1]).__name__, fixed[1].num_groups
+        ('GroupNorm', 12)
+    """
+    replaced: dict[nn.Module, nn.Module] = {}
+
+    def visit(module: nn.Module) -> nn.Module:
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            if module not in replaced:
+                replaced[module] = _as_group_norm(module)
+            return replaced[module]
+        for name, child in list(module._modules.items()):  # not named_children, which skips a layer's second place
+            if child is not None:
+                module._modules[name] = visit(child)
+        return module
+
+    return visit(model)
+
+
+def _as_group_norm(norm: nn.modules.batchnorm._BatchNorm) -> nn.Module:
+    channels = norm.num_features
+    limit = max(1, channels // 2) if isinstance(norm, nn.BatchNorm1d) else channels
+    groups = max(count for count in range(1, min(MAX_GROUPS, limit) + 1) if channels % count == 0)
+    group_norm = nn.GroupNorm(groups, channels, eps=norm.eps, affine=norm.affine)
+    group_norm.train(norm.training)
+    if norm.affine:
+        for new, old in ((group_norm.weight, norm.weight), (group_norm.bias, norm.bias)):
+            new.data = torch.clone(old.detach())
+            new.requires_grad_(old.requires_grad)
+    followers = [child for child in norm.children() if not isinstance(child, nn.Identity)]
+    return nn.Sequential(group_norm, *followers) if followers else group_norm

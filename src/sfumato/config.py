@@ -1,0 +1,279 @@
+"""The recipe: everything that defines a run, as data. The only schema.
+
+A recipe is a TOML file. An unknown key is an error that names the nearest known
+one; a key left out takes its default here or is filled in by a stated rule when
+the run starts, and the resolved recipe in the run folder holds every value.
+"""
+
+import difflib
+import math
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from sfumato.errors import InputError
+
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveInt = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(pydantic.BaseModel):
+    """One section of a recipe: immutable, and closed to unknown keys."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=False, validate_default=True)
+
+
+class DataConfig(Section):
+    """Which images. Every value here is a public input, never computed from private images."""
+
+    name: Literal["digits", "mnist", "fashion_mnist", "cifar10", "folder"]
+    path: str | None = None
+    """Folder of images (`folder`), relative to the working directory; `--data-root` overrides it."""
+    split: Literal["train", "train+valid"] = "train+valid"
+    """What is trained on: "train" holds out the validation split, "train+valid" the test split."""
+    classes: list[str] | None = None
+    """Class names in label order."""
+    class_proportions: list[PositiveFloat] | None = None
+    """Public share of each class; used in the loss and in the decision."""
+    image_size: Annotated[int, Field(ge=8, le=1024)] | None = None
+    """Height and width in pixels to which a folder's images are resized."""
+    channels: Literal[1, 3] | None = None
+    mean: list[float] | None = None
+    """Public constant per channel, subtracted from images scaled to [0, 1]."""
+    std: list[PositiveFloat] | None = None
+    """Public constant per channel, by which images are divided."""
+    group_by: str | None = None
+    """What makes images belong together (a person): "group", the column of labels.csv, or a
+    regular expression whose first group is read from each relative path."""
+
+
+class ModelConfig(Section):
+    """Which network: a registry name, or "package.module:factory" for any module."""
+
+    name: str | None = None
+    options: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """Keyword arguments of the factory, such as depth and width."""
+
+
+class AugmentationConfig(Section):
+    """Which views of each image a step averages (De et al. 2022, Section 3.1 and C.2)."""
+
+    kind: Literal["none", "flip", "crop", "crop_flip"] | None = None
+    augmult: Annotated[int, Field(ge=0, le=256)] | None = None
+    """K views per image, averaged before clipping; 0 means no augmentation."""
+    padding: Annotated[int, Field(ge=0, le=64)] = 4
+    """Pixels of mirror padding on each edge before a random crop."""
+
+
+class PrivacyConfig(Section):
+    """The budget, and the mechanism that spends it."""
+
+    target_epsilon: PositiveFloat | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    clipping_norm: PositiveFloat = 1.0
+    sampling: Literal["poisson", "shuffled"] = "poisson"
+    accountant: Literal["pld", "rdp"] = "pld"
+    max_images_per_person: PositiveInt | None = None
+
+
+class OptimizerConfig(Section):
+    """What is done with the private gradient."""
+
+    name: Literal["sgd"] = "sgd"
+    learning_rate: PositiveFloat | None = None
+    momentum: Fraction = 0.0
+    dampening: Annotated[float, Field(ge=0, le=1)] = 0.0
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    max_grad_norm: PositiveFloat | None = None
+    """Ordinary training only: bound on the norm of the batch's mean gradient, which is then divided by it."""
+
+
+class EmaConfig(Section):
+    """Parameter averaging (De et al. 2022, C.3): decay min(d, (1 + t) / (10 + t)), once per update."""
+
+    decay: Fraction | Annotated[list[Fraction], Field(min_length=1)] = 0.9999
+    """One decay or several; the first is the one that is reported and kept."""
+
+    @property
+    def decays(self) -> list[float]:
+        return self.decay if isinstance(self.decay, list) else [self.decay]
+
+
+class TrainingConfig(Section):
+    """How long, and how fast. From `microbatch_size` on, nothing here changes a privacy claim."""
+
+    batch_size: PositiveInt | None = None
+    num_steps: Annotated[int, Field(ge=0)] | None = None
+    microbatch_size: PositiveInt | None = None
+    engine: Literal["auto", "func", "reference"] = "auto"
+    precision: Literal["float32"] = "float32"
+    compile: Literal[False] = False
+    evaluate_every: PositiveInt | None = None
+    """Steps between two evaluations on held-out images."""
+    checkpoint_every: PositiveInt | None = None
+    """Steps between two checkpoints."""
+
+
+class RunConfig(Section):
+    """About the run itself."""
+
+    seed: Annotated[int, Field(ge=0)] | None = None
+    """For tests and simulations: all randomness from a public seed, hence not private."""
+    keep_key: bool = False
+    """Keep the run's secret key after the run completes."""
+
+
+class Recipe(Section):
+    """A whole recipe. No `privacy` section means ordinary, non-private training."""
+
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    augmentation: AugmentationConfig = AugmentationConfig()
+    privacy: PrivacyConfig | None = None
+    optimizer: OptimizerConfig = OptimizerConfig()
+    ema: EmaConfig = EmaConfig()
+    training: TrainingConfig = TrainingConfig()
+    run: RunConfig = RunConfig()
+
+
+SPEED_ONLY = frozenset(
+    {
+        "data.path",
+        "training.microbatch_size",
+        "training.engine",
+        "training.precision",
+        "training.compile",
+        "training.evaluate_every",
+        "training.checkpoint_every",
+        "run.keep_key",
+    }
+)
+"""Keys that change where and how fast a run happens, not what it releases."""
+
+
+def parse(values: dict[str, Any]) -> Recipe:
+    """Validates a recipe given as nested dictionaries.
+
+    Raises:
+        InputError: One line that names the key, what is wrong and the remedy; for an
+            unknown key, the nearest known one.
+    """
+    try:
+        return Recipe.model_validate(values)
+    except pydantic.ValidationError as error:
+        raise InputError(_explain(error)) from None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The nested dictionaries of a TOML file, not yet validated.
+
+    Raises:
+        InputError: If the file cannot be read or is no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"recipe {path} cannot be read: {error.strerror}. `sfumato recipes list` names the recipes that are shipped.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"recipe {path} is not valid TOML: {error}. Correct that line.") from None
+
+
+def set_value(values: dict[str, Any], assignment: str) -> None:
+    """Applies one `section.key=value` of the command line; the value is read as TOML, else as text.
+
+    Raises:
+        InputError: If the assignment has no such form.
+    """
+    key, equals, text = assignment.partition("=")
+    parts = key.strip().split(".")
+    if not equals or len(parts) < 2 or not all(parts):
+        raise InputError(f'--set {assignment!r} is not of the form section.key=value, for example "optimizer.learning_rate=2.0".')
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    section = values
+    for part in parts[:-1]:
+        section = section.setdefault(part, {})
+        if not isinstance(section, dict):
+            raise InputError(f"--set {assignment!r}: {part!r} is a value, not a section. Set it without what follows.")
+    section[parts[-1]] = value
+
+
+def to_toml(recipe: Recipe) -> str:
+    """The recipe as TOML text, every value included that is not None."""
+    import tomli_w
+
+    return tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True))
+
+
+def flatten(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as {"section.key": value}; an absent section is {"section": None}."""
+    flat: dict[str, Any] = {}
+    for section, values in recipe.model_dump(mode="json").items():
+        if isinstance(values, dict):
+            flat.update({f"{section}.{key}": value for key, value in values.items()})
+        else:
+            flat[section] = values
+    return flat
+
+
+def data_root(given: Path | None) -> Path | None:
+    """The folder of the named data sets: as given, else the environment variable SFUMATO_DATA."""
+    if given is not None:
+        return given
+    root = os.environ.get("SFUMATO_DATA")
+    return Path(root) if root else None
+
+
+def delta_default(num_examples: int) -> float:
+    """The largest power of ten below 1 / num_examples."""
+    exponent = -math.floor(math.log10(num_examples)) - 1
+    if 10.0**exponent >= 1 / num_examples:  # num_examples is itself a power of ten, up to rounding
+        exponent -= 1
+    return float(f"1e{exponent}")
+
+
+def _explain(error: pydantic.ValidationError) -> str:
+    """The first validation error in one line."""
+    first = error.errors(include_url=False)[0]
+    path = [str(part) for part in first["loc"]]
+    name = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        return _explain_unknown(path)
+    if first["type"] == "missing":
+        return f"the recipe has no {name}, which is needed. Add it."
+    message = first["msg"][0].lower() + first["msg"][1:]
+    return f"{name} = {first['input']!r} is not possible: {message}. Correct it in the recipe or by --set {name}=..."
+
+
+def _explain_unknown(path: list[str]) -> str:
+    known = known_keys()
+    if len(path) == 1:
+        candidates, kind = [key for key in known if "." not in key], "section"
+    else:
+        candidates, kind = [key for key in known if key.startswith(path[0] + ".")], "key"
+    name = ".".join(path)
+    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.4) or difflib.get_close_matches(
+        path[-1], [key.rsplit(".")[-1] for key in candidates], n=1, cutoff=0.4
+    )
+    remedy = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(candidates)}."
+    return f"the recipe has an unknown {kind} {name}. {remedy}"
+
+
+def known_keys() -> list[str]:
+    """Every section, and every "section.key"."""
+    names: list[str] = []
+    for section, field in Recipe.model_fields.items():
+        names.append(section)
+        options = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        model = next(option for option in options if isinstance(option, type) and issubclass(option, Section))
+        names.extend(f"{section}.{key}" for key in model.model_fields)
+    return names

@@ -1,0 +1,1 @@
+"""From files of images to the batch that a step sees."""

@@ -1,0 +1,211 @@
+"""From image files to squares of integers, each from its own file and public settings alone.
+
+The rules, which never look at a second image:
+
+- The container decides, not the extension: PNG, JPEG, BMP, WebP, TIFF; of several frames or pages the first.
+- EXIF orientation is applied. Colour profiles are not.
+- Transparency is composited on white. CMYK, palette and the like become RGB.
+- 16-bit grey keeps its range: 65535 is white (4095 in a 12-bit TIFF), and 8-bit v equals 16-bit 257 v.
+- The centred square of the shorter side's length is resized (bicubic with anti-aliasing) to `image_size`.
+- One channel: luma (ITU-R 601), stored in 16 bits. Three channels: RGB, stored in 8 bits; grey is repeated.
+"""
+
+import concurrent.futures
+import dataclasses
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sfumato.errors import InputError
+
+RULES_VERSION = 1
+"""Goes up when a rule above changes, so that no cache of the old rule is read."""
+MAX_PIXELS = 64_000_000
+"""A larger image is refused before it is decoded (decompression bombs)."""
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")
+_GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")
+_PROGRESS_SECONDS = 5.0
+_DRAFT_MARGIN = 2
+_TIFF_BITS_PER_SAMPLE = 258
+_TIFF_PHOTOMETRIC = 262
+_ORIENTATION = 0x0112
+
+
+class UnreadableError(Exception):
+    """The file is there but holds no image that can be decoded; the message is the reason."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decoded:
+    """Images in the order of their files.
+
+    Attributes:
+        images: (N, C, S, S), torch.uint16 for one channel, else torch.uint8; 0 where unreadable.
+        reasons: (N,), why an image is unreadable, or None.
+    """
+
+    images: torch.Tensor
+    reasons: list[str | None]
+
+    @property
+    def readable(self) -> torch.Tensor:
+        """(N,), torch.bool."""
+        return torch.tensor([reason is None for reason in self.reasons], dtype=torch.bool)
+
+    @property
+    def max_value(self) -> int:
+        """The integer that stands for white."""
+        return 65535 if self.images.dtype == torch.uint16 else 255
+
+
+def blank(count: int, image_size: int, channels: int) -> torch.Tensor:
+    """(count, channels, image_size, image_size) zeros of the type that images of so many channels are stored in."""
+    return torch.zeros(count, channels, image_size, image_size, dtype=torch.uint16 if channels == 1 else torch.uint8)
+
+
+def decode_images(paths: Sequence[Path], *, image_size: int, channels: int, report: Callable[[str], None]) -> Decoded:
+    """Decodes files by several threads (Pillow decodes and resizes without Python's lock).
+
+    Args:
+        paths: The files.
+        image_size: S, in pixels.
+        channels: 1 or 3.
+        report: Takes a line of progress every few seconds.
+
+    Returns:
+        The images; a damaged file is no error but an unreadable image.
+
+    Raises:
+        InputError: If a file cannot be opened, has more than `MAX_PIXELS` pixels, or
+            pixels of 32 bits, whose range nothing states.
+    """
+    from PIL import Image
+
+    images = blank(len(paths), image_size, channels)
+    rows = images.numpy()
+
+    def decode(index: int) -> str | None:
+        try:
+            rows[index] = _decode(paths[index], image_size, channels)
+        except UnreadableError as error:
+            return " ".join(str(error).split()) or "it cannot be decoded"
+        return None
+
+    threads = min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    executor = concurrent.futures.ThreadPoolExecutor(threads)
+    reasons = []
+    last = time.monotonic()
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns about metadata that nothing here reads; large images are refused below.
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            for reason in executor.map(decode, range(len(paths))):
+                reasons.append(reason)
+                if time.monotonic() - last > _PROGRESS_SECONDS:
+                    last = time.monotonic()
+                    report(f"decoded {len(reasons)} of {len(paths)} images")
+    finally:
+        executor.shutdown(cancel_futures=True)  # on an error or an interrupt the rest is not waited for
+    return Decoded(images, reasons)
+
+
+def _decode(path: Path, image_size: int, channels: int) -> np.ndarray:
+    """One file as (C, S, S) integers."""
+    from PIL import Image
+
+    try:
+        file = open(path, "rb")
+    except OSError as error:
+        raise InputError(f"image {path} cannot be opened: {error.strerror}. Make it readable, or take it out of the folder.") from None
+    with file:
+        try:
+            image = Image.open(file, formats=FORMATS)
+            if image.width * image.height > MAX_PIXELS:
+                raise Image.DecompressionBombError
+            return _to_square(image, image_size, channels)
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+            raise InputError(f"image {path} has more than {MAX_PIXELS // 10**6} million pixels, the limit. Make it smaller, or remove it.") from None
+        except _PixelsOf32BitsError:
+            raise InputError(f"image {path} has pixels of 32 bits, whose range is unknown. Convert it to 8 or 16 bits, for example as PNG.") from None
+        except Image.UnidentifiedImageError:
+            raise UnreadableError(f"it holds none of {', '.join(FORMATS)}") from None
+        except MemoryError:
+            raise
+        except Exception as error:  # Pillow's decoders raise nearly every type on damaged files
+            raise UnreadableError(str(error) or type(error).__name__) from None
+
+
+class _PixelsOf32BitsError(Exception):
+    pass
+
+
+def _to_square(image: Any, image_size: int, channels: int) -> np.ndarray:
+    # A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, several times faster; twice the size
+    # that is needed is left to the resize below, so that the filter stays good (one or two grey levels of difference).
+    image.draft(None, (_DRAFT_MARGIN * image_size, _DRAFT_MARGIN * image_size))
+    image.load()
+    if image.mode in ("I", "F"):
+        raise _PixelsOf32BitsError
+    is_grey = channels == 1 or image.mode in _GREY_16
+    square = _resize(_upright(_grey(image) if is_grey else _opaque(image).convert("RGB"), image), image_size)
+    pixels = np.asarray(square)
+    if not is_grey:
+        return pixels.transpose(2, 0, 1)
+    pixels = np.clip(np.rint(pixels), 0, 65535).astype(np.uint16)  # bicubic overshoots: unclipped, white would wrap to black
+    return pixels[None] if channels == 1 else np.broadcast_to(np.rint(pixels / 257).astype(np.uint8), (3, *pixels.shape))
+
+
+def _grey(image: Any) -> Any:
+    """Luma as 32-bit float in [0, 65535]; Pillow's own conversion of 16-bit grey cuts all above 255 to white."""
+    from PIL import Image
+
+    if image.mode not in _GREY_16:
+        return Image.fromarray(np.asarray(_opaque(image).convert("L")).astype(np.float32) * 257)
+    pixels = np.asarray(image).astype(np.float32)
+    if image.format == "TIFF":
+        tags = image.tag_v2
+        pixels *= 65535 / (2 ** tags.get(_TIFF_BITS_PER_SAMPLE, (16,))[0] - 1)
+        if tags.get(_TIFF_PHOTOMETRIC) == 0:  # 0 is white, as in some X-rays; Pillow inverts 8 bits only
+            pixels = 65535 - pixels
+    return Image.fromarray(pixels)
+
+
+def _opaque(image: Any) -> Any:
+    """Any 8-bit mode as one that converts to grey and to RGB without surprise."""
+    from PIL import Image
+
+    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB") if image.mode in ("P", "CMYK", "YCbCr", "LAB", "HSV") else image
+
+
+def _upright(image: Any, original: Any) -> Any:
+    """Applies the EXIF orientation of the original; unreadable EXIF is none."""
+    from PIL import Image
+
+    turn = Image.Transpose
+    turns = {2: turn.FLIP_LEFT_RIGHT, 3: turn.ROTATE_180, 4: turn.FLIP_TOP_BOTTOM, 5: turn.TRANSPOSE}
+    turns |= {6: turn.ROTATE_270, 7: turn.TRANSVERSE, 8: turn.ROTATE_90}
+    try:
+        orientation = original.getexif().get(_ORIENTATION, 1)
+    except Exception:
+        return image
+    return image.transpose(turns[orientation]) if orientation in turns else image
+
+
+def _resize(image: Any, image_size: int) -> Any:
+    """The centred square, resized; untouched where it has that size already."""
+    from PIL import Image
+
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    box = (left, top, left + side, top + side)
+    return image.resize((image_size, image_size), Image.Resampling.BICUBIC, box=box, reducing_gap=3.0)

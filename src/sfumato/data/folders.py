@@ -1,0 +1,217 @@
+"""A user's folder of images as a data set.
+
+Three layouts: `<class>/*`, `{train,valid,test}/<class>/*`, or a labels.csv. What is held out is
+decided by the folder's own test/ (valid/), else by `splitting`'s hash of each name; what is
+public (classes, size, channels, normalisation) comes from the recipe and from folder names, never
+from pixels.
+"""
+
+import dataclasses
+import unicodedata
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from sfumato.config import DataConfig
+from sfumato.data import decoding, labels_csv
+from sfumato.data.cache import decode_cached
+from sfumato.data.dataset import Dataset, ImageSet, check_proportions, normalisation
+from sfumato.data.facts import Facts
+from sfumato.data.listing import LabelledFile, check_file, find_images, find_labelled, with_groups
+from sfumato.data.splitting import HELD_OUT_FRACTION, is_held_out
+from sfumato.errors import InputError
+
+DEFAULT_IMAGE_SIZE = 64
+DEFAULT_CHANNELS = 3
+
+Part = Literal["train", "valid", "test"]
+
+
+def load_folder(config: DataConfig, root: Path, report: Callable[[str], None]) -> Dataset:
+    """Lists, splits and decodes a folder of images.
+
+    A training image that cannot be decoded is named by `report`, keeps its place and is
+    marked as not readable, so that N stays what it was. A held-out one is named and left out.
+
+    Args:
+        config: The recipe's `data` section.
+        root: The folder.
+        report: Takes lines for the user (standard error).
+
+    Returns:
+        The data set. `split = "train+valid"` holds out "test": test/ if there is one, else
+        20 %. `split = "train"` leaves those out and holds out "valid": valid/ if there is
+        one, else 20 % of the rest.
+
+    Raises:
+        InputError: If a file is refused, a class has no training image, a group stands on
+            both sides, or nothing is held out.
+    """
+    listing = _list(config, root, report)
+    mean, std = normalisation(config.mean, config.std, listing.channels, default=((0.5,) * listing.channels, (0.5,) * listing.channels))
+    chosen = [*listing.train, *listing.held_out]
+    decoded = decode_cached(root, [item.file for item in chosen], image_size=listing.image_size, channels=listing.channels, report=report)
+    _report_unreadable([str(item.file.path) for item in chosen], decoded, report)
+    everything = ImageSet(
+        images=decoded.images,
+        labels=torch.tensor([listing.classes.index(item.label) for item in chosen], dtype=torch.int64),
+        readable=decoded.readable,
+        mean=mean,
+        std=std,
+        max_value=decoded.max_value,
+        groups=None if config.group_by is None else [str(item.group) for item in chosen],
+    )
+    train = everything.subset(list(range(len(listing.train))))
+    held_out = everything.subset([i for i in range(len(train), len(chosen)) if everything.readable[i]])
+    for name, usable in (("training", train.readable.any()), (f"held-out ({listing.held_out_name})", len(held_out))):
+        if not usable:
+            raise InputError(f"{root}: not one {name} image can be decoded. See the reasons above, and convert the images, for example to PNG.")
+    return Dataset("folder", listing.classes, train, held_out, listing.held_out_name)
+
+
+def folder_facts(config: DataConfig, root: Path, report: Callable[[str], None]) -> Facts:
+    """The public numbers of a folder, by the names of its files alone.
+
+    Raises:
+        InputError: As `load_folder` does for what it sees before decoding.
+    """
+    listing = _list(config, root, report)
+    return Facts(len(listing.train), len(listing.classes), listing.image_size, listing.channels)
+
+
+def decode_images(
+    paths: Sequence[Path],
+    *,
+    image_size: int,
+    channels: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    report: Callable[[str], None],
+) -> tuple[list[Path], ImageSet]:
+    """Images to be classified: files, or all images below folders. Nothing of them is cached.
+
+    Args:
+        paths: Image files and folders.
+        image_size: What the model was trained with; `channels`, `mean` and `std` likewise.
+        report: Takes progress and the names of images that cannot be decoded.
+
+    Returns:
+        The files and their images, with label 0 throughout; `readable` says which to believe.
+
+    Raises:
+        InputError: If a file is missing or of no known kind, or there is none.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            files.extend(file.path for file in find_images(path))
+        else:
+            check_file(path)
+            files.append(path)
+    if not files:
+        raise InputError(f"there is no image in {', '.join(str(path) for path in paths) or 'an empty list'}. Name image files, or folders of them.")
+    decoded = decoding.decode_images(files, image_size=image_size, channels=channels, report=report)
+    _report_unreadable([str(path) for path in files], decoded, report)
+    labels = torch.zeros(len(files), dtype=torch.int64)
+    return files, ImageSet(decoded.images, labels, decoded.readable, tuple(mean), tuple(std), decoded.max_value)
+
+
+def split(files: Sequence[LabelledFile], which: Literal["train", "train+valid"]) -> dict[Part, list[LabelledFile]]:
+    """Which images train and which are held out, by the folder's parts or by the hash of each name alone.
+
+    Args:
+        files: The listed images; their groups, where given, are hashed instead of their paths.
+        which: "train" sets "valid" apart from the training images; "train+valid" does not.
+
+    Raises:
+        InputError: If a group would have images on both sides.
+    """
+    given = {item.part for item in files}
+    parts: dict[Part, list[LabelledFile]] = {"train": [], "valid": [], "test": []}
+    sides: dict[str, tuple[Part, LabelledFile]] = {}
+    for item in files:
+        name = item.file.name if item.group is None else item.group
+        part: Part = "train"
+        if item.part == "test" if "test" in given else is_held_out("test", name):
+            part = "test"
+        elif which == "train" and (item.part == "valid" if "valid" in given else is_held_out("valid", name)):
+            part = "valid"
+        if item.group is not None:
+            other, first = sides.setdefault(item.group, (part, item))
+            if other != part:
+                raise InputError(
+                    f"group {item.group} has images on both sides: {first.file.name} ({other}) and {item.file.name} ({part}). "
+                    "Move all images of a group into one part."
+                )
+        parts[part].append(item)
+    return parts
+
+
+@dataclasses.dataclass(frozen=True)
+class _Listing:
+    """Everything about a folder that is public, and which file stands where."""
+
+    classes: tuple[str, ...]
+    train: list[LabelledFile]
+    held_out: list[LabelledFile]
+    held_out_name: Part
+    image_size: int
+    channels: int
+
+
+def _list(config: DataConfig, root: Path, report: Callable[[str], None]) -> _Listing:
+    files = _labelled(config, root, report)
+    classes = _classes(config, files)
+    check_proportions(config, len(classes))
+    parts = split(files, config.split)
+    held_out_name: Part = "valid" if config.split == "train" else "test"
+    if held_out_name not in {item.part for item in files}:
+        what = "image" if config.group_by is None else "group"
+        report(f"no {held_out_name}/ folder: {HELD_OUT_FRACTION:.0%} are held out by a fixed hash of each {what}'s name")
+    train, held_out = parts["train"], parts[held_out_name]
+    present = {item.label for item in train}
+    for name in classes:
+        if name not in present:
+            raise InputError(f"class {name} has no training image. Add images of it, or take it out of data.classes and of the folder.")
+    if not held_out:
+        raise InputError(f"not one image is held out ({held_out_name}). Add images, or a {held_out_name}/ folder.")
+    return _Listing(classes, train, held_out, held_out_name, config.image_size or DEFAULT_IMAGE_SIZE, config.channels or DEFAULT_CHANNELS)
+
+
+def _labelled(config: DataConfig, root: Path, report: Callable[[str], None]) -> list[LabelledFile]:
+    if not (root / labels_csv.NAME).is_file():
+        files = find_labelled(root, None if config.classes is None else _listed_classes(config.classes))
+        return files if config.group_by is None else with_groups(files, config.group_by)
+    by_column = config.group_by == "group"
+    files = labels_csv.read_labels(root, with_groups=by_column)
+    if config.group_by is None and labels_csv.has_groups(root):
+        report(f'{root / labels_csv.NAME} has a column "group", which is not used: data.group_by = "group" keeps the images of a group on one side')
+    return files if by_column or config.group_by is None else with_groups(files, config.group_by)
+
+
+def _classes(config: DataConfig, files: Sequence[LabelledFile]) -> tuple[str, ...]:
+    classes = tuple(sorted({item.label for item in files})) if config.classes is None else _listed_classes(config.classes)
+    if len(classes) < 2:
+        found = ", ".join(classes) or "no image was found"
+        raise InputError(f"there must be two classes or more, not {len(classes)} ({found}). Add images of others.")
+    for item in files:
+        if item.label not in classes:
+            listed = ", ".join(classes)
+            raise InputError(f"{item.file.path} has the label {item.label}, which is not in data.classes ({listed}). Correct one of them.")
+    return classes
+
+
+def _listed_classes(classes: Sequence[str]) -> tuple[str, ...]:
+    listed = tuple(unicodedata.normalize("NFC", name) for name in classes)
+    for name in listed:
+        if not name or listed.count(name) > 1:
+            raise InputError(f"data.classes names {name!r} more than once or not at all. List each class once.")
+    return listed
+
+
+def _report_unreadable(names: Sequence[str], decoded: decoding.Decoded, report: Callable[[str], None]) -> None:
+    for name, reason in zip(names, decoded.reasons, strict=True):
+        if reason is not None:
+            report(f"unreadable image {name}: {reason}; it contributes nothing")

@@ -1,0 +1,203 @@
+"""Which files of a user's folder are images, and of which class, part and group. Never opens an image.
+
+Nothing is passed over in silence: every file is an image of a listed class or is refused
+by name. The exceptions are what systems leave behind: names that begin with a dot
+(.DS_Store, ._a.png, .git), Thumbs.db, desktop.ini and __MACOSX are left out.
+Symbolic links to files are followed; links to folders are refused; so are two names of
+one file, since that image would count twice.
+"""
+
+import dataclasses
+import os
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from sfumato.errors import InputError
+
+EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+PARTS = ("train", "valid", "test")
+_LEFT_OUT = ("thumbs.db", "desktop.ini", "__macosx")
+_DICOM_EXTENSIONS = (".dcm", ".dicom", ".ima")
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundFile:
+    """A file that carries an image, by its name.
+
+    Attributes:
+        path: Where it lies.
+        name: Its path relative to the folder, with `/` and in Unicode NFC on every system.
+        stamp: (size, mtime_ns, ctime_ns): when one changes, the file may have changed.
+    """
+
+    path: Path
+    name: str
+    stamp: tuple[int, int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelledFile:
+    """A file with what the folder says about it; `part` is "train", "valid", "test" or None where the folder does not say."""
+
+    file: FoundFile
+    label: str
+    part: str | None = None
+    group: str | None = None
+
+
+def find_images(root: Path) -> list[FoundFile]:
+    """All images below a folder, in the order of their names.
+
+    Raises:
+        InputError: If the folder cannot be read, or a file in it is refused.
+    """
+    if not root.is_dir():
+        reason = "is not a folder" if root.exists() else "does not exist"
+        raise InputError(f"data folder {root} {reason}. Name the folder of images by --data-root or data.path.")
+    files: list[FoundFile] = []
+    names: dict[str, Path] = {}
+    same: dict[tuple[int, int], Path] = {}
+    for path in _walk(root):
+        name = unicodedata.normalize("NFC", path.relative_to(root).as_posix())
+        if name == "labels.csv":
+            continue
+        _check_kind(path)
+        status = _status(path)
+        for other in (names.setdefault(name, path), same.setdefault((status.st_dev, status.st_ino), path)):
+            if other != path and status.st_ino:
+                raise InputError(f"{path} and {other} are one file under two names, so that its image would count twice. Take one out.")
+        files.append(FoundFile(path, name, (status.st_size, status.st_mtime_ns, status.st_ctime_ns)))
+    return sorted(files, key=lambda file: file.name)
+
+
+def check_file(path: Path) -> None:
+    """Refuses what is no file of a known kind of image.
+
+    Raises:
+        InputError: Naming the file.
+    """
+    if not path.is_file():
+        raise InputError(f"image {path} {'is no ordinary file' if path.exists() else 'does not exist'}. Name an image, or a folder of images.")
+    _check_kind(path)
+
+
+def find_labelled(root: Path, classes: Sequence[str] | None) -> list[LabelledFile]:
+    """The images of the layouts `<class>/*` and `{train,valid,test}/<class>/*`; folders within a class belong to it.
+
+    Args:
+        root: The folder.
+        classes: The listed classes, or None to take every class folder's name.
+
+    Raises:
+        InputError: If a file lies outside a listed class, or the layout is neither.
+    """
+    files = find_images(root)
+    folders = sorted({unicodedata.normalize("NFC", entry.name) for entry in root.iterdir() if entry.is_dir() and not _is_left_out(entry.name)})
+    in_parts = _has_parts(root, folders, classes)
+    found = []
+    for file in files:
+        *above, _ = file.name.split("/")
+        part = above.pop(0) if in_parts and above else None
+        if not above or (classes is not None and above[0] not in classes):
+            listed = f"the classes {', '.join(classes)}" if classes is not None else "a class's folder"
+            raise InputError(f"{file.path} lies outside {listed}. Move it into a class's folder or away, or list its class in data.classes.")
+        found.append(LabelledFile(file, above[0], part))
+    used = {item.label for item in found}
+    for folder in [] if in_parts else folders:
+        if folder not in used:
+            raise InputError(f"{root / folder} holds no image. Put images of the class there, or take the folder away.")
+    return found
+
+
+def with_groups(files: Sequence[LabelledFile], pattern: str) -> list[LabelledFile]:
+    """The same files, each with the group that the pattern's first group reads from its relative path.
+
+    Raises:
+        InputError: If the pattern is no regular expression with a group, or finds nothing in a path.
+    """
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise InputError(f"data.group_by = {pattern!r} is no regular expression: {error}. Correct it.") from None
+    if not expression.groups:
+        raise InputError(
+            f"data.group_by = {pattern!r} has no (group) to read from a path. Put what names a person in parentheses, as in '(patient[0-9]+)'; "
+            "'group' alone means that column of labels.csv."
+        )
+    grouped = []
+    for item in files:
+        match = expression.search(item.file.name)
+        if match is None or not match[1]:
+            raise InputError(f"data.group_by = {pattern!r} reads no group from {item.file.name}. Correct the expression, or rename the file.")
+        grouped.append(dataclasses.replace(item, group=match[1]))
+    return grouped
+
+
+def _has_parts(root: Path, folders: Sequence[str], classes: Sequence[str] | None) -> bool:
+    """Whether the folders are train, valid and test rather than classes; what could be both is refused."""
+    parts = [name for name in folders if name in PARTS]
+    if not parts or (classes is not None and set(folders) <= set(classes)):
+        return False
+    others = [name for name in folders if name not in PARTS]
+    if others:
+        raise InputError(
+            f"{root} holds {parts[0]}/ beside {others[0]}/. Keep only train/, valid/ and test/ (that is how the parts are called), "
+            "or list all these folders in data.classes if they are classes."
+        )
+    if "train" not in parts:
+        raise InputError(f"{root} holds {parts[0]}/ but no train/. Add it, or name the folder above the classes.")
+    return True
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Every file below a folder that is not left out."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise InputError(f"folder {folder} cannot be read: {error.strerror}. Make it readable.") from None
+    for entry in entries:
+        path = folder / entry.name
+        if _is_left_out(entry.name):
+            continue
+        if entry.is_symlink() and entry.is_dir():
+            raise InputError(f"{path} is a symbolic link to a folder, which is not followed. Put the folder itself there.")
+        if entry.is_dir():
+            yield from _walk(path)
+        elif entry.is_file():
+            yield path
+        else:
+            raise InputError(f"{path} is a broken link or no ordinary file. Take it out of the folder.")
+
+
+def _status(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}. Make it readable, or take it out of the folder.") from None
+
+
+def _is_left_out(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _LEFT_OUT
+
+
+def _check_kind(path: Path) -> None:
+    extension = path.suffix.lower()
+    if extension in EXTENSIONS:
+        return
+    if extension in _DICOM_EXTENSIONS or _is_dicom(path):
+        raise InputError(
+            f"{path} is DICOM, which is not read. Convert it to 16-bit PNG first, for example by DCMTK's `dcmj2pnm --write-16-bit-png`, "
+            "and see to it that no name is written into the picture."
+        )
+    raise InputError(f"{path} is of no known kind of image ({', '.join(EXTENSIONS)}). Convert it, or take it out of the folder.")
+
+
+def _is_dicom(path: Path) -> bool:
+    """By its mark at byte 128, since DICOM files often have no extension."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(132)[128:] == b"DICM"
+    except OSError:
+        return False

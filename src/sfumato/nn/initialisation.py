@@ -1,0 +1,23 @@
+"""Initial weights of variance 1/fan-in (De et al. 2022, C.1)."""
+
+import math
+
+from torch import nn
+
+
+def init_conv(conv: nn.Conv2d) -> nn.Conv2d:
+    """Gaussian weights N(0, 1/fan_in), zero bias, in place."""
+    fan_in = conv.weight[0].numel()
+    nn.init.normal_(conv.weight, std=1 / math.sqrt(fan_in))
+    if conv.bias is not None:
+        nn.init.zeros_(conv.bias)
+    return conv
+
+
+def init_linear(linear: nn.Linear) -> nn.Linear:
+    """Gaussian weights N(0, 1/fan_in) cut off at two standard deviations, zero bias, in place."""
+    std = 1 / math.sqrt(linear.in_features)
+    nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
+    return linear

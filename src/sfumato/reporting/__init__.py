@@ -1,0 +1,1 @@
+"""What a run says about itself to people: pages and figures made from its folder."""

@@ -1,0 +1,238 @@
+"""What a run leaves on disk, written so that no fault loses or alters it."""
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sfumato.errors import InputError, MachineError
+
+KEY_FILE = "key"
+GENESIS = "0" * 64
+
+
+@contextlib.contextmanager
+def machine_faults(path: Path) -> Iterator[None]:
+    """Turns a failing disk into one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise MachineError(
+            f"{path} cannot be written: {error.strerror}. What was written before is intact; make room or make it writable, then go on with --resume."
+        ) from error
+
+
+def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Writes a whole file or leaves the old one: a new file, synced, then renamed over it.
+
+    Raises:
+        MachineError: If the disk is full, read-only or failing.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    with machine_faults(path):
+        try:
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
+    """Writes strict JSON (no NaN, no Infinity) atomically."""
+    write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), mode)
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file of a run.
+
+    Raises:
+        InputError: If it is missing or damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is missing or damaged ({type(error).__name__}). Give the folder of a run that this tool wrote.") from None
+
+
+class JsonLines:
+    """An append-only file with one JSON object a line, whose lines may be cut back to a step."""
+
+    def __init__(self, path: Path, mode: int = 0o644) -> None:
+        self.path = path
+        self.mode = mode
+
+    def append(self, value: dict[str, Any]) -> None:
+        with machine_faults(self.path):
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, self.mode)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write((json.dumps(value, allow_nan=False) + "\n").encode())
+
+    def read(self) -> list[dict[str, Any]]:
+        """All whole lines; a torn last one is passed over."""
+        lines = []
+        if self.path.exists():
+            for line in self.path.read_bytes().split(b"\n"):
+                with contextlib.suppress(ValueError):
+                    lines.append(json.loads(line))
+        return lines
+
+    def keep_up_to(self, step: int) -> None:
+        """Drops the lines of later steps, which are about to be made again."""
+        if self.path.exists():
+            kept = [json.dumps(line) + "\n" for line in self.read() if line["step"] <= step]
+            write_atomically(self.path, "".join(kept).encode(), self.mode)
+
+
+class Ledger:
+    """Append-only record of every release, chained by hashes.
+
+    Each line holds the hash of the line before and its own. A line is on disk, synced,
+    before the update that it names is applied, so that no fault lowers the count. A hash
+    chain alone cannot show that whole last lines were removed: whoever depends on the
+    ledger keeps its line count and head as well.
+    """
+
+    def __init__(self, path: Path, lines: list[dict[str, Any]], size: int) -> None:
+        self.path = path
+        self.lines = lines
+        self._size = size  # bytes of whole lines on disk
+        self._descriptor: int | None = None
+
+    @classmethod
+    def open(cls, path: Path) -> "Ledger":
+        """Reads and checks a ledger; an unfinished last line (a crash while it was written) is left out.
+
+        Raises:
+            InputError: If a line was altered, or lines are missing between others.
+        """
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            content = b""
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}. Make it readable.") from None
+        *whole, _torn = content.split(b"\n")
+        lines: list[dict[str, Any]] = []
+        head = GENESIS
+        for number, raw in enumerate(whole, start=1):
+            try:
+                line = json.loads(raw)
+                intact = line["prev"] == head and line["hash"] == _line_hash(line)
+            except (ValueError, KeyError, TypeError):
+                intact = False
+            if not intact:
+                raise InputError(
+                    f"{path}, line {number}, does not follow from the lines before it: the ledger was altered or damaged, so what was spent "
+                    "is not known. Restore the file from a copy; without one, this run's epsilon cannot be stated."
+                )
+            head = line["hash"]
+            lines.append(line)
+        return cls(path, lines, len(content) - len(_torn))
+
+    @property
+    def head(self) -> str:
+        return self.lines[-1]["hash"] if self.lines else GENESIS
+
+    def head_at(self, count: int) -> str:
+        """The head when the ledger had ``count`` lines."""
+        return self.lines[count - 1]["hash"] if count else GENESIS
+
+    def append(self, entry: dict[str, Any]) -> None:
+        """Adds a line and returns once it is on disk.
+
+        Raises:
+            MachineError: If it cannot be written; the update must then not be applied.
+        """
+        line = {**entry, "prev": self.head}
+        line["hash"] = _line_hash(line)
+        with machine_faults(self.path):
+            if self._descriptor is None:
+                self._descriptor = self._open_for_appending()
+            data = (json.dumps(line, allow_nan=False) + "\n").encode()
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+            os.fsync(self._descriptor)
+        self.lines.append(line)
+
+    def _open_for_appending(self) -> int:
+        """Cuts off a torn last line, which names an update that was never applied."""
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        os.ftruncate(descriptor, self._size)
+        os.lseek(descriptor, 0, os.SEEK_END)
+        _sync_folder(self.path.parent)
+        return descriptor
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def create(path: Path) -> None:
+    """Makes the folder of a new run.
+
+    Raises:
+        InputError: If something is there already.
+        MachineError: If it cannot be made.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path} is not empty: it may hold another run. Choose another --output, or go on with that run by --resume.")
+    with machine_faults(path):
+        (path / "checkpoints").mkdir(parents=True)
+
+
+def write_key(folder: Path, key: bytes) -> None:
+    """Puts the run's key on disk, readable by its owner alone."""
+    write_atomically(folder / KEY_FILE, key.hex().encode() + b"\n", 0o600)
+
+
+def read_key(folder: Path) -> bytes:
+    """The run's key.
+
+    Raises:
+        InputError: If it is missing or damaged: the run cannot be continued without it.
+    """
+    path = folder / KEY_FILE
+    try:
+        key = bytes.fromhex(path.read_text().strip())
+    except (OSError, ValueError):
+        key = b""
+    if len(key) != 32:
+        raise InputError(f"{path} is missing or damaged: without the run's key its updates cannot be repeated. Start a new run.")
+    return key
+
+
+def delete_key(folder: Path) -> None:
+    """Overwrites the key and removes it, so that the noise cannot be regenerated."""
+    path = folder / KEY_FILE
+    with machine_faults(path):
+        if path.exists():
+            with path.open("r+b") as file:
+                file.write(b"0" * path.stat().st_size)
+                file.flush()
+                os.fsync(file.fileno())
+            path.unlink()
+            _sync_folder(folder)
+
+
+def _line_hash(line: dict[str, Any]) -> str:
+    content = {key: value for key, value in line.items() if key != "hash"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

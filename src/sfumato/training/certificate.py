@@ -1,0 +1,83 @@
+"""privacy.json: what a run claims, and what it does not."""
+
+from typing import Any
+
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.run_folder import Ledger
+from sfumato.training.resolve import Plan
+
+RELATION = "one image's contribution replaced by zero; the number of images is fixed and public (the same epsilon as adding or removing one image)"
+NOT_COVERED = [
+    "the choice of hyper-parameters, if it looked at these images",
+    "pre-training data, if the model started from other weights",
+    "several images of one person, beyond what epsilon_person says",
+    "other runs on the same images: their epsilons add up",
+    "the running time of the training",
+    "held-out images, on which accuracies are computed: they get no guarantee, and the accuracies are not private",
+    "metrics_private.jsonl and checkpoints/: for the owner alone",
+]
+
+
+def certificate(plan: Plan, mechanism: Mechanism, ledger: Ledger, status: str) -> dict[str, Any]:
+    """What was released, or will have been, as one JSON object.
+
+    Args:
+        plan: The resolved run.
+        mechanism: Its num_steps counts every release: those in the ledger when the run
+            has ended; while it is running also those still planned, so that the number
+            read from the file is never below what was spent.
+        ledger: Its line count and head are stated.
+        status: "running" or "complete".
+    """
+    privacy = plan.recipe.privacy
+    numbers = {
+        "sampling": mechanism.sampling,
+        "noise_multiplier": mechanism.noise_multiplier,
+        "sampling_prob": mechanism.sampling_prob,
+        "batch_size": mechanism.batch_size,
+        "num_examples": mechanism.num_examples,
+        "num_steps": mechanism.num_steps,
+        "clipping_norm": privacy.clipping_norm if privacy else None,
+        "ledger_lines": len(ledger.lines),
+        "ledger_head": ledger.head,
+    }
+    not_covered = list(NOT_COVERED)
+    if plan.recipe.run.keep_key:
+        not_covered.append("anyone who reads the file `key`, which this run keeps: it regenerates the noise")
+    return {"status": status, "private": plan.private, **claims(plan, mechanism), **numbers, "not_covered": not_covered}
+
+
+def claims(plan: Plan, mechanism: Mechanism) -> dict[str, Any]:
+    """Every epsilon of a mechanism under the plan's delta and accountant.
+
+    Where the run is not private, ``epsilon`` is None and ``epsilon_if_private`` says what
+    Poisson sampling with secret noise would have given.
+    """
+    from sfumato.accounting.accountants import epsilon
+
+    privacy = plan.recipe.privacy
+    if privacy is None:
+        return {"why_not_private": plan.why_not_private, "epsilon": None, "epsilon_rdp": None, "epsilon_pld": None, "delta": None}
+    spent = epsilon(mechanism.replace(sampling="poisson"), plan.delta, privacy.accountant)
+    values = {"epsilon": spent.epsilon, "epsilon_rdp": spent.epsilon_rdp, "epsilon_pld": spent.epsilon_pld}
+    values = {name: finite(value) for name, value in values.items()}
+    out: dict[str, Any] = {"why_not_private": plan.why_not_private}
+    if plan.private:
+        out.update(values)
+    else:
+        out.update({name: None for name in values})
+        out.update({f"{name}_if_private": value for name, value in values.items()})
+    out.update(delta=plan.delta, accountant=spent.accountant, accountant_note=spent.note, relation=RELATION, unit="one image")
+    if privacy.max_images_per_person is not None:
+        from sfumato.accounting.person import epsilon_person
+
+        person = finite(epsilon_person(mechanism, plan.delta, privacy.max_images_per_person))
+        out["max_images_per_person"] = privacy.max_images_per_person
+        out["epsilon_person" if plan.private else "epsilon_person_if_private"] = person
+        out["person_groups"] = "checked" if plan.recipe.data.group_by else "declared, not checked"
+    return out
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no Infinity: None where there is no finite number."""
+    return value if value is not None and value < float("inf") else None

@@ -1,0 +1,43 @@
+"""How long a plan will take here, from one measured microbatch."""
+
+import time
+
+import numpy as np
+import torch
+
+from sfumato.data.dataset import Dataset, ImageSet
+from sfumato.data.facts import Facts
+from sfumato.training.environment import pick_device
+from sfumato.training.learner import build_learner
+from sfumato.training.resolve import Plan
+from sfumato.training.step import draw
+
+
+def expected_seconds(plan: Plan, facts: Facts, device: str = "auto") -> float:
+    """Seconds for all updates, measured on a few microbatches of random images; evaluations aside."""
+    learner = build_learner(plan, _random_images(facts), pick_device(device), None)
+    learner.initialise(np.zeros(1, dtype=np.uint64))
+    size = min(learner.microbatch_size, facts.num_examples)
+    mechanism = plan.mechanism.replace(batch_size=size)
+    from sfumato.randomness import Streams, new_key
+
+    streams = Streams(new_key(), {}, {})
+    times = []
+    for step in (1, 2, 3):
+        randomness = draw(mechanism, lambda: np.arange(size) % 8, learner.num_parameters, learner.views, streams.stream("noise"), streams.stream("view"))
+        start = time.perf_counter()
+        learner.update(learner.dataset.train, randomness, step)
+        times.append(time.perf_counter() - start)
+    return min(times) / size * plan.mechanism.batch_size * plan.mechanism.num_steps
+
+
+def _random_images(facts: Facts) -> Dataset:
+    shape = (8, facts.channels, facts.image_size, facts.image_size)
+    images = ImageSet(
+        images=torch.randint(0, 256, shape, dtype=torch.uint8),
+        labels=torch.arange(8) % facts.num_classes,
+        readable=torch.ones(8, dtype=torch.bool),
+        mean=(0.5,) * facts.channels,
+        std=(0.5,) * facts.channels,
+    )
+    return Dataset("random", tuple(str(label) for label in range(facts.num_classes)), images, images, "test")

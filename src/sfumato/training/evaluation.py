@@ -1,0 +1,57 @@
+"""How good a model is on held-out images. These numbers are not private."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sfumato.data.dataset import ImageSet
+
+
+@torch.no_grad()
+def predict_logits(model: nn.Module, images: ImageSet, rows: int = 500) -> torch.Tensor:
+    """The model's outputs in evaluation mode, float32, shape (N, classes), on the CPU."""
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    chunks = [model(images.batch(indices, device)).float().cpu() for indices in torch.arange(len(images)).split(rows)]
+    model.train(was_training)
+    return torch.cat(chunks)
+
+
+def score(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+    """Scores decisions against labels.
+
+    Args:
+        logits: (N, classes), already shifted as the decision demands.
+        labels: (N,), int64.
+
+    Returns:
+        accuracy; balanced_accuracy (mean of the per-class accuracies of the classes that
+        occur); per_class (None for a class that does not occur); accuracy_top5 (None below
+        six classes); auroc (two classes, else None); majority_rate, the accuracy of always
+        naming the most frequent class.
+    """
+    num_classes = logits.shape[1]
+    decided = logits.argmax(1)
+    correct = (decided == labels).double()
+    counts = torch.bincount(labels, minlength=num_classes)
+    hits = torch.bincount(labels, weights=correct, minlength=num_classes)
+    per_class = [float(hit / count) if count else None for hit, count in zip(hits, counts, strict=True)]
+    present = [value for value in per_class if value is not None]
+    top5 = float((logits.topk(5, dim=1).indices == labels[:, None]).any(1).double().mean()) if num_classes >= 6 else None
+    return {
+        "accuracy": float(correct.mean()),
+        "balanced_accuracy": float(np.mean(present)),
+        "per_class": per_class,
+        "accuracy_top5": top5,
+        "auroc": _auroc(logits, labels) if num_classes == 2 and len(present) == 2 else None,
+        "majority_rate": float(counts.max() / counts.sum()),
+    }
+
+
+def _auroc(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(labels.numpy(), (logits[:, 1] - logits[:, 0]).double().numpy()))

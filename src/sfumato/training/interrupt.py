@@ -1,0 +1,38 @@
+"""SIGINT and SIGTERM end a run after its current step, with a checkpoint."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+
+class Interrupted(Exception):
+    """The run was asked to stop; a checkpoint of ``step`` is on disk."""
+
+    def __init__(self, step: int, num_steps: int) -> None:
+        super().__init__(f"interrupted after step {step} of {num_steps}")
+        self.step = step
+
+
+@contextlib.contextmanager
+def watch_for_interrupts() -> Iterator[Callable[[], bool]]:
+    """Yields ``interrupted()``; a second SIGINT raises KeyboardInterrupt at once.
+
+    Outside the main thread signals cannot be caught, and ``interrupted()`` stays False.
+    """
+    seen: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+
+    def note(number: int, frame: object) -> None:
+        if seen and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        seen.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(seen)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,291 @@
+"""A whole run, from a recipe to a trained model and its certificate."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from sfumato import config, run_folder
+from sfumato.accounting.accountants import EpsilonCurve
+from sfumato.accounting.ledger import spent_mechanism
+from sfumato.data.dataset import Dataset
+from sfumato.data.poisson import poisson_batch, shuffled_batch
+from sfumato.errors import InputError
+from sfumato.run_folder import JsonLines, read_json, write_json
+from sfumato.training import checkpoint as checkpoints
+from sfumato.training import session as sessions
+from sfumato.training.certificate import certificate
+from sfumato.training.checkpoint import Checkpoint
+from sfumato.training.environment import describe, pick_device
+from sfumato.training.evaluation import predict_logits, score
+from sfumato.training.interrupt import Interrupted, watch_for_interrupts
+from sfumato.training.learner import Learner, build_learner
+from sfumato.training.resolve import Plan
+from sfumato.training.step import Randomness, draw
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """What a run tells whoever watches it; every call may be ignored."""
+
+    message: Callable[[str], None] = lambda text: None
+    step: Callable[[dict[str, Any]], None] = lambda facts: None
+
+
+def train(
+    plan: Plan,
+    dataset: Dataset,
+    folder: Path,
+    *,
+    device: str = "auto",
+    resume: bool = False,
+    progress: Progress = Progress(),  # noqa: B008  (immutable)
+) -> dict[str, Any]:
+    """Trains a model and writes the run folder.
+
+    Guarantee: where ``plan.private``, everything that the run releases (model.safetensors,
+    metrics.jsonl's steps and epsilons, privacy.json, ledger.jsonl) satisfies the
+    (epsilon, delta) of privacy.json for the relation it states.
+
+    Args:
+        plan: From ``resolve``.
+        dataset: What the plan was made for.
+        folder: Of the new run, or of the one to go on with.
+        device: "auto", "cpu", "cuda" ...
+        resume: Go on with the run in ``folder``; one that is complete returns its result again.
+        progress: Who watches.
+
+    Returns:
+        The result as the command line prints it.
+
+    Raises:
+        InputError: If the input is wrong; nothing that was there is lost.
+        MachineError: If the disk fails; the run can be resumed.
+        Interrupted: After SIGINT or SIGTERM, once a checkpoint is written.
+    """
+    if resume and (folder / "result.json").exists():
+        sessions.refuse_changed_recipe(folder, plan)
+        if not plan.recipe.run.keep_key:
+            run_folder.delete_key(folder)
+        return read_json(folder / "result.json")
+    if resume and not folder.is_dir():
+        raise InputError(f"{folder} is no run folder, so there is nothing to resume. Name the folder of a run, or leave out --resume.")
+    recorded = sessions.recorded_environment(folder) if resume else None
+    learner = build_learner(plan, dataset, pick_device(device), recorded)
+    environment = describe(
+        learner.device, engine=learner.engine, microbatch_size=learner.microbatch_size, precision=plan.recipe.training.precision
+    )
+    if resume:
+        session = sessions.resume(folder, plan, dataset, environment)
+    else:
+        run_folder.create(folder)
+        session = sessions.begin(folder, plan, dataset, environment)
+    try:
+        return _Run(plan, dataset, learner, session, progress).finish()
+    finally:
+        session.ledger.close()
+
+
+class _Run:
+    """The loop's variables; ``finish`` reads from top to bottom."""
+
+    def __init__(self, plan: Plan, dataset: Dataset, learner: Learner, session: sessions.Session, progress: Progress) -> None:
+        self.plan = plan
+        self.dataset = dataset
+        self.session = session
+        self.progress = progress
+        self.folder = session.folder
+        self.mechanism = plan.mechanism
+        self.metrics = JsonLines(self.folder / "metrics.jsonl")
+        self.metrics_private = JsonLines(self.folder / "metrics_private.jsonl", mode=0o600)
+        self.seconds: dict[str, float] = {}
+        learner.initialise(session.streams.stream("initial weights").uint64(1))
+        self.learner = learner
+        self.state = learner.state
+        self.first_step = 1
+        self.seconds_before = 0.0
+        if session.checkpoint is not None:
+            self.state.load(session.checkpoint.tensors)
+            self.first_step = session.checkpoint.facts["step"] + 1
+            self.seconds_before = session.checkpoint.facts["seconds"]
+        self.metrics.keep_up_to(self.first_step - 1)
+        self.metrics_private.keep_up_to(self.first_step - 1)
+
+    def finish(self) -> dict[str, Any]:
+        """Takes every step that is left, evaluates, and writes what a finished run leaves."""
+        recipe, num_steps = self.plan.recipe, self.mechanism.num_steps
+        evaluate_every = recipe.training.evaluate_every or max(num_steps // 10, 1)
+        checkpoint_every = recipe.training.checkpoint_every or max(num_steps // 20, 1)
+        self._state_what_is_planned()
+        curve = self._curve()
+        if self.session.checkpoint is None:
+            self._checkpoint(0)
+
+        self.started = time.perf_counter()
+        last_step = self.first_step - 1
+        scores: dict[str, Any] = {}
+        evaluated = False
+        with ThreadPoolExecutor(max_workers=1) as ahead, watch_for_interrupts() as interrupted:
+            upcoming = ahead.submit(self._draw, self.first_step)
+            for step in range(self.first_step, num_steps + 1):
+                if not self._budget_covers(step):
+                    self.progress.message(f"stopped after step {step - 1}: updates drawn afresh in another environment used up the budget")
+                    break
+                with self._timed("randomness"):
+                    randomness = upcoming.result()
+                upcoming = ahead.submit(self._draw, step + 1)
+                with self._timed("ledger"):
+                    self.session.record(step)
+                with self._timed("step"):
+                    statistics = self.learner.update(self.dataset.train, randomness, step)
+                last_step = step
+
+                evaluated = step % evaluate_every == 0 or step == num_steps
+                if evaluated:
+                    with self._timed("evaluation"):
+                        scores = self._evaluate()
+                    self.metrics.append({"step": step, "epsilon": curve(step), **{key: scores[key] for key in ("accuracy", "accuracy_last")}})
+                    self.metrics_private.append({"step": step, **dataclasses.asdict(statistics), "seconds": self._elapsed(), **self.seconds})
+                self.progress.step(
+                    {
+                        "step": step,
+                        "num_steps": num_steps,
+                        "epsilon": curve(step),
+                        "accuracy": scores.get("accuracy"),
+                        "images_per_second": self._images_per_second(step),
+                        "evaluated": evaluated,
+                    }
+                )
+                if interrupted():
+                    self._checkpoint(step)
+                    raise Interrupted(step, num_steps)
+                if step % checkpoint_every == 0 or step == num_steps:
+                    with self._timed("checkpoint"):
+                        self._checkpoint(step)
+        return self._complete(last_step, scores if evaluated else self._evaluate())
+
+    def _draw(self, step: int) -> Randomness:
+        """The random bits of one step; they do not depend on the parameters."""
+        streams, mechanism = self.session.streams, self.mechanism
+
+        def sampler():
+            if mechanism.sampling == "poisson":
+                return poisson_batch(mechanism, streams.stream("sampling", step))
+            return shuffled_batch(mechanism, step, lambda epoch: streams.stream("shuffling", epoch))
+
+        noise, view = streams.stream("noise", step), streams.stream("augmentation", step)
+        return draw(mechanism, sampler, self.learner.num_parameters, self.learner.views, noise, view)
+
+    def _budget_covers(self, step: int) -> bool:
+        """Whether an update is a repetition, or fits the target beside everything in the ledger."""
+        privacy = self.plan.recipe.privacy
+        if self.session.is_recorded(step) or privacy is None or privacy.target_epsilon is None:
+            return True
+        return self.session.num_releases < self.mechanism.num_steps
+
+    def _planned(self) -> int:
+        """How many releases there will have been at the end."""
+        steps = range(self.first_step, self.mechanism.num_steps + 1)
+        planned = self.session.num_releases + sum(not self.session.is_recorded(step) for step in steps)
+        privacy = self.plan.recipe.privacy
+        return min(planned, self.mechanism.num_steps) if privacy and privacy.target_epsilon is not None else planned
+
+    def _state_what_is_planned(self) -> None:
+        """Writes a certificate that holds whenever the run ends: it counts all that is planned."""
+        planned = self.mechanism.replace(num_steps=self._planned())
+        write_json(self.folder / "privacy.json", certificate(self.plan, planned, self.session.ledger, "running"))
+
+    def _curve(self) -> Callable[[int], float | None]:
+        """Epsilon after a step, counting releases that an earlier session spent besides."""
+        if not self.plan.private:
+            return lambda step: None
+        assert self.plan.recipe.privacy is not None
+        curve = EpsilonCurve(self.mechanism.replace(num_steps=self._planned()), self.plan.delta, self.plan.recipe.privacy.accountant)
+        return lambda step: curve.at(max(self.session.num_releases, step))
+
+    def _evaluate(self) -> dict[str, Any]:
+        """Scores of the averaged weights, and the accuracy of the last ones."""
+        held_out, decide = self.dataset.held_out, self.learner.objective.decision_logits
+        last = score(decide(predict_logits(self.state.model, held_out)), held_out.labels)
+        with self.state.averaged_weights():
+            averaged = score(decide(predict_logits(self.state.model, held_out)), held_out.labels)
+        return {**averaged, "accuracy_last": last["accuracy"]}
+
+    def _checkpoint(self, step: int) -> None:
+        facts = {
+            "step": step,
+            "session": self.session.number,
+            "ledger_lines": len(self.session.ledger.lines),
+            "ledger_head": self.session.ledger.head,
+            "data_digest": self.session.data_digest,
+            "seconds": self._elapsed() if step else 0.0,
+        }
+        checkpoints.save(self.folder, Checkpoint(self.state.tensors(), facts))
+
+    def _elapsed(self) -> float:
+        return self.seconds_before + time.perf_counter() - self.started
+
+    def _images_per_second(self, step: int) -> float:
+        """Expected, not realised, batches: the realised count is sensitive."""
+        return self.mechanism.batch_size * (step - self.first_step + 1) / max(time.perf_counter() - self.started, 1e-9)
+
+    def _timed(self, phase: str) -> "_Timed":
+        return _Timed(self.seconds, phase)
+
+    def _complete(self, last_step: int, scores: dict[str, Any]) -> dict[str, Any]:
+        """Writes weights, certificate and result, then deletes the key."""
+        ledger, recipe = self.session.ledger, self.plan.recipe
+        spent = spent_mechanism(ledger.lines)
+        claim = certificate(self.plan, spent, ledger, "complete")
+        self._save_weights(claim)
+        write_json(self.folder / "privacy.json", claim)
+        seconds = self._elapsed()
+        result = {
+            "run": str(self.folder),
+            **{key: value for key, value in claim.items() if key.startswith(("private", "epsilon", "why", "max_images"))},
+            **{key: claim[key] for key in ("delta", "noise_multiplier", "batch_size", "num_steps", "num_examples")},
+            "held_out": self.dataset.held_out_name,
+            "test_accuracy": scores["accuracy"],
+            "test_accuracy_last": scores["accuracy_last"],
+            "test_accuracy_top5": scores["accuracy_top5"],
+            **{key: scores[key] for key in ("balanced_accuracy", "per_class", "auroc", "majority_rate")},
+            "classes": list(self.dataset.classes),
+            "images_per_second": self.mechanism.batch_size * max(last_step, 1) / max(seconds, 1e-9),
+            "seconds": seconds,
+        }
+        write_json(self.folder / "result.json", result)
+        if not recipe.run.keep_key:
+            run_folder.delete_key(self.folder)
+        return result
+
+    def _save_weights(self, claim: dict[str, Any]) -> None:
+        """model.safetensors: the averaged weights, with what is needed to use and to judge them."""
+        from safetensors.torch import save as to_bytes
+
+        facts = {
+            "classes": list(self.dataset.classes),
+            "mean": list(self.dataset.mean),
+            "std": list(self.dataset.std),
+            "image_size": self.dataset.facts.image_size,
+            "channels": self.dataset.facts.channels,
+            **{key: claim[key] for key in ("private", "epsilon", "delta", "ledger_lines", "ledger_head")},
+        }
+        tensors = {name: value.detach().cpu().contiguous() for name, value in self.state.averaged_state_dict().items()}
+        metadata = {"sfumato": json.dumps(facts, allow_nan=False), "recipe": config.to_toml(self.plan.recipe)}
+        run_folder.write_atomically(self.folder / "model.safetensors", to_bytes(tensors, metadata))
+
+
+class _Timed:
+    """Adds the seconds of a block to one phase of the run."""
+
+    def __init__(self, seconds: dict[str, float], phase: str) -> None:
+        self.seconds, self.phase = seconds, phase
+
+    def __enter__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + time.perf_counter() - self.start

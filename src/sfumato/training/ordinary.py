@@ -1,0 +1,52 @@
+"""One ordinary update: the mean gradient, without privacy."""
+
+import torch
+from torch import nn
+
+from sfumato.data.augmentation import augment
+from sfumato.data.dataset import ImageSet
+from sfumato.training.objective import Objective
+from sfumato.training.step import Randomness, Statistics, Views
+
+
+class OrdinaryStep:
+    """The mean gradient of a batch by plain autograd: no clipping per example, no noise.
+
+    Args:
+        max_grad_norm: If given, the mean gradient is scaled to at most this norm and then
+            divided by it, as clipping does per example, so that a learning rate tuned
+            for private updates keeps its meaning.
+    """
+
+    def __init__(self, model: nn.Module, objective: Objective, views: Views, microbatch_size: int, max_grad_norm: float | None) -> None:
+        self.model = model
+        self.objective = objective
+        self.views = views
+        self.microbatch_size = microbatch_size
+        self.max_grad_norm = max_grad_norm
+
+    def __call__(
+        self, images: ImageSet, parameters: dict[str, torch.Tensor], randomness: Randomness
+    ) -> tuple[dict[str, torch.Tensor], Statistics]:
+        device = next(iter(parameters.values())).device
+        drawn = torch.from_numpy(randomness.indices)
+        drawn = drawn[images.readable[drawn]]
+        count = max(len(drawn), 1)
+        gradient = {name: torch.zeros_like(value) for name, value in parameters.items()}
+        total_loss = 0.0
+        for indices in drawn.split(self.microbatch_size):
+            inputs, labels = images.batch(indices, device), images.labels[indices].to(device)
+            if self.views.augmult:
+                assert randomness.view_bits is not None
+                bits = torch.from_numpy(randomness.view_bits[indices.numpy()].astype("int64")).to(device)
+                inputs = augment(inputs, bits, self.views.kind, self.views.padding).flatten(0, 1)  # (B·K, C, H, W)
+                labels = labels.repeat_interleave(self.views.augmult)
+            loss = self.objective.loss(self.model(inputs), labels).sum() / (count * max(self.views.augmult, 1))
+            for name, value in zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True):
+                gradient[name] += value
+            total_loss += float(loss.detach())
+        norm = float(torch.linalg.vector_norm(torch.stack([value.norm() for value in gradient.values()])))
+        if self.max_grad_norm is not None:
+            scale = min(1 / self.max_grad_norm, 1 / max(norm, 1e-12))
+            gradient = {name: value * scale for name, value in gradient.items()}
+        return gradient, Statistics(total_loss, 0.0, norm)

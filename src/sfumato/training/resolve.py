@@ -1,0 +1,127 @@
+"""From a recipe and the public numbers of a data set to the run that will happen."""
+
+import dataclasses
+
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.config import Recipe
+from sfumato.data.facts import Facts
+from sfumato.errors import InputError
+from sfumato.training.defaults import Choice, fill_in
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A recipe in which every value is set, and what it means for privacy.
+
+    Attributes:
+        recipe: Resolved: enough to run again.
+        mechanism: The public numbers of the run.
+        private: Whether the run can carry a certificate.
+        why_not_private: The reason where it cannot.
+        choices: What was filled in, and why.
+        warnings: Lines the user should read.
+    """
+
+    recipe: Recipe
+    mechanism: Mechanism
+    private: bool
+    why_not_private: str | None
+    choices: list[Choice]
+    warnings: list[str]
+
+    @property
+    def delta(self) -> float:
+        assert self.recipe.privacy is not None and self.recipe.privacy.delta is not None
+        return self.recipe.privacy.delta
+
+
+def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan:
+    """Fills in what the recipe leaves out and calibrates it to its budget.
+
+    With a target, the one of noise_multiplier, num_steps and batch_size that is left out
+    is solved for and never exceeds the target; with none left out the number of steps is
+    cut to what the target allows.
+
+    Args:
+        recipe: As it was given.
+        facts: The public numbers of its data set.
+        cut_to_target: False keeps printed steps that exceed the target, to verify a table.
+
+    Raises:
+        InputError: If the budget is impossible or incomplete.
+    """
+    from sfumato.accounting import calibration
+
+    recipe, choices = fill_in(recipe, facts)
+    n = facts.num_examples
+    privacy, training = recipe.privacy, recipe.training
+    warnings: list[str] = []
+    if privacy is None:
+        mechanism = Mechanism(n, min(training.batch_size, n), 0.0, training.num_steps, "shuffled")
+        return Plan(recipe, mechanism, False, "the recipe has no [privacy] section: this is ordinary training", choices, warnings)
+
+    target, sigma, delta = privacy.target_epsilon, privacy.noise_multiplier, privacy.delta
+    batch_size, num_steps = training.batch_size, training.num_steps
+    assert delta is not None
+    if delta > 1 / n:
+        warnings.append(f"delta = {delta:g} is more than 1/N = {1 / n:.3g}: publishing one image at random would satisfy it. Choose a smaller delta.")
+    if target is None and sigma is None:
+        raise InputError("the recipe states no budget: give --epsilon E (smaller is more private; 1 is strong, 3 usual, 8 weak), or privacy.noise_multiplier.")
+    if batch_size is not None and batch_size > n:
+        raise InputError(f"training.batch_size = {batch_size} is more than the {n} training images. Choose a smaller one.")
+
+    if target is not None:
+        budget = {"target_epsilon": target, "delta": delta, "accountant": privacy.accountant}
+        if sigma is None:
+            sigma = calibration.solve_noise_multiplier(num_examples=n, batch_size=batch_size, num_steps=num_steps, **budget)
+            choices.append(Choice("privacy.noise_multiplier", sigma, f"the least noise within epsilon {target:g}"))
+        elif batch_size is None:
+            batch_size = calibration.solve_batch_size(num_examples=n, num_steps=num_steps, noise_multiplier=sigma, **budget)
+            choices.append(Choice("training.batch_size", batch_size, f"the largest batch within epsilon {target:g}"))
+        elif num_steps is not None and not cut_to_target:
+            pass
+        elif sigma > 0:
+            most = calibration.solve_num_steps(num_examples=n, batch_size=batch_size, noise_multiplier=sigma, **budget)
+            if num_steps is None:
+                choices.append(Choice("training.num_steps", most, f"the most updates within epsilon {target:g}"))
+                num_steps = most
+            elif num_steps > most:
+                warnings.append(f"only {most} of {num_steps} steps fit epsilon {target:g}: the run stops there. Raise the noise or the target for more.")
+                num_steps = most
+        else:
+            raise InputError("noise_multiplier 0 has no finite epsilon, so it cannot meet a target_epsilon. Leave one of them out.")
+
+    resolved = recipe.model_copy(
+        update={
+            "privacy": privacy.model_copy(update={"noise_multiplier": sigma}),
+            "training": training.model_copy(update={"batch_size": batch_size, "num_steps": num_steps}),
+        }
+    )
+    mechanism = Mechanism(n, batch_size, sigma, num_steps, privacy.sampling)
+    reason = _why_not_private(resolved, mechanism)
+    return Plan(resolved, mechanism, reason is None, reason, choices, warnings)
+
+
+def without_privacy(plan: Plan) -> Plan:
+    """The same run without clipping per example and without noise, to show the price of privacy.
+
+    Batch, steps and learning rate stay; the mean gradient is bounded by the clipping norm,
+    so that the learning rate keeps its meaning.
+    """
+    recipe = plan.recipe
+    if recipe.privacy is None:
+        return plan
+    optimizer = recipe.optimizer.model_copy(update={"max_grad_norm": recipe.privacy.clipping_norm})
+    mechanism = plan.mechanism.replace(noise_multiplier=0.0, sampling="shuffled")
+    plain = recipe.model_copy(update={"privacy": None, "optimizer": optimizer})
+    return dataclasses.replace(plan, recipe=plain, mechanism=mechanism, private=False, why_not_private="privacy was switched off by --non-private")
+
+
+def _why_not_private(recipe: Recipe, mechanism: Mechanism) -> str | None:
+    if recipe.run.seed is not None:
+        return "its randomness comes from a public seed, so anyone can subtract the noise"
+    if mechanism.noise_multiplier == 0:
+        return "noise_multiplier is 0: no noise was added"
+    if mechanism.sampling == "shuffled":
+        return "its batches are shuffled, not Poisson-sampled, so the epsilon of Poisson sampling is not a guarantee for it"
+    return None

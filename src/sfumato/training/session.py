@@ -1,0 +1,180 @@
+"""Beginning a run and going on with it, without ever repeating noise on changed data."""
+
+import dataclasses
+import hmac
+import os
+from pathlib import Path
+from typing import Any
+
+from sfumato import config, randomness, run_folder
+from sfumato.accounting import ledger as lines_of
+from sfumato.errors import InputError
+from sfumato.run_folder import Ledger
+from sfumato.training import checkpoint as checkpoints
+from sfumato.training.checkpoint import Checkpoint
+from sfumato.training.resolve import Plan
+
+
+@dataclasses.dataclass
+class Session:
+    """A run that may take steps.
+
+    Attributes:
+        folder: The run folder.
+        ledger: Open for appending.
+        streams: The randomness of this session.
+        number: Counts the environments in which updates were drawn afresh.
+        checkpoint: Where to go on from; None at the very beginning.
+        data_digest: HMAC of the data under the run's key.
+    """
+
+    folder: Path
+    ledger: Ledger
+    streams: randomness.Streams
+    number: int
+    checkpoint: Checkpoint | None
+    data_digest: str
+
+    def record(self, step: int) -> None:
+        """Puts an update on the ledger before it is applied; a repeated one stands there already."""
+        if (self.number, step) not in self._released:
+            self.ledger.append(lines_of.step_line(self.number, step))
+            self._released.add((self.number, step))
+
+    def is_recorded(self, step: int) -> bool:
+        return (self.number, step) in self._released
+
+    @property
+    def num_releases(self) -> int:
+        return len(self._released)
+
+    def __post_init__(self) -> None:
+        self._released = lines_of.releases(self.ledger.lines)
+
+
+def data_digest(key: bytes, dataset) -> str:
+    """HMAC of the data as training sees it; a plain hash would confirm membership."""
+    from sfumato.data.digest import fingerprint
+
+    return fingerprint(dataset, hmac.digest(key, b"data digest", "sha256"))
+
+
+def begin(folder: Path, plan: Plan, dataset, environment: dict[str, Any]) -> Session:
+    """Starts a run, or finishes a start that was cut short before its first checkpoint."""
+    write_recipe(folder, plan)
+    if not (folder / run_folder.KEY_FILE).exists():
+        seed = plan.recipe.run.seed
+        run_folder.write_key(folder, randomness.new_key() if seed is None else randomness.key_from_seed(seed))
+    key = run_folder.read_key(folder)
+    ledger = Ledger.open(folder / "ledger.jsonl")
+    if len(ledger.lines) == 0:
+        privacy = plan.recipe.privacy
+        ledger.append(lines_of.run_line(plan.mechanism, privacy.clipping_norm if privacy else None))
+    if len(ledger.lines) == 1:
+        ledger.append(lines_of.session_line(0, 1, None, environment))
+    session = lines_of.last_session(ledger.lines)
+    if session["environment"] != environment:
+        ledger.append(lines_of.session_line(session["session"] + 1, 1, None, environment))
+    return _session(folder, ledger, key, plan, dataset, None)
+
+
+def resume(folder: Path, plan: Plan, dataset, environment: dict[str, Any]) -> Session:
+    """Goes on from the newest checkpoint.
+
+    In the environment of the last session the updates after the checkpoint are repeated
+    bit for bit and count once. In any other they are drawn afresh and count again.
+
+    Raises:
+        InputError: If the recipe or the data changed, or the folder's parts disagree.
+    """
+    refuse_changed_recipe(folder, plan)
+    ledger = Ledger.open(folder / "ledger.jsonl")
+    if not checkpoints.paths(folder) and not lines_of.releases(ledger.lines):
+        return begin(folder, plan, dataset, environment)
+    found = checkpoints.load_newest(folder)
+    facts = found.facts
+    if len(ledger.lines) < facts["ledger_lines"] or ledger.head_at(facts["ledger_lines"]) != facts["ledger_head"]:
+        raise InputError(
+            f"{ledger.path} has fewer or other lines than the checkpoint of step {facts['step']} recorded: lines were removed, so what was "
+            "spent is not known. Restore the ledger from a copy, or start a new run."
+        )
+    key = run_folder.read_key(folder)
+    if not hmac.compare_digest(facts["data_digest"], data_digest(key, dataset)):
+        raise InputError(
+            "the training images changed since this run began (one was added, removed, altered, relabelled or reordered): going on would reuse "
+            "its noise on other data. Restore the images, or start a new run with another --output; both runs then add up."
+        )
+    last = lines_of.last_session(ledger.lines)
+    continues = facts["session"] == last["session"] or (facts["session"], facts["step"]) == (last["from_session"], last["first_step"] - 1)
+    if environment != last["environment"] or not continues:
+        ledger.append(lines_of.session_line(last["session"] + 1, facts["step"] + 1, facts["session"], environment))
+    return _session(folder, ledger, key, plan, dataset, found)
+
+
+def recorded_environment(folder: Path) -> dict[str, Any] | None:
+    """The environment of the last session, which a resume restores as far as it can."""
+    ledger = Ledger.open(folder / "ledger.jsonl")
+    return lines_of.last_session(ledger.lines)["environment"] if len(ledger.lines) > 1 else None
+
+
+def write_recipe(folder: Path, plan: Plan) -> None:
+    run_folder.write_atomically(folder / "recipe.toml", config.to_toml(plan.recipe).encode())
+
+
+def refuse_changed_recipe(folder: Path, plan: Plan) -> None:
+    """Compares with the recipe on disk, speed and device aside.
+
+    Raises:
+        InputError: Naming the first key that changed.
+    """
+    path = folder / "recipe.toml"
+    if not path.exists():
+        return
+    before = result_keys(config.parse(config.read(path)))
+    now = result_keys(plan.recipe)
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key):
+            raise InputError(
+                f"{key} was {before.get(key)!r} when this run began and is {now.get(key)!r} now: a resumed run must keep its recipe. "
+                f"Give it as it was, or start a new run with another --output."
+            )
+
+
+def result_keys(recipe: config.Recipe) -> dict[str, Any]:
+    """The keys of a recipe that change what it releases."""
+    return {key: value for key, value in config.flatten(recipe).items() if key not in config.SPEED_ONLY}
+
+
+def _session(folder: Path, ledger: Ledger, key: bytes, plan: Plan, dataset, found: Checkpoint | None) -> Session:
+    last = lines_of.last_session(ledger.lines)
+    digest_of_data = data_digest(key, dataset)
+    if plan.recipe.run.seed is None:
+        context = {"recipe": randomness.digest(result_keys(plan.recipe)), "data": digest_of_data}
+        session = {"number": last["session"], "environment": randomness.digest(last["environment"])}
+    else:
+        # A public seed makes common random numbers: runs that differ in batch size or
+        # data share their noise. Such a run is marked as not private.
+        context, session = {}, {"number": last["session"]}
+    streams = randomness.Streams(key, context, session)
+    return Session(folder, ledger, streams, last["session"], found, digest_of_data)
+
+
+def new_folder(name: str) -> Path:
+    """runs/<recipe>-<UTC time>-<4 hex>."""
+    import datetime
+    import secrets
+
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    return Path("runs") / f"{name.replace('/', '-')}-{now}-{secrets.token_hex(2)}"
+
+
+def newest_unfinished(name: str) -> Path:
+    """The newest run of that recipe in runs/ that did not finish.
+
+    Raises:
+        InputError: If there is none.
+    """
+    candidates = [path for path in Path("runs").glob(f"{name.replace('/', '-')}-*") if path.is_dir() and not (path / "result.json").exists()]
+    if not candidates:
+        raise InputError(f"there is no unfinished run of {name} in {os.path.join('runs', '')}. Name the folder by --output, or leave out --resume.")
+    return max(candidates, key=lambda path: path.stat().st_mtime)

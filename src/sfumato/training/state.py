@@ -1,0 +1,87 @@
+"""What an update changes: parameters, momentum, averages."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from sfumato.config import Recipe
+from sfumato.training.ema import Ema
+
+
+class State:
+    """The model, its optimizer and its averages, moved together by one update."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
+        self.model = model
+        self.parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        self.ema = Ema(self.parameters, recipe.ema.decays)
+        self.config = recipe.optimizer
+        self.num_steps = recipe.training.num_steps or 0
+        assert self.config.learning_rate is not None
+        self.optimizer = torch.optim.SGD(
+            self.parameters.values(), lr=self.config.learning_rate, momentum=self.config.momentum, dampening=self.config.dampening
+        )
+
+    def update(self, gradient: dict[str, torch.Tensor], step: int) -> None:
+        """Applies update number ``step``, which starts at 1, and moves the averages once."""
+        for name, value in self.parameters.items():
+            value.grad = gradient[name].to(value.dtype)
+        assert self.config.learning_rate is not None
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config.learning_rate, self.config.schedule, self.config.warmup_steps, step, self.num_steps)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.ema.update(self.parameters, step)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Everything of it, by name, for a checkpoint."""
+        out = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        for number, average in enumerate(self.ema.averages):
+            out.update({f"ema.{number}.{name}": value for name, value in average.items()})
+        for name, value in self.parameters.items():
+            momentum = self.optimizer.state[value].get("momentum_buffer") if value in self.optimizer.state else None
+            if momentum is not None:
+                out[f"momentum.{name}"] = momentum
+        return out
+
+    def load(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Takes over what ``tensors`` of an equal state returned."""
+        device = next(iter(self.parameters.values())).device
+        self.model.load_state_dict({name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")})
+        for number, average in enumerate(self.ema.averages):
+            for name in average:
+                average[name].copy_(tensors[f"ema.{number}.{name}"])
+        for name, value in self.parameters.items():
+            if f"momentum.{name}" in tensors:
+                self.optimizer.state[value]["momentum_buffer"] = tensors[f"momentum.{name}"].to(device)
+
+    @contextlib.contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Within the block the model computes with the first average."""
+        last = {name: value.detach().clone() for name, value in self.parameters.items()}
+        self._set(self.ema.averages[0])
+        try:
+            yield
+        finally:
+            self._set(last)
+
+    @torch.no_grad()
+    def _set(self, values: dict[str, torch.Tensor]) -> None:
+        for name, value in self.parameters.items():
+            value.copy_(values[name])
+
+    def averaged_state_dict(self) -> dict[str, torch.Tensor]:
+        """The model's state with the first average in place of the last parameters."""
+        return {**self.model.state_dict(), **self.ema.averages[0]}
+
+
+def learning_rate(base: float, schedule: str, warmup_steps: int, step: int, num_steps: int) -> float:
+    """The learning rate of update ``step`` (from 1): linear warm-up, then constant or half a cosine to 0."""
+    if step <= warmup_steps:
+        return base * step / warmup_steps
+    if schedule == "constant":
+        return base
+    return base * 0.5 * (1 + math.cos(math.pi * (step - 1 - warmup_steps) / max(num_steps - warmup_steps, 1)))

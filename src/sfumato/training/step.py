@@ -1,0 +1,123 @@
+"""One private update: De et al. (2022), Algorithm 1 and Eq. 3."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.clipping.clipped_grad import GradFn
+from sfumato.data.augmentation import augment
+from sfumato.data.dataset import ImageSet
+from sfumato.randomness import Stream
+from sfumato.training.noise import add_noise, words_needed
+
+
+@dataclasses.dataclass(frozen=True)
+class Views:
+    """Which views of an image are averaged; ``augmult`` = K, 0 for the image as it is."""
+
+    kind: str
+    augmult: int
+    padding: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Randomness:
+    """The random bits of one update; each is used for nothing else.
+
+    Attributes:
+        indices: The sampled examples, shape (realised batch,). Sensitive.
+        noise_words: Uniform words for the Gaussian noise, uint64.
+        view_bits: Uniform words for the views of every example, shape (N, K), or None.
+    """
+
+    indices: np.ndarray
+    noise_words: np.ndarray
+    view_bits: np.ndarray | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """Aggregates over the training images of one update: not private."""
+
+    loss: float
+    clipped_fraction: float
+    grad_norm: float
+
+
+class PrivateStep:
+    """Computes ``private_grad``, the gradient that an optimizer may see.
+
+    For the sampled examples i with views j, clipping norm C, noise multiplier sigma and
+    expected batch size B,
+
+    .. math:: \\frac1B \\Big( \\sum_i \\tfrac1C \\mathrm{clip}_C\\big(\\tfrac1K \\sum_j \\nabla\\ell(x_{ij})\\big) + \\sigma\\xi \\Big).
+
+    Guarantee: with indices from ``poisson_batch`` and fresh noise words, T calls are T
+    compositions of the Poisson-subsampled Gaussian mechanism of ``mechanism``, one
+    example's contribution replaced by zero. B and q are its constants; nothing depends
+    on how many examples were drawn, and an empty batch is an update like any other.
+
+    Args:
+        grad_fn: From ``clipped_grad``; states its own sensitivity.
+        mechanism: The public numbers.
+        views: How each image is augmented.
+        microbatch_size: Examples differentiated at once; memory only.
+    """
+
+    def __init__(self, grad_fn: GradFn, mechanism: Mechanism, views: Views, microbatch_size: int) -> None:
+        self.grad_fn = grad_fn
+        self.mechanism = mechanism
+        self.views = views
+        self.microbatch_size = microbatch_size
+        self.noise_stddev = mechanism.noise_multiplier * grad_fn.sensitivity
+
+    def __call__(
+        self, images: ImageSet, parameters: dict[str, torch.Tensor], randomness: Randomness
+    ) -> tuple[dict[str, torch.Tensor], Statistics]:
+        device = next(iter(parameters.values())).device
+        grad_sum = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in parameters.items()}
+        norms, losses = [], []
+        for indices in torch.from_numpy(randomness.indices).split(self.microbatch_size):
+            inputs, labels = self._views_of(images, indices, randomness, device), images.labels[indices].to(device)
+            out = self.grad_fn(inputs, labels, is_padding=~images.readable[indices].to(device))
+            for name, value in out.grad_sum.items():
+                grad_sum[name] += value
+            norms.append(out.grad_norms)
+            losses.append(out.losses)
+
+        noisy_grad_sum = grad_sum
+        if self.noise_stddev > 0:
+            noisy_grad_sum = add_noise(grad_sum, self.noise_stddev, randomness.noise_words)
+        private_grad = {name: value / self.mechanism.batch_size for name, value in noisy_grad_sum.items()}
+        return private_grad, self._statistics(norms, losses)
+
+    def _views_of(self, images: ImageSet, indices: torch.Tensor, randomness: Randomness, device: torch.device) -> torch.Tensor:
+        inputs = images.batch(indices, device)  # (b, C, H, W)
+        if self.views.augmult:
+            assert randomness.view_bits is not None
+            bits = torch.from_numpy(randomness.view_bits[indices.numpy()].astype(np.int64)).to(device)  # (b, K)
+            inputs = augment(inputs, bits, self.views.kind, self.views.padding)  # (b, K, C, H, W)
+        return inputs
+
+    def _statistics(self, norms: list[torch.Tensor], losses: list[torch.Tensor]) -> Statistics:
+        if not norms:
+            return Statistics(0.0, 0.0, 0.0)
+        norm, loss = torch.cat(norms), torch.cat(losses)
+        finite = torch.isfinite(norm) & torch.isfinite(loss)
+        if not finite.any():
+            return Statistics(0.0, 0.0, 0.0)
+        clipped = (norm[finite] > self.grad_fn.clipping_norm).double().mean()
+        return Statistics(float(loss[finite].mean()), float(clipped), float(norm[finite].square().mean().sqrt()))
+
+
+def draw(mechanism: Mechanism, sampler: Callable[[], np.ndarray], num_parameters: int, views: Views, noise: Stream, view: Stream) -> Randomness:
+    """The random bits of one update from their streams; independent of the parameters, so made ahead."""
+    noise_words = noise.uint64(words_needed(num_parameters) if mechanism.noise_multiplier > 0 else 0)
+    view_bits = None
+    if views.augmult:
+        # Bits for every example, so that a view depends on (example, view) alone.
+        view_bits = view.uint32(mechanism.num_examples * views.augmult).reshape(mechanism.num_examples, views.augmult)
+    return Randomness(sampler(), noise_words, view_bits)

@@ -1,0 +1,5 @@
+"""What all tests share."""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

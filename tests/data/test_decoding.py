@@ -1,0 +1,248 @@
+import struct
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sfumato.data import decoding
+from sfumato.data.decoding import decode_images
+from sfumato.errors import InputError
+
+SIZE = 16
+RAMP = np.linspace(0, 65535, SIZE * SIZE).round().astype(np.uint16).reshape(SIZE, SIZE)
+COLOUR = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
+
+
+def decode(path, channels=1, size=SIZE):
+    """The image as integers (C, S, S), and why it is unreadable."""
+    decoded = decode_images([path], image_size=size, channels=channels, report=lambda line: None)
+    return decoded.images[0].to(torch.int64).numpy(), decoded.reasons[0]
+
+
+def luma(rgb):
+    """ITU-R 601-2."""
+    return rgb.astype(np.float64) @ [0.299, 0.587, 0.114]
+
+
+@pytest.mark.parametrize("extension", ["png", "tif"])
+def test_16_bit_grey_keeps_its_range_and_every_bit(tmp_path, extension):
+    path = tmp_path / f"x.{extension}"
+    Image.fromarray(RAMP).save(path)
+    pixels, _ = decode(path)
+    np.testing.assert_array_equal(pixels[0], RAMP)
+    assert len(np.unique(np.asarray(Image.open(path).convert("L")))) < 5  # the trap: Pillow's own conversion is all but white
+
+
+def test_16_bit_grey_as_three_channels_is_scaled_to_8_bits(tmp_path):
+    Image.fromarray(RAMP).save(tmp_path / "x.png")
+    pixels, _ = decode(tmp_path / "x.png", channels=3)
+    for channel in pixels:
+        np.testing.assert_array_equal(channel, np.rint(RAMP / 257))
+
+
+def test_16_bit_grey_is_resized_at_full_precision_and_stays_in_range(tmp_path):
+    checks = np.kron(np.indices((16, 16)).sum(0) % 2, np.ones((4, 4))).astype(np.uint16) * 65535
+    Image.fromarray(checks).save(tmp_path / "16.png")
+    Image.fromarray((checks // 257).astype(np.uint8)).save(tmp_path / "8.png")
+    pixels, _ = decode(tmp_path / "16.png", size=40)
+    np.testing.assert_array_equal(decode(tmp_path / "8.png", size=40)[0], pixels)
+    as_rgb, _ = decode(tmp_path / "8.png", channels=3, size=40)
+    assert np.abs(pixels[0] / 257 - as_rgb[0]).max() < 20  # no overshoot wraps from white to black
+    assert pixels.min() == 0 and pixels.max() == 65535 and (pixels % 257 != 0).any()
+
+
+def test_8_and_16_bit_images_of_one_scene_agree(tmp_path):
+    grey = COLOUR[..., 0]
+    Image.fromarray(grey).save(tmp_path / "8.png")
+    Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "16.png")
+    np.testing.assert_array_equal(decode(tmp_path / "8.png")[0], decode(tmp_path / "16.png")[0])
+
+
+def write_grey_tiff(path, pixels, bits, photometric):
+    """A minimal little-endian TIFF of one strip, as cameras and scanners write that Pillow does not."""
+    data = pixels.astype("<u2").tobytes()
+    if bits == 12:
+        values = pixels.flatten()
+        data = bytes(byte for a, b in zip(values[::2], values[1::2], strict=True) for byte in (a >> 4, (a & 15) << 4 | b >> 8, b & 255))
+    tags = [(256, pixels.shape[1]), (257, pixels.shape[0]), (258, bits), (259, 1), (262, photometric), (273, 8), (277, 1), (278, pixels.shape[0])]
+    tags.append((279, len(data)))
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    path.write_bytes(b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags)) + entries + b"\0\0\0\0")
+
+
+def test_white_is_zero_in_a_16_bit_tiff_is_turned_round(tmp_path):
+    write_grey_tiff(tmp_path / "x.tif", RAMP, 16, photometric=0)
+    np.testing.assert_array_equal(decode(tmp_path / "x.tif")[0][0], 65535 - RAMP.astype(np.int64))
+    write_grey_tiff(tmp_path / "y.tif", RAMP, 16, photometric=1)
+    np.testing.assert_array_equal(decode(tmp_path / "y.tif")[0][0], RAMP)
+
+
+def test_a_12_bit_tiff_reaches_white(tmp_path):
+    pixels = (RAMP // 16).astype(np.uint16)
+    write_grey_tiff(tmp_path / "x.tif", pixels, 12, photometric=1)
+    np.testing.assert_allclose(decode(tmp_path / "x.tif")[0][0], pixels * (65535 / 4095), atol=1)
+
+
+def test_one_bit_images_are_black_and_white(tmp_path):
+    bits = COLOUR[..., 0] > 127
+    Image.fromarray(bits).save(tmp_path / "x.png")
+    np.testing.assert_array_equal(decode(tmp_path / "x.png")[0][0], bits * 65535)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_palette_is_looked_up(tmp_path, channels):
+    image = Image.fromarray(COLOUR).quantize(200)
+    image.save(tmp_path / "x.png")
+    truth = np.asarray(image.convert("RGB"))
+    pixels, _ = decode(tmp_path / "x.png", channels)
+    if channels == 3:
+        np.testing.assert_array_equal(pixels, truth.transpose(2, 0, 1))
+    else:
+        np.testing.assert_allclose(pixels[0] / 257, luma(truth), atol=0.51)
+
+
+@pytest.mark.parametrize("mode, extension", [("RGBA", "png"), ("LA", "png"), ("RGBA", "webp"), ("RGBA", "tif"), ("LA", "tif")])
+def test_transparency_is_composited_on_white(tmp_path, mode, extension):
+    alpha = np.tile(np.array([0, 64, 192, 255], np.uint8), (SIZE, SIZE // 4))
+    colour = COLOUR if mode == "RGBA" else np.repeat(COLOUR[..., :1], 3, axis=2)
+    stored = np.dstack([colour if mode == "RGBA" else colour[..., :1], alpha])
+    options = {"lossless": True, "exact": True} if extension == "webp" else {}
+    Image.fromarray(stored).save(tmp_path / f"x.{extension}", **options)
+    weight = alpha[..., None] / 255
+    truth = colour * weight + 255 * (1 - weight)
+    np.testing.assert_allclose(decode(tmp_path / f"x.{extension}", 3)[0], truth.transpose(2, 0, 1), atol=1)
+    np.testing.assert_allclose(decode(tmp_path / f"x.{extension}", 1)[0][0] / 257, luma(truth), atol=1.5)
+
+
+def test_a_transparent_palette_entry_is_white(tmp_path):
+    image = Image.new("P", (SIZE, SIZE), 1)
+    image.putpalette([0, 0, 0, 10, 20, 30])
+    image.paste(0, (0, 0, 8, SIZE))
+    image.save(tmp_path / "x.png", transparency=0)
+    pixels, _ = decode(tmp_path / "x.png", 3)
+    assert (pixels[:, :, :8] == 255).all() and (pixels[:, :, 8:] == np.array([10, 20, 30])[:, None, None]).all()
+
+
+@pytest.mark.parametrize("extension", ["jpg", "tif"])
+def test_cmyk_becomes_the_colours_that_are_seen(tmp_path, extension):
+    image = Image.new("CMYK", (SIZE, SIZE), (0, 255, 255, 0))  # magenta and yellow ink: red
+    image.save(tmp_path / f"x.{extension}", **({"quality": 95} if extension == "jpg" else {}))
+    pixels, _ = decode(tmp_path / f"x.{extension}", 3)
+    np.testing.assert_allclose(pixels, np.broadcast_to(np.array([255, 0, 0])[:, None, None], pixels.shape), atol=3)
+
+
+UPRIGHT = {  # how the stored pixels come from the upright ones, for each EXIF orientation
+    1: lambda a: a,
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.swapaxes(0, 1),
+    6: lambda a: np.rot90(a, 1),
+    7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
+    8: lambda a: np.rot90(a, -1),
+}
+
+
+@pytest.mark.parametrize("orientation", UPRIGHT)
+@pytest.mark.parametrize("extension, is_grey_16", [("jpg", False), ("png", False), ("png", True), ("webp", False), ("tif", False), ("tif", True)])
+def test_all_eight_exif_orientations_give_the_same_pixels(tmp_path, orientation, extension, is_grey_16):
+    upright = RAMP if is_grey_16 else COLOUR
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    lossless = {"webp": {"lossless": True}, "jpg": {"quality": 100, "subsampling": 0}}.get(extension, {})
+    path = tmp_path / f"x.{extension}"
+    Image.fromarray(np.ascontiguousarray(UPRIGHT[orientation](upright))).save(path, exif=exif, **lossless)
+    pixels, _ = decode(path, channels=1 if is_grey_16 else 3)
+    truth = upright[None] if is_grey_16 else upright.transpose(2, 0, 1)
+    np.testing.assert_allclose(pixels, truth, atol=4 if extension == "jpg" else 0)
+
+
+def test_broken_exif_is_no_orientation_and_no_warning(tmp_path):
+    Image.fromarray(COLOUR).save(tmp_path / "x.png", exif=b"Exif\0\0broken")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pixels, reason = decode(tmp_path / "x.png", 3)
+    assert reason is None
+    np.testing.assert_array_equal(pixels, COLOUR.transpose(2, 0, 1))
+
+
+def test_the_container_decides_not_the_extension(tmp_path):
+    Image.fromarray(COLOUR).save(tmp_path / "x.png")
+    (tmp_path / "x.png").rename(tmp_path / "x.JPG")
+    np.testing.assert_array_equal(decode(tmp_path / "x.JPG", 3)[0], COLOUR.transpose(2, 0, 1))
+
+
+def test_an_image_of_the_right_size_is_untouched_and_a_wide_one_loses_its_sides(tmp_path):
+    Image.fromarray(COLOUR).save(tmp_path / "x.bmp")
+    np.testing.assert_array_equal(decode(tmp_path / "x.bmp", 3)[0], COLOUR.transpose(2, 0, 1))
+    wide = np.concatenate([np.zeros_like(COLOUR), COLOUR, np.zeros_like(COLOUR)], axis=1)
+    Image.fromarray(wide).save(tmp_path / "wide.bmp")
+    np.testing.assert_array_equal(decode(tmp_path / "wide.bmp", 3)[0], COLOUR.transpose(2, 0, 1))
+    Image.fromarray(wide.swapaxes(0, 1)).save(tmp_path / "high.bmp")
+    np.testing.assert_array_equal(decode(tmp_path / "high.bmp", 3)[0], COLOUR.transpose(2, 1, 0))
+
+
+def test_shrinking_averages_rather_than_picks(tmp_path):
+    stripes = np.tile(np.array([0, 255], np.uint8), (256, 128))
+    for extension in ("png", "jpg"):
+        Image.fromarray(stripes).save(tmp_path / f"x.{extension}", quality=100)
+        pixels, _ = decode(tmp_path / f"x.{extension}")
+        np.testing.assert_allclose(pixels[0, 1:-1, 1:-1] / 257, 127.5, atol=6)
+
+
+def test_a_jpeg_decoded_at_reduced_size_looks_like_the_full_one(tmp_path, monkeypatch):
+    smooth = Image.fromarray(COLOUR).resize((300, 260), Image.Resampling.BICUBIC)
+    smooth.save(tmp_path / "x.jpg", quality=95)
+    fast, _ = decode(tmp_path / "x.jpg", 3, 32)
+    monkeypatch.setattr(decoding, "_DRAFT_MARGIN", 10**6)
+    full, _ = decode(tmp_path / "x.jpg", 3, 32)
+    assert 0 < np.abs(fast - full).max() <= 8 and np.abs(fast - full).mean() < 1.5
+
+
+@pytest.mark.parametrize("extension", ["jpg", "png", "bmp", "webp", "tif"])
+def test_a_truncated_file_is_unreadable_and_keeps_its_index(tmp_path, extension):
+    paths = [tmp_path / f"{i}.{extension}" for i in range(3)]
+    for path in paths:
+        Image.fromarray(np.kron(COLOUR, np.ones((8, 8, 1), np.uint8))).save(path)
+    data = paths[1].read_bytes()
+    paths[1].write_bytes(data[: len(data) // 2])
+    decoded = decode_images(paths, image_size=SIZE, channels=3, report=lambda line: None)
+    assert decoded.readable.tolist() == [True, False, True]
+    assert decoded.reasons[1] and "\n" not in decoded.reasons[1]
+    assert not decoded.images[1].any() and decoded.images[0].any() and torch.equal(decoded.images[0], decoded.images[2])
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", b"GIF89a\x01\0\x01\0\0\0\0;"])
+def test_what_holds_no_image_is_unreadable(tmp_path, content):
+    (tmp_path / "x.png").write_bytes(content)
+    pixels, reason = decode(tmp_path / "x.png")
+    assert "PNG, JPEG, BMP, WEBP, TIFF" in reason and not pixels.any()
+
+
+@pytest.mark.parametrize("side", [9_000, 10_000, 20_000])  # above our limit, Pillow's warning and Pillow's error
+def test_a_decompression_bomb_is_refused_by_name(tmp_path, side):
+    Image.new("1", (side, side)).save(tmp_path / "bomb.png")
+    with pytest.raises(InputError, match=r"bomb.png has more than 64 million pixels"):
+        decode(tmp_path / "bomb.png")
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_32_bit_pixels_are_refused_rather_than_guessed(tmp_path, dtype):
+    Image.fromarray(RAMP.astype(dtype)).save(tmp_path / "x.tif")
+    with pytest.raises(InputError, match="x.tif has pixels of 32 bits"):
+        decode(tmp_path / "x.tif")
+
+
+def test_a_missing_file_is_an_error_of_the_input(tmp_path):
+    with pytest.raises(InputError, match="gone.png cannot be opened"):
+        decode(tmp_path / "gone.png")
+
+
+def test_progress_is_reported(tmp_path, monkeypatch):
+    Image.fromarray(COLOUR).save(tmp_path / "x.png")
+    monkeypatch.setattr(decoding, "_PROGRESS_SECONDS", 0.0)
+    lines = []
+    decode_images([tmp_path / "x.png"] * 3, image_size=8, channels=1, report=lines.append)
+    assert lines[-1] == "decoded 3 of 3 images"

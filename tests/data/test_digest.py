@@ -1,0 +1,86 @@
+import dataclasses
+import hashlib
+
+import pytest
+import torch
+
+from sfumato.data.dataset import Dataset, ImageSet
+from sfumato.data.digest import fingerprint
+
+KEY = bytes(range(32))
+
+
+def make_dataset():
+    generator = torch.Generator().manual_seed(0)
+
+    def images(count):
+        pixels = torch.randint(0, 256, (count, 1, 8, 8), generator=generator).to(torch.uint8)
+        return ImageSet(pixels, torch.arange(count) % 2, torch.ones(count, dtype=torch.bool), (0.5,), (0.5,), groups=[f"p{i}" for i in range(count)])
+
+    return Dataset("folder", ("a", "b"), images(6), images(4), "test")
+
+
+def altered(original, **changes):
+    return dataclasses.replace(original, **changes)
+
+
+def one_pixel(images):
+    pixels = images.images.clone()
+    pixels[3, 0, 4, 4] ^= 1
+    return altered(images, images=pixels)
+
+
+CHANGES = {
+    "an image added": lambda s: s.subset([0, 1, 2, 3, 3]),
+    "an image removed": lambda s: s.subset([0, 1, 2]),
+    "two images swapped": lambda s: s.subset([0, 3, 2, 1]),
+    "one bit of one pixel": one_pixel,
+    "one label": lambda s: altered(s, labels=s.labels ^ (torch.arange(len(s)) == 1)),
+    "one readable flag": lambda s: altered(s, readable=torch.arange(len(s)) != 2),
+    "one group": lambda s: altered(s, groups=["q", *s.groups[1:]]),
+    "no groups": lambda s: altered(s, groups=None),
+    "the mean": lambda s: altered(s, mean=(0.25,)),
+    "the scale": lambda s: altered(s, max_value=16),
+    "the shape": lambda s: altered(s, images=s.images.view(-1, 1, 4, 16)),
+}
+
+
+@pytest.mark.parametrize("part", ["train", "held_out"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_change_of_the_data_changes_the_fingerprint(part, change):
+    dataset = make_dataset()
+    images = getattr(dataset, part)
+    images = images if part == "held_out" else images.subset([0, 1, 2, 3])
+    dataset = dataclasses.replace(dataset, **{part: images})
+    other = dataclasses.replace(dataset, **{part: CHANGES[change](images)})
+    assert fingerprint(other, KEY) != fingerprint(dataset, KEY)
+
+
+def test_names_and_key_change_the_fingerprint_and_a_copy_does_not():
+    dataset = make_dataset()
+    first = fingerprint(dataset, KEY)
+    assert fingerprint(make_dataset(), KEY) == first and len(first) == 64
+    assert fingerprint(dataset, KEY[::-1]) != first
+    assert fingerprint(dataclasses.replace(dataset, classes=("b", "a")), KEY) != first
+    assert fingerprint(dataclasses.replace(dataset, held_out_name="valid"), KEY) != first
+
+
+def test_an_image_that_moves_to_the_held_out_part_changes_the_fingerprint():
+    dataset = make_dataset()
+    moved = dataclasses.replace(
+        dataset,
+        train=dataset.train.subset([0, 1, 2, 3, 4]),
+        held_out=dataclasses.replace(
+            dataset.held_out,
+            images=torch.cat([dataset.train.images[5:], dataset.held_out.images]),
+            labels=torch.cat([dataset.train.labels[5:], dataset.held_out.labels]),
+            readable=torch.ones(5, dtype=torch.bool),
+            groups=["p5", *dataset.held_out.groups],
+        ),
+    )
+    assert fingerprint(moved, KEY) != fingerprint(dataset, KEY)
+
+
+def test_it_is_no_plain_hash_of_the_images():
+    dataset = make_dataset()
+    assert fingerprint(dataset, KEY) != hashlib.sha256(dataset.train.images.numpy().tobytes()).hexdigest()

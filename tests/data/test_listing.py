@@ -1,0 +1,227 @@
+import os
+import shutil
+import unicodedata
+
+import pytest
+
+from sfumato.data.labels_csv import has_groups, read_labels
+from sfumato.data.listing import find_images, find_labelled, with_groups
+from sfumato.errors import InputError
+
+
+def names(files):
+    return [item.file.name for item in files]
+
+
+def write_table(root, text, encoding="utf-8"):
+    (root / "labels.csv").write_text(text, encoding=encoding)
+
+
+def test_every_kind_and_case_of_extension_is_found_in_the_order_of_names(tmp_path, write_image):
+    kinds = ["a.PNG", "b.jpg", "c.JPEG", "d.bmp", "e.WebP", "f.tif", "g.TIFF", "sub/h.png"]
+    for name in reversed(kinds):
+        write_image(f"cat/{name}")
+    write_image("dog/0.png")
+    found = find_labelled(tmp_path / "images", None)
+    assert names(found) == [f"cat/{name}" for name in kinds] + ["dog/0.png"]
+    assert {item.label for item in found} == {"cat", "dog"} and {item.part for item in found} == {None}
+
+
+def test_unicode_names_are_one_name_in_every_spelling(tmp_path, write_image):
+    decomposed = unicodedata.normalize("NFD", "Übung/Größe é.png")
+    write_image(decomposed)
+    write_image("猫/写真 1.png")
+    found = find_labelled(tmp_path / "images", ["Übung", "猫"])
+    assert names(found) == ["Übung/Größe é.png", "猫/写真 1.png"] and found[0].file.path.exists()
+
+
+def test_what_systems_leave_behind_is_left_out(two_classes, write_image):
+    before = names(find_labelled(two_classes, None))
+    for name in (".DS_Store", "cat/.DS_Store", "cat/._00.png", "cat/Thumbs.db", "dog/desktop.ini", ".git/config", "__MACOSX/cat/x.png"):
+        path = two_classes / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    assert names(find_labelled(two_classes, None)) == before
+
+
+@pytest.mark.parametrize("name", ["cat/notes.txt", "cat/sub/notes.txt", "README.md", "cat/anim.gif", "cat/noextension"])
+def test_a_file_of_an_unknown_kind_is_refused_by_name(two_classes, name):
+    path = two_classes / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("x")
+    with pytest.raises(InputError, match=f"{path} is of no known kind"):
+        find_labelled(two_classes, None)
+
+
+@pytest.mark.parametrize("name, content", [("cat/x.dcm", b"x"), ("cat/x.DICOM", b"x"), ("cat/IM0001", b"\0" * 128 + b"DICM" + b"x")])
+def test_dicom_is_refused_naming_the_conversion(two_classes, name, content):
+    (two_classes / name).write_bytes(content)
+    with pytest.raises(InputError, match=f"{name} is DICOM.*dcmj2pnm"):
+        find_labelled(two_classes, None)
+
+
+def test_an_image_outside_a_listed_class_is_refused_by_name(two_classes, write_image):
+    with pytest.raises(InputError, match=r"dog/00.png lies outside the classes cat, bird"):
+        find_labelled(two_classes, ["cat", "bird"])
+    write_image("stray.png")
+    with pytest.raises(InputError, match=r"stray.png lies outside a class's folder"):
+        find_labelled(two_classes, None)
+
+
+def test_an_empty_class_folder_is_refused_by_name(two_classes):
+    (two_classes / "bird").mkdir()
+    with pytest.raises(InputError, match="bird holds no image"):
+        find_labelled(two_classes, None)
+
+
+def test_parts_are_read_from_their_folders(tmp_path, write_image):
+    for name in ("train/cat/0.png", "train/dog/1.png", "valid/cat/2.png", "test/dog/3.png"):
+        write_image(name)
+    found = find_labelled(tmp_path / "images", None)
+    assert [(item.part, item.label) for item in found] == [("test", "dog"), ("train", "cat"), ("train", "dog"), ("valid", "cat")]
+    write_image("train/loose.png")
+    with pytest.raises(InputError, match="loose.png lies outside"):
+        find_labelled(tmp_path / "images", None)
+
+
+@pytest.mark.parametrize("other", ["val", "unlabelled"])
+def test_a_folder_beside_train_and_test_is_refused_rather_than_taken_as_a_class(tmp_path, write_image, other):
+    for name in ("train/cat/0.png", "test/cat/1.png", f"{other}/cat/2.png"):
+        write_image(name)
+    with pytest.raises(InputError, match=f"beside {other}/"):
+        find_labelled(tmp_path / "images", ["cat", "dog"])
+
+
+def test_a_class_may_be_called_train_when_it_is_listed(tmp_path, write_image):
+    write_image("train/0.png")
+    write_image("tram/0.png")
+    assert {item.label for item in find_labelled(tmp_path / "images", ["train", "tram"])} == {"train", "tram"}
+
+
+def test_parts_without_train_are_refused(tmp_path, write_image):
+    write_image("test/cat/0.png")
+    with pytest.raises(InputError, match="no train/"):
+        find_labelled(tmp_path / "images", None)
+
+
+def test_links_to_files_are_followed_and_links_to_folders_are_refused(two_classes, tmp_path, write_image):
+    elsewhere = tmp_path / "elsewhere.png"
+    shutil.copy(two_classes / "cat/00.png", elsewhere)
+    (two_classes / "cat/link.png").symlink_to(elsewhere)
+    assert "cat/link.png" in names(find_labelled(two_classes, None))
+    (two_classes / "bird").symlink_to(two_classes / "cat")
+    with pytest.raises(InputError, match="bird is a symbolic link to a folder"):
+        find_labelled(two_classes, None)
+
+
+def test_a_broken_link_is_refused_by_name(two_classes):
+    (two_classes / "cat/broken.png").symlink_to(two_classes / "nowhere.png")
+    with pytest.raises(InputError, match="broken.png is a broken link"):
+        find_labelled(two_classes, None)
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_one_file_under_two_names_is_refused_since_it_would_count_twice(two_classes, link):
+    link(two_classes / "cat/00.png", two_classes / "dog/again.png")
+    with pytest.raises(InputError, match="one file under two names"):
+        find_labelled(two_classes, None)
+
+
+def test_a_pipe_is_refused_rather_than_waited_for(two_classes):
+    os.mkfifo(two_classes / "cat/pipe.png")
+    with pytest.raises(InputError, match="pipe.png is a broken link or no ordinary file"):
+        find_images(two_classes)
+
+
+def test_a_missing_folder_and_a_file_are_refused(tmp_path, write_image):
+    with pytest.raises(InputError, match="nowhere does not exist"):
+        find_images(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="x.png is not a folder"):
+        find_images(write_image("x.png"))
+
+
+def test_the_stamp_changes_with_the_file(two_classes):
+    before = find_images(two_classes)
+    path = two_classes / "cat/00.png"
+    data, status = path.read_bytes(), path.stat()
+    path.write_bytes(data[:-1] + b"x")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # the same size and modification time: the change time differs
+    after = find_images(two_classes)
+    assert after[0].stamp != before[0].stamp and after[1:] == before[1:]
+
+
+def test_groups_are_read_from_paths(two_classes):
+    found = with_groups(find_labelled(two_classes, None), r"/(\d)\d\.png")
+    assert [item.group for item in found[:12]] == ["0"] * 10 + ["1"] * 2
+
+
+@pytest.mark.parametrize(
+    "pattern, message", [("(", "no regular expression"), ("cat", r"has no \(group\)"), ("group", r"has no \(group\)"), ("(cat)", "dog/00.png")]
+)
+def test_a_pattern_that_reads_no_group_is_refused(two_classes, pattern, message):
+    with pytest.raises(InputError, match=message):
+        with_groups(find_labelled(two_classes, None), pattern)
+
+
+@pytest.fixture
+def table(tmp_path, write_image):
+    """A folder of three images, without its labels.csv yet."""
+    for name in ("a.png", "sub/b.png", "ü.png"):
+        write_image(name)
+    return tmp_path / "images"
+
+
+def test_a_table_gives_labels_and_groups(table):
+    text = 'age,file,label,group\n7,sub/b.png,dog,"p,1"\n8,./a.png, cat ,p2\n\n9,' + unicodedata.normalize("NFD", "ü.png") + ",cat,p2\n"
+    write_table(table, text, "utf-8-sig")  # as a spreadsheet saves it
+    found = read_labels(table, with_groups=True)
+    assert [(item.file.name, item.label, item.group) for item in found] == [
+        ("a.png", "cat", "p2"),
+        ("sub/b.png", "dog", "p,1"),
+        ("ü.png", "cat", "p2"),
+    ]
+    assert {item.group for item in read_labels(table, with_groups=False)} == {None}
+    assert has_groups(table)
+
+
+GOOD = "file,label\na.png,cat\nsub/b.png,dog\nü.png,cat\n"
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (GOOD + "sub/../a.png,cat\n", "line 5: sub/../a.png leads out"),
+        (GOOD + "../a.png,cat\n", "line 5: ../a.png leads out"),
+        (GOOD + "/etc/x.png,cat\n", "line 5: /etc/x.png leads out"),
+        (GOOD + "./a.png,cat\n", "line 5: ./a.png stands in line 2 already"),
+        (GOOD + "c.png,cat\n", "line 5: there is no image c.png"),
+        (GOOD.replace("sub/b.png,dog\n", ""), "b.png is not in .*labels.csv"),
+        (GOOD.replace(",dog", ","), "line 3 has no label"),
+        (GOOD.replace(",dog", ""), "line 3 has no label"),
+        (GOOD.replace("file", "path"), "needs one column 'file'"),
+        (GOOD.replace("file,label", "file,label,label"), "needs one column 'label'"),
+        ("", "needs one column 'file'"),
+        ('file,label\n"a.png,cat\n', "no CSV"),
+    ],
+)
+def test_a_faulty_table_is_refused_by_line(table, text, message):
+    write_table(table, text)
+    with pytest.raises(InputError, match=message):
+        read_labels(table, with_groups=False)
+
+
+def test_a_table_in_another_encoding_or_without_groups_is_refused(table):
+    write_table(table, GOOD, "latin-1")
+    with pytest.raises(InputError, match="no CSV in UTF-8"):
+        read_labels(table, with_groups=False)
+    write_table(table, GOOD)
+    assert not has_groups(table)
+    with pytest.raises(InputError, match="needs one column 'group'"):
+        read_labels(table, with_groups=True)
+
+
+def test_dicom_in_a_table_is_refused_as_well(table):
+    (table / "x.dcm").write_bytes(b"x")
+    write_table(table, GOOD + "x.dcm,cat\n")
+    with pytest.raises(InputError, match="is DICOM"):
+        read_labels(table, with_groups=False)

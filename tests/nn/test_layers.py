@@ -1,0 +1,51 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from sfumato.nn import WeightStandardizedConv2d, init_conv, init_linear
+
+
+def test_standardised_kernels_follow_the_formula_channel_by_channel():
+    torch.manual_seed(0)
+    conv = WeightStandardizedConv2d(6, 4, 3, groups=2, stride=2, padding=1).double()
+    nn.init.normal_(conv.gain)
+    nn.init.normal_(conv.bias)
+    weight = torch.empty_like(conv.weight)
+    for i, kernel in enumerate(conv.weight):
+        mean = sum(kernel.flatten()) / 27
+        variance = sum((value - mean) ** 2 for value in kernel.flatten()) / 27
+        weight[i] = (kernel - mean) * conv.gain[i] / torch.sqrt(max(variance * 27, torch.tensor(1e-4, dtype=torch.float64)))
+    x = torch.randn(2, 6, 7, 7, dtype=torch.float64)
+    torch.testing.assert_close(conv(x), nn.functional.conv2d(x, weight, conv.bias, 2, 1, groups=2))
+
+
+def test_standardised_kernels_have_mean_zero_and_unit_norm_at_the_start():
+    weight = WeightStandardizedConv2d(3, 5, 3).standardized_weight()
+    torch.testing.assert_close(weight.sum(dim=(1, 2, 3)), torch.zeros(5), atol=1e-5, rtol=0)
+    torch.testing.assert_close(weight.square().sum(dim=(1, 2, 3)), torch.ones(5))
+
+
+def test_a_constant_kernel_stays_finite():
+    conv = WeightStandardizedConv2d(3, 5, 3)
+    nn.init.constant_(conv.weight, 0.7)
+    loss = conv(torch.randn(1, 3, 5, 5)).sum()
+    gradients = torch.autograd.grad(loss, list(conv.parameters()))
+    assert loss.isfinite() and all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_gain_and_bias_train():
+    names = [name for name, parameter in WeightStandardizedConv2d(3, 5, 3).named_parameters() if parameter.requires_grad]
+    assert sorted(names) == ["bias", "gain", "weight"]
+    assert WeightStandardizedConv2d(3, 5, 3, bias=False).bias is None
+
+
+def test_initial_weights_have_variance_one_over_fan_in():
+    torch.manual_seed(0)
+    conv, linear = init_conv(nn.Conv2d(32, 256, 3)), init_linear(nn.Linear(300, 400))
+    assert conv.weight.std().item() == pytest.approx(1 / math.sqrt(32 * 9), rel=0.02)
+    assert WeightStandardizedConv2d(32, 256, 3).weight.std().item() == pytest.approx(1 / math.sqrt(32 * 9), rel=0.02)
+    # A normal cut off at two standard deviations keeps 0.88 of its own.
+    assert linear.weight.std().item() == pytest.approx(0.8796 / math.sqrt(300), rel=0.02)
+    assert linear.weight.abs().max() <= 2 / math.sqrt(300) and not linear.bias.any() and not conv.bias.any()

@@ -1,0 +1,74 @@
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfumato import config, recipes
+from sfumato.errors import InputError
+
+LEAST = {"data": {"name": "digits"}}
+
+
+@pytest.mark.parametrize(
+    "values, names",
+    [
+        ({**LEAST, "privcy": {}}, ["privcy", "privacy"]),
+        ({**LEAST, "privacy": {"target_epsilom": 1.0}}, ["privacy.target_epsilom", "privacy.target_epsilon"]),
+        ({**LEAST, "training": {"batchsize": 3}}, ["training.batchsize", "training.batch_size"]),
+        ({}, ["data"]),
+        ({**LEAST, "privacy": {"target_epsilon": 0}}, ["privacy.target_epsilon", "greater than 0"]),
+        ({**LEAST, "privacy": {"target_epsilon": float("nan")}}, ["privacy.target_epsilon"]),
+        ({**LEAST, "privacy": {"delta": 1.0}}, ["privacy.delta", "less than 1"]),
+        ({**LEAST, "privacy": {"clipping_norm": -1}}, ["privacy.clipping_norm"]),
+        ({"data": {"name": "mnits"}}, ["data.name", "mnist"]),
+        ({**LEAST, "ema": {"decay": 1.0}}, ["ema.decay"]),
+        ({**LEAST, "training": {"batch_size": 2.5}}, ["training.batch_size"]),
+        ({"data": 3}, ["data"]),
+    ],
+)
+def test_a_wrong_recipe_gets_one_line_that_names_the_key_and_the_remedy(values, names):
+    with pytest.raises(InputError) as error:
+        config.parse(values)
+    message = str(error.value)
+    assert "\n" not in message and all(name in message for name in names)
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_shipped_recipe_is_valid_and_survives_a_round_trip(name):
+    recipe = config.parse(config.read(recipes.find(name)))
+    assert config.parse(tomllib.loads(config.to_toml(recipe))) == recipe
+
+
+def test_an_unknown_recipe_names_the_nearest():
+    with pytest.raises(InputError, match="demo/digits"):
+        recipes.find("demo/digit")
+
+
+@pytest.mark.parametrize(
+    "assignment, expected",
+    [("training.batch_size=12", 12), ("model.name=lenet", "lenet"), ("ema.decay=[0.9, 0.99]", [0.9, 0.99]), ("run.keep_key=true", True), ("data.path=a=b", "a=b")],
+)
+def test_set_reads_toml_values_and_plain_words(assignment, expected):
+    values: dict = {}
+    config.set_value(values, assignment)
+    section, key = assignment.partition("=")[0].split(".")
+    assert values[section][key] == expected
+
+
+@pytest.mark.parametrize("assignment", ["batch_size=3", "training.batch_size", "=3", "training.=3", ".x=3"])
+def test_a_malformed_set_is_refused(assignment):
+    with pytest.raises(InputError, match="section.key=value"):
+        config.set_value({}, assignment)
+
+
+@given(st.integers(1, 10**9))
+def test_the_default_delta_is_the_largest_power_of_ten_below_one_over_n(n):
+    delta = config.delta_default(n)
+    exponent = round(-__import__("math").log10(delta))
+    assert delta == float(f"1e-{exponent}")
+    assert n < 10**exponent and n >= 10 ** (exponent - 1)
+
+
+def test_speed_only_keys_exist():
+    assert config.SPEED_ONLY <= set(config.known_keys())

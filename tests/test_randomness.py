@@ -1,0 +1,39 @@
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+from sfumato.randomness import KEY_BYTES, Stream, Streams, digest, key_from_seed, new_key
+
+
+def test_keys_are_256_bits_and_never_equal():
+    keys = {new_key() for _ in range(100)}
+    assert len(keys) == 100 and {len(key) for key in keys} == {KEY_BYTES}
+    assert key_from_seed(1) == key_from_seed(1) != key_from_seed(2)
+
+
+def test_a_stream_is_chacha20_read_from_its_start():
+    key = new_key()
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    assert bytes(Stream(key).bytes(1000)) == cipher.update(bytes(1000))
+
+
+def test_reading_in_parts_reads_the_same_bits():
+    key = new_key()
+    whole, parts = Stream(key), Stream(key)
+    assert np.array_equal(whole.uint64(100), np.concatenate([parts.uint64(n) for n in (1, 7, 64, 28)]))
+
+
+@pytest.mark.parametrize("purposes", [("noise", "sampling"), ("noise", "noise")])
+def test_streams_of_two_purposes_or_steps_share_no_bits(purposes):
+    streams = Streams(new_key(), {}, {"number": 0})
+    a, b = (streams.stream(purpose, step).uint64(2000) for step, purpose in enumerate(purposes))
+    assert abs(np.unpackbits((a ^ b).view(np.uint8)).mean() - 0.5) < 0.01
+
+
+def test_the_key_does_not_show_in_a_printed_stream():
+    streams = Streams(key := new_key(), {}, {})
+    assert key.hex() not in repr(streams) and repr(key) not in repr(streams)
+
+
+def test_digest_ignores_the_order_of_keys_and_sees_every_value():
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 1, "b": 3})

@@ -1,0 +1,120 @@
+import json
+import os
+import stat
+
+import pytest
+
+from sfumato import run_folder
+from sfumato.errors import InputError, MachineError
+from sfumato.run_folder import GENESIS, JsonLines, Ledger
+
+
+def filled(path, count=5):
+    ledger = Ledger.open(path)
+    for number in range(count):
+        ledger.append({"kind": "step", "session": 0, "step": number})
+    ledger.close()
+    return ledger
+
+
+def test_a_ledger_reads_back_what_was_appended_and_goes_on_from_there(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    written = filled(path)
+    again = Ledger.open(path)
+    assert again.lines == written.lines and again.head == written.head != GENESIS
+    again.append({"kind": "step", "session": 0, "step": 99})
+    assert Ledger.open(path).lines[-1]["step"] == 99 and len(Ledger.open(path).lines) == 6
+
+
+def test_every_torn_last_line_is_left_out_and_overwritten(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    filled(path)
+    content = path.read_bytes()
+    start_of_last = content[:-1].rfind(b"\n") + 1
+    for cut in range(start_of_last, len(content)):
+        path.write_bytes(content[:cut])
+        ledger = Ledger.open(path)
+        assert len(ledger.lines) == 4
+        ledger.append({"kind": "step", "session": 0, "step": 4})
+        ledger.close()
+        assert path.read_bytes() == content
+
+
+def test_every_change_of_a_whole_line_is_refused(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    filled(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    altered = [
+        lines[:1] + lines[2:],  # one removed
+        lines[:2] + [lines[1]] + lines[2:],  # one twice
+        [lines[1], lines[0], *lines[2:]],  # two exchanged
+        [lines[0].replace(b'"step": 0', b'"step": 7'), *lines[1:]],  # one edited
+        [*lines[:2], b"not json\n", *lines[2:]],
+        [*lines[:-1], b"{}\n"],
+    ]
+    for version in altered:
+        path.write_bytes(b"".join(version))
+        with pytest.raises(InputError, match="line"):
+            Ledger.open(path)
+
+
+def test_removing_whole_last_lines_shows_in_count_and_head(tmp_path):
+    """A chain alone cannot show it; this is why checkpoints and certificates carry both."""
+    path = tmp_path / "ledger.jsonl"
+    whole = filled(path)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
+    cut = Ledger.open(path)
+    assert len(cut.lines) < len(whole.lines) and cut.head == whole.head_at(3) != whole.head
+
+
+def test_a_line_is_on_disk_when_append_returns(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger.open(path)
+    for number in range(3):
+        ledger.append({"kind": "step", "session": 0, "step": number})
+        assert json.loads(path.read_bytes().splitlines()[-1])["step"] == number
+
+
+def test_the_key_is_for_its_owner_alone_and_gone_after_deletion(tmp_path):
+    key = os.urandom(32)
+    run_folder.write_key(tmp_path, key)
+    assert run_folder.read_key(tmp_path) == key
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    run_folder.delete_key(tmp_path)
+    assert not any(tmp_path.iterdir())
+    with pytest.raises(InputError, match="key"):
+        run_folder.read_key(tmp_path)
+
+
+def test_a_failing_write_keeps_the_old_file_and_leaves_no_other(tmp_path, monkeypatch):
+    path = tmp_path / "file.json"
+    run_folder.write_json(path, {"version": 1})
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(MachineError, match="No space left"):
+        run_folder.write_json(path, {"version": 2})
+    assert run_folder.read_json(path) == {"version": 1} and list(tmp_path.iterdir()) == [path]
+
+
+def test_an_existing_run_is_refused_naming_resume(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "something").touch()
+    with pytest.raises(InputError, match="--resume"):
+        run_folder.create(tmp_path / "run")
+    run_folder.create(tmp_path / "new")
+    assert (tmp_path / "new" / "checkpoints").is_dir()
+
+
+def test_json_lines_can_be_cut_back_to_a_step_and_pass_over_a_torn_line(tmp_path):
+    lines = JsonLines(tmp_path / "metrics.jsonl", 0o600)
+    for step in range(1, 6):
+        lines.append({"step": step})
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 6, "accu')
+    assert [line["step"] for line in lines.read()] == [1, 2, 3, 4, 5]
+    lines.keep_up_to(3)
+    assert [line["step"] for line in lines.read()] == [1, 2, 3]
+    assert stat.S_IMODE(lines.path.stat().st_mode) == 0o600

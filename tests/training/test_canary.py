@@ -1,0 +1,134 @@
+"""The canary self-test: the real step keeps the laws of Eq. 3, and the test sees each way of breaking them."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training import canary
+from sfumato import randomness
+from sfumato.clipping import clipped_grad as module_of_grad  # noqa: F401  (imported before its parts are patched)
+from sfumato.clipping import func_engine
+from sfumato.data.poisson import shuffled_batch
+from sfumato.training import step as step_module
+from sfumato.training.noise import add_noise
+from sfumato.training.step import PrivateStep
+
+STEPS = 500
+
+
+def streams(session: int = 0) -> randomness.Streams:
+    return randomness.Streams(randomness.new_key(), {}, {"number": session})
+
+
+def test_the_real_step_keeps_every_law():
+    assert canary.violations(canary.observe(2000, streams())) == set()
+
+
+def test_noise_over_root_two_is_caught(monkeypatch):
+    monkeypatch.setattr(step_module, "add_noise", lambda total, stddev, words: add_noise(total, stddev / math.sqrt(2), words))
+    assert "noise scale" in canary.violations(canary.observe(STEPS, streams()))
+
+
+def test_noise_five_per_cent_off_either_way_is_caught(monkeypatch):
+    for factor in (0.95, 1.05):
+        monkeypatch.setattr(step_module, "add_noise", lambda total, stddev, words, factor=factor: add_noise(total, stddev * factor, words))
+        assert "noise scale" in canary.violations(canary.observe(STEPS, streams()))
+
+
+def test_noise_for_every_microbatch_is_caught():
+    class NoiseForEveryMicrobatch(PrivateStep):
+        def __init__(self, grad_fn, mechanism, views, microbatch_size):
+            def noisy(*args, **kwargs):
+                out = grad_fn(*args, **kwargs)
+                size = sum(value.numel() for value in out.grad_sum.values())
+                words = streams().stream("again").uint64(size + 1)
+                out.grad_sum.update(add_noise(out.grad_sum, mechanism.noise_multiplier, words))
+                return out
+
+            noisy.sensitivity, noisy.clipping_norm = grad_fn.sensitivity, grad_fn.clipping_norm
+            super().__init__(noisy, mechanism, views, microbatch_size)
+
+    assert "noise scale" in canary.violations(canary.observe(STEPS, streams(), step_class=NoiseForEveryMicrobatch))
+
+
+def test_dividing_by_the_realised_count_is_caught():
+    class RealisedCount(PrivateStep):
+        def __call__(self, images, parameters, randomness):
+            gradient, statistics = super().__call__(images, parameters, randomness)
+            scale = self.mechanism.batch_size / max(len(randomness.indices), 1)
+            return {name: value * scale for name, value in gradient.items()}, statistics
+
+    assert "constant divisor" in canary.violations(canary.observe(STEPS, streams(), step_class=RealisedCount))
+
+
+def test_clipping_before_averaging_the_views_is_caught():
+    class ClipEachView(PrivateStep):
+        def __init__(self, grad_fn, mechanism, views, microbatch_size):
+            def of_each_view(inputs, labels, is_padding):
+                count = inputs.shape[1]
+                parts = [grad_fn(inputs[:, [j] * count], labels, is_padding=is_padding) for j in range(count)]
+                for name, value in parts[0].grad_sum.items():
+                    value.copy_(sum(part.grad_sum[name] for part in parts) / count)
+                return parts[0]
+
+            of_each_view.sensitivity, of_each_view.clipping_norm = grad_fn.sensitivity, grad_fn.clipping_norm
+            super().__init__(of_each_view, mechanism, views, microbatch_size)
+
+    assert "shift given inclusion" in canary.violations(canary.observe(STEPS, streams(), step_class=ClipEachView))
+
+
+def test_an_unclipped_bias_is_caught():
+    class UnclippedBias(PrivateStep):
+        def __call__(self, images, parameters, randomness):
+            gradient, statistics = super().__call__(images, parameters, randomness)
+            # Every example's bias gradient is 1; its clipped part is replaced by the whole of it.
+            unclipped = len(randomness.indices) * (1 - canary.others_contribution()[1]) / self.mechanism.batch_size
+            return {**gradient, "bias": gradient["bias"] + unclipped}, statistics
+
+    assert "bias clipped with the rest" in canary.violations(canary.observe(STEPS, streams(), step_class=UnclippedBias))
+
+
+def test_a_norm_that_leaves_out_the_bias_is_caught(monkeypatch):
+    """With the bias alone, every example's gradient would keep its whole length in that direction."""
+    whole = func_engine.accumulate
+
+    def partial(model, loss_fn, coefficient, *rest):
+        return whole(model, loss_fn, lambda norms: torch.full_like(norms, 1 / canary.CLIPPING_NORM), *rest)
+
+    from sfumato.clipping import clipped_grad as package_function
+
+    engines = package_function.__globals__["ENGINES"]
+    monkeypatch.setitem(engines, "func", partial)
+    assert {"shift given inclusion", "sum of the others"} <= canary.violations(canary.observe(STEPS, streams()))
+
+
+def test_a_shuffled_sampler_that_claims_poisson_is_caught():
+    mechanism, source = canary.mechanism_of(STEPS), streams()
+    seen = canary.observe(
+        STEPS, source, sampler=lambda number: np.sort(shuffled_batch(mechanism, number, lambda epoch: source.stream("shuffling", epoch)))
+    )
+    assert {"batch size variance", "steps drawn independently"} <= canary.violations(seen)
+
+
+def test_noise_reused_at_the_next_step_is_caught():
+    assert "noise new at each step" in canary.violations(canary.observe(STEPS, streams(), noise_step=lambda number: number // 2))
+
+
+def test_noise_reused_after_a_resume_is_caught():
+    """As when a session in another environment repeats steps under the streams of the first."""
+    seen = canary.observe(STEPS, streams(), noise_step=lambda number: (number - 1) % (STEPS // 2))
+    assert "noise new after a resume" in canary.violations(seen)
+
+
+@pytest.mark.parametrize("change", ["session", "data", "recipe", "environment"])
+def test_a_change_of_session_data_recipe_or_environment_changes_every_bit_of_noise(change):
+    key = randomness.new_key()
+    context, session = {"recipe": "r", "data": "d"}, {"number": 0, "environment": "e"}
+    other_context = {**context, change: "other"} if change in context else context
+    other_session = {**session, "number": 1} if change == "session" else {**session, change: "other"} if change in session else session
+    a = randomness.Streams(key, context, session).stream("noise", 3).uint64(4096)
+    b = randomness.Streams(key, other_context, other_session).stream("noise", 3).uint64(4096)
+    flipped = np.unpackbits((a ^ b).view(np.uint8)).mean()
+    assert abs(flipped - 0.5) < 0.01

@@ -1,0 +1,222 @@
+"""Interrupt a run at any moment: --resume ends in the same weights and counts every update once."""
+
+import json
+import random
+import shutil
+import signal
+import time
+
+import pytest
+from safetensors.torch import load_file
+
+from sfumato.run_folder import Ledger
+from tests.training import faults
+
+STEPS = 30
+SETTINGS = ["--set", f"training.num_steps={STEPS}", "--set", "training.checkpoint_every=4", "--set", "training.evaluate_every=10"]
+
+
+def command(folder, *more):
+    return ["train", "demo/digits", *SETTINGS, "--output", str(folder), *more]
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A private run that was killed right after its first checkpoint: key, recipe and data are settled."""
+    folder = tmp_path_factory.mktemp("runs") / "begun"
+    for count in range(1, 20):
+        shutil.rmtree(folder, ignore_errors=True)
+        faults.run(command(folder), die_at=("ledger", count, 0.0))
+        ledger = Ledger.open(folder / "ledger.jsonl") if folder.exists() else None
+        if ledger and len(ledger.lines) == 4:
+            return folder
+    raise AssertionError("no run was begun")
+
+
+@pytest.fixture(scope="module")
+def finished(begun, tmp_path_factory):
+    """The same run, never interrupted again."""
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    shutil.copytree(begun, folder)
+    assert faults.run(command(folder, "--resume")) == 0
+    return folder
+
+
+def resume_to_the_end(folder, tmp_path):
+    log = tmp_path / "log"
+    assert faults.run(command(folder, "--resume"), log=log) == 0, log.read_text()
+
+
+def assert_same_run(folder, finished):
+    weights, expected = load_file(folder / "model.safetensors"), load_file(finished / "model.safetensors")
+    assert weights.keys() == expected.keys()
+    assert all(weights[name].equal(expected[name]) for name in expected)
+    lines = Ledger.open(folder / "ledger.jsonl").lines
+    assert lines == Ledger.open(finished / "ledger.jsonl").lines
+    assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, STEPS + 1))
+    claims = [json.loads((run / "privacy.json").read_text()) for run in (folder, finished)]
+    assert claims[0] == claims[1] and claims[0]["private"] and claims[0]["num_steps"] == STEPS
+    metrics = [(run / "metrics.jsonl").read_text() for run in (folder, finished)]
+    assert metrics[0] == metrics[1]
+    assert not (folder / "key").exists()
+
+
+def killed(begun, folder, die_at):
+    shutil.copytree(begun, folder)
+    assert faults.run(command(folder, "--resume"), die_at=die_at) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    "die_at", [("ledger", 7, 0.0), ("ledger", 18, 0.5), ("ledger", STEPS - 4, 1.0), ("file", 3, 0.3), ("file", 9, 0.9)], ids=lambda spec: "-".join(map(str, spec))
+)
+def test_killed_inside_a_write_it_ends_as_if_nothing_had_happened(begun, finished, tmp_path, die_at):
+    folder = tmp_path / "run"
+    killed(begun, folder, die_at)
+    resume_to_the_end(folder, tmp_path)
+    assert_same_run(folder, finished)
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_with_a_checkpoint_and_the_command_that_goes_on(begun, finished, tmp_path, signal_number):
+    folder, log = tmp_path / "run", tmp_path / "log"
+    shutil.copytree(begun, folder)
+    process = faults.start(command(folder, "--resume"), log=log)
+    wait_for_step(folder, 8)
+    import os
+
+    os.kill(process.pid, signal_number)
+    process.join(60)
+    assert process.exitcode == 1
+    assert "--resume" in log.read_text() and str(folder) in log.read_text() and "Traceback" not in log.read_text()
+    resume_to_the_end(folder, tmp_path)
+    assert_same_run(folder, finished)
+
+
+def wait_for_step(folder, step):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if (folder / "ledger.jsonl").read_bytes().count(b'"kind": "step"') >= step:
+            return
+        time.sleep(0.005)
+    raise AssertionError("the run takes no steps")
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_moments_uniform_over_the_run_it_always_ends_bit_equal(begun, finished, tmp_path):
+    start = time.monotonic()
+    reference = tmp_path / "timed"
+    shutil.copytree(begun, reference)
+    assert faults.run(command(reference, "--resume")) == 0
+    duration = time.monotonic() - start
+    source = random.Random()
+    for number in range(20):
+        folder = tmp_path / f"run-{number}"
+        if number < 5:
+            killed(begun, folder, [("ledger", source.randint(1, STEPS), source.random()), ("file", source.randint(1, 10), source.random())][number % 2])
+        else:
+            shutil.copytree(begun, folder)
+            process = faults.start(command(folder, "--resume"))
+            time.sleep(duration * source.random())
+            process.kill()
+            process.join()
+        resume_to_the_end(folder, tmp_path)
+        assert_same_run(folder, finished)
+
+
+def test_a_finished_run_prints_its_result_again_and_changes_nothing(finished, tmp_path):
+    folder, log = tmp_path / "run", tmp_path / "log"
+    shutil.copytree(finished, folder)
+    before = (folder / "ledger.jsonl").read_bytes()
+    assert faults.run(command(folder, "--resume", "--json"), log=log) == 0
+    printed = json.loads(log.read_text().splitlines()[-1])
+    assert printed["test_accuracy"] == json.loads((finished / "result.json").read_text())["test_accuracy"]
+    assert (folder / "ledger.jsonl").read_bytes() == before
+
+
+def refused(folder, tmp_path, *more):
+    """Runs and expects status 2 with one line; returns it."""
+    log = tmp_path / "log"
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert faults.run(command(folder, *more), log=log) == 2, log.read_text()
+    lines = [line for line in log.read_text().splitlines() if line.startswith("error:")]
+    assert len(lines) == 1 and "Traceback" not in log.read_text()
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    return lines[0]
+
+
+@pytest.fixture
+def interrupted(begun, tmp_path):
+    folder = tmp_path / "run"
+    killed(begun, folder, ("ledger", 15, 0.5))
+    return folder
+
+
+def test_an_existing_run_is_not_overwritten(interrupted, tmp_path):
+    assert "--resume" in refused(interrupted, tmp_path)
+
+
+@pytest.mark.parametrize("change", ["optimizer.learning_rate=1.5", "privacy.target_epsilon=4.0", "privacy.clipping_norm=2.0", "ema.decay=0.5"])
+def test_a_changed_recipe_is_refused_naming_the_key(interrupted, tmp_path, change):
+    key = "privacy.noise_multiplier" if "epsilon" in change else change.partition("=")[0]
+    assert key in refused(interrupted, tmp_path, "--resume", "--set", change)
+
+
+def test_a_shortened_ledger_is_refused(interrupted, tmp_path):
+    path = interrupted / "ledger.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:5]))
+    assert "ledger" in refused(interrupted, tmp_path, "--resume")
+
+
+def test_an_altered_ledger_is_refused(interrupted, tmp_path):
+    path = interrupted / "ledger.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"noise_multiplier": ', b'"noise_multiplier": 9', 1))
+    assert "ledger" in refused(interrupted, tmp_path, "--resume")
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip"])
+def test_a_damaged_checkpoint_is_refused_by_name_and_without_it_the_older_one_serves(interrupted, finished, tmp_path, damage):
+    newest = max((interrupted / "checkpoints").glob("*.safetensors"))
+    content = bytearray(newest.read_bytes())
+    if damage == "cut":
+        del content[-100:]
+    else:
+        content[-100] ^= 1
+    newest.write_bytes(content)
+    assert newest.name in refused(interrupted, tmp_path, "--resume")
+    newest.unlink()
+    resume_to_the_end(interrupted, tmp_path)
+    assert_same_run(interrupted, finished)
+
+
+def test_a_missing_key_is_refused(interrupted, tmp_path):
+    (interrupted / "key").unlink()
+    assert "key" in refused(interrupted, tmp_path, "--resume")
+
+
+def test_another_microbatch_draws_updates_afresh_and_counts_them_again(interrupted, finished, tmp_path):
+    """In another environment the noise of repeated updates must differ, so the budget ends the run early."""
+    ledger = Ledger.open(interrupted / "ledger.jsonl")
+    recorded = max(line["step"] for line in ledger.lines if line["kind"] == "step")
+    saved = max(int(path.stem.removeprefix("step-")) for path in (interrupted / "checkpoints").glob("*.safetensors"))
+    wasted = recorded - saved
+    assert wasted > 0
+    log = tmp_path / "log"
+    assert faults.run(command(interrupted, "--resume", "--set", "training.microbatch_size=50"), log=log) == 0, log.read_text()
+    lines = [line for line in Ledger.open(interrupted / "ledger.jsonl").lines if line["kind"] == "step"]
+    assert {line["session"] for line in lines} == {0, 1}
+    assert len(lines) == STEPS and max(line["step"] for line in lines) == STEPS - wasted
+    claim, full = (json.loads((run / "privacy.json").read_text()) for run in (interrupted, finished))
+    assert claim["num_steps"] == STEPS and claim["epsilon"] == full["epsilon"]
+
+
+def test_no_artefact_of_a_run_holds_the_key(begun, tmp_path):
+    folder, log = tmp_path / "run", tmp_path / "log"
+    shutil.copytree(begun, folder)
+    key = bytes.fromhex((folder / "key").read_text())
+    killed_at = faults.run(command(folder, "--resume"), die_at=("ledger", 20, 1.0), log=log)
+    assert killed_at == -signal.SIGKILL
+    partly = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "key"}
+    assert faults.run(command(folder, "--resume"), log=log) == 0
+    everything = [*partly.values(), *(path.read_bytes() for path in folder.rglob("*") if path.is_file()), log.read_bytes()]
+    for content in everything:
+        assert key not in content and key.hex().encode() not in content.lower()
