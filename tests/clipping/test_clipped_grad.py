@@ -430,3 +430,38 @@ def test_only_the_last_microbatch_is_padded_and_no_example_is_dropped(monkeypatc
     monkeypatch.setitem(ENGINE_FUNCTIONS, "func", spy)
     clipped_grad(model, cross_entropy, clipping_norm=1.0, microbatch_size=microbatch_size, engine="func")(x, y)
     assert seen == expected
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer, in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(36, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x.flatten(1))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_engine_writes_to_a_buffer_of_the_model(engine):
+    _, x, y = make_problem(num_examples=4, dtype=torch.float32)
+    model = Counting()
+    grad_sum = {name: torch.zeros_like(parameter.detach()) for name, parameter in model.named_parameters()}
+    try:
+        ENGINE_FUNCTIONS[engine](model, cross_entropy, torch.ones_like, x[:, None], (y,), torch.ones(4).bool(), grad_sum)
+    except RuntimeError as error:  # torch.func refuses by itself
+        assert engine == "func" and "in-place operation" in str(error)
+    assert model.calls == 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_engine_counts_what_is_not_real(engine):
+    model, x, y = make_problem(num_examples=4)
+    grad_sum = {name: torch.zeros_like(parameter.detach()) for name, parameter in model.named_parameters()}
+    is_real = torch.tensor([True, False, True, False])
+    ENGINE_FUNCTIONS[engine](model, cross_entropy, torch.ones_like, x[:, None], (y,), is_real, grad_sum)
+    gradients = torch.autograd.grad(cross_entropy(model(x[is_real]), y[is_real]).sum(), list(model.parameters()))
+    assert l2_distance(grad_sum, dict(zip(grad_sum, gradients, strict=True))) < 1e-9

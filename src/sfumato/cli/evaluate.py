@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from sfumato import config
 from sfumato.cli import output
 
 
@@ -23,7 +22,7 @@ def evaluate(
     data = trained.recipe.data
     if data.name == "folder" and data_root is not None:
         data = data.model_copy(update={"path": str(data_root)})
-    dataset = datasets.load(data, config.data_root(data_root), output.note)
+    dataset = datasets.load(data, data_root, output.note)
     logits = trained.objective.decision_logits(predict_logits(trained.model, dataset.held_out))
     facts = {
         "run": str(run),

@@ -34,9 +34,8 @@ def train(
     from sfumato.data import datasets
     from sfumato.training.resolve import resolve, without_privacy
 
-    root = config.data_root(data_root)
     if dry_run:
-        facts = datasets.facts(parsed.data, root, output.note)
+        facts = datasets.facts(parsed.data, data_root, output.note)
         plan = resolve(parsed, facts)
         _show_plan(without_privacy(plan) if non_private else plan, facts, device, json_)
         return
@@ -48,7 +47,7 @@ def train(
     folder = output_folder or (session.newest_unfinished(name) if resume else session.new_folder(name))
     if resume and output_folder is None:
         output.note(f"going on with {folder}")
-    dataset = datasets.load(parsed.data, root, output.note)
+    dataset = datasets.load(parsed.data, data_root, output.note)
     plan = resolve(parsed, dataset.facts)
     if non_private:
         plan = without_privacy(plan)

@@ -24,11 +24,9 @@ def accumulate(
         The gradient norms and the losses, both (m,).
     """
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
-    # Copies, so that a layer that updates its buffers leaves the model as it was.
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
 
     def example_loss(parameters: dict[str, torch.Tensor], views: torch.Tensor, *example_targets: torch.Tensor) -> torch.Tensor:
-        outputs = functional_call(model, {**parameters, **buffers}, (views,))  # K rows, all of one example
+        outputs = functional_call(model, parameters, (views,))  # K rows, all of one example
         repeated = (target.expand(len(views), *target.shape) for target in example_targets)
         return loss_fn(outputs, *repeated).mean()
 

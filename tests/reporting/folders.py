@@ -1,0 +1,151 @@
+"""Run folders written by hand, as a run would leave them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+KEY = "c0ffee" * 10 + "abcd"
+PRIVATE_LOSS = 1.2345678901
+
+RECIPE = """
+[data]
+name = "digits"
+split = "train+valid"
+
+[model]
+name = "small_cnn"
+
+[model.options]
+
+[augmentation]
+kind = "none"
+augmult = 0
+
+[privacy]
+target_epsilon = 3.0
+delta = 0.0001
+noise_multiplier = 3.142
+clipping_norm = 1.0
+sampling = "poisson"
+accountant = "pld"
+
+[optimizer]
+name = "sgd"
+learning_rate = 2.0
+momentum = 0.0
+
+[ema]
+decay = 0.9
+
+[training]
+batch_size = 512
+num_steps = 60
+
+[run]
+keep_key = false
+"""
+
+NUMBERS: dict[str, Any] = {
+    "sampling": "poisson",
+    "noise_multiplier": 3.142,
+    "sampling_prob": 512 / 1437,
+    "batch_size": 512,
+    "num_examples": 1437,
+    "num_steps": 60,
+    "clipping_norm": 1.0,
+    "ledger_lines": 61,
+    "ledger_head": "5d41402abc4b2a76b9719d911017c592" * 2,
+    "not_covered": ["other runs on the same images: their epsilons add up", "the running time of the training"],
+}
+RELATION = "one image's contribution replaced by zero; the number of images is fixed and public"
+
+
+def private_certificate(**changes: Any) -> dict[str, Any]:
+    """privacy.json of a private run."""
+    claim = {
+        "status": "complete",
+        "private": True,
+        "why_not_private": None,
+        "epsilon": 2.996123,
+        "epsilon_rdp": 3.2104,
+        "epsilon_pld": 2.996123,
+        "delta": 0.0001,
+        "accountant": "pld",
+        "accountant_note": None,
+        "relation": RELATION,
+        "unit": "one image",
+    }
+    return {**claim, **NUMBERS, **changes}
+
+
+def public_certificate(**changes: Any) -> dict[str, Any]:
+    """privacy.json of a run whose noise comes from a public seed."""
+    claim = private_certificate(private=False, why_not_private="its randomness comes from a public seed", epsilon=None, epsilon_rdp=None, epsilon_pld=None)
+    return {**claim, "epsilon_if_private": 2.996123, "epsilon_rdp_if_private": 3.2104, "epsilon_pld_if_private": 2.996123, **changes}
+
+
+def ordinary_certificate(**changes: Any) -> dict[str, Any]:
+    """privacy.json of ordinary training."""
+    claim = {
+        "status": "complete",
+        "private": False,
+        "why_not_private": "privacy was switched off by --non-private",
+        "epsilon": None,
+        "epsilon_rdp": None,
+        "epsilon_pld": None,
+        "delta": None,
+    }
+    return {**claim, **NUMBERS, "sampling": "shuffled", "noise_multiplier": 0.0, "clipping_norm": None, **changes}
+
+
+def finished(classes: list[str], **changes: Any) -> dict[str, Any]:
+    """result.json of a run over these classes; the accuracies differ from class to class."""
+    per_class = [0.88 + 0.11 * (7 * i % len(classes)) / len(classes) for i in range(len(classes))]
+    result = {
+        "run": "/somewhere/else",
+        "held_out": "test",
+        "test_accuracy": 0.9638888,
+        "test_accuracy_last": 0.9583333,
+        "test_accuracy_top5": 0.9972222 if len(classes) >= 6 else None,
+        "balanced_accuracy": 0.9612345,
+        "per_class": per_class,
+        "auroc": 0.87654 if len(classes) == 2 else None,
+        "majority_rate": 0.1055555 if len(classes) > 2 else 0.75,
+        "classes": classes,
+        "images_per_second": 54321.0,
+        "seconds": 27.1828,
+    }
+    return {**result, **changes}
+
+
+def curve(num_lines: int, *, private: bool = True) -> list[dict[str, Any]]:
+    """metrics.jsonl of a run that learns."""
+    return [
+        {
+            "step": 6 * i,
+            "epsilon": 2.996123 * (i / num_lines) ** 0.5 if private else None,
+            "accuracy": 0.9638888 - 0.6 * 0.5**i,
+            "accuracy_last": 0.9583333 - 0.4 * 0.6**i,
+        }
+        for i in range(1, num_lines + 1)
+    ]
+
+
+def write_run(
+    folder: Path,
+    privacy: dict[str, Any],
+    result: dict[str, Any] | None,
+    metrics: list[dict[str, Any]],
+    recipe: str = RECIPE,
+) -> Path:
+    """A run folder, with the files that nobody else may see."""
+    folder.mkdir(parents=True)
+    (folder / "privacy.json").write_text(json.dumps(privacy))
+    if result is not None:
+        (folder / "result.json").write_text(json.dumps(result))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    (folder / "metrics_private.jsonl").write_text(json.dumps({"step": 6, "loss": PRIVATE_LOSS, "clipped_fraction": 0.777123}) + "\n")
+    (folder / "key").write_text(KEY + "\n")
+    (folder / "checkpoints").mkdir()
+    (folder / "recipe.toml").write_text(recipe)
+    return folder

@@ -1,0 +1,345 @@
+"""report.html: what it must say, must never say, and how it must stand alone."""
+
+import html.parser
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from sfumato.errors import InputError
+from sfumato.reporting import formats
+from sfumato.reporting.page import write_report
+from tests.reporting import folders
+
+DIGITS = [str(i) for i in range(10)]
+NASTY = ["<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a & b", "$x_1$", "日本語", "e\u202etxt"]
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+class Page(html.parser.HTMLParser):
+    """Elements, attributes and visible text of a page; fails on an element that is closed wrongly."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.pieces: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+        self.text = " ".join(" ".join(self.pieces).split())
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not {"style", "svg", "head"} & set(self.open):
+            self.pieces.append(data)
+
+    def attributes(self, name: str) -> list[str | None]:
+        return [attributes[name] for _, attributes in self.elements if name in attributes]
+
+
+def report(tmp_path: Path, privacy, result, metrics, recipe=folders.RECIPE) -> str:
+    folder = folders.write_run(tmp_path / "a-run", privacy, result, metrics, recipe)
+    path = write_report(folder)
+    assert path == folder / "report.html"
+    return path.read_text(encoding="utf-8")
+
+
+def private(tmp_path: Path, classes=DIGITS, lines=10, **changes) -> str:
+    return report(tmp_path, folders.private_certificate(**changes), folders.finished(classes), folders.curve(lines))
+
+
+RUNS = {
+    "private": (folders.private_certificate(), folders.finished(DIGITS), folders.curve(10)),
+    "seeded": (folders.public_certificate(), folders.finished(DIGITS), folders.curve(10, private=False)),
+    "ordinary": (folders.ordinary_certificate(), folders.finished(["a", "b"]), folders.curve(3, private=False)),
+    "unfinished": (folders.private_certificate(status="running"), None, folders.curve(2)),
+    "just begun": (folders.private_certificate(status="running", ledger_lines=0), None, []),
+    "no steps": (folders.private_certificate(epsilon=0.0, epsilon_pld=0.0, epsilon_rdp=0.0, num_steps=0), folders.finished(DIGITS), []),
+    "nasty": (folders.private_certificate(), folders.finished(NASTY), folders.curve(1)),
+    "hundred": (folders.private_certificate(), folders.finished([f"class {i}" for i in range(100)]), folders.curve(200)),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_page_stands_alone(tmp_path, name):
+    text = report(tmp_path, *RUNS[name])
+    page = Page(text)
+    assert "http://" not in text and "https://" not in text and "@import" not in text and "url(http" not in text
+    assert not {tag for tag, _ in page.elements} & {"script", "link", "img", "iframe", "object", "embed", "image", "base", "form"}
+    assert page.attributes("src") == []
+    assert all(target.startswith("#") for target in page.attributes("href"))
+    assert all(address.startswith("#") for address in re.findall(r"url\(([^)]*)\)", text))
+    assert not [key for _, attributes in page.elements for key in attributes if key.startswith("on")]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_reference_meets_exactly_one_name(tmp_path, name):
+    text = report(tmp_path, *RUNS[name])
+    page = Page(text)
+    names = page.attributes("id")
+    assert len(names) == len(set(names))
+    labels = [part for value in page.attributes("aria-labelledby") for part in value.split()]
+    targets = [value[1:] for value in page.attributes("href")] + re.findall(r"url\(#([^)]*)\)", text) + labels
+    assert set(targets) == set(names) & set(targets)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_nothing_private_reaches_the_page(tmp_path, name):
+    text = report(tmp_path, *RUNS[name])
+    for secret in (folders.KEY, folders.KEY[:16], "1.23456", "0.777", "clipped_fraction", "54321", "27.18", str(tmp_path)):
+        assert secret not in text
+
+
+def test_private_files_are_not_even_opened(tmp_path):
+    folder = folders.write_run(tmp_path / "run", *RUNS["private"])
+    before = write_report(folder).read_bytes()
+    for name in ("key", "metrics_private.jsonl"):
+        (folder / name).unlink()
+    (folder / "checkpoints").rmdir()
+    assert write_report(folder).read_bytes() == before
+
+
+def test_class_names_are_text_and_never_markup(tmp_path):
+    text = private(tmp_path, classes=NASTY)
+    page = Page(text)
+    assert "<script" not in text and "<img" not in text
+    for name in NASTY:
+        assert name in page.text
+
+
+def test_recipe_and_certificate_text_is_escaped(tmp_path):
+    evil = "<script>alert(1)</script>"
+    recipe = folders.RECIPE.replace('name = "small_cnn"', f'name = "{evil}"').replace("[model.options]", f'[model.options]\n"{evil}" = 3')
+    text = report(
+        tmp_path,
+        folders.private_certificate(relation=evil, unit=evil, accountant_note=evil, not_covered=[evil], ledger_head=evil),
+        folders.finished(DIGITS, held_out=evil),
+        folders.curve(2),
+        recipe,
+    )
+    assert "<script" not in text
+    assert Page(text).text.count(evil) == 9  # the model twice, its option, five of the certificate, the split's name
+
+
+def test_a_folder_name_is_escaped_in_title_and_heading(tmp_path):
+    folder = folders.write_run(tmp_path / "<b>&", *RUNS["private"])
+    text = write_report(folder).read_text()
+    assert "<b>&" not in text and text.count("&lt;b&gt;&amp;") == 2
+
+
+def test_a_class_name_that_is_no_utf8_still_gives_a_page(tmp_path):
+    assert "caf?" in private(tmp_path, classes=["caf\udce9", "b"])
+
+
+def test_a_private_run_says_epsilon_delta_relation_unit_and_sampling(tmp_path):
+    page = Page(private(tmp_path))
+    assert "ε ≤ 2.997 at δ = 1e-4" in page.text
+    for fact in ("Epsilon 2.997", "by RDP 3.211", "Delta 1e-4", "1 in 10,000", folders.RELATION, "Unit one image", "Sampling poisson", "0.3563", "1,437"):
+        assert fact in page.text
+    assert "Not private" not in page.text and "no privacy guarantee" not in page.text
+
+
+def test_the_bound_on_a_guess_is_that_of_the_papers_table_8(tmp_path):
+    import math
+
+    epsilon, delta = 1.0, 1e-4
+    advantage = (math.exp(epsilon) - 1 + 2 * delta) / (math.exp(epsilon) + 1)
+    expected = math.ceil((0.5 + advantage / 2) * 1e4) / 100
+    assert f"at most {expected:.2f} % of the time" in Page(private(tmp_path, epsilon=epsilon)).text
+    assert expected == 73.11
+
+
+@pytest.mark.parametrize("epsilon, weak", [(0.0, False), (3.0, False), (8.0, True), (1e4, True)])
+def test_weak_protection_is_called_weak(tmp_path, epsilon, weak):
+    assert ("little protection" in Page(private(tmp_path, epsilon=epsilon)).text) == weak
+
+
+def test_a_person_with_several_images_is_told_their_own_epsilon(tmp_path):
+    text = Page(private(tmp_path, max_images_per_person=3, epsilon_person=10.7012, person_groups="declared, not checked")).text
+    assert "Epsilon of a person 10.71" in text and "up to 3 images" in text and "declared, not checked" in text
+
+
+def test_a_person_without_a_finite_epsilon_is_told_so(tmp_path):
+    text = Page(private(tmp_path, max_images_per_person=900, epsilon_person=None, person_groups="checked")).text
+    assert "Epsilon of a person infinite" in text
+
+
+@pytest.mark.parametrize("line_epsilon", [True, False])
+def test_a_run_that_is_not_private_says_so_first_and_shows_no_epsilon_as_a_guarantee(tmp_path, line_epsilon):
+    text = report(tmp_path, folders.public_certificate(), folders.finished(DIGITS), folders.curve(10, private=line_epsilon))
+    page = Page(text)
+    body = page.text
+    assert "without a privacy guarantee" in body[: body.index("Not private")]
+    assert "This run gives no privacy guarantee: its randomness comes from a public seed." in body
+    assert not re.search(r"\d\.\d", body[: body.index("Not private")])
+    assert body.count("2.997") == 1
+    assert "would have meant epsilon 2.997 at delta 1e-4. That is no guarantee for this run." in body
+    for promise in ("ε", "Epsilon 2", "Delta 1e-4", "of the time", "epsilon so far", "Epsilon spent", "stays secret", "with differential privacy"):
+        assert promise not in text
+
+
+def test_ordinary_training_mentions_no_epsilon_at_all(tmp_path):
+    recipe = re.sub(r"\[privacy\].*?(?=\[optimizer\])", "", folders.RECIPE, flags=re.DOTALL)
+    body = Page(report(tmp_path, *RUNS["ordinary"], recipe)).text
+    assert "Not private" in body and "privacy was switched off" in body
+    assert "epsilon" not in body.replace("No epsilon", "").replace("their epsilons", "").lower()
+
+
+def test_a_hypothetical_person_epsilon_is_no_guarantee_either(tmp_path):
+    privacy = folders.public_certificate(max_images_per_person=3, epsilon_person_if_private=10.7012, person_groups="checked")
+    body = Page(report(tmp_path, privacy, folders.finished(DIGITS), folders.curve(3, private=False))).text
+    assert "and 10.71 for all images of one person. That is no guarantee" in body and "Epsilon of a person" not in body
+
+
+def test_a_certificate_without_a_finite_epsilon_is_no_guarantee(tmp_path):
+    body = Page(private(tmp_path, epsilon=None, epsilon_pld=None, epsilon_rdp=None)).text
+    assert "Not private" in body and "no finite epsilon" in body and "ε" not in body
+
+
+def test_pld_that_was_not_computed_is_said(tmp_path):
+    body = Page(private(tmp_path, epsilon_pld=None, accountant="rdp", accountant_note="PLD's grid would need 3 GB.")).text
+    assert "By PLD not computed, by RDP 3.211" in body and "PLD's grid would need 3 GB." in body
+
+
+@pytest.mark.parametrize("lines", [0, 1, 2])
+def test_an_unfinished_run_says_so_and_shows_what_is_known(tmp_path, lines):
+    body = Page(report(tmp_path, folders.private_certificate(status="running"), None, folders.curve(lines))).text
+    assert "This run is unfinished" in body and "already count every step that is planned" in body
+    assert ("Nothing has been evaluated yet." in body) == (lines == 0)
+    if lines:
+        assert f"{formats.per_cent(folders.curve(lines)[-1]['accuracy'])} accuracy so far" in body
+
+
+def test_a_finished_run_is_not_called_unfinished(tmp_path):
+    assert "finished:" not in Page(private(tmp_path)).text
+
+
+@pytest.mark.parametrize("num_classes", [2, 5, 10, 100])
+def test_scores_on_the_page_are_those_of_the_files(tmp_path, num_classes):
+    classes = [f"class-{i:03d}" for i in range(num_classes)]
+    page = Page(private(tmp_path, classes=classes))
+    result = json.loads((tmp_path / "a-run" / "result.json").read_text())
+    assert f"{100 * result['test_accuracy']:.2f} % accuracy" in page.text
+    assert f"{100 * result['balanced_accuracy']:.2f} % balanced accuracy" in page.text
+    assert f"{100 * result['majority_rate']:.2f} % always the most frequent class" in page.text
+    assert f"{100 * result['test_accuracy_last']:.2f} % accuracy of the last weights" in page.text
+    assert ("0.8765 AUROC" in page.text) == (num_classes == 2)
+    assert ("99.72 % among the first five" in page.text) == (num_classes >= 6)
+    for name, value in zip(classes, result["per_class"], strict=True):
+        assert f"{name} {100 * value:.2f} %" in page.text
+    widths = [float(re.fullmatch(r"width: ([\d.]+)%", style)[1]) for tag, style in styles(page, "fill")]
+    assert widths == pytest.approx([100 * value for value in result["per_class"]], abs=0.005)
+    references = [float(re.fullmatch(r"left: ([\d.]+)%", style)[1]) for tag, style in styles(page, "reference")]
+    assert references == pytest.approx([100 * result["majority_rate"]] * num_classes, abs=0.005)
+
+
+def styles(page: Page, class_name: str) -> list[tuple[str, str]]:
+    return [(tag, attributes["style"]) for tag, attributes in page.elements if attributes.get("class") == class_name]
+
+
+def test_a_class_without_held_out_images_has_no_accuracy(tmp_path):
+    result = folders.finished(["a", "b", "c"], per_class=[0.9, None, 0.5])
+    body = Page(report(tmp_path, folders.private_certificate(), result, folders.curve(2))).text
+    assert "b no held-out image" in body and "weakest class is c with 50.00 %" in body
+
+
+@pytest.mark.parametrize("accuracy, said", [(0.74, True), (0.75, True), (0.76, False)])
+def test_a_classifier_no_better_than_the_majority_is_called_so(tmp_path, accuracy, said):
+    result = folders.finished(["a", "b"], test_accuracy=accuracy, majority_rate=0.75)
+    body = Page(report(tmp_path, folders.private_certificate(), result, folders.curve(2))).text
+    assert ("no better than always naming the most frequent class" in body) == said
+
+
+def test_every_value_of_the_recipe_is_on_the_page(tmp_path):
+    body = Page(private(tmp_path)).text
+    for section, values in tomllib.loads(folders.RECIPE).items():
+        for key, value in values.items():
+            if value == {}:
+                continue
+            text = {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else "1e-4" if value == 0.0001 else str(value)
+            assert f"{key} {text}" in body, (section, key)
+
+
+def test_all_that_is_not_covered_is_listed(tmp_path):
+    points = [f"point {i}" for i in range(9)]
+    text = private(tmp_path, not_covered=points)
+    assert all(f"<li>{point}</li>" in text for point in points)
+
+
+@pytest.mark.parametrize("lines", [1, 10, 25, 26, 200, 1001])
+def test_the_table_of_the_curve_is_short_true_and_ends_with_the_last_line(tmp_path, lines):
+    text = private(tmp_path, lines=lines)
+    table = text[text.index('<table class="numbers">') :]
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(<td>.*?)</tr>", table)]
+    assert len(rows) <= 25
+    expected = {f"{line['step']:,}": line for line in folders.curve(lines)}
+    for step, accuracy, last, epsilon in rows:
+        line = expected[step]
+        assert (accuracy, last) == (f"{100 * line['accuracy']:.2f} %", f"{100 * line['accuracy_last']:.2f} %")
+        assert line["epsilon"] <= float(epsilon) <= line["epsilon"] * 1.001
+    assert rows[-1][0] == f"{6 * lines:,}"
+
+
+def test_the_same_files_give_the_same_page_and_a_new_one_replaces_the_old(tmp_path):
+    folder = folders.write_run(tmp_path / "run", *RUNS["unfinished"])
+    first = write_report(folder).read_bytes()
+    assert write_report(folder).read_bytes() == first
+    (folder / "result.json").write_text(json.dumps(folders.finished(DIGITS)))
+    assert b"unfinished" not in write_report(folder).read_bytes().split(b"</style>")[1]
+    assert not list(folder.glob("*.part")) and not list(folder.glob(".*.part"))
+
+
+@pytest.mark.parametrize("missing", ["privacy.json", "recipe.toml"])
+def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path, missing):
+    folder = folders.write_run(tmp_path / "run", *RUNS["private"])
+    (folder / missing).unlink()
+    with pytest.raises(InputError, match=missing):
+        write_report(folder)
+    assert not (folder / "report.html").exists()
+
+
+def test_a_torn_last_line_of_the_metrics_is_passed_over(tmp_path):
+    folder = folders.write_run(tmp_path / "run", *RUNS["private"])
+    before = write_report(folder).read_bytes()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 66, "epsi')
+    assert write_report(folder).read_bytes() == before
+
+
+def test_headings_go_down_one_level_at_a_time_and_figures_are_named(tmp_path):
+    page = Page(private(tmp_path))
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
+    assert levels[0] == 1 and levels.count(1) == 1 and set(levels) == {1, 2}
+    figures = [attributes for tag, attributes in page.elements if tag == "svg"]
+    assert len(figures) == 1 and figures[0]["role"] == "img" and figures[0]["aria-labelledby"] == "curves-title curves-description"
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_text_and_curves_have_the_contrast_that_wcag_asks_in_light_dark_and_print(tmp_path):
+    style = private(tmp_path).split("<style>")[1].split("</style>")[0]
+    palettes = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in re.findall(r":root \{(.*?)\}", style, flags=re.DOTALL)]
+    assert len(palettes) == 3 and len({tuple(palette) for palette in palettes}) == 1
+    for palette in palettes:
+        pairs = [(text, sheet) for text in ("ink", "muted", "first") for sheet in ("paper", "sheet")]
+        pairs += [("second", "paper"), ("warning", "warning-sheet"), ("ink", "warning-sheet")]
+        for text, sheet in pairs:
+            light, dark = sorted((luminance(palette[text]), luminance(palette[sheet])), reverse=True)
+            assert (light + 0.05) / (dark + 0.05) >= (3.0 if text == "second" else 4.5), (text, sheet, palette)
