@@ -47,7 +47,13 @@ def test_an_unknown_recipe_names_the_nearest():
 
 @pytest.mark.parametrize(
     "assignment, expected",
-    [("training.batch_size=12", 12), ("model.name=lenet", "lenet"), ("ema.decay=[0.9, 0.99]", [0.9, 0.99]), ("run.keep_key=true", True), ("data.path=a=b", "a=b")],
+    [
+        ("training.batch_size=12", 12),
+        ("model.name=lenet", "lenet"),
+        ("ema.decay=[0.9, 0.99]", [0.9, 0.99]),
+        ("run.keep_key=true", True),
+        ("data.path=a=b", "a=b"),
+    ],
 )
 def test_set_reads_toml_values_and_plain_words(assignment, expected):
     values: dict = {}

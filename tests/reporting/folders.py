@@ -80,7 +80,9 @@ def private_certificate(**changes: Any) -> dict[str, Any]:
 
 def public_certificate(**changes: Any) -> dict[str, Any]:
     """privacy.json of a run whose noise comes from a public seed."""
-    claim = private_certificate(private=False, why_not_private="its randomness comes from a public seed", epsilon=None, epsilon_rdp=None, epsilon_pld=None)
+    claim = private_certificate(
+        private=False, why_not_private="its randomness comes from a public seed", epsilon=None, epsilon_rdp=None, epsilon_pld=None
+    )
     return {**claim, "epsilon_if_private": 2.996123, "epsilon_rdp_if_private": 3.2104, "epsilon_pld_if_private": 2.996123, **changes}
 
 

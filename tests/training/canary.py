@@ -137,7 +137,12 @@ def violations(seen: Observed) -> set[str]:
     slope = np.polyfit(others, seen.weight[:, OTHERS_PIXEL], 1)[0]
     test("sum of the others", residual.mean(), 0, noise_stddev / np.sqrt(num_steps))
     test("constant divisor", slope, pixel / BATCH_SIZE, noise_stddev / np.sqrt(num_steps) / others.std())
-    test("bias clipped with the rest", seen.bias.mean(), bias * BATCH_SIZE / BATCH_SIZE, noise_stddev / np.sqrt(num_steps) + 1 / BATCH_SIZE / np.sqrt(num_steps))
+    test(
+        "bias clipped with the rest",
+        seen.bias.mean(),
+        bias * BATCH_SIZE / BATCH_SIZE,
+        noise_stddev / np.sqrt(num_steps) + 1 / BATCH_SIZE / np.sqrt(num_steps),
+    )
 
     # The noise: sigma/B in every coordinate, in empty batches too, and new at every step.
     silent = np.delete(seen.weight, USED_PIXELS, axis=1)

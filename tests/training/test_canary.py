@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training import canary
 from sfumato import randomness
 from sfumato.clipping import clipped_grad as module_of_grad  # noqa: F401  (imported before its parts are patched)
 from sfumato.clipping import func_engine
@@ -14,6 +13,7 @@ from sfumato.data.poisson import shuffled_batch
 from sfumato.training import step as step_module
 from sfumato.training.noise import add_noise
 from sfumato.training.step import PrivateStep
+from tests.training import canary
 
 STEPS = 500
 

@@ -53,7 +53,7 @@ def epsilon(mechanism: Mechanism, delta: float, accountant: Accountant = "pld") 
     """
     if mechanism.sampling != "poisson":
         raise InputError(
-            "no epsilon is known for shuffled batches: they can leak several times what Poisson sampling does. Use privacy.sampling = \"poisson\"."
+            'no epsilon is known for shuffled batches: they can leak several times what Poisson sampling does. Use privacy.sampling = "poisson".'
         )
     if not 0 < delta < 1:
         raise InputError(f"delta must lie between 0 and 1, not {delta:g}. A power of ten below 1/N is usual.")
@@ -65,10 +65,10 @@ def epsilon(mechanism: Mechanism, delta: float, accountant: Accountant = "pld") 
     by_rdp = epsilon_rdp(*numbers)
     if accountant == "rdp":
         return Spent(by_rdp, by_rdp, None, "rdp")
-    by_pld, reason = epsilon_pld(*numbers)
-    if by_pld is None:
-        return Spent(by_rdp, by_rdp, None, "rdp", f"epsilon is RDP's: {reason}")
-    by_pld = min(by_pld, by_rdp)
+    tight = epsilon_pld(*numbers)
+    if tight.epsilon is None:
+        return Spent(by_rdp, by_rdp, None, "rdp", f"epsilon is RDP's: {tight.reason}")
+    by_pld = min(tight.epsilon, by_rdp)
     return Spent(by_pld, by_rdp, by_pld, "pld")
 
 

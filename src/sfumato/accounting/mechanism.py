@@ -7,6 +7,7 @@ from typing import Literal
 from sfumato.errors import InputError
 
 Sampling = Literal["poisson", "shuffled"]
+Accountant = Literal["pld", "rdp"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,9 @@
 """Epsilon for a person with several images."""
 
 import math
-import warnings
 
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.accounting.pld import grid_interval
+from sfumato.accounting.pld import epsilon_pld
 from sfumato.errors import InputError
 
 
@@ -29,19 +28,7 @@ def epsilon_person(mechanism: Mechanism, delta: float, max_images: int) -> float
         raise InputError('privacy.max_images_per_person needs privacy.sampling = "poisson": no epsilon is known for shuffled batches.')
     if mechanism.num_steps == 0:
         return 0.0
-    q, sigma = mechanism.sampling_prob, mechanism.noise_multiplier
-    if sigma == 0:
+    if mechanism.noise_multiplier == 0:
         return math.inf
-    interval, reason = grid_interval(min(1.0, max_images * q), sigma / max_images, mechanism.num_steps)
-    if reason:
-        return math.inf
-    from dp_accounting.pld import privacy_loss_distribution
-
-    images = range(max_images + 1)
-    probabilities = [math.comb(max_images, count) * q**count * (1 - q) ** (max_images - count) for count in images]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        one_step = privacy_loss_distribution.from_mixture_gaussian_mechanism(
-            sigma, list(map(float, images)), probabilities, value_discretization_interval=interval
-        )
-        return float(one_step.self_compose(mechanism.num_steps).get_epsilon_for_delta(delta))
+    tight = epsilon_pld(mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps, delta, max_images)
+    return math.inf if tight.epsilon is None else tight.epsilon

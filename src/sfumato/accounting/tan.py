@@ -33,7 +33,7 @@ def overcharge(mechanism: Mechanism, delta: float, epsilon: float) -> float:
     The Gaussian limit keeps q / sigma and S and lets sigma grow: it is what the same total
     amount of noise costs at a very large batch.
     """
-    from sfumato.accounting.pld import epsilon_gaussian
+    from sfumato.accounting.gaussian import epsilon_gaussian
 
     eta = snr(mechanism)
     if not 0 < eta < math.inf:

@@ -24,19 +24,28 @@ def check(
     from sfumato.clipping.checks import findings
 
     network, shape = _build(model, image_size, channels, num_classes)
+    example = torch.zeros(4, *shape)
     replaced: list[str] = []
     if fix:
         from sfumato.clipping.groupnorm_fix import fix_groupnorm
 
-        network, replaced = fix_groupnorm(network)
-    found = [{"module": finding.module, "reason": finding.reason, "remedy": finding.remedy} for finding in findings(network, torch.randn(4, *shape))]
+        before = {name: type(module) for name, module in network.named_modules()}
+        network = fix_groupnorm(network)
+        now = dict(network.named_modules())
+        replaced = [
+            f"{kind.__name__} at {name!r} by {type(now[name]).__name__}"
+            for name, kind in before.items()
+            if name in now and type(now[name]) is not kind
+        ]
+    found = findings(network, example)
     if json_:
-        output.print_json({"model": model, "compatible": not found, "findings": found, "replaced": replaced})
+        rows = [{"module": finding.path, "kind": finding.kind, "reason": finding.reason, "remedy": finding.remedy} for finding in found]
+        output.print_json({"model": model, "compatible": not found, "findings": rows, "replaced": replaced})
         return
     for line in replaced:
         print(f"replaced: {line}")
     for finding in found:
-        print(f"{finding['module'] or 'the model'}: {finding['reason']} {finding['remedy']}")
+        print(finding)
     print(f"{model}: {'compatible' if not found else 'cannot be trained privately as it is'}")
 
 

@@ -13,7 +13,7 @@ class Display:
 
     def __init__(self) -> None:
         self.live: Any = None
-        self.start = time.perf_counter()
+        self.start = 0.0
         self.first_step: int | None = None
         self.progress = Progress(message=self.message, step=self.step)
 
@@ -42,7 +42,7 @@ class Display:
 
     def step(self, facts: dict[str, Any]) -> None:
         if self.first_step is None:
-            self.first_step = facts["step"] - 1
+            self.first_step, self.start = facts["step"], time.perf_counter()
         text = self._line(facts)
         if self.live is not None:
             self.live.update(text)
@@ -51,8 +51,10 @@ class Display:
 
     def _line(self, facts: dict[str, Any]) -> str:
         done = facts["step"] - (self.first_step or 0)
-        left = (time.perf_counter() - self.start) / done * (facts["num_steps"] - facts["step"])
+        left = (time.perf_counter() - self.start) / max(done, 1) * (facts["num_steps"] - facts["step"])
         epsilon = f"  epsilon {facts['epsilon']:.3f}" if facts["epsilon"] is not None else ""
         accuracy = f"  held-out {output.per_cent(facts['accuracy'])}" if facts["accuracy"] is not None else ""
         minutes, seconds = divmod(int(left), 60)
-        return f"step {facts['step']}/{facts['num_steps']}{epsilon}{accuracy}  {facts['images_per_second']:,.0f} images/s  {minutes}:{seconds:02d} left"
+        return (
+            f"step {facts['step']}/{facts['num_steps']}{epsilon}{accuracy}  {facts['images_per_second']:,.0f} images/s  {minutes}:{seconds:02d} left"
+        )

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sfumato.accounting.mechanism import Accountant
 from sfumato.cli import output
 from sfumato.errors import InputError
 
@@ -17,13 +18,11 @@ def plan(
     noise_multiplier: Annotated[float | None, typer.Option(help="sigma.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon; never exceeded.")] = None,
     recipe: Annotated[str | None, typer.Option(help="Takes every number from this recipe instead.")] = None,
-    accountant: Annotated[str, typer.Option(help="pld (tighter) or rdp.")] = "pld",
+    accountant: Annotated[Accountant, typer.Option(help="pld (tighter) or rdp.")] = "pld",
     json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Solves for the one of --batch-size, --num-steps, --noise-multiplier and --epsilon that is left out."""
-    if accountant not in ("pld", "rdp"):
-        raise InputError(f'--accountant must be "pld" or "rdp", not {accountant!r}.')
-    given = {"batch_size": batch_size, "num_steps": num_steps, "noise_multiplier": noise_multiplier, "epsilon": epsilon}
+    given: dict[str, Any] = {"batch_size": batch_size, "num_steps": num_steps, "noise_multiplier": noise_multiplier, "epsilon": epsilon}
     if recipe is not None:
         if any(value is not None for value in (*given.values(), num_examples, delta)):
             raise InputError("--recipe states every number itself. Leave out the others, or leave out --recipe.")
@@ -40,7 +39,7 @@ def plan(
 def solve(
     num_examples: int,
     delta: float | None,
-    accountant: str,
+    accountant: Accountant,
     *,
     batch_size: int | None,
     num_steps: int | None,
@@ -64,10 +63,13 @@ def solve(
         raise InputError(f"--delta must lie between 0 and 1, not {delta:g}. A power of ten below 1/N is usual.")
     budget: dict[str, Any] = {"num_examples": num_examples, "target_epsilon": epsilon, "delta": delta, "accountant": accountant}
     if noise_multiplier is None:
+        assert batch_size is not None and num_steps is not None
         noise_multiplier = calibration.solve_noise_multiplier(batch_size=batch_size, num_steps=num_steps, **budget)
     elif num_steps is None:
+        assert batch_size is not None
         num_steps = calibration.solve_num_steps(batch_size=batch_size, noise_multiplier=noise_multiplier, **budget)
     elif batch_size is None:
+        assert num_steps is not None
         batch_size = calibration.solve_batch_size(num_steps=num_steps, noise_multiplier=noise_multiplier, **budget)
     assert batch_size is not None and num_steps is not None
     mechanism = Mechanism(num_examples, batch_size, noise_multiplier, num_steps)
@@ -103,7 +105,7 @@ def solve(
     }
 
 
-def _numbers_of(recipe: str) -> tuple[int, float | None, dict[str, Any], str]:
+def _numbers_of(recipe: str) -> tuple[int, float | None, dict[str, Any], Accountant]:
     """N, delta, the four quantities and the accountant of a recipe whose data set has a public N."""
     from sfumato import config
     from sfumato.cli.train import find_recipe

@@ -1,7 +1,7 @@
 """`sfumato predict`: classes and probabilities for images."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,9 +21,11 @@ def predict(
     from sfumato.training.trained import load_run
 
     trained = load_run(run)
-    paths, decoded = decode_images(images, image_size=trained.image_size, channels=trained.channels, mean=trained.mean, std=trained.std, report=output.note)
+    paths, decoded = decode_images(
+        images, image_size=trained.image_size, channels=trained.channels, mean=trained.mean, std=trained.std, report=output.note
+    )
     logits = trained.objective.decision_logits(predict_logits(trained.model, decoded))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for path, readable, probabilities in zip(paths, decoded.readable.tolist(), torch.softmax(logits.double(), 1).tolist(), strict=True):
         best = max(range(len(probabilities)), key=probabilities.__getitem__)
         rows.append(

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from sfumato import config
+from sfumato.accounting.mechanism import Accountant
 from sfumato.cli import output
 from sfumato.errors import InputError
 
@@ -19,7 +20,7 @@ def train(
     output_folder: Annotated[Path | None, typer.Option("--output", help="The run folder; default: runs/<recipe>-<time>.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Where the data lies; for named data sets default: $SFUMATO_DATA.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
-    accountant: Annotated[str | None, typer.Option(help="pld (tighter) or rdp.")] = None,
+    accountant: Annotated[Accountant | None, typer.Option(help="pld (tighter) or rdp.")] = None,
     non_private: Annotated[bool, typer.Option("--non-private", help="The same recipe without privacy, to show its price.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Shows every choice, epsilon and the time to expect; trains nothing.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Goes on with the run in --output, or the newest unfinished one.")] = False,
@@ -139,7 +140,9 @@ def _show_result(result: dict[str, Any], page: Path) -> None:
     print(f"held-out accuracy {output.per_cent(result['test_accuracy'])} (last weights {output.per_cent(result['test_accuracy_last'])})", end="")
     print(f", balanced {output.per_cent(result['balanced_accuracy'])}; always naming the largest class: {output.per_cent(result['majority_rate'])}")
     if result["private"]:
-        print(f"epsilon {output.number(result['epsilon'])} at delta {result['delta']:g}, one image replaced by zero (RDP {output.number(result['epsilon_rdp'])})")
+        print(
+            f"epsilon {output.number(result['epsilon'])} at delta {result['delta']:g}, one image replaced by zero (RDP {output.number(result['epsilon_rdp'])})"
+        )
     else:
         print(f"not private: {result['why_not_private']}")
     print(f"certificate {Path(result['run']) / 'privacy.json'}")

@@ -71,9 +71,11 @@ def training_curves(metrics: list[dict[str, Any]], *, with_epsilon: bool, majori
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(SETTINGS)
         # At 72 points an inch, one unit of the drawing is one pixel of a page 736 pixels wide.
-        figure = Figure(figsize=(736 / 72, (470 if spent else 300) / 72), layout="constrained")
+        # The frame is fixed rather than fitted to the text, so that no font moves a curve.
+        height = 470 if spent else 300
+        figure = Figure(figsize=(736 / 72, height / 72))
         FigureCanvasSVG(figure)
-        figure.get_layout_engine().set(hspace=0.05)
+        figure.subplots_adjust(left=52 / 736, right=1 - 4 / 736, top=1 - 28 / height, bottom=46 / height, hspace=0.25)
         panels = figure.subplots(2 if spent else 1, 1, sharex=True, squeeze=False, height_ratios=[3, 2] if spent else None)[:, 0]
         _draw_accuracy(panels[0], metrics, majority_rate)
         if spent:

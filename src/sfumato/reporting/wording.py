@@ -106,7 +106,13 @@ def _guarantee(privacy: dict[str, Any]) -> list[tuple[str, str, str]]:
     if privacy.get("epsilon_person") is not None or privacy.get("max_images_per_person") is not None:
         images = formats.count(privacy["max_images_per_person"])
         groups = f"Which images belong together: {privacy['person_groups']}."
-        rows.append(("Epsilon of a person", formats.epsilon(privacy.get("epsilon_person")), f"For all of up to {images} images of one person together. {groups}"))
+        rows.append(
+            (
+                "Epsilon of a person",
+                formats.epsilon(privacy.get("epsilon_person")),
+                f"For all of up to {images} images of one person together. {groups}",
+            )
+        )
     rows.append(("Relation", "", f"What is compared: {privacy['relation']}."))
     return rows
 
@@ -119,15 +125,21 @@ def _mechanism(privacy: dict[str, Any], is_private: bool) -> list[tuple[str, str
             f"{formats.count(privacy['batch_size'])} are expected. " + ("Which ones were drawn stays secret." if is_private else "")
         )
     else:
-        sampling = (
-            f"Batches of {formats.count(privacy['batch_size'])} of the {examples} training images in shuffled order. No epsilon of Poisson sampling holds for them."
-        )
+        sampling = f"Batches of {formats.count(privacy['batch_size'])} of the {examples} training images in shuffled order. No epsilon of Poisson sampling holds for them."
     rows = [
         ("Sampling", privacy["sampling"], sampling.strip()),
-        ("Noise multiplier", formats.quantity(privacy["noise_multiplier"]), "Standard deviation of the noise in units of what one image can contribute to a step."),
+        (
+            "Noise multiplier",
+            formats.quantity(privacy["noise_multiplier"]),
+            "Standard deviation of the noise in units of what one image can contribute to a step.",
+        ),
     ]
     if privacy["clipping_norm"] is not None:
-        rows.append(("Clipping norm", formats.quantity(privacy["clipping_norm"]), "The bound on each image's gradient, which limits what it can contribute."))
+        rows.append(
+            ("Clipping norm", formats.quantity(privacy["clipping_norm"]), "The bound on each image's gradient, which limits what it can contribute.")
+        )
     rows.append(("Steps", formats.count(privacy["num_steps"]), "Updates of the weights that are counted."))
-    rows.append(("Ledger", f"{formats.count(privacy['ledger_lines'])} lines", f"The record of every update; its last hash is {privacy['ledger_head']}."))
+    rows.append(
+        ("Ledger", f"{formats.count(privacy['ledger_lines'])} lines", f"The record of every update; its last hash is {privacy['ledger_head']}.")
+    )
     return rows

@@ -24,7 +24,9 @@ def expected_seconds(plan: Plan, facts: Facts, device: str = "auto") -> float:
     streams = Streams(new_key(), {}, {})
     times = []
     for step in (1, 2, 3):
-        randomness = draw(mechanism, lambda: np.arange(size) % 8, learner.num_parameters, learner.views, streams.stream("noise"), streams.stream("view"))
+        randomness = draw(
+            mechanism, lambda: np.arange(size) % 8, learner.num_parameters, learner.views, streams.stream("noise"), streams.stream("view")
+        )
         start = time.perf_counter()
         learner.update(learner.dataset.train, randomness, step)
         times.append(time.perf_counter() - start)

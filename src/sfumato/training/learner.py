@@ -50,9 +50,7 @@ class Learner:
         self._build(seed=int(seed[0]) >> 1)
         recipe = self.plan.recipe
         if recipe.privacy is None:
-            self.step: Any = OrdinaryStep(
-                self.state.model, self.objective, self.views, self.microbatch_size, recipe.optimizer.max_grad_norm
-            )
+            self.step: Any = OrdinaryStep(self.state.model, self.objective, self.views, self.microbatch_size, recipe.optimizer.max_grad_norm)
             return
         grad_fn = clipped_grad(
             self.state.model,

@@ -73,11 +73,10 @@ def train(
         return read_json(folder / "result.json")
     if resume and not folder.is_dir():
         raise InputError(f"{folder} is no run folder, so there is nothing to resume. Name the folder of a run, or leave out --resume.")
+    refuse_large_groups(plan, dataset)
     recorded = sessions.recorded_environment(folder) if resume else None
     learner = build_learner(plan, dataset, pick_device(device), recorded)
-    environment = describe(
-        learner.device, engine=learner.engine, microbatch_size=learner.microbatch_size, precision=plan.recipe.training.precision
-    )
+    environment = describe(learner.device, engine=learner.engine, microbatch_size=learner.microbatch_size, precision=plan.recipe.training.precision)
     if resume:
         session = sessions.resume(folder, plan, dataset, environment)
     else:
@@ -87,6 +86,23 @@ def train(
         return _Run(plan, dataset, learner, session, progress).finish()
     finally:
         session.ledger.close()
+
+
+def refuse_large_groups(plan: Plan, dataset: Dataset) -> None:
+    """Refuses a person with more images than the certificate would cover.
+
+    Raises:
+        InputError: Naming the group.
+    """
+    privacy, largest = plan.recipe.privacy, dataset.train.largest_group()
+    if privacy is None or privacy.max_images_per_person is None or largest is None:
+        return
+    group, count = largest
+    if count > privacy.max_images_per_person:
+        raise InputError(
+            f"group {group!r} has {count} training images, more than privacy.max_images_per_person = {privacy.max_images_per_person}: its "
+            "epsilon would not be covered. Raise the limit or remove images."
+        )
 
 
 class _Run:

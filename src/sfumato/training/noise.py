@@ -6,8 +6,6 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from sfumato.randomness import Stream
-
 _GRID_BITS = 12
 
 

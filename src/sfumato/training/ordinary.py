@@ -25,9 +25,7 @@ class OrdinaryStep:
         self.microbatch_size = microbatch_size
         self.max_grad_norm = max_grad_norm
 
-    def __call__(
-        self, images: ImageSet, parameters: dict[str, torch.Tensor], randomness: Randomness
-    ) -> tuple[dict[str, torch.Tensor], Statistics]:
+    def __call__(self, images: ImageSet, parameters: dict[str, torch.Tensor], randomness: Randomness) -> tuple[dict[str, torch.Tensor], Statistics]:
         device = next(iter(parameters.values())).device
         drawn = torch.from_numpy(randomness.indices)
         drawn = drawn[images.readable[drawn]]

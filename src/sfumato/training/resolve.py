@@ -57,6 +57,7 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     privacy, training = recipe.privacy, recipe.training
     warnings: list[str] = []
     if privacy is None:
+        assert training.batch_size is not None and training.num_steps is not None
         mechanism = Mechanism(n, min(training.batch_size, n), 0.0, training.num_steps, "shuffled")
         return Plan(recipe, mechanism, False, "the recipe has no [privacy] section: this is ordinary training", choices, warnings)
 
@@ -66,31 +67,42 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     if delta > 1 / n:
         warnings.append(f"delta = {delta:g} is more than 1/N = {1 / n:.3g}: publishing one image at random would satisfy it. Choose a smaller delta.")
     if target is None and sigma is None:
-        raise InputError("the recipe states no budget: give --epsilon E (smaller is more private; 1 is strong, 3 usual, 8 weak), or privacy.noise_multiplier.")
+        raise InputError(
+            "the recipe states no budget: give --epsilon E (smaller is more private; 1 is strong, 3 usual, 8 weak), or privacy.noise_multiplier."
+        )
     if batch_size is not None and batch_size > n:
         raise InputError(f"training.batch_size = {batch_size} is more than the {n} training images. Choose a smaller one.")
+    if privacy.max_images_per_person is not None and privacy.sampling == "shuffled":
+        raise InputError('privacy.max_images_per_person needs privacy.sampling = "poisson": no epsilon is known for shuffled batches.')
+    if target is not None and sigma == 0:
+        raise InputError("noise_multiplier 0 has no finite epsilon, so it cannot meet a target_epsilon. Leave one of them out.")
 
     if target is not None:
-        budget = {"target_epsilon": target, "delta": delta, "accountant": privacy.accountant}
         if sigma is None:
-            sigma = calibration.solve_noise_multiplier(num_examples=n, batch_size=batch_size, num_steps=num_steps, **budget)
+            assert batch_size is not None and num_steps is not None
+            sigma = calibration.solve_noise_multiplier(
+                batch_size=batch_size, num_steps=num_steps, num_examples=n, target_epsilon=target, delta=delta, accountant=privacy.accountant
+            )
             choices.append(Choice("privacy.noise_multiplier", sigma, f"the least noise within epsilon {target:g}"))
         elif batch_size is None:
-            batch_size = calibration.solve_batch_size(num_examples=n, num_steps=num_steps, noise_multiplier=sigma, **budget)
+            assert num_steps is not None
+            batch_size = calibration.solve_batch_size(
+                num_steps=num_steps, noise_multiplier=sigma, num_examples=n, target_epsilon=target, delta=delta, accountant=privacy.accountant
+            )
             choices.append(Choice("training.batch_size", batch_size, f"the largest batch within epsilon {target:g}"))
-        elif num_steps is not None and not cut_to_target:
-            pass
-        elif sigma > 0:
-            most = calibration.solve_num_steps(num_examples=n, batch_size=batch_size, noise_multiplier=sigma, **budget)
+        elif num_steps is None or cut_to_target:
+            most = calibration.solve_num_steps(
+                batch_size=batch_size, noise_multiplier=sigma, num_examples=n, target_epsilon=target, delta=delta, accountant=privacy.accountant
+            )
             if num_steps is None:
                 choices.append(Choice("training.num_steps", most, f"the most updates within epsilon {target:g}"))
-                num_steps = most
             elif num_steps > most:
-                warnings.append(f"only {most} of {num_steps} steps fit epsilon {target:g}: the run stops there. Raise the noise or the target for more.")
-                num_steps = most
-        else:
-            raise InputError("noise_multiplier 0 has no finite epsilon, so it cannot meet a target_epsilon. Leave one of them out.")
+                warnings.append(
+                    f"only {most} of {num_steps} steps fit epsilon {target:g}: the run stops there. Raise the noise or the target for more."
+                )
+            num_steps = most if num_steps is None else min(num_steps, most)
 
+    assert batch_size is not None and num_steps is not None and sigma is not None
     resolved = recipe.model_copy(
         update={
             "privacy": privacy.model_copy(update={"noise_multiplier": sigma}),

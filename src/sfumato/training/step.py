@@ -8,7 +8,7 @@ import torch
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping.clipped_grad import GradFn
-from sfumato.data.augmentation import augment
+from sfumato.data.augmentation import Kind, augment
 from sfumato.data.dataset import ImageSet
 from sfumato.randomness import Stream
 from sfumato.training.noise import add_noise, words_needed
@@ -18,7 +18,7 @@ from sfumato.training.noise import add_noise, words_needed
 class Views:
     """Which views of an image are averaged; ``augmult`` = K, 0 for the image as it is."""
 
-    kind: str
+    kind: Kind
     augmult: int
     padding: int
 
@@ -74,9 +74,7 @@ class PrivateStep:
         self.microbatch_size = microbatch_size
         self.noise_stddev = mechanism.noise_multiplier * grad_fn.sensitivity
 
-    def __call__(
-        self, images: ImageSet, parameters: dict[str, torch.Tensor], randomness: Randomness
-    ) -> tuple[dict[str, torch.Tensor], Statistics]:
+    def __call__(self, images: ImageSet, parameters: dict[str, torch.Tensor], randomness: Randomness) -> tuple[dict[str, torch.Tensor], Statistics]:
         device = next(iter(parameters.values())).device
         grad_sum = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in parameters.items()}
         norms, losses = [], []

@@ -37,7 +37,9 @@ def load_run(folder: Path) -> Trained:
 
     path = folder / "model.safetensors"
     if not path.exists():
-        raise InputError(f"{folder} has no model.safetensors: it is no finished run. Finish it by `sfumato train ... --resume`, or name another folder.")
+        raise InputError(
+            f"{folder} has no model.safetensors: it is no finished run. Finish it by `sfumato train ... --resume`, or name another folder."
+        )
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()

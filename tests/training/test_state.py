@@ -1,0 +1,86 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from sfumato.config import parse
+from sfumato.training.ema import Ema, warmed_up_decay
+from sfumato.training.state import State, learning_rate
+
+
+def recipe(**optimizer):
+    return parse(
+        {"data": {"name": "digits"}, "optimizer": {"learning_rate": 0.5, **optimizer}, "ema": {"decay": [0.9, 0.5]}, "training": {"num_steps": 9}}
+    )
+
+
+def test_ema_follows_the_papers_warm_up_once_per_update():
+    values = [torch.tensor([float(x)]) for x in (3, -1, 4, 1, -5, 9, 2, 6)]
+    parameters = {"w": torch.tensor([10.0])}
+    ema = Ema(parameters, [0.3])
+    expected = 10.0
+    for step, value in enumerate(values, start=1):
+        parameters["w"] = value
+        ema.update(parameters, step)
+        t = step - 1
+        decay = min(0.3, (1 + t) / (10 + t))
+        expected = decay * expected + (1 - decay) * float(value)
+    assert float(ema.averages[0]["w"]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_warm_up_binds_for_a_whole_run_at_decay_0_9999():
+    assert warmed_up_decay(0.9999, 1) == 0.1
+    assert all(warmed_up_decay(0.9999, step) < 0.9999 for step in range(1, 2469))
+
+
+@pytest.mark.parametrize("momentum, dampening", [(0.0, 0.0), (0.9, 0.0), (0.9, 0.9)])
+def test_updates_are_sgd_on_the_private_gradient(momentum, dampening):
+    model = nn.Linear(3, 2)
+    twin = nn.Linear(3, 2)
+    twin.load_state_dict(model.state_dict())
+    state = State(model, recipe(momentum=momentum, dampening=dampening))
+    reference = torch.optim.SGD(twin.parameters(), lr=0.5, momentum=momentum, dampening=dampening)
+    for step in range(1, 6):
+        gradient = {name: torch.randn(value.shape) for name, value in model.named_parameters()}
+        state.update(gradient, step)
+        for name, value in twin.named_parameters():
+            value.grad = gradient[name]
+        reference.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert all(value.grad is None for value in model.parameters())
+
+
+def test_a_state_goes_on_bit_for_bit_from_its_tensors():
+    gradients = [{"weight": torch.randn(2, 3), "bias": torch.randn(2)} for _ in range(8)]
+    torch.manual_seed(0)
+    whole = State(nn.Linear(3, 2), recipe(momentum=0.9))
+    torch.manual_seed(0)
+    first = State(nn.Linear(3, 2), recipe(momentum=0.9))
+    for step in range(1, 5):
+        whole.update(gradients[step], step)
+        first.update(gradients[step], step)
+    second = State(nn.Linear(3, 2), recipe(momentum=0.9))
+    second.load({name: value.clone() for name, value in first.tensors().items()})
+    for step in range(5, 8):
+        whole.update(gradients[step], step)
+        second.update(gradients[step], step)
+    tensors, expected = second.tensors(), whole.tensors()
+    assert tensors.keys() == expected.keys() and all(torch.equal(tensors[name], expected[name]) for name in expected)
+
+
+def test_averaged_weights_are_used_inside_the_block_only():
+    state = State(nn.Linear(3, 2), recipe())
+    for step in range(1, 4):
+        state.update({"weight": torch.randn(2, 3), "bias": torch.randn(2)}, step)
+    last = state.model.weight.clone()
+    with state.averaged_weights():
+        assert torch.equal(state.model.weight, state.ema.averages[0]["weight"])
+    assert torch.equal(state.model.weight, last)
+
+
+def test_the_learning_rate_warms_up_then_stays_or_follows_a_cosine():
+    assert [learning_rate(2.0, "constant", 4, step, 10) for step in (1, 2, 4, 5, 10)] == [0.5, 1.0, 2.0, 2.0, 2.0]
+    assert learning_rate(2.0, "cosine", 0, 1, 10) == 2.0
+    assert learning_rate(2.0, "cosine", 0, 6, 10) == pytest.approx(1.0)
+    assert learning_rate(2.0, "cosine", 2, 10, 10) == pytest.approx(1 + math.cos(math.pi * 7 / 8))
