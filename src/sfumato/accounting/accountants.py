@@ -2,15 +2,17 @@
 
 import bisect
 import dataclasses
+import functools
 import math
-from typing import Literal
 
-from sfumato.accounting.mechanism import Mechanism
-from sfumato.accounting.pld import epsilon_pld
+from sfumato.accounting.mechanism import Accountant, Mechanism
+from sfumato.accounting.pld import Cost, epsilon_pld
 from sfumato.accounting.rdp import epsilon_rdp
 from sfumato.errors import InputError
 
-Accountant = Literal["pld", "rdp"]
+_CURVE_POINTS = 30
+# A curve takes PLD at every point where one costs at most this; else RDP before the last.
+_CURVE_SECONDS = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,9 +20,9 @@ class Spent:
     """The epsilon of a mechanism at one delta, for one image's contribution replaced by zero.
 
     Attributes:
-        epsilon: PLD's, capped by RDP's; RDP's where it was asked for or PLD cannot certify.
+        epsilon: PLD's, never above RDP's; RDP's where it was asked for or PLD cannot certify.
         epsilon_rdp: By Renyi DP at real orders, improved conversion.
-        epsilon_pld: By privacy loss distributions, capped by RDP's; None where it was not computed.
+        epsilon_pld: By privacy loss distributions; None where it was not computed or not certified.
         accountant: Which of the two ``epsilon`` is.
         note: Why it is not the one that was asked for; else "".
     """
@@ -36,7 +38,8 @@ def epsilon(mechanism: Mechanism, delta: float, accountant: Accountant = "pld") 
     """What a mechanism spends.
 
     Guarantee: each number is an upper bound on the epsilon of the mechanism's T steps at
-    ``delta``, add-or-remove-one; no steps spend 0, no noise spends infinity.
+    ``delta``, for one image's contribution replaced by zero (the same as add-or-remove-one);
+    no steps spend 0, no noise spends infinity.
 
     Args:
         mechanism: Its sampling must be "poisson".
@@ -49,7 +52,7 @@ def epsilon(mechanism: Mechanism, delta: float, accountant: Accountant = "pld") 
     Example:
         >>> spent = epsilon(Mechanism(50_000, 4096, noise_multiplier=3.0, num_steps=2468), delta=1e-5)
         >>> round(spent.epsilon_rdp, 2), round(spent.epsilon_pld, 2)
-        (7.05, 6.53)
+        (7.05, 6.54)
     """
     if mechanism.sampling != "poisson":
         raise InputError(
@@ -57,34 +60,57 @@ def epsilon(mechanism: Mechanism, delta: float, accountant: Accountant = "pld") 
         )
     if not 0 < delta < 1:
         raise InputError(f"delta must lie between 0 and 1, not {delta:g}. A power of ten below 1/N is usual.")
+    return _epsilon(mechanism, delta, accountant)
+
+
+@functools.lru_cache(maxsize=4096)
+def _epsilon(mechanism: Mechanism, delta: float, accountant: Accountant) -> Spent:
     if mechanism.num_steps == 0:
         return Spent(0.0, 0.0, 0.0 if accountant == "pld" else None, accountant)
     if mechanism.noise_multiplier == 0:
-        return Spent(math.inf, math.inf, None, "rdp", "without noise no epsilon is finite")
+        return Spent(math.inf, math.inf, None, "rdp", "without noise no epsilon is finite.")
     numbers = (mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps, delta)
     by_rdp = epsilon_rdp(*numbers)
     if accountant == "rdp":
         return Spent(by_rdp, by_rdp, None, "rdp")
-    tight = epsilon_pld(*numbers)
-    if tight.epsilon is None:
-        return Spent(by_rdp, by_rdp, None, "rdp", f"epsilon is RDP's: {tight.reason}")
-    by_pld = min(tight.epsilon, by_rdp)
-    return Spent(by_pld, by_rdp, by_pld, "pld")
+    by_pld = epsilon_pld(*numbers)
+    reason = by_pld.reason
+    if by_pld.epsilon is not None and by_pld.epsilon <= by_rdp:
+        return Spent(by_pld.epsilon, by_rdp, by_pld.epsilon, "pld")
+    return Spent(by_rdp, by_rdp, None, "rdp", f"epsilon is RDP's: {reason or 'PLD is not below it here, so its grid is too coarse.'}")
 
 
 class EpsilonCurve:
-    """Epsilon after any number of steps, computed once at about twenty of them.
+    """Epsilon after any number of steps up to ``num_steps``, computed once at a few of them.
 
-    A value is read at the next computed step, never interpolated, so it is an upper bound.
+    Guarantee: an upper bound, since a value is read at the next computed step, never interpolated. It
+    never falls as steps grow, and ends at exactly ``epsilon(mechanism, delta, accountant)``.
+
+    Attributes:
+        spent: What all steps spend.
     """
 
     def __init__(self, mechanism: Mechanism, delta: float, accountant: Accountant = "pld") -> None:
+        self._mechanism, self._delta, self._accountant = mechanism, delta, accountant
+        self.spent = epsilon(mechanism, delta, accountant)
         last = mechanism.num_steps
-        self._steps = sorted({0, *(math.ceil(last * part / 20) for part in range(1, 21))})
-        values = [epsilon(mechanism.replace(num_steps=step), delta, accountant).epsilon for step in self._steps]
+        # Epsilon grows about as the root of the steps: even steps of the root are even steps of epsilon.
+        self._steps = sorted({0, *(math.ceil(last * (i / _CURVE_POINTS) ** 2) for i in range(1, _CURVE_POINTS)), last})
+        before: Accountant = "pld" if accountant == "pld" and _is_cheap(mechanism) else "rdp"
+        values = [epsilon(mechanism.replace(num_steps=step), delta, before).epsilon for step in self._steps[:-1]]
+        values.append(self.spent.epsilon)
         # Later steps spend at least as much, so a smaller bound found there holds before, too.
-        self._values = [min(values[number:]) for number in range(len(values))]
+        self._values = [min(values[i:]) for i in range(len(values))]
 
     def at(self, step: int) -> float:
-        """Upper bound on what the first ``step`` updates spend, step <= num_steps."""
+        """Upper bound on what the first ``step`` updates spend."""
+        if step > self._steps[-1]:  # more than planned: steps that were drawn afresh count again
+            return epsilon(self._mechanism.replace(num_steps=step), self._delta, self._accountant).epsilon
         return self._values[bisect.bisect_left(self._steps, step)]
+
+
+def _is_cheap(mechanism: Mechanism) -> bool:
+    if mechanism.sampling_prob == 1 or mechanism.num_steps == 0 or mechanism.noise_multiplier == 0:
+        return True
+    cost = Cost.of(mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps)
+    return cost.seconds(cost.interval) <= _CURVE_SECONDS

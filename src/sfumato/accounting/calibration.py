@@ -1,46 +1,51 @@
 """Solving for what a budget allows; the target is never exceeded.
 
-Each solver ends with the accountant's own word: the value that it returns was certified to
-meet the target, and its neighbour was seen to exceed it.
+Each solver searches whole numbers (for sigma: the ranks of the numbers of 4 significant digits) and ends where the accountant
+certifies one and refuses its neighbour, so that the answer is the accountant's own, whatever the search started from.
 """
 
 import math
 from collections.abc import Callable
 
-from sfumato.accounting.accountants import Accountant, epsilon
-from sfumato.accounting.mechanism import Mechanism
+from sfumato.accounting.accountants import epsilon
+from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.errors import InputError
 
-_SMALLEST_SIGMA, _LARGEST_SIGMA = 0.05, 1e6
-_MOST_STEPS = 10**9
-_EXACT_STEPS = 20_000  # above, steps are found to 0.1 %
+SMALLEST_SIGMA, LARGEST_SIGMA = 0.05, 1e6
+MOST_STEPS = 10**9
+_EXACT_STEPS = 20_000
 
 
 def solve_noise_multiplier(
     *, num_examples: int, batch_size: int, num_steps: int, target_epsilon: float, delta: float, accountant: Accountant = "pld"
 ) -> float:
-    """The smallest sigma of 4 significant digits within the target.
+    """The smallest noise multiplier of 4 significant digits within the target.
+
+    Guarantee: ``epsilon`` at the answer is at most the target; 0.1 % less noise exceeds it,
+    unless the answer is ``SMALLEST_SIGMA``, below which no budget means anything.
 
     Raises:
         InputError: If the budget is impossible.
+
+    Example:
+        >>> solve_noise_multiplier(num_examples=50_000, batch_size=4096, num_steps=875, target_epsilon=1.0, delta=1e-5, accountant="rdp")
+        9.885
     """
-    check_budget(target_epsilon, delta)
-    if num_steps == 0:
-        return _SMALLEST_SIGMA
+    _check_budget(target_epsilon, delta)
     mechanism = Mechanism(num_examples, batch_size, 1.0, num_steps)
-
-    def spent(negative_rank: int, by: Accountant) -> float:
-        return epsilon(mechanism.replace(noise_multiplier=_sigma(-negative_rank)), delta, by).epsilon
-
-    lowest, highest = -_rank(_LARGEST_SIGMA), -_rank(_SMALLEST_SIGMA)
-    # A Gaussian's signal sqrt(T) q / sigma gives epsilon of about signal sqrt(2 ln 1/delta).
-    guess = math.sqrt(num_steps) * mechanism.sampling_prob * math.sqrt(2 * math.log(1 / delta) + 2 * target_epsilon) / target_epsilon
-    start = -_rank(min(max(guess, _SMALLEST_SIGMA), _LARGEST_SIGMA))
-    found = _largest(spent, target_epsilon, lowest, highest, start, accountant)
+    signal = math.sqrt(num_steps) * mechanism.sampling_prob / _gaussian_mu(target_epsilon, delta)
+    found = _largest(
+        lambda n: mechanism.replace(noise_multiplier=_sigma(-n)),
+        low=-_rank(LARGEST_SIGMA),
+        high=-_rank(SMALLEST_SIGMA),
+        guess=-_rank(min(max(signal, SMALLEST_SIGMA), LARGEST_SIGMA)),
+        budget=(target_epsilon, delta, accountant),
+    )
     if found is None:
+        least = epsilon(mechanism.replace(noise_multiplier=LARGEST_SIGMA), delta, accountant).epsilon
         raise InputError(
-            f"epsilon {target_epsilon:g} at delta {delta:g} cannot be met by any noise_multiplier up to {_LARGEST_SIGMA:g} "
-            f"over {num_steps} steps. Ask for fewer steps or a larger epsilon."
+            f"epsilon {target_epsilon:g} at delta {delta:g} over {num_steps} steps needs a noise_multiplier above {LARGEST_SIGMA:g}. "
+            f"Ask for fewer steps, or for epsilon {_round_up(least):g} or more."
         )
     return _sigma(-found)
 
@@ -48,25 +53,30 @@ def solve_noise_multiplier(
 def solve_num_steps(
     *, num_examples: int, batch_size: int, noise_multiplier: float, target_epsilon: float, delta: float, accountant: Accountant = "pld"
 ) -> int:
-    """The most steps within the target; exact up to 20,000, above to 0.1 %.
+    """The most steps within the target, at most ``MOST_STEPS``.
+
+    Guarantee: ``epsilon`` at the answer is at most the target; one step more (above 20,000 steps: 0.1 % more) exceeds it.
 
     Raises:
         InputError: If the budget is impossible, or one step exceeds it.
     """
-    check_budget(target_epsilon, delta)
+    _check_budget(target_epsilon, delta)
     mechanism = Mechanism(num_examples, batch_size, noise_multiplier, 1)
     _check_noise(noise_multiplier)
-
-    def spent(num_steps: int, by: Accountant) -> float:
-        return epsilon(mechanism.replace(num_steps=num_steps), delta, by).epsilon
-
-    signal = target_epsilon / math.sqrt(2 * math.log(1 / delta) + 2 * target_epsilon)
-    start = int(min(max((signal * noise_multiplier / mechanism.sampling_prob) ** 2, 1), _MOST_STEPS))
-    found = _largest(spent, target_epsilon, 1, _MOST_STEPS, start, accountant, slack=lambda n: n // 2000 if n > _EXACT_STEPS else 0)
+    guess = (_gaussian_mu(target_epsilon, delta) * noise_multiplier / mechanism.sampling_prob) ** 2
+    found = _largest(
+        lambda n: mechanism.replace(num_steps=n),
+        low=1,
+        high=MOST_STEPS,
+        guess=int(min(max(guess, 1), MOST_STEPS)),
+        budget=(target_epsilon, delta, accountant),
+        gap=lambda n: n // 2000 if n > _EXACT_STEPS else 1,
+    )
     if found is None:
+        least = epsilon(mechanism, delta, accountant).epsilon
         raise InputError(
-            f"one step already spends epsilon {spent(1, accountant):.4g}, more than {target_epsilon:g}, at noise_multiplier {noise_multiplier:g} "
-            f"and batch_size {batch_size}. Raise the noise, or take a smaller batch."
+            f"one step already spends epsilon {least:.4g}, more than {target_epsilon:g}, at noise_multiplier {noise_multiplier:g} "
+            f"and batch_size {batch_size}. Raise the noise, take a smaller batch, or ask for epsilon {_round_up(least):g} or more."
         )
     return found
 
@@ -76,28 +86,32 @@ def solve_batch_size(
 ) -> int:
     """The largest expected batch within the target.
 
+    Guarantee: ``epsilon`` at the answer is at most the target; one image more exceeds it, unless the answer is every image.
+
     Raises:
         InputError: If the budget is impossible, or a batch of one exceeds it.
     """
-    check_budget(target_epsilon, delta)
+    _check_budget(target_epsilon, delta)
     mechanism = Mechanism(num_examples, 1, noise_multiplier, num_steps)
     _check_noise(noise_multiplier)
-
-    def spent(batch_size: int, by: Accountant) -> float:
-        return epsilon(mechanism.replace(batch_size=batch_size), delta, by).epsilon
-
-    signal = target_epsilon / math.sqrt(2 * math.log(1 / delta) + 2 * target_epsilon)
-    guess = signal * noise_multiplier * num_examples / math.sqrt(max(num_steps, 1))
-    found = _largest(spent, target_epsilon, 1, num_examples, int(min(max(guess, 1), num_examples)), accountant)
+    guess = _gaussian_mu(target_epsilon, delta) * noise_multiplier * num_examples / math.sqrt(max(num_steps, 1))
+    found = _largest(
+        lambda n: mechanism.replace(batch_size=n),
+        low=1,
+        high=num_examples,
+        guess=int(min(max(guess, 1), num_examples)),
+        budget=(target_epsilon, delta, accountant),
+    )
     if found is None:
+        least = epsilon(mechanism, delta, accountant).epsilon
         raise InputError(
-            f"even an expected batch of 1 spends epsilon {spent(1, accountant):.4g}, more than {target_epsilon:g}, at noise_multiplier "
-            f"{noise_multiplier:g} over {num_steps} steps. Raise the noise, or take fewer steps."
+            f"even an expected batch of 1 spends epsilon {least:.4g}, more than {target_epsilon:g}, at noise_multiplier {noise_multiplier:g} "
+            f"over {num_steps} steps. Raise the noise, take fewer steps, or ask for epsilon {_round_up(least):g} or more."
         )
     return found
 
 
-def check_budget(target_epsilon: float, delta: float) -> None:
+def _check_budget(target_epsilon: float, delta: float) -> None:
     """Refuses budgets that nothing can meet."""
     if not (math.isfinite(target_epsilon) and target_epsilon > 0):
         raise InputError(f"epsilon must be positive and finite, not {target_epsilon:g}: 0 would mean to learn nothing. 1 is strong, 3 usual, 8 weak.")
@@ -110,60 +124,67 @@ def _check_noise(noise_multiplier: float) -> None:
         raise InputError(f"noise_multiplier {noise_multiplier:g} has no finite epsilon, so it cannot meet a target. Choose a positive one.")
 
 
+def _gaussian_mu(epsilon: float, delta: float) -> float:
+    """About the mu = sqrt(T) q / sigma that spends epsilon in the Gaussian limit: only ever a starting point."""
+    tail = 2 * math.log(1 / delta)
+    return math.sqrt(tail + 2 * epsilon) - math.sqrt(tail)
+
+
 def _largest(
-    spent: Callable[[int, Accountant], float],
-    target: float,
+    mechanism_of: Callable[[int], Mechanism],
+    *,
     low: int,
     high: int,
-    start: int,
-    accountant: Accountant,
-    slack: Callable[[int], int] = lambda n: 0,
+    guess: int,
+    budget: tuple[float, float, Accountant],
+    gap: Callable[[int], int] = lambda n: 1,
 ) -> int | None:
-    """The largest n in [low, high] with spent(n) <= target, for spent increasing in n; None if there is none.
+    """The largest n in [low, high] within the budget, for a mechanism that spends more as n grows; None if there is none.
 
-    Searches by RDP first, since that takes milliseconds, and starts the accountant's own
-    search from there.
+    RDP takes milliseconds, PLD much longer. So RDP finds where to start, at targets raised by what PLD was seen to save.
     """
-    if accountant != "rdp":
-        by_rdp = _bracket(lambda n: spent(n, "rdp"), target, low, high, start, slack)
-        start = by_rdp if by_rdp is not None else low
-    return _bracket(lambda n: spent(n, accountant), target, low, high, start, slack)
+    target, delta, accountant = budget
+
+    def search(start: int, target: float, by: Accountant) -> int | None:
+        return _search(lambda n: epsilon(mechanism_of(n), delta, by).epsilon <= target, low, high, start, gap)
+
+    if accountant == "pld":
+        relaxed = target
+        for _ in range(2):
+            by_rdp = search(guess, relaxed, "rdp")
+            if by_rdp is None:
+                break
+            guess = by_rdp
+            spent = epsilon(mechanism_of(guess), delta)
+            if spent.epsilon <= 0:
+                break
+            relaxed = target * spent.epsilon_rdp / spent.epsilon
+    found = search(guess, target, accountant)
+    assert found is None or epsilon(mechanism_of(found), delta, accountant).epsilon <= target
+    return found
 
 
-def _bracket(spent: Callable[[int], float], target: float, low: int, high: int, start: int, slack: Callable[[int], int]) -> int | None:
-    good: tuple[int, float] | None = None  # the largest n seen within the target
-    bad: tuple[int, float] | None = None  # the smallest seen beyond it
-    n, stride = start, max(abs(start) // 16, 1)
-    while True:
-        value = spent(n)
-        if value <= target:
-            good = (n, value)
-            if n == high:
-                return n
-        else:
-            bad = (n, value)
-            if n == low:
-                return None
-        if good and bad:
-            if bad[0] - good[0] <= 1 + slack(good[0]):
-                return good[0]
-            n = _between(good, bad, target)
-        else:
-            n = min(n + stride, high) if good else max(n - stride, low)
-            stride *= 4
-
-
-def _between(good: tuple[int, float], bad: tuple[int, float], target: float) -> int:
-    """Regula falsi on log epsilon, kept at least an eighth of the gap (and one) away from either end."""
-    gap = bad[0] - good[0]
-    share = 0.5
-    if 0 < good[1] < bad[1] < math.inf:
-        share = math.log(target / good[1]) / math.log(bad[1] / good[1])
-    if gap > 64:
-        # Aim a little to one side of the estimate, so that both ends close in.
-        share += 2 / gap if share < 0.5 else -2 / gap
-        share = min(max(share, 1 / gap), 1 - 1 / gap)
-    return min(max(good[0] + round(share * gap), good[0] + 1), bad[0] - 1)
+def _search(within: Callable[[int], bool], low: int, high: int, start: int, gap: Callable[[int], int]) -> int | None:
+    """A good n whose n + gap is bad (or n = high): growing strides from the start, then halving."""
+    good, bad = (start, None) if within(start) else (None, start)
+    stride = gap(start)
+    while bad is None:
+        assert good is not None
+        if good == high:
+            return high
+        probe = min(good + stride, high)
+        good, bad = (probe, None) if within(probe) else (good, probe)
+        stride *= 2
+    while good is None:
+        if bad == low:
+            return None
+        probe = max(bad - stride, low)
+        good, bad = (probe, bad) if within(probe) else (None, probe)
+        stride *= 2
+    while bad - good > gap(good):
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if within(middle) else (good, middle)
+    return good
 
 
 def _sigma(rank: int) -> float:
@@ -173,7 +194,14 @@ def _sigma(rank: int) -> float:
 
 
 def _rank(sigma: float) -> int:
-    """The rank of the smallest number of 4 significant digits that is at least sigma."""
-    decade = math.floor(math.log10(sigma))
-    rank = decade * 9000 + math.ceil(round(sigma / 10.0 ** (decade - 3), 6)) - 1000
-    return rank
+    """About the rank of sigma; exact for numbers of 4 significant digits."""
+    decade = math.floor(math.log10(sigma) + 1e-9)
+    return decade * 9000 + round(sigma / 10.0**decade * 1000) - 1000
+
+
+def _round_up(epsilon: float) -> float:
+    """To 3 significant digits, for a message that names a feasible target."""
+    if epsilon <= 0 or not math.isfinite(epsilon):
+        return epsilon
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
+    return math.ceil(epsilon / unit * (1 + 1e-12)) * unit

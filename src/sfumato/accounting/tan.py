@@ -2,6 +2,7 @@
 
 import math
 
+from sfumato.accounting.gaussian import epsilon_gaussian
 from sfumato.accounting.mechanism import Mechanism
 
 
@@ -32,9 +33,10 @@ def overcharge(mechanism: Mechanism, delta: float, epsilon: float) -> float:
 
     The Gaussian limit keeps q / sigma and S and lets sigma grow: it is what the same total
     amount of noise costs at a very large batch.
-    """
-    from sfumato.accounting.gaussian import epsilon_gaussian
 
+    Returns:
+        NaN where the limit is 0 or not finite.
+    """
     eta = snr(mechanism)
     if not 0 < eta < math.inf:
         return math.nan

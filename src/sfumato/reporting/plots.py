@@ -19,7 +19,7 @@ INK, FAINT, FIRST, SECOND = "#000001", "#000002", "#000003", "#000004"
 VARIABLES = {INK: "var(--muted)", FAINT: "var(--line)", FIRST: "var(--first)", SECOND: "var(--second)"}
 MOST_MARKERS = 50
 
-SETTINGS: dict[str, Any] = {
+SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "sfumato",
     "font.family": "DejaVu Sans",  # comes with matplotlib and is wide: what fits in it fits in the page's font
@@ -131,6 +131,7 @@ def _draw_epsilon(axes: Any, spent: list[dict[str, Any]], target: float | None) 
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.99), borderaxespad=0.0, handlelength=1.6)
     axes.set_ylim(0, 1.1 * highest or 1)
     axes.yaxis.set_major_locator(_at_most(4))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_title("Epsilon spent so far")
 
 

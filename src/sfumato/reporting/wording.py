@@ -93,7 +93,7 @@ def _guarantee(privacy: dict[str, Any]) -> list[tuple[str, str, str]]:
         (
             "Epsilon",
             formats.epsilon(privacy["epsilon"]),
-            f"How far one image can shift the probability of any result: by a factor of at most e to the power of epsilon. Smaller is more private. {how}",
+            f"How far one image can shift the probability of any result: by a factor of at most e to the power of epsilon. Smaller is safer. {how}",
         ),
         (
             "Delta",
@@ -125,7 +125,10 @@ def _mechanism(privacy: dict[str, Any], is_private: bool) -> list[tuple[str, str
             f"{formats.count(privacy['batch_size'])} are expected. " + ("Which ones were drawn stays secret." if is_private else "")
         )
     else:
-        sampling = f"Batches of {formats.count(privacy['batch_size'])} of the {examples} training images in shuffled order. No epsilon of Poisson sampling holds for them."
+        sampling = (
+            f"Batches of {formats.count(privacy['batch_size'])} of the {examples} training images in shuffled order. "
+            "No epsilon of Poisson sampling holds for them."
+        )
     rows = [
         ("Sampling", privacy["sampling"], sampling.strip()),
         (

@@ -1,0 +1,1 @@
+"""Measurements: ratios within one run, with the machine and the versions beside them."""

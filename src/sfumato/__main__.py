@@ -1,0 +1,5 @@
+"""`python -m sfumato` is the command `sfumato`."""
+
+from sfumato.cli import main
+
+main()

@@ -1,0 +1,273 @@
+"""The command line as others rely on it: names, exit status, one line or one JSON object."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sfumato import cli
+
+TABLE_12 = ["plan", "--num-examples", "50000", "--delta", "1e-5", "--batch-size", "4096", "--noise-multiplier", "3", "--num-steps", "2468"]
+
+
+def call(capsys, *arguments):
+    """Runs a command in this process: (status, stdout, stderr)."""
+    status = cli.run([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def json_of(capsys, *arguments):
+    status, out, err = call(capsys, *arguments, "--json")
+    assert status == 0, err
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    assert out.count("\n") == 1
+    return json.loads(out, parse_constant=refuse)
+
+
+def refused(capsys, *arguments, status=2):
+    """Expects one clear line on stderr, nothing on stdout."""
+    found, out, err = call(capsys, *arguments)
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert found == status and out == "" and len(errors) == 1, (found, out, err)
+    assert "Traceback" not in err and err.splitlines()[-1] == errors[0]
+    return errors[0]
+
+
+def test_plan_solves_for_the_fourth_of_batch_steps_noise_and_epsilon(capsys):
+    facts = json_of(capsys, *TABLE_12)
+    assert facts["epsilon_rdp"] == pytest.approx(7.05, abs=0.005) and facts["epsilon"] == facts["epsilon_pld"] <= facts["epsilon_rdp"]
+    keys = "epsilon epsilon_rdp epsilon_pld epsilon_tan delta noise_multiplier batch_size sampling_prob num_steps num_epochs snr_per_step snr overcharge warnings"
+    assert set(keys.split()) <= set(facts)
+    assert facts["num_epochs"] == pytest.approx(2468 * 4096 / 50000) and facts["snr_per_step"] == pytest.approx(4096 / 50000 / (2**0.5 * 3))
+    epsilon = facts["epsilon"]
+    base = {"--batch-size": 4096, "--num-steps": 2468, "--noise-multiplier": 3}
+    for left_out, key in (("--batch-size", "batch_size"), ("--num-steps", "num_steps"), ("--noise-multiplier", "noise_multiplier")):
+        given = [word for option, value in base.items() if option != left_out for word in (option, value)]
+        solved = json_of(capsys, "plan", "--num-examples", 50000, "--delta", 1e-5, *given, "--epsilon", epsilon)
+        assert solved["epsilon"] <= epsilon and solved[key] == pytest.approx(base[left_out], rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    "arguments, names",
+    [
+        (TABLE_12 + ["--epsilon", "8"], "Leave out exactly one"),
+        (TABLE_12[:-2], "--num-steps"),
+        (["plan", "--num-examples", "1000", "--batch-size", "2000", "--noise-multiplier", "1", "--num-steps", "1"], "batch"),
+        (["plan", "--num-examples", "1000", "--batch-size", "20", "--epsilon", "0", "--num-steps", "1"], "epsilon"),
+        (["plan", "--num-examples", "1000", "--batch-size", "20", "--epsilon", "1", "--num-steps", "1", "--delta", "1"], "delta"),
+        (["plan", "--num-examples", "1000", "--batch-size", "20", "--epsilon", "1", "--noise-multiplier", "0.3"], "noise"),
+        (["plan", "--num-examples", "many"], "--num-examples"),
+        (["plan", "--recipe", "demo/digits", "--epsilon", "1"], "--recipe"),
+        (["plan", "--recipe", "image-folder"], "image-folder"),
+        (["plan", "--recipe", "demo/digitz"], "demo/digits"),
+        (["plann"], "plann"),
+        (["train"], "recipe"),
+        (["train", "demo/digits", "--epsilon", "-1"], "target_epsilon"),
+        (["train", "demo/digits", "--epsilon", "nan"], "target_epsilon"),
+        (["train", "demo/digits", "--delta", "2"], "delta"),
+        (["train", "demo/digits", "--set", "optimizer.learning_rat=3"], "optimizer.learning_rate"),
+        (["train", "demo/digits", "--set", "model.name=small_cnm"], "small_cnn"),
+        (["train", "demo/digits", "--set", "model.name=wide_resnet", "--set", "model.options.deepth=16"], "depth"),
+        (["train", "demo/digits", "--set", "model.name=tanh_cnn"], "tanh_cnn"),
+        (["train", "demo/digits", "--set", "training.batch_size=5000"], "batch_size"),
+        (["train", "demo/digits", "--device", "gpu7"], "gpu7"),
+        (["train", "demo/digits", "--resume", "--output", "no-such-run"], "no-such-run"),
+        (["train", "demo/digits", "--resume"], "unfinished"),
+        (["train", "no-such.toml"], "no-such.toml"),
+        (["train", "image-folder", "--epsilon", "3"], "--data-root"),
+        (["train", "image-folder", "--data-root", "."], "epsilon"),
+        (["train", "demo/digits", "--accountant", "guess"], "accountant"),
+        (["evaluate", "no-such-run"], "no-such-run"),
+        (["predict", "no-such-run", "image.png"], "no-such-run"),
+        (["check", "resnet"], "resnet"),
+        (["check", "no_package:factory"], "no_package"),
+        (["recipes", "show", "demo"], "demo/digits"),
+    ],
+    ids=lambda value: " ".join(value[:4]) if isinstance(value, list) else "",
+)
+def test_a_wrong_input_gets_one_line_that_names_it_and_status_2(capsys, tmp_path, monkeypatch, arguments, names):
+    monkeypatch.chdir(tmp_path)
+    if "--data-root" in arguments:
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            for number in range(12):
+                Image.new("RGB", (9, 9)).save(tmp_path / name / f"{number}.png")
+    before = sorted(tmp_path.rglob("*"))
+    assert names in refused(capsys, *arguments)
+    assert sorted(tmp_path.rglob("*")) == before  # nothing was written
+
+
+def test_a_model_with_batch_norm_is_refused_before_anything_is_written(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "def net(num_classes): return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, num_classes))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    line = refused(capsys, "train", "demo/digits", "--set", "model.name=mine:net")
+    assert "BatchNorm2d at '1'" in line and "groupnorm" in line and not (tmp_path / "runs").exists()
+    facts = json_of(capsys, "check", "mine:net", "--image-size", 8, "--channels", 1)
+    assert not facts["compatible"] and facts["findings"][0]["module"] == "1"
+    fixed = json_of(capsys, "check", "mine:net", "--image-size", 8, "--channels", 1, "--fix", "groupnorm")
+    assert fixed["compatible"] and "BatchNorm2d" in fixed["replaced"][0]
+
+
+def test_recipes_are_listed_shown_and_verified_against_the_papers_epsilons(capsys):
+    rows = {row["name"]: row for row in json_of(capsys, "recipes", "verify")["recipes"]}
+    assert {"demo/digits", "image-folder", *(f"de2022/cifar10-wrn-16-4-eps-{e}" for e in (1, 2, 3, 4, 6, 8))} <= set(rows)
+    spent = {e: rows[f"de2022/cifar10-wrn-16-4-eps-{e}"] for e in (1, 2, 3, 4, 6, 8)}
+    assert spent[1]["epsilon_rdp"] == pytest.approx(0.988, abs=5e-4) and spent[8]["epsilon_rdp"] == pytest.approx(7.05, abs=5e-3)
+    assert [row["status"] for row in spent.values()] == ["within"] * 5 + ["under"]
+    assert all(row["epsilon_pld"] < row["epsilon_rdp"] for row in spent.values())
+    assert not any(row["status"] == "over" for row in rows.values())
+    status, out, _ = call(capsys, "recipes", "show", "demo/digits")
+    assert status == 0 and "target_epsilon = 3.0" in out
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A person's folder: stripes against checks, 60 of each, with a colour photograph among them."""
+    root = tmp_path_factory.mktemp("photos")
+    source = np.random.default_rng(0)
+    for label, name in enumerate(["stripes", "checks"]):
+        (root / name).mkdir()
+        for number in range(60):
+            rows, columns = np.mgrid[:20, :20]
+            pattern = (rows // 3) % 2 if label == 0 else (rows // 3 + columns // 3) % 2
+            pixels = np.clip(pattern * 150 + source.normal(50, 30, (20, 20)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).convert("RGB" if number % 7 == 0 else "L").save(root / name / f"{number}.png")
+    (root / "stripes" / "0.png").write_bytes(b"\x89PNG broken")
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory):
+    run = tmp_path_factory.mktemp("run") / "photos"
+    arguments = ["train", "image-folder", "--data-root", folder, "--epsilon", 8, "--delta", 1e-3, "--output", run, "--accountant", "rdp", "--json"]
+    settings = ["--set", "data.image_size=16", "--set", "data.channels=1", "--set", "training.num_steps=15", "--set", "training.batch_size=40"]
+    done = subprocess.run([sys.executable, "-m", "sfumato", *map(str, arguments), *settings], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return run, json.loads(done.stdout), done.stderr
+
+
+def test_a_folder_is_trained_on_and_every_file_of_the_run_is_there(trained):
+    run, result, log = trained
+    keys = (
+        "run private epsilon epsilon_rdp epsilon_pld delta noise_multiplier batch_size num_steps num_examples test_accuracy "
+        "test_accuracy_last test_accuracy_top5 images_per_second seconds"
+    )
+    assert set(keys.split()) <= set(result)
+    assert result["private"] and 0 < result["epsilon"] <= 8 and result["test_accuracy_top5"] is None and result["balanced_accuracy"] is not None
+    files = {"recipe.toml", "privacy.json", "ledger.jsonl", "metrics.jsonl", "metrics_private.jsonl", "model.safetensors", "report.html", "checkpoints"}
+    assert files <= {path.name for path in run.iterdir()} and not (run / "key").exists()
+    assert oct((run / "metrics_private.jsonl").stat().st_mode)[-3:] == "600"
+    assert "0.png" in log and "chosen: " in log
+    claim = json.loads((run / "privacy.json").read_text())
+    keys = (
+        "private epsilon epsilon_rdp epsilon_pld delta accountant relation unit sampling noise_multiplier sampling_prob batch_size "
+        "num_examples num_steps clipping_norm ledger_lines ledger_head not_covered"
+    )
+    assert set(keys.split()) <= set(claim) and claim["epsilon"] == result["epsilon"]
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        assert set(json.loads(line)) == {"step", "epsilon", "accuracy", "accuracy_last"}  # no time, no throughput: they show the batch
+
+
+def test_the_trained_model_evaluates_to_what_training_said_and_predicts_files_and_folders(trained, folder, capsys):
+    run, result, _ = trained
+    again = json_of(capsys, "evaluate", run, "--data-root", folder)
+    assert again["accuracy"] == pytest.approx(result["test_accuracy"])
+    rows = json_of(capsys, "predict", run, folder / "checks")["predictions"]
+    assert len(rows) == 60 and {row["class"] for row in rows} <= {"stripes", "checks"}
+    assert all(sum(row["probabilities"].values()) == pytest.approx(1) for row in rows)
+    broken = json_of(capsys, "predict", run, folder / "stripes" / "0.png")["predictions"]
+    assert broken[0]["class"] is None
+    assert json_of(capsys, "check", run)["compatible"]
+
+
+def test_a_dry_run_shows_every_choice_and_writes_nothing(folder, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    facts = json_of(capsys, "train", "image-folder", "--data-root", folder, "--epsilon", 2, "--dry-run", "--accountant", "rdp")
+    assert facts["epsilon"] <= 2 and facts["expected_seconds"] > 0 and facts["delta"] == 1e-3 or facts["delta"] == 1e-2
+    assert {"model.name", "training.batch_size", "optimizer.learning_rate", "privacy.noise_multiplier"} <= {row["key"] for row in facts["choices"]}
+    assert not list(tmp_path.iterdir())
+
+
+SHORT = ["--set", "training.num_steps=3", "--set", "training.batch_size=32", "--accountant", "rdp"]
+
+
+@pytest.mark.parametrize(
+    "settings, reason",
+    [(["--set", "run.seed=3"], "seed"), (["--set", "privacy.sampling=shuffled"], "shuffled")],
+)
+def test_a_run_that_is_not_private_never_claims_an_epsilon(capsys, tmp_path, settings, reason):
+    result = json_of(capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, *settings)
+    assert result["private"] is False and result["epsilon"] is None and result["epsilon_rdp"] is None
+    assert 0 < result["epsilon_if_private"] <= 3 and reason in result["why_not_private"]
+    claim = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert claim["private"] is False and claim["epsilon"] is None
+
+
+def test_non_private_training_shows_the_price_of_privacy(capsys, tmp_path):
+    result = json_of(capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, "--non-private")
+    assert result["private"] is False and result["epsilon"] is None and result["delta"] is None and result["test_accuracy"] > 0.2
+
+
+def test_two_runs_of_one_seed_are_equal_and_two_private_runs_are_not(capsys, tmp_path):
+    weights = []
+    for number in range(4):
+        settings = ["--set", "run.seed=5"] if number < 2 else []
+        json_of(capsys, "train", "demo/digits", "--output", tmp_path / str(number), *SHORT, *settings)
+        weights.append((tmp_path / str(number) / "model.safetensors").read_bytes()[-2000:])
+    assert weights[0] == weights[1] and weights[2] != weights[3]
+
+
+def test_a_run_whose_budget_ends_first_stops_before_the_step_that_would_exceed_it(capsys, tmp_path):
+    settings = ["--set", "training.num_steps=50", "--set", "training.batch_size=32", "--set", "privacy.noise_multiplier=0.8", "--accountant", "rdp"]
+    result = json_of(capsys, "train", "demo/digits", "--epsilon", 1.5, "--output", tmp_path / "run", *settings)
+    assert result["epsilon"] <= 1.5 and 0 < result["num_steps"] < 50
+    more = ["plan", "--num-examples", 1437, "--delta", 1e-4, "--batch-size", 32, "--noise-multiplier", 0.8, "--accountant", "rdp"]
+    assert json_of(capsys, *more, "--num-steps", result["num_steps"] + 1)["epsilon"] > 1.5
+
+
+def test_a_full_disk_is_the_machines_fault_and_loses_nothing(capsys, tmp_path, monkeypatch):
+    import os
+
+    real, calls = os.write, []
+
+    def full(descriptor, data):
+        calls.append(1)
+        if len(calls) > 4:
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", full)
+    line = refused(capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, status=1)
+    assert "ledger.jsonl" in line and "No space left" in line and "--resume" in line
+    monkeypatch.setattr(os, "write", real)
+    result = json_of(capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, "--resume")
+    assert result["num_steps"] == 3
+
+
+def test_heavy_libraries_are_not_imported_for_help_plan_and_recipes():
+    code = (
+        "import sys; from sfumato import cli\n"
+        "for words in (['--help'], ['recipes', 'list'], {plan}): cli.run(words)\n"
+        "print(sorted({{'torch', 'torchvision', 'matplotlib', 'sklearn', 'PIL'}} & set(sys.modules)), file=sys.stderr)"
+    ).format(plan=TABLE_12)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == "[]", done.stderr
+
+
+def test_the_surface_of_the_command_line_is_what_the_contract_says(capsys):
+    status, out, _ = call(capsys, "--help")
+    assert status == 0 and all(name in out for name in ("train", "plan", "recipes", "evaluate", "predict", "check"))
+    status, out, _ = call(capsys, "train", "--help")
+    options = "--epsilon --delta --set --output --data-root --device --accountant --non-private --dry-run --resume --json"
+    assert status == 0 and all(option in out for option in options.split())
