@@ -43,7 +43,10 @@ def refused(capsys, *arguments, status=2):
 def test_plan_solves_for_the_fourth_of_batch_steps_noise_and_epsilon(capsys):
     facts = json_of(capsys, *TABLE_12)
     assert facts["epsilon_rdp"] == pytest.approx(7.05, abs=0.005) and facts["epsilon"] == facts["epsilon_pld"] <= facts["epsilon_rdp"]
-    keys = "epsilon epsilon_rdp epsilon_pld epsilon_tan delta noise_multiplier batch_size sampling_prob num_steps num_epochs snr_per_step snr overcharge warnings"
+    keys = (
+        "epsilon epsilon_rdp epsilon_pld epsilon_tan delta noise_multiplier batch_size sampling_prob num_steps num_epochs "
+        "snr_per_step snr overcharge warnings"
+    )
     assert set(keys.split()) <= set(facts)
     assert facts["num_epochs"] == pytest.approx(2468 * 4096 / 50000) and facts["snr_per_step"] == pytest.approx(4096 / 50000 / (2**0.5 * 3))
     epsilon = facts["epsilon"]
@@ -165,7 +168,16 @@ def test_a_folder_is_trained_on_and_every_file_of_the_run_is_there(trained):
     )
     assert set(keys.split()) <= set(result)
     assert result["private"] and 0 < result["epsilon"] <= 8 and result["test_accuracy_top5"] is None and result["balanced_accuracy"] is not None
-    files = {"recipe.toml", "privacy.json", "ledger.jsonl", "metrics.jsonl", "metrics_private.jsonl", "model.safetensors", "report.html", "checkpoints"}
+    files = {
+        "recipe.toml",
+        "privacy.json",
+        "ledger.jsonl",
+        "metrics.jsonl",
+        "metrics_private.jsonl",
+        "model.safetensors",
+        "report.html",
+        "checkpoints",
+    }
     assert files <= {path.name for path in run.iterdir()} and not (run / "key").exists()
     assert oct((run / "metrics_private.jsonl").stat().st_mode)[-3:] == "600"
     assert "0.png" in log and "chosen: " in log
@@ -258,9 +270,9 @@ def test_a_full_disk_is_the_machines_fault_and_loses_nothing(capsys, tmp_path, m
 def test_heavy_libraries_are_not_imported_for_help_plan_and_recipes():
     code = (
         "import sys; from sfumato import cli\n"
-        "for words in (['--help'], ['recipes', 'list'], {plan}): cli.run(words)\n"
-        "print(sorted({{'torch', 'torchvision', 'matplotlib', 'sklearn', 'PIL'}} & set(sys.modules)), file=sys.stderr)"
-    ).format(plan=TABLE_12)
+        f"for words in (['--help'], ['recipes', 'list'], {TABLE_12}): cli.run(words)\n"
+        "print(sorted({'torch', 'torchvision', 'matplotlib', 'sklearn', 'PIL'} & set(sys.modules)), file=sys.stderr)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == "[]", done.stderr
 

@@ -9,7 +9,9 @@ from pathlib import Path
 # The server imports the heavy libraries once and is forked for each run, so that a run
 # costs its own time only. It never computes anything itself.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch._dynamo", "torch.func", "sfumato.training.loop", "sfumato.cli.train", "sfumato.cli.display", "sklearn.datasets", "sfumato.reporting.page"])
+_context.set_forkserver_preload(
+    ["torch._dynamo", "torch.func", "sfumato.training.loop", "sfumato.cli.train", "sfumato.cli.display", "sklearn.datasets", "sfumato.reporting.page"]
+)
 
 
 def start(arguments: list[str], die_at: tuple[str, int, float] | None = None, log: Path | None = None) -> multiprocessing.Process:

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from sfumato.cli import output
+from sfumato.reporting import formats
 from sfumato.training.loop import Progress
 
 
@@ -52,7 +53,7 @@ class Display:
     def _line(self, facts: dict[str, Any]) -> str:
         done = facts["step"] - (self.first_step or 0)
         left = (time.perf_counter() - self.start) / max(done, 1) * (facts["num_steps"] - facts["step"])
-        epsilon = f"  epsilon {facts['epsilon']:.3f}" if facts["epsilon"] is not None else ""
+        epsilon = f"  epsilon {formats.epsilon(facts['epsilon'])}" if facts["epsilon"] is not None else ""
         accuracy = f"  held-out {output.per_cent(facts['accuracy'])}" if facts["accuracy"] is not None else ""
         minutes, seconds = divmod(int(left), 60)
         return (

@@ -23,8 +23,3 @@ def warn(text: str) -> None:
 def per_cent(fraction: float | None) -> str:
     """A fraction as per cent, or a dash."""
     return "-" if fraction is None else f"{100 * fraction:.2f} %"
-
-
-def number(value: float | None) -> str:
-    """A number with up to four significant digits, or "infinite" where there is none."""
-    return "infinite" if value is None else f"{value:.4g}"

@@ -8,6 +8,7 @@ import typer
 from sfumato.accounting.mechanism import Accountant
 from sfumato.cli import output
 from sfumato.errors import InputError
+from sfumato.reporting import formats
 
 
 def plan(
@@ -132,13 +133,16 @@ def _numbers_of(recipe: str) -> tuple[int, float | None, dict[str, Any], Account
 
 def _show(facts: dict[str, Any]) -> None:
     rows = [
-        ("epsilon", f"{output.number(facts['epsilon'])} at delta {facts['delta']:g} ({facts['accountant']})"),
-        ("by RDP / PLD", f"{output.number(facts['epsilon_rdp'])} / {'-' if facts['epsilon_pld'] is None else output.number(facts['epsilon_pld'])}"),
-        ("by TAN, a guide", f"{output.number(facts['epsilon_tan'])}  never part of a certificate"),
+        ("epsilon", f"{formats.epsilon(facts['epsilon'])} at delta {facts['delta']:g} ({facts['accountant']})"),
+        (
+            "by RDP / PLD",
+            f"{formats.epsilon(facts['epsilon_rdp'])} / {'-' if facts['epsilon_pld'] is None else formats.epsilon(facts['epsilon_pld'])}",
+        ),
+        ("by TAN, a guide", f"{formats.epsilon(facts['epsilon_tan'])}  never part of a certificate"),
         ("noise multiplier", f"{facts['noise_multiplier']:.4g}"),
         ("batch size", f"{facts['batch_size']} expected, of {facts['num_examples']} (q = {facts['sampling_prob']:.4g})"),
         ("steps", f"{facts['num_steps']} ({facts['num_epochs']:.1f} epochs)"),
-        ("signal to noise", f"{output.number(facts['snr_per_step'])} a step, {output.number(facts['snr'])} in all"),
+        ("signal to noise", f"{facts['snr_per_step'] or 0:.4g} a step, {facts['snr'] or 0:.4g} in all"),
         ("overcharge", "-" if facts["overcharge"] is None else output.per_cent(facts["overcharge"])),
     ]
     for name, value in rows:

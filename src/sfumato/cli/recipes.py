@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from sfumato.cli import output
+from sfumato.reporting import formats
 
 app = typer.Typer(help="The recipes that are shipped: list, show NAME, verify.", no_args_is_help=True)
 
@@ -81,7 +82,7 @@ def _print(rows: list[dict[str, Any]], json_: bool) -> None:
     for row in rows:
         spent = ""
         if "status" in row:
-            rdp, pld = (output.number(row[key]) if row[key] is not None else "-" for key in ("epsilon_rdp", "epsilon_pld"))
+            rdp, pld = (formats.epsilon(row[key]) if row[key] is not None else "-" for key in ("epsilon_rdp", "epsilon_pld"))
             spent = f"  RDP {rdp}  PLD {pld}  {row['status']}"
         nominal = f"epsilon {row['nominal_epsilon']:g}" if row["nominal_epsilon"] is not None else "your epsilon"
         print(f"{row['name']:<38}{nominal:<14}{spent}  {row['source']}")

@@ -10,6 +10,7 @@ from sfumato import config
 from sfumato.accounting.mechanism import Accountant
 from sfumato.cli import output
 from sfumato.errors import InputError
+from sfumato.reporting import formats
 
 
 def train(
@@ -130,7 +131,8 @@ def _show_plan(plan: Any, facts_of_data: Any, device: str, json_: bool) -> None:
     for warning in plan.warnings:
         output.warn(warning)
     if plan.private:
-        print(f"epsilon {output.number(facts['epsilon'])} at delta {plan.delta:g} ({facts['accountant']}; RDP {output.number(facts['epsilon_rdp'])})")
+        epsilon, by_rdp = formats.epsilon(facts["epsilon"]), formats.epsilon(facts["epsilon_rdp"])
+        print(f"epsilon {epsilon} at delta {plan.delta:g} ({facts['accountant']}; RDP {by_rdp})")
     else:
         print(f"not private: {plan.why_not_private}")
     print(f"{mechanism.num_steps} updates of about {mechanism.batch_size} of {mechanism.num_examples} images; about {seconds / 60:.1f} minutes here")
@@ -140,9 +142,8 @@ def _show_result(result: dict[str, Any], page: Path) -> None:
     print(f"held-out accuracy {output.per_cent(result['test_accuracy'])} (last weights {output.per_cent(result['test_accuracy_last'])})", end="")
     print(f", balanced {output.per_cent(result['balanced_accuracy'])}; always naming the largest class: {output.per_cent(result['majority_rate'])}")
     if result["private"]:
-        print(
-            f"epsilon {output.number(result['epsilon'])} at delta {result['delta']:g}, one image replaced by zero (RDP {output.number(result['epsilon_rdp'])})"
-        )
+        epsilon, by_rdp = formats.epsilon(result["epsilon"]), formats.epsilon(result["epsilon_rdp"])
+        print(f"epsilon {epsilon} at delta {result['delta']:g}, one image replaced by zero (RDP {by_rdp})")
     else:
         print(f"not private: {result['why_not_private']}")
     print(f"certificate {Path(result['run']) / 'privacy.json'}")

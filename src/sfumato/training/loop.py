@@ -155,7 +155,7 @@ class _Run:
                 upcoming = ahead.submit(self._draw, step + 1)
                 with self._timed("ledger"):
                     self.session.record(step)
-                with self._timed("step"):
+                with self._timed("gradient"):
                     statistics = self.learner.update(self.dataset.train, randomness, step)
                 last_step = step
 
@@ -164,7 +164,7 @@ class _Run:
                     with self._timed("evaluation"):
                         scores = self._evaluate()
                     self.metrics.append({"step": step, "epsilon": curve(step), **{key: scores[key] for key in ("accuracy", "accuracy_last")}})
-                    self.metrics_private.append({"step": step, **dataclasses.asdict(statistics), "seconds": self._elapsed(), **self.seconds})
+                    self.metrics_private.append({"step": step, **dataclasses.asdict(statistics), "seconds": self._elapsed(), "phases": self.seconds})
                 self.progress.step(
                     {
                         "step": step,
