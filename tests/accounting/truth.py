@@ -53,7 +53,8 @@ def epsilon_of_gaussian(mu: float, delta: float) -> float:
 
         if excess(mpmath.mpf(0)) <= 0:
             return 0.0
-        return float(mpmath.findroot(excess, (0, mu**2 / 2 + mu * math.sqrt(-2 * math.log(delta))), solver="anderson", tol=1e-30))
+        above = mu**2 / 2 + mu * math.sqrt(-2 * math.log(delta))
+        return float(mpmath.findroot(excess, (0, above), solver="illinois", tol=1e-15 * delta, maxsteps=500, verify=False))
 
 
 def epsilon(sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float, images: int = 1) -> float:
@@ -116,10 +117,12 @@ class _Inversion:
             terms = np.exp(log_terms - s * epsilon).real
             return step / math.pi * (terms.sum() - terms[0] / 2) - self.delta
 
-        assert np.isfinite(excess(bound)) and k <= 60_000, "this setting is beyond the method"
-        if excess(0.0) <= 0:
-            return 0.0
-        return brentq(excess, 0.0, bound + 1e-9, xtol=1e-12)
+        assert excess(bound) <= 0 and k <= 60_000, "this setting is beyond the method"
+        # From the bound down, since digits cancel far from the saddle.
+        high = low = bound
+        while low > 0 and excess(low) <= 0:
+            high, low = low, max(0.0, low - 1 / c)
+        return brentq(excess, low, high, xtol=1e-13) if excess(low) > 0 else 0.0
 
     def _variance(self, c):
         weight = c * self.loss + self.log_density

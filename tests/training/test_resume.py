@@ -160,7 +160,7 @@ def refused(folder, tmp_path, *more):
 @pytest.fixture
 def interrupted(begun, tmp_path):
     folder = tmp_path / "run"
-    killed(begun, folder, ("ledger", 15, 0.5))
+    killed(begun, folder, ("ledger", 17, 0.5))
     return folder
 
 

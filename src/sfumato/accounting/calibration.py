@@ -29,7 +29,7 @@ def solve_noise_multiplier(
 
     Example:
         >>> solve_noise_multiplier(num_examples=50_000, batch_size=4096, num_steps=875, target_epsilon=1.0, delta=1e-5, accountant="rdp")
-        9.885
+        9.889
     """
     _check_budget(target_epsilon, delta)
     mechanism = Mechanism(num_examples, batch_size, 1.0, num_steps)

@@ -1,0 +1,134 @@
+import math
+
+import pytest
+
+from sfumato.accounting import pld
+from sfumato.accounting.gaussian import epsilon_gaussian
+from sfumato.accounting.pld import Cost, epsilon_pld
+from sfumato.accounting.rdp import epsilon_rdp
+from tests.accounting import truth
+from tests.accounting.tables import DISTINCT_ROWS
+
+
+@pytest.mark.parametrize("row", DISTINCT_ROWS, ids=str)
+def test_epsilon_lies_between_exact_and_a_five_hundredth_more_on_the_papers_tables(row):
+    exact = truth.epsilon(*row.numbers)
+    found = epsilon_pld(*row.numbers).epsilon
+    assert exact <= found <= 1.002 * exact
+    assert found < epsilon_rdp(*row.numbers)
+
+
+WIDE = [
+    (0.0102, 0.98, 1, 1e-5),
+    (0.9, 200.0, 1, 1e-5),
+    (0.3, 0.3, 1, 1e-6),
+    (0.102, 2.64, 20, 1e-5),
+    (0.207, 8.08, 720, 1e-8),
+    (1e-3, 0.3, 20_000, 1e-5),
+    (1e-5, 0.3, 2_000_000, 1e-5),
+    (0.3, 100.0, 2_000_000, 1e-8),
+    (0.00906, 7.37, 812_972, 1e-8),
+    (0.312, 6.17, 59_899, 1e-6),
+    (1e-3, 3.8015, 20_000, 1e-6),
+    (5e-4, 1.2, 60_000, 1e-6),
+    (0.5, 200.0, 200, 1e-5),
+]
+
+
+@pytest.mark.parametrize("numbers", WIDE, ids=str)
+def test_epsilon_lies_between_exact_and_two_per_cent_more_over_the_wide_range(numbers):
+    q, sigma, steps, delta = numbers
+    exact = truth.epsilon_of_one_step(q, sigma, delta) if steps == 1 else truth.epsilon(*numbers)
+    found = epsilon_pld(*numbers)
+    assert found.reason == ""
+    assert exact * (1 - 1e-9) <= found.epsilon <= 1.02 * exact
+    assert found.epsilon <= epsilon_rdp(*numbers)
+
+
+def test_the_truths_agree_with_each_other():
+    assert truth.epsilon(1.0, 20.0, 1000, 1e-5) == pytest.approx(truth.epsilon_of_gaussian(math.sqrt(1000) / 20, 1e-5), rel=1e-9)
+    assert truth.epsilon_of_one_step(1.0, 0.7, 1e-5) == pytest.approx(truth.epsilon_of_gaussian(1 / 0.7, 1e-5), rel=1e-9)
+
+
+@pytest.mark.parametrize("mu", [1e-3, 0.1, 1.0, 10.0, 1000.0])
+@pytest.mark.parametrize("delta", [1e-4, 1e-5, 1e-8])
+def test_the_analytic_gaussian_is_exact_and_rounded_up(mu, delta):
+    exact = truth.epsilon_of_gaussian(mu, delta)
+    assert exact <= epsilon_gaussian(mu, delta) <= (1 + 1e-8) * exact + 1e-12
+
+
+def test_without_sampling_epsilon_is_the_analytic_gaussian():
+    assert epsilon_pld(1.0, 20.0, 1000, 1e-5).epsilon == epsilon_gaussian(math.sqrt(1000) / 20, 1e-5)
+    nearly = epsilon_pld(1 - 1e-9, 20.0, 1000, 1e-5).epsilon
+    assert epsilon_gaussian(math.sqrt(1000) / 20, 1e-5) <= nearly <= 1.002 * epsilon_gaussian(math.sqrt(1000) / 20, 1e-5)
+
+
+def test_an_answer_that_rises_on_the_finer_grid_is_rejected_as_rounding_noise(monkeypatch):
+    honest = pld._epsilon_on_grid
+    noisy = Cost.of(0.08, 3.0, 2468).interval * 1.5
+
+    def with_noise(*numbers):
+        return honest(*numbers) * (1 if numbers[-1] > noisy else 1.5)
+
+    monkeypatch.setattr(pld, "_epsilon_on_grid", with_noise)
+    found = epsilon_pld(0.08, 3.0, 2468, 1e-5)
+    assert found.epsilon is None and "rounding noise" in found.reason
+
+
+def test_rounding_noise_is_found_where_it_occurs():
+    found = epsilon_pld(1e-5, 200.0, 2_000_000, 1e-5)  # loss of 5e-8 a step: differences of probabilities lose their digits
+    assert found.epsilon is None and "rounding noise" in found.reason
+
+
+def test_a_grid_too_coarse_is_refined_or_else_refused(monkeypatch):
+    numbers = (0.08, 3.0, 2468, 1e-5)
+    exact = truth.epsilon(*numbers)
+    monkeypatch.setattr(pld, "_FIRST_SECONDS", 0.001)
+    Cost.of.cache_clear()
+    assert exact <= epsilon_pld(*numbers).epsilon <= 1.01 * exact
+    monkeypatch.setattr(pld, "MAX_SECONDS", 0.0)
+    found = epsilon_pld(*numbers)
+    assert found.epsilon is None and "GB and" in found.reason
+    Cost.of.cache_clear()
+
+
+@pytest.mark.parametrize("failure", [float("inf"), float("nan"), ValueError("negative mass"), MemoryError()])
+def test_whatever_the_library_does_there_is_a_number_or_a_reason(monkeypatch, failure):
+    def fails(*numbers):
+        if isinstance(failure, float):
+            return failure
+        raise failure
+
+    monkeypatch.setattr(pld, "_epsilon_on_grid", fails)
+    found = epsilon_pld(0.08, 3.0, 2468, 1e-5)
+    assert found.epsilon is None and found.reason.endswith(".")
+
+
+def test_a_delta_within_the_arithmetics_rounding_error_is_refused():
+    found = epsilon_pld(0.08, 3.0, 2_000_000, 1e-10)
+    assert found.epsilon is None and "rounding error" in found.reason
+
+
+def test_the_cost_is_known_before_anything_is_computed():
+    cost = Cost.of(0.5, 200.0, 2_000_000)
+    assert cost.bytes(1e-6) > 2e9 and not cost.affordable(1e-6)
+    assert cost.affordable(cost.interval)
+
+
+@pytest.mark.parametrize("numbers", [(0.08192, 3.0, 2468), (1e-3, 2.0, 2_000_000), (1e-3, 0.5, 5000), (0.01, 1.0, 9000)])
+def test_the_estimated_ranges_are_those_that_the_library_keeps(numbers):
+    from dp_accounting.pld import privacy_loss_distribution
+
+    q, sigma, steps = numbers
+    cost = Cost.of(*numbers)
+    one_step = privacy_loss_distribution.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=cost.interval)
+    composed = pld._compose(one_step, steps)
+    assert one_step._pmf_remove.size * cost.interval == pytest.approx(cost.loss_range, rel=0.2)
+    assert composed._pmf_remove.size * cost.interval == pytest.approx(cost.composed_range, rel=0.25)
+
+
+@pytest.mark.parametrize("steps", [1001, 9_999])
+def test_composing_by_blocks_changes_nothing(monkeypatch, steps):
+    at_once = epsilon_pld(0.01, 2.0, steps, 1e-5).epsilon
+    monkeypatch.setattr(pld, "_MAX_STEPS_AT_ONCE", 1000)
+    assert epsilon_pld(0.01, 2.0, steps, 1e-5).epsilon == pytest.approx(at_once, rel=1e-5)
