@@ -72,7 +72,7 @@ def epsilon(sampling_prob: float, noise_multiplier: float, num_steps: int, delta
 class _Inversion:
     def __init__(self, q, sigma, num_steps, delta, images, add):
         self.num_steps, self.delta = num_steps, delta
-        x, self.dx = np.linspace(-14 * sigma, images + 14 * sigma, 4001, retstep=True)
+        x, self.dx = np.linspace(-14 * sigma, images + 14 * sigma, 2001, retstep=True)
         i = np.arange(images + 1)[:, None]
         weights = np.array([math.comb(images, k) * q**k * (1 - q) ** (images - k) for k in range(images + 1)])[:, None]
         # log(mu / mu_0) = log1p(sum of weights * expm1), for the digits of small q

@@ -23,7 +23,7 @@ from sfumato.data.listing import LabelledFile, check_file, find_images, find_lab
 from sfumato.data.splitting import HELD_OUT_FRACTION, is_held_out
 from sfumato.errors import InputError
 
-DEFAULT_IMAGE_SIZE = 64
+DEFAULT_IMAGE_SIZE = 32
 DEFAULT_CHANNELS = 3
 
 Part = Literal["train", "valid", "test"]

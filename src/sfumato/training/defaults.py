@@ -35,16 +35,19 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[Recipe, list[Choice]]:
             choices.append(Choice(f"{section}.{key}", value, why))
 
     n = facts.num_examples
+    if recipe.data.name == "folder":
+        choose("data", "image_size", facts.image_size, "small images keep training fast and private; state a larger size if details matter")
+        choose("data", "channels", facts.channels, "colour; state 1 for grey images")
     choose("model", "name", "small_cnn", "a group-norm CNN takes any size and has few parameters, so little noise")
-    choose("augmentation", "kind", "flip" if recipe.augmentation.augmult != 0 else "none", "mirror images keep the class of most photographs")
-    choose("augmentation", "augmult", 0 if values["augmentation"]["kind"] == "none" else 2, "two views of each image cost no privacy")
+    choose("augmentation", "kind", "none" if not recipe.augmentation.augmult else "flip", "views cost time; mirror images where views are asked for")
+    choose("augmentation", "augmult", 0 if values["augmentation"]["kind"] == "none" else 2, "each image as it is, unless views are asked for")
     if recipe.privacy is not None:
         choose("privacy", "delta", delta_default(n), f"the largest power of ten below 1/N = 1/{n}")
     solved = _solved_quantity(values)
     if solved != "batch_size":
         choose("training", "batch_size", default_batch_size(n), f"a quarter of N = {n}, between 256 and 4096, at most N")
     if solved != "num_steps":
-        choose("training", "num_steps", 200, "more updates need more noise in each")
+        choose("training", "num_steps", 150, "more updates need more noise in each")
     choose("optimizer", "learning_rate", 2.0, "the sum of clipped gradients is divided by the batch size, so one rate suits all batches")
     return Recipe.model_validate(values), choices
 
