@@ -10,7 +10,7 @@ from sfumato.run_folder import GENESIS, JsonLines, Ledger
 
 
 def filled(path, count=5):
-    ledger = Ledger.open(path)
+    ledger = Ledger.open(path, exclusive=True)
     for number in range(count):
         ledger.append({"kind": "step", "session": 0, "step": number})
     ledger.close()
@@ -20,7 +20,7 @@ def filled(path, count=5):
 def test_a_ledger_reads_back_what_was_appended_and_goes_on_from_there(tmp_path):
     path = tmp_path / "ledger.jsonl"
     written = filled(path)
-    again = Ledger.open(path)
+    again = Ledger.open(path, exclusive=True)
     assert again.lines == written.lines and again.head == written.head != GENESIS
     again.append({"kind": "step", "session": 0, "step": 99})
     assert Ledger.open(path).lines[-1]["step"] == 99 and len(Ledger.open(path).lines) == 6
@@ -33,7 +33,7 @@ def test_every_torn_last_line_is_left_out_and_overwritten(tmp_path):
     start_of_last = content[:-1].rfind(b"\n") + 1
     for cut in range(start_of_last, len(content)):
         path.write_bytes(content[:cut])
-        ledger = Ledger.open(path)
+        ledger = Ledger.open(path, exclusive=True)
         assert len(ledger.lines) == 4
         ledger.append({"kind": "step", "session": 0, "step": 4})
         ledger.close()
@@ -69,7 +69,7 @@ def test_removing_whole_last_lines_shows_in_count_and_head(tmp_path):
 
 def test_a_line_is_on_disk_when_append_returns(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    ledger = Ledger.open(path)
+    ledger = Ledger.open(path, exclusive=True)
     for number in range(3):
         ledger.append({"kind": "step", "session": 0, "step": number})
         assert json.loads(path.read_bytes().splitlines()[-1])["step"] == number
@@ -118,3 +118,13 @@ def test_json_lines_can_be_cut_back_to_a_step_and_pass_over_a_torn_line(tmp_path
     lines.keep_up_to(3)
     assert [line["step"] for line in lines.read()] == [1, 2, 3]
     assert stat.S_IMODE(lines.path.stat().st_mode) == 0o600
+
+
+def test_two_processes_cannot_append_to_one_ledger(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    first = Ledger.open(path, exclusive=True)
+    with pytest.raises(InputError, match="another process"):
+        Ledger.open(path, exclusive=True)
+    assert Ledger.open(path).lines == []  # reading stays possible
+    first.close()
+    Ledger.open(path, exclusive=True).close()

@@ -1,6 +1,7 @@
 """What a run leaves on disk, written so that no fault loses or alters it."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -109,12 +110,33 @@ class Ledger:
         self._descriptor: int | None = None
 
     @classmethod
-    def open(cls, path: Path) -> "Ledger":
+    def open(cls, path: Path, *, exclusive: bool = False) -> "Ledger":
         """Reads and checks a ledger; an unfinished last line (a crash while it was written) is left out.
 
+        Args:
+            path: May be absent: an empty ledger.
+            exclusive: To append; no other process may do so at the same time.
+
         Raises:
-            InputError: If a line was altered, or lines are missing between others.
+            InputError: If a line was altered, lines are missing between others, or another
+                process appends to it.
+            MachineError: If it cannot be written.
         """
+        if exclusive:
+            with machine_faults(path):
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _sync_folder(path.parent)
+                ledger = cls.open(path)
+            except BlockingIOError:
+                os.close(descriptor)
+                raise InputError(f"another process is training in {path.parent}. Wait for it to end, or stop it first.") from None
+            except BaseException:
+                os.close(descriptor)
+                raise
+            ledger._descriptor = descriptor
+            return ledger
         try:
             content = path.read_bytes()
         except FileNotFoundError:
@@ -156,21 +178,16 @@ class Ledger:
         line = {**entry, "prev": self.head}
         line["hash"] = _line_hash(line)
         with machine_faults(self.path):
-            if self._descriptor is None:
-                self._descriptor = self._open_for_appending()
+            assert self._descriptor is not None, "opened to read only"
+            if os.lseek(self._descriptor, 0, os.SEEK_END) != self._size:  # a torn last line, whose update was never applied
+                os.ftruncate(self._descriptor, self._size)
+                os.lseek(self._descriptor, self._size, os.SEEK_SET)
             data = (json.dumps(line, allow_nan=False) + "\n").encode()
+            self._size += len(data)
             while data:
                 data = data[os.write(self._descriptor, data) :]
             os.fsync(self._descriptor)
         self.lines.append(line)
-
-    def _open_for_appending(self) -> int:
-        """Cuts off a torn last line, which names an update that was never applied."""
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        os.ftruncate(descriptor, self._size)
-        os.lseek(descriptor, 0, os.SEEK_END)
-        _sync_folder(self.path.parent)
-        return descriptor
 
     def close(self) -> None:
         if self._descriptor is not None:

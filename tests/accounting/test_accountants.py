@@ -63,7 +63,7 @@ def test_a_delta_out_of_range_is_refused(delta):
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_epsilon_is_monotone(accountant):
-    for row in DISTINCT_ROWS[:12:2]:
+    for row in DISTINCT_ROWS[1:12:4]:
         mechanism = Mechanism(row.num_examples, row.batch_size, row.noise_multiplier, row.num_steps)
         here = epsilon(mechanism, row.delta, accountant).epsilon
         assert epsilon(mechanism.replace(num_steps=row.num_steps + 1), row.delta, accountant).epsilon > here
@@ -93,7 +93,7 @@ def test_the_corners_of_the_range_have_an_epsilon_and_no_warning_reaches_anyone(
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize("num_steps", [1, 7, 60, 2468])
+@pytest.mark.parametrize("num_steps", [1, 7, 300])
 def test_a_curve_is_an_upper_bound_that_never_falls_and_ends_at_epsilon(accountant, num_steps):
     mechanism = TABLE_12.replace(num_steps=num_steps)
     curve = EpsilonCurve(mechanism, 1e-5, accountant)
@@ -111,7 +111,8 @@ def test_a_curve_of_a_costly_mechanism_is_rdps_before_its_end():
     curve = EpsilonCurve(mechanism, 8e-7)
     assert curve.at(71_589) == epsilon(mechanism, 8e-7).epsilon_pld
     assert curve.at(40_000) >= epsilon(mechanism.replace(num_steps=40_000), 8e-7, "rdp").epsilon
-    assert curve.at(71_588) <= curve.at(71_589)
+    values = [curve.at(step) for step in range(0, 71_589, 10)]
+    assert values == sorted(values) and values[-1] <= curve.at(71_589)
     assert curve.at(40_000) >= truth.epsilon(mechanism.sampling_prob, 2.5, 40_000, 8e-7)
 
 

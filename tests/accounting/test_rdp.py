@@ -33,7 +33,7 @@ def test_epsilon_is_never_below_high_precision_integration_nor_a_thousandth_abov
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 10.0, 200.0])
 @pytest.mark.parametrize("q", [1e-5, 1e-3, 0.3, 0.99])
 def test_divergence_is_never_below_high_precision_integration_nor_a_thousandth_above_it_over_a_wide_grid(q, sigma):
-    for order in (1.01, 2.7, 20.5):
+    for order in (1.01, 2.7, 9.25):
         exact = truth.rdp(q, sigma, order)
         assert exact <= rdp(q, sigma, order) <= (1 + 1e-3) * exact
 
@@ -78,7 +78,7 @@ def test_the_classic_conversion_is_looser():
         assert 1.05 * epsilon_rdp(*row.numbers) < epsilon_rdp_classic(*row.numbers) < 1.3 * epsilon_rdp(*row.numbers)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(QS, SIGMAS, STEPS, DELTAS)
 def test_epsilon_is_monotone(q, sigma, steps, delta):
     here = epsilon_rdp(q, sigma, steps, delta)
@@ -90,7 +90,7 @@ def test_epsilon_is_monotone(q, sigma, steps, delta):
     assert epsilon_rdp(q, sigma, steps, delta * 1.1) <= here + slack
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(SIGMAS, STEPS, DELTAS)
 def test_epsilon_without_sampling_lies_just_above_the_analytic_gaussian(sigma, steps, delta):
     exact = truth.epsilon_of_gaussian(math.sqrt(steps) / sigma, delta)

@@ -18,7 +18,7 @@ def rdp(sampling_prob: float, noise_multiplier: float, order: float) -> float:
 
         last = int(order / noise_multiplier) + 15
         panels = mpmath.linspace(-15, last, (last + 15) // 2 + 1)
-        moment, error = mpmath.quad(integrand, panels, method="gauss-legendre", maxdegree=4, error=True)
+        moment, error = mpmath.quad(integrand, panels, method="gauss-legendre", maxdegree=5, error=True)
         assert error < 1e-12 * (moment - 1)
         return float(mpmath.log(moment) / (alpha - 1))
 

@@ -63,8 +63,8 @@ def epsilon_pld(sampling_prob: float, noise_multiplier: float, num_steps: int, d
     """
     if sampling_prob == 1:
         return Tight(epsilon_gaussian(images * math.sqrt(num_steps) / noise_multiplier, delta))
-    # The FFT's powers round by T machine epsilons, which leaves noise in the tails. Measured over T = 2,000 to 2 million:
-    # never more than 0.02 T of them missing from a tail, nor 0.3 T too many. One T is taken off delta.
+    # The FFT's powers round by about T machine epsilons, which leaves noise in the tails. At ten settings, T = 2,468 to
+    # 2 million, no tail's sum fell below zero by more than 0.02 T of them: a measurement, not a proof. One T is taken off delta.
     noise = num_steps * sys.float_info.epsilon
     if noise > delta / 20:
         return Tight(None, f"delta = {delta:g} is too near the rounding error of PLD's arithmetic over {num_steps} steps.")

@@ -59,14 +59,14 @@ def data_digest(key: bytes, dataset) -> str:
     return fingerprint(dataset, hmac.digest(key, b"data digest", "sha256"))
 
 
-def begin(folder: Path, plan: Plan, dataset, environment: dict[str, Any]) -> Session:
-    """Starts a run, or finishes a start that was cut short before its first checkpoint."""
+def begin(folder: Path, plan: Plan, dataset, environment: dict[str, Any], ledger: Ledger | None = None) -> Session:
+    """Starts a run, or finishes a start that was cut short before its first checkpoint (and whose ledger is open)."""
     write_recipe(folder, plan)
     if not (folder / run_folder.KEY_FILE).exists():
         seed = plan.recipe.run.seed
         run_folder.write_key(folder, randomness.new_key() if seed is None else randomness.key_from_seed(seed))
     key = run_folder.read_key(folder)
-    ledger = Ledger.open(folder / "ledger.jsonl")
+    ledger = ledger or Ledger.open(folder / "ledger.jsonl", exclusive=True)
     if len(ledger.lines) == 0:
         privacy = plan.recipe.privacy
         ledger.append(lines_of.run_line(plan.mechanism, privacy.clipping_norm if privacy else None))
@@ -88,9 +88,17 @@ def resume(folder: Path, plan: Plan, dataset, environment: dict[str, Any]) -> Se
         InputError: If the recipe or the data changed, or the folder's parts disagree.
     """
     refuse_changed_recipe(folder, plan)
-    ledger = Ledger.open(folder / "ledger.jsonl")
+    ledger = Ledger.open(folder / "ledger.jsonl", exclusive=True)
+    try:
+        return _resume(folder, plan, dataset, environment, ledger)
+    except BaseException:
+        ledger.close()
+        raise
+
+
+def _resume(folder: Path, plan: Plan, dataset, environment: dict[str, Any], ledger: Ledger) -> Session:
     if not checkpoints.paths(folder) and not lines_of.releases(ledger.lines):
-        return begin(folder, plan, dataset, environment)
+        return begin(folder, plan, dataset, environment, ledger)
     found = checkpoints.load_newest(folder)
     facts = found.facts
     if len(ledger.lines) < facts["ledger_lines"] or ledger.head_at(facts["ledger_lines"]) != facts["ledger_head"]:
