@@ -130,7 +130,7 @@ def test_listed_classes_give_the_label_order(two_classes):
 
 def test_the_defaults_are_stated_and_used(two_classes):
     dataset = load(DataConfig(name="folder", path=str(two_classes)), None, quiet)
-    assert dataset.shape == (3, 64, 64) and dataset.train.images.dtype == torch.uint8
+    assert dataset.shape == (3, 32, 32) and dataset.train.images.dtype == torch.uint8
 
 
 def test_an_unreadable_training_image_is_named_and_keeps_its_index(two_classes):
