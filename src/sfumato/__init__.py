@@ -12,7 +12,9 @@ _PUBLIC = {
     "epsilon": "sfumato.accounting.accountants",
     "load_run": "sfumato.training.trained",
     "new_key": "sfumato.randomness",
+    "plan": "sfumato.scaling.plan",
     "poisson_batch": "sfumato.data.poisson",
+    "train": "sfumato.training.run",
     "words_needed": "sfumato.training.noise",
 }
 __all__ = sorted(_PUBLIC)

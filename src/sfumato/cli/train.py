@@ -32,34 +32,23 @@ def train(
     override(values, epsilon=epsilon, delta=delta, accountant=accountant, assignments=set_ or [], data_root=data_root)
     parsed = config.parse(values)
 
-    from sfumato.cli.display import Display
-    from sfumato.data import datasets
-    from sfumato.training.resolve import resolve, without_privacy
-
     if dry_run:
-        facts = datasets.facts(parsed.data, data_root, output.note)
-        plan = resolve(parsed, facts)
-        _show_plan(without_privacy(plan) if non_private else plan, facts, device, json_)
+        _show_plan(parsed, data_root, device, non_private, json_)
         return
 
+    from sfumato.cli.display import Display
     from sfumato.training import session
     from sfumato.training.interrupt import Interrupted
-    from sfumato.training.loop import train as run_training
+    from sfumato.training.run import train as run_training
 
     folder = output_folder or (session.newest_unfinished(name) if resume else session.new_folder(name))
     if resume and output_folder is None:
         output.note(f"going on with {folder}")
-    dataset = datasets.load(parsed.data, data_root, output.note)
-    plan = resolve(parsed, dataset.facts)
-    if non_private:
-        plan = without_privacy(plan)
-    for choice in [] if resume else plan.choices:
-        output.note(f"chosen: {choice.key} = {choice.value} ({choice.why})")
-    for warning in plan.warnings:
-        output.warn(warning)
     with Display() as display:
         try:
-            result = run_training(plan, dataset, folder, device=device, resume=resume, progress=display.progress)
+            result = run_training(
+                parsed, folder, data_root=data_root, device=device, non_private=non_private, resume=resume, progress=display.progress
+            )
         except Interrupted as interrupted:
             command = _resume_command(recipe, epsilon, delta, set_ or [], folder, data_root, accountant, non_private, device)
             display.close()
@@ -103,10 +92,16 @@ def override(
         values["data"]["path"] = str(data_root)
 
 
-def _show_plan(plan: Any, facts_of_data: Any, device: str, json_: bool) -> None:
+def _show_plan(parsed: config.Recipe, data_root: Path | None, device: str, non_private: bool, json_: bool) -> None:
+    from sfumato.data import datasets
     from sfumato.training.certificate import claims, finite
     from sfumato.training.estimate import expected_seconds
+    from sfumato.training.resolve import resolve, without_privacy
 
+    facts_of_data = datasets.facts(parsed.data, data_root, output.note)
+    plan = resolve(parsed, facts_of_data)
+    if non_private:
+        plan = without_privacy(plan)
     seconds = expected_seconds(plan, facts_of_data, device)
     mechanism = plan.mechanism
     facts = {

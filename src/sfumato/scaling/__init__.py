@@ -1,0 +1,1 @@
+"""Planning a run by its total amount of noise (Sander et al. 2022)."""

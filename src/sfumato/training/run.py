@@ -1,0 +1,49 @@
+"""From a recipe to a finished run: data, plan, training."""
+
+from pathlib import Path
+from typing import Any
+
+from sfumato import config
+from sfumato.data import datasets
+from sfumato.training import loop
+from sfumato.training.loop import Progress
+from sfumato.training.resolve import resolve, without_privacy
+
+
+def train(
+    recipe: config.Recipe | dict[str, Any],
+    output: Path,
+    *,
+    data_root: Path | None = None,
+    device: str = "auto",
+    non_private: bool = False,
+    resume: bool = False,
+    progress: Progress = Progress(),  # noqa: B008  (immutable)
+) -> dict[str, Any]:
+    """Trains a classifier under a recipe's budget and writes the run folder ``output``.
+
+    Args:
+        recipe: A recipe, or its nested dictionaries.
+        output: The run folder; with ``resume``, of the run to go on with.
+        data_root: Where the data lies; for named data sets default: $SFUMATO_DATA.
+        device: "auto", "cpu", "cuda" ...
+        non_private: The same recipe without privacy, to show its price.
+        resume: Go on with the run in ``output``.
+        progress: Who watches; what was chosen and every warning are messages.
+
+    Returns:
+        The result, as `sfumato train --json` prints it.
+
+    Raises:
+        InputError, MachineError, Interrupted: See `sfumato.training.loop.train`.
+    """
+    parsed = config.parse(recipe) if isinstance(recipe, dict) else recipe
+    dataset = datasets.load(parsed.data, data_root, progress.message)
+    plan = resolve(parsed, dataset.facts)
+    if non_private:
+        plan = without_privacy(plan)
+    for choice in [] if resume else plan.choices:
+        progress.message(f"chosen: {choice.key} = {choice.value} ({choice.why})")
+    for warning in plan.warnings:
+        progress.message(f"warning: {warning}")
+    return loop.train(plan, dataset, output, device=device, resume=resume, progress=progress)
