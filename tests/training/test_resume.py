@@ -174,6 +174,12 @@ def test_a_changed_recipe_is_refused_naming_the_key(interrupted, tmp_path, chang
     assert key in refused(interrupted, tmp_path, "--resume", "--set", change)
 
 
+@pytest.mark.parametrize("change", ["optimizer.learning_rate=1.5", "privacy.clipping_norm=2.0", "privacy.target_epsilon=50.0"])
+def test_a_changed_recipe_is_refused_by_the_ledger_even_where_recipe_toml_is_gone(interrupted, tmp_path, change):
+    (interrupted / "recipe.toml").unlink()
+    assert "ledger.jsonl" in refused(interrupted, tmp_path, "--resume", "--set", change)
+
+
 def test_a_shortened_ledger_is_refused(interrupted, tmp_path):
     path = interrupted / "ledger.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:5]))

@@ -6,8 +6,8 @@ from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
 
 
-def run_line(mechanism: Mechanism, clipping_norm: float | None) -> dict[str, Any]:
-    """The first line of a ledger: everything public but the number of steps."""
+def run_line(mechanism: Mechanism, clipping_norm: float | None, recipe_digest: str) -> dict[str, Any]:
+    """The first line of a ledger: everything public but the number of steps, and which recipe it belongs to."""
     return {
         "kind": "run",
         "num_examples": mechanism.num_examples,
@@ -15,6 +15,7 @@ def run_line(mechanism: Mechanism, clipping_norm: float | None) -> dict[str, Any
         "noise_multiplier": mechanism.noise_multiplier,
         "sampling": mechanism.sampling,
         "clipping_norm": clipping_norm,
+        "recipe_digest": recipe_digest,
     }
 
 

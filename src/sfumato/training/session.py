@@ -68,10 +68,10 @@ def begin(folder: Path, plan: Plan, dataset, environment: dict[str, Any], ledger
     key = run_folder.read_key(folder)
     ledger = ledger or Ledger.open(folder / "ledger.jsonl", exclusive=True)
     if len(ledger.lines) == 0:
-        privacy = plan.recipe.privacy
-        ledger.append(lines_of.run_line(plan.mechanism, privacy.clipping_norm if privacy else None))
+        ledger.append(_run_line(plan))
     if len(ledger.lines) == 1:
         ledger.append(lines_of.session_line(0, 1, None, environment))
+    _refuse_another_recipe(ledger, plan)
     session = lines_of.last_session(ledger.lines)
     if session["environment"] != environment:
         ledger.append(lines_of.session_line(session["session"] + 1, 1, None, environment))
@@ -112,6 +112,7 @@ def _resume(folder: Path, plan: Plan, dataset, environment: dict[str, Any], ledg
             "the training images changed since this run began (one was added, removed, altered, relabelled or reordered): going on would reuse "
             "its noise on other data. Restore the images, or start a new run with another --output; both runs then add up."
         )
+    _refuse_another_recipe(ledger, plan)
     last = lines_of.last_session(ledger.lines)
     continues = facts["session"] == last["session"] or (facts["session"], facts["step"]) == (last["from_session"], last["first_step"] - 1)
     if environment != last["environment"] or not continues:
@@ -151,6 +152,20 @@ def refuse_changed_recipe(folder: Path, plan: Plan) -> None:
 def result_keys(recipe: config.Recipe) -> dict[str, Any]:
     """The keys of a recipe that change what it releases."""
     return {key: value for key, value in config.flatten(recipe).items() if key not in config.SPEED_ONLY}
+
+
+def _run_line(plan: Plan) -> dict[str, Any]:
+    privacy = plan.recipe.privacy
+    return lines_of.run_line(plan.mechanism, privacy.clipping_norm if privacy else None, randomness.digest(result_keys(plan.recipe)))
+
+
+def _refuse_another_recipe(ledger: Ledger, plan: Plan) -> None:
+    """recipe.toml can be edited or lost; the chained ledger cannot, and the certificate is computed from it."""
+    if any(ledger.lines[0].get(key) != value for key, value in _run_line(plan).items()):
+        raise InputError(
+            f"{ledger.path} was begun under another recipe or number of images than this one: its epsilon would be wrong for these updates. "
+            "Give the recipe as it was, or start a new run with another --output."
+        )
 
 
 def _session(folder: Path, ledger: Ledger, key: bytes, plan: Plan, dataset, found: Checkpoint | None) -> Session:
