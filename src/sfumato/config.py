@@ -112,7 +112,7 @@ class TrainingConfig(Section):
     batch_size: PositiveInt | None = None
     num_steps: Annotated[int, Field(ge=0)] | None = None
     microbatch_size: PositiveInt | None = None
-    engine: Literal["auto", "func", "reference"] = "auto"
+    engine: Literal["auto", "graph", "func", "reference"] = "auto"
     precision: Literal["float32"] = "float32"
     compile: Literal[False] = False
     evaluate_every: PositiveInt | None = None

@@ -1,4 +1,4 @@
-"""The func engine against a loop over single images, layer by layer: where others were silently wrong."""
+"""The batched engines against a loop over single images, layer by layer: where others were silently wrong."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ LAYERS = {
 }
 
 
-def assert_equals_a_loop(layer, memory_format, augmult, clipping_norm):
+def assert_equals_a_loop(layer, memory_format, augmult, clipping_norm, engine):
     generator = torch.Generator().manual_seed(1)
     model = nn.Sequential(layer, nn.SiLU(), nn.Flatten()).double().to(memory_format=memory_format)
     views = max(1, augmult)
@@ -49,7 +49,7 @@ def assert_equals_a_loop(layer, memory_format, augmult, clipping_norm):
     def loss_fn(outputs, weights):
         return (outputs * weights).sum(dim=1) + outputs.square().sum(dim=1)
 
-    grad_fn = clipped_grad(model, loss_fn, clipping_norm=clipping_norm, augmult=augmult, microbatch_size=3, engine="func")
+    grad_fn = clipped_grad(model, loss_fn, clipping_norm=clipping_norm, augmult=augmult, microbatch_size=3, engine=engine)
     out = grad_fn(inputs, weights)
     names, parameters = zip(*model.named_parameters(), strict=True)
     expected = [torch.zeros_like(parameter) for parameter in parameters]
@@ -65,15 +65,17 @@ def assert_equals_a_loop(layer, memory_format, augmult, clipping_norm):
         torch.testing.assert_close(out.grad_sum[name], total, rtol=1e-9, atol=1e-10, msg=name)
 
 
+@pytest.mark.parametrize("engine", ["func", "graph"])
 @pytest.mark.parametrize("augmult", [0, 1, 3])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_convolutions_agree_with_a_loop_over_images(name, memory_format, augmult):
+def test_convolutions_agree_with_a_loop_over_images(name, memory_format, augmult, engine):
     torch.manual_seed(0)
-    assert_equals_a_loop(nn.Conv2d(4, 4, **CONVOLUTIONS[name]), memory_format, augmult, clipping_norm=1.0)
+    assert_equals_a_loop(nn.Conv2d(4, 4, **CONVOLUTIONS[name]), memory_format, augmult, 1.0, engine)
 
 
+@pytest.mark.parametrize("engine", ["func", "graph"])
 @pytest.mark.parametrize("augmult", [0, 3])
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers_agree_with_a_loop_over_images(name, augmult):
-    assert_equals_a_loop(LAYERS[name], torch.contiguous_format, augmult, clipping_norm=1.0)
+def test_layers_agree_with_a_loop_over_images(name, augmult, engine):
+    assert_equals_a_loop(LAYERS[name], torch.contiguous_format, augmult, 1.0, engine)

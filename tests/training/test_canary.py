@@ -8,7 +8,6 @@ import torch
 
 from sfumato import randomness
 from sfumato.clipping import clipped_grad as module_of_grad  # noqa: F401  (imported before its parts are patched)
-from sfumato.clipping import func_engine
 from sfumato.data.poisson import shuffled_batch
 from sfumato.training import step as step_module
 from sfumato.training.noise import add_noise
@@ -92,15 +91,15 @@ def test_an_unclipped_bias_is_caught():
 
 def test_a_norm_that_leaves_out_the_bias_is_caught(monkeypatch):
     """With the bias alone, every example's gradient would keep its whole length in that direction."""
-    whole = func_engine.accumulate
-
-    def partial(model, loss_fn, coefficient, *rest):
-        return whole(model, loss_fn, lambda norms: torch.full_like(norms, 1 / canary.CLIPPING_NORM), *rest)
-
     from sfumato.clipping import clipped_grad as package_function
 
-    engines = package_function.__globals__["ENGINES"]
-    monkeypatch.setitem(engines, "func", partial)
+    builders = package_function.__globals__["ENGINES"]
+
+    def build(*arguments, whole=builders["graph"]):
+        accumulate = whole(*arguments)
+        return lambda coefficient, *rest: accumulate(lambda norms: torch.full_like(norms, 1 / canary.CLIPPING_NORM), *rest)
+
+    monkeypatch.setitem(builders, "graph", build)
     assert {"shift given inclusion", "sum of the others"} <= canary.violations(canary.observe(STEPS, streams()))
 
 

@@ -1,18 +1,37 @@
 r"""The one public way to a privatisable gradient: a sum of clipped per-example gradients."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from sfumato.clipping import func_engine, reference
 from sfumato.clipping.checks import missing_gradients, random_state_kept, require_private
+from sfumato.clipping.graph_engine import GraphEngine
 from sfumato.errors import InputError
 
-ENGINES = {"reference": reference.accumulate, "func": func_engine.accumulate}
-AUTO_ENGINE = "func"
+Accumulate = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+def _graph(model: nn.Module, loss_fn: Callable[..., torch.Tensor], row: torch.Tensor, methods: dict[str, str] | None) -> Accumulate:
+    return GraphEngine(model, loss_fn, row, methods).accumulate
+
+
+def _func(model: nn.Module, loss_fn: Callable[..., torch.Tensor], row: torch.Tensor, methods: dict[str, str] | None) -> Accumulate:
+    return functools.partial(func_engine.accumulate, model, loss_fn)
+
+
+def _reference(model: nn.Module, loss_fn: Callable[..., torch.Tensor], row: torch.Tensor, methods: dict[str, str] | None) -> Accumulate:
+    return functools.partial(reference.accumulate, model, loss_fn)
+
+
+# From a model, a loss, one input and recorded methods to what sums one microbatch's gradients.
+ENGINES: dict[str, Callable[..., Accumulate]] = {"graph": _graph, "func": _func, "reference": _reference}
 
 # Float values that the per-example gradients and saved activations of one microbatch may take:
 # 256 MiB in float32. The cost of calling each operation is small beside its work from some
@@ -50,6 +69,7 @@ def clipped_grad(
     rescale_to_unit_norm: bool = True,
     microbatch_size: int | None = None,
     engine: str = "auto",
+    methods: dict[str, str] | None = None,
 ) -> "GradFn":
     r"""Turns a model and a per-row loss into a function that sums clipped per-example gradients.
 
@@ -87,8 +107,9 @@ def clipped_grad(
             learning rate does not depend on C.
         microbatch_size: Examples differentiated at once: speed and memory only, the result
             moves by no more than float rounding. None: as many as fit in 256 MiB, at most 512.
-        engine: "func" (torch.func), "reference" (one view at a time, plain autograd) or
-            "auto", the fastest that can.
+        engine: "graph" (the fast one), "func" (torch.func), "reference" (one view at a time,
+            plain autograd) or "auto": "graph", or "func" for a model that it cannot take.
+        methods: What an earlier `GradFn.methods` recorded, to repeat its rounding.
 
     Returns:
         ``grad_fn(inputs, *targets, is_padding=None) -> ClippedGrad``. ``is_padding`` is (B,)
@@ -105,10 +126,9 @@ def clipped_grad(
         raise InputError(f"augmult must be at least 0, not {augmult}. 0 means no augmentation.")
     if microbatch_size is not None and microbatch_size < 1:
         raise InputError(f"microbatch_size must be at least 1, not {microbatch_size}. Leave it out to have it chosen.")
-    name = AUTO_ENGINE if engine == "auto" else engine
-    if name not in ENGINES:
+    if engine not in ("auto", *ENGINES):
         raise InputError(f'engine "{engine}" is unknown. Known are auto, {", ".join(ENGINES)}.')
-    return GradFn(model, loss_fn, clipping_norm, augmult, rescale_to_unit_norm, microbatch_size, name)
+    return GradFn(model, loss_fn, clipping_norm, augmult, rescale_to_unit_norm, microbatch_size, engine, methods)
 
 
 class GradFn:
@@ -119,7 +139,7 @@ class GradFn:
             the noise is a multiple of.
         clipping_norm: C, as it was given.
         microbatch_size: Examples differentiated at once; None until the first batch decides.
-        engine: The name of the engine in use.
+        engine: The name of the engine in use; "auto" until the first batch decides.
     """
 
     def __init__(
@@ -131,6 +151,7 @@ class GradFn:
         rescale_to_unit_norm: bool,
         microbatch_size: int | None,
         engine: str,
+        methods: dict[str, str] | None,
     ) -> None:
         self.microbatch_size = microbatch_size
         self.engine = engine
@@ -139,7 +160,14 @@ class GradFn:
         self.clipping_norm = clipping_norm
         self._augmult = augmult
         self._rescale = rescale_to_unit_norm
-        self._checked = False
+        self._methods = methods
+        self._accumulate: Accumulate | None = None
+
+    @property
+    def methods(self) -> dict[str, str]:
+        """How engine "graph" computes at each operation: decides speed and rounding. Empty for other engines, and before the first batch."""
+        engine = getattr(self._accumulate, "__self__", None)
+        return dict(engine.methods) if isinstance(engine, GraphEngine) else {}
 
     @property
     def sensitivity(self) -> float:
@@ -158,8 +186,9 @@ class GradFn:
         grad_norms, losses = torch.zeros(2, len(views), dtype=dtype, device=views.device)
         if len(real) == 0:
             return ClippedGrad(grad_sum, grad_norms, losses)
-        if not self._checked:
+        if self._accumulate is None:
             self._check(views, targets, real[:1])
+            self._accumulate = self._build(views[real[:1], 0])
         assert self.microbatch_size is not None
         for chosen in real.split(self.microbatch_size):
             # The last microbatch repeats an example, and does not count it.
@@ -168,9 +197,7 @@ class GradFn:
             filled = torch.cat([chosen, chosen[:1].expand(missing)])
             is_real = torch.arange(len(filled), device=views.device) < len(chosen)
             with torch.no_grad():
-                norms, values = ENGINES[self.engine](
-                    self._model, self._loss_fn, self._coefficient, views[filled], tuple(target[filled] for target in targets), is_real, grad_sum
-                )
+                norms, values = self._accumulate(self._coefficient, views[filled], tuple(target[filled] for target in targets), is_real, grad_sum)
             grad_norms[chosen] = norms[: len(chosen)].to(dtype)
             losses[chosen] = values[: len(chosen)].to(dtype)
         return ClippedGrad(grad_sum, grad_norms, losses)
@@ -214,6 +241,8 @@ class GradFn:
             raise InputError(
                 f'loss_fn gave shape {tuple(rows.shape)} for one row, not (1,): one loss per row is needed. Use reduction="none", for example.'
             )
+        if not _rows_apart(self._loss_fn, outputs, tuple(target[first] for target in targets)):
+            raise InputError("loss_fn mixes rows: one row's loss moves with another row's output, so no privacy guarantee holds. Compute each alone.")
         if missing:
             raise InputError(
                 f"parameter '{missing[0]}' receives no gradient from the loss, so it would never be trained. "
@@ -222,4 +251,34 @@ class GradFn:
         if self.microbatch_size is None:
             num_parameters = sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
             self.microbatch_size = max(1, min(_MICROBATCH_MAX, _MICROBATCH_VALUES // (num_parameters + views.shape[1] * values_saved)))
-        self._checked = True
+
+    def _build(self, row: torch.Tensor) -> Accumulate:
+        if self.engine == "auto":
+            try:
+                accumulate = ENGINES["graph"](self._model, self._loss_fn, row, self._methods)
+                self.engine = "graph"
+                return accumulate
+            except InputError:  # what keeps it from the fast engine keeps nothing from the general one
+                self.engine = "func"
+        return ENGINES[self.engine](self._model, self._loss_fn, row, self._methods)
+
+
+def _rows_apart(loss_fn: Callable[..., torch.Tensor], outputs: Any, targets: tuple[torch.Tensor, ...]) -> bool:
+    """Whether the loss of a row stays as it is when other rows' outputs change."""
+
+    def rows(others: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        def three(output: Any) -> Any:
+            if not isinstance(output, torch.Tensor):
+                return output
+            if not output.is_floating_point():
+                return output.expand(3, *output.shape[1:])
+            ramp = torch.linspace(1, 2, output.numel(), dtype=output.dtype, device=output.device).view_as(output)
+            other = others(output.detach() + ramp)
+            return torch.cat([output.detach(), other, 2 * other])
+
+        return tree_map(three, outputs)
+
+    with torch.no_grad():
+        repeated = tuple(target.expand(3, *target.shape[1:]) for target in targets)
+        first, second = (loss_fn(rows(others), *repeated)[0] for others in (torch.sin, torch.cos))
+    return bool(torch.isclose(first, second, rtol=1e-4, equal_nan=True))

@@ -27,7 +27,7 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def describe(device: torch.device, *, engine: str, microbatch_size: int, precision: str) -> dict[str, Any]:
+def describe(device: torch.device, *, engine: str, methods: dict[str, str], microbatch_size: int, precision: str) -> dict[str, Any]:
     """Everything on which the last bits of an update depend.
 
     Updates repeated in an equal environment are bit-identical, hence the same release.
@@ -38,6 +38,7 @@ def describe(device: torch.device, *, engine: str, microbatch_size: int, precisi
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "threads": torch.get_num_threads(),
         "engine": engine,
+        "methods": methods,
         "microbatch_size": microbatch_size,
         "precision": precision,
     }

@@ -17,25 +17,45 @@ from sfumato.training.step import PrivateStep, Randomness, Statistics, Views
 
 
 class Learner:
-    """Takes updates. ``initialise`` must be called once, before the first."""
+    """Takes updates. ``initialise`` must be called once, before the first.
 
-    def __init__(self, plan: Plan, dataset: Dataset, device: torch.device, engine: str, microbatch_size: int | None) -> None:
-        self.plan, self.dataset, self.device, self.engine = plan, dataset, device, engine
+    Attributes:
+        grad_fn: For a private run, what sums clipped gradients; it has seen a batch of noise,
+            so that its engine and methods are settled before the run begins.
+    """
+
+    def __init__(
+        self, plan: Plan, dataset: Dataset, device: torch.device, engine: str, microbatch_size: int | None, methods: dict[str, str] | None = None
+    ) -> None:
+        self.plan, self.dataset, self.device = plan, dataset, device
         recipe = plan.recipe
         self.objective = Objective(tuple(recipe.data.class_proportions) if recipe.data.class_proportions else None)
         assert recipe.augmentation.kind is not None and recipe.augmentation.augmult is not None
         self.views = Views(recipe.augmentation.kind, recipe.augmentation.augmult, recipe.augmentation.padding)
-        self._build(seed=0)
+        self.model = self._build(seed=0).to(device).train()
+        self.state = State(self.model, recipe)
         self.num_parameters = sum(value.numel() for value in self.state.parameters.values())
+        self.microbatch_size = microbatch_size or default_microbatch_size(self.num_parameters, self.views.augmult)
+        self.engine, self.methods = engine, {}
         if recipe.privacy is not None:
             # Before the run folder is made: a model that mixes examples leaves nothing behind.
-            require_private(self.state.model, torch.zeros(4, *dataset.shape, device=device))
-        self.microbatch_size = microbatch_size or default_microbatch_size(self.num_parameters, self.views.augmult)
+            require_private(self.model, torch.zeros(4, *dataset.shape, device=device))
+            self.grad_fn = clipped_grad(
+                self.model,
+                self.objective.loss,
+                clipping_norm=recipe.privacy.clipping_norm,
+                augmult=self.views.augmult,
+                microbatch_size=self.microbatch_size,
+                engine=engine,
+                methods=methods,
+            )
+            self.grad_fn(*self._made_up_batch())
+            self.engine, self.methods = self.grad_fn.engine, self.grad_fn.methods
 
-    def _build(self, seed: int) -> None:
+    def _build(self, seed: int) -> torch.nn.Module:
         recipe, dataset = self.plan.recipe, self.dataset
         assert recipe.model.name is not None
-        model = registry.build(
+        return registry.build(
             recipe.model.name,
             image_size=dataset.facts.image_size,
             channels=dataset.facts.channels,
@@ -43,24 +63,23 @@ class Learner:
             options=recipe.model.options,
             seed=seed,
         )
-        self.state = State(model.to(self.device).train(), recipe)
+
+    def _made_up_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        views = (self.views.augmult,) if self.views.augmult else ()
+        images = torch.randn(self.microbatch_size, *views, *self.dataset.shape, generator=generator)
+        labels = torch.randint(len(self.dataset.classes), (self.microbatch_size,), generator=generator)
+        return images.to(self.device), labels.to(self.device)
 
     def initialise(self, seed: np.ndarray) -> None:
         """Draws the initial weights from one uniform word."""
-        self._build(seed=int(seed[0]) >> 1)
         recipe = self.plan.recipe
+        self.model.load_state_dict(self._build(seed=int(seed[0]) >> 1).state_dict())
+        self.state = State(self.model, recipe)
         if recipe.privacy is None:
-            self.step: Any = OrdinaryStep(self.state.model, self.objective, self.views, self.microbatch_size, recipe.optimizer.max_grad_norm)
-            return
-        grad_fn = clipped_grad(
-            self.state.model,
-            self.objective.loss,
-            clipping_norm=recipe.privacy.clipping_norm,
-            augmult=self.views.augmult,
-            microbatch_size=self.microbatch_size,
-            engine=self.engine,
-        )
-        self.step = PrivateStep(grad_fn, self.plan.mechanism, self.views, self.microbatch_size)
+            self.step: Any = OrdinaryStep(self.model, self.objective, self.views, self.microbatch_size, recipe.optimizer.max_grad_norm)
+        else:
+            self.step = PrivateStep(self.grad_fn, self.plan.mechanism, self.views, self.microbatch_size)
 
     def update(self, images: ImageSet, randomness: Randomness, step: int) -> Statistics:
         """One update of parameters and averages."""
@@ -72,12 +91,13 @@ class Learner:
 def build_learner(plan: Plan, dataset: Dataset, device: torch.device, recorded: dict[str, Any] | None) -> Learner:
     """A learner in the recorded environment as far as the recipe leaves it open."""
     training = plan.recipe.training
-    engine, microbatch_size = training.engine, training.microbatch_size
+    engine, microbatch_size, methods = training.engine, training.microbatch_size, None
     if recorded is not None:
         torch.set_num_threads(recorded["threads"])
         engine = recorded["engine"] if engine == "auto" else engine
         microbatch_size = microbatch_size or recorded["microbatch_size"]
-    return Learner(plan, dataset, device, "func" if engine == "auto" else engine, microbatch_size)
+        methods = recorded["methods"]
+    return Learner(plan, dataset, device, engine, microbatch_size, methods)
 
 
 def default_microbatch_size(num_parameters: int, augmult: int) -> int:

@@ -76,7 +76,13 @@ def train(
     refuse_large_groups(plan, dataset)
     recorded = sessions.recorded_environment(folder) if resume else None
     learner = build_learner(plan, dataset, pick_device(device), recorded)
-    environment = describe(learner.device, engine=learner.engine, microbatch_size=learner.microbatch_size, precision=plan.recipe.training.precision)
+    environment = describe(
+        learner.device,
+        engine=learner.engine,
+        methods=learner.methods,
+        microbatch_size=learner.microbatch_size,
+        precision=plan.recipe.training.precision,
+    )
     if resume:
         session = sessions.resume(folder, plan, dataset, environment)
     else:

@@ -1,0 +1,326 @@
+"""The fast engine: one forward and one backward pass, per-example gradients only where weights meet images.
+
+The model is traced to a graph of operations (`capture`). The forward pass runs it with every
+weight detached, so that the backward pass computes gradients with respect to data alone. At
+each meeting the output's gradient is caught as it passes, and a rule (`rules/`) makes of it and
+of the operation's inputs that meeting's part of the per-example gradients, written out or as
+norms alone. `derived` carries them from weights to parameters.
+"""
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+from sfumato.clipping.capture import Capture, capture, execute
+from sfumato.clipping.derived import Group, Standardized, general_square_norms, group_weights, is_standardized, pull_back
+from sfumato.clipping.layout import find_layouts
+from sfumato.clipping.norms import row_norms
+from sfumato.clipping.rules import GHOSTS, METHODS, Contribution, Meeting, Met, Rows, candidates, named_args, refuse
+from sfumato.errors import InputError
+
+# A norm that roundings, all going one way, could move by more than this share is computed again from written-out gradients.
+_TOLERANCE = 1e-4
+# A method this many times slower than the best so far is not tried again.
+_HOPELESS = 1.5
+# Seconds of a pass that methods are tried in: long enough for their order to be that of a whole microbatch.
+_TRIAL_SECONDS = 0.2
+
+MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+Loss = Callable[..., torch.Tensor]
+Coefficient = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """What tracing a model gives: nothing in it depends on parameter values or images."""
+
+    capture: Capture
+    meetings: dict[Node, Meeting]
+    groups: tuple[Group, ...]
+
+
+def trace(model: nn.Module, row: torch.Tensor) -> Traced:
+    """Traces a model and finds its meetings.
+
+    Args:
+        row: (1, ...): an input, of which only shape, type and device are used.
+
+    Raises:
+        InputError: If the model cannot be traced, mixes examples, or has a meeting without a rule (it is named).
+    """
+    traced = capture(model, row)
+    parameters = {name: _shifted(value.detach(), seed) for seed, (name, value) in enumerate(model.named_parameters()) if value.requires_grad}
+    layouts = find_layouts(traced, model, parameters, row)
+    meetings = {}
+    for node, met in traced.meetings.items():
+        arguments = named_args(node, node.args, dict(node.kwargs))
+        names = {traced.weights[name]: name for name in met}
+        slots = {argument: names[value] for argument, value in arguments.items() if isinstance(value, Node) and value in names}
+        arg_layouts = {argument: layouts[value] for argument, value in arguments.items() if isinstance(value, Node) and value in layouts}
+        if node not in layouts or set(slots.values()) != set(met):
+            raise InputError(
+                f'operation {node.target} takes trainable parameters in a way that engine "graph" has no rule for. Use engine="reference".'
+            )
+        meeting = Meeting(node, slots, arg_layouts, layouts[node])
+        refuse(meeting)
+        meetings[node] = meeting
+    groups = []
+    for weights, sources in group_weights(traced.sources):
+        groups.append(Group(weights, sources, _kind(traced, model, parameters, weights, sources)))
+    return Traced(traced, meetings, tuple(groups))
+
+
+def _shifted(value: torch.Tensor, seed: int) -> torch.Tensor:
+    """A parameter moved a little: zeros must not hide what comes after them."""
+    if not value.is_floating_point():
+        return value
+    generator = torch.Generator().manual_seed(seed)
+    spread = value.float().std(correction=0)
+    noise = torch.randn(value.shape, generator=generator).to(value)
+    return value + noise * torch.where(spread > 0, 0.1 * spread, 0.1).to(value)
+
+
+def _kind(traced: Capture, model: nn.Module, parameters: dict[str, torch.Tensor], weights: tuple[str, ...], sources: tuple[str, ...]) -> str:
+    if weights == sources and len(weights) == 1:
+        return "parameter"
+    low = next((name for name in sources if parameters[name].dtype not in (torch.float32, torch.float64)), None)
+    if low is not None:
+        raise InputError(
+            f"parameter '{low}' is {parameters[low].dtype}, and a weight is computed from it: the clipped sum would be rounded on the way back. "
+            "Keep the parameters in float32."
+        )
+    if len(weights) > 1:
+        return "general"
+    with torch.enable_grad():
+        exact = {name: value.double().requires_grad_(name in sources) for name, value in parameters.items()}
+        values = traced.placeholders(model, exact)
+        execute(traced.shared, values)
+        weight = values[traced.weights[weights[0]]]
+        if weight.dtype != torch.float64:
+            return "general"
+        return "standardized" if is_standardized(weight, [exact[name] for name in sources]) else "general"
+
+
+class GraphEngine:
+    """Sums clipped per-example gradients of one model; see `sfumato.clipping.clipped_grad`.
+
+    Attributes:
+        methods: "<meeting>.<argument>" -> name of the method that computes it, and
+            "memory_format" -> that of the images. Chosen by measurement on the first microbatch
+            unless given: they decide speed and memory, and how the result is rounded.
+    """
+
+    def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, methods: dict[str, str] | None = None) -> None:
+        self.model, self.loss_fn = model, loss_fn
+        self.traced = trace(model, row)
+        known = {"memory_format"} | {f"{meeting.name}.{slot}" for meeting in self.traced.meetings.values() for slot in meeting.slots}
+        self.methods = {key: name for key, name in (methods or {}).items() if key in known}
+        self._all_chosen = self.methods.keys() == known
+        num_meetings = Counter(weight for meeting in self.traced.meetings.values() for weight in meeting.slots.values())
+        # Ghost norms do not add up over meetings, and pulling back needs rows unless there is a closed form.
+        self.may_be_ghost = {
+            weight: group.kind != "general" and num_meetings[weight] == 1 for group in self.traced.groups for weight in group.weights
+        }
+
+    def accumulate(
+        self,
+        coefficient: Coefficient,
+        inputs: torch.Tensor,  # (m, K, ...)
+        targets: tuple[torch.Tensor, ...],  # each (m, ...)
+        is_real: torch.Tensor,  # (m,)
+        grad_sum: dict[str, torch.Tensor],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Adds each real example's coefficient(norm) times its gradient to `grad_sum`, in place.
+
+        Returns:
+            The gradient norms and the losses, both (m,).
+        """
+        if not self._all_chosen:
+            self._choose_methods(inputs, targets)
+        weights = _Weights(self.traced, self.model)
+        contributions, losses = _backward(self, weights, inputs, targets)
+        with torch.no_grad():
+            norms = _norms(self.traced, weights, contributions)
+            counts = is_real & norms.isfinite() & losses.isfinite()
+            coefficients = torch.where(counts, coefficient(norms), 0.0)
+            for group in self.traced.groups:
+                sums = [contributions[name].weighted_sum(coefficients, counts) for name in group.weights]
+                for name, total in zip(group.parameters, weights.pull_back(group, sums), strict=True):
+                    grad_sum[name] += total
+        return norms, losses
+
+    def _choose_methods(self, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...]) -> None:
+        """Tries the memory formats, and for each of them the methods of every meeting, on a part of a microbatch."""
+        weights = _Weights(self.traced, self.model)
+        few = inputs[:2], tuple(target[:2] for target in targets)
+        self.methods = {"memory_format": "contiguous"}
+        _backward(self, weights, *few)
+        examples = max(2, int(2 * _TRIAL_SECONDS / self._seconds(weights, *few)))
+        inputs, targets = inputs[:examples], tuple(target[:examples] for target in targets)
+        tried = {}
+        for memory_format in MEMORY_FORMATS if inputs.ndim == 5 else ["contiguous"]:
+            self.methods = {"memory_format": memory_format}
+            _backward(self, weights, inputs, targets)
+            tried[min(self._seconds(weights, inputs, targets) for _ in range(2))] = self.methods
+        self.methods = tried[min(tried)]
+        self._all_chosen = True
+
+    def _seconds(self, weights: "_Weights", inputs: torch.Tensor, targets: tuple[torch.Tensor, ...]) -> float:
+        start = _now(inputs)
+        _backward(self, weights, inputs, targets)
+        return _now(inputs) - start
+
+
+class _Weights:
+    """The values of the weights for the present parameters, and what leads back to these."""
+
+    def __init__(self, traced: Traced, model: nn.Module) -> None:
+        with torch.enable_grad():
+            self._parameters = {name: value.detach().requires_grad_() for name, value in model.named_parameters() if value.requires_grad}
+            self.shared = traced.capture.placeholders(model, self._parameters)
+            execute(traced.capture.shared, self.shared)
+        self.values = {name: self.shared[node] for name, node in traced.capture.weights.items()}
+        self.standardized: dict[str, Standardized] = {}
+        for group in traced.groups:
+            if group.kind == "standardized":
+                (name,) = group.weights
+                self.standardized[name] = Standardized(self.values[name], self._of(group))
+
+    def pull_back(self, group: Group, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """From one gradient for each weight of a group to one for each of its parameters."""
+        if group.kind == "parameter":
+            return gradients
+        return pull_back([self.values[name] for name in group.weights], self._of(group), gradients)
+
+    def square_norms(self, group: Group, rows: list[torch.Tensor]) -> torch.Tensor:
+        """(m,) squares of the norms of the parameters' gradients, from those of the weights written out."""
+        if group.kind == "parameter":
+            return row_norms(rows[0].reshape(len(rows[0]), -1)).square()
+        return general_square_norms([self.values[name] for name in group.weights], self._of(group), rows)
+
+    def _of(self, group: Group) -> list[torch.Tensor]:
+        return [self._parameters[name] for name in group.parameters]
+
+
+def _norms(traced: Traced, weights: _Weights, contributions: dict[str, Contribution]) -> torch.Tensor:
+    """(m,) L2 norms of the gradients with respect to all parameters."""
+    squares, errors = [], []
+    for group in traced.groups:
+        first = contributions[group.weights[0]]
+        if group.kind == "parameter":
+            square, error = first.square_norms()
+        elif group.kind == "standardized" and weights.standardized[group.weights[0]].holds:
+            square, error = weights.standardized[group.weights[0]].square_norms(first)  # type: ignore[arg-type]
+        else:
+            everyone = torch.arange(len(first.square_norms()[0]))
+            square = weights.square_norms(group, [contributions[name].rows_of(everyone) for name in group.weights])
+            error = torch.zeros_like(square)
+        squares.append(square)
+        errors.append(error)
+    total, error = torch.stack(squares).sum(0), torch.stack(errors).sum(0)
+    doubtful = (error > 2 * _TOLERANCE * total).nonzero()[:, 0]
+    if len(doubtful):
+        for group, square, error in zip(traced.groups, squares, errors, strict=True):
+            if error.any():
+                square[doubtful] = weights.square_norms(group, [contributions[name].rows_of(doubtful) for name in group.weights])
+        total = torch.stack(squares).sum(0)
+    return total.sqrt()
+
+
+def _backward(
+    engine: GraphEngine, weights: _Weights, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...]
+) -> tuple[dict[str, Contribution], torch.Tensor]:
+    """Both passes: what the meetings contribute to each weight, and the (m,) losses."""
+    traced, (examples, views) = engine.traced, inputs.shape[:2]
+    contributions: dict[str, Contribution] = {}
+    leaves: list[torch.Tensor] = []  # the first outputs that depend on a weight: where the backward pass may stop
+
+    def call(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        value = node.target(*args, **kwargs)  # type: ignore[operator]
+        meeting = traced.meetings.get(node)
+        if meeting is None:
+            return value
+        if not value.requires_grad:
+            value = value.detach().requires_grad_()
+            leaves.append(value)
+        held = [{name: _detached(arg) for name, arg in named_args(node, args, kwargs).items()}]
+
+        def catch(grad: torch.Tensor) -> None:
+            with torch.no_grad():
+                _collect(engine, weights, Met(meeting, examples, views, held.pop(), grad), contributions)
+
+        value.register_hook(catch)
+        return value
+
+    with torch.enable_grad():
+        values = {node: _detached(value) for node, value in weights.shared.items()}
+        rows = inputs.flatten(0, 1)
+        if "memory_format" in engine.methods:
+            rows = rows.contiguous(memory_format=MEMORY_FORMATS[engine.methods["memory_format"]])
+        values[traced.capture.input] = rows
+        kept = {*traced.capture.outputs, *weights.shared}
+        execute(traced.capture.data, values, keep=kept.__contains__, call=call)
+        outputs = traced.capture.output(values)
+        del values
+        losses = engine.loss_fn(outputs, *(target.repeat_interleave(views, dim=0) for target in targets)).unflatten(0, (examples, views)).mean(1)
+        del outputs
+        torch.autograd.grad(losses.sum(), leaves)
+    return contributions, losses.detach()
+
+
+def _collect(engine: GraphEngine, weights: _Weights, met: Met, contributions: dict[str, Contribution]) -> None:
+    for slot, weight in met.meeting.slots.items():
+        key = f"{met.meeting.name}.{slot}"
+        if key not in engine.methods:
+            names = [name for name in candidates(met, slot) if name not in GHOSTS or engine.may_be_ghost[weight]]
+            engine.methods[key] = _fastest(names, met, slot, weights.standardized.get(weight))
+        contribution = METHODS[engine.methods[key]](met, slot)
+        if weight in contributions:
+            before = contributions[weight]
+            assert isinstance(before, Rows) and isinstance(contribution, Rows)
+            before.rows += contribution.rows
+        else:
+            contributions[weight] = contribution
+
+
+def _fastest(names: list[str], met: Met, slot: str, standardized: Standardized | None) -> str:
+    """Times the methods on these very tensors: gradients, norms and weighted sum together."""
+    if standardized is not None:
+        names = [name for name in names if name != "ghost"]  # has no moments
+    if len(names) == 1:
+        return names[0]
+    counts = torch.ones(met.examples, dtype=torch.bool, device=met.grad.device)
+    coefficients = counts.to(met.grad.dtype)
+
+    def seconds(name: str) -> float:
+        start = _now(met.grad)
+        contribution = METHODS[name](met, slot)
+        if standardized is None:
+            contribution.square_norms()
+        else:
+            standardized.square_norms(contribution)  # type: ignore[arg-type]
+        contribution.weighted_sum(coefficients, counts)
+        return _now(met.grad) - start
+
+    took: dict[str, float] = {}
+    for name in names:
+        first = seconds(name)
+        took[name] = first if took and first > _HOPELESS * min(took.values()) else min(first, seconds(name))
+    return min(took, key=took.__getitem__)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _now(on: torch.Tensor) -> float:
+    if on.is_cuda:
+        torch.cuda.synchronize(on.device)
+    return time.perf_counter()

@@ -1,0 +1,75 @@
+"""How per-example gradients are had at each operation where weights meet images."""
+
+import torch
+
+from sfumato.clipping.rules import convolution, expansion, generic, linear, normalization
+from sfumato.clipping.rules.contribution import ChannelContribution, Contribution, Moments, Rows
+from sfumato.clipping.rules.meeting import Meeting, Met, Method, named_args
+from sfumato.errors import InputError
+
+__all__ = ["ChannelContribution", "Contribution", "Meeting", "Met", "Method", "Moments", "Rows", "METHODS", "candidates", "named_args", "refuse"]
+
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", *convolution.TRANSPOSED)
+NORMS = ("group_norm", "layer_norm", "instance_norm", "rms_norm")
+
+METHODS: dict[str, Method] = {
+    "bias": linear.bias,
+    "rows": linear.rows,
+    "ghost": linear.ghost,
+    "conv_bias": convolution.bias,
+    "loop": convolution.loop,
+    "grouped": convolution.grouped,
+    "unfold": convolution.unfold,
+    "conv_ghost": convolution.ghost,
+    "affine": normalization.affine,
+    "repeated": expansion.repeated,
+    "vmap": generic.by_vmap,
+}
+# They never write per-example gradients out.
+GHOSTS = ("ghost", "conv_ghost")
+
+# Numbers that a ghost norm's inner products may take: 256 MiB in float32.
+_MAX_GRAM_VALUES = 2**26
+
+
+def candidates(met: Met, slot: str) -> list[str]:
+    """Names of the methods that fit a meeting and its memory, the safest first."""
+    operation = met.meeting.operation
+    if operation == "linear":
+        if slot == "bias":
+            return ["bias"]
+        return ["rows"] + (["ghost"] if linear.gram_values(met) <= _MAX_GRAM_VALUES else [])
+    if operation in CONVOLUTIONS:
+        if slot == "bias":
+            return ["conv_bias"]
+        found = ["loop"]
+        if operation not in convolution.TRANSPOSED:
+            found.append("grouped")
+        if convolution.can_unfold(met):
+            found += ["unfold"] + (["conv_ghost"] if convolution.gram_values(met) <= _MAX_GRAM_VALUES else [])
+        return found
+    if operation in NORMS:
+        return ["affine"]
+    if operation in ("expand", "repeat"):
+        return ["repeated"]
+    return ["vmap"]
+
+
+def refuse(meeting: Meeting) -> None:
+    """Raises InputError for an operation with weights whose per-example gradient is not known to be right."""
+    target = meeting.node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        why = "is not one of PyTorch's operations"
+    elif len(target._schema.returns) != 1 or not isinstance(meeting.node.meta.get("val"), torch.Tensor):
+        why = "gives several results"
+    elif meeting.operation == "scaled_dot_product_attention":
+        dropout = named_args(meeting.node, meeting.node.args, dict(meeting.node.kwargs))["dropout_p"]
+        why = "draws random numbers" if dropout else ""
+    elif torch.Tag.nondeterministic_seeded in target.tags:
+        why = "draws random numbers"
+    else:
+        why = ""
+    if why:
+        raise InputError(
+            f'operation {target} at {meeting.name} takes trainable parameters and {why}: engine "graph" has no rule. Use engine="reference".'
+        )

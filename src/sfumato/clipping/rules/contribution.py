@@ -1,0 +1,84 @@
+"""What one meeting adds to the per-example gradients of one weight."""
+
+import dataclasses
+from typing import Protocol
+
+import torch
+
+from sfumato.clipping.norms import row_norms
+
+
+class Contribution(Protocol):
+    """Per-example gradients g_1, ..., g_m of a weight, written out or not."""
+
+    def square_norms(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(m,) the squares of the L2 norms, and bounds on their rounding errors."""
+        ...
+
+    def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """The sum of coefficient_i times g_i over those that count, shaped like the weight."""
+        ...
+
+    def rows_of(self, examples: torch.Tensor) -> torch.Tensor:
+        """(n, *shape of the weight) the gradients of some examples, written out."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """Sums over the fan-in of each output channel's gradient, all (m, channels).
+
+    Attributes:
+        squares: Of its squares.
+        plain: Of its values.
+        along: Of its products with that channel's direction.
+        error: Bound on the rounding error of `squares`.
+    """
+
+    squares: torch.Tensor
+    plain: torch.Tensor
+    along: torch.Tensor
+    error: torch.Tensor
+
+
+class ChannelContribution(Contribution, Protocol):
+    """A contribution that can say what weight standardisation needs to know."""
+
+    def moments(self, directions: torch.Tensor) -> Moments:
+        """Moments of each output channel; directions are (channels, fan-in)."""
+        ...
+
+
+class Rows:
+    """Per-example gradients written out: (m, *shape of the weight), float32 at least."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = at_least_float32(rows)
+
+    def square_norms(self) -> tuple[torch.Tensor, torch.Tensor]:
+        squares = row_norms(self._flat()).square()
+        return squares, torch.zeros_like(squares)
+
+    def moments(self, directions: torch.Tensor) -> Moments:
+        rows = self.rows.flatten(2)  # (m, channels, fan-in)
+        squares = torch.linalg.vector_norm(rows, dim=2).square()
+        basis = torch.stack([torch.ones_like(directions), directions], dim=2)  # (channels, fan-in, 2)
+        plain, along = torch.bmm(rows.transpose(0, 1), basis.to(rows.dtype)).permute(2, 1, 0)
+        return Moments(squares, plain, along, torch.zeros_like(squares))
+
+    def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        rows = self._flat()
+        if not bool(counts.all()):  # a coefficient of zero does not silence it: 0 * NaN is NaN
+            rows = torch.where(counts[:, None], rows, 0.0)
+        return (coefficients.to(rows.dtype) @ rows).view(self.rows.shape[1:])
+
+    def rows_of(self, examples: torch.Tensor) -> torch.Tensor:
+        return self.rows[examples]
+
+    def _flat(self) -> torch.Tensor:
+        return self.rows.reshape(len(self.rows), -1)
+
+
+def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
+    """What norms and sums are computed in: float32, or float64 where the model is."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

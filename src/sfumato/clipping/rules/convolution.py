@@ -1,0 +1,202 @@
+"""Convolutions: per-image weight gradients written out, or only their norms (ghost norms)."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from sfumato.clipping.rules.contribution import Moments, Rows, at_least_float32
+from sfumato.clipping.rules.linear import GRAM_ROUNDING
+from sfumato.clipping.rules.meeting import Met
+
+TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+
+
+class _Problem:
+    """A meeting in the form of `aten.convolution`: inputs (m, rows, C, *size), grads (m, rows, O, *out size)."""
+
+    def __init__(self, met: Met) -> None:
+        args = met.args
+        self.weight: torch.Tensor = args["weight"]
+        self.transposed = met.meeting.operation in TRANSPOSED
+        self.groups: int = args["groups"]
+        dims = self.weight.ndim - 2
+        self.stride, self.dilation = _per_dim(args["stride"], dims), _per_dim(args["dilation"], dims)
+        self.output_padding = _per_dim(args.get("output_padding", 0), dims)
+        self.inputs, self.grads = met.example_arg("input"), met.example_grad()
+        padding = args["padding"]
+        if isinstance(padding, str):
+            if padding == "same":
+                self.inputs = _pad_same(self.inputs, self.weight.shape[2:], self.dilation)
+            padding = 0
+        self.padding = _per_dim(padding, dims)
+
+    def weight_gradient(self, grads: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, groups: int) -> torch.Tensor:
+        """The ordinary gradient of a weight, summed over rows."""
+        return torch.ops.aten.convolution_backward(
+            grads, inputs, weight, None, self.stride, self.padding, self.dilation, self.transposed, self.output_padding, groups, (False, True, False)
+        )[1]
+
+    def weight_gradients(self, examples: Sequence[int]) -> torch.Tensor:
+        """One ordinary weight gradient for each of some examples, (n, *shape of the weight)."""
+        rows = torch.empty(len(examples), *self.weight.shape, dtype=self.grads.dtype, device=self.grads.device)
+        inputs, grads, weight = self.inputs, self.grads, self.weight
+        if self.groups > 1:  # torch 2.15 is silently wrong in float64 for some strides of one channels_last image
+            inputs, grads, weight = inputs.contiguous(), grads.contiguous(), weight.contiguous()
+        for row, i in zip(rows, examples, strict=True):
+            row.copy_(self.weight_gradient(grads[i], inputs[i], weight, self.groups))
+        return rows
+
+
+def _per_dim(value: Any, dims: int) -> list[int]:
+    values = [value] * dims if isinstance(value, int) else list(value)
+    return values * dims if len(values) == 1 else values
+
+
+def _pad_same(inputs: torch.Tensor, kernel: torch.Size, dilation: list[int]) -> torch.Tensor:
+    """What padding="same" adds: the odd one at the end (aten._convolution_mode)."""
+    pads: list[int] = []
+    for size, step in zip(reversed(kernel), reversed(dilation), strict=True):
+        total = step * (size - 1)
+        pads += [total // 2, total - total // 2]
+    return F.pad(inputs, pads)
+
+
+def bias(met: Met, slot: str) -> Rows:
+    """The output's gradient summed over everything but examples and channels."""
+    grads = met.example_grad()  # (m, rows, O, *size)
+    return Rows(grads.flatten(3).sum(dim=(1, 3)) if grads.ndim > 3 else grads.sum(dim=1))
+
+
+def loop(met: Met, slot: str) -> Rows:
+    """One ordinary weight gradient for each example."""
+    problem = _Problem(met)
+    return Rows(problem.weight_gradients(range(met.examples)))
+
+
+def grouped(met: Met, slot: str) -> Rows:
+    """One convolution in which every example is a group of its own."""
+    problem = _Problem(met)
+    examples = met.examples
+    inputs = problem.inputs.transpose(0, 1).flatten(1, 2)  # (rows, m C, *size)
+    grads = problem.grads.transpose(0, 1).flatten(1, 2)
+    weight = problem.weight.expand(examples, *problem.weight.shape).flatten(0, 1)
+    gradient = problem.weight_gradient(grads.contiguous(), inputs.contiguous(), weight, examples * problem.groups)
+    return Rows(gradient.unflatten(0, (examples, -1)))
+
+
+def unfold(met: Met, slot: str) -> Rows:
+    """Patches times output gradients, a batched matrix product for each view."""
+    problem = _Problem(met)
+    patches = _patches(problem)  # (m, rows, C k, positions)
+    grads = problem.grads.flatten(3)  # (m, rows, O, positions)
+    if patches.shape[1] == 1:
+        rows = torch.bmm(grads[:, 0], patches[:, 0].transpose(1, 2))
+    else:
+        rows = torch.zeros(met.examples, grads.shape[2], patches.shape[2], dtype=grads.dtype, device=grads.device)
+        for view in range(patches.shape[1]):
+            rows.baddbmm_(grads[:, view], patches[:, view].transpose(1, 2))
+    return Rows(rows.view(met.examples, *problem.weight.shape))
+
+
+def can_unfold(met: Met) -> bool:
+    """Whether `unfold` and `ghost` know this convolution: two-dimensional, one group, not transposed."""
+    return met.args["weight"].ndim == 4 and met.args["groups"] == 1 and met.meeting.operation not in TRANSPOSED
+
+
+def _patches(problem: _Problem) -> torch.Tensor:
+    if math.prod(problem.weight.shape[2:]) == 1 and not any(problem.padding):
+        step_h, step_w = problem.stride
+        return problem.inputs[..., ::step_h, ::step_w].flatten(3)
+    rows = problem.inputs.flatten(0, 1)
+    patches = F.unfold(rows, problem.weight.shape[2:], tuple(problem.dilation), tuple(problem.padding), tuple(problem.stride))
+    return patches.unflatten(0, problem.inputs.shape[:2])
+
+
+def ghost(met: Met, slot: str) -> "Ghost":
+    """Norms from inner products of positions; the clipped sum as one ordinary weight gradient."""
+    problem = _Problem(met)
+    # Norms and the sum see the very same products, none of them rounded to less than float32.
+    problem.inputs, problem.grads, problem.weight = (at_least_float32(tensor) for tensor in (problem.inputs, problem.grads, problem.weight))
+    return Ghost(problem)
+
+
+def gram_values(met: Met) -> int:
+    """Numbers that `ghost` keeps at its peak: inner products of all pairs of pixels and of positions."""
+    padding = met.args["padding"]
+    inputs, grads = met.example_arg("input"), met.example_grad()
+    size = inputs.shape[3:]
+    border = _per_dim(0 if isinstance(padding, str) else padding, len(size))
+    pixels = inputs.shape[1] * math.prod(extent + 2 * pad for extent, pad in zip(size, border, strict=True))
+    return met.examples * (pixels**2 + 2 * (grads.shape[1] * math.prod(grads.shape[3:])) ** 2)
+
+
+class Ghost:
+    """Per-example gradients that are never written out."""
+
+    def __init__(self, problem: _Problem) -> None:
+        self.problem = problem
+
+    def square_norms(self) -> tuple[torch.Tensor, torch.Tensor]:
+        squares, error = self._channel_squares()
+        return squares.sum(1), error.sum(1)
+
+    def moments(self, directions: torch.Tensor) -> Moments:
+        problem = self.problem
+        squares, error = self._channel_squares()
+        kernels = directions.view_as(problem.weight).to(problem.inputs.dtype)
+        rows = problem.inputs.flatten(0, 1)
+        arguments = (None, problem.stride, problem.padding, problem.dilation)
+        along = F.conv2d(rows, kernels, *arguments).unflatten(0, problem.inputs.shape[:2])
+        ones = torch.ones_like(kernels[:1, :1])
+        plain = F.conv2d(rows.sum(1, keepdim=True), ones, *arguments).unflatten(0, problem.inputs.shape[:2])
+        along = (along * problem.grads).flatten(3).sum(dim=(1, 3))
+        plain = torch.matmul(self._grads(), plain.flatten(1)[:, :, None])[..., 0]
+        return Moments(squares, plain, along, error)
+
+    def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        problem = self.problem
+        grads = problem.grads * coefficients.to(problem.grads.dtype)[:, None, None, None, None]
+        inputs = problem.inputs
+        if not bool(counts.all()):
+            mask = counts[:, None, None, None, None]
+            grads, inputs = torch.where(mask, grads, 0.0), torch.where(mask, inputs, 0.0)
+        return problem.weight_gradient(grads.flatten(0, 1), inputs.flatten(0, 1), problem.weight, problem.groups)
+
+    def rows_of(self, examples: torch.Tensor) -> torch.Tensor:
+        return self.problem.weight_gradients(examples.tolist())
+
+    def _grads(self) -> torch.Tensor:
+        return self.problem.grads.transpose(1, 2).flatten(2)  # (m, O, rows positions)
+
+    def _channel_squares(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(m, O) squares of each output channel's gradient norm: d' G d over pairs of positions."""
+        gram, grads = self._gram(), self._grads()
+        squares = (torch.bmm(grads, gram) * grads).sum(2).clamp(min=0)
+        # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled.
+        lengths = gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+        largest = torch.matmul(grads.abs(), lengths[:, :, None])[..., 0].square()
+        return squares, GRAM_ROUNDING * torch.finfo(grads.dtype).eps * largest
+
+    def _gram(self) -> torch.Tensor:
+        """(m, positions, positions) inner products of patches: shifted sums of those of pixels."""
+        problem = self.problem
+        pad_h, pad_w = problem.padding
+        padded = F.pad(problem.inputs, (pad_w, pad_w, pad_h, pad_h))  # (m, rows, C, H, W)
+        examples, rows, channels, height, width = padded.shape
+        pixels = padded.transpose(1, 2).reshape(examples, channels, -1)
+        products = torch.bmm(pixels.transpose(1, 2), pixels).view(examples, rows, height, width, rows, height, width)
+        (stride_h, stride_w), (dil_h, dil_w) = problem.stride, problem.dilation
+        out_h, out_w = problem.grads.shape[3:]
+        total: torch.Tensor | None = None
+        for kernel_h in range(problem.weight.shape[2]):
+            for kernel_w in range(problem.weight.shape[3]):
+                vertical = slice(kernel_h * dil_h, kernel_h * dil_h + stride_h * (out_h - 1) + 1, stride_h)
+                across = slice(kernel_w * dil_w, kernel_w * dil_w + stride_w * (out_w - 1) + 1, stride_w)
+                part = products[:, :, vertical, across, :, vertical, across]
+                total = part.clone() if total is None else total.add_(part)
+        assert total is not None
+        positions = rows * out_h * out_w
+        return total.reshape(examples, positions, positions)

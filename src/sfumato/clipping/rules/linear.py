@@ -1,0 +1,64 @@
+"""Linear layers: per-example gradients written out, or only their norms (ghost norms, Goodfellow 2015; Li et al. 2022)."""
+
+import torch
+
+from sfumato.clipping.rules.contribution import Rows, at_least_float32
+from sfumato.clipping.rules.meeting import Met
+
+# Rounding of a squared norm from inner products, in units of the machine epsilon and of the sum
+# of the absolute values of its terms, as if all roundings went one way.
+GRAM_ROUNDING = 2.0
+
+
+def bias(met: Met, slot: str) -> Rows:
+    """The output's gradient summed over positions."""
+    return Rows(met.example_grad().flatten(1, -2).sum(dim=1))
+
+
+def rows(met: Met, slot: str) -> Rows:
+    """A batched matrix product."""
+    return Rows(torch.bmm(_positions(met.example_grad()).transpose(1, 2), _positions(met.example_arg("input"))))
+
+
+def ghost(met: Met, slot: str) -> "Ghost":
+    """Norms from inner products of positions; the clipped sum as one matrix product."""
+    return Ghost(_positions(met.example_arg("input")), _positions(met.example_grad()))
+
+
+def gram_values(met: Met) -> int:
+    """Numbers that `ghost` keeps at its peak."""
+    return 3 * met.examples * _positions(met.example_grad()).shape[1] ** 2
+
+
+def _positions(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.flatten(1, -2)  # (m, positions, features)
+
+
+class Ghost:
+    """Per-example gradients grads' inputs that are never written out."""
+
+    def __init__(self, inputs: torch.Tensor, grads: torch.Tensor) -> None:
+        # Norms and the sum see the very same products, none of them rounded to less than float32.
+        self.inputs, self.grads = at_least_float32(inputs), at_least_float32(grads)
+
+    def square_norms(self) -> tuple[torch.Tensor, torch.Tensor]:
+        eps = torch.finfo(self.grads.dtype).eps
+        if self.inputs.shape[1] == 1:
+            squares = self.inputs.square().sum(dim=(1, 2)) * self.grads.square().sum(dim=(1, 2))
+            return squares, torch.zeros_like(squares)
+        gram_inputs = torch.bmm(self.inputs, self.inputs.transpose(1, 2))
+        gram_grads = torch.bmm(self.grads, self.grads.transpose(1, 2))
+        lengths = (gram_inputs.diagonal(dim1=1, dim2=2) * gram_grads.diagonal(dim1=1, dim2=2)).clamp(min=0).sqrt()
+        squares = (gram_inputs * gram_grads).sum(dim=(1, 2)).clamp(min=0)
+        # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled.
+        return squares, GRAM_ROUNDING * eps * lengths.sum(1).square()
+
+    def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        grads, inputs = self.grads * coefficients.to(self.grads.dtype)[:, None, None], self.inputs
+        if not bool(counts.all()):  # a coefficient of zero does not silence it: 0 * NaN is NaN
+            mask = counts[:, None, None]
+            grads, inputs = torch.where(mask, grads, 0.0), torch.where(mask, inputs, 0.0)
+        return grads.flatten(0, 1).T @ inputs.flatten(0, 1)
+
+    def rows_of(self, examples: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(self.grads[examples].transpose(1, 2), self.inputs[examples])

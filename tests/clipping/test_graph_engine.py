@@ -1,0 +1,280 @@
+"""The graph engine against a loop over single images: every method of every rule, and what it must refuse."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sfumato.clipping import clipped_grad
+from sfumato.clipping.graph_engine import GraphEngine, trace
+from sfumato.clipping.rules import GHOSTS
+from sfumato.errors import InputError
+from sfumato.nn import WeightStandardizedConv2d
+
+
+def loss_fn(outputs, targets):
+    return F.cross_entropy(outputs.flatten(1), targets, reduction="none")
+
+
+def problem(num_examples, augmult, shape, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    views = (augmult,) if augmult else ()
+    inputs = torch.randn(num_examples, *views, *shape, generator=generator, dtype=dtype)
+    return inputs, torch.randint(2, (num_examples,), generator=generator)
+
+
+def by_hand(model, inputs, targets, augmult, clipping_norm):
+    """Norms and the sum of clipped gradients, one image at a time."""
+    names, parameters = zip(*((name, value) for name, value in model.named_parameters() if value.requires_grad), strict=True)
+    total, norms = [torch.zeros_like(value) for value in parameters], []
+    for i in range(len(inputs)):
+        views = inputs[i] if augmult else inputs[i : i + 1]
+        losses = [loss_fn(model(view[None]), targets[i : i + 1]).sum() for view in views]
+        gradients = torch.autograd.grad(torch.stack(losses).mean(), parameters, materialize_grads=True)
+        norms.append(torch.cat([gradient.flatten() for gradient in gradients]).norm())
+        for part, gradient in zip(total, gradients, strict=True):
+            part += gradient * min(1.0, clipping_norm / norms[-1].item()) / clipping_norm
+    return torch.stack(norms), dict(zip(names, total, strict=True))
+
+
+def assert_exact(model, shape, augmult=0, clipping_norm=1.0, methods=None, num_examples=5):
+    model = model.double()
+    inputs, targets = problem(num_examples, augmult, shape)
+    grad_fn = clipped_grad(model, loss_fn, clipping_norm=clipping_norm, augmult=augmult, microbatch_size=3, engine="graph", methods=methods)
+    out = grad_fn(inputs, targets)
+    norms, total = by_hand(model, inputs, targets, augmult, clipping_norm)
+    torch.testing.assert_close(out.grad_norms, norms, rtol=1e-9, atol=1e-12)
+    size = torch.stack([value.norm() for value in total.values()]).norm()
+    for name, value in total.items():
+        assert (out.grad_sum[name] - value).norm() <= 1e-9 * size, name
+    return grad_fn
+
+
+@pytest.mark.parametrize("augmult", [0, 2])
+@pytest.mark.parametrize("make", [nn.Conv2d, WeightStandardizedConv2d])
+def test_convolutions(make, augmult):
+    torch.manual_seed(0)
+    assert_exact(nn.Sequential(make(4, 5, 3, stride=2, padding=1), nn.SiLU(), make(5, 3, 2), nn.SiLU(), nn.Flatten()), (4, 7, 6), augmult)
+
+
+class Tokens(nn.Module):
+    """A class token, positions, a scale for each channel, attention with a table in its mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 4))
+        self.other = nn.Parameter(torch.randn(4))
+        self.positions = nn.Parameter(torch.randn(1, 6, 4))
+        self.scale = nn.Parameter(torch.randn(4))
+        self.table = nn.Parameter(torch.randn(11))
+        self.qkv = nn.Linear(4, 12)
+        self.register_buffer("distance", (torch.arange(6)[:, None] - torch.arange(6)[None]) + 5)
+
+    def forward(self, x):
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), self.other.repeat(x.shape[0], 1, 1), x], dim=1) + self.positions
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 2)).permute(2, 0, 3, 1, 4)
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=self.table[self.distance])
+        return (x.transpose(1, 2).flatten(2) * self.scale)[:, 0]
+
+
+class Tied(nn.Module):
+    """One weight used by two layers, once transposed and scaled by a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4))
+        self.gain = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x):
+        return F.linear(F.silu(F.linear(x, self.weight)), self.weight.T * self.gain)
+
+
+class LowRank(nn.Module):
+    """A frozen layer with a trainable product added."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(4, 5)
+        self.base.requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.randn(5, 2))
+
+    def forward(self, x):
+        return F.linear(x, self.base.weight + self.b @ self.a, self.base.bias)
+
+
+class Windows(nn.Module):
+    """Rows that multiply: each image is cut into four windows, and put together again."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(3, 3), nn.Conv2d(1, 2, 1)
+        self.bias = nn.Parameter(torch.randn(4, 1))
+
+    def forward(self, x):
+        windows = self.inner(x.reshape(-1, 3, 3))  # (rows * 4, 3, 3)
+        windows = windows.unflatten(0, (-1, 4)) + self.bias[..., None]
+        return self.outer(windows.reshape(x.shape[0], 1, 12, 3)).flatten(1)
+
+
+class PositionsFirst(nn.Module):
+    """As in torchvision's attention: (positions * rows, features), rows innermost."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.layer(x.transpose(0, 1).flatten(0, 1))
+        return y.unflatten(0, (x.shape[1], -1)).transpose(0, 1).flatten(1)
+
+
+class Products(nn.Module):
+    """Matrix products and einsum instead of linear."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(torch.randn(4, 4)) for _ in range(3))
+        self.d = nn.Parameter(torch.rand(4) + 1)
+
+    def forward(self, x):
+        return torch.einsum("nt,tu->nu", torch.addmm(self.d, x @ self.a, self.b).tanh(), self.c) / self.d - self.d
+
+
+OTHERS = {
+    "tokens": (Tokens(), (4, 4)),
+    "tied": (Tied(), (4,)),
+    "low_rank": (LowRank(), (4,)),
+    "windows": (Windows(), (4, 3, 3)),
+    "positions_first": (PositionsFirst(), (3, 4)),
+    "products": (Products(), (4,)),
+    "embedding": (nn.Sequential(nn.Linear(4, 4), nn.PReLU(4), nn.LayerNorm(4), nn.RMSNorm(4)), (4,)),
+    "one_dimension": (nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.SiLU(), nn.Flatten()), (2, 5)),
+    "three_dimensions": (nn.Sequential(nn.Conv3d(1, 2, 2), nn.SiLU(), nn.Flatten()), (1, 3, 3, 4)),
+    "transposed": (nn.Sequential(nn.ConvTranspose2d(2, 3, 3, stride=2, output_padding=1), nn.SiLU(), nn.Flatten()), (2, 3, 3)),
+    "instance_norm": (nn.Sequential(nn.InstanceNorm2d(3, affine=True), nn.SiLU(), nn.Flatten()), (3, 4, 4)),
+    "group_norm": (nn.Sequential(nn.GroupNorm(2, 4), nn.SiLU(), nn.Flatten()), (4, 3, 3)),
+    "weight_norm": (nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), (4,)),
+}
+
+
+@pytest.mark.parametrize("augmult", [0, 1, 3])
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_operations(name, augmult):
+    model, shape = OTHERS[name]
+    assert_exact(model, shape, augmult)
+
+
+def test_weight_standardisation_is_recognised_and_keeps_to_one_pass():
+    model = nn.Sequential(WeightStandardizedConv2d(3, 4, 3), nn.SiLU(), nn.Flatten())
+    kinds = {group.weights[0]: group.kind for group in trace(model, torch.zeros(1, 3, 6, 6)).groups}
+    assert sorted(kinds.values()) == ["parameter", "standardized"]
+
+
+def test_a_gain_of_zero_hides_nothing():
+    torch.manual_seed(0)
+    model = nn.Sequential(WeightStandardizedConv2d(3, 4, 3), nn.SiLU(), nn.Flatten())
+    with torch.no_grad():
+        model[0].gain.zero_()
+    assert_exact(model, (3, 6, 6), augmult=2)
+
+
+def test_a_kernel_that_standardisation_leaves_alone_is_still_exact():
+    """So small that the clamp binds: then J has no direction that it shortens."""
+    model = nn.Sequential(WeightStandardizedConv2d(3, 4, 3), nn.SiLU(), nn.Flatten())
+    with torch.no_grad():
+        model[0].weight[:2] *= 1e-4
+        model[0].weight[3] = 0.5
+    assert_exact(model, (3, 6, 6))
+
+
+@pytest.mark.parametrize("method", ["rows", "ghost"])
+def test_norms_hold_where_an_example_s_positions_cancel(method):
+    """Two positions whose gradients are huge and opposite: inner products lose what is left, and must not be believed."""
+    model = nn.Linear(3, 2, bias=False).float()
+
+    def loss(outputs, weights):  # the gradient is the sum of weights_t x_t over positions t
+        return (outputs.sum(2) * weights).sum(1)
+
+    x = torch.tensor([[[1e4, 2e4, 3e4], [1e4, 2e4, 3e4 + 0.0625], [1.0, 0.0, 0.0]]])
+    weights = torch.tensor([[1.0, -1.0, 0.5]])
+    chosen = {"memory_format": "contiguous", "model:linear.weight": method}
+    grad_fn = clipped_grad(model, loss, clipping_norm=0.1, engine="graph", methods=chosen)
+    out = grad_fn(x, weights)
+    assert grad_fn.methods == chosen
+    assert out.grad_sum["weight"].norm().item() <= 1 + 1e-4
+    assert out.grad_norms.item() == pytest.approx(2**0.5 * (0.5**2 + 0.0625**2) ** 0.5, rel=1e-3)
+
+
+def test_methods_are_recorded_and_repeated():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.SiLU(), nn.Flatten(), nn.Linear(64, 3))
+    inputs, targets = problem(6, 0, (3, 6, 6), dtype=torch.float32)
+    first = clipped_grad(model, loss_fn, clipping_norm=1.0, engine="graph")
+    out = first(inputs, targets)
+    again = clipped_grad(model, loss_fn, clipping_norm=1.0, engine="graph", methods=first.methods)
+    repeated = again(inputs, targets)
+    assert again.methods == first.methods
+    assert all(torch.equal(out.grad_sum[name], repeated.grad_sum[name]) for name in out.grad_sum)
+    assert torch.equal(out.grad_norms, repeated.grad_norms)
+
+
+def test_a_weight_at_several_places_is_never_left_to_ghost_norms():
+    engine = GraphEngine(Tied().double(), loss_fn, torch.zeros(1, 4, dtype=torch.float64))
+    inputs, targets = problem(4, 0, (4,))
+    grad_sum = {name: torch.zeros_like(value.detach()) for name, value in engine.model.named_parameters()}
+    engine.accumulate(torch.ones_like, inputs[:, None], (targets,), torch.ones(4, dtype=torch.bool), grad_sum)
+    assert not set(engine.methods.values()) & set(GHOSTS)
+
+
+class BatchMean(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+class Shuffled(nn.Module):
+    """Row i goes where row n - i was."""
+
+    def forward(self, x):
+        return x.flip(0)
+
+
+@pytest.mark.parametrize("mixing", [BatchMean(), Shuffled(), nn.BatchNorm1d(4, track_running_stats=False)], ids=["mean", "shuffled", "batch_norm"])
+def test_a_graph_that_mixes_examples_is_refused_by_name(mixing):
+    with pytest.raises(InputError, match="mixes examples"):
+        trace(nn.Sequential(nn.Linear(4, 4), mixing, nn.Linear(4, 2)), torch.zeros(1, 4))
+
+
+class Counted(nn.Module):
+    """Depends on a plain number of rows, which the tracer takes for a constant."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.layer(x).reshape(len(x), 2)
+
+
+def test_a_model_that_cannot_be_traced_is_refused_with_the_reason_and_auto_takes_another_engine():
+    inputs, targets = problem(3, 0, (4,), dtype=torch.float32)
+    with pytest.raises(InputError, match="cannot be traced"):
+        clipped_grad(Counted(), loss_fn, clipping_norm=1.0, engine="graph")(inputs, targets)
+    grad_fn = clipped_grad(Counted(), loss_fn, clipping_norm=1.0, engine="auto")
+    grad_fn(inputs, targets)
+    assert grad_fn.engine == "func"
+
+
+def test_a_loss_that_mixes_examples_is_refused():
+    inputs, targets = problem(3, 0, (4,), dtype=torch.float32)
+
+    def mixing(outputs, targets):
+        return loss_fn(outputs - outputs.mean(0), targets)
+
+    for engine in ("graph", "func", "reference"):
+        with pytest.raises(InputError, match="loss_fn mixes rows"):
+            clipped_grad(nn.Linear(4, 2), mixing, clipping_norm=1.0, engine=engine)(inputs, targets)
+
+
+def test_a_weight_derived_in_low_precision_is_refused():
+    model = nn.Sequential(WeightStandardizedConv2d(3, 4, 3), nn.Flatten()).bfloat16()
+    with pytest.raises(InputError, match="Keep the parameters in float32"):
+        trace(model, torch.zeros(1, 3, 6, 6, dtype=torch.bfloat16))

@@ -1,0 +1,204 @@
+"""Every method of every rule against the ordinary gradient of each example alone."""
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import Graph
+
+from sfumato.clipping.capture import capture
+from sfumato.clipping.layout import Layout
+from sfumato.clipping.rules import METHODS, Meeting, Met, candidates, named_args
+
+ROWS_FIRST = Layout(dim=0, outer=1, inner=1)
+EXAMPLES = 4
+
+CONVOLUTIONS = {
+    "plain": {"kernel_size": 3},
+    "one_by_one": {"kernel_size": 1},
+    "one_by_one_strided": {"kernel_size": 1, "stride": 2},
+    "one_by_one_padded": {"kernel_size": 1, "padding": 1},
+    "strided": {"kernel_size": 3, "stride": 2, "padding": 1},
+    "pixels_left_over": {"kernel_size": 2, "stride": 3},
+    "uneven": {"kernel_size": (1, 3), "stride": (2, 1), "padding": (0, 1)},
+    "dilated": {"kernel_size": 3, "dilation": 2, "padding": 2},
+    "same": {"kernel_size": 3, "padding": "same", "dilation": 2},
+    "same_even": {"kernel_size": (2, 4), "padding": "same"},
+    "valid": {"kernel_size": 3, "padding": "valid"},
+    "grouped": {"kernel_size": 3, "groups": 2, "stride": 2},
+    "depthwise": {"kernel_size": 3, "groups": 4, "padding": 1, "dilation": 2},
+}
+
+
+def meet(operation, args, weight_name, views, seed=0, non_contiguous=False):
+    """A meeting of an operation whose first argument is made of rows, and each example's true gradient of a weight."""
+    generator = torch.Generator().manual_seed(seed)
+    graph = Graph()
+    names = [argument.name for argument in operation._schema.arguments]
+    nodes = [graph.placeholder(names[i]) if isinstance(arg, torch.Tensor) else arg for i, arg in enumerate(args)]
+    node = graph.call_function(operation, tuple(nodes))
+    weight = args[names.index(weight_name)]
+    slots = {weight_name: weight_name}
+    output = operation(*args)
+    grad = torch.randn(output.shape, generator=generator, dtype=output.dtype)
+    if non_contiguous:
+        grad = grad.transpose(0, -1).contiguous().transpose(0, -1)
+    meeting = Meeting(node, slots, {names[0]: ROWS_FIRST}, ROWS_FIRST)
+    met = Met(meeting, EXAMPLES, views, named_args(node, args, {}), grad)
+    true = []
+    for i in range(EXAMPLES):
+        rows = slice(i * views, (i + 1) * views)
+        own = weight.clone().requires_grad_()
+        own_args = [args[0][rows].contiguous(), *(own if arg is weight else arg for arg in args[1:])]
+        true.append(torch.autograd.grad(operation(*own_args), own, grad[rows].contiguous())[0])
+    return met, torch.stack(true)
+
+
+def assert_contribution(contribution, true):
+    """Norms, sums and moments are those of the true per-example gradients, (m, *weight)."""
+    if true.dtype == torch.float32:
+        size = true.flatten(1).double().norm(dim=1)
+        torch.testing.assert_close(contribution.square_norms()[0].sqrt().double(), size, rtol=1e-5, atol=1e-5)
+        everyone = contribution.rows_of(torch.arange(len(true)))
+        assert (everyone - true).flatten(1).double().norm(dim=1).lt(1e-5 * (1 + size)).all()
+        total = contribution.weighted_sum(torch.ones(len(true)), torch.ones(len(true), dtype=torch.bool))
+        assert (total - true.sum(0)).norm() < 1e-5 * (1 + size.sum())
+        return
+    flat = true.flatten(1)
+    squares, error = contribution.square_norms()
+    torch.testing.assert_close(squares, flat.square().sum(1), rtol=1e-9, atol=1e-12)
+    assert (error >= 0).all()
+    torch.testing.assert_close(contribution.rows_of(torch.tensor([2, 0])).flatten(1), flat[[2, 0]], rtol=1e-9, atol=1e-10)
+    coefficients, counts = torch.tensor([0.5, 0.0, 2.0, 1.0]).double(), torch.tensor([True, False, True, True])
+    expected = (coefficients[:, None] * flat).sum(0).view(true.shape[1:])
+    torch.testing.assert_close(contribution.weighted_sum(coefficients, counts), expected, rtol=1e-9, atol=1e-10)
+    if hasattr(contribution, "moments") and true.ndim > 2:
+        rows = true.flatten(2)
+        directions = torch.randn(rows.shape[1:], generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        moments = contribution.moments(directions)
+        torch.testing.assert_close(moments.squares, rows.square().sum(2), rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(moments.plain, rows.sum(2), rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(moments.along, (rows * directions).sum(2), rtol=1e-9, atol=1e-10)
+
+
+def convolution(name, memory_format, dtype=torch.float64):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        layer = nn.Conv2d(4, 8, **CONVOLUTIONS[name]).to(dtype)
+    padding = layer.padding if isinstance(layer.padding, str) else list(layer.padding)
+    weight = layer.weight.detach().contiguous(memory_format=memory_format)
+    operation = torch.ops.aten.conv2d.padding if isinstance(padding, str) else torch.ops.aten.conv2d.default
+
+    def args(rows):
+        return [
+            rows.contiguous(memory_format=memory_format),
+            weight,
+            layer.bias.detach(),
+            list(layer.stride),
+            padding,
+            list(layer.dilation),
+            layer.groups,
+        ]
+
+    return operation, args
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("non_contiguous", [False, True], ids=["", "non_contiguous"])
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_every_method_for_convolutions(name, memory_format, views, non_contiguous, dtype):
+    operation, args = convolution(name, memory_format, dtype)
+    rows = torch.randn(EXAMPLES * views, 4, 9, 7, generator=torch.Generator().manual_seed(2), dtype=dtype)
+    for slot in ("weight", "bias"):
+        met, true = meet(operation, args(rows), slot, views, non_contiguous=non_contiguous)
+        methods = candidates(met, slot)
+        assert slot == "bias" or set(methods) == {"loop", "grouped"} | (
+            {"unfold", "conv_ghost"} if CONVOLUTIONS[name].get("groups", 1) == 1 else set()
+        )
+        for method in [*methods, "vmap"] if not isinstance(CONVOLUTIONS[name].get("padding"), str) else methods:
+            assert_contribution(METHODS[method](met, slot), true)
+
+
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("dims", [1, 3])
+def test_convolutions_in_one_and_three_dimensions(dims, views):
+    generator = torch.Generator().manual_seed(2)
+    rows = torch.randn(EXAMPLES * views, 4, *(5, 6, 4)[:dims], generator=generator, dtype=torch.float64)
+    weight = torch.randn(6, 2, *(3, 2, 2)[:dims], generator=generator, dtype=torch.float64)
+    operation = getattr(torch.ops.aten, f"conv{dims}d").default
+    met, true = meet(operation, [rows, weight, None, [2] * dims, [1] * dims, [1] * dims, 2], "weight", views)
+    assert candidates(met, "weight") == ["loop", "grouped"]
+    for method in ("loop", "grouped"):
+        assert_contribution(METHODS[method](met, "weight"), true)
+
+
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("positions", [(), (5,), (2, 3)])
+def test_every_method_for_linear_layers(positions, views):
+    generator = torch.Generator().manual_seed(2)
+    rows = torch.randn(EXAMPLES * views, *positions, 4, generator=generator, dtype=torch.float64)
+    weight, bias = torch.randn(3, 4, generator=generator).double(), torch.randn(3, generator=generator).double()
+    for slot, methods in (("weight", ["rows", "ghost"]), ("bias", ["bias"])):
+        met, true = meet(torch.ops.aten.linear.default, [rows, weight, bias], slot, views)
+        assert candidates(met, slot) == methods
+        for method in [*methods, "vmap"]:
+            assert_contribution(METHODS[method](met, slot), true)
+
+
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("slot", ["weight", "bias"])
+@pytest.mark.parametrize("norm", ["group_norm", "layer_norm", "layer_norm_2d", "instance_norm", "rms_norm"])
+def test_scale_and_shift_of_norms(norm, slot, views):
+    generator = torch.Generator().manual_seed(2)
+    rows = torch.randn(EXAMPLES * views, 4, 3, 5, generator=generator, dtype=torch.float64)
+    shape = {"layer_norm": (5,), "layer_norm_2d": (3, 5), "rms_norm": (5,)}.get(norm, (4,))
+    weight, bias = torch.randn(shape, generator=generator).double(), torch.randn(shape, generator=generator).double()
+    operation, args = {
+        "group_norm": (torch.ops.aten.group_norm.default, [rows, 2, weight, bias, 1e-5, False]),
+        "layer_norm": (torch.ops.aten.layer_norm.default, [rows, [5], weight, bias, 1e-5, False]),
+        "layer_norm_2d": (torch.ops.aten.layer_norm.default, [rows, [3, 5], weight, bias, 1e-5, False]),
+        "instance_norm": (torch.ops.aten.instance_norm.default, [rows, weight, bias, None, None, True, 0.1, 1e-5, False]),
+        "rms_norm": (torch.ops.aten.rms_norm.default, [rows, [5], weight, 1e-5]),
+    }[norm]
+    if norm == "rms_norm" and slot == "bias":
+        return
+    met, true = meet(operation, args, slot, views)
+    assert candidates(met, slot) == ["affine"]
+    for method in ("affine", "vmap"):
+        assert_contribution(METHODS[method](met, slot), true)
+
+
+@pytest.mark.parametrize("fault", ["a view is dropped", "the stride is wrong", "examples are shifted"])
+def test_planted_faults_are_seen(fault):
+    operation, args = convolution("strided", torch.contiguous_format)
+    rows = torch.randn(EXAMPLES * 3, 4, 9, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    met, true = meet(operation, args(rows), "weight", 3)
+    if fault == "a view is dropped":
+        met.grad[::3] = 0
+    elif fault == "the stride is wrong":
+        met.args["stride"] = [1, 2]
+    else:
+        met.grad.copy_(met.grad.roll(1, 0))
+    for method in ("loop", "unfold", "conv_ghost"):
+        with pytest.raises((AssertionError, RuntimeError, IndexError)):
+            assert_contribution(METHODS[method](met, "weight"), true)
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(1, 1), (1, 4), (3, 1), (3, 4)])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_layout_gives_every_example_its_own_rows(dim, outer, inner):
+    examples, views = 3, 2
+    owner = torch.arange(examples).repeat_interleave(views).repeat_interleave(inner).repeat(outer)
+    tensor = owner.unsqueeze(1 - dim).expand((len(owner), 5) if dim == 0 else (5, len(owner)))
+    apart = Layout(dim, outer, inner).by_example(tensor, examples, views)
+    assert apart.shape[1 + dim] == outer * views * inner
+    for i in range(examples):
+        assert (apart[i] == i).all()
+
+
+def test_capture_names_every_meeting_of_a_network():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
+    captured = capture(model, torch.zeros(1, 3, 6, 6))
+    assert sorted(names for names in captured.meetings.values()) == [("0.weight", "0.bias"), ("1.weight", "1.bias"), ("4.weight", "4.bias")]
