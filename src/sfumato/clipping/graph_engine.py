@@ -18,6 +18,7 @@ from torch import nn
 from torch.fx import Node
 
 from sfumato.clipping.capture import Capture, capture, execute
+from sfumato.clipping.checks import random_state_kept
 from sfumato.clipping.derived import Group, Standardized, general_square_norms, group_weights, is_standardized, pull_back
 from sfumato.clipping.layout import find_layouts
 from sfumato.clipping.norms import row_norms
@@ -57,7 +58,8 @@ def trace(model: nn.Module, row: torch.Tensor) -> Traced:
     """
     traced = capture(model, row)
     parameters = {name: _shifted(value.detach(), seed) for seed, (name, value) in enumerate(model.named_parameters()) if value.requires_grad}
-    layouts = find_layouts(traced, model, parameters, row)
+    with random_state_kept(row):
+        layouts = find_layouts(traced, model, parameters, row)
     meetings = {}
     for node, met in traced.meetings.items():
         arguments = named_args(node, node.args, dict(node.kwargs))

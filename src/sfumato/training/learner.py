@@ -14,6 +14,7 @@ from sfumato.training.ordinary import OrdinaryStep
 from sfumato.training.resolve import Plan
 from sfumato.training.state import State
 from sfumato.training.step import PrivateStep, Randomness, Statistics, Views
+from sfumato.training.workers import workers_for
 
 
 class Learner:
@@ -49,8 +50,10 @@ class Learner:
                 engine=engine,
                 methods=methods,
             )
-            self.grad_fn(*self._made_up_batch())
+            # Under the conditions of a run: its methods are chosen by their speed.
+            (_,) = workers_for(device, "graph").map(lambda batch: self.grad_fn(*batch), [self._made_up_batch()])
             self.engine, self.methods = self.grad_fn.engine, self.grad_fn.methods
+            self.workers = workers_for(device, self.engine)
 
     def _build(self, seed: int) -> torch.nn.Module:
         recipe, dataset = self.plan.recipe, self.dataset
@@ -79,7 +82,7 @@ class Learner:
         if recipe.privacy is None:
             self.step: Any = OrdinaryStep(self.model, self.objective, self.views, self.microbatch_size, recipe.optimizer.max_grad_norm)
         else:
-            self.step = PrivateStep(self.grad_fn, self.plan.mechanism, self.views, self.microbatch_size)
+            self.step = PrivateStep(self.grad_fn, self.plan.mechanism, self.views, self.microbatch_size, self.workers)
 
     def update(self, images: ImageSet, randomness: Randomness, step: int) -> Statistics:
         """One update of parameters and averages."""

@@ -7,11 +7,12 @@ import numpy as np
 import torch
 
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.clipping.clipped_grad import GradFn
+from sfumato.clipping.clipped_grad import ClippedGrad, GradFn
 from sfumato.data.augmentation import Kind, augment
 from sfumato.data.dataset import ImageSet
 from sfumato.randomness import Stream
 from sfumato.training.noise import add_noise, words_needed
+from sfumato.training.workers import Workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,22 +66,27 @@ class PrivateStep:
         mechanism: The public numbers.
         views: How each image is augmented.
         microbatch_size: Examples differentiated at once; memory only.
+        workers: Who computes microbatches; one after another unless given.
     """
 
-    def __init__(self, grad_fn: GradFn, mechanism: Mechanism, views: Views, microbatch_size: int) -> None:
+    def __init__(self, grad_fn: GradFn, mechanism: Mechanism, views: Views, microbatch_size: int, workers: Workers | None = None) -> None:
         self.grad_fn = grad_fn
         self.mechanism = mechanism
         self.views = views
         self.microbatch_size = microbatch_size
+        self.workers = workers or Workers(1)
         self.noise_stddev = mechanism.noise_multiplier * grad_fn.sensitivity
 
     def __call__(self, images: ImageSet, parameters: dict[str, torch.Tensor], randomness: Randomness) -> tuple[dict[str, torch.Tensor], Statistics]:
         device = next(iter(parameters.values())).device
         grad_sum = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in parameters.items()}
         norms, losses = [], []
-        for indices in torch.from_numpy(randomness.indices).split(self.microbatch_size):
+
+        def clipped(indices: torch.Tensor) -> ClippedGrad:
             inputs, labels = self._views_of(images, indices, randomness, device), images.labels[indices].to(device)
-            out = self.grad_fn(inputs, labels, is_padding=~images.readable[indices].to(device))
+            return self.grad_fn(inputs, labels, is_padding=~images.readable[indices].to(device))
+
+        for out in self.workers.map(clipped, torch.from_numpy(randomness.indices).split(self.microbatch_size)):
             for name, value in out.grad_sum.items():
                 grad_sum[name] += value
             norms.append(out.grad_norms)

@@ -1,0 +1,248 @@
+"""Cost of private gradients: every engine, and Opacus, against the ordinary step of the same network.
+
+    python -m benchmarks.clipping [--model NAME --examples B --augmult K] [--engines ordinary,graph,...] [--rounds 7] [--json]
+
+The ordinary step is forward and backward of the mean loss, in the faster of both memory formats.
+Methods take turns within one process, so that a busy moment meets them all; a method's time is its
+median, its ratio the median over rounds of its time over the ordinary step's in that round. Peak memory
+is measured for each method in a process of its own, as the growth over what the process held
+when model and images were there. A method that does not agree with the loop over single images
+gets no time. Without a model the whole table of issue-sized work runs. Nothing else should run meanwhile.
+"""
+
+import argparse
+import copy
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sfumato.clipping import clipped_grad
+
+CLIPPING_NORM = 1.0
+TABLE = [
+    ("wrn-16-4", 32, 1),
+    ("wrn-16-4", 16, 4),
+    ("wrn-16-4", 8, 16),
+    ("wrn-16-4-no-ws", 32, 1),
+    ("vit-tiny-224", 8, 0),
+    ("vit-tiny-64", 32, 0),
+    ("wrn-16-4-last-layer", 32, 1),
+    ("small-cnn", 256, 0),
+]
+ENGINES = ["ordinary", "graph", "func", "opacus-hooks", "opacus-functorch", "opacus-ghost"]
+# Largest distance from the loop over single images, relative to the whole sum, in float32: ReLU's
+# kinks alone make up to 1e-2 (in float64, where tests compare, it is below 1e-9).
+AGREEMENT = 2e-2
+
+
+def build(name: str) -> tuple[nn.Module, tuple[int, ...]]:
+    """A network and the shape of its images."""
+    torch.manual_seed(0)
+    if name.startswith("vit-tiny"):
+        import timm
+
+        size = int(name.rpartition("-")[2])
+        return timm.create_model("vit_tiny_patch16_224", num_classes=10, img_size=size, patch_size=16 if size > 64 else 8), (3, size, size)
+    from sfumato.models import build as build_model
+
+    if name == "small-cnn":
+        return build_model("small_cnn", image_size=28, channels=1, num_classes=10, options={}, seed=0), (1, 28, 28)
+    options = {"depth": 16, "width": 4, "weight_standardization": "no-ws" not in name}
+    model = build_model("wide_resnet", image_size=32, channels=3, num_classes=10, options=options, seed=0)
+    if name.endswith("last-layer"):
+        model.requires_grad_(False)
+        model.classifier.requires_grad_(True)
+    return model, (3, 32, 32)
+
+
+def row_loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(outputs, labels, reduction="none")
+
+
+class Work:
+    """One network and one microbatch; makes a step function for each method."""
+
+    def __init__(self, name: str, examples: int, augmult: int) -> None:
+        model, shape = build(name)
+        self.model = model.train()
+        self.augmult = augmult
+        views = (augmult,) if augmult else ()
+        generator = torch.Generator().manual_seed(0)
+        self.inputs = torch.randn(examples, *views, *shape, generator=generator)
+        self.labels = torch.randint(10, (examples,), generator=generator)
+        self.parameters = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+
+    def step(self, engine: str) -> Callable[[], Any]:
+        """A function that computes the sum once; the first call may prepare."""
+        if engine == "ordinary":
+            return self._ordinary()
+        if engine.startswith("opacus"):
+            return self._opacus(engine.partition("-")[2])
+        grad_fn = clipped_grad(
+            self.model, row_loss, clipping_norm=CLIPPING_NORM, augmult=self.augmult, microbatch_size=len(self.inputs), engine=engine
+        )
+        return lambda: grad_fn(self.inputs, self.labels).grad_sum
+
+    def _ordinary(self) -> Callable[[], Any]:
+        rows = self.inputs.flatten(0, 1) if self.augmult else self.inputs
+        labels = self.labels.repeat_interleave(max(1, self.augmult))
+
+        def run(rows: torch.Tensor) -> dict[str, torch.Tensor]:
+            loss = F.cross_entropy(self.model(rows), labels)
+            return dict(zip(self.parameters, torch.autograd.grad(loss, list(self.parameters.values())), strict=True))
+
+        formats = [rows, rows.contiguous(memory_format=torch.channels_last)]
+        times = []
+        for candidate in formats:
+            run(candidate)
+            start = time.perf_counter()
+            run(candidate)
+            times.append(time.perf_counter() - start)
+        fastest = formats[times.index(min(times))]
+        return lambda: run(fastest)
+
+    def _opacus(self, mode: str) -> Callable[[], Any]:
+        if self.augmult > 1:
+            raise RuntimeError("Opacus has no augmentation multiplicity")
+        if any(hasattr(module, "gain") for module in self.model.modules()):
+            raise RuntimeError("Opacus does not know weight standardisation")
+        from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+
+        model = copy.deepcopy(self.model)
+        rows = self.inputs.flatten(0, 1) if self.augmult else self.inputs
+        names = list(self.parameters)
+        if mode == "ghost":
+            ghost = GradSampleModuleFastGradientClipping(model, max_grad_norm=CLIPPING_NORM, use_ghost_clipping=True, loss_reduction="sum")
+
+            def two_passes() -> dict[str, torch.Tensor]:
+                ghost.zero_grad(set_to_none=True)
+                losses = row_loss(ghost(rows), self.labels)
+                losses.sum().backward(retain_graph=True)
+                coefficients = ghost.get_clipping_coef()
+                ghost.zero_grad(set_to_none=True)
+                ghost.disable_hooks()
+                (coefficients * losses).sum().backward()
+                ghost.enable_hooks()
+                return {name: value.grad / CLIPPING_NORM for name, value in model.named_parameters() if value.requires_grad}
+
+            return two_passes
+        if mode == "functorch":
+            wrapped: Any = GradSampleModule(model, loss_reduction="sum", force_functorch=True)
+        else:
+            wrapped = GradSampleModule(model, loss_reduction="sum")
+
+        def one_pass() -> dict[str, torch.Tensor]:
+            wrapped.zero_grad(set_to_none=True)
+            row_loss(wrapped(rows), self.labels).sum().backward()
+            samples = [value.grad_sample.flatten(1) for value in model.parameters() if value.requires_grad]
+            norms = torch.stack([sample.norm(dim=1) for sample in samples]).norm(dim=0)
+            coefficients = torch.clamp(1 / norms, max=1 / CLIPPING_NORM)
+            return {name: (coefficients @ sample).view_as(self.parameters[name]) for name, sample in zip(names, samples, strict=True)}
+
+        return one_pass
+
+    def distance(self, grad_sum: dict[str, torch.Tensor]) -> float:
+        """From the loop over single images, relative to its length."""
+        reference = clipped_grad(self.model, row_loss, clipping_norm=CLIPPING_NORM, augmult=self.augmult, engine="reference")
+        true = reference(self.inputs, self.labels).grad_sum
+        gap = torch.stack([(grad_sum[name] - value).double().norm() for name, value in true.items()]).norm()
+        return float(gap / torch.stack([value.double().norm() for value in true.values()]).norm())
+
+
+def measure(name: str, examples: int, augmult: int, engines: list[str], rounds: int) -> list[dict[str, Any]]:
+    """A row for each engine; the ordinary step is always among them."""
+    work = Work(name, examples, augmult)
+    steps: dict[str, Callable[[], Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    for engine in ["ordinary", *(engine for engine in engines if engine != "ordinary")]:
+        row: dict[str, Any] = {"model": name, "engine": engine, "examples": examples, "augmult": augmult}
+        rows[engine] = row
+        try:
+            step = work.step(engine)
+            start = time.perf_counter()
+            grad_sum = step()
+            row["first_call_seconds"] = round(time.perf_counter() - start, 2)
+            row["distance"] = None if engine == "ordinary" else work.distance(grad_sum)
+        except Exception as error:  # a peer may fail in any way; that is a result
+            row |= {"agrees": False, "why": str(error).splitlines()[0][:200]}
+            continue
+        row["agrees"] = row["distance"] is None or row["distance"] < AGREEMENT
+        if row["agrees"]:
+            steps[engine] = step
+    seconds: dict[str, list[float]] = {engine: [] for engine in steps}
+    for _ in range(rounds):
+        for engine, step in steps.items():
+            start = time.perf_counter()
+            step()
+            seconds[engine].append(time.perf_counter() - start)
+    peaks = {engine: peak_bytes(name, examples, augmult, engine) for engine in steps}
+    for engine in steps:
+        ratios = [own / ordinary for own, ordinary in zip(seconds[engine], seconds["ordinary"], strict=True)]
+        rows[engine] |= {
+            "seconds": round(statistics.median(seconds[engine]), 4),
+            "ratio": round(statistics.median(ratios), 3),
+            "ratio_of_best": round(min(seconds[engine]) / min(seconds["ordinary"]), 3),
+            "peak_memory_ratio": round(peaks[engine] / peaks["ordinary"], 3),
+        }
+    return list(rows.values())
+
+
+def peak_bytes(name: str, examples: int, augmult: int, engine: str) -> int:
+    """Growth of a fresh process's peak memory during steps."""
+    command = [sys.executable, "-m", "benchmarks.clipping", "--peak", name, str(examples), str(augmult), engine]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def print_peak(name: str, examples: str, augmult: str, engine: str) -> None:
+    work = Work(name, int(examples), int(augmult))
+    step = work.step(engine)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(3):
+        step()
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=sorted({name for name, _, _ in TABLE}))
+    parser.add_argument("--examples", type=int, default=32)
+    parser.add_argument("--augmult", type=int, default=0)
+    parser.add_argument("--engines", default=",".join(ENGINES))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", action="store_true", help="only the JSON object")
+    parser.add_argument("--peak", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak:
+        print_peak(*options.peak)
+        return
+    table = [(options.model, options.examples, options.augmult)] if options.model else TABLE
+    results = []
+    for name, examples, augmult in table:
+        for row in measure(name, examples, augmult, options.engines.split(","), options.rounds):
+            results.append(row)
+            if not options.json:
+                print(json.dumps(row), file=sys.stderr, flush=True)
+    machine = {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "allocator": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")} or "the system's, default settings",
+        "mode": "eager float32",
+    }
+    print(json.dumps({"machine": machine, "results": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
