@@ -1,5 +1,7 @@
 """Every method of every rule against the ordinary gradient of each example alone."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -74,7 +76,7 @@ def assert_contribution(contribution, true):
     if hasattr(contribution, "moments") and true.ndim > 2:
         rows = true.flatten(2)
         directions = torch.randn(rows.shape[1:], generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-        moments = contribution.moments(directions)
+        moments = contribution.moments(directions, torch.ones(rows.shape[1:]).double())
         torch.testing.assert_close(moments.squares, rows.square().sum(2), rtol=1e-9, atol=1e-10)
         torch.testing.assert_close(moments.plain, rows.sum(2), rtol=1e-9, atol=1e-10)
         torch.testing.assert_close(moments.along, (rows * directions).sum(2), rtol=1e-9, atol=1e-10)
@@ -119,6 +121,22 @@ def test_every_method_for_convolutions(name, memory_format, views, non_contiguou
         )
         for method in [*methods, "vmap"] if not isinstance(CONVOLUTIONS[name].get("padding"), str) else methods:
             assert_contribution(METHODS[method](met, slot), true)
+
+
+@pytest.mark.parametrize("zero", [False, True], ids=["", "zero_channel"])
+@pytest.mark.parametrize("views", [1, 3])
+def test_the_share_along_a_weight_is_read_off_the_output(views, zero):
+    """And computed anew where a channel of zeros makes that impossible."""
+    operation, args = convolution("strided", torch.contiguous_format)
+    rows = torch.randn(EXAMPLES * views, 4, 9, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    arguments = args(rows)
+    directions = torch.nn.functional.normalize(arguments[1].flatten(1))
+    arguments[1][0] *= 0.0 if zero else -1.0
+    met, true = meet(operation, arguments, "weight", views)
+    met = dataclasses.replace(met, output=operation(*arguments))
+    moments = METHODS["conv_ghost"](met, "weight").moments(directions, arguments[1])
+    torch.testing.assert_close(moments.along, (true.flatten(2) * directions).sum(2), rtol=1e-9, atol=1e-10)
+    assert bool((moments.along_error > 0).any()) == (not zero)
 
 
 @pytest.mark.parametrize("views", [1, 3])

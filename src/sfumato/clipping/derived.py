@@ -7,6 +7,7 @@ is recognised by what J does, never by a module's name. Everything else is pulle
 """
 
 import dataclasses
+import functools
 
 import torch
 
@@ -75,42 +76,54 @@ class Standardized:
     """
 
     def __init__(self, weight: torch.Tensor, parameters: list[torch.Tensor]) -> None:
-        (main,) = (parameter for parameter in parameters if parameter.shape == weight.shape)
-        rows = main.detach().flatten(1)  # (channels, fan-in)
-        centred = rows - rows.mean(1, keepdim=True)
-        length = centred.norm(dim=1, keepdim=True)
-        self.along = torch.where(length > 0, centred / length, 0.0)
-        generator = torch.Generator().manual_seed(_DIRECTIONS_SEED)
-        across = torch.randn(rows.shape, generator=generator, dtype=torch.float32).to(rows)
-        across = across - across.mean(1, keepdim=True)
-        across = across - (across * self.along).sum(1, keepdim=True) * self.along
-        across = across / across.norm(dim=1, keepdim=True)
+        self._main = next(i for i, parameter in enumerate(parameters) if parameter.shape == weight.shape)
+        rows = parameters[self._main].detach().flatten(1)  # (channels, fan-in)
+        self.weight = weight.detach()
         self.fan_in = rows.shape[1]
-        mean = torch.full_like(across, self.fan_in**-0.5)  # J' must silence it
-        pulled = pull_back([weight], parameters, [(across + self.along + mean).view_as(weight)])
-        position = next(i for i, parameter in enumerate(parameters) if parameter.shape == weight.shape)
-        of_main = pulled.pop(position).flatten(1)
-        self.scale = (of_main * across).sum(1)  # s, (channels,)
-        self.scale_along = (of_main * self.along).sum(1)  # lambda
-        self.gains = [gain.flatten() for gain in pulled]  # kappa, each (channels,)
-        residual = of_main - self.scale[:, None] * across - self.scale_along[:, None] * self.along
-        self.holds = bool(residual.norm() <= torch.finfo(residual.dtype).eps ** 0.5 * of_main.norm())
+        centred = rows - rows.mean(1, keepdim=True)
+        length = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
+        self.along = centred.div_(length).nan_to_num_(0.0, 0.0, 0.0)  # u
+        # One pull-back of z + c u, with z fixed, random, of mean zero, and c as large as z's length.
+        fixed = _directions(tuple(rows.shape)).to(rows)
+        square, part = torch.linalg.vecdot(fixed, fixed), torch.linalg.vecdot(fixed, self.along)
+        added = square.sqrt()
+        pulled = pull_back([weight], parameters, [torch.addcmul(fixed, self.along, added[:, None]).view_as(weight)])
+        of_main = pulled.pop(self._main).flatten(1)
+        lengthwise = torch.linalg.vecdot(of_main, self.along)  # lambda (u.z + c)
+        self.scale_along = lengthwise / (part + added)  # lambda
+        self.scale = (torch.linalg.vecdot(of_main, fixed) - lengthwise * part) / (square - part.square())  # s
+        self.gains = [gain.flatten() / (part + added) for gain in pulled]  # kappa, each (channels,)
+        # What J did besides that is perpendicular to it.
+        expected = self.scale.square() * (square - part.square()) + lengthwise.square()
+        gap = (torch.linalg.vecdot(of_main, of_main) - expected).abs().sum()
+        self.holds = bool(gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected.sum())
 
     def pull_back(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        """J' times one gradient, (channels, fan-in): the main parameter's, then the gains'."""
-        along = (rows * self.along).sum(1)
-        across = rows - rows.mean(1, keepdim=True) - along[:, None] * self.along
-        return [self.scale[:, None] * across + (self.scale_along * along)[:, None] * self.along, *(gain * along for gain in self.gains)]
+        """J' times one gradient, (channels, fan-in): for each of the parameters."""
+        along = torch.linalg.vecdot(rows, self.along)
+        across = (rows - rows.mean(1, keepdim=True)) * self.scale[:, None]
+        of_main = across.addcmul_(self.along, (along * (self.scale_along - self.scale))[:, None])
+        pulled = [gain * along for gain in self.gains]
+        pulled.insert(self._main, of_main)
+        return pulled
 
     def square_norms(self, contribution: ChannelContribution) -> tuple[torch.Tensor, torch.Tensor]:
         """(m,) squares of the norms of J' g_i, and bounds on their rounding errors."""
-        moments = contribution.moments(self.along)
+        moments = contribution.moments(self.along, self.weight)
         scale, along = self.scale.square(), moments.along.square()
         factor = self.scale_along.square() + sum((gain.square() for gain in self.gains), torch.zeros_like(scale))
         across = (moments.squares - moments.plain.square() / self.fan_in - along).clamp(min=0)
         squares = across @ scale + along @ factor
         rounding = _ROUNDING * torch.finfo(squares.dtype).eps * moments.squares
-        return squares, (moments.error + rounding) @ scale
+        error = (moments.error + rounding) @ scale + (2 * moments.along.abs() * moments.along_error) @ (scale + factor)
+        return squares, error
+
+
+@functools.cache
+def _directions(shape: tuple[int, int]) -> torch.Tensor:
+    """Fixed random rows of mean zero."""
+    rows = torch.randn(shape, generator=torch.Generator().manual_seed(_DIRECTIONS_SEED))
+    return rows - rows.mean(1, keepdim=True)
 
 
 def is_standardized(weight: torch.Tensor, parameters: list[torch.Tensor]) -> bool:
@@ -122,9 +135,7 @@ def is_standardized(weight: torch.Tensor, parameters: list[torch.Tensor]) -> boo
     closed = Standardized(weight, parameters)
     generator = torch.Generator().manual_seed(_DIRECTIONS_SEED + 1)
     gradient = torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight)
-    position = next(i for i, parameter in enumerate(parameters) if parameter.shape == weight.shape)
     true = pull_back([weight], parameters, [gradient])
-    true.insert(0, true.pop(position))
     claimed = closed.pull_back(gradient.flatten(1))
     size = torch.stack([part.norm() for part in true]).norm()
     error = torch.stack([(a.flatten() - b.flatten()).norm() for a, b in zip(true, claimed, strict=True)]).norm()

@@ -22,7 +22,7 @@ from sfumato.clipping.checks import random_state_kept
 from sfumato.clipping.derived import Group, Standardized, general_square_norms, group_weights, is_standardized, pull_back
 from sfumato.clipping.layout import find_layouts
 from sfumato.clipping.norms import row_norms
-from sfumato.clipping.rules import GHOSTS, METHODS, Contribution, Meeting, Met, Rows, candidates, named_args, refuse
+from sfumato.clipping.rules import GHOSTS, METHODS, Contribution, Meeting, Met, Rows, candidates, named_args, normalization, refuse
 from sfumato.errors import InputError
 
 # A norm that roundings, all going one way, could move by more than this share is computed again from written-out gradients.
@@ -124,7 +124,7 @@ class GraphEngine:
         self.traced = trace(model, row)
         known = {"memory_format"} | {f"{meeting.name}.{slot}" for meeting in self.traced.meetings.values() for slot in meeting.slots}
         self.methods = {key: name for key, name in (methods or {}).items() if key in known}
-        self._all_chosen = self.methods.keys() == known
+        self._all_chosen = "memory_format" in self.methods
         num_meetings = Counter(weight for meeting in self.traced.meetings.values() for weight in meeting.slots.values())
         # Ghost norms do not add up over meetings, and pulling back needs rows unless there is a closed form.
         self.may_be_ghost = {
@@ -199,6 +199,9 @@ class _Weights:
         """From one gradient for each weight of a group to one for each of its parameters."""
         if group.kind == "parameter":
             return gradients
+        closed = self.standardized.get(group.weights[0])
+        if closed is not None and closed.holds:
+            return [part.view_as(of) for part, of in zip(closed.pull_back(gradients[0].flatten(1)), self._of(group), strict=True)]
         return pull_back([self.values[name] for name in group.weights], self._of(group), gradients)
 
     def square_norms(self, group: Group, rows: list[torch.Tensor]) -> torch.Tensor:
@@ -242,21 +245,30 @@ def _backward(
     """Both passes: what the meetings contribute to each weight, and the (m,) losses."""
     traced, (examples, views) = engine.traced, inputs.shape[:2]
     contributions: dict[str, Contribution] = {}
-    leaves: list[torch.Tensor] = []  # the first outputs that depend on a weight: where the backward pass may stop
+    firsts: list[torch.Tensor] = []  # the first outputs that depend on a weight: where the backward pass may stop
+    outputs_of: dict[str, torch.Tensor] = {}
+    per_row: list[tuple[str, torch.Tensor]] = []  # weights that every row has a copy of
 
     def call(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        value = node.target(*args, **kwargs)  # type: ignore[operator]
         meeting = traced.meetings.get(node)
         if meeting is None:
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        named = named_args(node, args, kwargs)
+        if normalization.can_be_per_row(meeting, named):
+            value, leaves = normalization.per_row(meeting, named)
+            per_row.extend((meeting.slots[slot], leaf) for slot, leaf in leaves.items())
             return value
+        value = node.target(*args, **kwargs)  # type: ignore[operator]
         if not value.requires_grad:
             value = value.detach().requires_grad_()
-            leaves.append(value)
-        held = [{name: _detached(arg) for name, arg in named_args(node, args, kwargs).items()}]
+            firsts.append(value)
+        held = [{name: _detached(arg) for name, arg in named.items()}]
+        if engine.methods.get(f"{meeting.name}.weight", "conv_ghost") == "conv_ghost":  # kept only for who may want it
+            outputs_of[meeting.name] = value.detach()
 
         def catch(grad: torch.Tensor) -> None:
             with torch.no_grad():
-                _collect(engine, weights, Met(meeting, examples, views, held.pop(), grad), contributions)
+                _collect(engine, weights, Met(meeting, examples, views, held.pop(), grad, outputs_of.pop(meeting.name, None)), contributions)
 
         value.register_hook(catch)
         return value
@@ -273,7 +285,9 @@ def _backward(
         del values
         losses = engine.loss_fn(outputs, *(target.repeat_interleave(views, dim=0) for target in targets)).unflatten(0, (examples, views)).mean(1)
         del outputs
-        torch.autograd.grad(losses.sum(), leaves)
+        gradients = torch.autograd.grad(losses.sum(), [*(leaf for _, leaf in per_row), *firsts])
+    for (weight, leaf), gradient in zip(per_row, gradients, strict=False):
+        _add(contributions, weight, Rows(gradient.view(examples, -1, len(leaf) // len(rows)).sum(1)))
     return contributions, losses.detach()
 
 
@@ -283,13 +297,14 @@ def _collect(engine: GraphEngine, weights: _Weights, met: Met, contributions: di
         if key not in engine.methods:
             names = [name for name in candidates(met, slot) if name not in GHOSTS or engine.may_be_ghost[weight]]
             engine.methods[key] = _fastest(names, met, slot, weights.standardized.get(weight))
-        contribution = METHODS[engine.methods[key]](met, slot)
-        if weight in contributions:
-            before = contributions[weight]
-            assert isinstance(before, Rows) and isinstance(contribution, Rows)
-            before.rows += contribution.rows
-        else:
-            contributions[weight] = contribution
+        _add(contributions, weight, METHODS[engine.methods[key]](met, slot))
+
+
+def _add(contributions: dict[str, Contribution], weight: str, contribution: Contribution) -> None:
+    before = contributions.setdefault(weight, contribution)
+    if before is not contribution:
+        assert isinstance(before, Rows) and isinstance(contribution, Rows)  # ghost norms do not add up
+        before.rows = before.rows + contribution.rows
 
 
 def _fastest(names: list[str], met: Met, slot: str, standardized: Standardized | None) -> str:
@@ -325,4 +340,5 @@ def _detached(value: Any) -> Any:
 def _now(on: torch.Tensor) -> float:
     if on.is_cuda:
         torch.cuda.synchronize(on.device)
-    return time.perf_counter()
+    # A thread that computes alone measures its own work, whatever else the machine does.
+    return time.thread_time() if not on.is_cuda and torch.get_num_threads() == 1 else time.perf_counter()

@@ -33,9 +33,11 @@ class WeightStandardizedConv2d(nn.Conv2d):
         init_conv(self)
 
     def standardized_weight(self) -> torch.Tensor:
-        fan_in = self.weight[0].numel()
-        variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
-        return (self.weight - mean) * self.gain * torch.rsqrt(torch.clamp(variance * fan_in, min=_MIN_SCALE))
+        rows = self.weight.flatten(1)  # several times faster than reductions over three dimensions
+        centred = rows - rows.mean(1, keepdim=True)
+        square_length = torch.linalg.vecdot(centred, centred).unsqueeze(1)  # variance * fan-in
+        scale = self.gain.flatten(1) * torch.rsqrt(torch.clamp(square_length, min=_MIN_SCALE))
+        return (centred * scale).view_as(self.weight)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return self._conv_forward(input, self.standardized_weight(), self.bias)

@@ -104,6 +104,6 @@ def build_learner(plan: Plan, dataset: Dataset, device: torch.device, recorded: 
 
 
 def default_microbatch_size(num_parameters: int, augmult: int) -> int:
-    """So many examples that their gradients take about 64 MB, a power of two between 8 and 256."""
+    """So many examples that their gradients take about 64 MB, a power of two between 8 and 128."""
     fit = 2**26 // (4 * num_parameters * 1) // max(1, augmult // 4)
-    return 2 ** max(3, min(8, fit.bit_length() - 1))
+    return 2 ** max(3, min(7, fit.bit_length() - 1))

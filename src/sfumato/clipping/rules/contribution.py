@@ -33,19 +33,21 @@ class Moments:
         plain: Of its values.
         along: Of its products with that channel's direction.
         error: Bound on the rounding error of `squares`.
+        along_error: Bound on that of `along`.
     """
 
     squares: torch.Tensor
     plain: torch.Tensor
     along: torch.Tensor
     error: torch.Tensor
+    along_error: torch.Tensor
 
 
 class ChannelContribution(Contribution, Protocol):
     """A contribution that can say what weight standardisation needs to know."""
 
-    def moments(self, directions: torch.Tensor) -> Moments:
-        """Moments of each output channel; directions are (channels, fan-in)."""
+    def moments(self, directions: torch.Tensor, weight: torch.Tensor) -> Moments:
+        """Moments of each output channel; directions are (channels, fan-in), `weight` is the value of the weight."""
         ...
 
 
@@ -59,12 +61,13 @@ class Rows:
         squares = row_norms(self._flat()).square()
         return squares, torch.zeros_like(squares)
 
-    def moments(self, directions: torch.Tensor) -> Moments:
+    def moments(self, directions: torch.Tensor, weight: torch.Tensor) -> Moments:
         rows = self.rows.flatten(2)  # (m, channels, fan-in)
         squares = torch.linalg.vector_norm(rows, dim=2).square()
         basis = torch.stack([torch.ones_like(directions), directions], dim=2)  # (channels, fan-in, 2)
         plain, along = torch.bmm(rows.transpose(0, 1), basis.to(rows.dtype)).permute(2, 1, 0)
-        return Moments(squares, plain, along, torch.zeros_like(squares))
+        nothing = torch.zeros_like(squares)
+        return Moments(squares, plain, along, nothing, nothing)
 
     def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         rows = self._flat()

@@ -120,7 +120,8 @@ def ghost(met: Met, slot: str) -> "Ghost":
     problem = _Problem(met)
     # Norms and the sum see the very same products, none of them rounded to less than float32.
     problem.inputs, problem.grads, problem.weight = (at_least_float32(tensor) for tensor in (problem.inputs, problem.grads, problem.weight))
-    return Ghost(problem)
+    output = None if met.output is None else at_least_float32(met.meeting.out_layout.by_example(met.output, met.examples, met.views))
+    return Ghost(problem, output, None if met.args["bias"] is None else at_least_float32(met.args["bias"]))
 
 
 def gram_values(met: Met) -> int:
@@ -136,25 +137,47 @@ def gram_values(met: Met) -> int:
 class Ghost:
     """Per-example gradients that are never written out."""
 
-    def __init__(self, problem: _Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: _Problem, output: torch.Tensor | None, bias: torch.Tensor | None) -> None:
+        self.problem, self.output, self.bias = problem, output, bias
 
     def square_norms(self) -> tuple[torch.Tensor, torch.Tensor]:
         squares, error = self._channel_squares()
         return squares.sum(1), error.sum(1)
 
-    def moments(self, directions: torch.Tensor) -> Moments:
+    def moments(self, directions: torch.Tensor, weight: torch.Tensor) -> Moments:
         problem = self.problem
         squares, error = self._channel_squares()
-        kernels = directions.view_as(problem.weight).to(problem.inputs.dtype)
-        rows = problem.inputs.flatten(0, 1)
-        arguments = (None, problem.stride, problem.padding, problem.dilation)
-        along = F.conv2d(rows, kernels, *arguments).unflatten(0, problem.inputs.shape[:2])
-        ones = torch.ones_like(kernels[:1, :1])
-        plain = F.conv2d(rows.sum(1, keepdim=True), ones, *arguments).unflatten(0, problem.inputs.shape[:2])
-        along = (along * problem.grads).flatten(3).sum(dim=(1, 3))
-        plain = torch.matmul(self._grads(), plain.flatten(1)[:, :, None])[..., 0]
-        return Moments(squares, plain, along, error)
+        ones = torch.ones_like(problem.weight[:1, :1])
+        sums = self._convolved(problem.inputs.sum(2, keepdim=True), ones)  # (m, rows, 1, *size)
+        plain = torch.matmul(self._grads(), sums.flatten(1)[:, :, None])[..., 0]
+        along, along_error = self._along(directions, weight)
+        return Moments(squares, plain, along, error, along_error)
+
+    def _along(self, directions: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sums over positions of grads times the convolution with the directions, and bounds on their rounding errors.
+
+        Where each channel of the weight points in its direction, that convolution is the output
+        without its bias, divided by a length, and need not be computed again.
+        """
+        problem, grads = self.problem, self._grads()
+        length = torch.linalg.vecdot(weight.flatten(1), directions).to(grads.dtype)
+        size = torch.linalg.vector_norm(weight.flatten(1), dim=1)
+        if self.output is None or bool((length.abs() < size * (1 - 1e-5)).any()) or bool((length.abs() < 1e-4 * size.max()).any()):
+            kernels = directions.view_as(problem.weight).to(problem.inputs.dtype)
+            convolved = self._convolved(problem.inputs, kernels)
+            along = torch.linalg.vecdot(convolved.transpose(1, 2).flatten(2), grads)
+            return along, torch.zeros_like(along)
+        output = self.output.transpose(1, 2).flatten(2)  # (m, O, rows positions)
+        bias = self.bias if self.bias is not None else torch.zeros_like(length)
+        along = (torch.linalg.vecdot(output, grads) - bias * grads.sum(2)) / length
+        largest = torch.linalg.vector_norm(output, dim=2) + bias.abs() * output.shape[2] ** 0.5
+        error = GRAM_ROUNDING * torch.finfo(grads.dtype).eps * largest * torch.linalg.vector_norm(grads, dim=2) / length.abs()
+        return along, error
+
+    def _convolved(self, inputs: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
+        problem = self.problem
+        rows = F.conv2d(inputs.flatten(0, 1), kernels, None, problem.stride, problem.padding, problem.dilation)
+        return rows.unflatten(0, problem.inputs.shape[:2])
 
     def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         problem = self.problem

@@ -19,6 +19,7 @@ class Met:
     Attributes:
         args: The operation's arguments by their names in its schema; weights are detached.
         grad: Gradient of the sum of all losses with respect to the operation's output.
+        output: What the operation returned, where a method may want it.
     """
 
     meeting: "Meeting"
@@ -26,6 +27,7 @@ class Met:
     views: int
     args: dict[str, Any]
     grad: torch.Tensor
+    output: torch.Tensor | None = None
 
     def example_arg(self, name: str) -> torch.Tensor:
         """An argument that holds images, (examples, *its shape for one example's rows)."""

@@ -1,8 +1,38 @@
 """Scale and shift of group, layer, instance and RMS norm."""
 
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
 from sfumato.clipping.rules.contribution import Rows
 from sfumato.clipping.rules.generic import call
-from sfumato.clipping.rules.meeting import Met
+from sfumato.clipping.rules.meeting import Meeting, Met
+
+
+def can_be_per_row(meeting: Meeting, args: dict[str, Any]) -> bool:
+    """Whether `per_row` knows this call: group norm of rows that lie one after another."""
+    if meeting.operation != "group_norm":
+        return False
+    layout = meeting.arg_layouts["input"]
+    return layout.dim == 0 and layout.outer == 1 and args["input"].is_contiguous()
+
+
+def per_row(meeting: Meeting, args: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Group norm with a scale and shift of its own for every row, at the price of group norm.
+
+    The rows' groups are taken for groups of one large image; what the kernel then adds up
+    for each channel of that image is what belongs to one channel of one row.
+
+    Returns:
+        The output, and for each slot the (rows * channels,) leaf that stands for it.
+    """
+    rows, channels = args["input"].shape[:2]
+    leaves = {slot: args[slot].detach().repeat(rows).requires_grad_() for slot in meeting.slots}
+    affine = {name: leaves.get(name, args[name] if args[name] is None else args[name].repeat(rows)) for name in ("weight", "bias")}
+    one_image = args["input"].reshape(1, rows * channels, -1)
+    output = F.group_norm(one_image, rows * args["num_groups"], affine["weight"], affine["bias"], args["eps"])
+    return output.view_as(args["input"]), leaves
 
 
 def affine(met: Met, slot: str) -> Rows:
