@@ -152,8 +152,9 @@ class GraphEngine:
             norms = _norms(self.traced, weights, contributions)
             counts = is_real & norms.isfinite() & losses.isfinite()
             coefficients = torch.where(counts, coefficient(norms), 0.0)
+            counted = None if bool(counts.all()) else counts
             for group in self.traced.groups:
-                sums = [contributions[name].weighted_sum(coefficients, counts) for name in group.weights]
+                sums = [contributions[name].weighted_sum(coefficients, counted) for name in group.weights]
                 for name, total in zip(group.parameters, weights.pull_back(group, sums), strict=True):
                     grad_sum[name] += total
         return norms, losses
@@ -313,8 +314,7 @@ def _fastest(names: list[str], met: Met, slot: str, standardized: Standardized |
         names = [name for name in names if name != "ghost"]  # has no moments
     if len(names) == 1:
         return names[0]
-    counts = torch.ones(met.examples, dtype=torch.bool, device=met.grad.device)
-    coefficients = counts.to(met.grad.dtype)
+    coefficients = torch.ones(met.examples, device=met.grad.device)
 
     def seconds(name: str) -> float:
         start = _now(met.grad)
@@ -323,7 +323,7 @@ def _fastest(names: list[str], met: Met, slot: str, standardized: Standardized |
             contribution.square_norms()
         else:
             standardized.square_norms(contribution)  # type: ignore[arg-type]
-        contribution.weighted_sum(coefficients, counts)
+        contribution.weighted_sum(coefficients, None)
         return _now(met.grad) - start
 
     took: dict[str, float] = {}

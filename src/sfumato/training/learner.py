@@ -9,6 +9,7 @@ from sfumato.clipping import clipped_grad
 from sfumato.clipping.checks import require_private
 from sfumato.data.dataset import Dataset, ImageSet
 from sfumato.models import registry
+from sfumato.training.allocator import keep_freed_memory
 from sfumato.training.objective import Objective
 from sfumato.training.ordinary import OrdinaryStep
 from sfumato.training.resolve import Plan
@@ -93,6 +94,7 @@ class Learner:
 
 def build_learner(plan: Plan, dataset: Dataset, device: torch.device, recorded: dict[str, Any] | None) -> Learner:
     """A learner in the recorded environment as far as the recipe leaves it open."""
+    keep_freed_memory()
     training = plan.recipe.training
     engine, microbatch_size, methods = training.engine, training.microbatch_size, None
     if recorded is not None:

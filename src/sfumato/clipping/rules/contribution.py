@@ -15,8 +15,8 @@ class Contribution(Protocol):
         """(m,) the squares of the L2 norms, and bounds on their rounding errors."""
         ...
 
-    def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """The sum of coefficient_i times g_i over those that count, shaped like the weight."""
+    def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+        """The sum of coefficient_i times g_i over those that count (None: all do), shaped like the weight."""
         ...
 
     def rows_of(self, examples: torch.Tensor) -> torch.Tensor:
@@ -69,9 +69,9 @@ class Rows:
         nothing = torch.zeros_like(squares)
         return Moments(squares, plain, along, nothing, nothing)
 
-    def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
         rows = self._flat()
-        if not bool(counts.all()):  # a coefficient of zero does not silence it: 0 * NaN is NaN
+        if counts is not None:  # a coefficient of zero does not silence it: 0 * NaN is NaN
             rows = torch.where(counts[:, None], rows, 0.0)
         return (coefficients.to(rows.dtype) @ rows).view(self.rows.shape[1:])
 

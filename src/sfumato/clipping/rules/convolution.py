@@ -179,11 +179,11 @@ class Ghost:
         rows = F.conv2d(inputs.flatten(0, 1), kernels, None, problem.stride, problem.padding, problem.dilation)
         return rows.unflatten(0, problem.inputs.shape[:2])
 
-    def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
         problem = self.problem
         grads = problem.grads * coefficients.to(problem.grads.dtype)[:, None, None, None, None]
         inputs = problem.inputs
-        if not bool(counts.all()):
+        if counts is not None:
             mask = counts[:, None, None, None, None]
             grads, inputs = torch.where(mask, grads, 0.0), torch.where(mask, inputs, 0.0)
         return problem.weight_gradient(grads.flatten(0, 1), inputs.flatten(0, 1), problem.weight, problem.groups)
