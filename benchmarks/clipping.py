@@ -207,12 +207,11 @@ def peak_bytes(name: str, examples: int, augmult: int, engine: str) -> int:
 
 def print_peak(name: str, examples: str, augmult: str, engine: str) -> None:
     work = Work(name, int(examples), int(augmult))
-    work.model(work.inputs.flatten(0, 1)[:1] if work.augmult else work.inputs[:1])  # libraries load
-    before = _resident("VmRSS")
     step = work.step(engine)
     step()
     # What preparing took is given back, and the kernel forgets the peak.
     ctypes.CDLL(None).malloc_trim(0)
+    before = _resident("VmRSS")
     with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")
     for _ in range(3):
