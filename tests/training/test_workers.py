@@ -32,7 +32,8 @@ def test_engines_that_touch_the_module_work_alone(engine):
 
 def test_a_fault_in_a_worker_reaches_the_caller():
     def fail(part):
-        raise ValueError("part 2") if part == 2 else None
+        if part == 2:
+            raise ValueError("part 2")
 
     with pytest.raises(ValueError, match="part 2"):
         list(Workers(2).map(fail, range(4)))
