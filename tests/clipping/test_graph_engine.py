@@ -278,3 +278,55 @@ def test_a_weight_derived_in_low_precision_is_refused():
     model = nn.Sequential(WeightStandardizedConv2d(3, 4, 3), nn.Flatten()).bfloat16()
     with pytest.raises(InputError, match="Keep the parameters in float32"):
         trace(model, torch.zeros(1, 3, 6, 6, dtype=torch.bfloat16))
+
+
+def test_a_layer_frozen_or_freed_later_is_left_out_or_trained():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.SiLU(), nn.Linear(5, 2)).double()
+    inputs, targets = problem(4, 0, (4,))
+    grad_fn = clipped_grad(model, loss_fn, clipping_norm=1.0, engine="graph")
+    for trainable in (True, False, True):
+        model[0].requires_grad_(trainable)
+        out = grad_fn(inputs, targets)
+        norms, total = by_hand(model, inputs, targets, 0, 1.0)
+        assert out.grad_sum.keys() == total.keys()
+        torch.testing.assert_close(out.grad_norms, norms, rtol=1e-9, atol=1e-12)
+
+
+def test_another_image_size_and_another_mode_are_traced_anew():
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.5), nn.Linear(3, 2)).double()
+    grad_fn = clipped_grad(model, loss_fn, clipping_norm=1.0, engine="graph")
+    grad_fn(*problem(4, 0, (1, 6, 6)))
+    model.eval()
+    for size in (6, 9):
+        inputs, targets = problem(4, 0, (1, size, size))
+        norms, _ = by_hand(model, inputs, targets, 0, 1.0)
+        torch.testing.assert_close(grad_fn(inputs, targets).grad_norms, norms, rtol=1e-9, atol=1e-12)
+
+
+class Unused(nn.Module):
+    """A weight with one use that no output sees and one that only decides, besides the one that counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.norm = nn.GroupNorm(2, 4)
+
+    def forward(self, x):
+        y = self.layer(x)
+        self.layer(self.norm(x))
+        return torch.where(y > self.layer.bias, y, 0.5 * y) + self.norm(y)
+
+
+def test_uses_that_do_not_reach_the_loss_contribute_nothing():
+    torch.manual_seed(0)
+    assert_exact(Unused(), (4,), augmult=2)
+
+
+def test_a_loss_of_probabilities_is_no_trouble():
+    model = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid(), nn.Flatten(0)).double()
+    inputs, targets = problem(4, 0, (4,))
+    out = clipped_grad(model, lambda p, y: F.binary_cross_entropy(p, y, reduction="none"), clipping_norm=1.0, engine="graph")(
+        inputs, targets.double()
+    )
+    assert torch.isfinite(out.losses).all()

@@ -154,7 +154,7 @@ class GradFn:
         methods: dict[str, str] | None,
     ) -> None:
         self.microbatch_size = microbatch_size
-        self.engine = engine
+        self.engine = self._wanted = engine
         self._model = model
         self._loss_fn = loss_fn
         self.clipping_norm = clipping_norm
@@ -162,6 +162,7 @@ class GradFn:
         self._rescale = rescale_to_unit_norm
         self._methods = methods
         self._accumulate: Accumulate | None = None
+        self._signature: Any = None
 
     @property
     def methods(self) -> dict[str, str]:
@@ -186,9 +187,11 @@ class GradFn:
         grad_norms, losses = torch.zeros(2, len(views), dtype=dtype, device=views.device)
         if len(real) == 0:
             return ClippedGrad(grad_sum, grad_norms, losses)
-        if self._accumulate is None:
+        signature = self._signature_of(views)
+        if self._accumulate is None or signature != self._signature:
             self._check(views, targets, real[:1])
             self._accumulate = self._build(views[real[:1], 0])
+            self._signature = signature
         assert self.microbatch_size is not None
         for chosen in real.split(self.microbatch_size):
             # The last microbatch repeats an example, and does not count it.
@@ -252,8 +255,19 @@ class GradFn:
             num_parameters = sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
             self.microbatch_size = max(1, min(_MICROBATCH_MAX, _MICROBATCH_VALUES // (num_parameters + views.shape[1] * values_saved)))
 
+    def _signature_of(self, views: torch.Tensor) -> Any:
+        """What an engine was built for: another mode, frozen layer or image size is another computation."""
+        modules = tuple(module.training for module in self._model.modules())
+        return (
+            views.shape[2:],
+            views.dtype,
+            views.device,
+            modules,
+            tuple((name, parameter.requires_grad) for name, parameter in self._model.named_parameters()),
+        )
+
     def _build(self, row: torch.Tensor) -> Accumulate:
-        if self.engine == "auto":
+        if self._wanted == "auto":
             try:
                 accumulate = ENGINES["graph"](self._model, self._loss_fn, row, self._methods)
                 self.engine = "graph"
@@ -266,19 +280,19 @@ class GradFn:
 def _rows_apart(loss_fn: Callable[..., torch.Tensor], outputs: Any, targets: tuple[torch.Tensor, ...]) -> bool:
     """Whether the loss of a row stays as it is when other rows' outputs change."""
 
-    def rows(others: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    def rows(first: float, last: float) -> Any:
         def three(output: Any) -> Any:
             if not isinstance(output, torch.Tensor):
                 return output
             if not output.is_floating_point():
                 return output.expand(3, *output.shape[1:])
-            ramp = torch.linspace(1, 2, output.numel(), dtype=output.dtype, device=output.device).view_as(output)
-            other = others(output.detach() + ramp)
-            return torch.cat([output.detach(), other, 2 * other])
+            # Of the size and, where it was a probability, in the range of a real output; zeros change too.
+            other = 0.5 * output.detach() + torch.linspace(first, last, output.numel(), dtype=output.dtype, device=output.device).view_as(output)
+            return torch.cat([output.detach(), other, 0.5 * other])
 
         return tree_map(three, outputs)
 
     with torch.no_grad():
         repeated = tuple(target.expand(3, *target.shape[1:]) for target in targets)
-        first, second = (loss_fn(rows(others), *repeated)[0] for others in (torch.sin, torch.cos))
+        first, second = (loss_fn(rows(*ends), *repeated)[0] for ends in ((0.1, 0.4), (0.5, 0.2)))
     return bool(torch.isclose(first, second, rtol=1e-4, equal_nan=True))

@@ -260,6 +260,8 @@ def _backward(
             per_row.extend((meeting.slots[slot], leaf) for slot, leaf in leaves.items())
             return value
         value = node.target(*args, **kwargs)  # type: ignore[operator]
+        if not value.is_floating_point():  # a comparison, say: no gradient passes
+            return value
         if not value.requires_grad:
             value = value.detach().requires_grad_()
             firsts.append(value)
@@ -286,9 +288,13 @@ def _backward(
         del values
         losses = engine.loss_fn(outputs, *(target.repeat_interleave(views, dim=0) for target in targets)).unflatten(0, (examples, views)).mean(1)
         del outputs
-        gradients = torch.autograd.grad(losses.sum(), [*(leaf for _, leaf in per_row), *firsts])
+        gradients = torch.autograd.grad(losses.sum(), [*(leaf for _, leaf in per_row), *firsts], allow_unused=True)
     for (weight, leaf), gradient in zip(per_row, gradients, strict=False):
-        _add(contributions, weight, Rows(gradient.view(examples, -1, len(leaf) // len(rows)).sum(1)))
+        if gradient is not None:
+            _add(contributions, weight, Rows(gradient.view(examples, -1, len(leaf) // len(rows)).sum(1)))
+    for weight, value in weights.values.items():  # whose use does not reach the loss
+        if weight not in contributions:
+            contributions[weight] = Rows(torch.zeros(examples, *value.shape, dtype=value.dtype, device=value.device))
     return contributions, losses.detach()
 
 
