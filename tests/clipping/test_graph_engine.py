@@ -217,6 +217,14 @@ def test_methods_are_recorded_and_repeated():
     assert torch.equal(out.grad_norms, repeated.grad_norms)
 
 
+def test_with_a_memory_format_alone_nothing_is_measured(monkeypatch):
+    monkeypatch.setattr("sfumato.clipping.graph_engine._fastest", None)
+    model = nn.Sequential(WeightStandardizedConv2d(3, 4, 3), nn.SiLU(), nn.Flatten(), nn.Linear(64, 3))
+    for augmult in (0, 4):
+        grad_fn = assert_exact(model, (3, 6, 6), augmult, methods={"memory_format": "contiguous"})
+        assert len(grad_fn.methods) == 5
+
+
 def test_a_weight_at_several_places_is_never_left_to_ghost_norms():
     engine = GraphEngine(Tied().double(), loss_fn, torch.zeros(1, 4, dtype=torch.float64))
     inputs, targets = problem(4, 0, (4,))

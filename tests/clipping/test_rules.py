@@ -147,7 +147,7 @@ def test_convolutions_in_one_and_three_dimensions(dims, views):
     weight = torch.randn(6, 2, *(3, 2, 2)[:dims], generator=generator, dtype=torch.float64)
     operation = getattr(torch.ops.aten, f"conv{dims}d").default
     met, true = meet(operation, [rows, weight, None, [2] * dims, [1] * dims, [1] * dims, 2], "weight", views)
-    assert candidates(met, "weight") == ["loop", "grouped"]
+    assert set(candidates(met, "weight")) == {"loop", "grouped"}
     for method in ("loop", "grouped"):
         assert_contribution(METHODS[method](met, "weight"), true)
 
@@ -160,7 +160,7 @@ def test_every_method_for_linear_layers(positions, views):
     weight, bias = torch.randn(3, 4, generator=generator).double(), torch.randn(3, generator=generator).double()
     for slot, methods in (("weight", ["rows", "ghost"]), ("bias", ["bias"])):
         met, true = meet(torch.ops.aten.linear.default, [rows, weight, bias], slot, views)
-        assert candidates(met, slot) == methods
+        assert set(candidates(met, slot)) == set(methods)
         for method in [*methods, "vmap"]:
             assert_contribution(METHODS[method](met, slot), true)
 

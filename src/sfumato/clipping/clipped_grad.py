@@ -109,7 +109,8 @@ def clipped_grad(
             moves by no more than float rounding. None: as many as fit in 256 MiB, at most 512.
         engine: "graph" (the fast one), "func" (torch.func), "reference" (one view at a time,
             plain autograd) or "auto": "graph", or "func" for a model that it cannot take.
-        methods: What an earlier `GradFn.methods` recorded, to repeat its rounding.
+        methods: What an earlier `GradFn.methods` recorded, to repeat its rounding. With no more than
+            {"memory_format": "contiguous"} nothing is measured, and every run rounds alike.
 
     Returns:
         ``grad_fn(inputs, *targets, is_padding=None) -> ClippedGrad``. ``is_padding`` is (B,)

@@ -116,7 +116,8 @@ class GraphEngine:
     Attributes:
         methods: "<meeting>.<argument>" -> name of the method that computes it, and
             "memory_format" -> that of the images. Chosen by measurement on the first microbatch
-            unless given: they decide speed and memory, and how the result is rounded.
+            unless the memory format is given; then methods not given follow a fixed rule. They
+            decide speed and memory, and how the result is rounded.
     """
 
     def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, methods: dict[str, str] | None = None) -> None:
@@ -124,7 +125,7 @@ class GraphEngine:
         self.traced = trace(model, row)
         known = {"memory_format"} | {f"{meeting.name}.{slot}" for meeting in self.traced.meetings.values() for slot in meeting.slots}
         self.methods = {key: name for key, name in (methods or {}).items() if key in known}
-        self._all_chosen = "memory_format" in self.methods
+        self.measures = "memory_format" not in self.methods
         num_meetings = Counter(weight for meeting in self.traced.meetings.values() for weight in meeting.slots.values())
         # Ghost norms do not add up over meetings, and pulling back needs rows unless there is a closed form.
         self.may_be_ghost = {
@@ -144,7 +145,7 @@ class GraphEngine:
         Returns:
             The gradient norms and the losses, both (m,).
         """
-        if not self._all_chosen:
+        if self.measures:
             self._choose_methods(inputs, targets)
         weights = _Weights(self.traced, self.model)
         contributions, losses = _backward(self, weights, inputs, targets)
@@ -173,7 +174,7 @@ class GraphEngine:
             _backward(self, weights, inputs, targets)
             tried[min(self._seconds(weights, inputs, targets) for _ in range(2))] = self.methods
         self.methods = tried[min(tried)]
-        self._all_chosen = True
+        self.measures = False
 
     def _seconds(self, weights: "_Weights", inputs: torch.Tensor, targets: tuple[torch.Tensor, ...]) -> float:
         start = _now(inputs)
@@ -303,7 +304,9 @@ def _collect(engine: GraphEngine, weights: _Weights, met: Met, contributions: di
         key = f"{met.meeting.name}.{slot}"
         if key not in engine.methods:
             names = [name for name in candidates(met, slot) if name not in GHOSTS or engine.may_be_ghost[weight]]
-            engine.methods[key] = _fastest(names, met, slot, weights.standardized.get(weight))
+            if weight in weights.standardized:
+                names = [name for name in names if name != "ghost"]  # has no moments
+            engine.methods[key] = _fastest(names, met, slot, weights.standardized.get(weight)) if engine.measures and len(names) > 1 else names[0]
         _add(contributions, weight, METHODS[engine.methods[key]](met, slot))
 
 
@@ -316,10 +319,6 @@ def _add(contributions: dict[str, Contribution], weight: str, contribution: Cont
 
 def _fastest(names: list[str], met: Met, slot: str, standardized: Standardized | None) -> str:
     """Times the methods on these very tensors: gradients, norms and weighted sum together."""
-    if standardized is not None:
-        names = [name for name in names if name != "ghost"]  # has no moments
-    if len(names) == 1:
-        return names[0]
     coefficients = torch.ones(met.examples, device=met.grad.device)
 
     def seconds(name: str) -> float:

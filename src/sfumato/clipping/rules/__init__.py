@@ -28,23 +28,27 @@ METHODS: dict[str, Method] = {
 # They never write per-example gradients out.
 GHOSTS = ("ghost", "conv_ghost")
 
+# From so many views on, one image's convolution is large enough to be computed by itself.
+_MANY_VIEWS = 4
 # Numbers that a ghost norm's inner products may take: 256 MiB in float32.
 _MAX_GRAM_VALUES = 2**26
 
 
 def candidates(met: Met, slot: str) -> list[str]:
-    """Names of the methods that fit a meeting and its memory, the safest first."""
+    """Names of the methods that fit a meeting and its memory, what is most often the fastest first."""
     operation = met.meeting.operation
     if operation == "linear":
         if slot == "bias":
             return ["bias"]
-        return ["rows"] + (["ghost"] if linear.gram_values(met) <= _MAX_GRAM_VALUES else [])
+        values = linear.gram_values(met)
+        ghost = ["ghost"] if values <= _MAX_GRAM_VALUES else []
+        return [*ghost, "rows"] if values <= met.args["weight"].numel() * met.examples else ["rows", *ghost]
     if operation in CONVOLUTIONS:
         if slot == "bias":
             return ["conv_bias"]
         found = ["loop"]
         if operation not in convolution.TRANSPOSED:
-            found.append("grouped")
+            found = ["loop", "grouped"] if met.views >= _MANY_VIEWS else ["grouped", "loop"]
         if convolution.can_unfold(met):
             found += ["unfold"] + (["conv_ghost"] if convolution.gram_values(met) <= _MAX_GRAM_VALUES else [])
         return found
