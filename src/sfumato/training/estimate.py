@@ -1,4 +1,4 @@
-"""How long a plan will take here, from one measured microbatch."""
+"""How long a plan will take here, from measured microbatches."""
 
 import time
 
@@ -14,10 +14,10 @@ from sfumato.training.step import draw
 
 
 def expected_seconds(plan: Plan, facts: Facts, device: str = "auto") -> float:
-    """Seconds for all updates, measured on a few microbatches of random images; evaluations aside."""
+    """Seconds for all updates, measured on a microbatch of random images for each worker; evaluations aside."""
     learner = build_learner(plan, _random_images(facts), pick_device(device), None)
     learner.initialise(np.zeros(1, dtype=np.uint64))
-    size = min(learner.microbatch_size, facts.num_examples)
+    size = min(learner.microbatch_size * learner.workers.count, facts.num_examples)
     mechanism = plan.mechanism.replace(batch_size=size)
     from sfumato.randomness import Streams, new_key
 

@@ -15,7 +15,7 @@ from sfumato.training.ordinary import OrdinaryStep
 from sfumato.training.resolve import Plan
 from sfumato.training.state import State
 from sfumato.training.step import PrivateStep, Randomness, Statistics, Views
-from sfumato.training.workers import workers_for
+from sfumato.training.workers import Workers, workers_for
 
 
 class Learner:
@@ -38,7 +38,7 @@ class Learner:
         self.state = State(self.model, recipe)
         self.num_parameters = sum(value.numel() for value in self.state.parameters.values())
         self.microbatch_size = microbatch_size or default_microbatch_size(self.num_parameters, self.views.augmult)
-        self.engine, self.methods = engine, {}
+        self.engine, self.methods, self.workers = engine, {}, Workers(1)
         if recipe.privacy is not None:
             # Before the run folder is made: a model that mixes examples leaves nothing behind.
             require_private(self.model, torch.zeros(4, *dataset.shape, device=device))

@@ -19,11 +19,12 @@ class Workers:
     The results do not depend on which thread computed what, so that a sum of them taken in
     order has the same bits each time.
 
-    Args:
+    Attributes:
         count: Threads; with one, everything happens in the caller's.
     """
 
     def __init__(self, count: int) -> None:
+        self.count = count
         self._pool = ThreadPoolExecutor(count, "microbatch", initializer=torch.set_num_threads, initargs=(1,)) if count > 1 else None
 
     def map(self, function: Callable[[Part], Result], parts: Iterable[Part]) -> Iterator[Result]:
