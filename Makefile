@@ -33,5 +33,4 @@ $(STAMP): pyproject.toml
 # Real data sets, where their archive lies beside the checkout; tests that need one are skipped elsewhere.
 $(DATA)/.unpacked: $(STAMP)
 	mkdir -p $(DATA)
-	if [ -f $(SHARED_DATA)/unpack.py ]; then $(VENV)/bin/python $(SHARED_DATA)/unpack.py $(DATA); fi
-	touch $@
+	if [ -f $(SHARED_DATA)/unpack.py ]; then $(VENV)/bin/python $(SHARED_DATA)/unpack.py $(DATA) && touch $@; fi
