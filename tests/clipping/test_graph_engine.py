@@ -338,3 +338,10 @@ def test_a_loss_of_probabilities_is_no_trouble():
         inputs, targets.double()
     )
     assert torch.isfinite(out.losses).all()
+
+
+def test_methods_of_another_model_are_not_believed():
+    """Ghost norms of a tied weight, or a bias rule for a square weight, would be silently wrong."""
+    assert_exact(Tied(), (4,), methods={"memory_format": "contiguous", "model:linear.weight": "ghost", "model:linear_1.weight": "ghost"})
+    grad_fn = assert_exact(nn.Linear(2, 2), (2,), methods={"memory_format": "contiguous", "model:linear.weight": "bias", "model:linear.bias": "x"})
+    assert grad_fn.methods["model:linear.weight"] in ("rows", "ghost")

@@ -115,7 +115,7 @@ def test_every_method_for_convolutions(name, memory_format, views, non_contiguou
     rows = torch.randn(EXAMPLES * views, 4, 9, 7, generator=torch.Generator().manual_seed(2), dtype=dtype)
     for slot in ("weight", "bias"):
         met, true = meet(operation, args(rows), slot, views, non_contiguous=non_contiguous)
-        methods = candidates(met, slot)
+        methods = candidates(met, slot, EXAMPLES)
         assert slot == "bias" or set(methods) == {"loop", "grouped"} | (
             {"unfold", "conv_ghost"} if CONVOLUTIONS[name].get("groups", 1) == 1 else set()
         )
@@ -147,7 +147,7 @@ def test_convolutions_in_one_and_three_dimensions(dims, views):
     weight = torch.randn(6, 2, *(3, 2, 2)[:dims], generator=generator, dtype=torch.float64)
     operation = getattr(torch.ops.aten, f"conv{dims}d").default
     met, true = meet(operation, [rows, weight, None, [2] * dims, [1] * dims, [1] * dims, 2], "weight", views)
-    assert set(candidates(met, "weight")) == {"loop", "grouped"}
+    assert set(candidates(met, "weight", EXAMPLES)) == {"loop", "grouped"}
     for method in ("loop", "grouped"):
         assert_contribution(METHODS[method](met, "weight"), true)
 
@@ -160,7 +160,7 @@ def test_every_method_for_linear_layers(positions, views):
     weight, bias = torch.randn(3, 4, generator=generator).double(), torch.randn(3, generator=generator).double()
     for slot, methods in (("weight", ["rows", "ghost"]), ("bias", ["bias"])):
         met, true = meet(torch.ops.aten.linear.default, [rows, weight, bias], slot, views)
-        assert set(candidates(met, slot)) == set(methods)
+        assert set(candidates(met, slot, EXAMPLES)) == set(methods)
         for method in [*methods, "vmap"]:
             assert_contribution(METHODS[method](met, slot), true)
 
@@ -183,7 +183,7 @@ def test_scale_and_shift_of_norms(norm, slot, views):
     if norm == "rms_norm" and slot == "bias":
         return
     met, true = meet(operation, args, slot, views)
-    assert candidates(met, slot) == ["affine"]
+    assert candidates(met, slot, EXAMPLES) == ["affine"]
     for method in ("affine", "vmap"):
         assert_contribution(METHODS[method](met, slot), true)
 
@@ -220,3 +220,14 @@ def test_capture_names_every_meeting_of_a_network():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
     captured = capture(model, torch.zeros(1, 3, 6, 6))
     assert sorted(names for names in captured.meetings.values()) == [("0.weight", "0.bias"), ("1.weight", "1.bias"), ("4.weight", "4.bias")]
+
+
+def test_the_memory_of_ghost_norms_is_judged_for_a_whole_microbatch():
+    """However few examples the methods are tried on."""
+    operation, args = convolution("plain", torch.contiguous_format)
+    met, _ = meet(operation, args(torch.randn(EXAMPLES, 4, 9, 7, dtype=torch.float64)), "weight", 1)
+    assert "conv_ghost" in candidates(met, "weight", EXAMPLES)
+    assert "conv_ghost" not in candidates(met, "weight", 2**26)
+    met, _ = meet(torch.ops.aten.linear.default, [torch.randn(EXAMPLES, 5, 4), torch.randn(3, 4), None], "weight", 1)
+    assert "ghost" in candidates(met, "weight", EXAMPLES)
+    assert "ghost" not in candidates(met, "weight", 2**26)

@@ -125,7 +125,9 @@ class GraphEngine:
         self.traced = trace(model, row)
         known = {"memory_format"} | {f"{meeting.name}.{slot}" for meeting in self.traced.meetings.values() for slot in meeting.slots}
         self.methods = {key: name for key, name in (methods or {}).items() if key in known}
-        self.measures = "memory_format" not in self.methods
+        self.measures = self.methods.get("memory_format") not in MEMORY_FORMATS
+        self.settled: set[str] = set()  # methods that were seen to fit their meeting
+        self.examples = 0  # of the largest microbatch so far, which memory must hold
         num_meetings = Counter(weight for meeting in self.traced.meetings.values() for weight in meeting.slots.values())
         # Ghost norms do not add up over meetings, and pulling back needs rows unless there is a closed form.
         self.may_be_ghost = {
@@ -145,6 +147,9 @@ class GraphEngine:
         Returns:
             The gradient norms and the losses, both (m,).
         """
+        if len(inputs) > self.examples:
+            self.examples = len(inputs)
+            self.settled.clear()
         if self.measures:
             self._choose_methods(inputs, targets)
         weights = _Weights(self.traced, self.model)
@@ -164,17 +169,21 @@ class GraphEngine:
         """Tries the memory formats, and for each of them the methods of every meeting, on a part of a microbatch."""
         weights = _Weights(self.traced, self.model)
         few = inputs[:2], tuple(target[:2] for target in targets)
-        self.methods = {"memory_format": "contiguous"}
+        self._forget("contiguous")
         _backward(self, weights, *few)
         examples = max(2, int(2 * _TRIAL_SECONDS / self._seconds(weights, *few)))
         inputs, targets = inputs[:examples], tuple(target[:examples] for target in targets)
         tried = {}
         for memory_format in MEMORY_FORMATS if inputs.ndim == 5 else ["contiguous"]:
-            self.methods = {"memory_format": memory_format}
+            self._forget(memory_format)
             _backward(self, weights, inputs, targets)
             tried[min(self._seconds(weights, inputs, targets) for _ in range(2))] = self.methods
         self.methods = tried[min(tried)]
         self.measures = False
+
+    def _forget(self, memory_format: str) -> None:
+        self.methods = {"memory_format": memory_format}
+        self.settled = set()
 
     def _seconds(self, weights: "_Weights", inputs: torch.Tensor, targets: tuple[torch.Tensor, ...]) -> float:
         start = _now(inputs)
@@ -302,11 +311,14 @@ def _backward(
 def _collect(engine: GraphEngine, weights: _Weights, met: Met, contributions: dict[str, Contribution]) -> None:
     for slot, weight in met.meeting.slots.items():
         key = f"{met.meeting.name}.{slot}"
-        if key not in engine.methods:
-            names = [name for name in candidates(met, slot) if name not in GHOSTS or engine.may_be_ghost[weight]]
+        if key not in engine.settled:
+            names = [name for name in candidates(met, slot, engine.examples) if name not in GHOSTS or engine.may_be_ghost[weight]]
             if weight in weights.standardized:
                 names = [name for name in names if name != "ghost"]  # has no moments
-            engine.methods[key] = _fastest(names, met, slot, weights.standardized.get(weight)) if engine.measures and len(names) > 1 else names[0]
+            # A method of another model's record could be silently wrong here.
+            if engine.methods.get(key) not in names:
+                engine.methods[key] = _fastest(names, met, slot, weights.standardized.get(weight)) if engine.measures and len(names) > 1 else names[0]
+            engine.settled.add(key)
         _add(contributions, weight, METHODS[engine.methods[key]](met, slot))
 
 

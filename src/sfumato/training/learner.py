@@ -103,7 +103,7 @@ def build_learner(plan: Plan, dataset: Dataset, device: torch.device, recorded: 
         torch.set_num_threads(recorded["threads"])
         engine = recorded["engine"] if engine == "auto" else engine
         microbatch_size = microbatch_size or recorded["microbatch_size"]
-        methods = recorded["methods"]
+        methods = recorded.get("methods")  # a record without them is of another environment anyway
     return Learner(plan, dataset, device, engine, microbatch_size, methods)
 
 

@@ -34,15 +34,15 @@ _MANY_VIEWS = 4
 _MAX_GRAM_VALUES = 2**26
 
 
-def candidates(met: Met, slot: str) -> list[str]:
-    """Names of the methods that fit a meeting and its memory, what is most often the fastest first."""
+def candidates(met: Met, slot: str, examples: int) -> list[str]:
+    """Names of the methods that fit a meeting and, for so many examples, its memory; what is most often the fastest first."""
     operation = met.meeting.operation
     if operation == "linear":
         if slot == "bias":
             return ["bias"]
-        values = linear.gram_values(met)
+        values = linear.gram_values(met) * examples // met.examples
         ghost = ["ghost"] if values <= _MAX_GRAM_VALUES else []
-        return [*ghost, "rows"] if values <= met.args["weight"].numel() * met.examples else ["rows", *ghost]
+        return [*ghost, "rows"] if values <= met.args["weight"].numel() * examples else ["rows", *ghost]
     if operation in CONVOLUTIONS:
         if slot == "bias":
             return ["conv_bias"]
@@ -50,7 +50,7 @@ def candidates(met: Met, slot: str) -> list[str]:
         if operation not in convolution.TRANSPOSED:
             found = ["loop", "grouped"] if met.views >= _MANY_VIEWS else ["grouped", "loop"]
         if convolution.can_unfold(met):
-            found += ["unfold"] + (["conv_ghost"] if convolution.gram_values(met) <= _MAX_GRAM_VALUES else [])
+            found += ["unfold"] + (["conv_ghost"] if convolution.gram_values(met) * examples // met.examples <= _MAX_GRAM_VALUES else [])
         return found
     if operation in NORMS:
         return ["affine"]
