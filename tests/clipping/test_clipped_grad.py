@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from sfumato.clipping import clipped_grad, func_engine
+from sfumato.clipping import clipped_grad
 from sfumato.clipping.clipped_grad import ENGINES as BUILDERS
+from sfumato.clipping.func_engine import FuncEngine
 from sfumato.errors import InputError
 from sfumato.nn import WeightStandardizedConv2d
 
@@ -381,6 +382,48 @@ def test_wrong_arguments_are_refused_at_once(kwargs, message):
         clipped_grad(nn.Linear(2, 1), cross_entropy, **kwargs)
 
 
+def centred(outputs, targets):
+    return cross_entropy(outputs - outputs.mean(0), targets)
+
+
+def weighted_by_all_targets(outputs, targets):
+    return cross_entropy(outputs, targets) * (1 + targets.double().mean())
+
+
+def divided_by_rows(outputs, targets):
+    return cross_entropy(outputs, targets) / len(outputs)
+
+
+def branching(outputs, targets):
+    """Reads a value, as vmap cannot."""
+    return cross_entropy(outputs, targets) * (2.0 if outputs.sum().item() > 0 else 1.0)
+
+
+@pytest.mark.parametrize("loss_fn", [centred, weighted_by_all_targets, divided_by_rows, branching])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_loss_sees_the_views_of_one_example_alone(engine, loss_fn):
+    """An example's norm is the same in any company, so that the sum without it is what it was."""
+    model, x, y = make_problem(augmult=3)
+    grad_fn = clipped_grad(model, loss_fn, clipping_norm=0.1, augmult=3, engine=engine)
+    if (engine, loss_fn) == ("func", branching):
+        with pytest.raises(RuntimeError, match="vmap"):
+            grad_fn(x, y)
+        return
+    everyone = grad_fn(x, y)
+    parts = [grad_fn(x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+    assert torch.allclose(torch.cat([part.grad_norms for part in parts]), everyone.grad_norms, rtol=1e-9)
+    alone = {name: sum(part.grad_sum[name] for part in parts) for name in everyone.grad_sum}
+    assert l2_distance(everyone.grad_sum, alone) < 1e-9
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_loss_with_trainable_parameters_of_its_own_is_refused(engine):
+    model, x, y = make_problem()
+    temperature = nn.Parameter(torch.ones((), dtype=torch.float64))
+    with pytest.raises(InputError, match="besides the model's output"):
+        clipped_grad(model, lambda outputs, targets: cross_entropy(outputs * temperature, targets), clipping_norm=1.0, engine=engine)(x, y)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_wrong_shapes_are_refused(engine):
     model, x, y = make_problem()
@@ -423,15 +466,13 @@ def test_only_the_last_microbatch_is_padded_and_no_example_is_dropped(monkeypatc
     model, x, y = make_problem(num_examples=num_examples, dtype=torch.float32)
     seen = []
 
-    def build(model, loss_fn, row, methods):
-        def spy(coefficient, inputs, targets, is_real, grad_sum):
+    class Spy(FuncEngine):
+        def accumulate(self, coefficient, inputs, targets, is_real, grad_sum):
             assert len(inputs) == len(targets[0]) == len(is_real)
             seen.append((len(inputs), int(is_real.sum())))
-            return func_engine.accumulate(model, loss_fn, coefficient, inputs, targets, is_real, grad_sum)
+            return super().accumulate(coefficient, inputs, targets, is_real, grad_sum)
 
-        return spy
-
-    monkeypatch.setitem(BUILDERS, "func", build)
+    monkeypatch.setitem(BUILDERS, "func", Spy)
     clipped_grad(model, cross_entropy, clipping_norm=1.0, microbatch_size=microbatch_size, engine="func")(x, y)
     assert seen == expected
 
@@ -455,7 +496,7 @@ def test_no_engine_writes_to_a_buffer_of_the_model(engine):
     model = Counting()
     grad_sum = {name: torch.zeros_like(parameter.detach()) for name, parameter in model.named_parameters()}
     try:
-        BUILDERS[engine](model, cross_entropy, x[:1], None)(torch.ones_like, x[:, None], (y,), torch.ones(4).bool(), grad_sum)
+        BUILDERS[engine](model, cross_entropy, x[:1], None).accumulate(torch.ones_like, x[:, None], (y,), torch.ones(4).bool(), grad_sum)
     except RuntimeError as error:  # torch.func refuses by itself
         assert engine == "func" and "in-place operation" in str(error)
     except InputError as error:
@@ -468,6 +509,6 @@ def test_no_engine_counts_what_is_not_real(engine):
     model, x, y = make_problem(num_examples=4)
     grad_sum = {name: torch.zeros_like(parameter.detach()) for name, parameter in model.named_parameters()}
     is_real = torch.tensor([True, False, True, False])
-    BUILDERS[engine](model, cross_entropy, x[:1], None)(torch.ones_like, x[:, None], (y,), is_real, grad_sum)
+    BUILDERS[engine](model, cross_entropy, x[:1], None).accumulate(torch.ones_like, x[:, None], (y,), is_real, grad_sum)
     gradients = torch.autograd.grad(cross_entropy(model(x[is_real]), y[is_real]).sum(), list(model.parameters()))
     assert l2_distance(grad_sum, dict(zip(grad_sum, gradients, strict=True))) < 1e-9

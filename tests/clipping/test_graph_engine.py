@@ -271,15 +271,79 @@ def test_a_model_that_cannot_be_traced_is_refused_with_the_reason_and_auto_takes
     assert grad_fn.engine == "func"
 
 
-def test_a_loss_that_mixes_examples_is_refused():
-    inputs, targets = problem(3, 0, (4,), dtype=torch.float32)
+class TellsRows(nn.Module):
+    """Every image's value tells how many there are."""
 
-    def mixing(outputs, targets):
-        return loss_fn(outputs - outputs.mean(0), targets)
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.layer, self.dropout = nn.Linear(4, 2), nn.Dropout(dropout)
 
-    for engine in ("graph", "func", "reference"):
-        with pytest.raises(InputError, match="loss_fn mixes rows"):
-            clipped_grad(nn.Linear(4, 2), mixing, clipping_norm=1.0, engine=engine)(inputs, targets)
+    def forward(self, x):
+        return self.dropout(self.layer(x)) * x.shape[0]
+
+
+class FirstRows(nn.Module):
+    """A row of a table for every place in the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(64, 4))
+
+    def forward(self, x):
+        return x * self.table[: x.shape[0]]
+
+
+@pytest.mark.parametrize("model", [TellsRows(), TellsRows(0.5), FirstRows()], ids=["times", "times_dropout", "table"])
+def test_a_model_that_depends_on_the_number_of_rows_is_refused(model):
+    with pytest.raises(InputError, match="depends on the number of rows|cannot be traced for any number"):
+        trace(model, torch.zeros(1, 4))
+
+
+class WithScale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 2), nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x):
+        return self.layer(x) * self.scale, self.scale
+
+
+def test_a_parameter_that_the_model_returns_is_not_lost():
+    """Its gradient arises in the loss, where no meeting is."""
+    inputs, targets = problem(3, 0, (4,))
+    model = WithScale().double()
+
+    def loss(outputs, targets):
+        return loss_fn(outputs[0], targets) + outputs[1].square()
+
+    with pytest.raises(InputError, match="value of all rows"):
+        clipped_grad(model, loss, clipping_norm=1.0, engine="graph")(inputs, targets)
+    auto, reference = (clipped_grad(model, loss, clipping_norm=1.0, engine=engine)(inputs, targets) for engine in ("auto", "reference"))
+    torch.testing.assert_close(auto.grad_sum, reference.grad_sum)
+
+
+class Nested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return {"logits": y, "others": [y.square()]}
+
+
+@pytest.mark.parametrize("augmult", [0, 2])
+def test_outputs_may_be_nested(augmult):
+    model = Nested().double()
+    inputs, targets = problem(4, augmult, (4,))
+
+    def loss(outputs, targets):
+        return loss_fn(outputs["logits"] + outputs["others"][0], targets)
+
+    graph, reference = (
+        clipped_grad(model, loss, clipping_norm=0.1, augmult=augmult, engine=engine)(inputs, targets) for engine in ("graph", "reference")
+    )
+    torch.testing.assert_close(graph.grad_sum, reference.grad_sum)
 
 
 def test_a_weight_derived_in_low_precision_is_refused():

@@ -39,12 +39,12 @@ class Capture:
     """A model's operations in order, sorted by what touches them.
 
     Attributes:
+        input: Stands for the rows.
         shared: Operations on shared values alone.
         data: Operations that the batch touches, in order.
         meetings: Those of `data` that take a weight, with the weights' names.
         weights: Name -> the trainable shared values that meetings take.
         sources: A weight's name -> the trainable parameters that it is computed from.
-        tensors: A placeholder's name -> the parameter, buffer or constant that it stands for.
     """
 
     input: Node
@@ -143,6 +143,9 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
                 f"parameter '{name}' reaches no operation on the images, so it would never be trained. Freeze it by requires_grad_(False), or use it."
             )
     (output,) = (node for node in program.graph.nodes if node.op == "output")
+    for value in output.args[0]:
+        if isinstance(value, Node) and (value not in touched or not isinstance(value.meta["val"], torch.Tensor)):
+            raise NotCapturable("the model returns, besides what belongs to rows, a value of all rows.")
     return Capture(
         input=images[0],
         shared=tuple(shared),

@@ -1,7 +1,6 @@
 r"""The one public way to a privatisable gradient: a sum of clipped per-example gradients."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,28 +9,14 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from sfumato.clipping import func_engine, reference
 from sfumato.clipping.checks import missing_gradients, random_state_kept, require_private
+from sfumato.clipping.engine import Engine, Loss
+from sfumato.clipping.func_engine import FuncEngine
 from sfumato.clipping.graph_engine import GraphEngine
+from sfumato.clipping.reference import ReferenceEngine
 from sfumato.errors import InputError
 
-Accumulate = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-
-
-def _graph(model: nn.Module, loss_fn: Callable[..., torch.Tensor], row: torch.Tensor, methods: dict[str, str] | None) -> Accumulate:
-    return GraphEngine(model, loss_fn, row, methods).accumulate
-
-
-def _func(model: nn.Module, loss_fn: Callable[..., torch.Tensor], row: torch.Tensor, methods: dict[str, str] | None) -> Accumulate:
-    return functools.partial(func_engine.accumulate, model, loss_fn)
-
-
-def _reference(model: nn.Module, loss_fn: Callable[..., torch.Tensor], row: torch.Tensor, methods: dict[str, str] | None) -> Accumulate:
-    return functools.partial(reference.accumulate, model, loss_fn)
-
-
-# From a model, a loss, one input and recorded methods to what sums one microbatch's gradients.
-ENGINES: dict[str, Callable[..., Accumulate]] = {"graph": _graph, "func": _func, "reference": _reference}
+ENGINES: dict[str, Callable[..., Engine]] = {"graph": GraphEngine, "func": FuncEngine, "reference": ReferenceEngine}
 
 # Float values that the per-example gradients and saved activations of one microbatch may take:
 # 256 MiB in float32. The cost of calling each operation is small beside its work from some
@@ -62,7 +47,7 @@ class ClippedGrad:
 
 def clipped_grad(
     model: nn.Module,
-    loss_fn: Callable[..., torch.Tensor],
+    loss_fn: Loss,
     *,
     clipping_norm: float,
     augmult: int = 0,
@@ -146,7 +131,7 @@ class GradFn:
     def __init__(
         self,
         model: nn.Module,
-        loss_fn: Callable[..., torch.Tensor],
+        loss_fn: Loss,
         clipping_norm: float,
         augmult: int,
         rescale_to_unit_norm: bool,
@@ -162,14 +147,13 @@ class GradFn:
         self._augmult = augmult
         self._rescale = rescale_to_unit_norm
         self._methods = methods
-        self._accumulate: Accumulate | None = None
+        self._engine: Engine | None = None
         self._signature: Any = None
 
     @property
     def methods(self) -> dict[str, str]:
         """How engine "graph" computes at each operation: decides speed and rounding. Empty for other engines, and before the first batch."""
-        engine = getattr(self._accumulate, "__self__", None)
-        return dict(engine.methods) if isinstance(engine, GraphEngine) else {}
+        return {} if self._engine is None else dict(self._engine.methods)
 
     @property
     def sensitivity(self) -> float:
@@ -189,9 +173,9 @@ class GradFn:
         if len(real) == 0:
             return ClippedGrad(grad_sum, grad_norms, losses)
         signature = self._signature_of(views)
-        if self._accumulate is None or signature != self._signature:
+        if self._engine is None or signature != self._signature:
             self._check(views, targets, real[:1])
-            self._accumulate = self._build(views[real[:1], 0])
+            self._engine = self._build(views[real[:1], 0])
             self._signature = signature
         assert self.microbatch_size is not None
         for chosen in real.split(self.microbatch_size):
@@ -201,7 +185,7 @@ class GradFn:
             filled = torch.cat([chosen, chosen[:1].expand(missing)])
             is_real = torch.arange(len(filled), device=views.device) < len(chosen)
             with torch.no_grad():
-                norms, values = self._accumulate(self._coefficient, views[filled], tuple(target[filled] for target in targets), is_real, grad_sum)
+                norms, values = self._engine.accumulate(self._coefficient, views[filled], tuple(target[filled] for target in targets), is_real, grad_sum)
             grad_norms[chosen] = norms[: len(chosen)].to(dtype)
             losses[chosen] = values[: len(chosen)].to(dtype)
         return ClippedGrad(grad_sum, grad_norms, losses)
@@ -245,8 +229,10 @@ class GradFn:
             raise InputError(
                 f'loss_fn gave shape {tuple(rows.shape)} for one row, not (1,): one loss per row is needed. Use reduction="none", for example.'
             )
-        if not _rows_apart(self._loss_fn, outputs, tuple(target[first] for target in targets)):
-            raise InputError("loss_fn mixes rows: one row's loss moves with another row's output, so no privacy guarantee holds. Compute each alone.")
+        with torch.enable_grad():
+            of_itself = self._loss_fn(_detached(outputs), *(target[first] for target in targets))
+        if of_itself.requires_grad:
+            raise InputError("loss_fn takes trainable parameters besides the model's output: their gradient would be lost. Use them in the model.")
         if missing:
             raise InputError(
                 f"parameter '{missing[0]}' receives no gradient from the loss, so it would never be trained. "
@@ -267,33 +253,16 @@ class GradFn:
             tuple((name, parameter.requires_grad) for name, parameter in self._model.named_parameters()),
         )
 
-    def _build(self, row: torch.Tensor) -> Accumulate:
+    def _build(self, row: torch.Tensor) -> Engine:
         if self._wanted == "auto":
             try:
-                accumulate = ENGINES["graph"](self._model, self._loss_fn, row, self._methods)
+                engine = GraphEngine(self._model, self._loss_fn, row, self._methods)
                 self.engine = "graph"
-                return accumulate
+                return engine
             except InputError:  # what keeps it from the fast engine keeps nothing from the general one
                 self.engine = "func"
         return ENGINES[self.engine](self._model, self._loss_fn, row, self._methods)
 
 
-def _rows_apart(loss_fn: Callable[..., torch.Tensor], outputs: Any, targets: tuple[torch.Tensor, ...]) -> bool:
-    """Whether the loss of a row stays as it is when other rows' outputs change."""
-
-    def rows(first: float, last: float) -> Any:
-        def three(output: Any) -> Any:
-            if not isinstance(output, torch.Tensor):
-                return output
-            if not output.is_floating_point():
-                return output.expand(3, *output.shape[1:])
-            # Of the size and, where it was a probability, in the range of a real output; zeros change too.
-            other = 0.5 * output.detach() + torch.linspace(first, last, output.numel(), dtype=output.dtype, device=output.device).view_as(output)
-            return torch.cat([output.detach(), other, 0.5 * other])
-
-        return tree_map(three, outputs)
-
-    with torch.no_grad():
-        repeated = tuple(target.expand(3, *target.shape[1:]) for target in targets)
-        first, second = (loss_fn(rows(*ends), *repeated)[0] for ends in ((0.1, 0.4), (0.5, 0.2)))
-    return bool(torch.isclose(first, second, rtol=1e-4, equal_nan=True))
+def _detached(outputs: Any) -> Any:
+    return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, outputs)

@@ -10,7 +10,6 @@ norms alone. `derived` carries them from weights to parameters.
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +19,9 @@ from torch.fx import Node
 from sfumato.clipping.capture import Capture, capture, execute
 from sfumato.clipping.checks import random_state_kept
 from sfumato.clipping.derived import Group, Standardized, general_square_norms, group_weights, is_standardized, pull_back
-from sfumato.clipping.layout import find_layouts
+from sfumato.clipping.engine import Coefficient, Loss
+from sfumato.clipping.layout import Layout, find_layouts
+from sfumato.clipping.losses import ExampleLosses
 from sfumato.clipping.norms import row_norms
 from sfumato.clipping.rules import GHOSTS, METHODS, Contribution, Meeting, Met, Rows, candidates, named_args, normalization, refuse
 from sfumato.errors import InputError
@@ -34,9 +35,6 @@ _TRIAL_SECONDS = 0.2
 
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
-Loss = Callable[..., torch.Tensor]
-Coefficient = Callable[[torch.Tensor], torch.Tensor]
-
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
@@ -45,6 +43,7 @@ class Traced:
     capture: Capture
     meetings: dict[Node, Meeting]
     groups: tuple[Group, ...]
+    outputs: dict[Node, Layout]
 
 
 def trace(model: nn.Module, row: torch.Tensor) -> Traced:
@@ -76,7 +75,7 @@ def trace(model: nn.Module, row: torch.Tensor) -> Traced:
     groups = []
     for weights, sources in group_weights(traced.sources):
         groups.append(Group(weights, sources, _kind(traced, model, parameters, weights, sources)))
-    return Traced(traced, meetings, tuple(groups))
+    return Traced(traced, meetings, tuple(groups), {node: layouts[node] for node in traced.outputs})
 
 
 def _shifted(value: torch.Tensor, seed: int) -> torch.Tensor:
@@ -121,7 +120,7 @@ class GraphEngine:
     """
 
     def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, methods: dict[str, str] | None = None) -> None:
-        self.model, self.loss_fn = model, loss_fn
+        self.model, self.losses = model, ExampleLosses(loss_fn)
         self.traced = trace(model, row)
         known = {"memory_format"} | {f"{meeting.name}.{slot}" for meeting in self.traced.meetings.values() for slot in meeting.slots}
         self.methods = {key: name for key, name in (methods or {}).items() if key in known}
@@ -137,16 +136,12 @@ class GraphEngine:
     def accumulate(
         self,
         coefficient: Coefficient,
-        inputs: torch.Tensor,  # (m, K, ...)
-        targets: tuple[torch.Tensor, ...],  # each (m, ...)
-        is_real: torch.Tensor,  # (m,)
+        inputs: torch.Tensor,
+        targets: tuple[torch.Tensor, ...],
+        is_real: torch.Tensor,
         grad_sum: dict[str, torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds each real example's coefficient(norm) times its gradient to `grad_sum`, in place.
-
-        Returns:
-            The gradient norms and the losses, both (m,).
-        """
+        """See `sfumato.clipping.engine.Engine`."""
         if len(inputs) > self.examples:
             self.examples = len(inputs)
             self.settled.clear()
@@ -294,9 +289,11 @@ def _backward(
         values[traced.capture.input] = rows
         kept = {*traced.capture.outputs, *weights.shared}
         execute(traced.capture.data, values, keep=kept.__contains__, call=call)
+        for node, layout in traced.outputs.items():
+            values[node] = layout.by_example(values[node], examples, views)
         outputs = traced.capture.output(values)
         del values
-        losses = engine.loss_fn(outputs, *(target.repeat_interleave(views, dim=0) for target in targets)).unflatten(0, (examples, views)).mean(1)
+        losses = engine.losses(outputs, targets, views)
         del outputs
         gradients = torch.autograd.grad(losses.sum(), [*(leaf for _, leaf in per_row), *firsts], allow_unused=True)
     for (weight, leaf), gradient in zip(per_row, gradients, strict=False):

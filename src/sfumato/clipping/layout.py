@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.utils._pytree import tree_map
 
 from sfumato.clipping.capture import Capture, execute, module_path
 from sfumato.errors import InputError
@@ -13,6 +14,8 @@ from sfumato.errors import InputError
 _ROWS, _OTHER_ROWS = 3, 5
 # Relative difference above which a value has moved: rounding stays below it.
 _ROUNDING = 1e-5
+# Operations that give their input back where nothing is dropped.
+_DROPOUT = ("aten.dropout", "aten.alpha_dropout", "aten.feature_dropout", "aten.feature_alpha_dropout")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,14 +61,12 @@ def find_layouts(capture: Capture, model: torch.nn.Module, parameters: dict[str,
 
         def run(rows: torch.Tensor, marked: int | None) -> dict[Node, Any]:
             values = {**shared, capture.input: rows}
-            torch.manual_seed(0)
             execute(capture.data, values, keep=wanted.__contains__, call=_Marking(len(rows), marked))
             return values
 
-        other_sizes = {node: value.shape for node, value in run(images, None).items() if node in wanted and isinstance(value, torch.Tensor)}
-        before = run(images[:_ROWS], None)
+        before, more = run(images[:_ROWS], None), run(images, None)
         tensors = {node: before[node] for node in wanted if isinstance(before[node], torch.Tensor)}
-        candidates = {node: _candidates(node, tensor.shape, other_sizes[node]) for node, tensor in tensors.items()}
+        candidates = {node: _candidates(node, tensor.shape, more[node].shape) for node, tensor in tensors.items()}
         for i in range(_ROWS):
             rows = images[:_ROWS].clone()
             rows[i] = changed[i]
@@ -75,6 +76,11 @@ def find_layouts(capture: Capture, model: torch.nn.Module, parameters: dict[str,
                 candidates[node] = [layout for layout in candidates[node] if not _elsewhere(moved, layout, i)]
     layouts = {}
     for node, found in candidates.items():
+        if len(found) == 1 and _counts_rows(tensors[node], more[node], found[0]):
+            raise InputError(
+                f"{node.target} in '{module_path(node) or 'the model'}' depends on the number of rows, "
+                "which would tell how many images were drawn. Replace it by an operation on each image alone."
+            )
         if len(found) != 1:
             why = "mixes examples" if not found else "does not show which of its rows belong to which example"
             raise InputError(
@@ -89,14 +95,15 @@ class _Marking:
     """Runs an operation, and marks one row of what was made from nothing but the number of rows.
 
     Tokens expanded to the batch are the same for every image; without a mark nothing would
-    show which row of what follows is whose.
+    show which row of what follows is whose. Random draws are taken for ones, and dropout
+    for nothing at all, so that equal images give equal values.
     """
 
     def __init__(self, rows: int, marked: int | None) -> None:
         self.rows, self.marked = rows, marked
 
     def __call__(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        value = node.target(*args, **kwargs)  # type: ignore[operator]
+        value = _without_chance(node, args, kwargs)
         if self.marked is None or not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
         if any(isinstance(other.meta.get("val"), torch.Tensor) and _is_data(other) for other in node.all_input_nodes):
@@ -107,6 +114,20 @@ class _Marking:
                 value.select(dim, self.marked).add_(1.0)
                 break
         return value
+
+
+def _without_chance(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an operation gives, with dropout left out and ones for random draws."""
+    target: Any = node.target
+    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
+        return target(*args, **kwargs)
+    if str(target).startswith(_DROPOUT):
+        return args[0]
+    names = [argument.name for argument in target._schema.arguments]
+    if "dropout_p" in names:  # attention
+        given = dict(zip(names, args, strict=False)) | kwargs
+        return target(**(given | {"dropout_p": 0.0}))
+    return tree_map(lambda leaf: torch.ones_like(leaf) if isinstance(leaf, torch.Tensor) else leaf, target(*args, **kwargs))
 
 
 def _is_data(node: Node) -> bool:
@@ -127,6 +148,12 @@ def _moved(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         return before != after
     before, after = before.double().nan_to_num(), after.double().nan_to_num()
     return (before - after).abs() > _ROUNDING * before.abs().max()
+
+
+def _counts_rows(few: torch.Tensor, more: torch.Tensor, layout: Layout) -> bool:
+    """Whether the same images give other values in a larger batch."""
+    same = more.unflatten(layout.dim, (layout.outer, _OTHER_ROWS, layout.inner)).narrow(layout.dim + 1, 0, _ROWS)
+    return bool(_moved(few, same.flatten(layout.dim, layout.dim + 2)).any())
 
 
 def _elsewhere(moved: torch.Tensor, layout: Layout, row: int) -> bool:

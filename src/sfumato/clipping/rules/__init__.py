@@ -10,6 +10,7 @@ from sfumato.errors import InputError
 __all__ = ["ChannelContribution", "Contribution", "Meeting", "Met", "Method", "Moments", "Rows", "METHODS", "candidates", "named_args", "refuse"]
 
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", *convolution.TRANSPOSED)
+EXPANSIONS = ("expand", "repeat")
 NORMS = ("group_norm", "layer_norm", "instance_norm", "rms_norm")
 
 METHODS: dict[str, Method] = {
@@ -54,7 +55,7 @@ def candidates(met: Met, slot: str, examples: int) -> list[str]:
         return found
     if operation in NORMS:
         return ["affine"]
-    if operation in ("expand", "repeat"):
+    if operation in EXPANSIONS:
         return ["repeated"]
     return ["vmap"]
 
@@ -71,6 +72,8 @@ def refuse(meeting: Meeting) -> None:
         why = "draws random numbers" if dropout else ""
     elif torch.Tag.nondeterministic_seeded in target.tags:
         why = "draws random numbers"
+    elif meeting.operation not in EXPANSIONS and any(not isinstance(other.meta.get("val"), torch.Tensor) for other in meeting.node.all_input_nodes):
+        why = "depends on the number of rows"
     else:
         why = ""
     if why:
