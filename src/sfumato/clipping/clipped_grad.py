@@ -185,7 +185,8 @@ class GradFn:
             filled = torch.cat([chosen, chosen[:1].expand(missing)])
             is_real = torch.arange(len(filled), device=views.device) < len(chosen)
             with torch.no_grad():
-                norms, values = self._engine.accumulate(self._coefficient, views[filled], tuple(target[filled] for target in targets), is_real, grad_sum)
+                own_targets = tuple(target[filled] for target in targets)
+                norms, values = self._engine.accumulate(self._coefficient, views[filled], own_targets, is_real, grad_sum)
             grad_norms[chosen] = norms[: len(chosen)].to(dtype)
             losses[chosen] = values[: len(chosen)].to(dtype)
         return ClippedGrad(grad_sum, grad_norms, losses)
