@@ -63,12 +63,16 @@ class Capture:
         """The operations whose results the model returns."""
         return tuple(output for output in self._outputs if isinstance(output, Node))
 
-    def placeholders(self, model: nn.Module, parameters: dict[str, torch.Tensor]) -> dict[Node, Any]:
-        """What the graph is given besides the images: parameters, buffers, constants."""
-        buffers = dict(model.named_buffers(remove_duplicate=False))
-        others = dict(model.named_parameters(remove_duplicate=False))
-        tables: dict[str, Mapping[str, Any]] = {"parameter": parameters, "frozen": others, "buffer": buffers, "constant": self._constants}
-        return {node: tables[kind][name] for node, (kind, name) in self._placeholders.items()}
+    @property
+    def parameters(self) -> dict[str, Node]:
+        """The trainable parameters' names -> what stands for them."""
+        return {name: node for node, (kind, name) in self._placeholders.items() if kind == "parameter"}
+
+    def state(self, model: nn.Module) -> dict[Node, Any]:
+        """What the graph is given besides the images: parameters, buffers, constants, none of them to be differentiated."""
+        tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+        values = {node: self._constants[name] if kind == "constant" else tensors[name] for node, (kind, name) in self._placeholders.items()}
+        return {node: value.detach() if isinstance(value, torch.Tensor) else value for node, value in values.items()}
 
     def output(self, values: Mapping[Node, Any]) -> Any:
         """The model's output, in the structure that the model gives it."""

@@ -55,6 +55,7 @@ def clipped_grad(
     microbatch_size: int | None = None,
     engine: str = "auto",
     methods: dict[str, str] | None = None,
+    compile: bool = False,
 ) -> "GradFn":
     r"""Turns a model and a per-row loss into a function that sums clipped per-example gradients.
 
@@ -96,6 +97,8 @@ def clipped_grad(
             plain autograd) or "auto": "graph", or "func" for a model that it cannot take.
         methods: What an earlier `GradFn.methods` recorded, to repeat its rounding. With no more than
             {"memory_format": "contiguous"} nothing is measured, and every run rounds alike.
+        compile: Compile the whole of a microbatch to one graph, which takes a minute or two once. Engine
+            "graph" alone; every microbatch is then filled up to the same size.
 
     Returns:
         ``grad_fn(inputs, *targets, is_padding=None) -> ClippedGrad``. ``is_padding`` is (B,)
@@ -114,7 +117,9 @@ def clipped_grad(
         raise InputError(f"microbatch_size must be at least 1, not {microbatch_size}. Leave it out to have it chosen.")
     if engine not in ("auto", *ENGINES):
         raise InputError(f'engine "{engine}" is unknown. Known are auto, {", ".join(ENGINES)}.')
-    return GradFn(model, loss_fn, clipping_norm, augmult, rescale_to_unit_norm, microbatch_size, engine, methods)
+    if compile and engine not in ("auto", "graph"):
+        raise InputError(f'compile needs engine "graph", not "{engine}".')
+    return GradFn(model, loss_fn, clipping_norm, augmult, rescale_to_unit_norm, microbatch_size, engine, methods, compile)
 
 
 class GradFn:
@@ -138,6 +143,7 @@ class GradFn:
         microbatch_size: int | None,
         engine: str,
         methods: dict[str, str] | None,
+        compile: bool,
     ) -> None:
         self.microbatch_size = microbatch_size
         self.engine = self._wanted = engine
@@ -147,6 +153,7 @@ class GradFn:
         self._augmult = augmult
         self._rescale = rescale_to_unit_norm
         self._methods = methods
+        self._compiles = compile
         self._engine: Engine | None = None
         self._signature: Any = None
 
@@ -180,8 +187,7 @@ class GradFn:
         assert self.microbatch_size is not None
         for chosen in real.split(self.microbatch_size):
             # The last microbatch repeats an example, and does not count it.
-            step = -(-self.microbatch_size // _PADDING_STEPS) if self.engine != "reference" else 1
-            missing = -len(chosen) % step if len(chosen) < self.microbatch_size else 0
+            missing = -len(chosen) % self._padding_step() if len(chosen) < self.microbatch_size else 0
             filled = torch.cat([chosen, chosen[:1].expand(missing)])
             is_real = torch.arange(len(filled), device=views.device) < len(chosen)
             with torch.no_grad():
@@ -190,6 +196,13 @@ class GradFn:
             grad_norms[chosen] = norms[: len(chosen)].to(dtype)
             losses[chosen] = values[: len(chosen)].to(dtype)
         return ClippedGrad(grad_sum, grad_norms, losses)
+
+    def _padding_step(self) -> int:
+        """The last microbatch is filled up to a multiple of this."""
+        assert self.microbatch_size is not None
+        if self.engine == "reference":
+            return 1
+        return self.microbatch_size if self._compiles else -(-self.microbatch_size // _PADDING_STEPS)
 
     def _coefficient(self, norms: torch.Tensor) -> torch.Tensor:
         """What a gradient of each norm is multiplied by: s min(1, C / norm)."""
@@ -255,12 +268,14 @@ class GradFn:
         )
 
     def _build(self, row: torch.Tensor) -> Engine:
-        if self._wanted == "auto":
+        if self._wanted in ("auto", "graph"):
             try:
-                engine = GraphEngine(self._model, self._loss_fn, row, self._methods)
+                engine = GraphEngine(self._model, self._loss_fn, row, self._methods, self._compiles)
                 self.engine = "graph"
                 return engine
             except InputError:  # what keeps it from the fast engine keeps nothing from the general one
+                if self._wanted == "graph" or self._compiles:
+                    raise
                 self.engine = "func"
         return ENGINES[self.engine](self._model, self._loss_fn, row, self._methods)
 

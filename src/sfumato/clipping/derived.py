@@ -11,6 +11,7 @@ import functools
 
 import torch
 
+from sfumato.clipping.assumptions import assume
 from sfumato.clipping.norms import global_norms
 from sfumato.clipping.rules import ChannelContribution
 
@@ -96,7 +97,7 @@ class Standardized:
         # What J did besides that is perpendicular to it.
         expected = self.scale.square() * (square - part.square()) + lengthwise.square()
         gap = (torch.linalg.vecdot(of_main, of_main) - expected).abs().sum()
-        self.holds = bool(gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected.sum())
+        self.holds = assume(gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected.sum())
 
     def pull_back(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """J' times one gradient, (channels, fan-in): for each of the parameters."""

@@ -7,7 +7,6 @@ of the operation's inputs that meeting's part of the per-example gradients, writ
 norms alone. `derived` carries them from weights to parameters.
 """
 
-import dataclasses
 import time
 from collections import Counter
 from typing import Any
@@ -16,15 +15,15 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from sfumato.clipping.capture import Capture, capture, execute
-from sfumato.clipping.checks import random_state_kept
-from sfumato.clipping.derived import Group, Standardized, general_square_norms, group_weights, is_standardized, pull_back
+from sfumato.clipping.assumptions import assume, known
+from sfumato.clipping.capture import execute
+from sfumato.clipping.compiled import CompiledPass
+from sfumato.clipping.derived import Standardized
 from sfumato.clipping.engine import Coefficient, Loss
-from sfumato.clipping.layout import Layout, find_layouts
 from sfumato.clipping.losses import ExampleLosses
-from sfumato.clipping.norms import row_norms
-from sfumato.clipping.rules import GHOSTS, METHODS, Contribution, Meeting, Met, Rows, candidates, named_args, normalization, refuse
-from sfumato.errors import InputError
+from sfumato.clipping.rules import GHOSTS, METHODS, Contribution, Met, Rows, candidates, named_args, normalization
+from sfumato.clipping.tracing import Traced, trace
+from sfumato.clipping.weights import Weights
 
 # A norm that roundings, all going one way, could move by more than this share is computed again from written-out gradients.
 _TOLERANCE = 1e-4
@@ -34,79 +33,6 @@ _HOPELESS = 1.5
 _TRIAL_SECONDS = 0.2
 
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-
-
-@dataclasses.dataclass(frozen=True)
-class Traced:
-    """What tracing a model gives: nothing in it depends on parameter values or images."""
-
-    capture: Capture
-    meetings: dict[Node, Meeting]
-    groups: tuple[Group, ...]
-    outputs: dict[Node, Layout]
-
-
-def trace(model: nn.Module, row: torch.Tensor) -> Traced:
-    """Traces a model and finds its meetings.
-
-    Args:
-        row: (1, ...): an input, of which only shape, type and device are used.
-
-    Raises:
-        InputError: If the model cannot be traced, mixes examples, or has a meeting without a rule (it is named).
-    """
-    traced = capture(model, row)
-    parameters = {name: _shifted(value.detach(), seed) for seed, (name, value) in enumerate(model.named_parameters()) if value.requires_grad}
-    with random_state_kept(row):
-        layouts = find_layouts(traced, model, parameters, row)
-    meetings = {}
-    for node, met in traced.meetings.items():
-        arguments = named_args(node, node.args, dict(node.kwargs))
-        names = {traced.weights[name]: name for name in met}
-        slots = {argument: names[value] for argument, value in arguments.items() if isinstance(value, Node) and value in names}
-        arg_layouts = {argument: layouts[value] for argument, value in arguments.items() if isinstance(value, Node) and value in layouts}
-        if node not in layouts or set(slots.values()) != set(met):
-            raise InputError(
-                f'operation {node.target} takes trainable parameters in a way that engine "graph" has no rule for. Use engine="reference".'
-            )
-        meeting = Meeting(node, slots, arg_layouts, layouts[node])
-        refuse(meeting)
-        meetings[node] = meeting
-    groups = []
-    for weights, sources in group_weights(traced.sources):
-        groups.append(Group(weights, sources, _kind(traced, model, parameters, weights, sources)))
-    return Traced(traced, meetings, tuple(groups), {node: layouts[node] for node in traced.outputs})
-
-
-def _shifted(value: torch.Tensor, seed: int) -> torch.Tensor:
-    """A parameter moved a little: zeros must not hide what comes after them."""
-    if not value.is_floating_point():
-        return value
-    generator = torch.Generator().manual_seed(seed)
-    spread = value.float().std(correction=0)
-    noise = torch.randn(value.shape, generator=generator).to(value)
-    return value + noise * torch.where(spread > 0, 0.1 * spread, 0.1).to(value)
-
-
-def _kind(traced: Capture, model: nn.Module, parameters: dict[str, torch.Tensor], weights: tuple[str, ...], sources: tuple[str, ...]) -> str:
-    if weights == sources and len(weights) == 1:
-        return "parameter"
-    low = next((name for name in sources if parameters[name].dtype not in (torch.float32, torch.float64)), None)
-    if low is not None:
-        raise InputError(
-            f"parameter '{low}' is {parameters[low].dtype}, and a weight is computed from it: the clipped sum would be rounded on the way back. "
-            "Keep the parameters in float32."
-        )
-    if len(weights) > 1:
-        return "general"
-    with torch.enable_grad():
-        exact = {name: value.double().requires_grad_(name in sources) for name, value in parameters.items()}
-        values = traced.placeholders(model, exact)
-        execute(traced.shared, values)
-        weight = values[traced.weights[weights[0]]]
-        if weight.dtype != torch.float64:
-            return "general"
-        return "standardized" if is_standardized(weight, [exact[name] for name in sources]) else "general"
 
 
 class GraphEngine:
@@ -119,11 +45,13 @@ class GraphEngine:
             decide speed and memory, and how the result is rounded.
     """
 
-    def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, methods: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, methods: dict[str, str] | None = None, compiles: bool = False
+    ) -> None:
         self.model, self.losses = model, ExampleLosses(loss_fn)
         self.traced = trace(model, row)
-        known = {"memory_format"} | {f"{meeting.name}.{slot}" for meeting in self.traced.meetings.values() for slot in meeting.slots}
-        self.methods = {key: name for key, name in (methods or {}).items() if key in known}
+        known_methods = {"memory_format"} | {f"{meeting.name}.{slot}" for meeting in self.traced.meetings.values() for slot in meeting.slots}
+        self.methods = {key: name for key, name in (methods or {}).items() if key in known_methods}
         self.measures = self.methods.get("memory_format") not in MEMORY_FORMATS
         self.settled: set[str] = set()  # methods that were seen to fit their meeting
         self.examples = 0  # of the largest microbatch so far, which memory must hold
@@ -132,6 +60,9 @@ class GraphEngine:
         self.may_be_ghost = {
             weight: group.kind != "general" and num_meetings[weight] == 1 for group in self.traced.groups for weight in group.weights
         }
+        self._names = [name for group in self.traced.groups for name in group.parameters]
+        self._compiles = compiles
+        self._compiled: CompiledPass | None = None
 
     def accumulate(
         self,
@@ -147,22 +78,46 @@ class GraphEngine:
             self.settled.clear()
         if self.measures:
             self._choose_methods(inputs, targets)
-        weights = _Weights(self.traced, self.model)
+        state = self.traced.capture.state(self.model)
+
+        def whole_pass(is_real: torch.Tensor, inputs: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            values = dict(zip(state, others[len(targets) :], strict=True))
+            return self._pass(coefficient, values, is_real, inputs, others[: len(targets)])
+
+        tensors = (is_real, inputs, *targets, *state.values())
+        if not self._compiles:
+            norms, losses, *sums = whole_pass(*tensors)
+        else:
+            if self._compiled is None:
+                whole_pass(*tensors)  # settles the methods
+                self._compiled = CompiledPass(whole_pass)
+            (norms, losses, *sums), holds = self._compiled(*tensors)
+            if not holds:
+                norms, losses, *sums = whole_pass(*tensors)
+        for name, total in zip(self._names, sums, strict=True):
+            grad_sum[name] += total
+        return norms, losses
+
+    def _pass(
+        self, coefficient: Coefficient, state: dict[Node, Any], is_real: torch.Tensor, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...]:
+        """Norms, losses and each parameter's clipped sum."""
+        weights = Weights(self.traced, state)
         contributions, losses = _backward(self, weights, inputs, targets)
         with torch.no_grad():
             norms = _norms(self.traced, weights, contributions)
             counts = is_real & norms.isfinite() & losses.isfinite()
             coefficients = torch.where(counts, coefficient(norms), 0.0)
-            counted = None if bool(counts.all()) else counts
+            counted = None if known(counts.all()) else counts
+            sums = []
             for group in self.traced.groups:
-                sums = [contributions[name].weighted_sum(coefficients, counted) for name in group.weights]
-                for name, total in zip(group.parameters, weights.pull_back(group, sums), strict=True):
-                    grad_sum[name] += total
-        return norms, losses
+                of_weights = [contributions[name].weighted_sum(coefficients, counted) for name in group.weights]
+                sums += weights.pull_back(group, of_weights)
+        return norms, losses, *sums
 
     def _choose_methods(self, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...]) -> None:
         """Tries the memory formats, and for each of them the methods of every meeting, on a part of a microbatch."""
-        weights = _Weights(self.traced, self.model)
+        weights = Weights(self.traced, self.traced.capture.state(self.model))
         few = inputs[:2], tuple(target[:2] for target in targets)
         self._forget("contiguous")
         _backward(self, weights, *few)
@@ -180,47 +135,13 @@ class GraphEngine:
         self.methods = {"memory_format": memory_format}
         self.settled = set()
 
-    def _seconds(self, weights: "_Weights", inputs: torch.Tensor, targets: tuple[torch.Tensor, ...]) -> float:
+    def _seconds(self, weights: Weights, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...]) -> float:
         start = _now(inputs)
         _backward(self, weights, inputs, targets)
         return _now(inputs) - start
 
 
-class _Weights:
-    """The values of the weights for the present parameters, and what leads back to these."""
-
-    def __init__(self, traced: Traced, model: nn.Module) -> None:
-        with torch.enable_grad():
-            self._parameters = {name: value.detach().requires_grad_() for name, value in model.named_parameters() if value.requires_grad}
-            self.shared = traced.capture.placeholders(model, self._parameters)
-            execute(traced.capture.shared, self.shared)
-        self.values = {name: self.shared[node] for name, node in traced.capture.weights.items()}
-        self.standardized: dict[str, Standardized] = {}
-        for group in traced.groups:
-            if group.kind == "standardized":
-                (name,) = group.weights
-                self.standardized[name] = Standardized(self.values[name], self._of(group))
-
-    def pull_back(self, group: Group, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        """From one gradient for each weight of a group to one for each of its parameters."""
-        if group.kind == "parameter":
-            return gradients
-        closed = self.standardized.get(group.weights[0])
-        if closed is not None and closed.holds:
-            return [part.view_as(of) for part, of in zip(closed.pull_back(gradients[0].flatten(1)), self._of(group), strict=True)]
-        return pull_back([self.values[name] for name in group.weights], self._of(group), gradients)
-
-    def square_norms(self, group: Group, rows: list[torch.Tensor]) -> torch.Tensor:
-        """(m,) squares of the norms of the parameters' gradients, from those of the weights written out."""
-        if group.kind == "parameter":
-            return row_norms(rows[0].reshape(len(rows[0]), -1)).square()
-        return general_square_norms([self.values[name] for name in group.weights], self._of(group), rows)
-
-    def _of(self, group: Group) -> list[torch.Tensor]:
-        return [self._parameters[name] for name in group.parameters]
-
-
-def _norms(traced: Traced, weights: _Weights, contributions: dict[str, Contribution]) -> torch.Tensor:
+def _norms(traced: Traced, weights: Weights, contributions: dict[str, Contribution]) -> torch.Tensor:
     """(m,) L2 norms of the gradients with respect to all parameters."""
     squares, errors = [], []
     for group in traced.groups:
@@ -236,8 +157,9 @@ def _norms(traced: Traced, weights: _Weights, contributions: dict[str, Contribut
         squares.append(square)
         errors.append(error)
     total, error = torch.stack(squares).sum(0), torch.stack(errors).sum(0)
-    doubtful = (error > 2 * _TOLERANCE * total).nonzero()[:, 0]
-    if len(doubtful):
+    doubted = error > 2 * _TOLERANCE * total
+    if not assume(~doubted.any()):
+        doubtful = doubted.nonzero()[:, 0]
         for group, square, error in zip(traced.groups, squares, errors, strict=True):
             if error.any():
                 square[doubtful] = weights.square_norms(group, [contributions[name].rows_of(doubtful) for name in group.weights])
@@ -246,7 +168,7 @@ def _norms(traced: Traced, weights: _Weights, contributions: dict[str, Contribut
 
 
 def _backward(
-    engine: GraphEngine, weights: _Weights, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...]
+    engine: GraphEngine, weights: Weights, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...]
 ) -> tuple[dict[str, Contribution], torch.Tensor]:
     """Both passes: what the meetings contribute to each weight, and the (m,) losses."""
     traced, (examples, views) = engine.traced, inputs.shape[:2]
@@ -305,7 +227,7 @@ def _backward(
     return contributions, losses.detach()
 
 
-def _collect(engine: GraphEngine, weights: _Weights, met: Met, contributions: dict[str, Contribution]) -> None:
+def _collect(engine: GraphEngine, weights: Weights, met: Met, contributions: dict[str, Contribution]) -> None:
     for slot, weight in met.meeting.slots.items():
         key = f"{met.meeting.name}.{slot}"
         if key not in engine.settled:

@@ -55,7 +55,7 @@ def find_layouts(capture: Capture, model: torch.nn.Module, parameters: dict[str,
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(_OTHER_ROWS, *row.shape[1:], generator=generator).to(row)
     changed = torch.randn(_OTHER_ROWS, *row.shape[1:], generator=generator).to(row)
-    shared = capture.placeholders(model, parameters)
+    shared = capture.state(model) | {node: parameters[name] for name, node in capture.parameters.items()}
     with torch.no_grad():
         execute(capture.shared, shared)
 

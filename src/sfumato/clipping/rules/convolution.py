@@ -1,15 +1,16 @@
 """Convolutions: per-image weight gradients written out, or only their norms (ghost norms)."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
+from sfumato.clipping.assumptions import assume
 from sfumato.clipping.rules.contribution import Moments, Rows, at_least_float32
 from sfumato.clipping.rules.linear import GRAM_ROUNDING
 from sfumato.clipping.rules.meeting import Met
+from sfumato.kernels.conv_weight_gradients import conv_weight_gradients
 
 TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 
@@ -39,15 +40,11 @@ class _Problem:
             grads, inputs, weight, None, self.stride, self.padding, self.dilation, self.transposed, self.output_padding, groups, (False, True, False)
         )[1]
 
-    def weight_gradients(self, examples: Sequence[int]) -> torch.Tensor:
+    def weight_gradients(self, inputs: torch.Tensor, grads: torch.Tensor) -> torch.Tensor:
         """One ordinary weight gradient for each of some examples, (n, *shape of the weight)."""
-        rows = torch.empty(len(examples), *self.weight.shape, dtype=self.grads.dtype, device=self.grads.device)
-        inputs, grads, weight = self.inputs, self.grads, self.weight
-        if self.groups > 1:  # torch 2.15 is silently wrong in float64 for some strides of one channels_last image
-            inputs, grads, weight = inputs.contiguous(), grads.contiguous(), weight.contiguous()
-        for row, i in zip(rows, examples, strict=True):
-            row.copy_(self.weight_gradient(grads[i], inputs[i], weight, self.groups))
-        return rows
+        return conv_weight_gradients(
+            inputs, grads, self.weight, self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
+        )
 
 
 def _per_dim(value: Any, dims: int) -> list[int]:
@@ -73,7 +70,7 @@ def bias(met: Met, slot: str) -> Rows:
 def loop(met: Met, slot: str) -> Rows:
     """One ordinary weight gradient for each example."""
     problem = _Problem(met)
-    return Rows(problem.weight_gradients(range(met.examples)))
+    return Rows(problem.weight_gradients(problem.inputs, problem.grads))
 
 
 def grouped(met: Met, slot: str) -> Rows:
@@ -162,7 +159,8 @@ class Ghost:
         problem, grads = self.problem, self._grads()
         length = torch.linalg.vecdot(weight.flatten(1), directions).to(grads.dtype)
         size = torch.linalg.vector_norm(weight.flatten(1), dim=1)
-        if self.output is None or bool((length.abs() < size * (1 - 1e-5)).any()) or bool((length.abs() < 1e-4 * size.max()).any()):
+        too_short = (length.abs() < size * (1 - 1e-5)) | (length.abs() < 1e-4 * size.max())
+        if self.output is None or not assume(~too_short.any()):
             kernels = directions.view_as(problem.weight).to(problem.inputs.dtype)
             convolved = self._convolved(problem.inputs, kernels)
             along = torch.linalg.vecdot(convolved.transpose(1, 2).flatten(2), grads)
@@ -189,7 +187,7 @@ class Ghost:
         return problem.weight_gradient(grads.flatten(0, 1), inputs.flatten(0, 1), problem.weight, problem.groups)
 
     def rows_of(self, examples: torch.Tensor) -> torch.Tensor:
-        return self.problem.weight_gradients(examples.tolist())
+        return self.problem.weight_gradients(self.problem.inputs[examples], self.problem.grads[examples])
 
     def _grads(self) -> torch.Tensor:
         return self.problem.grads.transpose(1, 2).flatten(2)  # (m, O, rows positions)
