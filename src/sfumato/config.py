@@ -113,8 +113,8 @@ class TrainingConfig(Section):
     num_steps: Annotated[int, Field(ge=0)] | None = None
     microbatch_size: PositiveInt | None = None
     engine: Literal["auto", "graph", "func", "reference"] = "auto"
-    precision: Literal["float32"] = "float32"
-    compile: Literal[False] = False
+    precision: Literal["float32", "bf16"] = "float32"
+    compile: bool = False
     evaluate_every: PositiveInt | None = None
     """Steps between two evaluations on held-out images."""
     checkpoint_every: PositiveInt | None = None

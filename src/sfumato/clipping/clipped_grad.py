@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from sfumato.clipping.checks import missing_gradients, random_state_kept, require_private
 from sfumato.clipping.engine import Engine, Loss
 from sfumato.clipping.func_engine import FuncEngine
-from sfumato.clipping.graph_engine import GraphEngine
+from sfumato.clipping.graph_engine import LOW_PRECISIONS, GraphEngine
 from sfumato.clipping.reference import ReferenceEngine
 from sfumato.errors import InputError
 
@@ -55,6 +55,7 @@ def clipped_grad(
     microbatch_size: int | None = None,
     engine: str = "auto",
     methods: dict[str, str] | None = None,
+    precision: str = "float32",
     compile: bool = False,
 ) -> "GradFn":
     r"""Turns a model and a per-row loss into a function that sums clipped per-example gradients.
@@ -97,6 +98,8 @@ def clipped_grad(
             plain autograd) or "auto": "graph", or "func" for a model that it cannot take.
         methods: What an earlier `GradFn.methods` recorded, to repeat its rounding. With no more than
             {"memory_format": "contiguous"} nothing is measured, and every run rounds alike.
+        precision: "bf16" rounds images and weights where they meet, and what follows, to bfloat16. Parameters,
+            norms, coefficients and sums stay in float32. Engine "graph" alone.
         compile: Compile the whole of a microbatch to one graph, which takes a minute or two once. Engine
             "graph" alone; every microbatch is then filled up to the same size.
 
@@ -117,9 +120,11 @@ def clipped_grad(
         raise InputError(f"microbatch_size must be at least 1, not {microbatch_size}. Leave it out to have it chosen.")
     if engine not in ("auto", *ENGINES):
         raise InputError(f'engine "{engine}" is unknown. Known are auto, {", ".join(ENGINES)}.')
-    if compile and engine not in ("auto", "graph"):
-        raise InputError(f'compile needs engine "graph", not "{engine}".')
-    return GradFn(model, loss_fn, clipping_norm, augmult, rescale_to_unit_norm, microbatch_size, engine, methods, compile)
+    if precision not in LOW_PRECISIONS:
+        raise InputError(f'precision "{precision}" is unknown. Known are {", ".join(LOW_PRECISIONS)}.')
+    if (compile or precision != "float32") and engine not in ("auto", "graph"):
+        raise InputError(f'compile and precision "bf16" need engine "graph", not "{engine}".')
+    return GradFn(model, loss_fn, clipping_norm, augmult, rescale_to_unit_norm, microbatch_size, engine, methods, precision, compile)
 
 
 class GradFn:
@@ -143,6 +148,7 @@ class GradFn:
         microbatch_size: int | None,
         engine: str,
         methods: dict[str, str] | None,
+        precision: str,
         compile: bool,
     ) -> None:
         self.microbatch_size = microbatch_size
@@ -153,6 +159,7 @@ class GradFn:
         self._augmult = augmult
         self._rescale = rescale_to_unit_norm
         self._methods = methods
+        self._precision = precision
         self._compiles = compile
         self._engine: Engine | None = None
         self._signature: Any = None
@@ -270,11 +277,11 @@ class GradFn:
     def _build(self, row: torch.Tensor) -> Engine:
         if self._wanted in ("auto", "graph"):
             try:
-                engine = GraphEngine(self._model, self._loss_fn, row, self._methods, self._compiles)
+                engine = GraphEngine(self._model, self._loss_fn, row, self._methods, self._precision, self._compiles)
                 self.engine = "graph"
                 return engine
             except InputError:  # what keeps it from the fast engine keeps nothing from the general one
-                if self._wanted == "graph" or self._compiles:
+                if self._wanted == "graph" or self._compiles or self._precision != "float32":
                     raise
                 self.engine = "func"
         return ENGINES[self.engine](self._model, self._loss_fn, row, self._methods)

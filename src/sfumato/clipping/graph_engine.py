@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import Node
+from torch.utils._pytree import tree_map
 
 from sfumato.clipping.assumptions import assume, known
 from sfumato.clipping.capture import execute
@@ -32,7 +33,12 @@ _HOPELESS = 1.5
 # Seconds of a pass that methods are tried in: long enough for their order to be that of a whole microbatch.
 _TRIAL_SECONDS = 0.2
 
+# What images and weights are rounded to where they meet; None leaves them as they are.
+LOW_PRECISIONS = {"float32": None, "bf16": torch.bfloat16}
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+# Operations that refuse tensors of two types.
+_PRODUCTS = tuple(f"aten.{name}" for name in ("linear", "conv", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "scaled_dot_product"))
 
 
 class GraphEngine:
@@ -43,11 +49,23 @@ class GraphEngine:
             "memory_format" -> that of the images. Chosen by measurement on the first microbatch
             unless the memory format is given; then methods not given follow a fixed rule. They
             decide speed and memory, and how the result is rounded.
+
+    Args:
+        precision: "bf16" rounds images and weights where they meet, and all that follows up to the model's
+            output. Parameters, derived weights, losses, norms, coefficients and sums stay in float32.
+        compiles: Whether a microbatch becomes one compiled graph.
     """
 
     def __init__(
-        self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, methods: dict[str, str] | None = None, compiles: bool = False
+        self,
+        model: nn.Module,
+        loss_fn: Loss,
+        row: torch.Tensor,
+        methods: dict[str, str] | None = None,
+        precision: str = "float32",
+        compiles: bool = False,
     ) -> None:
+        self.low = LOW_PRECISIONS[precision]
         self.model, self.losses = model, ExampleLosses(loss_fn)
         self.traced = trace(model, row)
         known_methods = {"memory_format"} | {f"{meeting.name}.{slot}" for meeting in self.traced.meetings.values() for slot in meeting.slots}
@@ -179,6 +197,8 @@ def _backward(
 
     def call(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         meeting = traced.meetings.get(node)
+        if engine.low is not None and str(node.target).startswith(_PRODUCTS):  # they take one type only
+            args, kwargs = tree_map(lowered, (args, kwargs))
         if meeting is None:
             return node.target(*args, **kwargs)  # type: ignore[operator]
         named = named_args(node, args, kwargs)
@@ -203,16 +223,20 @@ def _backward(
         value.register_hook(catch)
         return value
 
+    def lowered(value: Any) -> Any:
+        is_float = engine.low is not None and isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(engine.low) if is_float else value
+
     with torch.enable_grad():
-        values = {node: _detached(value) for node, value in weights.shared.items()}
-        rows = inputs.flatten(0, 1)
+        values = {node: lowered(_detached(value)) for node, value in weights.shared.items()}
+        rows = lowered(inputs.flatten(0, 1))
         if "memory_format" in engine.methods:
             rows = rows.contiguous(memory_format=MEMORY_FORMATS[engine.methods["memory_format"]])
         values[traced.capture.input] = rows
         kept = {*traced.capture.outputs, *weights.shared}
         execute(traced.capture.data, values, keep=kept.__contains__, call=call)
         for node, layout in traced.outputs.items():
-            values[node] = layout.by_example(values[node], examples, views)
+            values[node] = layout.by_example(values[node] if engine.low is None else values[node].float(), examples, views)
         outputs = traced.capture.output(values)
         del values
         losses = engine.losses(outputs, targets, views)

@@ -27,7 +27,7 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def describe(device: torch.device, *, engine: str, methods: dict[str, str], microbatch_size: int, precision: str) -> dict[str, Any]:
+def describe(device: torch.device, *, engine: str, methods: dict[str, str], microbatch_size: int, precision: str, compile: bool) -> dict[str, Any]:
     """Everything on which the last bits of an update depend.
 
     Updates repeated in an equal environment are bit-identical, hence the same release.
@@ -41,6 +41,7 @@ def describe(device: torch.device, *, engine: str, methods: dict[str, str], micr
         "methods": methods,
         "microbatch_size": microbatch_size,
         "precision": precision,
+        "compile": compile,
     }
 
 

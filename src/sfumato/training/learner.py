@@ -50,6 +50,8 @@ class Learner:
                 microbatch_size=self.microbatch_size,
                 engine=engine,
                 methods=methods,
+                precision=recipe.training.precision,
+                compile=recipe.training.compile,
             )
             # Under the conditions of a run: its methods are chosen by their speed.
             (_,) = workers_for(device, "graph").map(lambda batch: self.grad_fn(*batch), [self._made_up_batch()])
@@ -81,7 +83,10 @@ class Learner:
         self.model.load_state_dict(self._build(seed=int(seed[0]) >> 1).state_dict())
         self.state = State(self.model, recipe)
         if recipe.privacy is None:
-            self.step: Any = OrdinaryStep(self.model, self.objective, self.views, self.microbatch_size, recipe.optimizer.max_grad_norm)
+            training = recipe.training
+            self.step: Any = OrdinaryStep(
+                self.model, self.objective, self.views, self.microbatch_size, recipe.optimizer.max_grad_norm, training.precision, training.compile
+            )
         else:
             self.step = PrivateStep(self.grad_fn, self.plan.mechanism, self.views, self.microbatch_size, self.workers)
 

@@ -82,6 +82,7 @@ def train(
         methods=learner.methods,
         microbatch_size=learner.microbatch_size,
         precision=plan.recipe.training.precision,
+        compile=plan.recipe.training.compile,
     )
     if resume:
         session = sessions.resume(folder, plan, dataset, environment)

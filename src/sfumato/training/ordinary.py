@@ -1,5 +1,7 @@
 """One ordinary update: the mean gradient, without privacy."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -18,8 +20,18 @@ class OrdinaryStep:
             for private updates keeps its meaning.
     """
 
-    def __init__(self, model: nn.Module, objective: Objective, views: Views, microbatch_size: int, max_grad_norm: float | None) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        views: Views,
+        microbatch_size: int,
+        max_grad_norm: float | None,
+        precision: str = "float32",
+        compile: bool = False,
+    ) -> None:
+        self.model: Any = torch.compile(model) if compile else model
+        self.precision = precision
         self.objective = objective
         self.views = views
         self.microbatch_size = microbatch_size
@@ -39,7 +51,9 @@ class OrdinaryStep:
                 bits = torch.from_numpy(randomness.view_bits[indices.numpy()].astype("int64")).to(device)
                 inputs = augment(inputs, bits, self.views.kind, self.views.padding).flatten(0, 1)  # (B·K, C, H, W)
                 labels = labels.repeat_interleave(self.views.augmult)
-            loss = self.objective.loss(self.model(inputs), labels).sum() / (count * max(self.views.augmult, 1))
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+                outputs = self.model(inputs)
+            loss = self.objective.loss(outputs.to(inputs.dtype), labels).sum() / (count * max(self.views.augmult, 1))
             for name, value in zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True):
                 gradient[name] += value
             total_loss += float(loss.detach())

@@ -92,9 +92,10 @@ def unfold(met: Met, slot: str) -> Rows:
     if patches.shape[1] == 1:
         rows = torch.bmm(grads[:, 0], patches[:, 0].transpose(1, 2))
     else:
-        rows = torch.zeros(met.examples, grads.shape[2], patches.shape[2], dtype=grads.dtype, device=grads.device)
+        # Views are added in float32 at least, whatever type they are.
+        rows = at_least_float32(grads.new_zeros(met.examples, grads.shape[2], patches.shape[2]))
         for view in range(patches.shape[1]):
-            rows.baddbmm_(grads[:, view], patches[:, view].transpose(1, 2))
+            rows += torch.bmm(grads[:, view], patches[:, view].transpose(1, 2))
     return Rows(rows.view(met.examples, *problem.weight.shape))
 
 
@@ -117,7 +118,9 @@ def ghost(met: Met, slot: str) -> "Ghost":
     problem = _Problem(met)
     # Norms and the sum see the very same products, none of them rounded to less than float32.
     problem.inputs, problem.grads, problem.weight = (at_least_float32(tensor) for tensor in (problem.inputs, problem.grads, problem.weight))
-    output = None if met.output is None else at_least_float32(met.meeting.out_layout.by_example(met.output, met.examples, met.views))
+    output = None
+    if met.output is not None and met.output.dtype == problem.grads.dtype:  # of bfloat16 it would lack half the digits
+        output = met.meeting.out_layout.by_example(met.output, met.examples, met.views)
     return Ghost(problem, output, None if met.args["bias"] is None else at_least_float32(met.args["bias"]))
 
 

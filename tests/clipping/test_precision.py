@@ -1,0 +1,68 @@
+"""bfloat16 rounds what the network computes, and never what bounds an image's influence."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sfumato.clipping import clipped_grad
+from sfumato.errors import InputError
+from sfumato.nn import WeightStandardizedConv2d
+
+CONTIGUOUS = {"memory_format": "contiguous"}
+
+
+def loss_fn(outputs, targets):
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+class Net(nn.Module):
+    def __init__(self, conv):
+        super().__init__()
+        self.conv, self.norm, self.positions, self.out = conv(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.Parameter(torch.randn(8)), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.out(F.silu(self.norm(self.conv(x))).flatten(2).transpose(1, 2) + self.positions).mean(1)
+
+
+def problem(conv, seed=0):
+    torch.manual_seed(seed)
+    return Net(conv), torch.randn(6, 2, 3, 8, 8), torch.randint(4, (6,))
+
+
+def whole(grad_sum):
+    return torch.cat([value.flatten() for value in grad_sum.values()]).double()
+
+
+@pytest.mark.parametrize("method", ["loop", "grouped", "unfold", "conv_ghost"])
+@pytest.mark.parametrize("conv", [nn.Conv2d, WeightStandardizedConv2d])
+def test_every_clipped_gradient_has_the_norm_that_it_is_said_to_have(conv, method):
+    """One example alone, clipped: the sum has norm 1, to the rounding of float32."""
+    model, inputs, targets = problem(conv)
+    methods = {"memory_format": "contiguous", "conv:conv2d.weight": method, "out:linear.weight": "ghost" if method == "conv_ghost" else "rows"}
+    grad_fn = clipped_grad(model, loss_fn, clipping_norm=1e-3, augmult=2, engine="graph", precision="bf16", methods=methods)
+    for scale in (1e-3, 1.0, 1e3):
+        for i in range(len(inputs)):
+            out = grad_fn(scale * inputs[i : i + 1], targets[i : i + 1])
+            assert whole(out.grad_sum).norm().item() == pytest.approx(1.0, abs=3e-5)
+    assert methods.items() <= grad_fn.methods.items()
+
+
+@pytest.mark.parametrize("conv", [nn.Conv2d, WeightStandardizedConv2d])
+def test_gradients_are_near_those_of_float32_and_summed_in_float32(conv):
+    model, inputs, targets = problem(conv)
+    exact, low = (
+        clipped_grad(model, loss_fn, clipping_norm=1e-3, augmult=2, engine="graph", precision=precision, methods=CONTIGUOUS)(inputs, targets)
+        for precision in ("float32", "bf16")
+    )
+    assert {value.dtype for value in low.grad_sum.values()} == {torch.float32}
+    torch.testing.assert_close(low.grad_norms, exact.grad_norms, rtol=0.03, atol=0)
+    assert F.cosine_similarity(whole(low.grad_sum), whole(exact.grad_sum), dim=0) > 0.999
+    assert not torch.equal(whole(low.grad_sum), whole(exact.grad_sum))
+
+
+def test_bf16_needs_the_engine_that_rounds_nothing_else():
+    with pytest.raises(InputError, match='need engine "graph"'):
+        clipped_grad(nn.Linear(2, 2), loss_fn, clipping_norm=1.0, engine="reference", precision="bf16")
+    with pytest.raises(InputError, match="Known are float32, bf16"):
+        clipped_grad(nn.Linear(2, 2), loss_fn, clipping_norm=1.0, precision="fp16")
