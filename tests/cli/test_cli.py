@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from sfumato import cli
+from sfumato.models import registry
 
 TABLE_12 = ["plan", "--num-examples", "50000", "--delta", "1e-5", "--batch-size", "4096", "--noise-multiplier", "3", "--num-steps", "2468"]
 
@@ -118,8 +119,18 @@ def test_a_model_with_batch_norm_is_refused_before_anything_is_written(capsys, t
     assert "BatchNorm2d at '1'" in line and "groupnorm" in line and not (tmp_path / "runs").exists()
     facts = json_of(capsys, "check", "mine:net", "--image-size", 8, "--channels", 1)
     assert not facts["compatible"] and facts["findings"][0]["module"] == "1"
+    assert facts["uses"] == [] and facts["engine"] is None
     fixed = json_of(capsys, "check", "mine:net", "--image-size", 8, "--channels", 1, "--fix", "groupnorm")
     assert fixed["compatible"] and "BatchNorm2d" in fixed["replaced"][0]
+
+
+def test_check_says_how_every_weight_s_gradients_are_had(capsys):
+    facts = json_of(capsys, "check", "wide_resnet", "--image-size", 8)
+    model = registry.build("wide_resnet", image_size=8, channels=3, num_classes=10, options={}, seed=0)
+    assert {name for use in facts["uses"] for name in use["parameters"]} == {name for name, _ in model.named_parameters()}
+    assert facts["engine"] == "graph" and facts["engine_refusal"] is None
+    first = facts["uses"][0]
+    assert (first["operation"], first["argument"], first["kind"]) == ("conv2d", "weight", "standardized")
 
 
 def test_recipes_are_listed_shown_and_verified_against_the_papers_epsilons(capsys):

@@ -1,11 +1,15 @@
 """`sfumato check`: may this model be trained privately?"""
 
+import dataclasses
 from typing import Annotated, Any
 
 import typer
 
 from sfumato.cli import output
 from sfumato.errors import InputError
+
+# Images that methods are tried on.
+_EXAMPLES = 8
 
 
 def check(
@@ -16,7 +20,7 @@ def check(
     num_classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Says whether a model has per-example gradients, and what would have to change. Status 0 either way."""
+    """Says whether a model has per-example gradients, how each would be computed, and what would have to change. Status 0 either way."""
     if fix not in (None, "groupnorm"):
         raise InputError(f'--fix knows "groupnorm" only, not {fix!r}.')
     import torch
@@ -38,15 +42,51 @@ def check(
             if name in now and type(now[name]) is not kind
         ]
     found = findings(network, example)
+    uses, refusal = ([], None) if found else _uses(network, example)
     if json_:
-        rows = [{"module": finding.path, "kind": finding.kind, "reason": finding.reason, "remedy": finding.remedy} for finding in found]
-        output.print_json({"model": model, "compatible": not found, "findings": rows, "replaced": replaced})
+        output.print_json(
+            {
+                "model": model,
+                "compatible": not found,
+                "findings": [{"module": finding.path, "kind": finding.kind, "reason": finding.reason, "remedy": finding.remedy} for finding in found],
+                "replaced": replaced,
+                "engine": None if found else "func" if refusal else "graph",
+                "engine_refusal": refusal,
+                "uses": [dataclasses.asdict(use) for use in uses],
+            }
+        )
         return
     for line in replaced:
         print(f"replaced: {line}")
     for finding in found:
         print(finding)
+    for use in uses:
+        derived = "" if use.kind == "parameter" else f", {use.kind}"
+        print(f"{use.module or 'model'}: {use.operation} {use.argument} ({', '.join(use.parameters)}{derived}): {use.method}")
+    if refusal:
+        print(f'engine "graph" is not for this model, so that "func" takes it: {refusal}')
     print(f"{model}: {'compatible' if not found else 'cannot be trained privately as it is'}")
+
+
+def _uses(network: Any, example: Any) -> tuple[list[Any], str | None]:
+    """Where weights meet images and by which methods, tried out on a few made-up images; or why the fast engine cannot."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    from sfumato.clipping.graph_engine import GraphEngine
+
+    def loss(outputs: Any) -> torch.Tensor:
+        return torch.stack([leaf.square().flatten(1).sum(1) for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]).sum(0)
+
+    try:
+        engine = GraphEngine(network, loss, example[:1])
+    except InputError as error:
+        return [], str(error)
+    grad_sum = {name: torch.zeros_like(value) for name, value in network.named_parameters() if value.requires_grad}
+    images = torch.randn(_EXAMPLES, 1, *example.shape[1:], generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        engine.accumulate(torch.zeros_like, images, (), torch.ones(_EXAMPLES, dtype=torch.bool), grad_sum)
+    return engine.uses(), None
 
 
 def _build(model: str, image_size: int, channels: int, num_classes: int) -> tuple[Any, tuple[int, int, int]]:

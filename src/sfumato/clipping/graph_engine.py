@@ -7,6 +7,7 @@ of the operation's inputs that meeting's part of the per-example gradients, writ
 norms alone. `derived` carries them from weights to parameters.
 """
 
+import dataclasses
 import time
 from collections import Counter
 from typing import Any
@@ -17,7 +18,7 @@ from torch.fx import Node
 from torch.utils._pytree import tree_map
 
 from sfumato.clipping.assumptions import assume, known
-from sfumato.clipping.capture import execute
+from sfumato.clipping.capture import execute, module_path
 from sfumato.clipping.compiled import CompiledPass
 from sfumato.clipping.derived import Standardized
 from sfumato.clipping.engine import Coefficient, Loss
@@ -36,6 +37,28 @@ _TRIAL_SECONDS = 0.2
 # What images and weights are rounded to where they meet; None leaves them as they are.
 LOW_PRECISIONS = {"float32": None, "bf16": torch.bfloat16}
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """A place where a weight meets images, and how its per-example gradients are had.
+
+    Attributes:
+        module: The module's dotted path; empty for the model itself.
+        operation: PyTorch's name for the operation.
+        argument: Which of its arguments is the weight.
+        parameters: Names of the trainable parameters that the weight is computed from.
+        kind: See `sfumato.clipping.derived.Group`.
+        method: See `sfumato.clipping.rules.METHODS`; "per_row" where the forward pass keeps rows apart by itself.
+    """
+
+    module: str
+    operation: str
+    argument: str
+    parameters: tuple[str, ...]
+    kind: str
+    method: str
+
 
 # Operations that refuse tensors of two types.
 _PRODUCTS = tuple(f"aten.{name}" for name in ("linear", "conv", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "scaled_dot_product"))
@@ -81,6 +104,22 @@ class GraphEngine:
         self._names = [name for group in self.traced.groups for name in group.parameters]
         self._compiles = compiles
         self._compiled: CompiledPass | None = None
+
+    def uses(self) -> list["Use"]:
+        """Every place where a weight meets images, in the order of the forward pass."""
+        group_of = {weight: group for group in self.traced.groups for weight in group.weights}
+        return [
+            Use(
+                module=module_path(meeting.node),
+                operation=meeting.operation,
+                argument=slot,
+                parameters=self.traced.capture.sources[weight],
+                kind=group_of[weight].kind,
+                method=self.methods.get(f"{meeting.name}.{slot}", "per_row"),
+            )
+            for meeting in self.traced.meetings.values()
+            for slot, weight in meeting.slots.items()
+        ]
 
     def accumulate(
         self,

@@ -41,5 +41,5 @@ def conv_weight_gradients(
 
 
 @conv_weight_gradients.register_fake
-def _(inputs, grads, weight, stride, padding, dilation, transposed, output_padding, groups):  # type: ignore[no-untyped-def]
+def _(inputs, grads, weight, stride, padding, dilation, transposed, output_padding, groups):
     return grads.new_empty(len(inputs), *weight.shape)
