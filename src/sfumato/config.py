@@ -111,7 +111,7 @@ class TrainingConfig(Section):
 
     batch_size: PositiveInt | None = None
     num_steps: Annotated[int, Field(ge=0)] | None = None
-    microbatch_size: PositiveInt | None = None
+    microbatch_size: PositiveInt | Literal["auto"] = "auto"
     engine: Literal["auto", "graph", "func", "reference"] = "auto"
     precision: Literal["float32", "bf16"] = "float32"
     compile: bool = False

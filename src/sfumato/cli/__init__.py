@@ -35,6 +35,8 @@ def run(arguments: list[str]) -> int:
         if hasattr(error, "format_message"):  # typer's usage errors, whose class depends on its version
             context = getattr(error, "ctx", None)
             return _fail(2, f"{error.format_message()} See `{context.command_path if context else 'sfumato'} --help`.")
+        if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):  # torch's; not imported here
+            return _fail(1, "out of memory. Lower training.microbatch_size, or leave it out; a run goes on with --resume.")
         if os.environ.get("SFUMATO_DEBUG"):
             traceback.print_exc()
         first = (str(error).splitlines() or [""])[0]

@@ -1,5 +1,7 @@
 """What learns: a model, its gradient, its optimizer, ready to take updates."""
 
+import functools
+import time
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from sfumato.clipping.checks import require_private
 from sfumato.data.dataset import Dataset, ImageSet
 from sfumato.models import registry
 from sfumato.training.allocator import keep_freed_memory
+from sfumato.training.microbatch import default_microbatch_size, find_microbatch_size
 from sfumato.training.objective import Objective
 from sfumato.training.ordinary import OrdinaryStep
 from sfumato.training.resolve import Plan
@@ -38,25 +41,50 @@ class Learner:
         self.state = State(self.model, recipe)
         self.num_parameters = sum(value.numel() for value in self.state.parameters.values())
         self.microbatch_size = microbatch_size or default_microbatch_size(self.num_parameters, self.views.augmult)
-        self.engine, self.methods, self.workers = engine, {}, Workers(1)
+        self.engine, self.methods, self._methods, self.workers = engine, {}, methods, Workers(1)
         if recipe.privacy is not None:
             # Before the run folder is made: a model that mixes examples leaves nothing behind.
             require_private(self.model, torch.zeros(4, *dataset.shape, device=device))
-            self.grad_fn = clipped_grad(
-                self.model,
-                self.objective.loss,
-                clipping_norm=recipe.privacy.clipping_norm,
-                augmult=self.views.augmult,
-                microbatch_size=self.microbatch_size,
-                engine=engine,
-                methods=methods,
-                precision=recipe.training.precision,
-                compile=recipe.training.compile,
-            )
-            # Under the conditions of a run: its methods are chosen by their speed.
-            (_,) = workers_for(device, "graph").map(lambda batch: self.grad_fn(*batch), [self._made_up_batch()])
+            compile = recipe.training.compile
+            if microbatch_size is not None:
+                self._settle(microbatch_size, compile)
+            else:
+                # A CPU is at its best with few; with a public seed nothing is measured.
+                searches = device.type == "cuda" and recipe.run.seed is None
+                attempt = functools.partial(self._settle, compile=compile and not searches)
+                self.microbatch_size = find_microbatch_size(attempt, self.microbatch_size, grows=searches)
+                if searches:
+                    self._settle(self.microbatch_size, compile)
             self.engine, self.methods = self.grad_fn.engine, self.grad_fn.methods
             self.workers = workers_for(device, self.engine)
+
+    def _settle(self, microbatch_size: int, compile: bool) -> float:
+        """Makes what sums clipped gradients and shows it a batch under the conditions of a run; returns the seconds of a second one.
+
+        Its methods are chosen by their speed.
+        """
+        recipe = self.plan.recipe
+        assert recipe.privacy is not None
+        self.grad_fn = clipped_grad(
+            self.model,
+            self.objective.loss,
+            clipping_norm=recipe.privacy.clipping_norm,
+            augmult=self.views.augmult,
+            microbatch_size=microbatch_size,
+            engine=self.engine,
+            methods=self._methods,
+            precision=recipe.training.precision,
+            compile=compile,
+        )
+
+        def seconds(batch: tuple[torch.Tensor, torch.Tensor]) -> float:
+            start = time.perf_counter()
+            self.grad_fn(*batch).grad_norms.sum().item()  # waits for the device
+            return time.perf_counter() - start
+
+        batch = self._made_up_batch(microbatch_size)
+        (first,) = workers_for(self.device, "graph").map(seconds, [batch])
+        return seconds(batch) if self.device.type == "cuda" else first
 
     def _build(self, seed: int) -> torch.nn.Module:
         recipe, dataset = self.plan.recipe, self.dataset
@@ -70,11 +98,11 @@ class Learner:
             seed=seed,
         )
 
-    def _made_up_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _made_up_batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(0)
         views = (self.views.augmult,) if self.views.augmult else ()
-        images = torch.randn(self.microbatch_size, *views, *self.dataset.shape, generator=generator)
-        labels = torch.randint(len(self.dataset.classes), (self.microbatch_size,), generator=generator)
+        images = torch.randn(size, *views, *self.dataset.shape, generator=generator)
+        labels = torch.randint(len(self.dataset.classes), (size,), generator=generator)
         return images.to(self.device), labels.to(self.device)
 
     def initialise(self, seed: np.ndarray) -> None:
@@ -102,6 +130,8 @@ def build_learner(plan: Plan, dataset: Dataset, device: torch.device, recorded: 
     keep_freed_memory()
     training = plan.recipe.training
     engine, microbatch_size, methods = training.engine, training.microbatch_size, None
+    if microbatch_size == "auto":
+        microbatch_size = None
     if plan.recipe.run.seed is not None:
         methods = {"memory_format": "contiguous"}  # nothing measured: equal seeds give equal bits
     if recorded is not None:
@@ -110,9 +140,3 @@ def build_learner(plan: Plan, dataset: Dataset, device: torch.device, recorded: 
         microbatch_size = microbatch_size or recorded["microbatch_size"]
         methods = recorded.get("methods")  # a record without them is of another environment anyway
     return Learner(plan, dataset, device, engine, microbatch_size, methods)
-
-
-def default_microbatch_size(num_parameters: int, augmult: int) -> int:
-    """So many examples that their gradients take about 64 MB, a power of two between 8 and 128."""
-    fit = 2**26 // (4 * num_parameters * 1) // max(1, augmult // 4)
-    return 2 ** max(3, min(7, fit.bit_length() - 1))

@@ -1,0 +1,45 @@
+"""The microbatch size is found by trying, and no number of attempts changes a result."""
+
+import pytest
+import torch
+
+from sfumato.errors import MachineError
+from sfumato.training.microbatch import find_microbatch_size
+
+
+class Machine:
+    """Holds so many examples; from `saturated` on, more at once are no faster."""
+
+    def __init__(self, holds, saturated=1 << 30):
+        self.holds, self.saturated, self.tried = holds, saturated, []
+
+    def __call__(self, size):
+        self.tried.append(size)
+        if size > self.holds:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return max(size, self.saturated) / 1000 if size < self.saturated else size / 1000
+
+
+@pytest.mark.parametrize(("holds", "expected"), [(1000, 128), (128, 128), (100, 64), (1, 1)])
+def test_a_size_that_does_not_fit_is_halved(holds, expected):
+    assert find_microbatch_size(Machine(holds), 128, grows=False) == expected
+
+
+@pytest.mark.parametrize(("holds", "saturated", "expected"), [(1000, 1 << 30, 512), (10**6, 1 << 30, 4096), (10**6, 256, 256), (100, 16, 64)])
+def test_it_grows_while_it_fits_and_gains(holds, saturated, expected):
+    machine = Machine(holds, saturated)
+    assert find_microbatch_size(machine, 128, grows=True) == expected
+    assert len(machine.tried) == len(set(machine.tried))
+
+
+def test_a_model_too_large_for_one_example_is_the_machine_s_fault():
+    with pytest.raises(MachineError, match="one example"):
+        find_microbatch_size(Machine(0), 128, grows=True)
+
+
+def test_any_other_error_is_shown():
+    def broken(size):
+        raise RuntimeError("another")
+
+    with pytest.raises(RuntimeError, match="another"):
+        find_microbatch_size(broken, 128, grows=False)
