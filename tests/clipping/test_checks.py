@@ -277,3 +277,41 @@ def test_a_layer_used_twice_stays_one_layer_and_an_activation_inside_is_kept():
     assert fixed[0] is fixed[2] and isinstance(fixed[0], nn.GroupNorm)
     x = torch.randn(2, 8, 4, 4)
     torch.testing.assert_close(fixed[3](x), F.silu(F.group_norm(x, 8)))
+
+
+class StochasticDepth(nn.Module):
+    def __init__(self, rate, by):
+        super().__init__()
+        self.rate, self.by = rate, by
+
+    def forward(self, x):
+        if self.by == "dropout":
+            return nn.functional.dropout(x, self.rate)
+        if self.by == "bernoulli":
+            return x * x.new_empty(len(x), 1).bernoulli_(1 - self.rate)
+        return x * (1 - self.rate + torch.rand(len(x), 1)).floor()
+
+
+class MixingBehind(nn.Module):
+    """Mixes rows in a branch that is mostly dropped; `draws` shifts what random numbers it meets."""
+
+    def __init__(self, drop, draws):
+        super().__init__()
+        self.a, self.b, self.drop, self.draws = nn.Linear(4, 4), nn.Linear(4, 2), drop, draws
+
+    def forward(self, x):
+        torch.rand(self.draws)
+        h = self.a(x)
+        return self.b(h + self.drop(h - h.mean(0)))
+
+
+@pytest.mark.parametrize("by", ["dropout", "bernoulli", "rand"])
+def test_mixing_behind_stochastic_depth_is_seen(by):
+    for draws in range(12):
+        found = findings(MixingBehind(StochasticDepth(0.99, by), draws), torch.zeros(4, 4))
+        assert any("mixes examples" in finding.reason for finding in found)
+
+
+def test_stochastic_depth_alone_mixes_nothing():
+    model = nn.Sequential(nn.Linear(4, 4), StochasticDepth(0.5, "bernoulli"), nn.Dropout(0.5), nn.Linear(4, 2))
+    assert findings(model, torch.zeros(4, 4)) == []

@@ -140,7 +140,34 @@ class Products(nn.Module):
         return torch.einsum("nt,tu->nu", torch.addmm(self.d, x @ self.a, self.b).tanh(), self.c) / self.d - self.d
 
 
+class NormOfTokens(nn.Module):
+    """Group norm of (rows * positions, channels): one image lies in several of its rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.GroupNorm(2, 4)
+
+    def forward(self, x):
+        return self.norm(x.flatten(0, 1)).view_as(x).flatten(1)
+
+
+class Assigned(nn.Module):
+    """Writes into slices, and takes its type from the images."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 4), nn.Parameter(torch.randn(()))
+
+    def forward(self, x):
+        y = torch.zeros_like(x)
+        y[:, 1:] = self.layer(x)[:, 1:] * self.scale.type_as(x)
+        y[:, :1] += x[:, :1] * self.scale
+        return y
+
+
 OTHERS = {
+    "norm_of_tokens": (NormOfTokens(), (3, 4)),
+    "assigned": (Assigned(), (4,)),
     "tokens": (Tokens(), (4, 4)),
     "tied": (Tied(), (4,)),
     "low_rank": (LowRank(), (4,)),
@@ -350,6 +377,28 @@ def test_a_weight_derived_in_low_precision_is_refused():
     model = nn.Sequential(WeightStandardizedConv2d(3, 4, 3), nn.Flatten()).bfloat16()
     with pytest.raises(InputError, match="Keep the parameters in float32"):
         trace(model, torch.zeros(1, 3, 6, 6, dtype=torch.bfloat16))
+
+
+class CastWeight(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return F.linear(x.bfloat16(), self.layer.weight.bfloat16()).float() + self.layer.bias
+
+
+def test_a_weight_that_the_model_itself_casts_is_left_to_another_engine():
+    """Pulled back through the cast, the clipped sum of many would be rounded by more than one example's share."""
+    model = CastWeight()
+    with pytest.raises(InputError, match="makes torch.bfloat16 of parameter 'layer.weight'"):
+        trace(model, torch.zeros(1, 4))
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(1, 4).expand(256, 4) + 0.3 * torch.randn(256, 4), torch.zeros(256, dtype=torch.long)
+    grad_fn = clipped_grad(model, loss_fn, clipping_norm=0.1)
+    everyone, all_but_one = grad_fn(inputs, targets).grad_sum, grad_fn(inputs[1:], targets[1:]).grad_sum
+    moved = torch.cat([(everyone[name] - all_but_one[name]).flatten() for name in everyone])
+    assert grad_fn.engine == "func" and moved.norm() <= 1 + 1e-4
 
 
 def test_a_layer_frozen_or_freed_later_is_left_out_or_trained():

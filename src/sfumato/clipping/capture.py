@@ -128,6 +128,14 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
             continue
         if node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default  # the same for any memory format
+        if node.target is torch.ops.aten.type_as.default and len({other.meta["val"].device for other in node.args}) == 1:
+            # Of its second argument it takes the type alone, which is no example's.
+            node.target, node.args = torch.ops.aten.to.dtype, (node.args[0], node.args[1].meta["val"].dtype)
+        if node.target is torch.ops.aten.copy.default:  # left by an assignment to a slice; it has no derivative
+            into, source = (other.meta["val"] for other in node.args[:2])
+            if into.dtype != source.dtype or into.device != source.device or tuple(into.shape) != tuple(source.shape):
+                raise NotCapturable(f"the model assigns to a part of a tensor in {module_path(node) or 'the model'}, with another type or shape.")
+            node.target, node.args, node.kwargs = torch.ops.aten.clone.default, (node.args[1],), {}
         inputs = node.all_input_nodes
         if not any(other in touched for other in inputs):
             parameters_of[node] = frozenset().union(*(parameters_of[other] for other in inputs))

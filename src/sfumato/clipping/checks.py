@@ -9,10 +9,12 @@ import copy
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sfumato.errors import InputError
@@ -22,6 +24,8 @@ from sfumato.errors import InputError
 _ROWS = 7
 # A change below this fraction of the largest output is the device's rounding, not mixing.
 _ROUNDING = 1e-6
+# Of the draws that a module with dropout is tried with.
+_SEEDS = (0, 1, 2, 3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,13 +115,50 @@ def _shift_parameters(probe: nn.Module) -> None:
 
 
 def _mixes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether changing one row of the tensors that a module is called with moves another row of its output."""
-    before = _call(module, args, kwargs)
-    return any(_moved_elsewhere(before, _call(module, *_change_row((args, kwargs), row)), row) for row in range(_ROWS))
+    """Whether changing one row of the tensors that a module is called with moves another row of its output.
+
+    A module that draws random numbers is tried with several draws, and with nothing dropped:
+    stochastic depth that drops all the made-up rows must not hide what it dropped.
+    """
+    draws = [partial(_call, seed=seed) for seed in _SEEDS] + [_call_with_nothing_dropped]
+    for number, call in enumerate(draws):
+        before = call(module, args, kwargs)
+        if number == 0 and not _drew(args, seed=_SEEDS[0]):
+            draws[1:] = []
+        if any(_moved_elsewhere(before, call(module, *_change_row((args, kwargs), row)), row) for row in range(_ROWS)):
+            return True
+    return False
 
 
-def _call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    torch.manual_seed(0)
+def _drew(args: tuple[Any, ...], seed: int) -> bool:
+    """Whether random numbers were drawn since that seed was set."""
+    device = next((leaf.device for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)), torch.device("cpu"))
+    states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+    torch.manual_seed(seed)
+    fresh = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+    return any(not torch.equal(state, new) for state, new in zip(states, fresh, strict=True))
+
+
+class _NothingDropped(TorchDispatchMode):
+    """Lets every random choice between keeping and dropping be to keep."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name == "native_dropout":
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        out = func(*args, **(kwargs or {}))
+        if name in ("bernoulli_", "uniform_"):
+            return out.fill_(1)
+        return torch.ones_like(out) if name in ("bernoulli", "rand", "rand_like") else out
+
+
+def _call_with_nothing_dropped(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    with _NothingDropped():
+        return _call(module, args, kwargs)
+
+
+def _call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int = 0) -> list[torch.Tensor]:
+    torch.manual_seed(seed)
     # Copies: an in-place operation must not touch the original.
     args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs))
     return [leaf.clone() for leaf in tree_leaves(module(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]

@@ -281,9 +281,10 @@ def _backward(
         losses = engine.losses(outputs, targets, views)
         del outputs
         gradients = torch.autograd.grad(losses.sum(), [*(leaf for _, leaf in per_row), *firsts], allow_unused=True)
-    for (weight, leaf), gradient in zip(per_row, gradients, strict=False):
+    for (weight, _), gradient in zip(per_row, gradients, strict=False):
         if gradient is not None:
-            _add(contributions, weight, Rows(gradient.view(examples, -1, len(leaf) // len(rows)).sum(1)))
+            # One image may lie in many of the operation's rows, one after another: tokens, windows.
+            _add(contributions, weight, Rows(gradient.view(examples, -1, *weights.values[weight].shape).sum(1)))
     for weight, value in weights.values.items():  # whose use does not reach the loss
         if weight not in contributions:
             contributions[weight] = Rows(torch.zeros(examples, *value.shape, dtype=value.dtype, device=value.device))

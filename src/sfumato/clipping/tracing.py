@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from sfumato.clipping.capture import Capture, capture, execute
+from sfumato.clipping.capture import Capture, capture, execute, module_path
 from sfumato.clipping.checks import random_state_kept
 from sfumato.clipping.derived import Group, group_weights, is_standardized
 from sfumato.clipping.layout import Layout, find_layouts
@@ -69,12 +69,7 @@ def _shifted(value: torch.Tensor, seed: int) -> torch.Tensor:
 def _kind(traced: Capture, model: nn.Module, parameters: dict[str, torch.Tensor], weights: tuple[str, ...], sources: tuple[str, ...]) -> str:
     if weights == sources and len(weights) == 1:
         return "parameter"
-    low = next((name for name in sources if parameters[name].dtype not in (torch.float32, torch.float64)), None)
-    if low is not None:
-        raise InputError(
-            f"parameter '{low}' is {parameters[low].dtype}, and a weight is computed from it: the clipped sum would be rounded on the way back. "
-            "Keep the parameters in float32."
-        )
+    _refuse_low_precision(traced, parameters, weights, sources)
     if len(weights) > 1:
         return "general"
     with torch.enable_grad():
@@ -85,3 +80,24 @@ def _kind(traced: Capture, model: nn.Module, parameters: dict[str, torch.Tensor]
         if weight.dtype != torch.float64:
             return "general"
         return "standardized" if is_standardized(weight, [exact[name] for name in sources]) else "general"
+
+
+def _refuse_low_precision(traced: Capture, parameters: dict[str, torch.Tensor], weights: tuple[str, ...], sources: tuple[str, ...]) -> None:
+    """Refuses weights computed in less than float32: their norms would be those of gradients that the way back then rounds."""
+    low = next((name for name in sources if parameters[name].dtype not in (torch.float32, torch.float64)), None)
+    if low is not None:
+        raise InputError(
+            f"parameter '{low}' is {parameters[low].dtype}, and a weight is computed from it: the clipped sum would be rounded on the way back. "
+            "Keep the parameters in float32."
+        )
+    way = {traced.weights[name] for name in weights}
+    for node in reversed(traced.shared):
+        if node not in way:
+            continue
+        way.update(node.all_input_nodes)
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype not in (torch.float32, torch.float64):
+            raise InputError(
+                f"{node.target} in '{module_path(node) or 'the model'}' makes {value.dtype} of parameter '{sources[0]}': the clipped sum would be "
+                'rounded on the way back. Compute weights in float32, with precision "bf16" if the rest shall be in bfloat16.'
+            )

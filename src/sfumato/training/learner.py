@@ -129,9 +129,8 @@ def build_learner(plan: Plan, dataset: Dataset, device: torch.device, recorded: 
     """A learner in the recorded environment as far as the recipe leaves it open."""
     keep_freed_memory()
     training = plan.recipe.training
-    engine, microbatch_size, methods = training.engine, training.microbatch_size, None
-    if microbatch_size == "auto":
-        microbatch_size = None
+    engine, methods = training.engine, None
+    microbatch_size = None if training.microbatch_size == "auto" else training.microbatch_size
     if plan.recipe.run.seed is not None:
         methods = {"memory_format": "contiguous"}  # nothing measured: equal seeds give equal bits
     if recorded is not None:
