@@ -82,5 +82,5 @@ def test_an_example_that_is_not_finite_does_not_spread(problem, compiled):
 
 def test_engines_that_cannot_be_compiled_say_so(problem):
     model, inputs, targets = problem
-    with pytest.raises(InputError, match='needs engine "graph"'):
+    with pytest.raises(InputError, match='need engine "graph"'):
         clipped_grad(model, loss_fn, clipping_norm=1.0, engine="func", compile=True)

@@ -108,7 +108,7 @@ SLOW = {
     "caformer_s18": override("caformer_s18", depths=(1, 1, 1, 1), dims=(16, 32, 32, 64)),
     "davit_tiny": create("davit_tiny", embed_dims=(8, 16, 16, 32), num_heads=(1, 2, 2, 4), depths=(1, 1, 1, 1), window_size=4),
     "inception_next": create("inception_next_atto", norm_layer=LayerNorm2d, depths=(1, 1, 1, 1), dims=(16, 16, 24, 32)),
-    "repvit": fixed(create("repvit_m0_9", embed_dim=(8, 16, 24, 32), depth=(1, 1, 1, 1))),
+    "repvit": fixed(override("repvit_m0_9", embed_dim=(8, 16, 24, 32), depth=(1, 1, 1, 1))),
 }
 
 

@@ -49,7 +49,7 @@ def log_moment(sampling_prob: float, noise_multiplier: float, order: float) -> f
     with np.errstate(over="ignore"):
         log_ratio = np.where(w < 30, np.log1p(q * np.expm1(np.minimum(w, 30))), np.logaddexp(math.log1p(-q), math.log(q) + w))
     exponent = order * log_ratio + log_weight
-    largest = exponent.max()
+    largest = float(exponent.max())
     log_value = largest + math.log(np.exp(exponent - largest).sum())
     if log_value < 1:
         log_value = math.log1p(_moment_minus_one(q, order, w, log_ratio, log_weight))

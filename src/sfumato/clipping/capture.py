@@ -210,10 +210,19 @@ def _export(model: nn.Module, rows: torch.Tensor) -> Any:
     try:
         with _quiet(), torch.enable_grad():
             program = torch.export.export(model, (rows,), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},), strict=False)
-            return program.run_decompositions({})
+            return program.run_decompositions({}) if _writes(program) else program
     except Exception as error:  # the exporter raises whatever the model's code runs into
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise NotCapturable(f"the model cannot be traced for any number of images: {reason}") from error
+
+
+def _writes(program: Any) -> bool:
+    """Whether an operation writes to a tensor in place, so that the list must be rewritten without: that takes as long as tracing."""
+    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    return any(
+        target._schema.is_mutable if isinstance(target, torch._ops.OpOverload) else isinstance(target, torch._ops.HigherOrderOperator)
+        for target in targets
+    )
 
 
 @contextlib.contextmanager
