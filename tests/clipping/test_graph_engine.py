@@ -1,13 +1,17 @@
 """The graph engine against a loop over single images: every method of every rule, and what it must refuse."""
 
+import dataclasses
+import sys
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad
-from sfumato.clipping.graph_engine import GraphEngine, trace
-from sfumato.clipping.rules import GHOSTS
+from sfumato.clipping.graph_engine import GraphEngine
+from sfumato.clipping.rules import GHOSTS, METHODS, Rows
+from sfumato.clipping.tracing import trace
 from sfumato.errors import InputError
 from sfumato.nn import WeightStandardizedConv2d
 
@@ -458,3 +462,27 @@ def test_methods_of_another_model_are_not_believed():
     assert_exact(Tied(), (4,), methods={"memory_format": "contiguous", "model:linear.weight": "ghost", "model:linear_1.weight": "ghost"})
     grad_fn = assert_exact(nn.Linear(2, 2), (2,), methods={"memory_format": "contiguous", "model:linear.weight": "bias", "model:linear.bias": "x"})
     assert grad_fn.methods["model:linear.weight"] in ("rows", "ghost")
+
+
+@pytest.mark.parametrize("fault", ["none", "a bias is missing", "a meeting is left out", "an operation writes past the labels"])
+def test_planted_faults_are_seen(fault, monkeypatch):
+    """The comparison above can fail: each fault in the real code makes it."""
+    torch.manual_seed(0)
+    model, shape = nn.Sequential(nn.Conv2d(2, 3, 2), nn.SiLU(), nn.Flatten(), nn.Linear(12, 3)), (2, 3, 3)
+    if fault == "a bias is missing":
+        bias = METHODS["conv_bias"]
+        monkeypatch.setitem(METHODS, "conv_bias", lambda met, slot: Rows(torch.zeros_like(bias(met, slot).rows)))
+    elif fault == "a meeting is left out":
+        monkeypatch.setattr("sfumato.clipping.graph_engine.trace", lambda *args: without_first_meeting(trace(*args)))
+    elif fault == "an operation writes past the labels":
+        monkeypatch.setattr(sys.modules["sfumato.clipping.capture"], "_writes", lambda program: False)
+        model, shape = Assigned(), (4,)
+    if fault == "none":
+        assert_exact(model, shape, augmult=2)
+        return
+    with pytest.raises((AssertionError, InputError, RuntimeError)):
+        assert_exact(model, shape, augmult=2)
+
+
+def without_first_meeting(traced):
+    return dataclasses.replace(traced, meetings=dict(list(traced.meetings.items())[1:]))

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad
+from sfumato.clipping.rules import Rows
 from sfumato.errors import InputError
 from sfumato.nn import WeightStandardizedConv2d
 
@@ -46,6 +47,20 @@ def test_every_clipped_gradient_has_the_norm_that_it_is_said_to_have(conv, metho
             out = grad_fn(scale * inputs[i : i + 1], targets[i : i + 1])
             assert whole(out.grad_sum).norm().item() == pytest.approx(1.0, abs=3e-5)
     assert methods.items() <= grad_fn.methods.items()
+
+
+def test_a_norm_taken_before_rounding_is_seen(monkeypatch):
+    """The comparison above can fail: sums of values rounded after their norm was taken."""
+    true_sum = Rows.weighted_sum
+
+    def rounded(rows, coefficients, counts):
+        return true_sum(Rows(rows.rows.bfloat16()), coefficients, counts)
+
+    monkeypatch.setattr(Rows, "weighted_sum", rounded)
+    model, inputs, targets = problem(nn.Conv2d)
+    grad_fn = clipped_grad(model, loss_fn, clipping_norm=1e-3, augmult=2, engine="graph", methods=CONTIGUOUS)
+    norms = [whole(grad_fn(inputs[i : i + 1], targets[i : i + 1]).grad_sum).norm().item() for i in range(len(inputs))]
+    assert max(abs(norm - 1) for norm in norms) > 3e-5
 
 
 @pytest.mark.parametrize("conv", [nn.Conv2d, WeightStandardizedConv2d])

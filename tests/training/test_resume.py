@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -179,6 +180,16 @@ def test_a_changed_recipe_is_refused_naming_the_key(interrupted, tmp_path, chang
 @pytest.mark.parametrize("change", ["optimizer.learning_rate=1.5", "privacy.clipping_norm=2.0", "privacy.target_epsilon=50.0"])
 def test_a_changed_recipe_is_refused_by_the_ledger_even_where_recipe_toml_is_gone(interrupted, tmp_path, change):
     (interrupted / "recipe.toml").unlink()
+    assert "ledger.jsonl" in refused(interrupted, tmp_path, "--resume", "--set", change)
+
+
+@pytest.mark.parametrize("change", ["optimizer.learning_rate=1.5", "privacy.clipping_norm=2.0"])
+def test_a_changed_recipe_is_refused_by_the_ledger_even_where_recipe_toml_was_edited_alike(interrupted, tmp_path, change):
+    name, _, value = change.partition(".")[2].partition("=")
+    path = interrupted / "recipe.toml"
+    edited, count = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", path.read_text())
+    assert count == 1
+    path.write_text(edited)
     assert "ledger.jsonl" in refused(interrupted, tmp_path, "--resume", "--set", change)
 
 

@@ -10,7 +10,7 @@ from sfumato.data.dataset import ImageSet
 
 
 @torch.no_grad()
-def predict_logits(model: nn.Module, images: ImageSet, rows: int = 500) -> torch.Tensor:
+def predict_logits(model: nn.Module, images: ImageSet, rows: int = 128) -> torch.Tensor:
     """The model's outputs in evaluation mode, float32, shape (N, classes), on the CPU."""
     device = next(model.parameters()).device
     was_training = model.training

@@ -276,6 +276,7 @@ class _Run:
             "test_accuracy_top5": scores["accuracy_top5"],
             **{key: scores[key] for key in ("balanced_accuracy", "per_class", "auroc", "majority_rate")},
             "classes": list(self.dataset.classes),
+            "num_parameters": self.learner.num_parameters,
             "images_per_second": self.mechanism.batch_size * max(last_step, 1) / max(seconds, 1e-9),
             "seconds": seconds,
         }

@@ -61,4 +61,4 @@ class OrdinaryStep:
         if self.max_grad_norm is not None:
             scale = min(1 / self.max_grad_norm, 1 / max(norm, 1e-12))
             gradient = {name: value * scale for name, value in gradient.items()}
-        return gradient, Statistics(total_loss, 0.0, norm)
+        return gradient, Statistics(total_loss, 0.0, norm, 0.0)

@@ -41,11 +41,16 @@ class Randomness:
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Aggregates over the training images of one update: not private."""
+    """Aggregates over the training images of one update: not private.
+
+    Attributes:
+        clipped_square: Mean square of the clipped gradients' norms, in units of the clipping norm.
+    """
 
     loss: float
     clipped_fraction: float
     grad_norm: float
+    clipped_square: float
 
 
 class PrivateStep:
@@ -108,13 +113,14 @@ class PrivateStep:
 
     def _statistics(self, norms: list[torch.Tensor], losses: list[torch.Tensor]) -> Statistics:
         if not norms:
-            return Statistics(0.0, 0.0, 0.0)
+            return Statistics(0.0, 0.0, 0.0, 0.0)
         norm, loss = torch.cat(norms), torch.cat(losses)
         finite = torch.isfinite(norm) & torch.isfinite(loss)
         if not finite.any():
-            return Statistics(0.0, 0.0, 0.0)
+            return Statistics(0.0, 0.0, 0.0, 0.0)
         clipped = (norm[finite] > self.grad_fn.clipping_norm).double().mean()
-        return Statistics(float(loss[finite].mean()), float(clipped), float(norm[finite].square().mean().sqrt()))
+        square = (norm[finite] / self.grad_fn.clipping_norm).clamp(max=1).square().mean()
+        return Statistics(float(loss[finite].mean()), float(clipped), float(norm[finite].square().mean().sqrt()), float(square))
 
 
 def draw(mechanism: Mechanism, sampler: Callable[[], np.ndarray], num_parameters: int, views: Views, noise: Stream, view: Stream) -> Randomness:

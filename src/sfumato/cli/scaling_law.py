@@ -1,0 +1,41 @@
+"""`sfumato scaling-law`: accuracy against batch size at a constant total amount of noise."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sfumato.cli import output
+
+
+def scaling_law(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs of one study, or folders of such folders.")],
+    predict_batch_size: Annotated[list[int] | None, typer.Option(help="Predict the accuracy here; may be given several times.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Writes the plot here (.svg or .png).")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Fits accuracy against batch size, and extrapolates to the batch that nobody has paid for yet."""
+    from sfumato.scaling.study import read_study, scaling_law
+
+    study = read_study(runs)
+    facts = scaling_law(study, predict_batch_size or [])
+    if plot is not None:
+        from sfumato.scaling.law_plot import draw
+
+        draw(study, facts, plot)
+    if json_:
+        output.print_json(facts)
+        return
+    for law in facts["laws"]:
+        used = "used" if law["law"] == facts["law"] else "not used"
+        print(f"{law['law']:<14} a = {law['a']:.4f}, b = {law['b']:+.4g}; left-out error {100 * law['left_out_error']:.2f} points ({used})")
+    print(facts["why"])
+    if facts["pairing_gain"] > 1:
+        print(f"shared seeds: the slope is known {facts['pairing_gain']:.1f} times as well as from runs that share nothing")
+    for batch_size, rho in facts["rho"].items():
+        print(f"rho at B = {batch_size}: {rho:.3f} (sampling noise beside privacy noise; a statistic of the training images, not private)")
+    for prediction in facts["predictions"]:
+        low, high = output.per_cent(prediction["low"]), output.per_cent(prediction["high"])
+        print(f"B = {prediction['batch_size']}: {output.per_cent(prediction['accuracy'])}, one more run lies between {low} and {high} (95 %)")
+    for warning in facts["warnings"]:
+        output.warn(warning)

@@ -1,0 +1,65 @@
+"""`sfumato simulate`: the same run at a smaller batch and a constant total amount of noise."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sfumato import config
+from sfumato.cli import output
+from sfumato.cli.train import find_recipe, override
+from sfumato.errors import InputError
+
+
+def simulate(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe (`sfumato recipes list`) or the path of a TOML file.")],
+    batch_size: Annotated[int, typer.Option(help="B of the simulation; at most the recipe's own.")],
+    seeds: Annotated[str, typer.Option(help="Comma-separated; one run for each.")] = "0",
+    epsilon: Annotated[float | None, typer.Option(help="Target epsilon of the run that is simulated.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta of that run.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Changes one key of the recipe.")] = None,
+    output_folder: Annotated[Path | None, typer.Option("--output", help="Holds a run folder for each seed; default: runs/<recipe>-<time>.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where the data lies; for named data sets default: $SFUMATO_DATA.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Trains at a smaller batch with as much less noise: cheap, like the run it stands for, and never private."""
+    name, values = find_recipe(recipe)
+    override(values, epsilon=epsilon, delta=delta, accountant=None, assignments=set_ or [], data_root=data_root)
+    parsed = config.parse(values)
+    numbers = _seeds(seeds)
+
+    from sfumato.cli.display import Display
+    from sfumato.data import datasets
+    from sfumato.reporting.page import write_report
+    from sfumato.scaling.simulate import simulate as run_all
+    from sfumato.training import loop, session
+    from sfumato.training.resolve import resolve
+
+    dataset = datasets.load(parsed.data, data_root, output.note)
+    plan = resolve(parsed, dataset.facts)
+    folder = output_folder or session.new_folder(f"{name}-b{batch_size}")
+
+    def train(simulation: config.Recipe) -> dict[str, Any]:
+        run = folder / f"seed-{simulation.run.seed}"
+        with Display() as display:
+            result = loop.train(resolve(simulation, dataset.facts), dataset, run, device=device, progress=display.progress)
+        write_report(run)
+        return result
+
+    result = run_all(plan.recipe, batch_size, numbers, train)
+    if json_:
+        output.print_json(result)
+        return
+    for run in result["runs"]:
+        print(f"{run['run']}: held-out accuracy {output.per_cent(run['test_accuracy'])} (last weights {output.per_cent(run['test_accuracy_last'])})")
+    mean, fraction = output.per_cent(result["test_accuracy"]), output.per_cent(result["compute_fraction"])
+    print(f"mean {mean} of {len(numbers)}; each costs {fraction} of the run that it stands for")
+    print("not private: simulations train on the images with a public seed")
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"--seeds takes whole numbers with commas between them, such as 0,1,2, not {text!r}.") from None

@@ -1,0 +1,61 @@
+"""The same run at a smaller batch and a constant total amount of noise (Sander et al. 2022, Section 3.3)."""
+
+from collections.abc import Callable
+from typing import Any
+
+from sfumato.config import Recipe
+from sfumato.errors import InputError
+
+# From a recipe to its result, as `sfumato.train` gives it.
+Train = Callable[[Recipe], dict[str, Any]]
+
+
+def simulated(recipe: Recipe, batch_size: int, seed: int) -> Recipe:
+    """The recipe of one simulation: steps, learning rate and sigma / B as they are.
+
+    Runs of equal seed share initial weights and noise whatever their batch size: the noise of sigma / B is the same.
+    Never private: the seed is public.
+
+    Args:
+        recipe: Resolved: its noise multiplier, batch size and steps are set.
+
+    Raises:
+        InputError: If the recipe has no noise to scale, or the batch is not smaller than its own.
+    """
+    privacy, training = recipe.privacy, recipe.training
+    if privacy is None or not privacy.noise_multiplier:
+        raise InputError("a simulation scales the noise with the batch, but this recipe has none. Give it a [privacy] section with a budget.")
+    assert training.batch_size is not None
+    if not 1 <= batch_size <= training.batch_size:
+        raise InputError(
+            f"--batch-size must lie between 1 and the recipe's own {training.batch_size}, not {batch_size}: a simulation is the cheaper run."
+        )
+    if training.batch_size == batch_size:
+        sigma = privacy.noise_multiplier
+    else:
+        sigma = privacy.noise_multiplier * batch_size / training.batch_size
+    values = recipe.model_dump()
+    values["privacy"] |= {"target_epsilon": None, "noise_multiplier": sigma}
+    values["training"]["batch_size"] = batch_size
+    values["run"]["seed"] = seed
+    return Recipe.model_validate(values)
+
+
+def simulate(recipe: Recipe, batch_size: int, seeds: list[int], train: Train) -> dict[str, Any]:
+    """One simulation for each seed.
+
+    Returns:
+        JSON-ready: the keys of the first run, accuracies averaged over seeds, each run's own result under ``runs``,
+        and ``compute_fraction``: what one simulation computes, as a fraction of one run of the recipe.
+
+    Raises:
+        InputError: As `simulated`, or if seeds are repeated.
+    """
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise InputError("--seeds must name each seed once: equal seeds give equal runs, which say nothing about the spread.")
+    simulations = [simulated(recipe, batch_size, seed) for seed in seeds]
+    runs = [train(simulation) for simulation in simulations]
+    assert recipe.training.batch_size is not None
+    accuracies = {key: [run[key] for run in runs] for key in ("test_accuracy", "test_accuracy_last")}
+    mean = {key: sum(values) / len(values) for key, values in accuracies.items()}
+    return {**runs[0], **mean, "seeds": seeds, "runs": runs, "compute_fraction": batch_size / recipe.training.batch_size}

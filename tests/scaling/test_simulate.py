@@ -1,0 +1,96 @@
+"""A simulation is the same run but for batch and noise, and never calls itself private."""
+
+import json
+import math
+
+import pytest
+
+from sfumato import config
+from sfumato.cli import run as sfumato
+from sfumato.errors import InputError
+from sfumato.scaling.simulate import simulate, simulated
+from sfumato.scaling.study import read_study, scaling_law
+
+RECIPE = config.parse(
+    {
+        "data": {"name": "mnist"},
+        "privacy": {"noise_multiplier": 3.0, "target_epsilon": 2.93, "delta": 1e-5},
+        "optimizer": {"learning_rate": 4.0},
+        "training": {"batch_size": 4096, "num_steps": 220},
+    }
+)
+
+
+@pytest.mark.parametrize("batch_size", [1, 32, 1000, 4096])
+def test_nothing_changes_but_batch_noise_budget_and_seed(batch_size):
+    found = simulated(RECIPE, batch_size, 7)
+    assert found.privacy.noise_multiplier / batch_size == pytest.approx(3.0 / 4096, rel=1e-15)
+    before, after = config.flatten(RECIPE), config.flatten(found)
+    changed = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+    assert changed <= {"privacy.noise_multiplier", "privacy.target_epsilon", "training.batch_size", "run.seed"}
+    assert found.run.seed == 7
+
+
+def test_each_seed_is_one_run_and_the_price_is_the_batch_s_share():
+    trained = []
+
+    def train(recipe):
+        trained.append(recipe)
+        return {"test_accuracy": 0.5 + recipe.run.seed / 10, "test_accuracy_last": 0.5, "private": False}
+
+    found = simulate(RECIPE, 512, [0, 1, 2], train)
+    assert [recipe.run.seed for recipe in trained] == [0, 1, 2]
+    assert found["compute_fraction"] == 512 / 4096 and found["test_accuracy"] == pytest.approx(0.6) and len(found["runs"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "seeds", "names"), [(0, [0], "--batch-size"), (5000, [0], "--batch-size"), (32, [1, 1], "--seeds"), (32, [], "--seeds")]
+)
+def test_wrong_input_is_refused(batch_size, seeds, names):
+    with pytest.raises(InputError, match=names):
+        simulate(RECIPE, batch_size, seeds, lambda recipe: {})
+
+
+def test_a_recipe_without_noise_is_refused():
+    with pytest.raises(InputError, match="none"):
+        simulated(RECIPE.model_copy(update={"privacy": None}), 32, 0)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Real simulations of the demo at three batch sizes, two seeds each."""
+    folder = tmp_path_factory.mktemp("study")
+    for batch_size in (16, 32, 64):
+        arguments = ["simulate", "demo/digits", "--batch-size", str(batch_size), "--seeds", "0,1", "--output", str(folder / str(batch_size))]
+        assert sfumato([*arguments, "--set", "training.num_steps=12"]) == 0
+    return folder
+
+
+def test_runs_of_one_seed_share_initial_weights_and_noise_and_no_artefact_says_private(study):
+    for run in study.glob("*/seed-*"):
+        claim = json.loads((run / "privacy.json").read_text())
+        assert claim["private"] is False and claim["epsilon"] is None
+        assert "not private" in (run / "report.html").read_text().lower()
+        assert not (run / "key").exists()
+
+
+def test_a_study_gives_a_law_a_prediction_and_a_plot(study, capsys, tmp_path):
+    plot = tmp_path / "law.svg"
+    assert sfumato(["scaling-law", str(study), "--predict-batch-size", "512", "--plot", str(plot), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert set(facts["coefficients"]) == {"a", "b"} and facts["law"] in ("a + b / B", "a + b log2 B") and facts["num_runs"] == 6
+    (prediction,) = facts["predictions"]
+    assert prediction["low"] < prediction["accuracy"] < prediction["high"] and prediction["batch_size"] == 512
+    assert set(facts["rho"]) == {"16", "64"} and 0 < facts["rho"]["64"] < facts["rho"]["16"] < math.inf
+    assert "<svg" in plot.read_text()
+
+
+def test_runs_that_do_not_belong_together_are_refused_by_name(study, tmp_path):
+    arguments = ["simulate", "demo/digits", "--batch-size", "32", "--output", str(tmp_path / "longer"), "--set", "training.num_steps=3"]
+    assert sfumato(arguments) == 0
+    with pytest.raises(InputError, match="took 3 steps|took 12 steps"):
+        read_study([study, tmp_path / "longer"])
+    with pytest.raises(InputError, match="three"):
+        scaling_law(read_study([study / "16", study / "32"]), [])
+    with pytest.raises(InputError, match="no finished run"):
+        read_study([tmp_path / "nothing"])
