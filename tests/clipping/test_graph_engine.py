@@ -169,7 +169,21 @@ class Assigned(nn.Module):
         return y
 
 
+class ScaledInPlace(nn.Module):
+    """A weight made of two parameters, the second by writing into a copy of the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(3, 1))
+
+    def forward(self, x):
+        weight = self.weight.clone()
+        weight.mul_(self.scale)
+        return F.linear(x, weight)
+
+
 OTHERS = {
+    "scaled_in_place": (ScaledInPlace(), (4,)),
     "norm_of_tokens": (NormOfTokens(), (3, 4)),
     "assigned": (Assigned(), (4,)),
     "tokens": (Tokens(), (4, 4)),
@@ -476,7 +490,7 @@ def test_planted_faults_are_seen(fault, monkeypatch):
         monkeypatch.setattr("sfumato.clipping.graph_engine.trace", lambda *args: without_first_meeting(trace(*args)))
     elif fault == "an operation writes past the labels":
         monkeypatch.setattr(sys.modules["sfumato.clipping.capture"], "_writes", lambda program: False)
-        model, shape = Assigned(), (4,)
+        model, shape = ScaledInPlace(), (4,)
     if fault == "none":
         assert_exact(model, shape, augmult=2)
         return

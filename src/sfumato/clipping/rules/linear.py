@@ -27,7 +27,9 @@ def ghost(met: Met, slot: str) -> "Ghost":
 
 def gram_values(met: Met) -> int:
     """Numbers that `ghost` keeps at its peak."""
-    return 3 * met.examples * _positions(met.example_grad()).shape[1] ** 2
+    grads, inputs = _positions(met.example_grad()), _positions(met.example_arg("input"))
+    positions = grads.shape[1]
+    return 2 * met.examples * positions * (positions + max(grads.shape[2], inputs.shape[2]))
 
 
 def gram(rows: torch.Tensor) -> torch.Tensor:
@@ -52,17 +54,24 @@ class Ghost:
         if self.inputs.shape[1] == 1:
             squares = self.inputs.square().sum(dim=(1, 2)) * self.grads.square().sum(dim=(1, 2))
             return squares, torch.zeros_like(squares)
-        gram_inputs, gram_grads = gram(self.inputs), gram(self.grads)
-        lengths = (gram_inputs.diagonal(dim1=1, dim2=2) * gram_grads.diagonal(dim1=1, dim2=2)).clamp(min=0).sqrt()
-        squares = (gram_inputs * gram_grads).sum(dim=(1, 2)).clamp(min=0)
+        # Inner products of the narrower side, carried over the wider: sum_ts (x_t.x_s)(d_t.d_s) = sum_t d_t.(G d)_t.
+        narrow, wide = sorted((self.inputs, self.grads), key=lambda side: side.shape[2])
+        products = gram(narrow)
+        squares = (torch.bmm(products, wide) * wide).sum(dim=(1, 2)).clamp(min=0)
+        lengths = products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt() * torch.linalg.vector_norm(wide, dim=2)
         # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled.
         return squares, GRAM_ROUNDING * eps * lengths.sum(1).square()
 
     def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
-        grads, inputs = self.grads * coefficients.to(self.grads.dtype)[:, None, None], self.inputs
+        grads, inputs = self.grads, self.inputs
         if counts is not None:  # a coefficient of zero does not silence it: 0 * NaN is NaN
             mask = counts[:, None, None]
             grads, inputs = torch.where(mask, grads, 0.0), torch.where(mask, inputs, 0.0)
+        weights = coefficients.to(grads.dtype)[:, None, None]
+        if inputs.shape[2] < grads.shape[2]:  # the narrower side is less work
+            inputs = inputs * weights
+        else:
+            grads = grads * weights
         return grads.flatten(0, 1).T @ inputs.flatten(0, 1)
 
     def rows_of(self, examples: torch.Tensor) -> torch.Tensor:
