@@ -170,15 +170,15 @@ class Assigned(nn.Module):
 
 
 class ScaledInPlace(nn.Module):
-    """A weight made of two parameters, the second by writing into a copy of the first."""
+    """A weight made of two parameters, the second by writing into a part of a copy of the first."""
 
     def __init__(self):
         super().__init__()
-        self.weight, self.scale = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(3, 1))
+        self.weight, self.scale = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(()))
 
     def forward(self, x):
         weight = self.weight.clone()
-        weight.mul_(self.scale)
+        weight[:2].mul_(self.scale)
         return F.linear(x, weight)
 
 
