@@ -1,9 +1,12 @@
 """The microbatch size is found by trying, and no number of attempts changes a result."""
 
+import time
+
 import pytest
 import torch
 
 from sfumato.errors import MachineError
+from sfumato.training.loop import said_when_long
 from sfumato.training.microbatch import find_microbatch_size
 
 
@@ -43,3 +46,12 @@ def test_any_other_error_is_shown():
 
     with pytest.raises(RuntimeError, match="another"):
         find_microbatch_size(broken, 128, grows=False)
+
+
+def test_what_takes_long_is_said_once_and_what_does_not_is_not():
+    said = []
+    with said_when_long(lambda: said.append(1), seconds=0.05):
+        time.sleep(0.3)
+    with said_when_long(lambda: said.append(2), seconds=30):
+        pass
+    assert said == [1]

@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +77,9 @@ def train(
         raise InputError(f"{folder} is no run folder, so there is nothing to resume. Name the folder of a run, or leave out --resume.")
     refuse_large_groups(plan, dataset)
     recorded = sessions.recorded_environment(folder) if resume else None
-    learner = build_learner(plan, dataset, pick_device(device), recorded)
+    compiles = "; compiling takes some minutes" if plan.recipe.training.compile else ""
+    with said_when_long(lambda: progress.message(f"still tracing the model and trying how to differentiate it{compiles}")):
+        learner = build_learner(plan, dataset, pick_device(device), recorded)
     environment = describe(
         learner.device,
         engine=learner.engine,
@@ -93,6 +97,18 @@ def train(
         return _Run(plan, dataset, learner, session, progress).finish()
     finally:
         session.ledger.close()
+
+
+@contextmanager
+def said_when_long(say: Callable[[], None], seconds: float = 8.0) -> Iterator[None]:
+    """Says something if the block takes longer than that."""
+    timer = threading.Timer(seconds, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def refuse_large_groups(plan: Plan, dataset: Dataset) -> None:
