@@ -19,6 +19,10 @@ def plan(
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon; never exceeded.")] = None,
     recipe: Annotated[str | None, typer.Option(help="Takes every number from this recipe instead.")] = None,
     accountant: Annotated[Accountant, typer.Option(help="pld (tighter) or rdp.")] = "pld",
+    table: Annotated[bool, typer.Option(help="Lists runs of the same total amount of noise: batch against noise, batch against steps.")] = False,
+    throughput: Annotated[float | None, typer.Option(help="Views a second of one device: gives hours.")] = None,
+    devices: Annotated[int, typer.Option(help="Devices that share the work.")] = 1,
+    more_data: Annotated[float | None, typer.Option(help="Says what this many times as many images buy.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Solves for the one of --batch-size, --num-steps, --noise-multiplier and --epsilon that is left out."""
@@ -26,20 +30,35 @@ def plan(
     if recipe is not None:
         if any(value is not None for value in (*given.values(), num_examples, delta)):
             raise InputError("--recipe states every number itself. Leave out the others, or leave out --recipe.")
-        num_examples, delta, given, accountant = _numbers_of(recipe)
+        num_examples, delta, given, accountant, views, learning_rate = _numbers_of(recipe)
+    else:
+        views, learning_rate = 1, None
     if num_examples is None:
         raise InputError("--num-examples is needed: N, the public number of training images. Give it, or --recipe NAME.")
+    if devices < 1 or (throughput is not None and not throughput > 0):
+        raise InputError(f"--throughput must be above 0 and --devices at least 1, not {throughput} and {devices}.")
+    from sfumato.accounting.mechanism import Mechanism
+    from sfumato.scaling import trade
     from sfumato.scaling.plan import plan as solve
 
     facts = solve(num_examples, delta, accountant, **given)
+    mechanism = Mechanism(num_examples, facts["batch_size"], facts["noise_multiplier"], facts["num_steps"])
+    price = trade.Price(views, throughput, devices)
+    facts |= price.of(mechanism)
+    if table:
+        if not mechanism.noise_multiplier:
+            raise InputError("--table trades noise, but there is none: sigma is 0.")
+        facts["table"] = trade.table(mechanism, facts["delta"], accountant, price, learning_rate)
+    if more_data is not None:
+        facts["more_data"] = trade.with_more_data(mechanism, facts["delta"], more_data, accountant)
     if json_:
         output.print_json(facts)
     else:
         _show(facts)
 
 
-def _numbers_of(recipe: str) -> tuple[int, float | None, dict[str, Any], Accountant]:
-    """N, delta, the four quantities and the accountant of a recipe whose data set has a public N."""
+def _numbers_of(recipe: str) -> tuple[int, float | None, dict[str, Any], Accountant, int, float | None]:
+    """N, delta, the four quantities, the accountant, views and learning rate of a recipe whose data set has a public N."""
     from sfumato import config
     from sfumato.cli.train import find_recipe
     from sfumato.data import facts
@@ -60,7 +79,8 @@ def _numbers_of(recipe: str) -> tuple[int, float | None, dict[str, Any], Account
     }
     if None not in given.values():
         given["epsilon"] = None  # what the printed numbers spend
-    return known.num_examples, privacy.delta, given, privacy.accountant
+    views = max(1, parsed.augmentation.augmult or 0)
+    return known.num_examples, privacy.delta, given, privacy.accountant, views, parsed.optimizer.learning_rate
 
 
 def _show(facts: dict[str, Any]) -> None:
@@ -77,8 +97,27 @@ def _show(facts: dict[str, Any]) -> None:
         ("signal to noise", f"{facts['snr_per_step'] or 0:.4g} a step, {facts['snr'] or 0:.4g} in all"),
         ("overcharge", "-" if facts["overcharge"] is None else output.per_cent(facts["overcharge"])),
     ]
+    for share in (10, 1):
+        batch_size = facts.get(f"batch_size_overcharge_{share}_percent")
+        rows.append(
+            (f"  below {share} %", f"from a batch of about {batch_size} on, steps and eta as they are" if batch_size else "at no batch up to N")
+        )
+    if facts.get("half_batch_costs") is not None:
+        rows.append(("half the compute", f"half the batch and half of sigma cost {output.per_cent(facts['half_batch_costs'])} more epsilon"))
+    if facts["hours"] is not None:
+        rows.append(("time", f"{facts['hours']:.2f} hours, {facts['device_hours']:.2f} device-hours"))
     for name, value in rows:
         print(f"{name:<18}{value}")
     print("relation          one image's contribution replaced by zero, N fixed and public (as add-or-remove)")
+    if "more_data" in facts:
+        more = facts["more_data"]
+        print(f"with more images  {more['num_examples']}: epsilon {formats.epsilon(more['epsilon'])} at delta {more['delta']:.3g}")
+    for row in facts.get("table", []):
+        rate = "" if row["learning_rate"] is None else f"  rate {row['learning_rate']:g}"
+        hours = "" if row["hours"] is None else f"  {row['hours']:.2f} h"
+        print(
+            f"{row['kind']}  B {row['batch_size']:>7}  sigma {row['noise_multiplier']:<8.4g} S {row['num_steps']:>7}{rate}  "
+            f"epsilon {formats.epsilon(row['epsilon'])}  {row['num_epochs']:.1f} epochs{hours}"
+        )
     for warning in facts["warnings"]:
         output.warn(warning)

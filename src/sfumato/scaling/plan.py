@@ -7,6 +7,7 @@ from sfumato.accounting import accountants, calibration, tan
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.config import delta_default
 from sfumato.errors import InputError
+from sfumato.scaling import trade
 
 
 def plan(
@@ -87,5 +88,6 @@ def plan(
         "snr_per_step": finite(tan.snr_per_step(mechanism)),
         "snr": finite(tan.snr(mechanism)),
         "overcharge": finite(tan.overcharge(mechanism, delta, spent.epsilon)),
+        **(trade.advice(mechanism, delta) if noise_multiplier > 0 and num_steps else {}),
         "warnings": warnings,
     }
