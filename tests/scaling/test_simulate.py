@@ -74,6 +74,20 @@ def test_runs_of_one_seed_share_initial_weights_and_noise_and_no_artefact_says_p
         assert not (run / "key").exists()
 
 
+def test_the_same_command_again_goes_on_where_it_stopped(study, tmp_path, capsys):
+    arguments = ["simulate", "demo/digits", "--batch-size", "16", "--set", "training.num_steps=12", "--output", str(tmp_path / "again"), "--json"]
+    assert sfumato([*arguments, "--seeds", "0"]) == 0
+    ledger = (tmp_path / "again" / "seed-0" / "ledger.jsonl").read_bytes()
+    assert sfumato([*arguments, "--seeds", "0,1"]) == 0
+    assert (tmp_path / "again" / "seed-0" / "ledger.jsonl").read_bytes() == ledger
+    one, two = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert two["runs"][0] == one["runs"][0]
+    first = json.loads((study / "16" / "seed-1" / "result.json").read_text())
+    assert two["runs"][1]["test_accuracy"] == first["test_accuracy"]  # equal seeds, equal runs
+    assert sfumato([*arguments, "--seeds", "0", "--set", "optimizer.learning_rate=9.0"]) == 2
+    assert "optimizer.learning_rate" in capsys.readouterr().err
+
+
 def test_a_study_gives_a_law_a_prediction_and_a_plot(study, capsys, tmp_path):
     plot = tmp_path / "law.svg"
     assert sfumato(["scaling-law", str(study), "--predict-batch-size", "512", "--plot", str(plot), "--json"]) == 0

@@ -1,5 +1,6 @@
 """`sfumato simulate`: the same run at a smaller batch and a constant total amount of noise."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +35,7 @@ def simulate(
     from sfumato.reporting.page import write_report
     from sfumato.scaling.simulate import simulate as run_all
     from sfumato.training import loop, session
+    from sfumato.training.interrupt import Interrupted
     from sfumato.training.resolve import resolve
 
     dataset = datasets.load(parsed.data, data_root, output.note)
@@ -42,12 +44,17 @@ def simulate(
 
     def train(simulation: config.Recipe) -> dict[str, Any]:
         run = folder / f"seed-{simulation.run.seed}"
-        with Display() as display:
-            result = loop.train(resolve(simulation, dataset.facts), dataset, run, device=device, progress=display.progress)
+        with Display() as display:  # what an earlier call with the same --output left is gone on with
+            plan = resolve(simulation, dataset.facts)
+            result = loop.train(plan, dataset, run, device=device, resume=run.exists(), progress=display.progress)
         write_report(run)
         return result
 
-    result = run_all(plan.recipe, batch_size, numbers, train)
+    try:
+        result = run_all(plan.recipe, batch_size, numbers, train)
+    except Interrupted as interrupted:
+        output.note(f"{interrupted}; everything is kept. Go on with the same command and --output {shlex.quote(str(folder))}")
+        raise typer.Exit(1) from None
     if json_:
         output.print_json(result)
         return

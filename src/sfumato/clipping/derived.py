@@ -85,7 +85,7 @@ class Standardized:
         length = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
         self.along = centred.div_(length).nan_to_num_(0.0, 0.0, 0.0)  # u
         # One pull-back of z + c u, with z fixed, random, of mean zero, and c as large as z's length.
-        fixed = _directions(tuple(rows.shape)).to(rows)
+        fixed = _directions(tuple(rows.shape), rows.dtype, rows.device)
         square, part = torch.linalg.vecdot(fixed, fixed), torch.linalg.vecdot(fixed, self.along)
         added = square.sqrt()
         pulled = pull_back([weight], parameters, [torch.addcmul(fixed, self.along, added[:, None]).view_as(weight)])
@@ -121,9 +121,9 @@ class Standardized:
 
 
 @functools.cache
-def _directions(shape: tuple[int, int]) -> torch.Tensor:
-    """Fixed random rows of mean zero."""
-    rows = torch.randn(shape, generator=torch.Generator().manual_seed(_DIRECTIONS_SEED))
+def _directions(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Fixed random rows of mean zero; on their device once, for a compiled graph to hold."""
+    rows = torch.randn(shape, generator=torch.Generator().manual_seed(_DIRECTIONS_SEED)).to(device, dtype)
     return rows - rows.mean(1, keepdim=True)
 
 
