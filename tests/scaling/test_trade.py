@@ -1,11 +1,13 @@
 """The tables of Sander et al. (2022) to their printed digits, and the laws of trading one total amount of noise."""
 
+import json
 import math
 
 import pytest
 
 from sfumato.accounting import accountants, tan
 from sfumato.accounting.mechanism import Mechanism
+from sfumato.cli import run as sfumato
 from sfumato.errors import InputError
 from sfumato.scaling.trade import Price, advice, at_batch_size, batch_size_for_overcharge, overcharge_estimate, table, with_more_data
 
@@ -75,3 +77,14 @@ def test_impossible_trades_are_refused():
     with pytest.raises(InputError, match="larger factor"):
         with_more_data(IMAGENET, 8e-7, 1e-3)
     assert math.isinf(overcharge_estimate(SMALL_SIGMA.replace(noise_multiplier=0.01), 1e-5))
+
+
+def test_plan_draws_this_run_and_writes_its_table(tmp_path, capsys):
+    arguments = ["plan", "--num-examples", "50000", "--delta", "1e-5", "--batch-size", "4096", "--num-steps", "875", "--noise-multiplier", "10"]
+    plot = tmp_path / "plan.svg"
+    assert sfumato([*arguments, "--plot", str(plot), "--table", "--throughput", "5000", "--devices", "2", "--more-data", "2", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert "<svg" in plot.read_text() and len(facts["table"]) == 9
+    assert facts["hours"] * 2 == pytest.approx(facts["device_hours"]) == pytest.approx(4096 * 875 / 5000 / 3600)
+    assert facts["more_data"]["num_examples"] == 100_000 and facts["more_data"]["epsilon"] < facts["epsilon"]
+    assert sfumato([*arguments, "--plot", str(tmp_path / "plan.txt")]) == 2 and ".svg" in capsys.readouterr().err

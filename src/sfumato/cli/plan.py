@@ -1,5 +1,6 @@
 """`sfumato plan`: three of batch size, steps, noise and epsilon give the fourth."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +24,7 @@ def plan(
     throughput: Annotated[float | None, typer.Option(help="Views a second of one device: gives hours.")] = None,
     devices: Annotated[int, typer.Option(help="Devices that share the work.")] = 1,
     more_data: Annotated[float | None, typer.Option(help="Says what this many times as many images buy.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draws epsilon against sigma around this run (.svg, .png or .pdf).")] = None,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Solves for the one of --batch-size, --num-steps, --noise-multiplier and --epsilon that is left out."""
@@ -51,6 +53,10 @@ def plan(
         facts["table"] = trade.table(mechanism, facts["delta"], accountant, price, learning_rate)
     if more_data is not None:
         facts["more_data"] = trade.with_more_data(mechanism, facts["delta"], more_data, accountant)
+    if plot is not None:
+        from sfumato.scaling.plan_plot import draw
+
+        draw(mechanism, facts["delta"], plot)
     if json_:
         output.print_json(facts)
     else:
