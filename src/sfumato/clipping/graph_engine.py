@@ -162,7 +162,7 @@ class GraphEngine:
         weights = Weights(self.traced, state)
         contributions, losses = _backward(self, weights, inputs, targets)
         with torch.no_grad():
-            norms = _norms(self.traced, weights, contributions)
+            norms = _norms(self.traced, weights, contributions, torch.arange(len(losses), device=losses.device))
             counts = is_real & norms.isfinite() & losses.isfinite()
             coefficients = torch.where(counts, coefficient(norms), 0.0)
             counted = None if known(counts.all()) else counts
@@ -198,8 +198,8 @@ class GraphEngine:
         return _now(inputs) - start
 
 
-def _norms(traced: Traced, weights: Weights, contributions: dict[str, Contribution]) -> torch.Tensor:
-    """(m,) L2 norms of the gradients with respect to all parameters."""
+def _norms(traced: Traced, weights: Weights, contributions: dict[str, Contribution], everyone: torch.Tensor) -> torch.Tensor:
+    """(m,) L2 norms of the gradients with respect to all parameters; `everyone` is (m,), the examples' numbers."""
     squares, errors = [], []
     for group in traced.groups:
         first = contributions[group.weights[0]]
@@ -208,7 +208,6 @@ def _norms(traced: Traced, weights: Weights, contributions: dict[str, Contributi
         elif group.kind == "standardized" and weights.standardized[group.weights[0]].holds:
             square, error = weights.standardized[group.weights[0]].square_norms(first)  # type: ignore[arg-type]
         else:
-            everyone = torch.arange(len(first.square_norms()[0]))
             square = weights.square_norms(group, [contributions[name].rows_of(everyone) for name in group.weights])
             error = torch.zeros_like(square)
         squares.append(square)
