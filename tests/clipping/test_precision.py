@@ -49,6 +49,28 @@ def test_every_clipped_gradient_has_the_norm_that_it_is_said_to_have(conv, metho
     assert methods.items() <= grad_fn.methods.items()
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("method", ["loop", "grouped", "unfold", "conv_ghost"])
+@pytest.mark.parametrize("conv", [nn.Conv2d, WeightStandardizedConv2d])
+def test_no_input_makes_one_example_count_for_more_than_one(conv, method, precision):
+    """One dominating channel, one dominating pixel, nearly equal pixels, huge and tiny values; clipped just below and just above its norm."""
+    model, inputs, targets = problem(conv, seed=1)
+    inputs[0, :, 0] *= 1e4
+    inputs[1, :, :, 3, 3] = 1e5
+    inputs[2] = 1.0 + 1e-4 * inputs[2]
+    inputs[3] *= 1e-6
+    inputs[4] *= 1e8
+    methods = {"memory_format": "contiguous", "conv:conv2d.weight": method, "out:linear.weight": "ghost" if method == "conv_ghost" else "rows"}
+    grad_fn = clipped_grad(model, loss_fn, clipping_norm=1.0, augmult=2, engine="graph", precision=precision, methods=methods)
+    norms = grad_fn(inputs, targets).grad_norms
+    for i, norm in enumerate(norms.tolist()):
+        for share in (1e-3, 1 - 1e-6, 1 + 1e-6, 10.0):
+            grad_fn.clipping_norm = norm * share
+            length = whole(grad_fn(inputs[i : i + 1], targets[i : i + 1]).grad_sum).norm().item()
+            assert length <= 1 + 2e-4  # ghost norms may be off by one part in 10,000
+            assert length == pytest.approx(min(1.0, 1 / share), rel=2e-4)
+
+
 def test_a_norm_taken_before_rounding_is_seen(monkeypatch):
     """The comparison above can fail: sums of values rounded after their norm was taken."""
     true_sum = Rows.weighted_sum
