@@ -8,6 +8,7 @@ import torch
 
 from sfumato import randomness
 from sfumato.clipping import clipped_grad as module_of_grad  # noqa: F401  (imported before its parts are patched)
+from sfumato.clipping.graph_engine import GraphEngine
 from sfumato.data.poisson import shuffled_batch
 from sfumato.training import step as step_module
 from sfumato.training.noise import add_noise
@@ -91,15 +92,12 @@ def test_an_unclipped_bias_is_caught():
 
 def test_a_norm_that_leaves_out_the_bias_is_caught(monkeypatch):
     """With the bias alone, every example's gradient would keep its whole length in that direction."""
-    from sfumato.clipping import clipped_grad as package_function
+    whole = GraphEngine.accumulate
 
-    builders = package_function.__globals__["ENGINES"]
+    def faulty(engine, coefficient, *rest):
+        return whole(engine, lambda norms: torch.full_like(norms, 1 / canary.CLIPPING_NORM), *rest)
 
-    def build(*arguments, whole=builders["graph"]):
-        accumulate = whole(*arguments)
-        return lambda coefficient, *rest: accumulate(lambda norms: torch.full_like(norms, 1 / canary.CLIPPING_NORM), *rest)
-
-    monkeypatch.setitem(builders, "graph", build)
+    monkeypatch.setattr(GraphEngine, "accumulate", faulty)
     assert {"shift given inclusion", "sum of the others"} <= canary.violations(canary.observe(STEPS, streams()))
 
 
