@@ -20,4 +20,12 @@ def keep_freed_memory() -> None:
     mallopt(_ARENA_MAX, 1)  # threads share blocks
     mallopt(_MMAP_THRESHOLD, 32 << 20)
     mallopt(_TRIM_THRESHOLD, 2**31 - 1)
-    mallopt(_TOP_PAD, 64 << 20)
+    mallopt(_TOP_PAD, 16 << 20)
+
+
+def give_freed_memory_back() -> None:
+    """Returns to the system what `keep_freed_memory` kept: once training is over nobody asks for it again."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):
+        return

@@ -19,6 +19,7 @@ from sfumato.errors import InputError
 from sfumato.run_folder import JsonLines, read_json, write_json
 from sfumato.training import checkpoint as checkpoints
 from sfumato.training import session as sessions
+from sfumato.training.allocator import give_freed_memory_back
 from sfumato.training.certificate import certificate
 from sfumato.training.checkpoint import Checkpoint
 from sfumato.training.environment import describe, pick_device
@@ -97,6 +98,7 @@ def train(
         return _Run(plan, dataset, learner, session, progress).finish()
     finally:
         session.ledger.close()
+        give_freed_memory_back()
 
 
 @contextmanager
