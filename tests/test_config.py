@@ -78,3 +78,10 @@ def test_the_default_delta_is_the_largest_power_of_ten_below_one_over_n(n):
 
 def test_speed_only_keys_exist():
     assert config.SPEED_ONLY <= set(config.known_keys())
+
+
+def test_a_value_with_alternatives_is_explained_by_its_key_and_all_of_them():
+    with pytest.raises(InputError) as error:
+        config.parse({"data": {"name": "mnist"}, "training": {"microbatch_size": "auot"}})
+    assert str(error.value).startswith("training.microbatch_size = 'auot'") and "'auto'" in str(error.value) and "integer" in str(error.value)
+    assert "constrained" not in str(error.value)

@@ -243,14 +243,16 @@ def delta_default(num_examples: int) -> float:
 
 def _explain(error: pydantic.ValidationError) -> str:
     """The first validation error in one line."""
-    first = error.errors(include_url=False)[0]
+    errors = error.errors(include_url=False)
+    first = errors[0]
     path = [str(part) for part in first["loc"]]
-    name = ".".join(path)
     if first["type"] == "extra_forbidden":
         return _explain_unknown(path)
+    name = ".".join(path[:2])  # what follows tells list items and alternatives apart
     if first["type"] == "missing":
         return f"the recipe has no {name}, which is needed. Add it."
-    message = first["msg"][0].lower() + first["msg"][1:]
+    reasons = [other["msg"][0].lower() + other["msg"][1:] for other in errors if other["loc"][:2] == first["loc"][:2]]
+    message = ", or ".join(dict.fromkeys(reasons))
     return f"{name} = {first['input']!r} is not possible: {message}. Correct it in the recipe or by --set {name}=..."
 
 
