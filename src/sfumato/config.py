@@ -80,6 +80,8 @@ class PrivacyConfig(Section):
     sampling: Literal["poisson", "shuffled"] = "poisson"
     accountant: Literal["pld", "rdp"] = "pld"
     max_images_per_person: PositiveInt | None = None
+    search_data: Literal["public", "private"] | None = None
+    """On which images the hyper-parameters were searched, if they were: the certificate repeats it."""
 
 
 class OptimizerConfig(Section):
@@ -87,7 +89,7 @@ class OptimizerConfig(Section):
 
     name: Literal["sgd"] = "sgd"
     learning_rate: PositiveFloat | None = None
-    momentum: Fraction = 0.0
+    momentum: Annotated[float, Field(ge=0, le=1)] = 0.0
     dampening: Annotated[float, Field(ge=0, le=1)] = 0.0
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_steps: Annotated[int, Field(ge=0)] = 0
@@ -263,11 +265,14 @@ def _explain_unknown(path: list[str]) -> str:
     else:
         candidates, kind = [key for key in known if key.startswith(path[0] + ".")], "key"
     name = ".".join(path)
-    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.4) or difflib.get_close_matches(
-        path[-1], [key.rsplit(".")[-1] for key in candidates], n=1, cutoff=0.4
-    )
-    remedy = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(candidates)}."
-    return f"the recipe has an unknown {kind} {name}. {remedy}"
+    return f"the recipe has an unknown {kind} {name}. {nearest(name, candidates)}"
+
+
+def nearest(name: str, candidates: list[str]) -> str:
+    """Which of the known keys was probably meant, as a sentence."""
+    last = [key.rsplit(".")[-1] for key in candidates]
+    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.4) or difflib.get_close_matches(name.rsplit(".")[-1], last, n=1, cutoff=0.4)
+    return f"Did you mean {near[0]}?" if near else f"Known are {', '.join(candidates)}."
 
 
 def known_keys() -> list[str]:

@@ -2,7 +2,7 @@
 
 import typer
 
-from sfumato.cli import check, evaluate, plan, predict, recipes, scaling_law, simulate, train
+from sfumato.cli import check, evaluate, plan, predict, recipes, scaling_law, search, simulate, train
 
 app = typer.Typer(
     name="sfumato",
@@ -16,6 +16,7 @@ app.command("train")(train.train)
 app.command("plan")(plan.plan)
 app.add_typer(recipes.app, name="recipes")
 app.command("simulate")(simulate.simulate)
+app.command("search")(search.search)
 app.command("scaling-law")(scaling_law.scaling_law)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)

@@ -28,7 +28,7 @@ def simulate(
     name, values = find_recipe(recipe)
     override(values, epsilon=epsilon, delta=delta, accountant=None, assignments=set_ or [], data_root=data_root)
     parsed = config.parse(values)
-    numbers = _seeds(seeds)
+    numbers = parse_seeds(seeds)
 
     from sfumato.cli.display import Display
     from sfumato.data import datasets
@@ -65,7 +65,8 @@ def simulate(
     print("not private: simulations train on the images with a public seed")
 
 
-def _seeds(text: str) -> list[int]:
+def parse_seeds(text: str) -> list[int]:
+    """Whole numbers with commas between them."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:

@@ -78,7 +78,9 @@ class Fit:
 
         half = float(t.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(variance)
         centre = self.a + self.b * x
-        return Prediction(batch_size, centre, centre - half, centre + half)
+        # No accuracy lies outside [0, 1], so the interval covers as often when it ends there.
+        low, value, high = (min(max(at, 0.0), 1.0) for at in (centre - half, centre, centre + half))
+        return Prediction(batch_size, value, low, high)
 
 
 def fit(points: Sequence[Point]) -> list[Fit]:

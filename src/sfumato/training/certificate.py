@@ -7,7 +7,7 @@ from sfumato.run_folder import Ledger
 from sfumato.training.resolve import Plan
 
 RELATION = "one image's contribution replaced by zero; the number of images is fixed and public (the same epsilon as adding or removing one image)"
-NOT_COVERED = [
+NOT_COVERED = [  # the first line is replaced where it is known how hyper-parameters were searched
     "the choice of hyper-parameters, if it looked at these images",
     "pre-training data, if the model started from other weights",
     "several images of one person, beyond what epsilon_person says",
@@ -16,6 +16,10 @@ NOT_COVERED = [
     "held-out images, on which accuracies are computed: they get no guarantee, and the accuracies are not private",
     "metrics_private.jsonl and checkpoints/: for the owner alone",
 ]
+SEARCH = {
+    "private": "the search on the private data is not covered: hyper-parameters were chosen by simulations on these images",
+    "public": "a search beside the one on public images that chose the hyper-parameters, if it looked at these images",
+}
 
 
 def certificate(plan: Plan, mechanism: Mechanism, ledger: Ledger, status: str) -> dict[str, Any]:
@@ -42,6 +46,8 @@ def certificate(plan: Plan, mechanism: Mechanism, ledger: Ledger, status: str) -
         "ledger_head": ledger.head,
     }
     not_covered = list(NOT_COVERED)
+    if privacy is not None and privacy.search_data is not None:
+        not_covered[0] = SEARCH[privacy.search_data]
     if plan.recipe.run.keep_key:
         not_covered.append("anyone who reads the file `key`, which this run keeps: it regenerates the noise")
     return {"status": status, "private": plan.private, **claims(plan, mechanism), **numbers, "not_covered": not_covered}
@@ -68,6 +74,8 @@ def claims(plan: Plan, mechanism: Mechanism) -> dict[str, Any]:
         out.update({name: None for name in values})
         out.update({f"{name}_if_private": value for name, value in values.items()})
     out.update(delta=plan.delta, accountant=spent.accountant, accountant_note=spent.note, relation=RELATION, unit="one image")
+    if privacy.search_data is not None:
+        out["epsilon_search_inclusive"] = out["epsilon"] if privacy.search_data == "public" else None
     if privacy.max_images_per_person is not None:
         from sfumato.accounting.person import epsilon_person
 

@@ -1,0 +1,126 @@
+"""`sfumato search`: cheap search at a constant total amount of noise, then the one private recipe."""
+
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sfumato import config
+from sfumato.cli import output
+from sfumato.cli.simulate import parse_seeds
+from sfumato.cli.train import find_recipe, override
+from sfumato.errors import InputError
+from sfumato.run_folder import write_atomically, write_json
+
+
+def search(
+    recipe: Annotated[str, typer.Argument(help="Of the expensive run: a shipped recipe or the path of a TOML file.")],
+    trials: Annotated[int, typer.Option(help="How many settings are tried.")],
+    space: Annotated[Path | None, typer.Option(help="TOML file of what may be changed; default: the grid of Sander et al. 2022.")] = None,
+    sampler: Annotated[str | None, typer.Option(help="greedy (one group after another), tpe or random; default: greedy.")] = None,
+    prune: Annotated[bool | None, typer.Option(help="Give up trials that fall behind; with tpe and random.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="B of the simulations; default: a 64th of the recipe's, at least 16.")] = None,
+    seeds: Annotated[str, typer.Option(help="Comma-separated; each trial is one run for each.")] = "0,1,2",
+    data: Annotated[str | None, typer.Option(help="Search on this public data set instead: free of privacy cost.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Target epsilon of the final run.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta of the final run.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Changes one key of the recipe.")] = None,
+    storage: Annotated[str | None, typer.Option(help="sqlite:///FILE, journal:FILE or postgresql://...; default: a file in --output.")] = None,
+    worker: Annotated[bool, typer.Option("--worker", help="Help with a search that may run elsewhere, too; needs --storage.")] = False,
+    output_folder: Annotated[Path | None, typer.Option("--output", help="Default: runs/<recipe>-search; the same again goes on.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where the data lies; for named data sets default: $SFUMATO_DATA.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Searches hyper-parameters by cheap simulations and ends with one recipe for the single private run."""
+    name, values = find_recipe(recipe)
+    override(values, epsilon=epsilon, delta=delta, accountant=None, assignments=set_ or [], data_root=data_root)
+    parsed = config.parse(values)
+    numbers = parse_seeds(seeds)
+    if worker and storage is None:
+        raise InputError("--worker joins a search that others take part in: name their --storage.")
+    if trials < 1:
+        raise InputError(f"--trials must be at least 1, the recipe as it is, not {trials}.")
+
+    from sfumato.data import datasets
+    from sfumato.scaling.search import final
+    from sfumato.scaling.search.agenda import plan_search
+    from sfumato.scaling.search.simulations import evaluator, searched_data
+    from sfumato.scaling.search.space import paper_space, read_space
+    from sfumato.scaling.search.storage import shown
+    from sfumato.scaling.search.worker import Worker
+    from sfumato.training import loop
+    from sfumato.training.interrupt import Interrupted
+    from sfumato.training.resolve import resolve
+
+    plan = resolve(parsed, datasets.facts(parsed.data, data_root, output.note))
+    wanted = plan_search(
+        plan.recipe,
+        read_space(space) if space else paper_space(plan.recipe),
+        sampler=sampler or "greedy",
+        prune=prune,
+        trials=trials,
+        batch_size=batch_size,
+        seeds=tuple(numbers),
+        num_examples=plan.mechanism.num_examples,
+        data=data,
+    )
+    looked_at = searched_data(plan.recipe, data)
+    dataset = datasets.load(looked_at, data_root, output.note)
+    folder = output_folder or Path("runs") / f"{name.replace('/', '-')}-search"
+    folder.mkdir(parents=True, exist_ok=True)
+    url = storage or f"sqlite:///{folder / 'study.db'}"
+
+    def train(recipe: config.Recipe, name: str, watch: Callable[[int, float], None]) -> dict[str, Any]:
+        def step(facts: dict[str, Any]) -> None:
+            if facts["evaluated"]:
+                watch(facts["step"], facts["accuracy"])
+
+        # What a trial leaves is in the storage; weights of simulations are not private, and nobody needs them.
+        with tempfile.TemporaryDirectory(prefix=f"trial-{name}-", dir=folder) as run:
+            simulated = resolve(recipe, dataset.facts)
+            return loop.train(simulated, dataset, Path(run) / "run", device=device, progress=loop.Progress(step=step))
+
+    crew = Worker(wanted, url, name, output.note)
+    try:
+        agenda = crew.run(evaluator(wanted, looked_at, train))
+    except Interrupted:
+        again = shlex.join(["sfumato", *sys.argv[1:]])
+        output.note(f"interrupted; every finished trial is kept. Go on with the same command: {again}")
+        raise typer.Exit(1) from None
+    finished = crew.finished()
+    found = {**final.summary(wanted, agenda, finished, data is not None), "storage": shown(url), "search_data": data or "private"}
+    if worker:
+        found["recipe"] = None
+    else:
+        path = folder / "recipe.toml"
+        write_atomically(path, final.as_toml(wanted, agenda, found, name).encode())
+        found["recipe"] = str(path)
+        write_json(folder / "search.json", found)
+    if json_:
+        output.print_json(found)
+    else:
+        _show(found)
+
+
+def _show(found: dict[str, Any]) -> None:
+    for stage in found["stages"]:
+        needed = "" if stage["needed"] is None else f" (chance alone: up to {100 * stage['needed']:.2f})"
+        verdict = "kept" if stage["counts"] else "not a gain, left as it was"
+        print(f"{stage['name']:<16}{100 * stage['gain']:+.2f} points{needed}: {verdict}")
+    for key, value in found["best"]["settings"].items():
+        print(f"  {key} = {value}")
+    predicted = found["predicted_accuracy"]
+    low, high = output.per_cent(predicted["low"]), output.per_cent(predicted["high"])
+    print(f"predicted at the reference: {output.per_cent(predicted['value'])}, between {low} and {high} (95 %, validation split, law {found['law']})")
+    print(f"the search cost {output.per_cent(found['cost']['search_fraction'])} of one run of the recipe it began with")
+    if found["search_data"] == "private":
+        print("the simulations looked at the private images: the search is not covered by the certificate of the final run")
+    for warning in found["warnings"]:
+        output.warn(warning)
+    if found["recipe"]:
+        print(f"epsilon of the final run: {found['epsilon_final']:.4f} at delta {found['delta']:g}. Train it: sfumato train {found['recipe']}")

@@ -1,0 +1,217 @@
+"""What a search may change: groups of recipe keys, each with the values it may take.
+
+A space is a TOML file with one table for each group, in the order in which the greedy strategy takes them:
+
+    ["learning rate"]
+    "optimizer.learning_rate" = [1.0, 2.0, 4.0]
+    "optimizer.momentum" = [0.0, 0.5]
+
+    [averaging]
+    "ema.decay" = [0.9, 0.99, 0.999]
+
+A list is tried value by value; samplers also take ranges, such as {low = 0.5, high = 16.0, log = true}.
+"""
+
+import dataclasses
+import itertools
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+from sfumato import config
+from sfumato.config import Recipe
+from sfumato.errors import InputError
+
+STEPS = "training.num_steps"
+"""The one privacy parameter that may be searched: batch size and learning rate follow it, at constant eta and sigma (Section 4.3)."""
+
+# From a recipe key to its value.
+Settings = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """All numbers between two, for samplers; whole numbers if both ends are."""
+
+    low: float
+    high: float
+    log: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Keys that are searched together."""
+
+    name: str
+    choices: dict[str, list[Any] | Range]
+
+    def settings(self) -> list[Settings]:
+        """Every combination of its lists."""
+        lists = [values for values in self.choices.values() if isinstance(values, list)]
+        return [dict(zip(self.choices, values, strict=True)) for values in itertools.product(*lists)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+    """Groups in order."""
+
+    groups: tuple[Group, ...]
+
+    @property
+    def choices(self) -> dict[str, list[Any] | Range]:
+        return {key: values for group in self.groups for key, values in group.choices.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            group.name: {key: dataclasses.asdict(values) if isinstance(values, Range) else values for key, values in group.choices.items()}
+            for group in self.groups
+        }
+
+
+def paper_space(recipe: Recipe) -> Space:
+    """The grid of Sander et al. 2022, Section 4.2, in the order of Table 2, then steps against batch size as in Table 3."""
+    steps = recipe.training.num_steps
+    assert steps is not None
+    groups: dict[str, dict[str, list[Any] | Range]] = {
+        "learning rate": {
+            "optimizer.learning_rate": [1.0, 2.0, 4.0, 8.0, 12.0, 16.0],
+            "optimizer.momentum": [0.0, 0.1, 0.5, 0.9, 1.0],
+            "optimizer.dampening": [0.0, 0.1, 0.5, 0.9, 1.0],
+        },
+        "averaging": {"ema.decay": [0.9, 0.99, 0.999, 0.9999, 0.99999]},
+        "augmentation": {"augmentation.kind": ["rrc", "tan", "simclr"], "augmentation.augmult": [1, 2, 4, 8, 16]},
+        "steps": {STEPS: [max(1, steps // 4), max(1, steps // 2), steps, 2 * steps]},
+    }
+    return Space(tuple(Group(name, choices) for name, choices in groups.items()))
+
+
+def read_space(path: Path) -> Space:
+    """Reads a space from a TOML file.
+
+    Raises:
+        InputError: If a key may not be searched, is no key of a recipe, or has no values.
+    """
+    tables = config.read(path)
+    if not tables:
+        raise InputError(f'{path} names nothing to search. Give a table for each group, with keys such as "optimizer.learning_rate" = [1.0, 2.0].')
+    groups = []
+    for name, table in tables.items():
+        if not isinstance(table, dict) or not table:
+            raise InputError(f'{path}: {name} is no group. Write [{name}] and below it keys such as "optimizer.learning_rate" = [1.0, 2.0].')
+        groups.append(Group(name, {key: _choices(path, key, values) for key, values in _flat(table).items()}))
+    keys = [key for group in groups for key in group.choices]
+    for key in keys:
+        _refuse_key(path, key)
+        if keys.count(key) > 1:
+            raise InputError(f"{path} names {key} in two groups. Leave it in one.")
+    return Space(tuple(groups))
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys; a table with low and high is a range."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict) and not {"low", "high"} & value.keys():
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _choices(path: Path, key: str, values: Any) -> list[Any] | Range:
+    if isinstance(values, list) and values:
+        return values
+    if isinstance(values, dict):
+        try:
+            found = Range(**values)
+            if found.low < found.high and (found.low > 0 or not found.log):
+                return found
+        except TypeError:
+            pass
+    raise InputError(f"{path}: {key} = {values!r} is neither a list of values nor a range such as {{low = 0.5, high = 16.0, log = true}}. Write one.")
+
+
+_ALLOWED = ("model", "augmentation", "optimizer", "ema")
+
+
+def _refuse_key(path: Path, key: str) -> None:
+    section = key.split(".")[0]
+    if key == STEPS or key == "privacy.clipping_norm":
+        return
+    if section in ("privacy", "training"):
+        raise InputError(
+            f"{path}: {key} cannot be searched: the signal-to-noise ratio is held constant. Search {STEPS}; batch size and noise then follow it."
+        )
+    if section in ("data", "run"):
+        raise InputError(f"{path}: {key} cannot be searched: every trial must see the same images and seeds. Leave it out.")
+    near = [known for known in config.known_keys() if known.startswith(_ALLOWED)]
+    if key not in near and not key.startswith("model.options."):
+        raise InputError(f"{path}: {key} is no key of a recipe. {config.nearest(key, near)}")
+
+
+def apply(recipe: Recipe, settings: Settings) -> Recipe:
+    r"""The recipe with settings in place, at the same total amount of noise.
+
+    Other steps S' at constant eta and sigma need B' = B \sqrt{S / S'}; the learning rate, given for the recipe's own S,
+    becomes lr S / S' (Sander et al. 2022, Section 4.3).
+
+    Args:
+        recipe: Resolved.
+
+    Raises:
+        InputError: If such a recipe is not possible.
+    """
+    values = recipe.model_dump()
+    for key, value in settings.items():
+        *sections, last = key.split(".")
+        section = values
+        for name in sections:
+            section = section[name]
+        section[last] = value
+    steps, batch_size = recipe.training.num_steps, recipe.training.batch_size
+    assert steps is not None and batch_size is not None
+    if settings.get(STEPS, steps) != steps:
+        factor = steps / settings[STEPS]
+        values["training"]["batch_size"] = round(batch_size * math.sqrt(factor))
+        values["optimizer"]["learning_rate"] *= factor
+    return config.parse(values)
+
+
+def proposals(recipe: Recipe, group: Group, current: Settings, count: int, num_examples: int) -> list[Settings]:
+    """At most ``count`` different possible settings of a group, on top of the current ones and none equal to them.
+
+    Where the group has more, they are drawn from it, the same ones each time.
+    """
+    seen = {_identity(apply(recipe, current))}
+    found = []
+    for changes in group.settings():
+        settings = {**current, **changes}
+        try:
+            candidate = apply(recipe, settings)
+        except InputError:
+            continue
+        identity = _identity(candidate)
+        if identity in seen or not possible(candidate, num_examples):
+            continue
+        seen.add(identity)
+        found.append(settings)
+    if len(found) <= count:
+        return found
+    chosen = random.Random(group.name).sample(range(len(found)), count)
+    return [found[i] for i in sorted(chosen)]
+
+
+def possible(recipe: Recipe, num_examples: int) -> bool:
+    """Whether a recipe can be trained and says something that another does not say more cheaply."""
+    assert recipe.training.batch_size is not None
+    views_of_nothing = recipe.augmentation.kind == "none" and (recipe.augmentation.augmult or 0) > 0
+    no_views = recipe.augmentation.kind != "none" and recipe.augmentation.augmult == 0
+    return recipe.training.batch_size <= num_examples and not views_of_nothing and not no_views
+
+
+def _identity(recipe: Recipe) -> str:
+    """Equal for recipes that train alike: dampening means nothing without momentum."""
+    if recipe.optimizer.momentum == 0:
+        recipe = recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"dampening": 0.0})})
+    return recipe.model_dump_json()

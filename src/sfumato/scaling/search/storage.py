@@ -1,0 +1,107 @@
+"""Where a study's trials are kept: Optuna's storages, one file or one server for all workers."""
+
+import contextlib
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sfumato.errors import InputError, MachineError
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
+_JOURNAL = "journal:"
+_FORMS = "sqlite:///FILE, journal:FILE and postgresql://USER@HOST/DATABASE"
+
+
+def open_storage(url: str) -> "BaseStorage":
+    """Opens, or makes, a storage that several processes may share.
+
+    Args:
+        url: "journal:FILE", or what SQLAlchemy takes: "sqlite:///FILE", "postgresql://..." .
+
+    Raises:
+        InputError: If it cannot be reached; a password in the URL is not repeated.
+    """
+    import optuna
+
+    # Each trial is reported by its worker.
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with _said_plainly(url):
+        if url.startswith(_JOURNAL):
+            return _journal(Path(url.removeprefix(_JOURNAL)))
+        return _database(url)
+
+
+def shown(url: str) -> str:
+    """The URL without its password."""
+    if url.startswith(_JOURNAL):
+        return url
+    from sqlalchemy.engine import make_url
+
+    return make_url(url).render_as_string(hide_password=True)
+
+
+def _journal(path: Path) -> "BaseStorage":
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Absolute: the backend's lock is a link beside the file, which would not resolve a path relative to somewhere else.
+    return JournalStorage(JournalFileBackend(str(path.absolute())))
+
+
+def _database(url: str) -> "BaseStorage":
+    import sqlalchemy
+    from optuna.storages import RDBStorage
+
+    parsed = sqlalchemy.engine.make_url(url)
+    # SQLite lets one process write at a time: the others wait their turn.
+    options = {"connect_args": {"timeout": 100}} if parsed.get_backend_name() == "sqlite" else {}
+    if parsed.get_backend_name() == "sqlite" and parsed.database:
+        Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+    attempts = 20
+    for attempt in range(attempts):
+        try:
+            return RDBStorage(url, engine_kwargs=options)
+        except sqlalchemy.exc.DBAPIError as error:
+            # Workers that start together make the same tables; only the first one succeeds at once.
+            if "already exists" not in str(error) and "duplicate key" not in str(error) or attempt == attempts - 1:
+                raise
+            time.sleep(0.1)
+    raise AssertionError
+
+
+@contextlib.contextmanager
+def answers(url: str) -> Iterator[None]:
+    """Within the block, a storage that stops answering is a fault of the machine.
+
+    Raises:
+        MachineError: With what to do.
+    """
+    import sqlalchemy
+
+    try:
+        yield
+    except sqlalchemy.exc.SQLAlchemyError as error:
+        reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        raise MachineError(f"the storage {shown(url)} stopped answering: {reason}. Finished trials are kept: give the same command again.") from error
+
+
+@contextlib.contextmanager
+def _said_plainly(url: str) -> Iterator[None]:
+    import sqlalchemy
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on what Optuna calls experimental
+            yield
+    except sqlalchemy.exc.ArgumentError:
+        raise InputError(f"--storage {url!r} is no URL of a storage. Possible are {_FORMS}.") from None
+    except ModuleNotFoundError as error:
+        raise InputError(f"--storage {shown(url)} needs the package {error.name}. Install it: pip install 'sfumato[postgresql]'.") from None
+    except (sqlalchemy.exc.SQLAlchemyError, OSError) as error:
+        reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        raise InputError(f"--storage {shown(url)} cannot be reached: {reason}. Start it, or give another of {_FORMS}.") from None
