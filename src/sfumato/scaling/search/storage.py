@@ -5,7 +5,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import InputError, MachineError
 
@@ -58,20 +58,44 @@ def _database(url: str) -> "BaseStorage":
     from optuna.storages import RDBStorage
 
     parsed = sqlalchemy.engine.make_url(url)
-    # SQLite lets one process write at a time: the others wait their turn.
-    options = {"connect_args": {"timeout": 100}} if parsed.get_backend_name() == "sqlite" else {}
-    if parsed.get_backend_name() == "sqlite" and parsed.database:
+    if parsed.drivername == "postgresql":  # releases of SQLAlchemy differ in the driver that this means
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    is_file = parsed.get_backend_name() == "sqlite"
+    if is_file and parsed.database:
         Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
     attempts = 20
     for attempt in range(attempts):
         try:
-            return RDBStorage(url, engine_kwargs=options)
-        except sqlalchemy.exc.DBAPIError as error:
-            # Workers that start together make the same tables; only the first one succeeds at once.
-            if "already exists" not in str(error) and "duplicate key" not in str(error) or attempt == attempts - 1:
+            # One process writes at a time: the others wait their turn.
+            options = {"connect_args": {"timeout": 100}} if is_file else {}
+            storage = RDBStorage(parsed.render_as_string(hide_password=False), engine_kwargs=options)
+        except (sqlalchemy.exc.IntegrityError, sqlalchemy.exc.ProgrammingError, sqlalchemy.exc.OperationalError) as error:
+            # Workers that start together make the same tables, and only the first one succeeds at once.
+            lost_a_race = not isinstance(error, sqlalchemy.exc.OperationalError) or "already exists" in str(error)
+            if not lost_a_race or attempt == attempts - 1:
                 raise
-            time.sleep(0.1)
+            time.sleep(0.2)
+        else:
+            if is_file:
+                _lock_from_the_first_read(storage.engine)
+            return storage
     raise AssertionError
+
+
+def _lock_from_the_first_read(engine: Any) -> None:
+    """Makes every transaction on SQLite take the file's lock when it begins.
+
+    Python's driver begins one at the first write only. Two workers may then both read that a trial is waiting, and both
+    take it.
+    """
+    from sqlalchemy import event
+
+    def leave_transactions_alone(connection: Any, record: Any) -> None:
+        connection.isolation_level = None
+
+    event.listen(engine, "connect", leave_transactions_alone)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    engine.dispose()  # connections made before
 
 
 @contextlib.contextmanager
@@ -82,11 +106,13 @@ def answers(url: str) -> Iterator[None]:
         MachineError: With what to do.
     """
     import sqlalchemy
+    from optuna.exceptions import StorageInternalError
 
     try:
         yield
-    except sqlalchemy.exc.SQLAlchemyError as error:
-        reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+    except (sqlalchemy.exc.SQLAlchemyError, StorageInternalError) as error:
+        cause = error.__cause__ or error
+        reason = str(getattr(cause, "orig", None) or cause).strip().splitlines()[0]
         raise MachineError(f"the storage {shown(url)} stopped answering: {reason}. Finished trials are kept: give the same command again.") from error
 
 
@@ -100,8 +126,8 @@ def _said_plainly(url: str) -> Iterator[None]:
             yield
     except sqlalchemy.exc.ArgumentError:
         raise InputError(f"--storage {url!r} is no URL of a storage. Possible are {_FORMS}.") from None
-    except ModuleNotFoundError as error:
-        raise InputError(f"--storage {shown(url)} needs the package {error.name}. Install it: pip install 'sfumato[postgresql]'.") from None
+    except ImportError:
+        raise InputError(f"--storage {shown(url)} needs its database's driver. Install it: pip install 'sfumato[postgresql]'.") from None
     except (sqlalchemy.exc.SQLAlchemyError, OSError) as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         raise InputError(f"--storage {shown(url)} cannot be reached: {reason}. Start it, or give another of {_FORMS}.") from None

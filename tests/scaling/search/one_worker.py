@@ -1,0 +1,56 @@
+"""One worker of a study whose trials are quick: python one_worker.py URL LOG; each trial's beginning and end go to LOG."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from sfumato.config import Recipe
+from sfumato.scaling.search.agenda import Search
+from sfumato.scaling.search.space import Group, Space
+from sfumato.scaling.search.worker import Worker
+
+
+def made_up_search() -> Search:
+    recipe = Recipe.model_validate(
+        {
+            "data": {"name": "digits"},
+            "model": {"name": "small_cnn"},
+            "augmentation": {"kind": "none", "augmult": 0},
+            "privacy": {"target_epsilon": 3.0, "delta": 1e-4, "noise_multiplier": 4.0},
+            "optimizer": {"learning_rate": 2.0},
+            "training": {"batch_size": 512, "num_steps": 60},
+        }
+    )
+    space = Space(
+        (
+            Group("learning rate", {"optimizer.learning_rate": [1.0, 2.0, 4.0, 8.0, 16.0]}),
+            Group("averaging", {"ema.decay": [0.5, 0.9, 0.99, 0.999]}),
+        )
+    )
+    return Search(recipe, space, "greedy", False, 9, 16, (0, 1), 1437, None)
+
+
+def accuracy(settings, slot, seed):
+    """Best at learning rate 8 and decay 0.9; a little level for each seed, and better at larger batches."""
+    rate, decay = settings.get("optimizer.learning_rate", 2.0), settings.get("ema.decay", 0.9999)
+    return 0.9 - 0.01 * abs(rate - 8.0) - 0.1 * abs(decay - 0.9) + 0.001 * seed - 0.1 / slot.batch_size
+
+
+def main(url: str, log: Path) -> None:
+    def say(text: str) -> None:
+        with log.open("a") as file:
+            file.write(f"{os.getpid()} {text}\n")
+
+    def evaluate(number, settings, slot, watch):
+        say(f"begin {slot.name}")
+        time.sleep(0.5)
+        say(f"end {slot.name}")
+        return tuple(accuracy(settings, slot, seed) for seed in slot.seeds)
+
+    agenda = Worker(made_up_search(), url, "digits", beat_seconds=0.2, patience_seconds=30).run(evaluate)
+    say(f"best {agenda.settings}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,221 @@
+"""Many processes on one study: nothing is lost and nothing counted twice, whoever dies."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sfumato.errors import InputError, MachineError
+from sfumato.scaling.search.storage import open_storage, shown
+from sfumato.scaling.search.worker import Worker
+from tests.scaling.search.one_worker import accuracy, made_up_search
+
+SCRIPT = Path(__file__).with_name("one_worker.py")
+
+
+@pytest.fixture(params=["sqlite", "journal", "postgresql"])
+def url(request, tmp_path):
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'study.db'}"
+    if request.param == "journal":
+        return f"journal:{tmp_path / 'study.journal'}"
+    return request.getfixturevalue("postgresql")
+
+
+def start(url, log):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen([sys.executable, str(SCRIPT), url, str(log)], stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def lines(log):
+    return [line.split(" ", 2) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def kill_in_mid_trial(workers, log):
+    """Kills -9 the first worker seen between the beginning and the end of a trial; returns the trial's slot."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for process, what, slot in lines(log):
+            if what == "begin" and [process, "end", slot] not in lines(log):
+                victim = next(worker for worker in workers if worker.pid == int(process))
+                victim.send_signal(signal.SIGKILL)
+                victim.wait()
+                if [process, "end", slot] not in lines(log):
+                    return victim, slot
+        time.sleep(0.01)
+    raise AssertionError("no worker was seen in a trial")
+
+
+def test_four_workers_complete_a_study_though_one_is_killed_in_mid_trial(url, tmp_path):
+    log = tmp_path / "log"
+    workers = [start(url, log) for _ in range(4)]
+    victim, slot = kill_in_mid_trial(workers, log)
+    for worker in workers:
+        if worker is not victim:
+            assert worker.wait(timeout=120) == 0, worker.stderr.read()
+        worker.stderr.close()
+
+    search = made_up_search()
+    crew = Worker(search, url, "digits")
+    trials = crew.study.trials
+    complete = Counter(trial.user_attrs["slot"] for trial in trials if trial.state.name == "COMPLETE")
+    agenda = search.agenda(crew.finished())
+    assert agenda.complete
+    assert complete == Counter(planned.name for planned in agenda.slots)  # each once
+    assert complete[slot] == 1  # that of the victim, made again
+    assert sum(trial.state.name == "RUNNING" for trial in trials) == 0
+    assert agenda.settings == {"optimizer.learning_rate": 8.0, "ema.decay": 0.9}
+    for trial in trials:
+        if trial.state.name == "COMPLETE":
+            slot_facts = trial.user_attrs
+            planned = next(planned for planned in agenda.slots if planned.name == slot_facts["slot"])
+            assert slot_facts["accuracies"] == [accuracy(planned.settings, planned, seed) for seed in planned.seeds]
+    ends = Counter(name for _, what, name in lines(log) if what == "end")
+    assert ends == complete  # not even the work was done twice
+    best = {name for _, what, name in lines(log) if what == "best"}
+    assert best == {str(agenda.settings)}  # the three that lived agree
+
+
+def test_a_search_goes_on_where_it_stopped(tmp_path):
+    url, made = f"sqlite:///{tmp_path / 'study.db'}", []
+
+    def evaluate(number, settings, slot, watch):
+        if len(made) == 4:
+            raise KeyboardInterrupt
+        made.append(slot.name)
+        return tuple(accuracy(settings, slot, seed) for seed in slot.seeds)
+
+    with pytest.raises(KeyboardInterrupt):
+        Worker(made_up_search(), url, "digits").run(evaluate)
+    first = list(made)
+    made.clear()
+    made_again = made
+
+    def evaluate_again(number, settings, slot, watch):
+        made_again.append(slot.name)
+        return tuple(accuracy(settings, slot, seed) for seed in slot.seeds)
+
+    agenda = Worker(made_up_search(), url, "digits").run(evaluate_again)
+    assert agenda.complete
+    assert not set(first) & set(made_again)
+    assert Counter([*first, *made_again]) == Counter(slot.name for slot in agenda.slots)
+    assert Worker(made_up_search(), url, "digits").run(evaluate_again).settings == agenda.settings  # finished: nothing is made again
+
+
+def test_a_worker_that_gives_no_sign_loses_its_trial_and_what_it_finds_later_is_not_counted(tmp_path):
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    search = made_up_search()
+    begun, over = threading.Event(), threading.Event()
+
+    def stalls(number, settings, slot, watch):
+        begun.set()
+        assert over.wait(60)
+        raise SystemExit  # after its trial was settled below
+
+    slow = Worker(search, url, "digits", beat_seconds=1000)
+    slow.name = "elsewhere:1:abcd"  # on another machine, where no process can be asked for
+    found = []
+
+    def run_slow():
+        try:
+            slow.run(lambda *trial: found.append(trial[2].name) or stalls(*trial))
+        except SystemExit:
+            pass
+
+    thread = threading.Thread(target=run_slow)
+    thread.start()
+    assert begun.wait(60)
+
+    def evaluate(number, settings, slot, watch):
+        return tuple(accuracy(settings, slot, seed) for seed in slot.seeds)
+
+    agenda = Worker(search, url, "digits", beat_seconds=0.05, patience_seconds=0.5).run(evaluate)
+    over.set()
+    thread.join()
+    crew = Worker(search, url, "digits")
+    states = Counter((trial.user_attrs["slot"], trial.state.name) for trial in crew.study.trials)
+    assert found == ["baseline"]
+    assert states["baseline", "FAIL"] == 1
+    assert states["baseline", "COMPLETE"] == 1
+    assert search.agenda(crew.finished()) == agenda
+
+
+def test_a_living_worker_keeps_its_trial(tmp_path):
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    search = made_up_search()
+
+    def slow(number, settings, slot, watch):
+        if slot.name == "baseline":
+            time.sleep(2.0)  # many times the other's patience, but it beats
+        return tuple(accuracy(settings, slot, seed) for seed in slot.seeds)
+
+    first = Worker(search, url, "digits", beat_seconds=0.1)
+    first.name = "elsewhere:1:abcd"
+    second = Worker(search, url, "digits", beat_seconds=0.1, patience_seconds=1.0)
+    thread = threading.Thread(target=lambda: first.run(slow))
+    thread.start()
+    while not any(trial.state.name == "RUNNING" for trial in first.study.trials):
+        time.sleep(0.02)
+    second.run(slow)
+    thread.join()
+    assert all(trial.state.name == "COMPLETE" for trial in second.study.trials)
+
+
+def test_a_study_whose_space_changed_is_refused_by_name(tmp_path):
+    import dataclasses
+
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    Worker(made_up_search(), url, "digits")
+    for changed, name in [
+        (dataclasses.replace(made_up_search(), space=dataclasses.replace(made_up_search().space, groups=made_up_search().space.groups[:1])), "space"),
+        (dataclasses.replace(made_up_search(), batch_size=32), "batch_size"),
+        (dataclasses.replace(made_up_search(), num_examples=1436), "num_examples"),
+    ]:
+        with pytest.raises(InputError, match=f"another {name}"):
+            Worker(changed, url, "digits")
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("postgresql://me:secret@127.0.0.1:1/none", "cannot be reached"),
+        ("sqlite:////proc/no/such/folder/study.db", "cannot be reached"),
+        ("journal:/proc/no/such/study.journal", "cannot be reached"),
+        ("nonsense", "is no URL"),
+        ("redis://localhost", "is no URL"),
+    ],
+)
+def test_a_storage_that_cannot_be_reached_is_one_line_without_the_password(url, says):
+    with pytest.raises(InputError, match=says) as error:
+        open_storage(url)
+    assert "\n" not in str(error.value)
+    assert "secret" not in str(error.value)
+
+
+def test_a_password_is_never_shown():
+    assert shown("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
+
+
+def test_a_storage_that_goes_away_is_a_fault_of_the_machine_and_loses_nothing(tmp_path):
+    path = tmp_path / "study.db"
+    url = f"sqlite:///{path}"
+    made = []
+
+    def evaluate(number, settings, slot, watch):
+        made.append(slot.name)
+        if len(made) == 3:
+            path.rename(tmp_path / "gone.db")
+            path.mkdir()
+        return tuple(accuracy(settings, slot, seed) for seed in slot.seeds)
+
+    with pytest.raises(MachineError, match="stopped answering"):
+        Worker(made_up_search(), url, "digits", beat_seconds=1000).run(evaluate)
+    path.rmdir()
+    (tmp_path / "gone.db").rename(path)
+    assert len(Worker(made_up_search(), url, "digits").finished()) == 2
