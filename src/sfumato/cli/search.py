@@ -85,14 +85,14 @@ def search(
             simulated = resolve(recipe, dataset.facts)
             return loop.train(simulated, dataset, Path(run) / "run", device=device, progress=loop.Progress(step=step))
 
-    crew = Worker(wanted, url, name, output.note)
     try:
-        agenda = crew.run(evaluator(wanted, looked_at, train))
+        with Worker(wanted, url, name, output.note) as crew:
+            agenda = crew.run(evaluator(wanted, looked_at, train))
+            finished = crew.finished()
     except Interrupted:
         again = shlex.join(["sfumato", *sys.argv[1:]])
         output.note(f"interrupted; every finished trial is kept. Go on with the same command: {again}")
         raise typer.Exit(1) from None
-    finished = crew.finished()
     found = {**final.summary(wanted, agenda, finished, data is not None), "storage": shown(url), "search_data": data or "private"}
     if worker:
         found["recipe"] = None

@@ -48,7 +48,8 @@ def main(url: str, log: Path) -> None:
         say(f"end {slot.name}")
         return tuple(accuracy(settings, slot, seed) for seed in slot.seeds)
 
-    agenda = Worker(made_up_search(), url, "digits", beat_seconds=0.2, patience_seconds=30).run(evaluate)
+    with Worker(made_up_search(), url, "digits", beat_seconds=0.2, patience_seconds=30) as worker:
+        agenda = worker.run(evaluate)
     say(f"best {agenda.settings}")
 
 

@@ -1,5 +1,6 @@
 """Many processes on one study: nothing is lost and nothing counted twice, whoever dies."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,8 +14,16 @@ import pytest
 
 from sfumato.errors import InputError, MachineError
 from sfumato.scaling.search.storage import open_storage, shown
-from sfumato.scaling.search.worker import Worker
+from sfumato.scaling.search.worker import Worker as OpenWorker
 from tests.scaling.search.one_worker import accuracy, made_up_search
+
+
+@pytest.fixture
+def Worker():
+    """Makes workers whose connections are closed at the end of the test."""
+    with contextlib.ExitStack() as opened:
+        yield lambda *arguments, **options: opened.enter_context(OpenWorker(*arguments, **options))
+
 
 SCRIPT = Path(__file__).with_name("one_worker.py")
 
@@ -52,7 +61,7 @@ def kill_in_mid_trial(workers, log):
     raise AssertionError("no worker was seen in a trial")
 
 
-def test_four_workers_complete_a_study_though_one_is_killed_in_mid_trial(url, tmp_path):
+def test_four_workers_complete_a_study_though_one_is_killed_in_mid_trial(Worker, url, tmp_path):
     log = tmp_path / "log"
     workers = [start(url, log) for _ in range(4)]
     victim, slot = kill_in_mid_trial(workers, log)
@@ -82,7 +91,7 @@ def test_four_workers_complete_a_study_though_one_is_killed_in_mid_trial(url, tm
     assert best == {str(agenda.settings)}  # the three that lived agree
 
 
-def test_a_search_goes_on_where_it_stopped(tmp_path):
+def test_a_search_goes_on_where_it_stopped(Worker, tmp_path):
     url, made = f"sqlite:///{tmp_path / 'study.db'}", []
 
     def evaluate(number, settings, slot, watch):
@@ -108,7 +117,7 @@ def test_a_search_goes_on_where_it_stopped(tmp_path):
     assert Worker(made_up_search(), url, "digits").run(evaluate_again).settings == agenda.settings  # finished: nothing is made again
 
 
-def test_a_worker_that_gives_no_sign_loses_its_trial_and_what_it_finds_later_is_not_counted(tmp_path):
+def test_a_worker_that_gives_no_sign_loses_its_trial_and_what_it_finds_later_is_not_counted(Worker, tmp_path):
     url = f"sqlite:///{tmp_path / 'study.db'}"
     search = made_up_search()
     begun, over = threading.Event(), threading.Event()
@@ -146,18 +155,18 @@ def test_a_worker_that_gives_no_sign_loses_its_trial_and_what_it_finds_later_is_
     assert search.agenda(crew.finished()) == agenda
 
 
-def test_a_living_worker_keeps_its_trial(tmp_path):
+def test_a_living_worker_keeps_its_trial(Worker, tmp_path):
     url = f"sqlite:///{tmp_path / 'study.db'}"
     search = made_up_search()
 
     def slow(number, settings, slot, watch):
         if slot.name == "baseline":
-            time.sleep(2.0)  # many times the other's patience, but it beats
+            time.sleep(8.0)  # twice the patience of the other, but it beats
         return tuple(accuracy(settings, slot, seed) for seed in slot.seeds)
 
     first = Worker(search, url, "digits", beat_seconds=0.1)
     first.name = "elsewhere:1:abcd"
-    second = Worker(search, url, "digits", beat_seconds=0.1, patience_seconds=1.0)
+    second = Worker(search, url, "digits", beat_seconds=0.1, patience_seconds=4.0)
     thread = threading.Thread(target=lambda: first.run(slow))
     thread.start()
     while not any(trial.state.name == "RUNNING" for trial in first.study.trials):
@@ -167,7 +176,7 @@ def test_a_living_worker_keeps_its_trial(tmp_path):
     assert all(trial.state.name == "COMPLETE" for trial in second.study.trials)
 
 
-def test_a_study_whose_space_changed_is_refused_by_name(tmp_path):
+def test_a_study_whose_space_changed_is_refused_by_name(Worker, tmp_path):
     import dataclasses
 
     url = f"sqlite:///{tmp_path / 'study.db'}"
@@ -202,7 +211,7 @@ def test_a_password_is_never_shown():
     assert shown("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
 
 
-def test_a_storage_that_goes_away_is_a_fault_of_the_machine_and_loses_nothing(tmp_path):
+def test_a_storage_that_goes_away_is_a_fault_of_the_machine_and_loses_nothing(Worker, tmp_path):
     path = tmp_path / "study.db"
     url = f"sqlite:///{path}"
     made = []

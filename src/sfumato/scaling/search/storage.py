@@ -35,6 +35,13 @@ def open_storage(url: str) -> "BaseStorage":
         return _database(url)
 
 
+def close_storage(storage: "BaseStorage") -> None:
+    """Ends the connections of this process."""
+    storage.remove_session()
+    if engine := getattr(storage, "engine", None):
+        engine.dispose()
+
+
 def shown(url: str) -> str:
     """The URL without its password."""
     if url.startswith(_JOURNAL):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sfumato.errors import InputError
 from sfumato.scaling.search.agenda import Agenda, Outcome, Search, Slot
 from sfumato.scaling.search.space import Settings
-from sfumato.scaling.search.storage import answers, open_storage, shown
+from sfumato.scaling.search.storage import answers, close_storage, open_storage, shown
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
@@ -67,8 +67,18 @@ class Worker:
             storage=self.storage, study_name=study_name, direction="maximize", load_if_exists=True, sampler=sampler, pruner=pruner
         )
         self.study_id = self.storage.get_study_id_from_name(study_name)
-        self._agree(shown(url))
-        self._signs: dict[int, tuple[Any, float]] = {}
+        self._signs: dict[int, tuple[Any, float]] = {}  # of each trial: its last sign, and when it was first seen
+        try:
+            self._agree(shown(url))
+        except BaseException:
+            close_storage(self.storage)
+            raise
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        close_storage(self.storage)
 
     def _agree(self, url: str) -> None:
         mine = self.search.as_json()
