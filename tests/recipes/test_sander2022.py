@@ -103,7 +103,9 @@ def test_a_recipe_can_be_planned(row, capsys):
 
 
 @pytest.mark.parametrize("row", ON_IMAGENET[::4], ids=str)
-@pytest.mark.parametrize("arguments", [["train"], ["train", "--dry-run"], ["train", "--non-private"], ["simulate", "--batch-size", "128"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["train"], ["train", "--dry-run"], ["train", "--non-private"], ["simulate", "--batch-size", "128"]], ids=" ".join
+)
 def test_a_recipe_on_imagenet_is_refused_in_one_line_when_it_is_to_be_trained(row, arguments, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.run([arguments[0], f"sander2022/{row.recipe}", *arguments[1:]]) == 2
