@@ -31,11 +31,13 @@ class Section(pydantic.BaseModel):
 class DataConfig(Section):
     """Which images. Every value here is a public input, never computed from private images."""
 
-    name: Literal["digits", "mnist", "fashion_mnist", "cifar10", "folder"]
+    name: Literal["digits", "mnist", "fashion_mnist", "cifar10", "imagenet", "folder"]
     path: str | None = None
     """Folder of images (`folder`), relative to the working directory; `--data-root` overrides it."""
     split: Literal["train", "train+valid"] = "train+valid"
     """What is trained on: "train" holds out the validation split, "train+valid" the test split."""
+    num_examples: PositiveInt | None = None
+    """Train on this many of a named data set's images: a fixed choice, of which a smaller one is a part."""
     classes: list[str] | None = None
     """Class names in label order."""
     class_proportions: list[PositiveFloat] | None = None

@@ -11,7 +11,7 @@ import torch
 from sfumato.config import DataConfig
 from sfumato.data import datasets
 from sfumato.data.datasets import NAMED, facts, load
-from sfumato.data.facts import public_facts
+from sfumato.data.facts import Facts, public_facts
 from sfumato.errors import InputError
 
 LAYOUT = {"mnist": "MNIST/raw", "fashion_mnist": "FashionMNIST/raw", "cifar10": "cifar-10-batches-py"}
@@ -81,6 +81,43 @@ def test_digits_are_split_without_overlap_and_the_same_each_time():
     assert torch.equal(load(DataConfig(name="digits"), None, quiet).train.images, final.train.images)
     batch = final.train.batch(torch.arange(1437))
     assert batch.min() == -1 and batch.max() == 1
+
+
+@pytest.mark.parametrize("split", ["train", "train+valid"])
+def test_a_smaller_portion_is_part_of_a_larger_and_the_held_out_images_stay(split):
+    everything = load(DataConfig(name="digits", split=split), None, quiet)
+    before: set = set()
+    for count in (1, 100, 101, 900, len(everything.train)):
+        config = DataConfig(name="digits", split=split, num_examples=count)
+        portion = load(config, None, quiet)
+        assert len(portion.train) == count and portion.facts == public_facts(config) == facts(config, None, quiet)
+        now = set(contents(portion.train))
+        assert before <= now <= set(contents(everything.train))
+        assert contents(portion.held_out) == contents(everything.held_out) and portion.held_out_name == everything.held_out_name
+        before = now
+    assert torch.equal(portion.train.images, everything.train.images)
+
+
+def test_more_images_than_there_are_are_refused_never_claimed(tmp_path):
+    for config in (DataConfig(name="digits", num_examples=1438), DataConfig(name="digits", split="train", num_examples=1151)):
+        for ask in (load, facts):
+            with pytest.raises(InputError, match=f"data.num_examples = {config.num_examples} is more than the {config.num_examples - 1} images"):
+                ask(config, None, quiet)
+
+
+def test_the_images_of_a_folder_are_counted_never_stated(two_classes):
+    for ask in (load, facts):
+        with pytest.raises(InputError, match="data.num_examples = 20 does not fit a folder"):
+            ask(DataConfig(name="folder", num_examples=20), two_classes, quiet)
+
+
+def test_imagenet_has_public_numbers_and_is_not_loaded(tmp_path):
+    """De et al. 2022, Table 11: 10,000 of the 1,281,167 training images are for validation."""
+    assert public_facts(DataConfig(name="imagenet")).num_examples == 1_281_167
+    assert public_facts(DataConfig(name="imagenet", split="train")) == Facts(1_271_167, 1000, 224, 3)
+    for ask in (load, facts):
+        with pytest.raises(InputError, match="data set imagenet cannot be loaded"):
+            ask(DataConfig(name="imagenet"), tmp_path, quiet)
 
 
 def test_every_named_set_has_public_facts():

@@ -7,6 +7,7 @@ from torch import nn
 from sfumato.clipping import findings
 from sfumato.errors import InputError
 from sfumato.models import build
+from sfumato.models.small_cnn import SmallCNN
 from sfumato.models.wide_resnet import WideResNet
 
 
@@ -21,6 +22,10 @@ def count(model):
         ("wide_resnet", (32, 3, 10), {"depth": 40, "width": 4}, 8_961_306),
         ("wide_resnet", (32, 3, 10), {"depth": 28, "width": 10}, 36_500_378),
         ("wide_resnet", (32, 3, 10), {"weight_standardization": False}, 2_751_562),  # Sander et al. 2022
+        ("wide_resnet", (32, 3, 10), {"weight_standardization": False, "order": "norm-activation"}, 2_751_562),
+        ("wide_resnet", (32, 3, 10), {"order": "norm-activation"}, 2_753_818),
+        ("small_cnn", (28, 1, 10), {}, 20_586),
+        ("small_cnn", (28, 1, 10), {"order": "norm-activation"}, 20_586),
         ("tanh_cnn", (28, 1, 10), {}, 26_010),
         ("lenet", (28, 1, 10), {}, 61_706),
     ],
@@ -51,7 +56,7 @@ def test_the_smallest_size_works_and_a_smaller_one_is_refused_by_name(name):
         build(name, image_size=size - 1, channels=1, num_classes=4, seed=0)
 
 
-VARIANTS = [("small_cnn", {}), ("tanh_cnn", {}), ("lenet", {})] + [
+VARIANTS = [("small_cnn", {}), ("small_cnn", {"order": "norm-activation"}), ("tanh_cnn", {}), ("lenet", {})] + [
     ("wide_resnet", {"width": 1, "order": order, "normalization": normalization, "weight_standardization": standardized})
     for order in ("activation-norm", "norm-activation")
     for normalization in ("group", "none")
@@ -89,6 +94,12 @@ def test_every_convolution_but_the_stem_comes_after_activation_and_norm_in_the_c
     assert seen == ["Conv2d"] + (before_conv + ["Conv2d"]) * 15 + before_conv + ["Linear"]
 
 
+@pytest.mark.parametrize(("order", "after_conv"), [("activation-norm", ["ReLU", "GroupNorm"]), ("norm-activation", ["GroupNorm", "ReLU"])])
+def test_every_stage_of_the_default_network_ends_in_activation_and_norm_in_the_chosen_order(order, after_conv):
+    stage = ["Conv2d", "MaxPool2d", *after_conv]
+    assert layers_run(SmallCNN(10, 32, 3, order=order), size=32) == stage * 2 + ["Flatten", "Linear"]
+
+
 def test_each_group_of_a_wide_resnet_has_its_own_shortcut_and_stride():
     model = WideResNet(10, depth=16, width=2)
     shortcuts = [block.shortcut[1] for block in model.blocks if not isinstance(block.shortcut, nn.Identity)]
@@ -114,3 +125,8 @@ def test_each_group_of_a_wide_resnet_has_its_own_shortcut_and_stride():
 def test_impossible_wide_resnets_are_refused(options, message):
     with pytest.raises(InputError, match=message):
         build("wide_resnet", image_size=32, channels=3, num_classes=10, options=options, seed=0)
+
+
+def test_an_unknown_order_of_the_default_network_is_refused():
+    with pytest.raises(InputError, match="Known are activation-norm, norm-activation"):
+        build("small_cnn", image_size=32, channels=3, num_classes=10, options={"order": "norm"}, seed=0)

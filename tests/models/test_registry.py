@@ -68,6 +68,7 @@ def test_any_factory_is_given_what_it_accepts(package):
     [
         ("smal_cnn", {}, "Did you mean small_cnn?"),
         ("zzz", {}, "Known are small_cnn, tanh_cnn, lenet, wide_resnet"),
+        ("nf_resnet50", {}, "model nf_resnet50 cannot be built by this version"),
         ("wide_resnet", {"widht": 4}, "no option widht. Did you mean width?"),
         ("tanh_cnn", {"width": 4}, "no option width. It has none."),
         ("wide_resnet", {"num_classes": 4}, "num_classes follows from the data"),

@@ -79,10 +79,11 @@ def _print(rows: list[dict[str, Any]], json_: bool) -> None:
     if json_:
         output.print_json({"recipes": rows})
         return
+    width = max(len(row["name"]) for row in rows) + 2
     for row in rows:
         spent = ""
         if "status" in row:
             rdp, pld = (formats.epsilon(row[key]) if row[key] is not None else "-" for key in ("epsilon_rdp", "epsilon_pld"))
             spent = f"  RDP {rdp}  PLD {pld}  {row['status']}"
         nominal = f"epsilon {row['nominal_epsilon']:g}" if row["nominal_epsilon"] is not None else "your epsilon"
-        print(f"{row['name']:<38}{nominal:<14}{spent}  {row['source']}")
+        print(f"{row['name']:<{width}}{nominal:<14}{spent}  {row['source']}")

@@ -78,8 +78,9 @@ def facts(config: DataConfig, data_root: Path | None, report: Callable[[str], No
     """The public numbers of the data set; of a folder by its files' names, without decoding an image.
 
     Raises:
-        InputError: As `load` does for a folder.
+        InputError: As `load` does for a folder, or if this data set can only be planned with.
     """
+    _refuse_unloadable(config)
     return public_facts(config) or folders.folder_facts(config, _folder(config, data_root), report)
 
 
@@ -93,15 +94,26 @@ def load(config: DataConfig, data_root: Path | None, report: Callable[[str], Non
         report: Takes lines for the user: progress, images that cannot be read.
 
     Raises:
-        InputError: If a file is missing or damaged, or the recipe contradicts the data.
+        InputError: If a file is missing or damaged, the recipe contradicts the data, or this data set can only be planned with.
     """
+    _refuse_unloadable(config)
     if config.name == "folder":
         return folders.load_folder(config, _folder(config, data_root), report)
     return _load_named(config, data_root)
 
 
+def _refuse_unloadable(config: DataConfig) -> None:
+    if config.name != "folder" and config.name not in NAMED:
+        raise InputError(
+            f"data set {config.name} cannot be loaded by this version, so its recipes are planned (`sfumato plan --recipe NAME`) and verified "
+            "(`sfumato recipes verify`), not trained or simulated. Choose a recipe on another data set."
+        )
+
+
 def _folder(config: DataConfig, data_root: Path | None) -> Path:
     """A folder is private data: it is named for each run, never found by SFUMATO_DATA."""
+    if config.num_examples is not None:
+        raise InputError(f"data.num_examples = {config.num_examples} does not fit a folder, whose images are counted. Take the key out.")
     if data_root is None and config.path is None:
         raise InputError("the recipe trains on a folder of images and none is named. Give it by --data-root FOLDER or data.path.")
     return data_root if data_root is not None else Path(str(config.path))
@@ -110,6 +122,7 @@ def _folder(config: DataConfig, data_root: Path | None) -> Path:
 def _load_named(config: DataConfig, data_root: Path | None) -> Dataset:
     named = NAMED[config.name]
     _check_agrees(config, named)
+    public_facts(config)  # refuses more images than there are, before a file is read
     mean, std = normalisation(config.mean, config.std, named.shape[0], default=(named.mean, named.std))
     if config.name == "digits":
         images, labels = _digits()
@@ -125,9 +138,14 @@ def _load_named(config: DataConfig, data_root: Path | None) -> Dataset:
     else:
         train, test = list(range(named.num_train)), list(range(named.num_train, total))
     if config.split == "train+valid":
-        return Dataset(config.name, named.classes, everything.subset(train), everything.subset(test), "test")
-    kept, valid = hold_out(f"{config.name} valid", len(train), named.num_valid)
-    return Dataset(config.name, named.classes, everything.subset([train[i] for i in kept]), everything.subset([train[i] for i in valid]), "valid")
+        held_out, held_out_name = test, "test"
+    else:
+        kept, valid = hold_out(f"{config.name} valid", len(train), named.num_valid)
+        train, held_out, held_out_name = [train[i] for i in kept], [train[i] for i in valid], "valid"
+    if config.num_examples is not None:
+        portion, _ = hold_out(f"{config.name} portion", len(train), len(train) - config.num_examples)
+        train = [train[i] for i in portion]
+    return Dataset(config.name, named.classes, everything.subset(train), everything.subset(held_out), held_out_name)
 
 
 def _digits() -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,6 +22,9 @@ MODELS: dict[str, tuple[Factory, int]] = {
     "wide_resnet": (wide_resnet.WideResNet, wide_resnet.MIN_SIZE),
 }
 
+# Named by recipes that can be planned and verified, not yet built.
+NOT_YET = ("nf_resnet50",)
+
 _SHAPE_KEYS = ("num_classes", "image_size", "channels")
 
 
@@ -74,6 +77,8 @@ def build(name: str, *, image_size: int, channels: int, num_classes: int, option
 
 
 def _import_factory(name: str) -> Factory:
+    if name in NOT_YET:
+        raise InputError(f"model {name} cannot be built by this version: recipes that name it are planned and verified. Choose another model.name.")
     module_name, colon, attribute = name.partition(":")
     if not colon:
         raise InputError(f'model "{name}" is unknown. {_nearest(name, list(MODELS))} Your own is named "package.module:factory".')

@@ -12,12 +12,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.errors import InputError
-from sfumato.nn import WeightStandardizedConv2d, init_conv, init_linear
+from sfumato.nn import Order, WeightStandardizedConv2d, in_order, init_conv, init_linear
 
 MIN_SIZE = 8
 
 Normalization = Literal["group", "none"]
-Order = Literal["activation-norm", "norm-activation"]
 
 
 class WideResNet(nn.Module):
@@ -59,8 +58,6 @@ class WideResNet(nn.Module):
             raise InputError(f"wide_resnet: depth {depth} is not possible: it must be 6n + 4 with n >= 1, for example 16, 28 or 40.")
         if width < 1:
             raise InputError(f"wide_resnet: width must be at least 1, not {width}.")
-        if order not in ("activation-norm", "norm-activation"):
-            raise InputError(f'wide_resnet: order "{order}" is unknown. Known are activation-norm, norm-activation.')
         if normalization not in ("group", "none"):
             raise InputError(f'wide_resnet: normalization "{normalization}" is unknown. Known are group, none.')
         if groups < 1 or 16 % groups:
@@ -73,7 +70,7 @@ class WideResNet(nn.Module):
 
         def activate(num_channels: int) -> nn.Module:
             norm = nn.GroupNorm(groups, num_channels) if normalization == "group" else nn.Identity()
-            return nn.Sequential(nn.ReLU(), norm) if order == "activation-norm" else nn.Sequential(norm, nn.ReLU())
+            return nn.Sequential(*in_order(nn.ReLU(), norm, order))
 
         self.stem = conv(channels, 16, 3)
         blocks: list[nn.Module] = []
