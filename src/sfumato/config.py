@@ -84,6 +84,10 @@ class PrivacyConfig(Section):
     max_images_per_person: PositiveInt | None = None
     search_data: Literal["public", "private"] | None = None
     """On which images the hyper-parameters were searched, if they were: the certificate repeats it."""
+    selected_from: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    """Expected number of private runs, random and secret, of which this one is published because it scored best: epsilon covers that."""
+    selection_shape: Annotated[float, Field(gt=-1, le=100)] = 0.0
+    """Shape of that number's distribution, a truncated negative binomial; 0 is logarithmic, 1 geometric."""
 
 
 class OptimizerConfig(Section):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.mechanism import Accountant, Mechanism
+from sfumato.accounting.selection import NumTrials, epsilon_of_best
 from sfumato.errors import InputError
 
 SMALLEST_SIGMA, LARGEST_SIGMA = 0.05, 1e6
@@ -17,12 +18,20 @@ _EXACT_STEPS = 20_000
 
 
 def solve_noise_multiplier(
-    *, num_examples: int, batch_size: int, num_steps: int, target_epsilon: float, delta: float, accountant: Accountant = "pld"
+    *,
+    num_examples: int,
+    batch_size: int,
+    num_steps: int,
+    target_epsilon: float,
+    delta: float,
+    accountant: Accountant = "pld",
+    trials: NumTrials | None = None,
 ) -> float:
     """The smallest noise multiplier of 4 significant digits within the target.
 
     Guarantee: ``epsilon`` at the answer is at most the target; 0.1 % less noise exceeds it,
-    unless the answer is ``SMALLEST_SIGMA``, below which no budget means anything.
+    unless the answer is ``SMALLEST_SIGMA``, below which no budget means anything. With ``trials`` the target
+    covers that the best of so many runs is published.
 
     Raises:
         InputError: If the budget is impossible.
@@ -40,9 +49,10 @@ def solve_noise_multiplier(
         high=-_rank(SMALLEST_SIGMA),
         guess=-_rank(min(max(signal, SMALLEST_SIGMA), LARGEST_SIGMA)),
         budget=(target_epsilon, delta, accountant),
+        trials=trials,
     )
     if found is None:
-        least = epsilon(mechanism.replace(noise_multiplier=LARGEST_SIGMA), delta, accountant).epsilon
+        least = epsilon(mechanism.replace(noise_multiplier=LARGEST_SIGMA), delta, accountant, trials).epsilon
         raise InputError(
             f"epsilon {target_epsilon:g} at delta {delta:g} over {num_steps} steps needs a noise_multiplier above {LARGEST_SIGMA:g}. "
             f"Ask for fewer steps, or for epsilon {_round_up(least):g} or more."
@@ -138,6 +148,7 @@ def _largest(
     guess: int,
     budget: tuple[float, float, Accountant],
     gap: Callable[[int], int] = lambda n: 1,
+    trials: NumTrials | None = None,
 ) -> int | None:
     """The largest n in [low, high] within the budget, for a mechanism that spends more as n grows; None if there is none.
 
@@ -146,9 +157,12 @@ def _largest(
     target, delta, accountant = budget
 
     def search(start: int, target: float, by: Accountant) -> int | None:
-        return _search(lambda n: epsilon(mechanism_of(n), delta, by).epsilon <= target, low, high, start, gap)
+        return _search(lambda n: epsilon(mechanism_of(n), delta, by, trials).epsilon <= target, low, high, start, gap)
 
-    if accountant == "pld":
+    if trials is not None:
+        few = 40  # orders, to start from
+        guess = _search(lambda n: epsilon_of_best(mechanism_of(n), delta, trials, few) <= target, low, high, guess, gap) or guess
+    elif accountant == "pld":
         relaxed = target
         for _ in range(2):
             by_rdp = search(guess, relaxed, "rdp")
@@ -160,7 +174,7 @@ def _largest(
                 break
             relaxed = target * spent.epsilon_rdp / spent.epsilon
     found = search(guess, target, accountant)
-    assert found is None or epsilon(mechanism_of(found), delta, accountant).epsilon <= target
+    assert found is None or epsilon(mechanism_of(found), delta, accountant, trials).epsilon <= target
     return found
 
 

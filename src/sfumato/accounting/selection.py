@@ -96,7 +96,7 @@ def _mean(gamma: float, shape: float) -> float:
 _ORDERS = 1000
 
 
-def epsilon_of_best(mechanism: Mechanism, delta: float, trials: NumTrials) -> float:
+def epsilon_of_best(mechanism: Mechanism, delta: float, trials: NumTrials, num_orders: int = _ORDERS) -> float:
     r"""Epsilon of publishing the best of K runs of one mechanism, by RDP at real orders.
 
     For the truncated negative binomial (Theorem 2), at orders :math:`\lambda > 1` and any :math:`\hat\lambda \ge 1`,
@@ -110,6 +110,12 @@ def epsilon_of_best(mechanism: Mechanism, delta: float, trials: NumTrials) -> fl
     Guarantee: an upper bound for the published weights, which may depend on all the runs' scores; K itself, the
     other runs and the time that they took must stay secret.
 
+    Args:
+        mechanism: Of each run.
+        delta: In (0, 1).
+        trials: How many runs there are.
+        num_orders: Orders that are tried; fewer give a looser bound, sooner.
+
     Returns:
         Infinity where nothing bounds it (no noise).
     """
@@ -118,7 +124,7 @@ def epsilon_of_best(mechanism: Mechanism, delta: float, trials: NumTrials) -> fl
     if mechanism.noise_multiplier == 0:
         return math.inf
     q, sigma, steps = mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps
-    orders = 1 + np.exp(np.linspace(math.log(1e-3), math.log(_largest_order(q, sigma, delta)), _ORDERS))
+    orders = 1 + np.exp(np.linspace(math.log(1e-3), math.log(_largest_order(q, sigma, delta)), num_orders))
     moments = np.array([steps * rdp.log_moment(q, sigma, order) for order in orders])  # (order - 1) times RDP
     divergences = moments / (orders - 1)
     if math.isinf(trials.shape):

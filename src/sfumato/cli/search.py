@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sfumato import config
-from sfumato.cli import output
+from sfumato.cli import output, paid_search
 from sfumato.cli.simulate import parse_seeds
 from sfumato.cli.train import find_recipe, override
 from sfumato.errors import InputError
@@ -23,9 +23,10 @@ def search(
     space: Annotated[Path | None, typer.Option(help="TOML file of what may be changed; default: the grid of Sander et al. 2022.")] = None,
     sampler: Annotated[str | None, typer.Option(help="greedy (one group after another), tpe or random; default: greedy.")] = None,
     prune: Annotated[bool | None, typer.Option(help="Give up trials that fall behind; with tpe and random.")] = None,
+    paid: Annotated[bool, typer.Option("--paid", help="Trials are private runs within one budget; the best is the product. Needs --data.")] = False,
     batch_size: Annotated[int | None, typer.Option(help="B of the simulations; default: a 64th of the recipe's, at least 16.")] = None,
-    seeds: Annotated[str, typer.Option(help="Comma-separated; each trial is one run for each.")] = "0,1,2",
-    data: Annotated[str | None, typer.Option(help="Search on this public data set instead: free of privacy cost.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Comma-separated; each trial is one run for each; default: 0,1,2.")] = None,
+    data: Annotated[str | None, typer.Option(help="Search on this public data set instead, or score --paid trials on it.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon of the final run.")] = None,
     delta: Annotated[float | None, typer.Option(help="Delta of the final run.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Changes one key of the recipe.")] = None,
@@ -40,11 +41,23 @@ def search(
     name, values = find_recipe(recipe)
     override(values, epsilon=epsilon, delta=delta, accountant=None, assignments=set_ or [], data_root=data_root)
     parsed = config.parse(values)
-    numbers = parse_seeds(seeds)
+    if trials < 1:
+        raise InputError(f"--trials must be at least 1, not {trials}.")
+    if data is not None and data == parsed.data.name:
+        raise InputError(f"--data {data} are the private images themselves. Name other, public images, or leave --data out.")
+    folder = output_folder or Path("runs") / f"{name.replace('/', '-')}-search"
+    if paid:
+        refused = {"--storage": storage, "--worker": worker, "--prune": prune, "--batch-size": batch_size, "--seeds": seeds}
+        paid_search.refuse(refused, sampler, data)
+        found = paid_search.run(parsed, space, trials, data, folder, data_root, device)
+        if json_:
+            output.print_json(found)
+        else:
+            paid_search.show(found)
+        return
+    numbers = parse_seeds(seeds or "0,1,2")
     if worker and storage is None:
         raise InputError("--worker joins a search that others take part in: name their --storage.")
-    if trials < 1:
-        raise InputError(f"--trials must be at least 1, the recipe as it is, not {trials}.")
 
     from sfumato.data import datasets
     from sfumato.scaling.search import final
@@ -71,7 +84,6 @@ def search(
     )
     looked_at = searched_data(plan.recipe, data)
     dataset = datasets.load(looked_at, data_root, output.note)
-    folder = output_folder or Path("runs") / f"{name.replace('/', '-')}-search"
     folder.mkdir(parents=True, exist_ok=True)
     url = storage or f"sqlite:///{folder / 'study.db'}"
 

@@ -35,7 +35,7 @@ def simulated(recipe: Recipe, batch_size: int, seed: int) -> Recipe:
     else:
         sigma = privacy.noise_multiplier * batch_size / training.batch_size
     values = recipe.model_dump()
-    values["privacy"] |= {"target_epsilon": None, "noise_multiplier": sigma}
+    values["privacy"] |= {"target_epsilon": None, "noise_multiplier": sigma, "selected_from": None}
     values["training"]["batch_size"] = batch_size
     values["run"]["seed"] = seed
     return Recipe.model_validate(values)

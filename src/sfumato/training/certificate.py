@@ -20,6 +20,10 @@ SEARCH = {
     "private": "the search on the private data is not covered: hyper-parameters were chosen by simulations on these images",
     "public": "a search beside the one on public images that chose the hyper-parameters, if it looked at these images",
 }
+SELECTION = [
+    "a search beside the selection of this run from a random number of private ones, which epsilon covers",
+    "anyone who learns how many runs there were, or sees another of them",
+]
 
 
 def certificate(plan: Plan, mechanism: Mechanism, ledger: Ledger, status: str) -> dict[str, Any]:
@@ -48,6 +52,8 @@ def certificate(plan: Plan, mechanism: Mechanism, ledger: Ledger, status: str) -
     not_covered = list(NOT_COVERED)
     if privacy is not None and privacy.search_data is not None:
         not_covered[0] = SEARCH[privacy.search_data]
+    if plan.trials is not None:
+        not_covered[:1] = SELECTION
     if plan.recipe.run.keep_key:
         not_covered.append("anyone who reads the file `key`, which this run keeps: it regenerates the noise")
     return {"status": status, "private": plan.private, **claims(plan, mechanism), **numbers, "not_covered": not_covered}
@@ -64,7 +70,7 @@ def claims(plan: Plan, mechanism: Mechanism) -> dict[str, Any]:
     privacy = plan.recipe.privacy
     if privacy is None:
         return {"why_not_private": plan.why_not_private, "epsilon": None, "epsilon_rdp": None, "epsilon_pld": None, "delta": None}
-    spent = epsilon(mechanism.replace(sampling="poisson"), plan.delta, privacy.accountant)
+    spent = epsilon(mechanism.replace(sampling="poisson"), plan.delta, privacy.accountant, plan.trials)
     values = {"epsilon": spent.epsilon, "epsilon_rdp": spent.epsilon_rdp, "epsilon_pld": spent.epsilon_pld}
     values = {name: finite(value) for name, value in values.items()}
     out: dict[str, Any] = {"why_not_private": plan.why_not_private}
@@ -74,7 +80,9 @@ def claims(plan: Plan, mechanism: Mechanism) -> dict[str, Any]:
         out.update({name: None for name in values})
         out.update({f"{name}_if_private": value for name, value in values.items()})
     out.update(delta=plan.delta, accountant=spent.accountant, accountant_note=spent.note, relation=RELATION, unit="one image")
-    if privacy.search_data is not None:
+    if plan.trials is not None:
+        out |= {"selected_from": plan.trials.mean, "selection_shape": plan.trials.shape, "epsilon_search_inclusive": out["epsilon"]}
+    elif privacy.search_data is not None:
         out["epsilon_search_inclusive"] = out["epsilon"] if privacy.search_data == "public" else None
     if privacy.max_images_per_person is not None:
         from sfumato.accounting.person import epsilon_person

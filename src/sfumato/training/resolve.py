@@ -3,7 +3,8 @@
 import dataclasses
 
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.config import Recipe
+from sfumato.accounting.selection import NumTrials
+from sfumato.config import PrivacyConfig, Recipe
 from sfumato.data.facts import Facts
 from sfumato.errors import InputError
 from sfumato.training.defaults import Choice, fill_in
@@ -33,6 +34,11 @@ class Plan:
     def delta(self) -> float:
         assert self.recipe.privacy is not None and self.recipe.privacy.delta is not None
         return self.recipe.privacy.delta
+
+    @property
+    def trials(self) -> NumTrials | None:
+        """How many runs this one is selected from; None where nothing is selected."""
+        return _trials(self.recipe.privacy)
 
 
 def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan:
@@ -74,6 +80,9 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
         raise InputError(f"training.batch_size = {batch_size} is more than the {n} training images. Choose a smaller one.")
     if privacy.max_images_per_person is not None and privacy.sampling == "shuffled":
         raise InputError('privacy.max_images_per_person needs privacy.sampling = "poisson": no epsilon is known for shuffled batches.')
+    trials = _trials(privacy)
+    if trials is not None:
+        _refuse_what_selection_does_not_cover(privacy)
     if target is not None and sigma == 0:
         raise InputError("noise_multiplier 0 has no finite epsilon, so it cannot meet a target_epsilon. Leave one of them out.")
 
@@ -81,9 +90,19 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
         if sigma is None:
             assert batch_size is not None and num_steps is not None
             sigma = calibration.solve_noise_multiplier(
-                batch_size=batch_size, num_steps=num_steps, num_examples=n, target_epsilon=target, delta=delta, accountant=privacy.accountant
+                batch_size=batch_size,
+                num_steps=num_steps,
+                num_examples=n,
+                target_epsilon=target,
+                delta=delta,
+                accountant=privacy.accountant,
+                trials=trials,
             )
             choices.append(Choice("privacy.noise_multiplier", sigma, f"the least noise within epsilon {target:g}"))
+        elif trials is not None:
+            if batch_size is None or num_steps is None:
+                raise InputError("for a run selected from others only the noise is solved for. Give training.batch_size and training.num_steps.")
+            _refuse_overspent_selection(Mechanism(n, batch_size, sigma, num_steps), target, delta, trials)
         elif batch_size is None:
             assert num_steps is not None
             batch_size = calibration.solve_batch_size(
@@ -112,6 +131,29 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     mechanism = Mechanism(n, batch_size, sigma, num_steps, privacy.sampling)
     reason = _why_not_private(resolved, mechanism)
     return Plan(resolved, mechanism, reason is None, reason, choices, warnings)
+
+
+def _trials(privacy: PrivacyConfig | None) -> NumTrials | None:
+    if privacy is None or privacy.selected_from is None:
+        return None
+    return NumTrials(privacy.selected_from, privacy.selection_shape)
+
+
+def _refuse_what_selection_does_not_cover(privacy: PrivacyConfig) -> None:
+    if privacy.sampling != "poisson" or privacy.max_images_per_person is not None:
+        what = "privacy.max_images_per_person" if privacy.max_images_per_person is not None else 'privacy.sampling = "shuffled"'
+        raise InputError(f"no epsilon is known for a run selected from others (privacy.selected_from) with {what}. Leave one of them out.")
+
+
+def _refuse_overspent_selection(mechanism: Mechanism, target: float, delta: float, trials: NumTrials) -> None:
+    from sfumato.accounting.accountants import epsilon
+
+    spent = epsilon(mechanism, delta, "rdp", trials).epsilon
+    if spent > target:
+        raise InputError(
+            f"the best of {trials.mean:g} expected runs spends epsilon {spent:.4g}, more than {target:g}. Leave privacy.noise_multiplier out: "
+            "it is then solved for."
+        )
 
 
 def without_privacy(plan: Plan) -> Plan:

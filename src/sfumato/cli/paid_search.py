@@ -1,0 +1,115 @@
+"""`sfumato search --paid`: the best of a secret number of private runs."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from sfumato import config
+from sfumato.cli import output
+from sfumato.errors import InputError
+from sfumato.reporting import formats
+
+
+def refuse(given: dict[str, Any], sampler: str | None, data: str | None) -> None:
+    """Refuses what would void the accounting.
+
+    Raises:
+        InputError: Naming it, and why.
+    """
+    if sampler not in (None, "random"):
+        raise InputError(
+            f"--paid with --sampler {sampler}: trials must be drawn independently, and {sampler} looks at those before. Leave --sampler out."
+        )
+    why = {
+        "--prune": "a trial that is given up early would tell of its score. ",
+        "--storage": "others who read the storage would learn how many trials there are. ",
+        "--worker": "others would learn how many trials there are. ",
+        "--batch-size": "trials are whole private runs, not simulations. ",
+        "--seeds": "a public seed would make every trial public. ",
+    }
+    for option, value in given.items():
+        if value is not None and value is not False:
+            raise InputError(f"--paid does not go with {option}: {why[option]}Leave it out.")
+    if data is None:
+        raise InputError("--paid compares trials by a score, and a score on private images is paid for by nobody. Name public images by --data.")
+
+
+def run(
+    recipe: config.Recipe, space: Path | None, trials: int, data: str | None, folder: Path, data_root: Path | None, device: str
+) -> dict[str, Any]:
+    """The whole search; says nothing that depends on how many trials there are."""
+    from sfumato.accounting.selection import NumTrials
+    from sfumato.data import datasets
+    from sfumato.reporting.page import write_report
+    from sfumato.scaling.search import paid
+    from sfumato.scaling.search.simulations import searched_data
+    from sfumato.scaling.search.space import paper_space, read_space
+    from sfumato.training import loop
+    from sfumato.training.evaluation import predict_logits
+    from sfumato.training.evaluation import score as score_logits
+    from sfumato.training.interrupt import Interrupted
+    from sfumato.training.resolve import resolve
+    from sfumato.training.trained import load_run
+
+    plan = resolve(recipe, datasets.facts(recipe.data, data_root, output.note))
+    choices = read_space(space) if space else _without_steps(paper_space(plan.recipe))
+    every = paid.paid_recipe(recipe, choices, NumTrials(float(trials), recipe.privacy.selection_shape if recipe.privacy else 0.0))
+    output.note(f"about {trials} private runs are expected; how many there will be is secret, so nothing more is said until the end")
+    dataset = datasets.load(recipe.data, data_root, output.note)
+    public = datasets.load(searched_data(recipe, data), data_root, output.note)
+    if (len(public.classes), public.shape) != (len(dataset.classes), dataset.shape):
+        raise InputError(
+            f"--data {data} has {len(public.classes)} classes of images {public.shape}, the recipe's images {len(dataset.classes)} of "
+            f"{dataset.shape}: no score compares them. Name public images of the same shape and classes."
+        )
+    plan = resolve(every, dataset.facts)
+
+    def train(trial: config.Recipe, where: Path) -> dict[str, Any]:
+        return loop.train(resolve(trial, dataset.facts), dataset, where, device=device, resume=where.exists())
+
+    def score(where: Path) -> float:
+        trained = load_run(where)
+        logits = trained.objective.decision_logits(predict_logits(trained.model, public.held_out))
+        return score_logits(logits, public.held_out.labels)["accuracy"]
+
+    try:
+        result = paid.paid_search(plan.recipe, choices, folder, train, score)
+    except Interrupted:
+        output.note(f"interrupted; everything is kept. Go on with the same command: {shlex.join(['sfumato', *sys.argv[1:]])}")
+        raise typer.Exit(1) from None
+    selected = Path(result["run"])
+    write_report(selected)
+    return {
+        "best": {"run": str(selected), "accuracy": score(selected)},
+        "trials": None,
+        "expected_trials": float(trials),
+        "recipe": str(selected / "recipe.toml"),
+        "storage": None,
+        "search_data": data,
+        "private": result["private"],
+        "epsilon_final": result["epsilon"],
+        "epsilon_search_inclusive": result["epsilon"],
+        "delta": result["delta"],
+        "noise_multiplier": result["noise_multiplier"],
+        "predicted_accuracy": None,
+        "test_accuracy": result["test_accuracy"],
+        "cost": paid.expected_cost(plan.recipe, choices),
+    }
+
+
+def _without_steps(space: Any) -> Any:
+    """The paper's grid without other numbers of steps, which would be other budgets."""
+    from sfumato.scaling.search.space import STEPS, Space
+
+    return Space(tuple(group for group in space.groups if STEPS not in group.choices))
+
+
+def show(found: dict[str, Any]) -> None:
+    """The result in words."""
+    print(f"selected {found['best']['run']}: {output.per_cent(found['best']['accuracy'])} on {found['search_data']} by which it was selected")
+    print(f"held-out accuracy {output.per_cent(found['test_accuracy'])}")
+    print(f"epsilon {formats.epsilon(found['epsilon_search_inclusive'])} at delta {found['delta']:g}, the search included (by RDP)")
+    print("not covered: the running time; how many trials there were must stay secret, and nothing here tells")

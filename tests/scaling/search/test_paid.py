@@ -1,0 +1,156 @@
+"""Trials that are private runs: one budget, one published, nothing that tells how many there were."""
+
+import math
+import stat
+from collections import Counter
+
+import pytest
+
+from sfumato.accounting.accountants import epsilon
+from sfumato.accounting.calibration import solve_noise_multiplier
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.accounting.selection import NumTrials, epsilon_of_best
+from sfumato.errors import InputError
+from sfumato.randomness import Streams
+from sfumato.run_folder import write_json
+from sfumato.scaling.search.paid import draw, expected_cost, paid_recipe, paid_search
+from sfumato.scaling.search.space import STEPS, Group, Range, Space
+from tests.scaling.search.one_worker import made_up_search
+
+SPACE = Space((Group("g", {"optimizer.learning_rate": [1.0, 2.0, 4.0, 8.0], "ema.decay": Range(0.5, 0.9)}),))
+
+
+def recipe(mean=6.0):
+    return paid_recipe(made_up_search().recipe, SPACE, NumTrials(mean, 0.0))
+
+
+class Trials:
+    """Makes trials that only write their settings down; may be killed at one of them."""
+
+    def __init__(self, killed_at=None):
+        self.made, self.killed_at = [], killed_at
+
+    def train(self, trial, where):
+        if len(self.made) == self.killed_at:
+            raise KeyboardInterrupt
+        self.made.append((where.name, trial.optimizer.learning_rate, trial.ema.decay))
+        where.mkdir(exist_ok=True)
+        write_json(where / "result.json", {"run": str(where), "rate": trial.optimizer.learning_rate, "decay": trial.ema.decay})
+        return {}
+
+    def score(self, where):
+        return next(decay for name, _, decay in self.made if name == where.name)
+
+
+def many_trials(folder, at_least=3):
+    """Searches until one has that many trials."""
+    for attempt in range(200):
+        trials = Trials()
+        result = paid_search(recipe(), SPACE, folder / str(attempt), trials.train, trials.score)
+        if len(trials.made) >= at_least:
+            return folder / str(attempt), trials, result
+    raise AssertionError("the number of trials is always small")
+
+
+def test_the_best_trial_alone_is_left_and_nothing_tells_how_many_there_were(tmp_path):
+    folder, trials, result = many_trials(tmp_path)
+    assert result["decay"] == max(decay for _, _, decay in trials.made)
+    assert [path.name for path in folder.iterdir()] == ["selected"]
+    left = "".join(str(path) + path.read_text() for path in folder.rglob("*") if path.is_file())
+    assert not any(name in left for name, _, _ in trials.made)
+    assert result["run"] == str(folder / "selected")
+
+
+def test_a_killed_search_goes_on_with_the_same_trials_and_no_others(tmp_path):
+    folder, whole, _ = None, None, None
+    for attempt in range(200):
+        folder = tmp_path / str(attempt)
+        first = Trials(killed_at=2)
+        try:
+            paid_search(recipe(), SPACE, folder, first.train, first.score)
+        except KeyboardInterrupt:
+            whole = first
+            break
+    assert whole is not None
+    secret = folder / "secret"
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o700
+    assert all(stat.S_IMODE((secret / name).stat().st_mode) == 0o600 for name in ("key", "search.json"))
+    second = Trials()
+    paid_search(recipe(), SPACE, folder, second.train, second.score)
+    assert second.made[:2] == first.made  # the same folders and settings
+    assert len(second.made) > 2
+    third = Trials()
+    again = paid_search(recipe(), SPACE, folder, third.train, third.score)
+    assert third.made == []
+    assert again["decay"] == max(decay for _, _, decay in second.made)
+
+
+def test_a_crash_between_selecting_and_forgetting_loses_nothing_and_forgets(tmp_path):
+    folder, trials, result = many_trials(tmp_path)
+    secret = folder / "secret"
+    secret.mkdir()
+    (secret / "aabb").mkdir()
+    from sfumato import randomness
+
+    identity = randomness.digest({"recipe": recipe().model_dump(mode="json"), "space": SPACE.as_json()})
+    write_json(secret / "search.json", {"identity": identity})
+    assert paid_search(recipe(), SPACE, folder, Trials().train, Trials().score) == result
+    assert not secret.exists()
+
+
+def test_another_search_in_the_same_folder_is_refused(tmp_path):
+    killed = Trials(killed_at=0)
+    with pytest.raises(KeyboardInterrupt):
+        paid_search(recipe(), SPACE, tmp_path, killed.train, killed.score)
+    with pytest.raises(InputError, match="another recipe or space"):
+        paid_search(recipe(7.0), SPACE, tmp_path, killed.train, killed.score)
+
+
+def test_the_number_of_trials_follows_its_distribution(tmp_path):
+    """Logarithmic of mean 3: P[K = 1] by its closed form, within four standard errors over 600 searches."""
+    counts = Counter()
+    searches = 600
+    for attempt in range(searches):
+        trials = Trials()
+        paid_search(recipe(3.0), SPACE, tmp_path / str(attempt), trials.train, trials.score)
+        counts[len(trials.made)] += 1
+    gamma = NumTrials(3.0, 0.0).gamma
+    one = (1 - gamma) / math.log(1 / gamma)
+    assert abs(counts[1] / searches - one) < 4 * math.sqrt(one * (1 - one) / searches)
+    assert max(counts) > 10  # never capped
+
+
+def test_settings_are_drawn_evenly_and_independently():
+    streams = Streams(bytes(32), {}, {})
+    drawn = [draw(recipe(), SPACE, streams.stream("settings", i)) for i in range(2000)]
+    rates = Counter(settings["optimizer.learning_rate"] for settings in drawn)
+    assert all(abs(count / 2000 - 0.25) < 4 * math.sqrt(0.25 * 0.75 / 2000) for count in rates.values())
+    decays = [settings["ema.decay"] for settings in drawn]
+    assert abs(sum(decays) / 2000 - 0.7) < 4 * 0.4 / math.sqrt(12 * 2000)
+    assert 0.5 <= min(decays) < 0.51 and 0.89 < max(decays) < 0.9
+
+
+def test_expected_cost_is_that_of_the_expected_number_of_trials():
+    assert expected_cost(recipe(6.0), SPACE) == {"search_views": 6 * 512 * 60, "search_fraction": 6.0}
+
+
+def test_the_noise_is_calibrated_to_the_whole_search():
+    numbers = {"num_examples": 1437, "batch_size": 512, "num_steps": 60, "target_epsilon": 3.0, "delta": 1e-4}
+    trials = NumTrials(6.0, 0.0)
+    sigma = solve_noise_multiplier(**numbers, trials=trials)
+    mechanism = Mechanism(1437, 512, sigma, 60)
+    assert epsilon(mechanism, 1e-4, trials=trials).epsilon == epsilon_of_best(mechanism, 1e-4, trials) <= 3.0
+    assert epsilon_of_best(mechanism.replace(noise_multiplier=0.998 * sigma), 1e-4, trials) > 3.0
+    assert sigma > solve_noise_multiplier(**numbers)
+
+
+def test_trials_of_another_budget_are_refused():
+    with pytest.raises(InputError, match="one and the same budget"):
+        paid_recipe(made_up_search().recipe, Space((Group("g", {STEPS: [30, 60]}),)), NumTrials(6.0, 0.0))
+    seeded = made_up_search().recipe
+    seeded = seeded.model_copy(update={"run": seeded.run.model_copy(update={"seed": 1})})
+    with pytest.raises(InputError, match="run.seed"):
+        paid_recipe(seeded, SPACE, NumTrials(6.0, 0.0))
+    contradiction = Space((Group("g", {"optimizer.learning_rate": [-1.0]}),))
+    with pytest.raises(InputError, match="no possible settings"):
+        draw(recipe(), contradiction, Streams(bytes(32), {}, {}).stream("settings"))

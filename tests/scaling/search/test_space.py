@@ -1,0 +1,94 @@
+"""What a search may change, and that the total amount of noise stays."""
+
+import math
+
+import pytest
+
+from sfumato import config
+from sfumato.errors import InputError
+from sfumato.scaling.search.space import STEPS, Group, Range, Space, apply, paper_space, possible, proposals, read_space
+from tests.scaling.search.one_worker import made_up_search
+
+RECIPE = made_up_search().recipe
+
+
+def snr(recipe):
+    privacy, training = recipe.privacy, recipe.training
+    return training.batch_size * math.sqrt(training.num_steps) / privacy.noise_multiplier
+
+
+@pytest.mark.parametrize("steps", [15, 30, 120, 240])
+def test_other_steps_keep_sigma_and_the_signal_and_scale_the_learning_rate(steps):
+    traded = apply(RECIPE, {STEPS: steps, "optimizer.learning_rate": 4.0})
+    assert traded.training.num_steps == steps
+    assert traded.privacy.noise_multiplier == RECIPE.privacy.noise_multiplier
+    assert snr(traded) == pytest.approx(snr(RECIPE), rel=2e-3)  # batches are whole numbers
+    assert traded.optimizer.learning_rate == pytest.approx(4.0 * 60 / steps)  # Section 4.3
+
+
+def test_settings_change_nothing_else():
+    changed = apply(RECIPE, {"optimizer.learning_rate": 8.0, "ema.decay": 0.9, "model.options.width": 8})
+    before, after = config.flatten(RECIPE), config.flatten(changed)
+    different = {key for key in before if before[key] != after[key]}
+    assert different == {"optimizer.learning_rate", "ema.decay", "model.options"}
+
+
+def test_proposals_are_possible_all_different_and_never_the_current_settings():
+    space = paper_space(RECIPE)
+    rates = proposals(RECIPE, space.groups[0], {}, 1000, 1437)
+    # 6 rates x (no momentum, whatever the dampening, or 4 momenta x 5 dampenings), less the recipe's own.
+    assert len(rates) == 6 * (1 + 4 * 5) - 1
+    assert all(possible(apply(RECIPE, settings), 1437) for settings in rates)
+    for group in space.groups:
+        found = proposals(RECIPE, group, {"optimizer.learning_rate": 4.0}, 7, 1437)
+        assert len(found) <= 7
+        assert found == proposals(RECIPE, group, {"optimizer.learning_rate": 4.0}, 7, 1437)
+        assert all(settings["optimizer.learning_rate"] == 4.0 or group is space.groups[0] for settings in found)
+
+
+def test_a_batch_larger_than_the_images_is_not_proposed():
+    group = Group("steps", {STEPS: [1, 60, 120]})  # one step needs a batch of 3,966
+    assert [settings[STEPS] for settings in proposals(RECIPE, group, {}, 10, 1437)] == [120]
+
+
+def test_a_file_gives_groups_in_order_with_lists_and_ranges(tmp_path):
+    path = tmp_path / "space.toml"
+    path.write_text(
+        '["learning rate"]\n"optimizer.learning_rate" = {low = 0.5, high = 16.0, log = true}\noptimizer.momentum = [0.0, 0.9]\n'
+        '[averaging]\n"ema.decay" = [0.9]\n'
+    )
+    space = read_space(path)
+    assert [group.name for group in space.groups] == ["learning rate", "averaging"]
+    assert space.choices == {"optimizer.learning_rate": Range(0.5, 16.0, True), "optimizer.momentum": [0.0, 0.9], "ema.decay": [0.9]}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "names nothing to search"),
+        ("rate = [1, 2]", "rate is no group"),
+        ('[a]\n"optimizer.learning_rte" = [1.0]', "Did you mean optimizer.learning_rate"),
+        ('[a]\n"privacy.noise_multiplier" = [1.0]', "signal-to-noise ratio is held constant"),
+        ('[a]\n"training.batch_size" = [64]', f"Search {STEPS}"),
+        ('[a]\n"data.split" = ["train"]', "same images and seeds"),
+        ('[a]\n"run.seed" = [1]', "same images and seeds"),
+        ('[a]\n"ema.decay" = []', "neither a list of values nor a range"),
+        ('[a]\n"ema.decay" = {low = 0.9, high = 0.8}', "neither a list of values nor a range"),
+        ('[a]\n"optimizer.learning_rate" = {low = 0.0, high = 0.8, log = true}', "neither a list of values nor a range"),
+        ('[a]\n"ema.decay" = [0.9]\n[b]\n"ema.decay" = [0.99]', "in two groups"),
+        ("[a", "is not valid TOML"),
+    ],
+)
+def test_a_bad_space_is_refused_by_name(tmp_path, text, says):
+    path = tmp_path / "space.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=says) as error:
+        read_space(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_space_survives_json():
+    import json
+
+    space = Space((Group("g", {"ema.decay": [0.9], "optimizer.momentum": Range(0.0, 0.9)}),))
+    assert json.loads(json.dumps(space.as_json())) == space.as_json()
