@@ -108,7 +108,7 @@ class OptimizerConfig(Section):
     def _refuse_what_the_optimizer_lacks(self) -> "OptimizerConfig":
         foreign, owner = (("beta1", "beta2", "adam_epsilon"), "adam") if self.name == "sgd" else (("momentum", "dampening"), "sgd")
         for key in foreign:
-            if getattr(self, key):
+            if getattr(self, key) != type(self).model_fields[key].default:
                 raise InputError(
                     f"optimizer.{key} = {getattr(self, key)} has no meaning for optimizer.name = {self.name!r}. Leave it out, or take {owner!r}."
                 )

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
@@ -79,7 +79,7 @@ class State:
         return {**self.model.state_dict(), **self.ema.averages[0]}
 
 
-def make_optimizer(parameters: dict[str, torch.Tensor], config: OptimizerConfig) -> torch.optim.Optimizer:
+def make_optimizer(parameters: Mapping[str, torch.Tensor], config: OptimizerConfig) -> torch.optim.Optimizer:
     """The optimizer of a resolved recipe, over all trainable parameters alike.
 
     Guarantee: it sees private gradients, weights made from them and public numbers alone, so its moments and its weight
