@@ -110,11 +110,12 @@ def test_a_signal_ends_with_a_checkpoint_and_the_command_that_goes_on(begun, fin
     ids=lambda settings: settings[0],
 )
 def test_what_an_optimizer_remembers_survives_a_kill_bit_for_bit(tmp_path, optimizer):
-    """A public seed gives the run that is never interrupted the same randomness."""
+    """A public seed gives the run that is never interrupted the same randomness. Noting gradient norms changes nothing."""
     settings = ["training.num_steps=10", "run.seed=3", *(f"optimizer.{setting}" for setting in optimizer)]
     more = [word for setting in settings for word in ("--set", setting)]
     whole, folder = tmp_path / "whole", tmp_path / "run"
     assert faults.run(command(whole, *more)) == 0
+    more += ["--set", "training.norm_histogram_every=3"]
     assert faults.run(command(folder, *more), die_at=("ledger", 10, 0.5)) == -signal.SIGKILL
     assert max(path.name for path in (folder / "checkpoints").iterdir()) == "step-000000004.safetensors"
     assert faults.run(command(folder, *more, "--resume")) == 0
@@ -124,6 +125,8 @@ def test_what_an_optimizer_remembers_survives_a_kill_bit_for_bit(tmp_path, optim
     remembered = {name.partition(".")[0] for name in expected} - {"model", "ema"}
     assert remembered == ({"momentum"} if "name=sgd" in optimizer else {"first_moment", "second_moment", "updates"})
     assert all(float(value) == 10 for name, value in tensors.items() if name.startswith("updates."))
+    noted = [json.loads(line) for line in (folder / "metrics_private.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in noted if "norms" in line] == [1, 3, 6, 9]
 
 
 def wait_for_step(folder, step):

@@ -41,9 +41,9 @@ class State:
         out = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         for number, average in enumerate(self.ema.averages):
             out.update({f"ema.{number}.{name}": value for name, value in average.items()})
+        names = list(self.parameters)
         for number, memory in self.optimizer.state_dict()["state"].items():
-            name = list(self.parameters)[number]
-            out.update({f"{_MEMORY[slot]}.{name}": value for slot, value in memory.items() if value is not None})
+            out.update({f"{_MEMORY[slot]}.{names[number]}": value for slot, value in memory.items() if value is not None})
         return out
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
