@@ -25,6 +25,14 @@ LEAST = {"data": {"name": "digits"}}
         ({**LEAST, "ema": {"decay": 1.0}}, ["ema.decay"]),
         ({**LEAST, "training": {"batch_size": 2.5}}, ["training.batch_size"]),
         ({"data": 3}, ["data"]),
+        ({**LEAST, "optimizer": {"name": "adam", "momentum": 0.9}}, ["optimizer.momentum = 0.9", "'adam'", "Leave it out", "'sgd'"]),
+        ({**LEAST, "optimizer": {"name": "adamw", "dampening": 0.1}}, ["optimizer.dampening = 0.1", "'adamw'"]),
+        ({**LEAST, "optimizer": {"beta1": 0.0}}, ["optimizer.beta1 = 0.0", "'sgd'", "'adam'"]),
+        ({**LEAST, "optimizer": {"beta2": 0.99}}, ["optimizer.beta2 = 0.99", "'sgd'", "'adam'"]),
+        ({**LEAST, "optimizer": {"adam_epsilon": 1e-8}}, ["optimizer.adam_epsilon = 1e-08", "'sgd'"]),
+        ({**LEAST, "optimizer": {"name": "adam", "beta2": 1.0}}, ["optimizer.beta2", "less than 1"]),
+        ({**LEAST, "optimizer": {"name": "rmsprop"}}, ["optimizer.name", "adamw"]),
+        ({**LEAST, "optimizer": {"weight_decay": -0.1}}, ["optimizer.weight_decay"]),
     ],
 )
 def test_a_wrong_recipe_gets_one_line_that_names_the_key_and_the_remedy(values, names):
@@ -78,6 +86,11 @@ def test_the_default_delta_is_the_largest_power_of_ten_below_one_over_n(n):
 
 def test_speed_only_keys_exist():
     assert config.SPEED_ONLY <= set(config.known_keys())
+
+
+def test_a_key_that_came_later_defaults_to_what_was_done_before():
+    defaults = config.flatten(config.parse(LEAST))
+    assert {key: defaults[key] for key in config.ADDED} == config.ADDED and not config.SPEED_ONLY & set(config.ADDED)
 
 
 def test_a_value_with_alternatives_is_explained_by_its_key_and_all_of_them():

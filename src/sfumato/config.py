@@ -91,16 +91,36 @@ class PrivacyConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """What is done with the private gradient."""
+    """What is done with the private gradient: post-processing, which costs no privacy whatever it is."""
 
-    name: Literal["sgd"] = "sgd"
+    name: Literal["sgd", "adam", "adamw"] = "sgd"
     learning_rate: PositiveFloat | None = None
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """SGD alone, as is `dampening`."""
     dampening: Annotated[float, Field(ge=0, le=1)] = 0.0
+    beta1: Fraction | None = None
+    """Adam and AdamW alone (Kingma and Ba 2015), as are `beta2` and `adam_epsilon`: decay of the average of gradients."""
+    beta2: Fraction | None = None
+    """Decay of the average of squared gradients."""
+    adam_epsilon: PositiveFloat | None = None
+    """Added to the root of that average; nothing to do with privacy."""
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Each update pulls every weight towards 0. SGD and Adam add weight_decay x weight to the gradient; AdamW takes off
+    learning_rate x weight_decay x weight, beside Adam's update (Loshchilov and Hutter 2019)."""
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     max_grad_norm: PositiveFloat | None = None
     """Ordinary training only: bound on the norm of the batch's mean gradient, which is then divided by it."""
+
+    @pydantic.model_validator(mode="after")
+    def _refuse_what_the_optimizer_lacks(self) -> "OptimizerConfig":
+        foreign, owner = (("beta1", "beta2", "adam_epsilon"), "adam") if self.name == "sgd" else (("momentum", "dampening"), "sgd")
+        for key in foreign:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise InputError(
+                    f"optimizer.{key} = {getattr(self, key)} has no meaning for optimizer.name = {self.name!r}. Leave it out, or take {owner!r}."
+                )
+        return self
 
 
 class EmaConfig(Section):
@@ -127,6 +147,8 @@ class TrainingConfig(Section):
     """Steps between two evaluations on held-out images."""
     checkpoint_every: PositiveInt | None = None
     """Steps between two checkpoints."""
+    norm_histogram_every: PositiveInt | None = None
+    """Steps between two histograms of gradient norms, step 1 included, in metrics_private.jsonl: not private, for the owner alone."""
 
 
 class RunConfig(Section):
@@ -160,10 +182,24 @@ SPEED_ONLY = frozenset(
         "training.compile",
         "training.evaluate_every",
         "training.checkpoint_every",
+        "training.norm_histogram_every",
         "run.keep_key",
     }
 )
-"""Keys that change where and how fast a run happens, not what it releases."""
+"""Keys that change where and how fast a run happens and what it notes for its owner, not what it releases."""
+
+ADDED: dict[str, Any] = {
+    "optimizer.beta1": None,
+    "optimizer.beta2": None,
+    "optimizer.adam_epsilon": None,
+    "optimizer.weight_decay": 0.0,
+    "data.num_examples": None,
+    "privacy.search_data": None,
+    "privacy.selected_from": None,
+    "privacy.selection_shape": 0.0,
+}
+"""Keys that did not always exist, with the value that means what was done without them: at that value they stay out of a
+recipe's digest, so that a run that was begun before they came can go on as the same run."""
 
 
 def parse(values: dict[str, Any]) -> Recipe:
@@ -254,6 +290,8 @@ def _explain(error: pydantic.ValidationError) -> str:
     errors = error.errors(include_url=False)
     first = errors[0]
     path = [str(part) for part in first["loc"]]
+    if isinstance(first.get("ctx", {}).get("error"), InputError):  # from a check of ours, which says it all
+        return str(first["ctx"]["error"])
     if first["type"] == "extra_forbidden":
         return _explain_unknown(path)
     name = ".".join(path[:2])  # what follows tells list items and alternatives apart

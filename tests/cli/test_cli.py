@@ -94,6 +94,9 @@ def test_plan_solves_for_the_fourth_of_batch_steps_noise_and_epsilon(capsys):
         (["check", "resnet"], "resnet"),
         (["check", "no_package:factory"], "no_package"),
         (["recipes", "show", "demo"], "demo/digits"),
+        (["norms", "no-such-run"], "no-such-run"),
+        (["train", "demo/digits", "--set", "optimizer.name=adam", "--set", "optimizer.momentum=0.9"], "optimizer.momentum"),
+        (["train", "demo/digits", "--set", "optimizer.beta1=0.9"], "optimizer.beta1"),
     ],
     ids=lambda value: " ".join(value[:4]) if isinstance(value, list) else "",
 )
@@ -247,6 +250,57 @@ def test_training_on_a_portion_is_certified_for_its_number_of_images(capsys, tmp
     assert "data.num_examples = 1438" in line and not (tmp_path / "more").exists()
 
 
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """A private run of Adam that noted its gradient norms."""
+    run = tmp_path_factory.mktemp("run") / "watched"
+    settings = ["optimizer.name=adam", "optimizer.learning_rate=0.01", "training.norm_histogram_every=2", "training.evaluate_every=3"]
+    words = [word for setting in settings for word in ("--set", setting)]
+    assert cli.run(["train", "demo/digits", "--output", str(run), *SHORT, *words]) == 0
+    return run
+
+
+def test_gradient_norms_are_shown_to_the_owner_at_the_chosen_steps(watched, capsys, tmp_path):
+    facts = json_of(capsys, "norms", watched, "--plot", tmp_path / "norms.svg")
+    assert [row["step"] for row in facts["histograms"]] == [1, 2] and facts["private"] is False
+    assert all(sum(row["counts"]) > 0 and 0 <= row["clipped_fraction"] <= 1 and row["signal_to_noise"] > 0 for row in facts["histograms"])
+    assert oct((tmp_path / "norms.svg").stat().st_mode)[-3:] == "600"
+    status, out, _ = call(capsys, "norms", watched)
+    assert status == 0 and out.startswith("not private") and "owner" in out.splitlines()[0] and "root mean square norm of the noise" in out
+
+
+def test_no_file_but_the_private_one_holds_anything_of_the_norms(watched):
+    lines = [json.loads(line) for line in (watched / "metrics_private.jsonl").read_text().splitlines()]
+    norms = [line["norms"] for line in lines if "norms" in line]
+    assert len(norms) == 2 and oct((watched / "metrics_private.jsonl").stat().st_mode)[-3:] == "600"
+    numbers = [str(value) for found in norms for value in (found["median"], found["signal_to_noise"])]
+    secrets = ["signal_to_noise", "not_finite", '"counts"', '"norms"', "median", *numbers, *(json.dumps(found["counts"])[1:-1] for found in norms)]
+    private = {"metrics_private.jsonl", "key"}
+    public = [path for path in watched.rglob("*") if path.is_file() and path.name not in private and path.parent.name != "checkpoints"]
+    assert {"recipe.toml", "privacy.json", "metrics.jsonl", "result.json", "report.html", "ledger.jsonl"} <= {path.name for path in public}
+    for path in public:
+        content = path.read_bytes().decode(errors="replace")
+        assert not [secret for secret in secrets if secret in content], path
+
+
+def test_norms_need_the_gradient_of_each_image(capsys, tmp_path):
+    key = ["--set", "training.norm_histogram_every=1"]
+    result = json_of(capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, *key, "--non-private")
+    assert result["num_steps"] == 3 and "norm_histogram_every" in refused(capsys, "norms", tmp_path / "run")
+    recipe = tmp_path / "plain.toml"
+    recipe.write_text('[data]\nname = "digits"\n')
+    assert "[privacy]" in refused(capsys, "train", recipe, "--output", tmp_path / "other", *key)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_rate_for_sgd_is_warned_about_under_adam(capsys):
+    arguments = ["train", "demo/digits", "--set", "optimizer.name=adam", "--dry-run", "--accountant", "rdp"]
+    facts = json_of(capsys, *arguments)
+    assert any("optimizer.learning_rate = 2" in warning and "adam" in warning for warning in facts["warnings"])
+    assert {"optimizer.beta1": 0.9, "optimizer.beta2": 0.999}.items() <= {row["key"]: row["value"] for row in facts["choices"]}.items()
+    assert not json_of(capsys, *arguments, "--set", "optimizer.learning_rate=0.01")["warnings"]
+
+
 def test_non_private_training_shows_the_price_of_privacy(capsys, tmp_path):
     result = json_of(capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, "--non-private")
     assert result["private"] is False and result["epsilon"] is None and result["delta"] is None and result["test_accuracy"] > 0.2
@@ -300,7 +354,7 @@ def test_heavy_libraries_are_not_imported_for_help_plan_and_recipes():
 
 def test_the_surface_of_the_command_line_is_what_the_contract_says(capsys):
     status, out, _ = call(capsys, "--help")
-    assert status == 0 and all(name in out for name in ("train", "plan", "recipes", "evaluate", "predict", "check"))
+    assert status == 0 and all(name in out for name in ("train", "plan", "recipes", "evaluate", "predict", "check", "norms"))
     status, out, _ = call(capsys, "train", "--help")
     options = "--epsilon --delta --set --output --data-root --device --accountant --non-private --dry-run --resume --json"
     assert status == 0 and all(option in out for option in options.split())

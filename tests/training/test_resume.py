@@ -104,6 +104,31 @@ def test_a_signal_ends_with_a_checkpoint_and_the_command_that_goes_on(begun, fin
     assert_same_run(folder, finished)
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [["name=sgd", "momentum=0.9", "dampening=0.9"], ["name=adam", "learning_rate=0.01", "weight_decay=0.1"], ["name=adamw", "learning_rate=0.01"]],
+    ids=lambda settings: settings[0],
+)
+def test_what_an_optimizer_remembers_survives_a_kill_bit_for_bit(tmp_path, optimizer):
+    """A public seed gives the run that is never interrupted the same randomness. Noting gradient norms changes nothing."""
+    settings = ["training.num_steps=10", "run.seed=3", *(f"optimizer.{setting}" for setting in optimizer)]
+    more = [word for setting in settings for word in ("--set", setting)]
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    assert faults.run(command(whole, *more)) == 0
+    more += ["--set", "training.norm_histogram_every=3"]
+    assert faults.run(command(folder, *more), die_at=("ledger", 10, 0.5)) == -signal.SIGKILL
+    assert max(path.name for path in (folder / "checkpoints").iterdir()) == "step-000000004.safetensors"
+    assert faults.run(command(folder, *more, "--resume")) == 0
+    last = "checkpoints/step-000000010.safetensors"
+    tensors, expected = load_file(folder / last), load_file(whole / last)
+    assert tensors.keys() == expected.keys() and all(tensors[name].equal(expected[name]) for name in expected)
+    remembered = {name.partition(".")[0] for name in expected} - {"model", "ema"}
+    assert remembered == ({"momentum"} if "name=sgd" in optimizer else {"first_moment", "second_moment", "updates"})
+    assert all(float(value) == 10 for name, value in tensors.items() if name.startswith("updates."))
+    noted = [json.loads(line) for line in (folder / "metrics_private.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in noted if "norms" in line] == [1, 3, 6, 9]
+
+
 def wait_for_step(folder, step):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -171,7 +196,10 @@ def test_an_existing_run_is_not_overwritten(interrupted, tmp_path):
     assert "--resume" in refused(interrupted, tmp_path)
 
 
-@pytest.mark.parametrize("change", ["optimizer.learning_rate=1.5", "privacy.target_epsilon=4.0", "privacy.clipping_norm=2.0", "ema.decay=0.5"])
+@pytest.mark.parametrize(
+    "change",
+    ["optimizer.learning_rate=1.5", "optimizer.weight_decay=0.1", "privacy.target_epsilon=4.0", "privacy.clipping_norm=2.0", "ema.decay=0.5"],
+)
 def test_a_changed_recipe_is_refused_naming_the_key(interrupted, tmp_path, change):
     key = "privacy.noise_multiplier" if "epsilon" in change else change.partition("=")[0]
     assert key in refused(interrupted, tmp_path, "--resume", "--set", change)

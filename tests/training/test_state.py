@@ -34,13 +34,24 @@ def test_the_warm_up_binds_for_a_whole_run_at_decay_0_9999():
     assert all(warmed_up_decay(0.9999, step) < 0.9999 for step in range(1, 2469))
 
 
-@pytest.mark.parametrize("momentum, dampening", [(0.0, 0.0), (0.9, 0.0), (0.9, 0.9)])
-def test_updates_are_sgd_on_the_private_gradient(momentum, dampening):
+ADAM = {"beta1": 0.8, "beta2": 0.95, "adam_epsilon": 1e-6}
+OPTIMIZERS = [
+    ({}, torch.optim.SGD, {}),
+    ({"momentum": 0.9}, torch.optim.SGD, {"momentum": 0.9}),
+    ({"momentum": 0.9, "dampening": 0.9, "weight_decay": 0.1}, torch.optim.SGD, {"momentum": 0.9, "dampening": 0.9, "weight_decay": 0.1}),
+    ({"name": "adam", **ADAM, "weight_decay": 0.1}, torch.optim.Adam, {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}),
+    ({"name": "adamw", **ADAM, "weight_decay": 0.1}, torch.optim.AdamW, {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}),
+    ({"name": "adamw", **ADAM}, torch.optim.AdamW, {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.0}),
+]
+
+
+@pytest.mark.parametrize("given, kind, options", OPTIMIZERS)
+def test_updates_are_the_optimizer_s_on_the_private_gradient(given, kind, options):
     model = nn.Linear(3, 2)
     twin = nn.Linear(3, 2)
     twin.load_state_dict(model.state_dict())
-    state = State(model, recipe(momentum=momentum, dampening=dampening))
-    reference = torch.optim.SGD(twin.parameters(), lr=0.5, momentum=momentum, dampening=dampening)
+    state = State(model, recipe(**given))
+    reference = kind(twin.parameters(), lr=0.5, **options)
     for step in range(1, 6):
         gradient = {name: torch.randn(value.shape) for name, value in model.named_parameters()}
         state.update(gradient, step)
@@ -51,22 +62,44 @@ def test_updates_are_sgd_on_the_private_gradient(momentum, dampening):
     assert all(value.grad is None for value in model.parameters())
 
 
-def test_a_state_goes_on_bit_for_bit_from_its_tensors():
+@pytest.mark.parametrize("name, decay", [("adam", 0.0), ("adamw", 0.0), ("adam", 0.1), ("adamw", 0.1)])
+def test_adam_is_what_kingma_and_ba_print_and_adamw_what_loshchilov_and_hutter_print(name, decay):
+    """Written out in float64; the rate follows the warm-up."""
+    model = nn.Linear(3, 2).double()
+    state = State(model, recipe(name=name, **ADAM, weight_decay=decay, warmup_steps=3))
+    weight = model.weight.detach().clone()
+    first = second = torch.zeros_like(weight)
+    for step in range(1, 7):
+        gradient = {name: torch.randn(value.shape, dtype=torch.float64) for name, value in model.named_parameters()}
+        state.update(gradient, step)
+        rate = 0.5 * min(step / 3, 1)
+        seen = gradient["weight"] + (decay * weight if name == "adam" else 0)
+        first, second = 0.8 * first + 0.2 * seen, 0.95 * second + 0.05 * seen**2
+        adams = (first / (1 - 0.8**step)) / ((second / (1 - 0.95**step)).sqrt() + 1e-6)
+        weight = weight - rate * (adams + (decay * weight if name == "adamw" else 0))
+    assert torch.allclose(model.weight, weight, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("given", [given for given, _, _ in OPTIMIZERS])
+@pytest.mark.parametrize("done", [0, 1, 4])
+def test_a_state_goes_on_bit_for_bit_from_its_tensors(given, done):
     gradients = [{"weight": torch.randn(2, 3), "bias": torch.randn(2)} for _ in range(8)]
     torch.manual_seed(0)
-    whole = State(nn.Linear(3, 2), recipe(momentum=0.9))
+    whole = State(nn.Linear(3, 2), recipe(**given))
     torch.manual_seed(0)
-    first = State(nn.Linear(3, 2), recipe(momentum=0.9))
-    for step in range(1, 5):
+    first = State(nn.Linear(3, 2), recipe(**given))
+    for step in range(1, done + 1):
         whole.update(gradients[step], step)
         first.update(gradients[step], step)
-    second = State(nn.Linear(3, 2), recipe(momentum=0.9))
+    second = State(nn.Linear(3, 2), recipe(**given))
     second.load({name: value.clone() for name, value in first.tensors().items()})
-    for step in range(5, 8):
+    for step in range(done + 1, 8):
         whole.update(gradients[step], step)
         second.update(gradients[step], step)
     tensors, expected = second.tensors(), whole.tensors()
     assert tensors.keys() == expected.keys() and all(torch.equal(tensors[name], expected[name]) for name in expected)
+    if "adam" in given.get("name", ""):  # without it, the correction of the bias would start anew
+        assert float(tensors["updates.weight"]) == 7
 
 
 def test_averaged_weights_are_used_inside_the_block_only():

@@ -2,7 +2,7 @@
 
 import typer
 
-from sfumato.cli import check, evaluate, plan, predict, recipes, scaling_law, search, simulate, train
+from sfumato.cli import check, evaluate, norms, plan, predict, recipes, scaling_law, search, simulate, train
 
 app = typer.Typer(
     name="sfumato",
@@ -21,6 +21,7 @@ app.command("scaling-law")(scaling_law.scaling_law)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("check")(check.check)
+app.command("norms")(norms.norms)
 
 
 @app.callback()

@@ -19,7 +19,7 @@ class Checkpoint:
     """The state after an update.
 
     Attributes:
-        tensors: Parameters, buffers, averages and momentum, by name.
+        tensors: Parameters, buffers, averages and the optimizer's moments, by name.
         facts: step, session, ledger_lines, ledger_head, data_digest and what else is JSON.
     """
 

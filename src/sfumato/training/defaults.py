@@ -48,7 +48,14 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[Recipe, list[Choice]]:
         choose("training", "batch_size", default_batch_size(n), f"a quarter of N = {n}, between 256 and 4096, at most N")
     if solved != "num_steps":
         choose("training", "num_steps", 150, "more updates need more noise in each")
-    choose("optimizer", "learning_rate", 2.0, "the sum of clipped gradients is divided by the batch size, so one rate suits all batches")
+    if recipe.optimizer.name == "sgd":
+        choose("optimizer", "learning_rate", 2.0, "the sum of clipped gradients is divided by the batch size, so one rate suits all batches")
+    else:
+        usual = "as Kingma and Ba (2015) have it"
+        choose("optimizer", "beta1", 0.9, usual)
+        choose("optimizer", "beta2", 0.999, usual)
+        choose("optimizer", "adam_epsilon", 1e-8, usual)
+        choose("optimizer", "learning_rate", 0.01, "Adam moves each weight by about this much, whatever the size of its gradients")
     return Recipe.model_validate(values), choices
 
 

@@ -120,7 +120,9 @@ class Learner:
 
     def update(self, images: ImageSet, randomness: Randomness, step: int) -> Statistics:
         """One update of parameters and averages."""
-        gradient, statistics = self.step(images, self.state.parameters, randomness)
+        every = self.plan.recipe.training.norm_histogram_every
+        watch = {"with_norms": True} if every and (step == 1 or step % every == 0) else {}  # only a private step can
+        gradient, statistics = self.step(images, self.state.parameters, randomness, **watch)
         self.state.update(gradient, step)
         return statistics
 

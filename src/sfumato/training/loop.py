@@ -189,7 +189,9 @@ class _Run:
                     with self._timed("evaluation"):
                         scores = self._evaluate()
                     self.metrics.append({"step": step, "epsilon": curve(step), **{key: scores[key] for key in ("accuracy", "accuracy_last")}})
-                    self.metrics_private.append({"step": step, **dataclasses.asdict(statistics), "seconds": self._elapsed(), "phases": self.seconds})
+                if evaluated or statistics.norms is not None:
+                    noted = {key: value for key, value in dataclasses.asdict(statistics).items() if value is not None}
+                    self.metrics_private.append({"step": step, **noted, "seconds": self._elapsed(), "phases": self.seconds})
                 self.progress.step(
                     {
                         "step": step,

@@ -60,9 +60,20 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
 
     recipe, choices = fill_in(recipe, facts)
     n = facts.num_examples
-    privacy, training = recipe.privacy, recipe.training
+    privacy, training, optimizer = recipe.privacy, recipe.training, recipe.optimizer
     warnings: list[str] = []
+    assert optimizer.learning_rate is not None
+    if optimizer.name != "sgd" and optimizer.learning_rate >= 0.1:
+        warnings.append(
+            f"optimizer.learning_rate = {optimizer.learning_rate:g} is a rate for sgd: {optimizer.name} moves every weight by about that much "
+            "in each update. 0.01 is its default; set a smaller one."
+        )
     if privacy is None:
+        if training.norm_histogram_every is not None:
+            raise InputError(
+                "training.norm_histogram_every needs the gradient of each image, which training without a [privacy] section does not compute. "
+                "Leave it out."
+            )
         assert training.batch_size is not None and training.num_steps is not None
         mechanism = Mechanism(n, min(training.batch_size, n), 0.0, training.num_steps, "shuffled")
         return Plan(recipe, mechanism, False, "the recipe has no [privacy] section: this is ordinary training", choices, warnings)
@@ -160,14 +171,15 @@ def without_privacy(plan: Plan) -> Plan:
     """The same run without clipping per example and without noise, to show the price of privacy.
 
     Batch, steps and learning rate stay; the mean gradient is bounded by the clipping norm,
-    so that the learning rate keeps its meaning.
+    so that SGD's learning rate keeps its meaning. (Adam's steps have their own scale.)
     """
     recipe = plan.recipe
     if recipe.privacy is None:
         return plan
     optimizer = recipe.optimizer.model_copy(update={"max_grad_norm": recipe.privacy.clipping_norm})
     mechanism = plan.mechanism.replace(noise_multiplier=0.0, sampling="shuffled")
-    plain = recipe.model_copy(update={"privacy": None, "optimizer": optimizer})
+    training = recipe.training.model_copy(update={"norm_histogram_every": None})  # there are no gradients of single images
+    plain = recipe.model_copy(update={"privacy": None, "optimizer": optimizer, "training": training})
     return dataclasses.replace(plan, recipe=plain, mechanism=mechanism, private=False, why_not_private="privacy was switched off by --non-private")
 
 

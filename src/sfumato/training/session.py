@@ -154,9 +154,15 @@ def result_keys(recipe: config.Recipe) -> dict[str, Any]:
     return {key: value for key, value in config.flatten(recipe).items() if key not in config.SPEED_ONLY}
 
 
+def recipe_digest(recipe: config.Recipe) -> str:
+    """SHA-256 of every key that changes a result; the same for a run that was begun before a key came, if it is as it was then."""
+    keys = result_keys(recipe)
+    return randomness.digest({key: value for key, value in keys.items() if key not in config.ADDED or value != config.ADDED[key]})
+
+
 def _run_line(plan: Plan) -> dict[str, Any]:
     privacy = plan.recipe.privacy
-    return lines_of.run_line(plan.mechanism, privacy.clipping_norm if privacy else None, randomness.digest(result_keys(plan.recipe)))
+    return lines_of.run_line(plan.mechanism, privacy.clipping_norm if privacy else None, recipe_digest(plan.recipe))
 
 
 def _refuse_another_recipe(ledger: Ledger, plan: Plan) -> None:
@@ -172,7 +178,7 @@ def _session(folder: Path, ledger: Ledger, key: bytes, plan: Plan, dataset, foun
     last = lines_of.last_session(ledger.lines)
     digest_of_data = data_digest(key, dataset)
     if plan.recipe.run.seed is None:
-        context = {"recipe": randomness.digest(result_keys(plan.recipe)), "data": digest_of_data}
+        context = {"recipe": recipe_digest(plan.recipe), "data": digest_of_data}
         session = {"number": last["session"], "environment": randomness.digest(last["environment"])}
     else:
         # A public seed makes common random numbers: runs that differ in batch size or

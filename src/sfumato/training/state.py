@@ -1,14 +1,17 @@
-"""What an update changes: parameters, momentum, averages."""
+"""What an update changes: parameters, the optimizer's moments, averages."""
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
 
-from sfumato.config import Recipe
+from sfumato.config import OptimizerConfig, Recipe
 from sfumato.training.ema import Ema
+
+# What torch's optimizers remember of each parameter, and its name in a checkpoint.
+_MEMORY = {"momentum_buffer": "momentum", "exp_avg": "first_moment", "exp_avg_sq": "second_moment", "step": "updates"}
 
 
 class State:
@@ -20,10 +23,7 @@ class State:
         self.ema = Ema(self.parameters, recipe.ema.decays)
         self.config = recipe.optimizer
         self.num_steps = recipe.training.num_steps or 0
-        assert self.config.learning_rate is not None
-        self.optimizer = torch.optim.SGD(
-            self.parameters.values(), lr=self.config.learning_rate, momentum=self.config.momentum, dampening=self.config.dampening
-        )
+        self.optimizer = make_optimizer(self.parameters, self.config)
 
     def update(self, gradient: dict[str, torch.Tensor], step: int) -> None:
         """Applies update number ``step``, which starts at 1, and moves the averages once."""
@@ -41,22 +41,23 @@ class State:
         out = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         for number, average in enumerate(self.ema.averages):
             out.update({f"ema.{number}.{name}": value for name, value in average.items()})
-        for name, value in self.parameters.items():
-            momentum = self.optimizer.state[value].get("momentum_buffer") if value in self.optimizer.state else None
-            if momentum is not None:
-                out[f"momentum.{name}"] = momentum
+        names = list(self.parameters)
+        for number, memory in self.optimizer.state_dict()["state"].items():
+            out.update({f"{_MEMORY[slot]}.{names[number]}": value for slot, value in memory.items() if value is not None})
         return out
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
         """Takes over what ``tensors`` of an equal state returned."""
-        device = next(iter(self.parameters.values())).device
         self.model.load_state_dict({name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")})
         for number, average in enumerate(self.ema.averages):
             for name in average:
                 average[name].copy_(tensors[f"ema.{number}.{name}"])
-        for name, value in self.parameters.items():
-            if f"momentum.{name}" in tensors:
-                self.optimizer.state[value]["momentum_buffer"] = tensors[f"momentum.{name}"].to(device)
+        memory = {
+            number: {slot: tensors[f"{kind}.{name}"] for slot, kind in _MEMORY.items() if f"{kind}.{name}" in tensors}
+            for number, name in enumerate(self.parameters)
+        }
+        # torch's own loading puts each on the device where its optimizer keeps it.
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": memory})
 
     @contextlib.contextmanager
     def averaged_weights(self) -> Iterator[None]:
@@ -76,6 +77,28 @@ class State:
     def averaged_state_dict(self) -> dict[str, torch.Tensor]:
         """The model's state with the first average in place of the last parameters."""
         return {**self.model.state_dict(), **self.ema.averages[0]}
+
+
+def make_optimizer(parameters: Mapping[str, torch.Tensor], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """The optimizer of a resolved recipe, over all trainable parameters alike.
+
+    Guarantee: it sees private gradients, weights made from them and public numbers alone, so its moments and its weight
+    decay are post-processing: they cost no privacy.
+    """
+    assert config.learning_rate is not None
+    if config.name == "sgd":
+        return torch.optim.SGD(
+            parameters.values(), lr=config.learning_rate, momentum=config.momentum, dampening=config.dampening, weight_decay=config.weight_decay
+        )
+    assert config.beta1 is not None and config.beta2 is not None and config.adam_epsilon is not None
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.name]
+    return kind(
+        parameters.values(),
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.adam_epsilon,
+        weight_decay=config.weight_decay,
+    )
 
 
 def learning_rate(base: float, schedule: str, warmup_steps: int, step: int, num_steps: int) -> float:

@@ -12,6 +12,7 @@ from sfumato.data.augmentation import Kind, augment
 from sfumato.data.dataset import ImageSet
 from sfumato.randomness import Stream
 from sfumato.training.noise import add_noise, words_needed
+from sfumato.training.norm_histogram import NormHistogram, norm_histogram
 from sfumato.training.workers import Workers
 
 
@@ -45,12 +46,14 @@ class Statistics:
 
     Attributes:
         clipped_square: Mean square of the clipped gradients' norms, in units of the clipping norm.
+        norms: At the steps where it was asked for.
     """
 
     loss: float
     clipped_fraction: float
     grad_norm: float
     clipped_square: float
+    norms: NormHistogram | None = None
 
 
 class PrivateStep:
@@ -72,6 +75,8 @@ class PrivateStep:
         views: How each image is augmented.
         microbatch_size: Examples differentiated at once; memory only.
         workers: Who computes microbatches; one after another unless given.
+
+    Called with ``with_norms``, it also looks at how long the gradients were; the update is the same.
     """
 
     def __init__(self, grad_fn: GradFn, mechanism: Mechanism, views: Views, microbatch_size: int, workers: Workers | None = None) -> None:
@@ -82,7 +87,9 @@ class PrivateStep:
         self.workers = workers or Workers(1)
         self.noise_stddev = mechanism.noise_multiplier * grad_fn.sensitivity
 
-    def __call__(self, images: ImageSet, parameters: dict[str, torch.Tensor], randomness: Randomness) -> tuple[dict[str, torch.Tensor], Statistics]:
+    def __call__(
+        self, images: ImageSet, parameters: dict[str, torch.Tensor], randomness: Randomness, *, with_norms: bool = False
+    ) -> tuple[dict[str, torch.Tensor], Statistics]:
         device = next(iter(parameters.values())).device
         grad_sum = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in parameters.items()}
         norms, losses = [], []
@@ -101,7 +108,13 @@ class PrivateStep:
         if self.noise_stddev > 0:
             noisy_grad_sum = add_noise(grad_sum, self.noise_stddev, randomness.noise_words)
         private_grad = {name: value / self.mechanism.batch_size for name, value in noisy_grad_sum.items()}
-        return private_grad, self._statistics(norms, losses)
+        statistics = self._statistics(norms, losses)
+        if with_norms:
+            readable = images.readable[torch.from_numpy(randomness.indices)]
+            norm, loss = torch.cat(norms).cpu()[readable], torch.cat(losses).cpu()[readable]
+            histogram = norm_histogram(norm, loss, self.grad_fn.clipping_norm, grad_sum, self.noise_stddev)
+            statistics = dataclasses.replace(statistics, norms=histogram)
+        return private_grad, statistics
 
     def _views_of(self, images: ImageSet, indices: torch.Tensor, randomness: Randomness, device: torch.device) -> torch.Tensor:
         inputs = images.batch(indices, device)  # (b, C, H, W)

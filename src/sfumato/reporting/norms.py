@@ -1,0 +1,85 @@
+"""Gradient norms of a run, for its owner alone: no report and no export opens what this reads.
+
+Statistics of the training images, exact and without noise: an epsilon says nothing about them.
+"""
+
+import io
+from pathlib import Path
+from typing import Any
+
+from sfumato import config
+from sfumato.errors import InputError
+from sfumato.run_folder import JsonLines, write_atomically
+
+FORMATS = (".svg", ".png")
+WARNING = "not private: exact statistics of the training images, for the owner alone"
+_MOST_CURVES = 6
+
+
+def read_norms(folder: Path) -> dict[str, Any]:
+    """The norm histograms of metrics_private.jsonl by step, JSON-ready.
+
+    Raises:
+        InputError: If there is no such run, or it recorded none.
+    """
+    if not (folder / "recipe.toml").exists():
+        raise InputError(f"{folder} holds no run. Give the folder of a run that was trained with --set training.norm_histogram_every=10.")
+    recipe = config.parse(config.read(folder / "recipe.toml"))
+    lines = [line for line in JsonLines(folder / "metrics_private.jsonl").read() if "norms" in line]
+    if recipe.privacy is None or not lines:
+        raise InputError(
+            f"{folder} recorded no gradient norms. Train under a [privacy] section with --set training.norm_histogram_every=10; "
+            "--resume may add it to a run that is unfinished."
+        )
+    histograms = [{"step": line["step"], "clipped_fraction": _above_one(line["norms"]), **line["norms"]} for line in lines]
+    return {"run": str(folder), "private": False, "warning": WARNING, "clipping_norm": recipe.privacy.clipping_norm, "histograms": histograms}
+
+
+def _above_one(norms: dict[str, Any]) -> float | None:
+    """The share of norms above C, which are those that clipping shortened."""
+    total = sum(norms["counts"])
+    return sum(norms["counts"][norms["edges"].index(1.0) + 1 :]) / total if total else None
+
+
+def draw_norms(facts: dict[str, Any], path: Path) -> None:
+    """Histograms of at most six steps, as Figure 7 of Sander et al. (2022) draws them, in a file for the owner alone (mode 0600).
+
+    Args:
+        facts: From `read_norms`.
+
+    Raises:
+        InputError: If the file's ending is unknown, or it would lie among files made for sharing: a run
+            without its private part.
+    """
+    if path.suffix not in FORMATS:
+        raise InputError(f"--plot writes {', '.join(FORMATS)}, not {path.name!r}.")
+    for folder in path.resolve().parents:
+        if (folder / "privacy.json").exists() and not (folder / "metrics_private.jsonl").exists():
+            raise InputError(
+                f"{folder} holds a run without its private part, so it was made for sharing, but a plot of norms is not private. Put it elsewhere."
+            )
+    if not path.resolve().parent.is_dir():
+        raise InputError(f"{path.parent} is no folder, so {path.name} cannot be written there. Make it, or name another.")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    shown = facts["histograms"]
+    if len(shown) > _MOST_CURVES:
+        shown = [shown[round(number * (len(shown) - 1) / (_MOST_CURVES - 1))] for number in range(_MOST_CURVES)]
+    occupied = [1.0]
+    for number, histogram in enumerate(shown):
+        edges, counts = histogram["edges"], histogram["counts"]
+        inner = [counts[0] + counts[1], *counts[2:-2], counts[-2] + counts[-1]]  # the outermost bins take what lies beyond
+        shares = [100 * count / max(sum(counts), 1) for count in inner]
+        late = number / max(len(shown) - 1, 1)
+        occupied += [edge for share, *ends in zip(shares, edges, edges[1:], strict=False) if share for edge in ends]
+        axes.stairs(shares, edges, color=(0.9 * late, 0.35, 0.9 - 0.8 * late), linewidth=1.5, label=f"step {histogram['step']:,}")
+    axes.set_xlim(min(occupied) / 2, max(occupied) * 2)
+    axes.axvline(1.0, color="tab:gray", linestyle=":", label="clipping norm C")
+    axes.set(xscale="log", xlabel="norm of an image's gradient before clipping, over C", ylabel="% of the batch", title=f"Gradient norms ({WARNING})")
+    axes.title.set_fontsize("small")
+    axes.legend(frameon=False, fontsize="small")
+    written = io.BytesIO()
+    figure.savefig(written, format=path.suffix[1:])
+    write_atomically(path, written.getvalue(), 0o600)

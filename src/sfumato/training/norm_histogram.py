@@ -1,0 +1,58 @@
+"""How long the gradients of one update were before clipping (Sander et al. 2022, Figure 7). Not private."""
+
+import dataclasses
+
+import torch
+
+# Edges are public and fixed, so that they say nothing of the images: ten to a decade, from C / 10^4 to 10^4 C.
+_PER_DECADE, _DECADES = 10, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class NormHistogram:
+    """Norms of per-example gradients, averaged over views and before clipping, in units of the clipping norm C.
+
+    Not private: exact statistics of the training images, the realised batch among them.
+
+    Attributes:
+        edges: Between bins, ascending; 1 is among them.
+        counts: len(edges) + 1 numbers: norms up to the first edge, above each edge up to the next, above the last.
+            They sum to the examples of the batch that have a finite norm and loss.
+        not_finite: The examples that have not; they contribute nothing to the update.
+        median: Of the finite norms; None without any.
+        signal_to_noise: Norm of the sum of clipped gradients over the root mean square norm of the noise,
+            ||sum_i clip(g_i) / C|| / (sigma sqrt(d)) for d parameters; None without noise.
+    """
+
+    edges: list[float]
+    counts: list[int]
+    not_finite: int
+    median: float | None
+    signal_to_noise: float | None
+
+
+def norm_histogram(
+    norms: torch.Tensor, losses: torch.Tensor, clipping_norm: float, grad_sum: dict[str, torch.Tensor], noise_stddev: float
+) -> NormHistogram:
+    """What one update's gradients amount to.
+
+    Args:
+        norms: (b,), of the examples that have a gradient, before clipping.
+        losses: (b,), of the same.
+        clipping_norm: C.
+        grad_sum: The sum of the clipped gradients, without noise.
+        noise_stddev: Of each coordinate of the noise, in the units of ``grad_sum``.
+    """
+    is_finite = torch.isfinite(norms) & torch.isfinite(losses)
+    relative = norms[is_finite].double() / clipping_norm
+    edges = [10.0 ** (number / _PER_DECADE) for number in range(-_DECADES * _PER_DECADE, _DECADES * _PER_DECADE + 1)]
+    counts = torch.bincount(torch.bucketize(relative, torch.tensor(edges, dtype=torch.float64)), minlength=len(edges) + 1)
+    signal = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(value.double()) for value in grad_sum.values()]))
+    noise = noise_stddev * sum(value.numel() for value in grad_sum.values()) ** 0.5
+    return NormHistogram(
+        edges=edges,
+        counts=counts.tolist(),
+        not_finite=int((~is_finite).sum()),
+        median=float(relative.quantile(0.5)) if len(relative) else None,
+        signal_to_noise=float(signal) / noise if noise else None,
+    )
