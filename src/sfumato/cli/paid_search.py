@@ -50,7 +50,7 @@ def run(
     from sfumato.training import loop
     from sfumato.training.evaluation import predict_logits
     from sfumato.training.evaluation import score as score_logits
-    from sfumato.training.interrupt import Interrupted
+    from sfumato.training.interrupt import Interrupted, stop_on_sigterm
     from sfumato.training.resolve import resolve
     from sfumato.training.trained import load_run
 
@@ -76,8 +76,9 @@ def run(
         return score_logits(logits, public.held_out.labels)["accuracy"]
 
     try:
-        result = paid.paid_search(plan.recipe, choices, folder, train, score)
-    except Interrupted:
+        with stop_on_sigterm():
+            result = paid.paid_search(plan.recipe, choices, folder, train, score)
+    except (Interrupted, KeyboardInterrupt):
         output.note(f"interrupted; everything is kept. Go on with the same command: {shlex.join(['sfumato', *sys.argv[1:]])}")
         raise typer.Exit(1) from None
     selected = Path(result["run"])

@@ -67,10 +67,11 @@ def search(
     from sfumato.scaling.search.storage import shown
     from sfumato.scaling.search.worker import Worker
     from sfumato.training import loop
-    from sfumato.training.interrupt import Interrupted
+    from sfumato.training.interrupt import Interrupted, stop_on_sigterm
     from sfumato.training.resolve import resolve
 
     plan = resolve(parsed, datasets.facts(parsed.data, data_root, output.note))
+    looked_at = searched_data(plan.recipe, data)
     wanted = plan_search(
         plan.recipe,
         read_space(space) if space else paper_space(plan.recipe),
@@ -82,7 +83,6 @@ def search(
         num_examples=plan.mechanism.num_examples,
         data=data,
     )
-    looked_at = searched_data(plan.recipe, data)
     dataset = datasets.load(looked_at, data_root, output.note)
     folder.mkdir(parents=True, exist_ok=True)
     url = storage or f"sqlite:///{folder / 'study.db'}"
@@ -98,10 +98,10 @@ def search(
             return loop.train(simulated, dataset, Path(run) / "run", device=device, progress=loop.Progress(step=step))
 
     try:
-        with Worker(wanted, url, name, output.note) as crew:
+        with stop_on_sigterm(), Worker(wanted, url, name, output.note) as crew:
             agenda = crew.run(evaluator(wanted, looked_at, train))
             finished = crew.finished()
-    except Interrupted:
+    except (Interrupted, KeyboardInterrupt):
         again = shlex.join(["sfumato", *sys.argv[1:]])
         output.note(f"interrupted; every finished trial is kept. Go on with the same command: {again}")
         raise typer.Exit(1) from None

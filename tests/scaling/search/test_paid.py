@@ -107,9 +107,9 @@ def test_another_search_in_the_same_folder_is_refused(tmp_path):
 
 
 def test_the_number_of_trials_follows_its_distribution(tmp_path):
-    """Logarithmic of mean 3: P[K = 1] by its closed form, within four standard errors over 600 searches."""
+    """Logarithmic of mean 3: P[K = 1] by its closed form, within four standard errors over 200 searches."""
     counts = Counter()
-    searches = 600
+    searches = 200
     for attempt in range(searches):
         trials = Trials()
         paid_search(recipe(3.0), SPACE, tmp_path / str(attempt), trials.train, trials.score)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from sfumato.config import DataConfig, Recipe
+from sfumato.config import DataConfig, Recipe, parse
 from sfumato.errors import InputError
 from sfumato.scaling.search.agenda import Search, Slot
 from sfumato.scaling.search.space import Settings, apply, possible
@@ -28,7 +28,7 @@ def searched_data(recipe: Recipe, public: str | None) -> DataConfig:
     """
     if public is None:
         return recipe.data.model_copy(update={"split": "train"})
-    return DataConfig.model_validate({"name": public, "split": "train"})
+    return parse({"data": {"name": public, "split": "train"}}).data
 
 
 def evaluator(search: Search, data: DataConfig, train: Train) -> Evaluate:
