@@ -4,6 +4,7 @@ import scipy.stats
 import torch
 
 from sfumato.data.augmentation import augment
+from sfumato.data.augmentation import views as making
 
 
 def random_bits(*shape, seed=0):
@@ -40,7 +41,7 @@ def test_views_equal_a_naive_loop_with_numpy_symmetric_padding(kind, shape, padd
 def test_large_batches_are_cut_up_without_a_trace(monkeypatch):
     images, bits = torch.rand(17, 2, 8, 8), random_bits(17, 3)
     whole = augment(images, bits, "crop_flip", 4)
-    monkeypatch.setattr("sfumato.data.augmentation._MAX_INDICES", 3 * 64 * 4)
+    monkeypatch.setitem(making._MAX_PIXELS, "cpu", 7 * 64)
     assert torch.equal(augment(images, bits, "crop_flip", 4), whole)
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.config import Recipe
+from sfumato.config import AugmentationConfig, Recipe
 from sfumato.data.facts import Facts
 from sfumato.errors import InputError
 from sfumato.training.defaults import Choice, fill_in
@@ -53,6 +53,7 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     from sfumato.accounting import calibration
 
     recipe, choices = fill_in(recipe, facts)
+    _refuse_impossible_views(recipe.augmentation, facts.image_size)
     n = facts.num_examples
     privacy, training = recipe.privacy, recipe.training
     warnings: list[str] = []
@@ -127,6 +128,20 @@ def without_privacy(plan: Plan) -> Plan:
     mechanism = plan.mechanism.replace(noise_multiplier=0.0, sampling="shuffled")
     plain = recipe.model_copy(update={"privacy": None, "optimizer": optimizer})
     return dataclasses.replace(plan, recipe=plain, mechanism=mechanism, private=False, why_not_private="privacy was switched off by --non-private")
+
+
+def _refuse_impossible_views(augmentation: AugmentationConfig, image_size: int) -> None:
+    kind, augmult, padding = augmentation.kind, augmentation.augmult, augmentation.padding
+    assert padding is not None
+    if kind in ("rrc", "tan", "simclr") and augmult == 0:
+        raise InputError(
+            f'augmentation.kind = "{kind}" makes no views with augmult = 0. Set augmentation.augmult to 1 or more, or augmentation.kind to "none".'
+        )
+    if kind == "tan" and padding >= image_size:
+        raise InputError(
+            f"augmentation.padding = {padding} is too much for images of {image_size} pixels: reflected padding must be smaller than the image. "
+            f"Choose at most {image_size - 1}, or leave it out."
+        )
 
 
 def _why_not_private(recipe: Recipe, mechanism: Mechanism) -> str | None:
