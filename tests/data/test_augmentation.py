@@ -6,7 +6,7 @@ import scipy.stats
 import torch
 
 from sfumato.config import AugmentationKind
-from sfumato.data.augmentation import augment
+from sfumato.data.augmentation import augment, crops
 from sfumato.data.augmentation import views as making
 
 KINDS = typing.get_args(AugmentationKind)
@@ -50,6 +50,7 @@ def test_large_batches_are_cut_up_without_a_trace(kind, channels, monkeypatch):
     whole = augment(images, bits, kind, 4)
     for views_at_once in (1, 7):
         monkeypatch.setitem(making._MAX_PIXELS, "cpu", views_at_once * 21 * 21)
+        monkeypatch.setattr(crops, "_MAX_INDICES", views_at_once * 21 * 21)
         assert torch.equal(augment(images, bits, kind, 4), whole)
 
 

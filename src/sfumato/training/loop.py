@@ -258,6 +258,8 @@ class _Run:
 
     def _augtest(self) -> dict[str, float | int | None]:
         learner, num_views = self.learner, self.plan.recipe.augmentation.test_views
+        if num_views and learner.views.kind != "none":
+            self.progress.message(f"testing with {num_views} views of each held-out image")
         with self.state.averaged_weights():
             return augtest(self.state.model, self.dataset.held_out, learner.views, num_views, learner.objective.decision_logits)
 

@@ -1,10 +1,9 @@
-"""Crops and flips: which part of an image a view shows.
+"""Which part of an image a view shows, where parts are drawn for each view from more than a few.
 
 All functions take V images with one set of parameters for each, and treat each image alone:
 the values of a view do not depend on what else is in the batch, to the last bit.
 """
 
-import functools
 import math
 
 import torch
@@ -14,35 +13,30 @@ _ATTEMPTS = 10
 NUM_BOX_UNIFORMS = 2 * _ATTEMPTS + 2
 
 
-def padded_crop(pixels: torch.Tensor, top: torch.Tensor, left: torch.Tensor, flip: torch.Tensor, padding: int, mode: str) -> torch.Tensor:
-    """Crops of the original size from images with `padding` pixels of their own mirror image on each edge.
+def reflected_crop(pixels: torch.Tensor, top: torch.Tensor, left: torch.Tensor, flip: torch.Tensor, padding: int) -> torch.Tensor:
+    """Crops of the original size from images padded by reflection: the edge pixel is not repeated.
 
     Args:
         pixels: (V, C, H, W).
         top: (V,), int64 in [0, 2 padding]: first row of the crop in the padded image.
         left: (V,), likewise its first column.
-        flip: (V,), int64: 1 exchanges left and right afterwards.
-        mode: "symmetric" repeats the edge pixel, "reflect" does not (NumPy's names).
+        flip: (V,): other than 0 exchanges left and right afterwards.
+        padding: Pixels on each edge, less than H and W.
 
     Returns:
         (V, C, H, W).
     """
     num_views, channels, height, width = pixels.shape
-    rows, _ = _mirrored(height, padding, mode, pixels.device)
-    _, columns = _mirrored(width, padding, mode, pixels.device)
-    source = rows[top][:, :, None] * width + columns[left * 2 + flip][:, None, :]  # (V, H, W)
-    source = source.view(num_views, 1, height * width).expand(-1, channels, -1)
+    rows, columns = _reflected(height, top - padding), _reflected(width, left - padding)
+    columns = torch.where(flip[:, None] != 0, columns.flip(1), columns)
+    source = (rows[:, :, None] * width + columns[:, None, :]).view(num_views, 1, height * width).expand(-1, channels, -1)
     return pixels.reshape(num_views, channels, height * width).gather(2, source).view(pixels.shape)
 
 
-@functools.lru_cache(maxsize=16)
-def _mirrored(size: int, padding: int, mode: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The pixels of a line seen through each window: (2 padding + 1, size), and (2 (2 padding + 1), size) with flips."""
-    index = torch.arange(2 * padding + 1)[:, None] - padding + torch.arange(size)
-    period, last = (2 * size, 2 * size - 1) if mode == "symmetric" else (max(2 * size - 2, 1), 2 * size - 2)
-    index = index % period
-    index = torch.minimum(index, last - index).to(device)
-    return index, torch.stack([index, index.flip(1)], dim=1).flatten(0, 1)
+def _reflected(size: int, start: torch.Tensor) -> torch.Tensor:
+    """The pixels seen from `start` on when a line is continued by reflection, 2 1 | 0 1 ... n-1 | n-2: (V,) -> (V, size)."""
+    index = (start[:, None] + torch.arange(size, device=start.device)).abs()
+    return torch.minimum(index, (2 * size - 2 - index).abs())
 
 
 def random_boxes(

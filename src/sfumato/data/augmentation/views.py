@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 
 from sfumato.config import AugmentationKind
-from sfumato.data.augmentation import blur, colour, geometry
+from sfumato.data.augmentation import blur, colour, crops, geometry
 from sfumato.data.augmentation.uniforms import uniforms
 
-_POSITION_BITS = 31  # of the 32 bits of a view; the lowest one decides the flip
 _MAX_PIXELS = {"cpu": 2**18, "cuda": 2**22}  # of the views made at once: bounds memory, suits a CPU's caches and a GPU's width
 _JITTER = (0.8, 0.8, 0.8, 0.2)  # brightness, contrast, saturation, hue: SimCLR's at strength 1, which "tan" has too
 
@@ -56,6 +55,8 @@ def augment(
     num_views = bits.shape[1]
     if kind == "none":
         return images[:, None].expand(-1, num_views, -1, -1, -1)
+    if kind in ("flip", "crop", "crop_flip"):
+        return crops.crop_and_flip(images, bits, padding, crop=kind != "flip", flip=kind != "crop")
     of_image = torch.arange(num_images, device=images.device).repeat_interleave(num_views)
     bits = bits.flatten()
     scale = _Scale(images, mean, std)
@@ -75,7 +76,7 @@ class _Scale:
         self.std = images.new_tensor(std if std is not None else [1.0])[:, None, None]
 
     def to_unit(self, pixels: torch.Tensor) -> torch.Tensor:
-        return (pixels * self.std + self.mean).clamp_(0, 1)  # rounding must not leave the range
+        return pixels * self.std + self.mean
 
     def from_unit(self, pixels: torch.Tensor) -> torch.Tensor:
         return (pixels - self.mean) / self.std
@@ -87,18 +88,13 @@ def _one_view_each(pixels: torch.Tensor, bits: torch.Tensor, kind: AugmentationK
         return _tan(pixels, uniforms(bits, 4 + colour.NUM_JITTER_UNIFORMS), padding, scale)
     if kind == "rrc":
         return _random_resized_crop(pixels, uniforms(bits, geometry.NUM_BOX_UNIFORMS + 1))
-    if kind == "simclr":
-        return _simclr(pixels, uniforms(bits, geometry.NUM_BOX_UNIFORMS + 1 + colour.NUM_JITTER_UNIFORMS + 4), scale)
-    side = 2 * padding + 1 if kind != "flip" else 1
-    position = ((bits >> 1) * side**2) >> _POSITION_BITS
-    flip = bits & 1 if kind != "crop" else torch.zeros_like(bits)
-    return geometry.padded_crop(pixels, position // side, position % side, flip, (side - 1) // 2, "symmetric")
+    return _simclr(pixels, uniforms(bits, geometry.NUM_BOX_UNIFORMS + 1 + colour.NUM_JITTER_UNIFORMS + 4), scale)
 
 
 def _tan(pixels: torch.Tensor, numbers: torch.Tensor, padding: int, scale: _Scale) -> torch.Tensor:
     place, for_jitter = numbers.split([4, colour.NUM_JITTER_UNIFORMS], dim=1)
     top, left = (place[:, :2] * (2 * padding + 1)).long().unbind(1)
-    pixels = geometry.padded_crop(pixels, top, left, (place[:, 2] >= 0.5).long(), padding, "reflect")
+    pixels = geometry.reflected_crop(pixels, top, left, place[:, 2] >= 0.5, padding)
     chosen = _chosen(place[:, 3], 0.3)
     pixels[chosen] = scale.from_unit(colour.jitter(scale.to_unit(pixels[chosen]), for_jitter[chosen], _JITTER))
     return pixels
