@@ -68,14 +68,14 @@ def overhead() -> dict[str, Any]:
     _, folder, line = train_briefly(f"--set=training.evaluate_every={steps}", steps=steps)
     trained = load_run(folder)
     batch_size, augmentation = trained.recipe.training.batch_size, trained.recipe.augmentation
-    assert batch_size is not None and augmentation.kind is not None and augmentation.augmult is not None
+    assert batch_size is not None
     mechanism = Mechanism(60_000, batch_size, 1.0, steps)
     zeros = {name: value.detach() * 0 for name, value in trained.model.named_parameters()}
     num_parameters = sum(value.numel() for value in zeros.values())
     streams = randomness.Streams(randomness.new_key(), {}, {})
 
     def bits():
-        views = Views(augmentation.kind, augmentation.augmult, augmentation.padding)
+        views = Views.of(augmentation)
         sampler = lambda: poisson_batch(mechanism, streams.stream("sampling"))  # noqa: E731
         return draw(mechanism, sampler, num_parameters, views, streams.stream("noise"), streams.stream("views"))
 

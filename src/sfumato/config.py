@@ -8,6 +8,7 @@ the run starts, and the resolved recipe in the run folder holds every value.
 import difflib
 import math
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +21,7 @@ from sfumato.errors import InputError
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveInt = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+AugmentationKind = Literal["none", "flip", "crop", "crop_flip", "rrc", "tan", "simclr"]
 
 
 class Section(pydantic.BaseModel):
@@ -63,13 +65,15 @@ class ModelConfig(Section):
 
 
 class AugmentationConfig(Section):
-    """Which views of each image a step averages (De et al. 2022, Section 3.1 and C.2)."""
+    """Which views of each image a step averages (De et al. 2022, Section 3.1 and C.2; Sander et al. 2022, Section 4.2)."""
 
-    kind: Literal["none", "flip", "crop", "crop_flip"] | None = None
+    kind: AugmentationKind | None = None
     augmult: Annotated[int, Field(ge=0, le=256)] | None = None
     """K views per image, averaged before clipping; 0 means no augmentation."""
-    padding: Annotated[int, Field(ge=0, le=64)] = 4
+    padding: Annotated[int, Field(ge=0, le=64)] | None = None
     """Pixels of mirror padding on each edge before a random crop."""
+    test_views: Annotated[int, Field(ge=0, le=256)] = 0
+    """Views of each held-out image that decide together, reported beside the plain accuracy (AugTest); 0: not done."""
 
 
 class PrivacyConfig(Section):
@@ -176,6 +180,7 @@ class Recipe(Section):
 SPEED_ONLY = frozenset(
     {
         "data.path",
+        "augmentation.test_views",
         "training.microbatch_size",
         "training.engine",
         "training.precision",
@@ -299,7 +304,10 @@ def _explain(error: pydantic.ValidationError) -> str:
         return f"the recipe has no {name}, which is needed. Add it."
     reasons = [other["msg"][0].lower() + other["msg"][1:] for other in errors if other["loc"][:2] == first["loc"][:2]]
     message = ", or ".join(dict.fromkeys(reasons))
-    return f"{name} = {first['input']!r} is not possible: {message}. Correct it in the recipe or by --set {name}=..."
+    named = re.findall(r"'([^']*)'", str(first.get("ctx", {}).get("expected", "")))  # of a key that takes one of some words
+    near = difflib.get_close_matches(str(first["input"]), named, n=1, cutoff=0.4)
+    question = f" Did you mean {near[0]!r}?" if near else ""
+    return f"{name} = {first['input']!r} is not possible: {message}.{question} Correct it in the recipe or by --set {name}=..."
 
 
 def _explain_unknown(path: list[str]) -> str:

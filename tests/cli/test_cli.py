@@ -82,6 +82,12 @@ def test_plan_solves_for_the_fourth_of_batch_steps_noise_and_epsilon(capsys):
         (["train", "demo/digits", "--set", "model.name=wide_resnet", "--set", "model.options.deepth=16"], "depth"),
         (["train", "demo/digits", "--set", "model.name=tanh_cnn"], "tanh_cnn"),
         (["train", "demo/digits", "--set", "training.batch_size=5000"], "batch_size"),
+        (["train", "demo/digits", "--set", "augmentation.augmult=2", "--set", "augmentation.kind=tam"], "tan"),
+        (["train", "demo/digits", "--set", "augmentation.kind=rrc"], "augmentation.augmult"),  # the recipe says 0
+        (
+            ["train", "demo/digits", "--set", "augmentation.augmult=2", "--set", "augmentation.kind=tan", "--set", "augmentation.padding=8"],
+            "at most 7",
+        ),
         (["train", "demo/digits", "--device", "gpu7"], "gpu7"),
         (["train", "demo/digits", "--resume", "--output", "no-such-run"], "no-such-run"),
         (["train", "demo/digits", "--resume"], "unfinished"),
@@ -228,6 +234,32 @@ def test_a_dry_run_shows_every_choice_and_writes_nothing(folder, capsys, tmp_pat
 
 
 SHORT = ["--set", "training.num_steps=3", "--set", "training.batch_size=32", "--accountant", "rdp"]
+
+
+def test_a_test_with_views_stands_beside_the_plain_accuracy_and_comes_out_the_same_again(capsys, tmp_path):
+    run, words = tmp_path / "run", ["--set", "augmentation.kind=tan", "--set", "augmentation.augmult=2", *SHORT]
+    status, out, err = call(capsys, "train", "demo/digits", "--output", run, *words, "--set", "augmentation.test_views=3")
+    assert status == 0 and "chosen: augmentation.padding = 1 " in err
+    result = json.loads((run / "result.json").read_text())
+    vote, mean = result["test_accuracy_augtest_vote"], result["test_accuracy_augtest_mean"]
+    assert result["test_views"] == 3 and 0 < vote < 1 and 0 < mean < 1
+    lines = out.splitlines()
+    assert lines[0].startswith(f"held-out accuracy {100 * result['test_accuracy']:.2f} %")
+    assert lines[1] == f"with 3 random views of each image: {100 * vote:.2f} % by majority, {100 * mean:.2f} % by mean probability"
+    keys = ("test_views", "test_accuracy_augtest_vote", "test_accuracy_augtest_mean")
+    again = json_of(capsys, "evaluate", run)
+    assert [again[key] for key in keys] == [3, vote, mean] and again["accuracy"] == result["test_accuracy"]
+    assert json_of(capsys, "evaluate", run, "--test-views", 0)["test_accuracy_augtest_vote"] is None
+    one = json_of(capsys, "evaluate", run, "--test-views", 1)
+    assert one["test_views"] == 1 and one["test_accuracy_augtest_vote"] == one["test_accuracy_augtest_mean"]
+    assert "--test-views" in refused(capsys, "evaluate", run, "--test-views", -1)
+
+
+def test_without_augmentation_there_are_no_views_to_test_with(capsys, tmp_path):
+    result = json_of(capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, "--set", "augmentation.test_views=3")
+    assert result["test_views"] == 0 and result["test_accuracy_augtest_vote"] is None and result["test_accuracy_augtest_mean"] is None
+    status, out, err = call(capsys, "evaluate", tmp_path / "run", "--test-views", 4)
+    assert status == 0 and "no test with views" in err and "views" not in out
 
 
 @pytest.mark.parametrize(

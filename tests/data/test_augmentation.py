@@ -1,9 +1,15 @@
+import typing
+
 import numpy as np
 import pytest
 import scipy.stats
 import torch
 
-from sfumato.data.augmentation import augment
+from sfumato.config import AugmentationKind
+from sfumato.data.augmentation import augment, crops
+from sfumato.data.augmentation import views as making
+
+KINDS = typing.get_args(AugmentationKind)
 
 
 def random_bits(*shape, seed=0):
@@ -37,19 +43,66 @@ def test_views_equal_a_naive_loop_with_numpy_symmetric_padding(kind, shape, padd
             np.testing.assert_array_equal(views[i, j].numpy(), naive_view(images[i].numpy(), int(bits[i, j]), kind, padding))
 
 
-def test_large_batches_are_cut_up_without_a_trace(monkeypatch):
-    images, bits = torch.rand(17, 2, 8, 8), random_bits(17, 3)
-    whole = augment(images, bits, "crop_flip", 4)
-    monkeypatch.setattr("sfumato.data.augmentation._MAX_INDICES", 3 * 64 * 4)
-    assert torch.equal(augment(images, bits, "crop_flip", 4), whole)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_large_batches_are_cut_up_without_a_trace(kind, channels, monkeypatch):
+    images, bits = torch.rand(17, channels, 21, 21), random_bits(17, 3)
+    whole = augment(images, bits, kind, 4)
+    for views_at_once in (1, 7):
+        monkeypatch.setitem(making._MAX_PIXELS, "cpu", views_at_once * 21 * 21)
+        monkeypatch.setattr(crops, "_MAX_INDICES", views_at_once * 21 * 21)
+        assert torch.equal(augment(images, bits, kind, 4), whole)
 
 
-def test_a_view_depends_on_its_own_image_and_bits_alone():
-    images, bits = torch.rand(6, 3, 10, 10), random_bits(6, 4)
-    views = augment(images, bits, "crop_flip", 3)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_view_depends_on_its_own_image_and_bits_alone(kind):
+    images, bits = torch.rand(6, 3, 20, 20), random_bits(6, 4)
+    views = augment(images, bits, kind, 3)
     order = torch.tensor([4, 1, 5])
-    assert torch.equal(augment(images[order], bits[order], "crop_flip", 3), views[order])
-    assert torch.equal(augment(images, bits[:, [2, 0]], "crop_flip", 3), views[:, [2, 0]])
+    assert torch.equal(augment(images[order], bits[order], kind, 3), views[order])
+    assert torch.equal(augment(images, bits[:, [2, 0]], kind, 3), views[:, [2, 0]])
+    changed = images.clone()
+    changed[2] = float("nan")  # the worst neighbour
+    others = torch.arange(6) != 2
+    assert torch.equal(augment(changed, bits, kind, 3)[others], views[others])
+    moved = bits.clone()
+    moved[3, 1] ^= 0x5A5A5A5B
+    different = (augment(images, moved, kind, 3) != views).flatten(2).any(2)
+    assert different.nonzero().tolist() in ([[3, 1]], [])
+
+
+@pytest.mark.parametrize("kind", ["crop_flip", "rrc", "tan", "simclr"])
+def test_equal_bits_give_equal_views_and_others_differ(kind):
+    image = torch.rand(1, 3, 32, 32)
+    bits = random_bits(1, 12)
+    bits[0, 6:] = bits[0, :6]
+    views = augment(image, bits, kind, 4)[0]
+    assert torch.equal(views[:6], views[6:])
+    assert len(views.unique(dim=0)) == 6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_views_stay_finite_and_within_the_range_of_images(kind, channels):
+    mean, std = [0.4, 0.3, 0.5][:channels], [0.2, 0.3, 0.25][:channels]
+    shift, scale = torch.tensor(mean)[:, None, None], torch.tensor(std)[:, None, None]
+    unit = torch.rand(8, channels, 40, 40)
+    unit[0], unit[1], unit[2] = 0, 1, unit[2].round()
+    images = (unit - shift) / scale
+    before = images.clone()
+    views = augment(images, random_bits(8, 40), kind, 4, mean, std)
+    assert torch.equal(images, before) and views.dtype == torch.float32
+    seen = views * scale + shift
+    assert bool(torch.isfinite(views).all()) and seen.min() > -1e-5 and seen.max() < 1 + 1e-5
+    assert float(seen[0].abs().max()) < 1e-5  # black stays black
+    assert augment(images.double(), random_bits(8, 2), kind, 4, mean, std).dtype == torch.float64
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_smallest_images_have_views(kind):
+    for shape in ((2, 1, 8, 8), (2, 3, 8, 8), (0, 3, 8, 8)):
+        views = augment(torch.rand(shape), random_bits(shape[0], 300), kind, 7)
+        assert views.shape == (shape[0], 300, *shape[1:]) and bool(torch.isfinite(views).all())
 
 
 def test_crops_and_flips_are_uniform():

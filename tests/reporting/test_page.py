@@ -62,10 +62,12 @@ def private(tmp_path: Path, classes=DIGITS, lines=10, **changes) -> str:
     return report(tmp_path, folders.private_certificate(**changes), folders.finished(classes), folders.curve(lines))
 
 
+WITH_VIEWS = {"test_views": 8, "test_accuracy_augtest_vote": 0.9712345, "test_accuracy_augtest_mean": 0.9754321}
 RUNS = {
     "private": (folders.private_certificate(), folders.finished(DIGITS), folders.curve(10)),
     "seeded": (folders.public_certificate(), folders.finished(DIGITS), folders.curve(10, private=False)),
     "ordinary": (folders.ordinary_certificate(), folders.finished(["a", "b"]), folders.curve(3, private=False)),
+    "with views": (folders.private_certificate(), folders.finished(DIGITS, **WITH_VIEWS), folders.curve(10)),
     "unfinished": (folders.private_certificate(status="running"), None, folders.curve(2)),
     "just begun": (folders.private_certificate(status="running", ledger_lines=0), None, []),
     "no steps": (folders.private_certificate(epsilon=0.0, epsilon_pld=0.0, epsilon_rdp=0.0, num_steps=0), folders.finished(DIGITS), []),
@@ -110,6 +112,14 @@ def test_private_files_are_not_even_opened(tmp_path):
         (folder / name).unlink()
     (folder / "checkpoints").rmdir()
     assert write_report(folder).read_bytes() == before
+
+
+def test_a_test_with_views_stands_beside_the_plain_accuracy_and_never_in_its_place(tmp_path):
+    text = Page(report(tmp_path / "a", *RUNS["with views"])).text
+    plain, vote, mean = (text.index(number) for number in ("96.39 %", "97.12 %", "97.54 %"))
+    assert plain < vote < mean and "majority of 8 views" in text and "mean probability of 8 views" in text
+    for without in (RUNS["private"], (RUNS["private"][0], folders.finished(DIGITS, test_views=0, test_accuracy_augtest_vote=None), [])):
+        assert "views" not in Page(report(tmp_path / str(len(without[2])), *without)).text
 
 
 def test_class_names_are_text_and_never_markup(tmp_path):

@@ -36,10 +36,12 @@ def test_each_seed_is_one_run_and_the_price_is_the_batch_s_share():
 
     def train(recipe):
         trained.append(recipe)
-        return {"test_accuracy": 0.5 + recipe.run.seed / 10, "test_accuracy_last": 0.5, "private": False}
+        with_views = {"test_accuracy_augtest_vote": 0.4 + recipe.run.seed / 10, "test_accuracy_augtest_mean": None}
+        return {"test_accuracy": 0.5 + recipe.run.seed / 10, "test_accuracy_last": 0.5, "private": False, **with_views}
 
     found = simulate(RECIPE, 512, [0, 1, 2], train)
     assert [recipe.run.seed for recipe in trained] == [0, 1, 2]
+    assert found["test_accuracy_augtest_vote"] == pytest.approx(0.5) and found["test_accuracy_augtest_mean"] is None
     assert found["compute_fraction"] == 512 / 4096 and found["test_accuracy"] == pytest.approx(0.6) and len(found["runs"]) == 3
 
 

@@ -23,3 +23,10 @@ def warn(text: str) -> None:
 def per_cent(fraction: float | None) -> str:
     """A fraction as per cent, or a dash."""
     return "-" if fraction is None else f"{100 * fraction:.2f} %"
+
+
+def print_augtest(facts: dict[str, Any]) -> None:
+    """One line on stdout, if a test with views was done."""
+    if facts.get("test_views"):
+        vote, mean = per_cent(facts["test_accuracy_augtest_vote"]), per_cent(facts["test_accuracy_augtest_mean"])
+        print(f"with {facts['test_views']} random views of each image: {vote} by majority, {mean} by mean probability")

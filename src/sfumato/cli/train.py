@@ -136,6 +136,7 @@ def _show_plan(parsed: config.Recipe, data_root: Path | None, device: str, non_p
 def _show_result(result: dict[str, Any], page: Path) -> None:
     print(f"held-out accuracy {output.per_cent(result['test_accuracy'])} (last weights {output.per_cent(result['test_accuracy_last'])})", end="")
     print(f", balanced {output.per_cent(result['balanced_accuracy'])}; always naming the largest class: {output.per_cent(result['majority_rate'])}")
+    output.print_augtest(result)
     if result["private"]:
         epsilon, by_rdp = formats.epsilon(result["epsilon"]), formats.epsilon(result["epsilon_rdp"])
         print(f"epsilon {epsilon} at delta {result['delta']:g}, one image replaced by zero (RDP {by_rdp})")

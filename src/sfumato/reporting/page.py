@@ -99,10 +99,15 @@ def _accuracy(run: Recorded) -> Html:
     if result.get("auroc") is not None:
         tiles.append(_tile("AUROC", f"{result['auroc']:.4f}"))
     tiles.append(_tile("accuracy of the last weights", formats.per_cent(result["test_accuracy_last"])))
+    if result.get("test_views"):
+        tiles.append(_tile(f"majority of {result['test_views']} views", formats.per_cent(result["test_accuracy_augtest_vote"])))
+        tiles.append(_tile(f"mean probability of {result['test_views']} views", formats.per_cent(result["test_accuracy_augtest_mean"])))
     text = (
         f"Measured on the held-out images ({result['held_out']}), with the averaged weights, which are the ones kept. Balanced accuracy is the mean "
         "over the classes, each counting the same. These numbers are not private with respect to the held-out images."
     )
+    if result.get("test_views"):
+        text += " The last two let several random views of each image decide together; results are compared by the plain accuracy."
     parts = [element("h2", "How good it is"), element("div", *tiles, class_="tiles"), element("p", text)]
     if result["test_accuracy"] <= result["majority_rate"]:
         parts.append(element("p", "The classifier is no better than always naming the most frequent class.", class_="remark"))

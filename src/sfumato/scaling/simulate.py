@@ -56,6 +56,7 @@ def simulate(recipe: Recipe, batch_size: int, seeds: list[int], train: Train) ->
     simulations = [simulated(recipe, batch_size, seed) for seed in seeds]
     runs = [train(simulation) for simulation in simulations]
     assert recipe.training.batch_size is not None
-    accuracies = {key: [run[key] for run in runs] for key in ("test_accuracy", "test_accuracy_last")}
+    keys = ("test_accuracy", "test_accuracy_last", "test_accuracy_augtest_vote", "test_accuracy_augtest_mean")
+    accuracies = {key: [run[key] for run in runs] for key in keys if runs[0].get(key) is not None}
     mean = {key: sum(values) / len(values) for key, values in accuracies.items()}
     return {**runs[0], **mean, "seeds": seeds, "runs": runs, "compute_fraction": batch_size / recipe.training.batch_size}

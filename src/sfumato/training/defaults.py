@@ -41,6 +41,10 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[Recipe, list[Choice]]:
     choose("model", "name", "small_cnn", "a group-norm CNN takes any size and has few parameters, so little noise")
     choose("augmentation", "kind", "none" if not recipe.augmentation.augmult else "flip", "views cost time; mirror images where views are asked for")
     choose("augmentation", "augmult", 0 if values["augmentation"]["kind"] == "none" else 2, "each image as it is, unless views are asked for")
+    if values["augmentation"]["kind"] == "tan":
+        choose("augmentation", "padding", max(round(facts.image_size * 20 / 224), 1), "20 pixels at 224, as in the paper, in proportion")
+    elif values["augmentation"]["padding"] is None:
+        values["augmentation"]["padding"] = 4
     if recipe.privacy is not None:
         choose("privacy", "delta", delta_default(n), f"the largest power of ten below 1/N = 1/{n}")
     solved = _solved_quantity(values)

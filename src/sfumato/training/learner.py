@@ -35,8 +35,7 @@ class Learner:
         self.plan, self.dataset, self.device = plan, dataset, device
         recipe = plan.recipe
         self.objective = Objective(tuple(recipe.data.class_proportions) if recipe.data.class_proportions else None)
-        assert recipe.augmentation.kind is not None and recipe.augmentation.augmult is not None
-        self.views = Views(recipe.augmentation.kind, recipe.augmentation.augmult, recipe.augmentation.padding)
+        self.views = Views.of(recipe.augmentation)
         self.model = self._build(seed=0).to(device).train()
         self.state = State(self.model, recipe)
         self.num_parameters = sum(value.numel() for value in self.state.parameters.values())

@@ -20,6 +20,7 @@ from sfumato.run_folder import JsonLines, read_json, write_json
 from sfumato.training import checkpoint as checkpoints
 from sfumato.training import session as sessions
 from sfumato.training.allocator import give_freed_memory_back
+from sfumato.training.augtest import augtest
 from sfumato.training.certificate import certificate
 from sfumato.training.checkpoint import Checkpoint
 from sfumato.training.environment import describe, pick_device
@@ -260,6 +261,13 @@ class _Run:
             averaged = score(decide(predict_logits(self.state.model, held_out)), held_out.labels)
         return {**averaged, "accuracy_last": last["accuracy"]}
 
+    def _augtest(self) -> dict[str, float | int | None]:
+        learner, num_views = self.learner, self.plan.recipe.augmentation.test_views
+        if num_views and learner.views.kind != "none":
+            self.progress.message(f"testing with {num_views} views of each held-out image")
+        with self.state.averaged_weights():
+            return augtest(self.state.model, self.dataset.held_out, learner.views, num_views, learner.objective.decision_logits)
+
     def _checkpoint(self, step: int) -> None:
         facts = {
             "step": step,
@@ -288,6 +296,7 @@ class _Run:
         claim = certificate(self.plan, spent, ledger, "complete")
         self._save_weights(claim)
         write_json(self.folder / "privacy.json", claim)
+        with_views = self._augtest()
         seconds = self._elapsed()
         result = {
             "run": str(self.folder),
@@ -297,6 +306,7 @@ class _Run:
             "test_accuracy": scores["accuracy"],
             "test_accuracy_last": scores["accuracy_last"],
             "test_accuracy_top5": scores["accuracy_top5"],
+            **with_views,
             **{key: scores[key] for key in ("balanced_accuracy", "per_class", "auroc", "majority_rate")},
             "classes": list(self.dataset.classes),
             "num_parameters": self.learner.num_parameters,

@@ -49,7 +49,7 @@ class OrdinaryStep:
             if self.views.augmult:
                 assert randomness.view_bits is not None
                 bits = torch.from_numpy(randomness.view_bits[indices.numpy()].astype("int64")).to(device)
-                inputs = augment(inputs, bits, self.views.kind, self.views.padding).flatten(0, 1)  # (B·K, C, H, W)
+                inputs = augment(inputs, bits, self.views.kind, self.views.padding, images.mean, images.std).flatten(0, 1)  # (B·K, C, H, W)
                 labels = labels.repeat_interleave(self.views.augmult)
             with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
                 outputs = self.model(inputs)

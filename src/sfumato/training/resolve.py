@@ -4,7 +4,7 @@ import dataclasses
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import NumTrials
-from sfumato.config import PrivacyConfig, Recipe
+from sfumato.config import AugmentationConfig, PrivacyConfig, Recipe
 from sfumato.data.facts import Facts
 from sfumato.errors import InputError
 from sfumato.training.defaults import Choice, fill_in
@@ -59,6 +59,7 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     from sfumato.accounting import calibration
 
     recipe, choices = fill_in(recipe, facts)
+    _refuse_impossible_views(recipe.augmentation, facts.image_size)
     n = facts.num_examples
     privacy, training, optimizer = recipe.privacy, recipe.training, recipe.optimizer
     warnings: list[str] = []
@@ -181,6 +182,20 @@ def without_privacy(plan: Plan) -> Plan:
     training = recipe.training.model_copy(update={"norm_histogram_every": None})  # there are no gradients of single images
     plain = recipe.model_copy(update={"privacy": None, "optimizer": optimizer, "training": training})
     return dataclasses.replace(plan, recipe=plain, mechanism=mechanism, private=False, why_not_private="privacy was switched off by --non-private")
+
+
+def _refuse_impossible_views(augmentation: AugmentationConfig, image_size: int) -> None:
+    kind, augmult, padding = augmentation.kind, augmentation.augmult, augmentation.padding
+    assert padding is not None
+    if kind in ("rrc", "tan", "simclr") and augmult == 0:
+        raise InputError(
+            f'augmentation.kind = "{kind}" makes no views with augmult = 0. Set augmentation.augmult to 1 or more, or augmentation.kind to "none".'
+        )
+    if kind == "tan" and padding >= image_size:
+        raise InputError(
+            f"augmentation.padding = {padding} is too much for images of {image_size} pixels: reflected padding must be smaller than the image. "
+            f"Choose at most {image_size - 1}, or leave it out."
+        )
 
 
 def _why_not_private(recipe: Recipe, mechanism: Mechanism) -> str | None:

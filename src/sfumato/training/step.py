@@ -8,7 +8,8 @@ import torch
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping.clipped_grad import ClippedGrad, GradFn
-from sfumato.data.augmentation import Kind, augment
+from sfumato.config import AugmentationConfig, AugmentationKind
+from sfumato.data.augmentation import augment
 from sfumato.data.dataset import ImageSet
 from sfumato.randomness import Stream
 from sfumato.training.noise import add_noise, words_needed
@@ -20,9 +21,14 @@ from sfumato.training.workers import Workers
 class Views:
     """Which views of an image are averaged; ``augmult`` = K, 0 for the image as it is."""
 
-    kind: Kind
+    kind: AugmentationKind
     augmult: int
     padding: int
+
+    @classmethod
+    def of(cls, resolved: AugmentationConfig) -> "Views":
+        assert resolved.kind is not None and resolved.augmult is not None and resolved.padding is not None
+        return cls(resolved.kind, resolved.augmult, resolved.padding)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +127,7 @@ class PrivateStep:
         if self.views.augmult:
             assert randomness.view_bits is not None
             bits = torch.from_numpy(randomness.view_bits[indices.numpy()].astype(np.int64)).to(device)  # (b, K)
-            inputs = augment(inputs, bits, self.views.kind, self.views.padding)  # (b, K, C, H, W)
+            inputs = augment(inputs, bits, self.views.kind, self.views.padding, images.mean, images.std)  # (b, K, C, H, W)
         return inputs
 
     def _statistics(self, norms: list[torch.Tensor], losses: list[torch.Tensor]) -> Statistics:

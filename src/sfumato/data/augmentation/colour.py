@@ -1,0 +1,98 @@
+"""Colour jitter and loss of colour, for images with values in [0, 1].
+
+Each image has factors of its own and is treated alone. The definitions are those of
+torchvision (`torchvision.transforms.v2.functional`), its effects on grey images included:
+there saturation, hue and grayscale do nothing.
+"""
+
+import itertools
+
+import torch
+
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
+NUM_JITTER_UNIFORMS = 5
+_ORDERS = torch.tensor(list(itertools.permutations(range(4))))  # (24, 4)
+
+
+def jitter(pixels: torch.Tensor, uniforms: torch.Tensor, strength: tuple[float, float, float, float]) -> torch.Tensor:
+    """Changes brightness, contrast, saturation and hue by random factors in random order.
+
+    Args:
+        pixels: (V, C, H, W), C = 1 or 3, in [0, 1].
+        uniforms: (V, NUM_JITTER_UNIFORMS), in [0, 1): the four factors, then the order.
+        strength: (b, c, s, h): the first three factors are uniform in [1 - b, 1 + b] and so on, b, c, s <= 1; hue turns by a part of the
+            circle uniform in [-h, h], h <= 1/2.
+
+    Returns:
+        (V, C, H, W), in [0, 1].
+    """
+    span = torch.tensor(strength, device=pixels.device)
+    centre = torch.tensor([1.0, 1.0, 1.0, 0.0], device=pixels.device)
+    factors = (centre + span * (2 * uniforms[:, :4] - 1)).to(pixels.dtype)
+    orders = _ORDERS.to(pixels.device)[(uniforms[:, 4] * len(_ORDERS)).long()]
+    return adjust_in_order(pixels, factors, orders)
+
+
+def adjust_in_order(pixels: torch.Tensor, factors: torch.Tensor, orders: torch.Tensor) -> torch.Tensor:
+    """Applies the four adjustments to each image in its own order.
+
+    Args:
+        pixels: (V, C, H, W), in [0, 1].
+        factors: (V, 4), in the order BRIGHTNESS, CONTRAST, SATURATION, HUE.
+        orders: (V, 4), int64: each row a permutation of those four.
+    """
+    pixels = pixels.clone()
+    adjustments = ((BRIGHTNESS, adjust_brightness), (CONTRAST, adjust_contrast), (SATURATION, adjust_saturation), (HUE, adjust_hue))
+    for place in range(4):
+        for number, adjust in adjustments[: 4 if pixels.shape[1] == 3 else 2]:
+            chosen = torch.nonzero(orders[:, place] == number)[:, 0]
+            if len(chosen):
+                pixels[chosen] = adjust(pixels[chosen], factors[chosen, number])
+    return pixels
+
+
+def adjust_brightness(pixels: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """factor x, within [0, 1]: (V, C, H, W), (V,) -> (V, C, H, W)."""
+    return (pixels * factor[:, None, None, None]).clamp_(0, 1)
+
+
+def adjust_contrast(pixels: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """Moves each pixel away from (factor > 1) or towards the image's mean grey: (V, C, H, W), (V,) -> (V, C, H, W)."""
+    # Line by line: a sum over a whole image alone in its batch would be split among threads, and round in another way.
+    mean = grey(pixels).mean(3, keepdim=True).mean(2, keepdim=True)
+    return _blend(pixels, mean, factor)
+
+
+def adjust_saturation(pixels: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """Moves each pixel away from (factor > 1) or towards its own grey: (V, 3, H, W), (V,) -> (V, 3, H, W)."""
+    return _blend(pixels, grey(pixels), factor)
+
+
+def adjust_hue(pixels: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    """Turns the hue by a part of the circle: (V, 3, H, W), (V,) -> (V, 3, H, W).
+
+    In hue, saturation and value, v = max(r, g, b) and chroma c = max - min stay. A channel's value depends on the distance, in
+    sixths of the circle, between the hue and that channel's own: v - c min(1, max(0, distance - 1)).
+    """
+    red, green, blue = pixels.unbind(1)
+    value = torch.maximum(torch.maximum(red, green), blue)
+    chroma = value - torch.minimum(torch.minimum(red, green), blue)
+    per_chroma = 1 / torch.where(chroma == 0, 1, chroma)
+    not_red = torch.where(value == green, (blue - red) * per_chroma + 2, (red - green) * per_chroma + 4)
+    hue = torch.where(value == red, (green - blue) * per_chroma, not_red).add_(6 * turn[:, None, None])
+    hue -= 6 * (hue / 6).floor_()  # in [0, 6]
+    shares = (2 - (hue - 3).abs_(), (hue - 2).abs_() - 1, (hue - 4).abs_() - 1)  # beyond [0, 1] where the nearer way is round the other side
+    return torch.stack([value - chroma * share.clamp_(0, 1) for share in shares], 1)
+
+
+def grey(pixels: torch.Tensor) -> torch.Tensor:
+    """Luma (ITU-R BT.601): (V, C, H, W) -> (V, 1, H, W); grey images are their own."""
+    if pixels.shape[1] == 1:
+        return pixels
+    red, green, blue = pixels.split(1, dim=1)
+    return red * 0.2989 + green * 0.587 + blue * 0.114
+
+
+def _blend(pixels: torch.Tensor, other: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    factor = factor[:, None, None, None]
+    return (pixels * factor).add_(other * (1 - factor)).clamp_(0, 1)

@@ -1,0 +1,153 @@
+"""The batched operations against torchvision's, one image at a time."""
+
+import colorsys
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms.v2 import functional as torchvision
+
+from sfumato.data.augmentation import augment, blur, colour, geometry
+from sfumato.data.augmentation.uniforms import uniforms
+
+TOLERANCE = 1e-4
+
+
+def images(number=6, channels=3, size=24, seed=0):
+    """Random images; the first is black, the second white, the third grey, the fourth has equal pairs of channels."""
+    pixels = torch.rand(number, channels, size, size + 3, generator=torch.Generator().manual_seed(seed))
+    pixels[0], pixels[1], pixels[2] = 0, 1, pixels[2].mean(0)
+    if channels == 3:
+        pixels[3, :, :8], pixels[3, 1] = pixels[3, :, :8].round(), pixels[3, 0]
+    return pixels
+
+
+def numbers(number, low, high, seed=1):
+    return low + (high - low) * torch.rand(number, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_close(found, expected):
+    assert found.shape == expected.shape and float((found - expected).abs().max()) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "ours, theirs, low, high, channels",
+    [
+        (colour.adjust_brightness, torchvision.adjust_brightness, 0.2, 1.8, 3),
+        (colour.adjust_brightness, torchvision.adjust_brightness, 0.2, 1.8, 1),
+        (colour.adjust_contrast, torchvision.adjust_contrast, 0.2, 1.8, 3),
+        (colour.adjust_contrast, torchvision.adjust_contrast, 0.2, 1.8, 1),
+        (colour.adjust_saturation, torchvision.adjust_saturation, 0.2, 1.8, 3),
+        (colour.adjust_hue, torchvision.adjust_hue, -0.5, 0.5, 3),
+    ],
+)
+def test_an_adjustment_equals_torchvisions(ours, theirs, low, high, channels):
+    pixels, factors = images(9, channels), numbers(9, low, high)
+    factors[5] = low  # the ends of the range
+    factors[6] = high
+    expected = torch.stack([theirs(pixel, float(factor)) for pixel, factor in zip(pixels, factors, strict=True)])
+    assert_close(ours(pixels, factors), expected)
+    assert float((expected - pixels).abs().max()) > 0.1  # and it does something
+
+
+def test_hue_equals_the_standard_librarys_conversion():
+    pixels = images(5, size=6)
+    turns = numbers(5, -0.5, 0.5)
+    found = colour.adjust_hue(pixels.double(), turns.double()).numpy()
+    for i, row, column in itertools.product(range(5), range(6), range(9)):
+        hue, saturation, value = colorsys.rgb_to_hsv(*pixels[i, :, row, column].double().tolist())
+        expected = colorsys.hsv_to_rgb((hue + float(turns[i])) % 1, saturation, value)
+        np.testing.assert_allclose(found[i, :, row, column], expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_jitter_equals_torchvisions_adjustments_in_its_order(channels):
+    theirs = [torchvision.adjust_brightness, torchvision.adjust_contrast, torchvision.adjust_saturation, torchvision.adjust_hue]
+    orders = torch.tensor(list(itertools.permutations(range(4))))
+    pixels = images(24, channels, size=9)
+    factors = torch.stack([numbers(24, 0.2, 1.8, seed) for seed in (1, 2, 3)] + [numbers(24, -0.2, 0.2, 4)], 1)
+    before = pixels.clone()
+    found = colour.adjust_in_order(pixels, factors, orders)
+    assert torch.equal(pixels, before)  # nothing that was given is changed
+    for i in range(24):
+        expected = pixels[i]
+        for operation in orders[i].tolist():
+            expected = theirs[operation](expected, float(factors[i, operation]))
+        assert_close(found[i], expected)
+
+
+def test_saturation_hue_and_grey_leave_grey_images_as_they_are():
+    pixels = images(24, channels=1)
+    factors = torch.tensor([1.0, 1.0, 0.3, 0.4]).expand(24, 4)
+    assert torch.equal(colour.adjust_in_order(pixels, factors, torch.arange(4).expand(24, 4)), pixels)
+    assert torch.equal(colour.grey(pixels), pixels)
+
+
+def test_grey_equals_torchvisions():
+    pixels = images()
+    assert_close(colour.grey(pixels), torchvision.rgb_to_grayscale(pixels, num_output_channels=1))
+
+
+@pytest.mark.parametrize("radius", [1, 3, 11])
+def test_a_blur_equals_torchvisions(radius):
+    pixels, sigmas = images(7), numbers(7, 0.1, 2.0)
+    expected = torch.stack([torchvision.gaussian_blur(p, [2 * radius + 1] * 2, [float(s)] * 2) for p, s in zip(pixels, sigmas, strict=True)])
+    assert_close(blur.gaussian_blur(pixels, sigmas, radius), expected)
+
+
+@pytest.mark.parametrize("height, width", [(32, 32), (28, 20), (224, 224)])
+def test_a_resized_crop_equals_torchvisions(height, width):
+    boxes = torch.stack(geometry.random_boxes(uniforms(torch.arange(12), geometry.NUM_BOX_UNIFORMS), height, width), 1)
+    boxes[0] = torch.tensor([0, 0, height, width])
+    boxes[1] = torch.tensor([height - 1, width - 1, 1, 1])
+    flip = torch.arange(12) % 3 == 0
+    pixels = torch.rand(12, 3, height, width)
+    found = geometry.resized_crop(pixels, *boxes.unbind(1), flip=flip)
+    for i in range(12):
+        expected = torchvision.resized_crop(pixels[i], *(int(value) for value in boxes[i]), [height, width])
+        assert_close(found[i], torchvision.horizontal_flip(expected) if flip[i] else expected)
+
+
+@pytest.mark.parametrize("padding", [0, 3, 7])
+def test_a_reflected_crop_equals_numpys_padding(padding):
+    pixels = torch.rand(40, 2, 8, 11)
+    source = torch.Generator().manual_seed(0)
+    top, left = torch.randint(0, 2 * padding + 1, (2, 40), generator=source)
+    flip = torch.randint(0, 2, (40,), generator=source)
+    found = geometry.reflected_crop(pixels, top, left, flip, padding)
+    for i in range(40):
+        padded = np.pad(pixels[i].numpy(), ((0, 0), (padding, padding), (padding, padding)), mode="reflect")
+        expected = padded[:, top[i] : top[i] + 8, left[i] : left[i] + 11]
+        np.testing.assert_array_equal(found[i].numpy(), expected[:, :, ::-1] if flip[i] else expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["crop_flip", "rrc", "tan", "simclr"])
+def test_a_gpu_makes_the_same_views(kind):
+    bits = torch.from_numpy(np.random.default_rng(0).integers(0, 2**32, (40, 50)))
+    assert torch.equal(uniforms(bits.flatten().cuda(), 40).cpu(), uniforms(bits.flatten(), 40))
+    pixels = torch.rand(40, 3, 32, 32)
+    found, expected = augment(pixels.cuda(), bits.cuda(), kind).cpu(), augment(pixels, bits, kind)
+    off = ((found - expected).abs().flatten(2).amax(2) > TOLERANCE).sum()
+    assert off <= 1  # a box whose side lies on the edge of rounding may come out one pixel larger
+
+
+def test_views_of_tan_without_jitter_are_reflected_crops_and_the_others_are_not():
+    padding, views_each = 2, 200
+    image = torch.rand(1, 3, 9, 9)
+    padded = np.pad(image[0].numpy(), ((0, 0), (padding, padding), (padding, padding)), mode="reflect")
+    crops = [padded[:, top : top + 9, left : left + 9] for top in range(5) for left in range(5)]
+    known = {crop.tobytes() for crop in crops} | {crop[:, :, ::-1].tobytes() for crop in crops}
+    bits = torch.from_numpy(np.random.default_rng(0).integers(0, 2**32, (1, views_each)))
+    plain = sum(view.numpy().tobytes() in known for view in augment(image, bits, "tan", padding)[0])
+    assert 0.55 * views_each < plain < 0.85 * views_each  # 0.7 expected, 4.6 standard deviations
+
+
+def test_normalised_images_give_normalised_views():
+    mean, std = (0.4, 0.5, 0.3), (0.2, 0.25, 0.3)
+    unit, bits = images(5, size=21), torch.arange(20).view(5, 4) * 12345
+    shift, scale = torch.tensor(mean)[:, None, None], torch.tensor(std)[:, None, None]
+    for kind in ("flip", "crop_flip", "rrc", "tan", "simclr"):
+        views = augment((unit - shift) / scale, bits, kind, 3, mean, std)
+        assert_close(views * scale + shift, augment(unit, bits, kind, 3))

@@ -1,0 +1,143 @@
+"""The random parameters of views have the distributions that they claim, and each test would notice if they had not."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from torchvision.transforms import RandomResizedCrop
+
+from sfumato.data.augmentation import augment, blur, colour, geometry
+from sfumato.data.augmentation.uniforms import uniforms
+
+NUMBER = 50_000
+
+
+def random_bits(number, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, 2**32, number, dtype=np.int64))
+
+
+def test_uniforms_are_the_documented_function_of_bits_and_counter():
+    """By Python's integers, which know no overflow."""
+
+    def permute(word):
+        word ^= word >> 16
+        word = word * 0x21F0AAAD % 2**32
+        word ^= word >> 15
+        word = word * 0x735A2D97 % 2**32
+        return word ^ word >> 15
+
+    bits = torch.cat([random_bits(50), torch.tensor([0, 1, 2**31, 2**32 - 1])])
+    expected = [[(permute((permute(b) + i * 0x9E3779B9) % 2**32) >> 8) / 2**24 for i in range(40)] for b in bits.tolist()]
+    assert uniforms(bits, 40).tolist() == expected
+
+
+@pytest.mark.parametrize("bits", [random_bits(NUMBER), torch.arange(NUMBER)], ids=["random", "consecutive"])
+def test_uniforms_are_uniform_and_independent_of_one_another(bits):
+    numbers = uniforms(bits, 36).numpy()
+    assert numbers.min() >= 0 and numbers.max() < 1
+    smallest = min(scipy.stats.kstest(column, "uniform").pvalue for column in numbers.T)
+    assert smallest > 1e-4 / 36
+    correlation = np.corrcoef(numbers.T) - np.eye(36)
+    assert np.abs(correlation).max() * math.sqrt(NUMBER) < 5.5  # 630 pairs, each standard normal
+    for i, j in ((0, 1), (0, 35), (20, 22)):
+        table = np.histogram2d(numbers[:, i], numbers[:, j], bins=16)[0]
+        assert scipy.stats.chi2_contingency(table).pvalue > 1e-4
+    squashed = numbers[:, 0] ** 1.03  # the test has power
+    assert scipy.stats.kstest(squashed, "uniform").pvalue < 1e-4
+
+
+def test_one_bit_of_the_input_moves_half_of_the_bits_of_each_number():
+    bits = random_bits(2000)
+    words = (uniforms(bits, 8) * 2**24).long()
+    for position in range(32):
+        moved = words ^ (uniforms(bits ^ (1 << position), 8) * 2**24).long()
+        share = torch.stack([(moved >> place) & 1 for place in range(24)], -1).double().mean(0)  # (8, 24)
+        assert float((share - 0.5).abs().max()) < 6 * 0.5 / math.sqrt(2000)
+
+
+def reference_boxes(number, height, width):
+    """torchvision's, one box at a time: (number, 4), top, left, height, width."""
+    image = torch.empty(1, height, width)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return np.array([RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(number)], dtype=np.float64)
+
+
+def same_distribution(a, b):
+    """p-value of the two-sample chi-square test over 40 bins."""
+    edges = np.unique(np.quantile(np.concatenate([a, b]), np.linspace(0, 1, 41)))
+    edges[-1] += 1e-9
+    table = np.stack([np.histogram(a, edges)[0], np.histogram(b, edges)[0]])
+    return scipy.stats.chi2_contingency(table[:, table.sum(0) > 0]).pvalue
+
+
+@pytest.mark.parametrize("height, width", [(32, 32), (30, 24), (12, 40)])
+def test_boxes_are_distributed_as_in_the_standard_random_resized_crop(height, width):
+    number = 10_000
+    boxes = torch.stack(geometry.random_boxes(uniforms(random_bits(number), geometry.NUM_BOX_UNIFORMS), height, width), 1).double().numpy()
+    top, left, h, w = boxes.T
+    assert (top >= 0).all() and (left >= 0).all() and (h >= 1).all() and (w >= 1).all() and (top + h <= height).all() and (left + w <= width).all()
+    assert (boxes == boxes.round()).all()
+    reference = reference_boxes(number, height, width).T
+    statistics = (lambda t, le, h, w: h * w, lambda t, le, h, w: h / w, lambda t, le, h, w: t, lambda t, le, h, w: le, lambda t, le, h, w: t + h)
+    for statistic in statistics:
+        assert same_distribution(statistic(top, left, h, w), statistic(*reference)) > 1e-4
+    other = (
+        torch.stack(geometry.random_boxes(uniforms(random_bits(number), geometry.NUM_BOX_UNIFORMS), height, width, scale=(0.15, 1.0)), 1)
+        .double()
+        .numpy()
+    )
+    assert same_distribution(other[:, 2] * other[:, 3], reference[2] * reference[3]) < 1e-6  # the test has power
+
+
+def test_where_no_box_fits_the_largest_central_one_is_taken():
+    numbers = torch.full((3, geometry.NUM_BOX_UNIFORMS), 0.999)
+    for shape, expected in (((32, 32), (0, 0, 32, 32)), ((30, 10), (8, 0, 13, 10)), ((10, 30), (0, 8, 10, 13))):
+        boxes = geometry.random_boxes(numbers, *shape)
+        assert [tuple(box) for box in torch.stack(boxes, 1).tolist()] == [expected] * 3
+
+
+def test_jitter_draws_its_factors_uniformly_and_every_order_equally_often(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(colour, "adjust_in_order", lambda pixels, factors, orders: seen.update(factors=factors, orders=orders))
+    colour.jitter(torch.zeros(NUMBER, 3, 1, 1), uniforms(random_bits(NUMBER), 5), (0.8, 0.4, 0.6, 0.2))
+    for column, (low, high) in zip(seen["factors"].T.numpy(), ((0.2, 1.8), (0.6, 1.4), (0.4, 1.6), (-0.2, 0.2)), strict=True):
+        assert scipy.stats.kstest(column, "uniform", (low, high - low)).pvalue > 1e-4
+    counts = seen["orders"].unique(dim=0, return_counts=True)[1].numpy()
+    assert len(counts) == 24 and scipy.stats.chisquare(counts).pvalue > 1e-4
+
+
+def within(share, probability, number):
+    return abs(share - probability) < 5 * math.sqrt(probability * (1 - probability) / number)
+
+
+def test_flips_jitter_and_grey_have_their_probabilities():
+    number = 20_000
+    # Left half black, right half white: mirrored exactly if flipped, whatever the colours do.
+    image = torch.zeros(1, 3, 8, 8)
+    image[..., 4:] = 1
+    tan = augment(image, random_bits(number)[None], "tan", 0)[0]
+    flipped = (tan[:, :, 0, 0] > tan[:, :, 0, -1]).all(1).double().mean().item()
+    assert within(flipped, 0.5, number) and not within(flipped, 0.52, number)
+
+    coloured = torch.tensor([0.5, 0.4, 0.6])[None, :, None, None].expand(1, 3, 20, 20)
+    jittered = (augment(coloured, random_bits(number)[None], "tan", 2)[0, :, :, 0, 0] != coloured[0, :, 0, 0]).any(1).double().mean().item()
+    assert within(jittered, 0.3, number) and not within(jittered, 0.32, number)
+
+    simclr = augment(coloured, random_bits(number)[None], "simclr")[0, :, :, 10, 10]
+    grey = ((simclr - simclr.mean(1, keepdim=True)).abs() < 1e-6).all(1)
+    assert within(grey.double().mean().item(), 0.2, number)
+    unchanged = ((simclr - coloured[0, :, 0, 0]).abs() < 1e-5).all(1).double().mean().item()
+    assert within(unchanged, 0.8 * 0.2, number)  # neither grey nor jittered
+
+
+def test_half_of_simclrs_views_are_blurred_by_a_uniform_width(monkeypatch):
+    sigmas, number = [], 20_000
+    monkeypatch.setattr(blur, "gaussian_blur", lambda pixels, sigma, radius: sigmas.append(sigma) or pixels)
+    augment(torch.rand(1, 1, 20, 20), random_bits(number)[None], "simclr")
+    sigma = torch.cat(sigmas).numpy()
+    assert within(len(sigma) / number, 0.5, number)
+    assert scipy.stats.kstest(sigma, "uniform", (0.1, 1.9)).pvalue > 1e-4
+    assert scipy.stats.kstest(sigma, "uniform", (0.0, 2.0)).pvalue < 1e-4
