@@ -2,8 +2,8 @@
 
     python -m benchmarks.coverage [--fits 2000]
 
-prints one line for each case: coverage with the law that made the data, with the law that is chosen, with the other law, how often
-the right law was chosen, and how often the user was warned.
+prints one line for each case: coverage as it is reported (over both laws where the runs do not tell them apart), with
+the law that made the data, with the law that is chosen, with the other law; how often the right law was chosen; the median width in points.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import dataclasses
 
 import numpy as np
 
-from sfumato.scaling.law import LAWS, Point, fit
+from sfumato.scaling.law import LAWS, Point, fit, predict
 
 REFERENCE = 2048
 INVERSE, LINE = "a + b / B", "a + b log2 B"
@@ -35,7 +35,9 @@ class Case:
 CASES = [
     Case("a + b / B, equal spreads"),
     Case("a + b log2 B, equal spreads", law=LINE),
-    Case("three batch sizes, three seeds, as a search ends", sizes=(64, 128, 256), seeds=3),
+    Case("three seeds, as a search ends", seeds=3),
+    Case("the same, a + b log2 B", law=LINE, seeds=3),
+    Case("three batch sizes, three seeds", sizes=(64, 128, 256), seeds=3),
     Case("the same, a + b log2 B", law=LINE, sizes=(64, 128, 256), seeds=3),
     Case("no dependence on B", slope=0.0),
     Case("a tenth of the spread: laws are easy to tell apart", of_seed=0.0003, of_run=0.0002),
@@ -66,22 +68,25 @@ def measure(case: Case, fits: int) -> dict[str, float]:
     def run(size: int, level: float) -> float:
         return truth(case, size) + level + spread(case, size) * rng.standard_normal()
 
-    counts = dict.fromkeys(("right law", "chosen law", "other law", "right chosen", "warned"), 0)
+    counts = dict.fromkeys(("reported", "right law", "chosen law", "other law", "right chosen", "warned"), 0)
+    widths = []
     for _ in range(fits):
         levels = case.of_seed * rng.standard_normal(case.seeds)
         found = fit([Point(size, seed, run(size, level)) for seed, level in enumerate(levels) for size in case.sizes])
         more = run(REFERENCE, case.of_seed * rng.standard_normal())
 
-        def covers(law, more=more):
-            predicted = law.predict(REFERENCE)
+        def covers(predicted, more=more):
             return predicted.low <= more <= predicted.high
 
-        counts["right law"] += covers(next(law for law in found if law.law == case.law))
-        counts["chosen law"] += covers(found[0])
-        counts["other law"] += covers(next(law for law in found if law.law != case.law))
+        reported = predict(found, REFERENCE)
+        widths.append(reported.high - reported.low)
+        counts["reported"] += covers(reported)
+        counts["right law"] += covers(next(law for law in found if law.law == case.law).predict(REFERENCE))
+        counts["chosen law"] += covers(found[0].predict(REFERENCE))
+        counts["other law"] += covers(next(law for law in found if law.law != case.law).predict(REFERENCE))
         counts["right chosen"] += found[0].law == case.law
         counts["warned"] += bool(found[0].warnings)
-    return {name: count / fits for name, count in counts.items()}
+    return {**{name: 100 * count / fits for name, count in counts.items()}, "width": 100 * float(np.median(widths))}
 
 
 if __name__ == "__main__":
@@ -90,4 +95,4 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     for case in CASES:
         facts = measure(case, arguments.fits)
-        print(f"{case.name:<52}" + "  ".join(f"{name} {100 * value:5.1f} %" for name, value in facts.items()), flush=True)
+        print(f"{case.name:<52}" + "  ".join(f"{name} {value:5.1f}" for name, value in facts.items()), flush=True)

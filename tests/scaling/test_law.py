@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sfumato.errors import InputError
-from sfumato.scaling.law import LAWS, Point, fit
+from sfumato.scaling.law import LAWS, Point, fit, predict, rivals
 
 SIZES, REFERENCE = (32, 64, 128, 256), 2048
 
@@ -42,6 +42,29 @@ def coverage(law="a + b / B", fits=2500, **settings):
 @pytest.mark.parametrize("paired", [True, False])
 def test_95_per_cent_intervals_cover_93_to_97_per_cent(law, paired):
     assert 0.93 <= coverage(law, paired=paired) <= 0.97
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(("sizes", "seeds"), [((64, 128, 256), 3), (SIZES, 3), (SIZES, 5)])
+def test_what_is_reported_covers_although_nobody_knows_which_law_holds(law, sizes, seeds):
+    """Three seeds at three sizes choose the wrong law one time in four; the chosen law's own interval would cover 80 times in 100."""
+    rng = np.random.default_rng(0)
+    hits, fits = 0, 2000
+    for _ in range(fits):
+        points, more = draw(rng, law=law, seeds=seeds)
+        predicted = predict(fit([point for point in points if point.batch_size in sizes]), REFERENCE)
+        hits += predicted.low <= more <= predicted.high
+    assert 0.93 <= hits / fits <= 0.97
+
+
+def test_laws_that_are_not_told_apart_are_both_reached_and_the_excluded_one_is_not():
+    rng = np.random.default_rng(5)
+    unclear = fit([Point(size, seed, 0.7 + 0.003 * rng.standard_normal()) for seed in range(3) for size in SIZES])
+    assert rivals(unclear) == [unclear[1]]
+    both = [found.predict(REFERENCE) for found in unclear]
+    assert predict(unclear, REFERENCE).high == max(one.high for one in both) and predict(unclear, REFERENCE).low == min(one.low for one in both)
+    clear = fit(draw(rng, of_seed=0.0003, of_run=0.0002)[0])
+    assert rivals(clear) == [] and predict(clear, REFERENCE) == clear[0].predict(REFERENCE)
 
 
 def test_intervals_cover_where_seeds_differ_in_nothing_or_in_everything():

@@ -19,8 +19,11 @@ LAWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 LEVEL = 0.95
 # Below this probability of so bad a fit, the points do not support a law.
 _IMPLAUSIBLE = 0.01
+# Below this one, they exclude it, and its extrapolation need not be feared.
+_EXCLUDED = 0.05
 # Largest spread over smallest, between batch sizes, that intervals still cover well (LOG.md).
 _UNEVEN = 3.0
+NOT_TOLD_APART = ["the runs do not tell the two laws apart, so intervals reach over both: more seeds or other batch sizes narrow them"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +103,26 @@ def fit(points: Sequence[Point]) -> list[Fit]:
         first = dataclasses.replace(fits[0], warnings=(*fits[0].warnings, "the points support neither law: predictions may be far off"))
         fits = [first, *fits[1:]]
     return fits
+
+
+def predict(fits: Sequence[Fit], batch_size: int) -> Prediction:
+    """The prediction of the law that is used; its interval reaches over those of laws that the points do not exclude.
+
+    With few runs the two laws often cannot be told apart, and the wrong one is chosen: the interval of the chosen one alone would then
+    cover 80 times in 100 (LOG.md).
+
+    Args:
+        fits: As `fit` returns them.
+        batch_size: Where.
+    """
+    used = fits[0].predict(batch_size)
+    possible = [used, *(found.predict(batch_size) for found in rivals(fits))]
+    return dataclasses.replace(used, low=min(one.low for one in possible), high=max(one.high for one in possible))
+
+
+def rivals(fits: Sequence[Fit]) -> list[Fit]:
+    """The laws that are not used, but that the points do not exclude."""
+    return [found for found in fits[1:] if found.plausibility is None or found.plausibility >= _EXCLUDED]
 
 
 def _fit(law: str, points: Sequence[Point], sizes: list[int]) -> Fit:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from sfumato.errors import InputError
-from sfumato.scaling.law import fit
+from sfumato.scaling.law import fit, predict
 from sfumato.scaling.study import Study
 
 FORMATS = (".svg", ".png", ".pdf")
@@ -26,10 +26,11 @@ def draw(study: Study, facts: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     points = study.points
-    used, other = fit(points)
+    fits = fit(points)
+    used, other = fits
     sizes = [point.batch_size for point in points] + [prediction["batch_size"] for prediction in facts["predictions"]]
     grid = np.unique(np.geomspace(min(sizes) / 1.2, max(sizes) * 1.2, 200).round().astype(int))
-    predicted = [used.predict(int(size)) for size in grid]
+    predicted = [predict(fits, int(size)) for size in grid]
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()

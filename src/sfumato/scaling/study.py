@@ -10,7 +10,7 @@ from typing import Any
 from sfumato import config
 from sfumato.errors import InputError
 from sfumato.run_folder import read_json
-from sfumato.scaling.law import Fit, Point, fit
+from sfumato.scaling.law import NOT_TOLD_APART, Fit, Point, fit, predict, rivals
 
 # sigma / B may differ by rounding of sigma to four digits.
 _SAME = 1e-3
@@ -117,9 +117,9 @@ def scaling_law(study: Study, predict_batch_sizes: Sequence[int]) -> dict[str, A
         "pairing_gain": used.pairing_gain,
         "rho": _rho(study),
         "rho_private": False,
-        "predictions": [dataclasses.asdict(used.predict(batch_size)) for batch_size in predict_batch_sizes],
+        "predictions": [dataclasses.asdict(predict(fits, batch_size)) for batch_size in predict_batch_sizes],
         "num_runs": len(study.runs),
-        "warnings": list(used.warnings),
+        "warnings": [*used.warnings, *NOT_TOLD_APART[: len(rivals(fits))]],
     }
 
 

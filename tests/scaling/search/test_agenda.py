@@ -65,7 +65,7 @@ def test_the_prediction_rests_on_seeds_that_chose_nothing():
     search = made_up_search()
     agenda, _ = complete(search)
     law = [slot for slot in agenda.slots if slot.name.startswith("law/")]
-    assert [slot.batch_size for slot in law] == [16, 32, 64]
+    assert [slot.batch_size for slot in law] == [8, 16, 32, 64]
     assert all(not set(slot.seeds) & set(search.seeds) and slot.settings == agenda.settings for slot in law)
 
 
@@ -119,7 +119,7 @@ def test_cost_counts_every_view_of_every_trial():
     search = made_up_search()
     agenda, finished = complete(search)
     tried = sum(1 for name in finished if not name.startswith("law/"))
-    views = tried * 2 * 16 * 60 + 3 * 60 * (16 + 32 + 64)
+    views = tried * 2 * 16 * 60 + 3 * 60 * (8 + 16 + 32 + 64)
     assert final.cost(search, agenda, finished) == {
         "search_views": views,
         "search_fraction": pytest.approx(views / (512 * 60)),

@@ -113,15 +113,15 @@ class Search:
         return dataclasses.replace(agenda, slots=[*agenda.slots, *law], complete=complete)
 
     def law_slots(self, settings: Settings) -> list[Slot]:
-        """Three batch sizes of the best settings, from which the accuracy at the reference is predicted.
+        """Four batch sizes of the best settings, from which the accuracy at the reference is predicted.
 
         Their seeds are new ones: the accuracies that chose the settings are those of the luckiest.
         """
         reference = apply(self.recipe, settings).training.batch_size
         assert reference is not None
-        smallest = max(1, min(self.batch_size, reference // 4))
+        smallest = max(1, min(self.batch_size // 2, reference // 8))
         seeds = tuple(max(self.seeds) + 1 + i for i in range(max(3, len(self.seeds))))
-        return [Slot(f"law/{size}", settings, size, seeds) for size in (smallest, 2 * smallest, 4 * smallest)]
+        return [Slot(f"law/{size}", settings, size, seeds) for size in (smallest, 2 * smallest, 4 * smallest, 8 * smallest)]
 
     def _slot(self, name: str, settings: Settings | None) -> Slot:
         return Slot(name, settings, self.batch_size, self.seeds)

@@ -7,7 +7,7 @@ from typing import Any
 from sfumato import config
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.config import Recipe
-from sfumato.scaling.law import Fit, Point, Prediction, fit
+from sfumato.scaling.law import NOT_TOLD_APART, Fit, Point, Prediction, fit, predict, rivals
 from sfumato.scaling.search.agenda import Agenda, Outcome, Search
 from sfumato.scaling.search.simulations import work
 from sfumato.scaling.search.space import Settings, apply
@@ -48,17 +48,17 @@ def final_recipe(search: Search, settings: Settings, public: bool) -> tuple[Reci
     return config.parse(values), spent
 
 
-def predicted(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> tuple[Fit, Prediction]:
-    """The accuracy of the final run on the validation split, extrapolated from the three batch sizes of the best settings."""
+def predicted(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> tuple[list[Fit], Prediction]:
+    """The accuracy of the final run on the validation split, extrapolated from some batch sizes of the best settings."""
     points = []
     for slot in search.law_slots(agenda.settings):
         accuracies = finished[slot.name].accuracies
         assert accuracies is not None
         points += [Point(slot.batch_size, seed, accuracy) for seed, accuracy in zip(slot.seeds, accuracies, strict=True)]
-    used = fit(points)[0]
+    fits = fit(points)
     reference = apply(search.recipe, agenda.settings).training.batch_size
     assert reference is not None
-    return used, used.predict(reference)
+    return fits, predict(fits, reference)
 
 
 def cost(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def cost(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> dic
 def summary(search: Search, agenda: Agenda, finished: Mapping[str, Outcome], public: bool) -> dict[str, Any]:
     """What the command prints, as JSON, but for the storage and the path of the recipe."""
     recipe, epsilon = final_recipe(search, agenda.settings, public)
-    law, prediction = predicted(search, agenda, finished)
+    laws, prediction = predicted(search, agenda, finished)
     stages = [
         {"name": stage.name, **dataclasses.asdict(stage.gain), "counts": stage.gain.counts, "settings": stage.settings} for stage in agenda.stages
     ]
@@ -97,9 +97,9 @@ def summary(search: Search, agenda: Agenda, finished: Mapping[str, Outcome], pub
         "noise_multiplier": recipe.privacy.noise_multiplier,
         "epsilon_search_inclusive": epsilon if public else None,
         "predicted_accuracy": {"value": prediction.accuracy, "low": prediction.low, "high": prediction.high},
-        "law": law.law,
+        "law": laws[0].law,
         "cost": cost(search, agenda, finished),
-        "warnings": list(law.warnings),
+        "warnings": [*laws[0].warnings, *NOT_TOLD_APART[: len(rivals(laws))]],
     }
 
 
