@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from sfumato.config import Recipe
-from sfumato.scaling.search.agenda import Search
+from sfumato.scaling.search.agenda import Outcome, Search
 from sfumato.scaling.search.space import Group, Space
 from sfumato.scaling.search.worker import Worker
 
@@ -37,6 +37,10 @@ def accuracy(settings, slot, seed):
     return 0.9 - 0.01 * abs(rate - 8.0) - 0.1 * abs(decay - 0.9) + 0.001 * seed - 0.1 / slot.batch_size
 
 
+def measured(settings, slot):
+    return Outcome(settings, tuple(accuracy(settings, slot, seed) for seed in slot.seeds))
+
+
 def main(url: str, log: Path) -> None:
     def say(text: str) -> None:
         with log.open("a") as file:
@@ -46,7 +50,7 @@ def main(url: str, log: Path) -> None:
         say(f"begin {slot.name}")
         time.sleep(0.5)
         say(f"end {slot.name}")
-        return tuple(accuracy(settings, slot, seed) for seed in slot.seeds)
+        return measured(settings, slot)
 
     with Worker(made_up_search(), url, "digits", beat_seconds=0.2, patience_seconds=30) as worker:
         agenda = worker.run(evaluate)

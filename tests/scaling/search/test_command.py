@@ -94,7 +94,7 @@ def test_a_search_ends_with_a_recipe_that_train_takes_and_whose_certificate_was_
     assert {"best", "trials", "recipe", "storage", "search_data", "epsilon_final", "epsilon_search_inclusive", "predicted_accuracy", "cost"} <= set(
         found
     )
-    assert found["search_data"] == "private" and found["epsilon_search_inclusive"] is None
+    assert found["search_data"] == "private" and found["epsilon_search_inclusive"] is None and found["augtest_gain"] is None
     assert {"value", "low", "high"} == set(found["predicted_accuracy"])
     assert sorted(path.name for path in folder.iterdir()) == ["recipe.toml", "search.json", "study.db"]  # no weights of simulations
 
@@ -125,8 +125,10 @@ def test_simulations_are_private_of_nobody_and_see_no_test_image(capsys, tmp_pat
         return result
 
     monkeypatch.setattr(loop, "train", spy)
-    status, _, err = call(capsys, *SEARCH[:2], "--trials", "1", *SEARCH[4:], "--space", space, "--output", tmp_path / "search")
+    views = ["--set", "augmentation.kind=flip", "--set", "augmentation.augmult=2"]
+    status, out, err = call(capsys, *SEARCH[:2], "--trials", "1", *SEARCH[4:], *views, "--space", space, "--output", tmp_path / "search", "--json")
     assert status == 0, err
+    assert abs(json.loads(out)["augtest_gain"]) <= 1  # reported beside the prediction
     assert {entry[:4] for entry in seen} == {(False, None, "valid", "train")}
 
 

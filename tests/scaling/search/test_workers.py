@@ -15,7 +15,7 @@ import pytest
 from sfumato.errors import InputError, MachineError
 from sfumato.scaling.search.storage import open_storage, shown
 from sfumato.scaling.search.worker import Worker as OpenWorker
-from tests.scaling.search.one_worker import accuracy, made_up_search
+from tests.scaling.search.one_worker import accuracy, made_up_search, measured
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_search_goes_on_where_it_stopped(Worker, tmp_path):
         if len(made) == 4:
             raise KeyboardInterrupt
         made.append(slot.name)
-        return tuple(accuracy(settings, slot, seed) for seed in slot.seeds)
+        return measured(settings, slot)
 
     with pytest.raises(KeyboardInterrupt):
         Worker(made_up_search(), url, "digits").run(evaluate)
@@ -108,7 +108,7 @@ def test_a_search_goes_on_where_it_stopped(Worker, tmp_path):
 
     def evaluate_again(number, settings, slot, watch):
         made_again.append(slot.name)
-        return tuple(accuracy(settings, slot, seed) for seed in slot.seeds)
+        return measured(settings, slot)
 
     agenda = Worker(made_up_search(), url, "digits").run(evaluate_again)
     assert agenda.complete
@@ -142,7 +142,7 @@ def test_a_worker_that_gives_no_sign_loses_its_trial_and_what_it_finds_later_is_
     assert begun.wait(60)
 
     def evaluate(number, settings, slot, watch):
-        return tuple(accuracy(settings, slot, seed) for seed in slot.seeds)
+        return measured(settings, slot)
 
     agenda = Worker(search, url, "digits", beat_seconds=0.05, patience_seconds=0.5).run(evaluate)
     over.set()
@@ -162,7 +162,7 @@ def test_a_living_worker_keeps_its_trial(Worker, tmp_path):
     def slow(number, settings, slot, watch):
         if slot.name == "baseline":
             time.sleep(8.0)  # twice the patience of the other, but it beats
-        return tuple(accuracy(settings, slot, seed) for seed in slot.seeds)
+        return measured(settings, slot)
 
     first = Worker(search, url, "digits", beat_seconds=0.1)
     first.name = "elsewhere:1:abcd"
@@ -221,7 +221,7 @@ def test_a_storage_that_goes_away_is_a_fault_of_the_machine_and_loses_nothing(Wo
         if len(made) == 3:
             path.rename(tmp_path / "gone.db")
             path.mkdir()
-        return tuple(accuracy(settings, slot, seed) for seed in slot.seeds)
+        return measured(settings, slot)
 
     with pytest.raises(MachineError, match="stopped answering"):
         Worker(made_up_search(), url, "digits", beat_seconds=1000).run(evaluate)

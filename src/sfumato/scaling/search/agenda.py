@@ -31,6 +31,11 @@ class Slot:
     batch_size: int
     seeds: tuple[int, ...]
 
+    @property
+    def tests_views(self) -> bool:
+        """Whether held-out images are also judged by several views (AugTest), as many as in training."""
+        return self.name.startswith("law/")
+
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
@@ -39,10 +44,12 @@ class Outcome:
     Attributes:
         settings: That were tried.
         accuracies: Of the averaged weights on the validation split, for each seed; None for a trial that was given up.
+        augtest: The same by the majority of several views, where that was measured.
     """
 
     settings: Settings
     accuracies: tuple[float, ...] | None
+    augtest: tuple[float, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

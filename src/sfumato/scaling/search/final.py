@@ -97,10 +97,19 @@ def summary(search: Search, agenda: Agenda, finished: Mapping[str, Outcome], pub
         "noise_multiplier": recipe.privacy.noise_multiplier,
         "epsilon_search_inclusive": epsilon if public else None,
         "predicted_accuracy": {"value": prediction.accuracy, "low": prediction.low, "high": prediction.high},
+        "augtest_gain": augtest_gain(search, agenda, finished),
         "law": laws[0].law,
         "cost": cost(search, agenda, finished),
         "warnings": [*laws[0].warnings, *NOT_TOLD_APART[: len(rivals(laws))]],
     }
+
+
+def augtest_gain(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> float | None:
+    """What the majority of several views adds at the largest batch simulated; None where training has no views. No part of the prediction."""
+    last = finished[search.law_slots(agenda.settings)[-1].name]
+    if last.augtest is None or last.accuracies is None:
+        return None
+    return (sum(last.augtest) - sum(last.accuracies)) / len(last.augtest)
 
 
 def _accuracy_of(settings: Settings, outcomes: list[Outcome]) -> float | None:

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from sfumato.config import DataConfig, Recipe, parse
 from sfumato.errors import InputError
-from sfumato.scaling.search.agenda import Search, Slot
+from sfumato.scaling.search.agenda import Outcome, Search, Slot
 from sfumato.scaling.search.space import Settings, apply, possible
 from sfumato.scaling.search.worker import Evaluate, GivenUp
 from sfumato.scaling.simulate import simulated
@@ -34,21 +34,23 @@ def searched_data(recipe: Recipe, public: str | None) -> DataConfig:
 def evaluator(search: Search, data: DataConfig, train: Train) -> Evaluate:
     """What makes the trials of a search."""
 
-    def evaluate(number: int, settings: Settings, slot: Slot, watch: Watch) -> tuple[float, ...]:
+    def evaluate(number: int, settings: Settings, slot: Slot, watch: Watch) -> Outcome:
         try:
             recipe = apply(search.recipe, settings)
             if not possible(recipe, search.num_examples):
                 raise GivenUp("these settings contradict each other")
+            if slot.tests_views:
+                recipe = apply(recipe, {"augmentation.test_views": recipe.augmentation.augmult})
             recipe = recipe.model_copy(update={"data": data})
-            accuracies = []
+            results = []
             for seed in slot.seeds:
                 # Whether a trial falls behind is judged by its first seed.
                 first = seed == slot.seeds[0]
-                result = train(simulated(recipe, slot.batch_size, seed), f"{number}-seed-{seed}", watch if first else _nobody)
-                accuracies.append(result["test_accuracy"])
+                results.append(train(simulated(recipe, slot.batch_size, seed), f"{number}-seed-{seed}", watch if first else _nobody))
         except InputError as error:
             raise GivenUp(str(error)) from None
-        return tuple(accuracies)
+        voted = tuple(result["test_accuracy_augtest_vote"] for result in results)
+        return Outcome(settings, tuple(result["test_accuracy"] for result in results), None if None in voted else voted)
 
     return evaluate
 

@@ -27,8 +27,8 @@ class GivenUp(Exception):
     """A trial that fell behind, or settings that cannot be trained; its message says which."""
 
 
-# Trial number, settings, slot, watch(step, accuracy) -> accuracy for each seed.
-Evaluate = Callable[[int, Settings, Slot, Callable[[int, float], None]], tuple[float, ...]]
+# Trial number, settings, slot, watch(step, accuracy) -> what was found.
+Evaluate = Callable[[int, Settings, Slot, Callable[[int, float], None]], Outcome]
 
 
 class Worker:
@@ -158,13 +158,12 @@ class Worker:
         facts = frozen.user_attrs
         slot = Slot(facts["slot"], facts["settings"], facts["batch_size"], tuple(facts["seeds"]))
 
-        def settle(state: TrialState, accuracies: tuple[float, ...] = ()) -> None:
-            values = [sum(accuracies) / len(accuracies)] if accuracies else None
+        def settle(state: TrialState, value: float | None = None, **found: Any) -> None:
             # Failed by others meanwhile: their trial counts, not this one.
             with contextlib.suppress(UpdateFinishedTrialError):
-                if accuracies:
-                    self.storage.set_trial_user_attr(frozen._trial_id, "accuracies", list(accuracies))
-                self.storage.set_trial_state_values(frozen._trial_id, state, values)
+                for name, facts in found.items():
+                    self.storage.set_trial_user_attr(frozen._trial_id, name, facts)
+                self.storage.set_trial_state_values(frozen._trial_id, state, None if value is None else [value])
 
         with self._beating(frozen._trial_id):
             try:
@@ -177,7 +176,7 @@ class Worker:
                     if self.search.prune and slot.settings is None and trial.should_prune():
                         raise GivenUp("fell behind")
 
-                accuracies = evaluate(frozen.number, settings, slot, watch)
+                found = evaluate(frozen.number, settings, slot, watch)
             except GivenUp as reason:
                 if slot.settings == {} or slot.name.startswith("law/"):
                     settle(TrialState.FAIL)
@@ -188,8 +187,10 @@ class Worker:
                 settle(TrialState.FAIL)  # to be made again
                 raise
             else:
-                settle(TrialState.COMPLETE, accuracies)
-                self.note(f"{slot.name} {_written(settings)}: {100 * sum(accuracies) / len(accuracies):.2f} %")
+                assert found.accuracies is not None
+                mean = sum(found.accuracies) / len(found.accuracies)
+                settle(TrialState.COMPLETE, mean, accuracies=found.accuracies, augtest=found.augtest)
+                self.note(f"{slot.name} {_written(settings)}: {100 * mean:.2f} %")
 
     def _draw(self, trial: "Trial") -> Settings:
         settings: Settings = {}
@@ -262,7 +263,8 @@ def finished_outcomes(trials: "list[FrozenTrial]") -> dict[str, Outcome]:
     for trial in trials:
         facts = trial.user_attrs
         if trial.state == TrialState.COMPLETE:
-            outcomes.setdefault(facts["slot"], Outcome(facts["settings"], tuple(facts["accuracies"])))
+            augtest = None if facts["augtest"] is None else tuple(facts["augtest"])
+            outcomes.setdefault(facts["slot"], Outcome(facts["settings"], tuple(facts["accuracies"]), augtest))
         elif trial.state == TrialState.PRUNED:
             outcomes.setdefault(facts["slot"], Outcome(facts["settings"], None))
     return outcomes
