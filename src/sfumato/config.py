@@ -92,6 +92,8 @@ class PrivacyConfig(Section):
     """Expected number of private runs, random and secret, of which this one is published because it scored best: epsilon covers that."""
     selection_shape: Annotated[float, Field(gt=-1, le=100)] = 0.0
     """Shape of that number's distribution, a truncated negative binomial; 0 is logarithmic, 1 geometric."""
+    score_noise: PositiveFloat | None = None
+    """Standard deviation of the noise on how many images of the validation split a run judges right, by which runs are compared."""
 
 
 class OptimizerConfig(Section):
@@ -202,6 +204,7 @@ ADDED: dict[str, Any] = {
     "privacy.search_data": None,
     "privacy.selected_from": None,
     "privacy.selection_shape": 0.0,
+    "privacy.score_noise": None,
 }
 """Keys that did not always exist, with the value that means what was done without them: at that value they stay out of a
 recipe's digest, so that a run that was begun before they came can go on as the same run."""

@@ -8,7 +8,9 @@ from sfumato.training.session import recipe_digest
 
 def recipe(optimizer):
     budget = {"noise_multiplier": 2.0, "delta": 1e-4}
-    return parse({"data": {"name": "digits"}, "privacy": budget, "optimizer": optimizer, "training": {"batch_size": 512, "num_steps": 60}})
+    views = {"padding": 4}  # as resolved recipes have it
+    training = {"batch_size": 512, "num_steps": 60}
+    return parse({"data": {"name": "digits"}, "privacy": budget, "optimizer": optimizer, "augmentation": views, "training": training})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import math
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.accounting.pld import Cost, epsilon_pld
 from sfumato.accounting.rdp import epsilon_rdp
-from sfumato.accounting.selection import NumTrials, epsilon_of_best
+from sfumato.accounting.selection import Selection, epsilon_of_best
 from sfumato.errors import InputError
 
 _CURVE_POINTS = 30
@@ -35,7 +35,7 @@ class Spent:
     note: str = ""
 
 
-def epsilon(mechanism: Mechanism, delta: float, accountant: Accountant = "pld", trials: NumTrials | None = None) -> Spent:
+def epsilon(mechanism: Mechanism, delta: float, accountant: Accountant = "pld", selection: Selection | None = None) -> Spent:
     """What a mechanism spends.
 
     Guarantee: each number is an upper bound on the epsilon of the mechanism's T steps at
@@ -46,7 +46,7 @@ def epsilon(mechanism: Mechanism, delta: float, accountant: Accountant = "pld", 
         mechanism: Its sampling must be "poisson".
         delta: In (0, 1).
         accountant: "pld" computes both, "rdp" only RDP's.
-        trials: Where the run is the best of a random number of them: epsilon then covers the selection, by RDP.
+        selection: Where the run is the best of a random number of them: epsilon then covers the selection, by RDP.
 
     Raises:
         InputError: If the sampling is shuffled, or delta is out of range.
@@ -62,12 +62,12 @@ def epsilon(mechanism: Mechanism, delta: float, accountant: Accountant = "pld", 
         )
     if not 0 < delta < 1:
         raise InputError(f"delta must lie between 0 and 1, not {delta:g}. A power of ten below 1/N is usual.")
-    return _epsilon(mechanism, delta, accountant) if trials is None else _epsilon_of_best(mechanism, delta, trials)
+    return _epsilon(mechanism, delta, accountant) if selection is None else _epsilon_of_best(mechanism, delta, selection)
 
 
 @functools.lru_cache(maxsize=4096)
-def _epsilon_of_best(mechanism: Mechanism, delta: float, trials: NumTrials) -> Spent:
-    best = epsilon_of_best(mechanism, delta, trials)
+def _epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection) -> Spent:
+    best = epsilon_of_best(mechanism, delta, selection)
     return Spent(best, best, None, "rdp", "epsilon covers that this run was selected from others; that is accounted for by RDP.")
 
 

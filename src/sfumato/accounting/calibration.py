@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.mechanism import Accountant, Mechanism
-from sfumato.accounting.selection import NumTrials, epsilon_of_best
+from sfumato.accounting.selection import Selection, epsilon_of_best
 from sfumato.errors import InputError
 
 SMALLEST_SIGMA, LARGEST_SIGMA = 0.05, 1e6
@@ -25,12 +25,12 @@ def solve_noise_multiplier(
     target_epsilon: float,
     delta: float,
     accountant: Accountant = "pld",
-    trials: NumTrials | None = None,
+    selection: Selection | None = None,
 ) -> float:
     """The smallest noise multiplier of 4 significant digits within the target.
 
     Guarantee: ``epsilon`` at the answer is at most the target; 0.1 % less noise exceeds it,
-    unless the answer is ``SMALLEST_SIGMA``, below which no budget means anything. With ``trials`` the target
+    unless the answer is ``SMALLEST_SIGMA``, below which no budget means anything. With ``selection`` the target
     covers that the best of so many runs is published.
 
     Raises:
@@ -49,10 +49,10 @@ def solve_noise_multiplier(
         high=-_rank(SMALLEST_SIGMA),
         guess=-_rank(min(max(signal, SMALLEST_SIGMA), LARGEST_SIGMA)),
         budget=(target_epsilon, delta, accountant),
-        trials=trials,
+        selection=selection,
     )
     if found is None:
-        least = epsilon(mechanism.replace(noise_multiplier=LARGEST_SIGMA), delta, accountant, trials).epsilon
+        least = epsilon(mechanism.replace(noise_multiplier=LARGEST_SIGMA), delta, accountant, selection).epsilon
         raise InputError(
             f"epsilon {target_epsilon:g} at delta {delta:g} over {num_steps} steps needs a noise_multiplier above {LARGEST_SIGMA:g}. "
             f"Ask for fewer steps, or for epsilon {_round_up(least):g} or more."
@@ -148,7 +148,7 @@ def _largest(
     guess: int,
     budget: tuple[float, float, Accountant],
     gap: Callable[[int], int] = lambda n: 1,
-    trials: NumTrials | None = None,
+    selection: Selection | None = None,
 ) -> int | None:
     """The largest n in [low, high] within the budget, for a mechanism that spends more as n grows; None if there is none.
 
@@ -157,11 +157,11 @@ def _largest(
     target, delta, accountant = budget
 
     def search(start: int, target: float, by: Accountant) -> int | None:
-        return _search(lambda n: epsilon(mechanism_of(n), delta, by, trials).epsilon <= target, low, high, start, gap)
+        return _search(lambda n: epsilon(mechanism_of(n), delta, by, selection).epsilon <= target, low, high, start, gap)
 
-    if trials is not None:
+    if selection is not None:
         few = 40  # orders, to start from
-        guess = _search(lambda n: epsilon_of_best(mechanism_of(n), delta, trials, few) <= target, low, high, guess, gap) or guess
+        guess = _search(lambda n: epsilon_of_best(mechanism_of(n), delta, selection, few) <= target, low, high, guess, gap) or guess
     elif accountant == "pld":
         relaxed = target
         for _ in range(2):
@@ -174,7 +174,7 @@ def _largest(
                 break
             relaxed = target * spent.epsilon_rdp / spent.epsilon
     found = search(guess, target, accountant)
-    assert found is None or epsilon(mechanism_of(found), delta, accountant, trials).epsilon <= target
+    assert found is None or epsilon(mechanism_of(found), delta, accountant, selection).epsilon <= target
     return found
 
 

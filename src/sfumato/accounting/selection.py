@@ -18,13 +18,15 @@ from sfumato.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
-class NumTrials:
-    """The distribution of the number K of trials, public as K is not.
+class Selection:
+    """How one run is selected: the distribution of the number K of trials, public as K is not, and what their scores cost.
 
     Attributes:
         mean: E[K], at least 1 (above 0 for Poisson).
         shape: eta of the truncated negative binomial, above -1: 0 is the logarithmic, 1 the geometric
             distribution; infinity is Poisson, the only one where K may be 0, and then nothing is returned.
+        score_noise: Standard deviation of the Gaussian noise that is added to how many private images, held out from
+            training, a trial judges right: its score. None where scores look at public images alone.
 
     Raises:
         InputError: If a number is out of range.
@@ -32,6 +34,7 @@ class NumTrials:
 
     mean: float
     shape: float
+    score_noise: float | None = None
 
     def __post_init__(self) -> None:
         least = 0 if math.isinf(self.shape) else 1
@@ -96,7 +99,7 @@ def _mean(gamma: float, shape: float) -> float:
 _ORDERS = 1000
 
 
-def epsilon_of_best(mechanism: Mechanism, delta: float, trials: NumTrials, num_orders: int = _ORDERS) -> float:
+def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection, num_orders: int = _ORDERS) -> float:
     r"""Epsilon of publishing the best of K runs of one mechanism, by RDP at real orders.
 
     For the truncated negative binomial (Theorem 2), at orders :math:`\lambda > 1` and any :math:`\hat\lambda \ge 1`,
@@ -110,33 +113,38 @@ def epsilon_of_best(mechanism: Mechanism, delta: float, trials: NumTrials, num_o
     Guarantee: an upper bound for the published weights, which may depend on all the runs' scores; K itself, the
     other runs and the time that they took must stay secret.
 
+    With a score noise it holds for the held-out images, too: replacing one by zero moves the number judged right by at most 1.
+
     Args:
         mechanism: Of each run.
         delta: In (0, 1).
-        trials: How many runs there are.
+        selection: How many runs there are, and how their scores are made.
         num_orders: Orders that are tried; fewer give a looser bound, sooner.
 
     Returns:
         Infinity where nothing bounds it (no noise).
     """
-    if mechanism.num_steps == 0:
+    if mechanism.num_steps == 0 and selection.score_noise is None:
         return 0.0
-    if mechanism.noise_multiplier == 0:
+    if mechanism.num_steps and mechanism.noise_multiplier == 0:
         return math.inf
     q, sigma, steps = mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps
     orders = 1 + np.exp(np.linspace(math.log(1e-3), math.log(_largest_order(q, sigma, delta)), num_orders))
     moments = np.array([steps * rdp.log_moment(q, sigma, order) for order in orders])  # (order - 1) times RDP
+    if selection.score_noise is not None:
+        # An image is trained on or held out, never both; the score of the latter is a Gaussian mechanism of sensitivity 1.
+        moments = np.maximum(moments, (orders - 1) * orders / (2 * selection.score_noise**2))
     divergences = moments / (orders - 1)
-    if math.isinf(trials.shape):
+    if math.isinf(selection.shape):
         # Every order gives an upper bound on delta (Canonne, Kamath, Steinke 2020, Proposition 12).
         log_deltas = moments + (orders - 1) * np.log1p(-1 / orders) - np.log(orders)
         thresholds = np.log1p(1 / (orders - 1))
         hat_deltas = np.exp(np.minimum(0.0, (log_deltas[None] - (orders - 1)[None] * thresholds[:, None]).min(1)))
-        more = trials.mean * hat_deltas
+        more = selection.mean * hat_deltas
     else:
-        log_inverse_gamma = -math.log(trials.gamma)
-        more = (1 + trials.shape) * min(log_inverse_gamma, ((moments + log_inverse_gamma) / orders).min())
-    selected = divergences + more + math.log(trials.mean) / (orders - 1)
+        log_inverse_gamma = -math.log(selection.gamma)
+        more = (1 + selection.shape) * min(log_inverse_gamma, ((moments + log_inverse_gamma) / orders).min())
+    selected = divergences + more + math.log(selection.mean) / (orders - 1)
     spent = selected + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
     return max(0.0, float(spent.min()))
 

@@ -1,5 +1,6 @@
 """`sfumato search --paid`: the best of a secret number of private runs."""
 
+import dataclasses
 import shlex
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from sfumato.errors import InputError
 from sfumato.reporting import formats
 
 
-def refuse(given: dict[str, Any], sampler: str | None, data: str | None) -> None:
+def refuse(given: dict[str, Any], sampler: str | None, data: str | None, score_noise: float | None) -> None:
     """Refuses what would void the accounting.
 
     Raises:
@@ -33,15 +34,29 @@ def refuse(given: dict[str, Any], sampler: str | None, data: str | None) -> None
     for option, value in given.items():
         if value is not None and value is not False:
             raise InputError(f"--paid does not go with {option}: {why[option]}Leave it out.")
-    if data is None:
-        raise InputError("--paid compares trials by a score, and a score on private images is paid for by nobody. Name public images by --data.")
+    if data is None and score_noise is None:
+        raise InputError(
+            "--paid compares trials by a score, and a score on private images is paid for by nobody. Name public images by --data, or add noise to "
+            "it by --score-noise S, the standard deviation in images: a hundredth of the validation split costs little."
+        )
+    if data is not None and score_noise is not None:
+        raise InputError("--score-noise is for scores on private images, but --data names public ones. Leave one of them out.")
+    if score_noise is not None and not score_noise > 0:
+        raise InputError(f"--score-noise must be above 0, not {score_noise:g}: without noise the scores are paid for by nobody.")
 
 
 def run(
-    recipe: config.Recipe, space: Path | None, trials: int, data: str | None, folder: Path, data_root: Path | None, device: str
+    recipe: config.Recipe,
+    space: Path | None,
+    trials: int,
+    data: str | None,
+    score_noise: float | None,
+    folder: Path,
+    data_root: Path | None,
+    device: str,
 ) -> dict[str, Any]:
     """The whole search; says nothing that depends on how many trials there are."""
-    from sfumato.accounting.selection import NumTrials
+    from sfumato.accounting.selection import Selection
     from sfumato.data import datasets
     from sfumato.reporting.page import write_report
     from sfumato.scaling.search import paid
@@ -49,18 +64,25 @@ def run(
     from sfumato.scaling.search.space import paper_space, read_space
     from sfumato.training import loop
     from sfumato.training.evaluation import predict_logits
-    from sfumato.training.evaluation import score as score_logits
     from sfumato.training.interrupt import Interrupted, stop_on_sigterm
     from sfumato.training.resolve import resolve
     from sfumato.training.trained import load_run
 
     plan = resolve(recipe, datasets.facts(recipe.data, data_root, output.note))
     choices = read_space(space) if space else _without_steps(paper_space(plan.recipe))
-    every = paid.paid_recipe(recipe, choices, NumTrials(float(trials), recipe.privacy.selection_shape if recipe.privacy else 0.0))
+    shape = recipe.privacy.selection_shape if recipe.privacy else 0.0
+    every = paid.paid_recipe(recipe, choices, Selection(float(trials), shape, score_noise))
     output.note(f"about {trials} private runs are expected; how many there will be is secret, so nothing more is said until the end")
-    dataset = datasets.load(recipe.data, data_root, output.note)
-    public = datasets.load(searched_data(recipe, data), data_root, output.note)
-    if (len(public.classes), public.shape) != (len(dataset.classes), dataset.shape):
+    dataset = datasets.load(every.data, data_root, output.note)
+    if data is None:  # the validation split scores, and what is printed is measured on the test images
+        judges = dataset.held_out
+        whole = every.data.model_copy(update={"split": "train+valid"})
+        tested = datasets.load(whole, data_root, output.note)
+        dataset = dataclasses.replace(dataset, held_out=tested.held_out, held_out_name=tested.held_out_name)
+    else:
+        public = datasets.load(searched_data(recipe, data), data_root, output.note)
+        judges = public.held_out
+    if data is not None and (len(public.classes), public.shape) != (len(dataset.classes), dataset.shape):
         raise InputError(
             f"--data {data} has {len(public.classes)} classes of images {public.shape}, the recipe's images {len(dataset.classes)} of "
             f"{dataset.shape}: no score compares them. Name public images of the same shape and classes."
@@ -70,10 +92,10 @@ def run(
     def train(trial: config.Recipe, where: Path) -> dict[str, Any]:
         return loop.train(resolve(trial, dataset.facts), dataset, where, device=device, resume=where.exists())
 
-    def score(where: Path) -> float:
+    def score(where: Path) -> int:
         trained = load_run(where)
-        logits = trained.objective.decision_logits(predict_logits(trained.model, public.held_out))
-        return score_logits(logits, public.held_out.labels)["accuracy"]
+        logits = trained.objective.decision_logits(predict_logits(trained.model, judges))
+        return int((logits.argmax(1) == judges.labels).sum())
 
     try:
         with stop_on_sigterm():
@@ -84,12 +106,12 @@ def run(
     selected = Path(result["run"])
     write_report(selected)
     return {
-        "best": {"run": str(selected), "accuracy": score(selected)},
+        "best": {"run": str(selected), "accuracy": min(max(result["score"] / len(judges), 0.0), 1.0)},
         "trials": None,
         "expected_trials": float(trials),
         "recipe": str(selected / "recipe.toml"),
         "storage": None,
-        "search_data": data,
+        "search_data": data or "private",
         "private": result["private"],
         "epsilon_final": result["epsilon"],
         "epsilon_search_inclusive": result["epsilon"],
@@ -110,7 +132,7 @@ def _without_steps(space: Any) -> Any:
 
 def show(found: dict[str, Any]) -> None:
     """The result in words."""
-    print(f"selected {found['best']['run']}: {output.per_cent(found['best']['accuracy'])} on {found['search_data']} by which it was selected")
+    print(f"selected {found['best']['run']}: {output.per_cent(found['best']['accuracy'])} on the images by which it was selected")
     print(f"held-out accuracy {output.per_cent(found['test_accuracy'])}")
     print(f"epsilon {formats.epsilon(found['epsilon_search_inclusive'])} at delta {found['delta']:g}, the search included (by RDP)")
     print("not covered: the running time; how many trials there were must stay secret, and nothing here tells")

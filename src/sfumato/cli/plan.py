@@ -73,6 +73,10 @@ def _numbers_of(recipe: str) -> tuple[int, float | None, dict[str, Any], Account
     parsed = config.parse(values)
     if parsed.privacy is None:
         raise InputError(f"recipe {recipe} has no [privacy] section, so there is nothing to plan.")
+    if parsed.privacy.selected_from is not None:
+        raise InputError(
+            f"recipe {recipe} is one of several private runs (privacy.selected_from). `sfumato train {recipe} --dry-run` shows its epsilon."
+        )
     known = facts.public_facts(parsed.data)
     if known is None:
         raise InputError(f"recipe {recipe} does not fix the number of images. Use `sfumato train {recipe} --dry-run` with your data.")

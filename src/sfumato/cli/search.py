@@ -23,7 +23,10 @@ def search(
     space: Annotated[Path | None, typer.Option(help="TOML file of what may be changed; default: the grid of Sander et al. 2022.")] = None,
     sampler: Annotated[str | None, typer.Option(help="greedy (one group after another), tpe or random; default: greedy.")] = None,
     prune: Annotated[bool | None, typer.Option(help="Give up trials that fall behind; with tpe and random.")] = None,
-    paid: Annotated[bool, typer.Option("--paid", help="Trials are private runs within one budget; the best is the product. Needs --data.")] = False,
+    paid: Annotated[
+        bool, typer.Option("--paid", help="Trials are private runs within one budget; the best is the product. Needs --data or --score-noise.")
+    ] = False,
+    score_noise: Annotated[float | None, typer.Option(help="With --paid, instead of --data: noise on the private images judged right.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="B of the simulations; default: a 64th of the recipe's, at least 16.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Comma-separated; each trial is one run for each; default: 0,1,2.")] = None,
     data: Annotated[str | None, typer.Option(help="Search on this public data set instead, or score --paid trials on it.")] = None,
@@ -48,13 +51,15 @@ def search(
     folder = output_folder or Path("runs") / f"{name.replace('/', '-')}-search"
     if paid:
         refused = {"--storage": storage, "--worker": worker, "--prune": prune, "--batch-size": batch_size, "--seeds": seeds}
-        paid_search.refuse(refused, sampler, data)
-        found = paid_search.run(parsed, space, trials, data, folder, data_root, device)
+        paid_search.refuse(refused, sampler, data, score_noise)
+        found = paid_search.run(parsed, space, trials, data, score_noise, folder, data_root, device)
         if json_:
             output.print_json(found)
         else:
             paid_search.show(found)
         return
+    if score_noise is not None:
+        raise InputError("--score-noise is for --paid: simulations are not private, whatever noise their scores have. Leave it out.")
     numbers = parse_seeds(seeds or "0,1,2")
     if worker and storage is None:
         raise InputError("--worker joins a search that others take part in: name their --storage.")

@@ -52,8 +52,10 @@ def certificate(plan: Plan, mechanism: Mechanism, ledger: Ledger, status: str) -
     not_covered = list(NOT_COVERED)
     if privacy is not None and privacy.search_data is not None:
         not_covered[0] = SEARCH[privacy.search_data]
-    if plan.trials is not None:
+    if plan.selection is not None:
         not_covered[:1] = SELECTION
+        if plan.selection.score_noise is not None:
+            not_covered.append("test images; the validation images, by which this run was selected, are covered")
     if plan.recipe.run.keep_key:
         not_covered.append("anyone who reads the file `key`, which this run keeps: it regenerates the noise")
     return {"status": status, "private": plan.private, **claims(plan, mechanism), **numbers, "not_covered": not_covered}
@@ -70,7 +72,7 @@ def claims(plan: Plan, mechanism: Mechanism) -> dict[str, Any]:
     privacy = plan.recipe.privacy
     if privacy is None:
         return {"why_not_private": plan.why_not_private, "epsilon": None, "epsilon_rdp": None, "epsilon_pld": None, "delta": None}
-    spent = epsilon(mechanism.replace(sampling="poisson"), plan.delta, privacy.accountant, plan.trials)
+    spent = epsilon(mechanism.replace(sampling="poisson"), plan.delta, privacy.accountant, plan.selection)
     values = {"epsilon": spent.epsilon, "epsilon_rdp": spent.epsilon_rdp, "epsilon_pld": spent.epsilon_pld}
     values = {name: finite(value) for name, value in values.items()}
     out: dict[str, Any] = {"why_not_private": plan.why_not_private}
@@ -80,8 +82,13 @@ def claims(plan: Plan, mechanism: Mechanism) -> dict[str, Any]:
         out.update({name: None for name in values})
         out.update({f"{name}_if_private": value for name, value in values.items()})
     out.update(delta=plan.delta, accountant=spent.accountant, accountant_note=spent.note, relation=RELATION, unit="one image")
-    if plan.trials is not None:
-        out |= {"selected_from": plan.trials.mean, "selection_shape": plan.trials.shape, "epsilon_search_inclusive": out["epsilon"]}
+    if plan.selection is not None:
+        out |= {
+            "selected_from": plan.selection.mean,
+            "selection_shape": plan.selection.shape,
+            "score_noise": plan.selection.score_noise,
+            "epsilon_search_inclusive": out["epsilon"],
+        }
     elif privacy.search_data is not None:
         out["epsilon_search_inclusive"] = out["epsilon"] if privacy.search_data == "public" else None
     if privacy.max_images_per_person is not None:

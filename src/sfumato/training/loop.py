@@ -247,7 +247,7 @@ class _Run:
         if not self.plan.private:
             return lambda step: None
         assert self.plan.recipe.privacy is not None
-        if self.plan.trials is not None:  # what the best of all runs spends in the end bounds every step before
+        if self.plan.selection is not None:  # what the best of all runs spends in the end bounds every step before
             total = certificate(self.plan, self.mechanism.replace(num_steps=self._planned()), self.session.ledger, "running")["epsilon"]
             return lambda step: total
         curve = EpsilonCurve(self.mechanism.replace(num_steps=self._planned()), self.plan.delta, self.plan.recipe.privacy.accountant)

@@ -3,7 +3,7 @@
 import dataclasses
 
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.accounting.selection import NumTrials
+from sfumato.accounting.selection import Selection
 from sfumato.config import AugmentationConfig, PrivacyConfig, Recipe
 from sfumato.data.facts import Facts
 from sfumato.errors import InputError
@@ -36,9 +36,9 @@ class Plan:
         return self.recipe.privacy.delta
 
     @property
-    def trials(self) -> NumTrials | None:
-        """How many runs this one is selected from; None where nothing is selected."""
-        return _trials(self.recipe.privacy)
+    def selection(self) -> Selection | None:
+        """How this run is selected from others; None where nothing is selected."""
+        return _selection(self.recipe.privacy)
 
 
 def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan:
@@ -92,9 +92,8 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
         raise InputError(f"training.batch_size = {batch_size} is more than the {n} training images. Choose a smaller one.")
     if privacy.max_images_per_person is not None and privacy.sampling == "shuffled":
         raise InputError('privacy.max_images_per_person needs privacy.sampling = "poisson": no epsilon is known for shuffled batches.')
-    trials = _trials(privacy)
-    if trials is not None:
-        _refuse_what_selection_does_not_cover(privacy)
+    selection = _selection(privacy)
+    _refuse_what_selection_does_not_cover(recipe, privacy)
     if target is not None and sigma == 0:
         raise InputError("noise_multiplier 0 has no finite epsilon, so it cannot meet a target_epsilon. Leave one of them out.")
 
@@ -108,13 +107,13 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
                 target_epsilon=target,
                 delta=delta,
                 accountant=privacy.accountant,
-                trials=trials,
+                selection=selection,
             )
             choices.append(Choice("privacy.noise_multiplier", sigma, f"the least noise within epsilon {target:g}"))
-        elif trials is not None:
+        elif selection is not None:
             if batch_size is None or num_steps is None:
                 raise InputError("for a run selected from others only the noise is solved for. Give training.batch_size and training.num_steps.")
-            _refuse_overspent_selection(Mechanism(n, batch_size, sigma, num_steps), target, delta, trials)
+            _refuse_overspent_selection(Mechanism(n, batch_size, sigma, num_steps), target, delta, selection)
         elif batch_size is None:
             assert num_steps is not None
             batch_size = calibration.solve_batch_size(
@@ -145,25 +144,32 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     return Plan(resolved, mechanism, reason is None, reason, choices, warnings)
 
 
-def _trials(privacy: PrivacyConfig | None) -> NumTrials | None:
+def _selection(privacy: PrivacyConfig | None) -> Selection | None:
     if privacy is None or privacy.selected_from is None:
         return None
-    return NumTrials(privacy.selected_from, privacy.selection_shape)
+    return Selection(privacy.selected_from, privacy.selection_shape, privacy.score_noise)
 
 
-def _refuse_what_selection_does_not_cover(privacy: PrivacyConfig) -> None:
+def _refuse_what_selection_does_not_cover(recipe: Recipe, privacy: PrivacyConfig) -> None:
+    if privacy.score_noise is not None and (privacy.selected_from is None or recipe.data.split != "train"):
+        raise InputError(
+            "privacy.score_noise is for a run selected from others (privacy.selected_from) by images that it was not trained on "
+            '(data.split = "train"). Leave it out, or set both.'
+        )
+    if privacy.selected_from is None:
+        return
     if privacy.sampling != "poisson" or privacy.max_images_per_person is not None:
         what = "privacy.max_images_per_person" if privacy.max_images_per_person is not None else 'privacy.sampling = "shuffled"'
         raise InputError(f"no epsilon is known for a run selected from others (privacy.selected_from) with {what}. Leave one of them out.")
 
 
-def _refuse_overspent_selection(mechanism: Mechanism, target: float, delta: float, trials: NumTrials) -> None:
+def _refuse_overspent_selection(mechanism: Mechanism, target: float, delta: float, selection: Selection) -> None:
     from sfumato.accounting.accountants import epsilon
 
-    spent = epsilon(mechanism, delta, "rdp", trials).epsilon
+    spent = epsilon(mechanism, delta, "rdp", selection).epsilon
     if spent > target:
         raise InputError(
-            f"the best of {trials.mean:g} expected runs spends epsilon {spent:.4g}, more than {target:g}. Leave privacy.noise_multiplier out: "
+            f"the best of {selection.mean:g} expected runs spends epsilon {spent:.4g}, more than {target:g}. Leave privacy.noise_multiplier out: "
             "it is then solved for."
         )
 

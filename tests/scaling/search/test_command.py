@@ -12,7 +12,7 @@ import pytest
 
 from sfumato import config
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.accounting.selection import NumTrials, epsilon_of_best
+from sfumato.accounting.selection import Selection, epsilon_of_best
 from sfumato.cli import run as sfumato
 
 # The engine that traces nothing: tracing takes longer than such runs.
@@ -162,12 +162,27 @@ def test_paid_trials_spend_one_budget_and_the_best_is_all_that_is_left(capsys, t
     claim = json.loads((folder / "selected" / "privacy.json").read_text())
     numbers = Mechanism(claim["num_examples"], claim["batch_size"], claim["noise_multiplier"], claim["num_steps"])
     assert claim["private"] is True and claim["num_steps"] == 4
-    assert claim["epsilon"] == found["epsilon_search_inclusive"] == epsilon_of_best(numbers, 1e-4, NumTrials(2.0, 0.0)) <= 3.0
+    assert claim["epsilon"] == found["epsilon_search_inclusive"] == epsilon_of_best(numbers, 1e-4, Selection(2.0, 0.0)) <= 3.0
     assert claim["epsilon_pld"] is None
     assert any("how many runs there were" in line for line in claim["not_covered"])
     for line in (folder / "selected" / "metrics.jsonl").read_text().splitlines():
         assert json.loads(line)["epsilon"] == claim["epsilon"]  # never what one run alone would have spent
     assert call(capsys, *words)[1] == out  # finished: told again
+
+
+def test_paid_trials_that_private_images_judge_are_charged_for_it_and_publish_one_noisy_score(capsys, tmp_path, space):
+    write_digits(tmp_path / "images", per_class=30)
+    recipe, folder = write_recipe(tmp_path, batch_size=64, num_steps=4), tmp_path / "search"
+    status, out, err = call(capsys, "search", recipe, "--trials", "2", "--paid", "--score-noise", "2", "--space", space, "--output", folder, "--json")
+    assert status == 0, err
+    found, claim = json.loads(out), json.loads((folder / "selected" / "privacy.json").read_text())
+    numbers = Mechanism(claim["num_examples"], claim["batch_size"], claim["noise_multiplier"], claim["num_steps"])
+    assert claim["num_examples"] < 240  # 300 images, less a fifth for tests, less the validation images
+    assert claim["epsilon"] == found["epsilon_search_inclusive"] == epsilon_of_best(numbers, 1e-4, Selection(2.0, 0.0, 2.0)) <= 3.0
+    assert any("validation images" in line for line in claim["not_covered"])
+    result = json.loads((folder / "selected" / "result.json").read_text())
+    assert result["held_out"] == "test" and isinstance(result["score"], int)  # no exact number of the validation images anywhere
+    assert {json.loads(line)["accuracy"] for line in (folder / "selected" / "metrics.jsonl").read_text().splitlines()} >= {result["test_accuracy"]}
 
 
 def test_while_paid_trials_run_all_is_secret(tmp_path, space):
@@ -205,6 +220,11 @@ def test_searches_that_cannot_be_are_one_line(capsys, tmp_path, space):
         ([*SEARCH[:4], "--paid", "--data", "mnist", "--sampler", "greedy"], "greedy"),
         ([*SEARCH[:4], "--paid", "--data", "mnist", "--storage", "sqlite:///x.db"], "--storage"),
         ([*SEARCH[:4], "--paid", "--data", "digits"], "private images themselves"),
+        ([*SEARCH[:4], "--paid", "--data", "mnist", "--score-noise", "2"], "--score-noise"),
+        ([*SEARCH[:4], "--paid", "--score-noise", "0"], "--score-noise"),
+        ([*SEARCH[:4], "--score-noise", "2"], "--score-noise"),
+        (["train", "demo/digits", "--set", "privacy.score_noise=2"], "privacy.score_noise"),
+        (["train", "demo/digits", "--set", "privacy.selected_from=2", "--set", "privacy.score_noise=2"], "data.split"),
         (
             ["search", "demo/digits", "--trials", "2", "--set", "privacy.noise_multiplier=0", "--set", "privacy.target_epsilon=3"],
             "noise_multiplier 0",

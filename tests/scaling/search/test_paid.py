@@ -9,7 +9,7 @@ import pytest
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.calibration import solve_noise_multiplier
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.accounting.selection import NumTrials, epsilon_of_best
+from sfumato.accounting.selection import Selection, epsilon_of_best
 from sfumato.errors import InputError
 from sfumato.randomness import Streams
 from sfumato.run_folder import write_json
@@ -21,7 +21,7 @@ SPACE = Space((Group("g", {"optimizer.learning_rate": [1.0, 2.0, 4.0, 8.0], "ema
 
 
 def recipe(mean=6.0):
-    return paid_recipe(made_up_search().recipe, SPACE, NumTrials(mean, 0.0))
+    return paid_recipe(made_up_search().recipe, SPACE, Selection(mean, 0.0))
 
 
 class Trials:
@@ -114,7 +114,7 @@ def test_the_number_of_trials_follows_its_distribution(tmp_path):
         trials = Trials()
         paid_search(recipe(3.0), SPACE, tmp_path / str(attempt), trials.train, trials.score)
         counts[len(trials.made)] += 1
-    gamma = NumTrials(3.0, 0.0).gamma
+    gamma = Selection(3.0, 0.0).gamma
     one = (1 - gamma) / math.log(1 / gamma)
     assert abs(counts[1] / searches - one) < 4 * math.sqrt(one * (1 - one) / searches)
     assert max(counts) > 10  # never capped
@@ -136,21 +136,36 @@ def test_expected_cost_is_that_of_the_expected_number_of_trials():
 
 def test_the_noise_is_calibrated_to_the_whole_search():
     numbers = {"num_examples": 1437, "batch_size": 512, "num_steps": 60, "target_epsilon": 3.0, "delta": 1e-4}
-    trials = NumTrials(6.0, 0.0)
-    sigma = solve_noise_multiplier(**numbers, trials=trials)
+    selection = Selection(6.0, 0.0)
+    sigma = solve_noise_multiplier(**numbers, selection=selection)
     mechanism = Mechanism(1437, 512, sigma, 60)
-    assert epsilon(mechanism, 1e-4, trials=trials).epsilon == epsilon_of_best(mechanism, 1e-4, trials) <= 3.0
-    assert epsilon_of_best(mechanism.replace(noise_multiplier=0.998 * sigma), 1e-4, trials) > 3.0
+    assert epsilon(mechanism, 1e-4, selection=selection).epsilon == epsilon_of_best(mechanism, 1e-4, selection) <= 3.0
+    assert epsilon_of_best(mechanism.replace(noise_multiplier=0.998 * sigma), 1e-4, selection) > 3.0
     assert sigma > solve_noise_multiplier(**numbers)
 
 
 def test_trials_of_another_budget_are_refused():
     with pytest.raises(InputError, match="one and the same budget"):
-        paid_recipe(made_up_search().recipe, Space((Group("g", {STEPS: [30, 60]}),)), NumTrials(6.0, 0.0))
+        paid_recipe(made_up_search().recipe, Space((Group("g", {STEPS: [30, 60]}),)), Selection(6.0, 0.0))
     seeded = made_up_search().recipe
     seeded = seeded.model_copy(update={"run": seeded.run.model_copy(update={"seed": 1})})
     with pytest.raises(InputError, match="run.seed"):
-        paid_recipe(seeded, SPACE, NumTrials(6.0, 0.0))
+        paid_recipe(seeded, SPACE, Selection(6.0, 0.0))
     contradiction = Space((Group("g", {"optimizer.learning_rate": [-1.0]}),))
     with pytest.raises(InputError, match="no possible settings"):
         draw(recipe(), contradiction, Streams(bytes(32), {}, {}).stream("settings"))
+
+
+def test_a_score_on_private_images_has_the_noise_that_is_paid_for_and_is_a_whole_number(tmp_path):
+    """Two hundred searches of one trial that judges 1,000 images right: mean and spread of the published score."""
+    one = paid_recipe(made_up_search().recipe, SPACE, Selection(1.0, 0.0, 20.0))
+    assert one.data.split == "train"  # the validation split scores
+    scores = []
+    for attempt in range(200):
+        trials = Trials()
+        scores.append(paid_search(one, SPACE, tmp_path / str(attempt), trials.train, lambda where: 1000)["score"])
+    assert all(isinstance(score, int) for score in scores)
+    mean = sum(scores) / 200
+    spread = math.sqrt(sum((score - mean) ** 2 for score in scores) / 199)
+    assert abs(mean - 1000) < 4 * 20 / math.sqrt(200)
+    assert 20 * (1 - 4 / math.sqrt(400)) < spread < 20 * (1 + 4 / math.sqrt(400))  # rejects 2/3 and 3/2 of the scale

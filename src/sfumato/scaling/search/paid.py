@@ -4,6 +4,7 @@ The number of trials is drawn once and stays secret, as do all trials but the on
 only the owner may enter, under names that say nothing of their order, and are deleted when the search ends.
 """
 
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato import config, randomness, run_folder
-from sfumato.accounting.selection import NumTrials
+from sfumato.accounting.selection import Selection
 from sfumato.config import Recipe
 from sfumato.errors import InputError
 from sfumato.randomness import Stream, Streams
@@ -23,11 +24,11 @@ SECRET, SELECTED = "secret", "selected"
 
 # Trains a recipe privately in a folder, or goes on there.
 TrainPrivately = Callable[[Recipe, Path], dict[str, Any]]
-# The accuracy of a finished run on public images.
-Score = Callable[[Path], float]
+# How many of the scoring images a finished run judges right.
+Score = Callable[[Path], int]
 
 
-def paid_recipe(recipe: Recipe, space: Space, trials: NumTrials) -> Recipe:
+def paid_recipe(recipe: Recipe, space: Space, selection: Selection) -> Recipe:
     """The recipe of every trial but for its settings: its budget covers the whole search.
 
     Raises:
@@ -40,7 +41,9 @@ def paid_recipe(recipe: Recipe, space: Space, trials: NumTrials) -> Recipe:
     if recipe.run.seed is not None:
         raise InputError("--paid: run.seed makes every trial public, so none is private. Leave it out.")
     values = recipe.model_dump()
-    values["privacy"] |= {"selected_from": trials.mean, "selection_shape": trials.shape}
+    values["privacy"] |= {"selected_from": selection.mean, "selection_shape": selection.shape, "score_noise": selection.score_noise}
+    if selection.score_noise is not None:
+        values["data"]["split"] = "train"  # the validation split scores
     return config.parse(values)
 
 
@@ -49,17 +52,18 @@ def paid_search(recipe: Recipe, space: Space, folder: Path, train: TrainPrivatel
 
     Guarantee: the folder ``selected`` satisfies the epsilon of its certificate, which covers the selection, if the number of
     trials, the other trials and the running time stay secret: each trial's settings are drawn independently from one
-    distribution, no trial is given up or judged early, the number is not capped, and scores look at public images alone.
+    distribution, no trial is given up or judged early, the number is not capped, and scores look at public images alone, or at held-out private ones
+    through the noise that the certificate counts. One score alone is published, with the run that it selected.
 
     Args:
         recipe: Resolved from `paid_recipe`'s: what every trial has in common.
         space: What settings are drawn from, evenly.
         folder: Of the search.
         train: Makes one trial.
-        score: Compares them.
+        score: Compares them, before noise.
 
     Returns:
-        The selected run's result.
+        The selected run's result, and its ``score``, noise included.
 
     Raises:
         InputError: If the folder holds another search.
@@ -70,24 +74,25 @@ def paid_search(recipe: Recipe, space: Space, folder: Path, train: TrainPrivatel
         streams = _begin(secret, identity)
         privacy = recipe.privacy
         assert privacy is not None and privacy.selected_from is not None
-        trials = NumTrials(privacy.selected_from, privacy.selection_shape)
-        best: tuple[float, Path] | None = None
-        for index in range(trials.draw(_uniform(streams.stream("number of trials")))):
+        selection = Selection(privacy.selected_from, privacy.selection_shape, privacy.score_noise)
+        best: tuple[int, Path] | None = None
+        for index in range(selection.draw(_uniform(streams.stream("number of trials")))):
             trial = secret / bytes(streams.stream("name", index).bytes(8)).hex()
             train(apply(recipe, draw(recipe, space, streams.stream("settings", index))), trial)
             found = score(trial)
+            if selection.score_noise is not None:
+                found = round(found + selection.score_noise * _gaussian(streams.stream("score", index)))
             if best is None or found > best[0]:
                 best = found, trial
         assert best is not None, "there is at least one trial"
+        write_json(best[1] / "result.json", {**read_json(best[1] / "result.json"), "run": str(selected), "score": best[0]})
         os.rename(best[1], selected)
     elif secret.exists() and read_json(secret / "search.json")["identity"] != identity:
         raise _another(folder)
-    result = {**read_json(selected / "result.json"), "run": str(selected)}
-    write_json(selected / "result.json", result)
     if secret.exists():
         run_folder.delete_key(secret)
         shutil.rmtree(secret)
-    return result
+    return read_json(selected / "result.json")
 
 
 def _begin(secret: Path, identity: str) -> Streams:
@@ -140,6 +145,12 @@ def _between(range: Range, uniform: float) -> float:
 def _uniform(stream: Stream) -> float:
     """In [0, 1), of 53 bits."""
     return int(stream.uint64(1)[0] >> 11) / 2**53
+
+
+def _gaussian(stream: Stream) -> float:
+    """Standard normal, by Box and Muller. What it is added to must be rounded: its last bits would tell of what they were added to."""
+    radius, angle = 1 - _uniform(stream), _uniform(stream)
+    return math.sqrt(-2 * math.log(radius)) * math.cos(2 * math.pi * angle)
 
 
 def expected_cost(recipe: Recipe, space: Space) -> dict[str, Any]:
