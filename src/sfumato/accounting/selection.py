@@ -129,7 +129,9 @@ def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection, nu
     if mechanism.num_steps and mechanism.noise_multiplier == 0:
         return math.inf
     q, sigma, steps = mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps
-    orders = 1 + np.exp(np.linspace(math.log(1e-3), math.log(_largest_order(q, sigma, delta)), num_orders))
+    # Without steps the score is all there is: a Gaussian mechanism of its own, as a step at q = 1.
+    highest = _largest_order(q, sigma, delta) if steps else _largest_order(1.0, selection.score_noise or 0.0, delta)
+    orders = 1 + np.exp(np.linspace(math.log(1e-3), math.log(highest), num_orders))
     moments = np.array([steps * rdp.log_moment(q, sigma, order) for order in orders])  # (order - 1) times RDP
     if selection.score_noise is not None:
         # An image is trained on or held out, never both; the score of the latter is a Gaussian mechanism of sensitivity 1.
