@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 LEVEL = 0.95
+_ALIKE = 1.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,8 @@ def gain(current: Sequence[float], candidates: Sequence[Sequence[float] | None])
     """Compares accuracies of the same seeds; seeds share initial weights and noise, so that their common level cancels.
 
     The spread is that of what is left of accuracies after settings and seeds (a two-way analysis of variance), over the
-    current settings and the candidates that are no worse: settings that fail spread more, and say nothing about those that do not.
+    current settings and the candidates that err at most a quarter more often: settings that fail spread more, and say nothing
+    about those that do not.
     The bound on a difference is Student's t, shared among all candidates (Bonferroni), for the best one was picked.
 
     Args:
@@ -44,7 +46,7 @@ def gain(current: Sequence[float], candidates: Sequence[Sequence[float] | None])
     if not means or max(means) == -math.inf:
         return Gain(None, 0.0, None)
     best = int(np.argmax(means))
-    compared = [i for i, mean in enumerate(means) if mean >= level] or [best]
+    compared = [i for i, mean in enumerate(means) if 1 - mean <= _ALIKE * (1 - level)] or [best]
     table = np.array([current, *(candidates[i] for i in compared)], dtype=np.float64)
     rows, seeds = table.shape
     if seeds < 2:
