@@ -11,9 +11,8 @@ import functools
 
 import torch
 
-from sfumato.clipping.assumptions import assume
 from sfumato.clipping.norms import global_norms
-from sfumato.clipping.rules import ChannelContribution
+from sfumato.clipping.rules import Moments
 
 # Largest relative deviation of J from the closed form, in float64.
 _AGREEMENT = 1e-9
@@ -74,57 +73,110 @@ class Standardized:
     .. math:: J_o^\top = s_o (I - \tfrac1n 1 1^\top - u u^\top) + \lambda_o u u^\top, \quad \text{gain}_k: \kappa_{ko} u^\top.
 
     s, lambda and kappa are read off J itself, by one pull-back, which also shows whether J still has this form.
+    Several weights are taken together, so that what there is one number of for each channel is computed once for all.
+
+    Attributes:
+        along: u of each weight, (channels, fan-in).
+        holds: (weights,), whether J has this form.
+
+    Args:
+        weights: Of one dtype.
+        parameters: For each weight, those that it alone is computed from.
     """
 
-    def __init__(self, weight: torch.Tensor, parameters: list[torch.Tensor]) -> None:
-        self._main = next(i for i, parameter in enumerate(parameters) if parameter.shape == weight.shape)
-        rows = parameters[self._main].detach().flatten(1)  # (channels, fan-in)
-        self.weight = weight.detach()
-        self.fan_in = rows.shape[1]
-        centred = rows - rows.mean(1, keepdim=True)
-        length = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
-        self.along = centred.div_(length).nan_to_num_(0.0, 0.0, 0.0)  # u
+    def __init__(self, weights: list[torch.Tensor], parameters: list[list[torch.Tensor]]) -> None:
+        self._main = [
+            next(i for i, parameter in enumerate(own) if parameter.shape == weight.shape) for weight, own in zip(weights, parameters, strict=True)
+        ]
+        rows = [own[main].detach().flatten(1) for main, own in zip(self._main, parameters, strict=True)]  # each (channels, fan-in)
+        self._channels = [len(part) for part in rows]
+        shapes = tuple((part.shape[0], part.shape[1]) for part in rows)
+        self._fan_in = _fan_ins(shapes, rows[0].dtype, rows[0].device)
+        self.along = []
+        for part in rows:
+            centred = part - part.mean(1, keepdim=True)
+            length = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
+            self.along.append(centred.div_(length).nan_to_num_(0.0, 0.0, 0.0))
         # One pull-back of z + c u, with z fixed, random, of mean zero, and c as large as z's length.
-        fixed = _directions(tuple(rows.shape), rows.dtype, rows.device)
-        square, part = torch.linalg.vecdot(fixed, fixed), torch.linalg.vecdot(fixed, self.along)
+        fixed, square = _directions(shapes, rows[0].dtype, rows[0].device)
         added = square.sqrt()
-        pulled = pull_back([weight], parameters, [torch.addcmul(fixed, self.along, added[:, None]).view_as(weight)])
-        of_main = pulled.pop(self._main).flatten(1)
-        lengthwise = torch.linalg.vecdot(of_main, self.along)  # lambda (u.z + c)
-        self.scale_along = lengthwise / (part + added)  # lambda
-        self.scale = (torch.linalg.vecdot(of_main, fixed) - lengthwise * part) / (square - part.square())  # s
-        self.gains = [gain.flatten() / (part + added) for gain in pulled]  # kappa, each (channels,)
+        gradients = [
+            torch.addcmul(direction, along, size[:, None]).view_as(weight)
+            for direction, along, size, weight in zip(fixed, self.along, added.split(self._channels), weights, strict=True)
+        ]
+        pulled = iter(pull_back(weights, [parameter for own in parameters for parameter in own], gradients))
+        of_each = [[next(pulled).flatten() for _ in own] for own in parameters]
+        of_main = [own.pop(main).view_as(part) for own, main, part in zip(of_each, self._main, rows, strict=True)]
+        self._gains = of_each  # kappa (u.z + c), each (channels,)
+        part = _vecdots(fixed, self.along)
+        lengthwise = _vecdots(of_main, self.along)  # lambda (u.z + c)
+        self._length = part + added
+        self._scale_along = lengthwise / self._length  # lambda
+        self._scale = (_vecdots(of_main, fixed) - lengthwise * part) / (square - part.square())  # s
         # What J did besides that is perpendicular to it.
-        expected = self.scale.square() * (square - part.square()) + lengthwise.square()
-        gap = (torch.linalg.vecdot(of_main, of_main) - expected).abs().sum()
-        self.holds = assume(gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected.sum())
+        expected = self._scale.square() * (square - part.square()) + lengthwise.square()
+        gap = (_vecdots(of_main, of_main) - expected).abs()
+        gap, expected = (torch.stack([own.sum() for own in values.split(self._channels)]) for values in (gap, expected))
+        self.holds = gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected
 
-    def pull_back(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        """J' times one gradient, (channels, fan-in): for each of the parameters."""
-        along = torch.linalg.vecdot(rows, self.along)
-        across = (rows - rows.mean(1, keepdim=True)) * self.scale[:, None]
-        of_main = across.addcmul_(self.along, (along * (self.scale_along - self.scale))[:, None])
-        pulled = [gain * along for gain in self.gains]
-        pulled.insert(self._main, of_main)
+    def pull_back(self, gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """J' times one gradient of each weight, shaped like it: for each of its parameters, main ones (channels, fan-in) and others (channels,)."""
+        rows = [gradient.flatten(1) for gradient in gradients]
+        along = _vecdots(rows, self.along)
+        shares = (self._scale, along * (self._scale_along - self._scale), along / self._length)
+        pulled = []
+        for part, direction, gains, main, (scale, added, length) in zip(
+            rows, self.along, self._gains, self._main, zip(*(share.split(self._channels) for share in shares), strict=True), strict=True
+        ):
+            own = [gain * length for gain in gains]
+            across = (part - part.mean(1, keepdim=True)) * scale[:, None]
+            own.insert(main, across.addcmul_(direction, added[:, None]))
+            pulled.append(own)
         return pulled
 
-    def square_norms(self, contribution: ChannelContribution) -> tuple[torch.Tensor, torch.Tensor]:
-        """(m,) squares of the norms of J' g_i, and bounds on their rounding errors."""
-        moments = contribution.moments(self.along, self.weight)
-        scale, along = self.scale.square(), moments.along.square()
-        factor = self.scale_along.square() + sum((gain.square() for gain in self.gains), torch.zeros_like(scale))
-        across = (moments.squares - moments.plain.square() / self.fan_in - along).clamp(min=0)
-        squares = across @ scale + along @ factor
-        rounding = _ROUNDING * torch.finfo(squares.dtype).eps * moments.squares
-        error = (moments.error + rounding) @ scale + (2 * moments.along.abs() * moments.along_error) @ (scale + factor)
-        return squares, error
+    def square_norms(self, moments: list[Moments]) -> tuple[torch.Tensor, torch.Tensor]:
+        """(m,) squares of the norms of all J' g_i together, and bounds on their rounding errors."""
+        squares = torch.cat([part.squares for part in moments], 1)  # (m, channels of all)
+        plain = torch.cat([part.plain for part in moments], 1)
+        along = torch.cat([part.along for part in moments], 1)
+        error = torch.cat([part.error for part in moments], 1)
+        along_error = torch.cat([part.along_error for part in moments], 1)
+        scale = self._scale.square()
+        factor = self._scale_along.square() + self._gain_squares()
+        across = (squares - plain.square() / self._fan_in - along.square()).clamp(min=0)
+        total = across @ scale + along.square() @ factor
+        rounding = _ROUNDING * torch.finfo(squares.dtype).eps * squares
+        return total, (error + rounding) @ scale + (2 * along.abs() * along_error) @ (scale + factor)
+
+    def _gain_squares(self) -> torch.Tensor:
+        """(channels of all,) the sum over gains of kappa squared."""
+        none = self._length.new_zeros(())
+        squares = [sum((gain.square() for gain in own), none.expand(channels)) for own, channels in zip(self._gains, self._channels, strict=True)]
+        return torch.cat(squares) / self._length.square()
+
+
+def _vecdots(left: list[torch.Tensor], right: list[torch.Tensor]) -> torch.Tensor:
+    """(channels of all,) inner products of rows."""
+    return torch.cat([torch.linalg.vecdot(a, b) for a, b in zip(left, right, strict=True)])
+
+
+Shapes = tuple[tuple[int, int], ...]
 
 
 @functools.cache
-def _directions(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Fixed random rows of mean zero; on their device once, for a compiled graph to hold."""
-    rows = torch.randn(shape, generator=torch.Generator().manual_seed(_DIRECTIONS_SEED)).to(device, dtype)
-    return rows - rows.mean(1, keepdim=True)
+def _directions(shapes: Shapes, dtype: torch.dtype, device: torch.device) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Fixed random rows of mean zero for each weight, and the squares of their lengths; on their device once, for a compiled graph to hold."""
+    fixed = []
+    for shape in shapes:
+        rows = torch.randn(shape, generator=torch.Generator().manual_seed(_DIRECTIONS_SEED)).to(device, dtype)
+        fixed.append(rows - rows.mean(1, keepdim=True))
+    return fixed, _vecdots(fixed, fixed)
+
+
+@functools.cache
+def _fan_ins(shapes: Shapes, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """(channels of all,)"""
+    return torch.cat([torch.full((channels,), float(fan_in)) for channels, fan_in in shapes]).to(device, dtype)
 
 
 def is_standardized(weight: torch.Tensor, parameters: list[torch.Tensor]) -> bool:
@@ -133,11 +185,11 @@ def is_standardized(weight: torch.Tensor, parameters: list[torch.Tensor]) -> boo
     others = [parameter for parameter in parameters if parameter.shape != weight.shape]
     if weight.ndim < 2 or len(same) != 1 or weight[0].numel() < 3 or any(parameter.numel() != len(weight) for parameter in others):
         return False
-    closed = Standardized(weight, parameters)
+    closed = Standardized([weight], [parameters])
     generator = torch.Generator().manual_seed(_DIRECTIONS_SEED + 1)
     gradient = torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight)
     true = pull_back([weight], parameters, [gradient])
-    claimed = closed.pull_back(gradient.flatten(1))
+    (claimed,) = closed.pull_back([gradient])
     size = torch.stack([part.norm() for part in true]).norm()
     error = torch.stack([(a.flatten() - b.flatten()).norm() for a, b in zip(true, claimed, strict=True)]).norm()
     return bool(error <= _AGREEMENT * size)
