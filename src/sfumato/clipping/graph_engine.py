@@ -10,6 +10,7 @@ norms alone. `derived` carries them from weights to parameters.
 import dataclasses
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,13 +20,13 @@ from torch.utils._pytree import tree_map
 
 from sfumato.clipping.assumptions import assume
 from sfumato.clipping.capture import execute, module_path
-from sfumato.clipping.compiled import CompiledPass
+from sfumato.clipping.compiled import CompiledPass, Tensors
 from sfumato.clipping.engine import Coefficient, Loss
 from sfumato.clipping.losses import ExampleLosses
 from sfumato.clipping.rules import GHOSTS, METHODS, Contribution, Met, Rows, candidates, named_args, normalization
 from sfumato.clipping.totals import Totals
 from sfumato.clipping.tracing import trace
-from sfumato.clipping.weights import Weights
+from sfumato.clipping.weights import Weights, weigh
 
 # A method this many times slower than the best so far is not tried again.
 _HOPELESS = 1.5
@@ -133,34 +134,44 @@ class GraphEngine:
             self.settled.clear()
         if self.measures:
             self._choose_methods(inputs, targets)
-        state = self.traced.capture.state(self.model)
-
-        def whole_pass(is_real: torch.Tensor, inputs: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            values = dict(zip(state, others[len(targets) :], strict=True))
-            return self._pass(coefficient, values, is_real, inputs, others[: len(targets)])
-
-        tensors = (is_real, inputs, *targets, *state.values())
-        if not self._compiles:
-            norms, losses, *sums = whole_pass(*tensors)
-        else:
-            if self._compiled is None:
-                whole_pass(*tensors)  # settles the methods
-                self._compiled = CompiledPass(whole_pass)
-            (norms, losses, *sums), holds = self._compiled(*tensors)
-            if not holds:
-                norms, losses, *sums = whole_pass(*tensors)
+        one_pass = self._compiled_pass if self._compiles else self._pass
+        norms, losses, *sums = one_pass(coefficient, self._weights(), is_real, inputs, targets)
         for name, total in zip(self._names, sums, strict=True):
             grad_sum[name] += total
         return norms, losses
 
-    def _pass(
-        self, coefficient: Coefficient, state: dict[Node, Any], is_real: torch.Tensor, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...]
-    ) -> tuple[torch.Tensor, ...]:
+    def _weights(self) -> Weights:
+        return weigh(self.traced, self.traced.capture.state(self.model))
+
+    def _compiled_pass(self, coefficient: Coefficient, weights: Weights, is_real: torch.Tensor, inputs: torch.Tensor, targets: Tensors) -> Tensors:
+        """The same as `_pass`. The weights stay outside the graph unless autograd's record of them is needed in it."""
+        if any(group.kind == "general" for group in self.traced.groups):
+            state = self.traced.capture.state(self.model)
+            tensors, nodes = list(state.values()), list(state)
+
+            def together(tensors: Sequence[torch.Tensor]) -> Weights:
+                return weigh(self.traced, dict(zip(nodes, tensors, strict=True)))
+
+        elif weights.need_record:  # a closed form no longer holds
+            return self._pass(coefficient, weights, is_real, inputs, targets)
+        else:
+            tensors, together = weights.apart()
+        if self._compiled is None:
+            self._pass(coefficient, weights, is_real, inputs, targets)  # settles the methods
+            num_targets = len(targets)
+
+            def of_tensors(is_real: torch.Tensor, inputs: torch.Tensor, *others: torch.Tensor) -> Tensors:
+                return self._pass(coefficient, together(others[num_targets:]), is_real, inputs, others[:num_targets])
+
+            self._compiled = CompiledPass(of_tensors)
+        results, holds = self._compiled(is_real, inputs, *targets, *tensors)
+        return results if holds else self._pass(coefficient, weights, is_real, inputs, targets)
+
+    def _pass(self, coefficient: Coefficient, weights: Weights, is_real: torch.Tensor, inputs: torch.Tensor, targets: Tensors) -> Tensors:
         """Norms, losses and each parameter's clipped sum."""
-        weights = Weights(self.traced, state)
         contributions, losses = _backward(self, weights, inputs, targets)
         with torch.no_grad():
-            totals = Totals(self.traced.groups, weights, contributions)
+            totals = Totals(weights, contributions)
             norms = totals.norms(torch.arange(len(losses), device=losses.device))
             finite = norms.isfinite() & losses.isfinite()
             coefficients = torch.where(is_real & finite, coefficient(norms), 0.0)
@@ -170,7 +181,7 @@ class GraphEngine:
 
     def _choose_methods(self, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...]) -> None:
         """Tries the memory formats, and for each of them the methods of every meeting, on a part of a microbatch."""
-        weights = Weights(self.traced, self.traced.capture.state(self.model))
+        weights = self._weights()
         few = inputs[:2], tuple(target[:2] for target in targets)
         self._forget("contiguous")
         _backward(self, weights, *few)

@@ -21,10 +21,10 @@ class Totals:
         contributions: To each weight's gradients.
     """
 
-    def __init__(self, groups: tuple[Group, ...], weights: Weights, contributions: dict[str, Contribution]) -> None:
-        self._groups, self._weights, self._contributions = groups, weights, contributions
+    def __init__(self, weights: Weights, contributions: dict[str, Contribution]) -> None:
+        self._weights, self._contributions = weights, contributions
         small: dict[torch.dtype, dict[str, torch.Tensor]] = {}
-        for group in groups:
+        for group in weights.traced.groups:
             contribution = contributions[group.weights[0]]
             if group.kind == "parameter" and isinstance(contribution, Rows) and contribution.rows.shape[1:].numel() <= _FEW:
                 rows = contribution.rows.reshape(len(contribution.rows), -1)
@@ -36,17 +36,18 @@ class Totals:
     def norms(self, everyone: torch.Tensor) -> torch.Tensor:
         """(m,) L2 norms; `everyone` is (m,), the examples' numbers."""
         weights, contributions = self._weights, self._contributions
+        values, directions = weights.values, weights.directions
         exact = [rows.square_norms()[0] for _, _, rows in self._small]
         rounded, errors = [], []
         for groups, closed in weights.closed:
             moments = [
-                contributions[name].moments(weights.directions[name], weights.values[name])  # type: ignore[attr-defined]
+                contributions[name].moments(directions[name], values[name])  # type: ignore[attr-defined]
                 for name in (group.weights[0] for group in groups)
             ]
             square, error = closed.square_norms(moments)
             rounded.append(square)
             errors.append(error)
-        others = [group for group in self._groups if group.weights[0] in self._alone and group.weights[0] not in weights.directions]
+        others = [group for group in weights.traced.groups if group.weights[0] in self._alone and group.weights[0] not in directions]
         for group in others:
             if group.kind == "parameter":
                 square, error = contributions[group.weights[0]].square_norms()
@@ -65,11 +66,12 @@ class Totals:
 
     def clipped_sums(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """Each parameter's sum of coefficient_i times gradient_i over those that count (None: all do)."""
+        values = self._weights.values
         of_weights = {name: self._contributions[name].weighted_sum(coefficients, counts) for name in self._contributions if name in self._alone}
         for names, sizes, rows in self._small:
             for name, part in zip(names, rows.weighted_sum(coefficients, counts).split(sizes), strict=True):
-                of_weights[name] = part.view(self._weights.values[name].shape)
-        return self._weights.pull_back(self._groups, of_weights)
+                of_weights[name] = part.view(values[name].shape)
+        return self._weights.pull_back(of_weights)
 
     def _square_norms(self, group: Group, examples: torch.Tensor) -> torch.Tensor:
         return self._weights.square_norms(group, [self._contributions[name].rows_of(examples) for name in group.weights])
