@@ -129,7 +129,15 @@ def test_bfloat16_compiled_is_bfloat16_and_keeps_the_sensitivity():
     low, exact = (
         {
             compile: clipped_grad(
-                model, loss_fn, clipping_norm=norm, augmult=2, microbatch_size=8, engine="graph", methods=methods, precision=precision, compile=compile
+                model,
+                loss_fn,
+                clipping_norm=norm,
+                augmult=2,
+                microbatch_size=8,
+                engine="graph",
+                methods=methods,
+                precision=precision,
+                compile=compile,
             )
             for compile in compiles
         }

@@ -144,8 +144,8 @@ def test_a_compiled_run_that_was_killed_ends_bit_equal(tmp_path):
     """Each process compiles for itself, or finds what another one compiled."""
 
     def run(folder, *more, die_at=None):
-        settings = ["training.compile=true", "training.num_steps=8", "training.checkpoint_every=2", "training.evaluate_every=8", "model.options.width=2"]
-        overrides = [part for setting in settings for part in ("--set", setting)]
+        training = {"compile": "true", "num_steps": 8, "checkpoint_every": 2, "evaluate_every": 8}
+        overrides = ["--set", "model.options.width=2", *(part for key, value in training.items() for part in ("--set", f"training.{key}={value}"))]
         arguments = ["train", "demo/digits", *overrides, "--accountant", "rdp", "--output", str(folder), *more]
         process = faults.start(arguments, die_at=die_at, log=tmp_path / "log")
         process.join(900)

@@ -10,7 +10,7 @@ norms alone. `derived` carries them from weights to parameters.
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -145,13 +145,11 @@ class GraphEngine:
 
     def _compiled_pass(self, coefficient: Coefficient, weights: Weights, is_real: torch.Tensor, inputs: torch.Tensor, targets: Tensors) -> Tensors:
         """The same as `_pass`. The weights stay outside the graph unless autograd's record of them is needed in it."""
+        together: Callable[[Sequence[torch.Tensor]], Weights]
         if any(group.kind == "general" for group in self.traced.groups):
             state = self.traced.capture.state(self.model)
             tensors, nodes = list(state.values()), list(state)
-
-            def together(tensors: Sequence[torch.Tensor]) -> Weights:
-                return weigh(self.traced, dict(zip(nodes, tensors, strict=True)))
-
+            together = lambda tensors: weigh(self.traced, dict(zip(nodes, tensors, strict=True)))  # noqa: E731
         elif weights.need_record:  # a closed form no longer holds
             return self._pass(coefficient, weights, is_real, inputs, targets)
         else:

@@ -4,7 +4,6 @@ import torch
 
 from sfumato.clipping.assumptions import assume
 from sfumato.clipping.derived import Group
-from sfumato.clipping.norms import row_norms
 from sfumato.clipping.rules import Contribution, Rows
 from sfumato.clipping.weights import Weights
 
@@ -30,7 +29,9 @@ class Totals:
                 rows = contribution.rows.reshape(len(contribution.rows), -1)
                 small.setdefault(rows.dtype, {})[group.weights[0]] = rows
         # Weights' names, numbers of values, and their gradients side by side.
-        self._small = [(list(parts), [part.shape[1] for part in parts.values()], Rows(torch.cat(list(parts.values()), 1))) for parts in small.values()]
+        self._small = [
+            (list(parts), [part.shape[1] for part in parts.values()], Rows(torch.cat(list(parts.values()), 1))) for parts in small.values()
+        ]
         self._alone = {*contributions} - {name for names, _, _ in self._small for name in names}
 
     def norms(self, everyone: torch.Tensor) -> torch.Tensor:

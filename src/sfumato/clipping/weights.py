@@ -55,7 +55,9 @@ class Weights:
 
         def together(tensors: Sequence[torch.Tensor]) -> "Weights":
             own = iter(tensors)
-            shared, forms = tree_unflatten([next(own) if is_tensor else other for is_tensor, other in zip(are_tensors, others, strict=True)], structure)
+            shared, forms = tree_unflatten(
+                [next(own) if is_tensor else other for is_tensor, other in zip(are_tensors, others, strict=True)], structure
+            )
             return dataclasses.replace(rest, shared=shared, closed=list(zip(groups, forms, strict=True)))
 
         return [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)], together
