@@ -39,30 +39,30 @@ class Totals:
         weights, contributions = self._weights, self._contributions
         values, directions = weights.values, weights.directions
         exact = [rows.square_norms()[0] for _, _, rows in self._small]
-        rounded, errors = [], []
+        rounded: list[tuple[list[Group], torch.Tensor, torch.Tensor]] = []  # groups, squares of their norms, bounds on the errors
         for groups, closed in weights.closed:
             moments = [
                 contributions[name].moments(directions[name], values[name])  # type: ignore[attr-defined]
                 for name in (group.weights[0] for group in groups)
             ]
-            square, error = closed.square_norms(moments)
-            rounded.append(square)
-            errors.append(error)
-        others = [group for group in weights.traced.groups if group.weights[0] in self._alone and group.weights[0] not in directions]
-        for group in others:
+            rounded.append((groups, *closed.square_norms(moments)))
+        for group in weights.traced.groups:
+            name = group.weights[0]
+            if name not in self._alone or name in directions:
+                continue
             if group.kind == "parameter":
-                square, error = contributions[group.weights[0]].square_norms()
-                rounded.append(square)
-                errors.append(error)
+                rounded.append(([group], *contributions[name].square_norms()))
             else:
                 exact.append(self._square_norms(group, everyone))
-        total = _sum([*exact, *rounded])
-        if errors:
-            doubted = _sum(errors) > 2 * _TOLERANCE * total
+        total = _sum([*exact, *(square for _, square, _ in rounded)])
+        if rounded:
+            doubted = _sum([error for _, _, error in rounded]) > 2 * _TOLERANCE * total
             if not assume(~doubted.any()):
                 doubtful = doubted.nonzero()[:, 0]
-                again = [group for groups, _ in weights.closed for group in groups] + [group for group in others if group.kind == "parameter"]
-                total[doubtful] = _sum([square[doubtful] for square in exact] + [self._square_norms(group, doubtful) for group in again])
+                parts = [square[doubtful] for square in exact]
+                for groups, square, error in rounded:
+                    parts += [self._square_norms(group, doubtful) for group in groups] if error.any() else [square[doubtful]]
+                total[doubtful] = _sum(parts)
         return total.sqrt()
 
     def clipped_sums(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> dict[str, torch.Tensor]:
