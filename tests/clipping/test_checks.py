@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sfumato.clipping import findings, fix_groupnorm, require_private
+from sfumato.clipping import clipped_grad, findings, fix_groupnorm, require_private
 from sfumato.errors import InputError
 
 IMAGE = torch.zeros(1, 3, 8, 8)
@@ -315,3 +315,58 @@ def test_mixing_behind_stochastic_depth_is_seen(by):
 def test_stochastic_depth_alone_mixes_nothing():
     model = nn.Sequential(nn.Linear(4, 4), StochasticDepth(0.5, "bernoulli"), nn.Dropout(0.5), nn.Linear(4, 2))
     assert findings(model, torch.zeros(4, 4)) == []
+
+
+@torch.library.custom_op("sfumato_tests::no_derivative", mutates_args=())
+def no_derivative(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+@no_derivative.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+class Underivable(nn.Module):
+    def __init__(self, operation):
+        super().__init__()
+        self.before, self.after, self.operation = nn.Linear(3, 3), nn.Linear(3, 2), operation
+
+    def forward(self, x):
+        return self.after(self.operation(self.before(x)))
+
+
+class Applied(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def opaque(x):
+    return no_derivative(x)
+
+
+def gamma(x):
+    return torch.special.gammainc(x.abs() + 0.5, x.new_ones(()))
+
+
+@pytest.mark.parametrize("function, operation", [(opaque, "sfumato_tests.no_derivative"), (gamma, "igamma")])
+def test_an_operation_without_a_derivative_is_named_with_its_module(function, operation):
+    for model, path in [
+        (nn.Sequential(nn.Linear(4, 3), Underivable(Applied(function))), "1.operation"),
+        (nn.Sequential(nn.Linear(4, 3), Underivable(function)), "1"),
+    ]:
+        (finding,) = findings(model, torch.zeros(1, 4))
+        assert finding.path == path
+        assert operation in finding.reason
+        for engine in ("auto", "graph", "func", "reference"):
+            with pytest.raises(InputError, match=operation):
+                clipped_grad(model, lambda outputs: outputs.sum(1), clipping_norm=1.0, engine=engine)(torch.randn(2, 4))
+
+
+def test_an_operation_without_a_derivative_before_all_that_is_trained_is_taken():
+    model = nn.Sequential(Applied(gamma), Applied(opaque), nn.Linear(4, 2))
+    assert findings(model, torch.zeros(1, 4)) == []

@@ -136,7 +136,7 @@ def test_the_share_along_a_weight_is_read_off_the_output(views, zero):
     met = dataclasses.replace(met, output=operation(*arguments))
     moments = METHODS["conv_ghost"](met, "weight").moments(directions, arguments[1])
     torch.testing.assert_close(moments.along, (true.flatten(2) * directions).sum(2), rtol=1e-9, atol=1e-10)
-    assert bool((moments.along_error > 0).any()) == (not zero)
+    assert bool((moments.errors[1] > 0).any()) == (not zero)
 
 
 @pytest.mark.parametrize("views", [1, 3])

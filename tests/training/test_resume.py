@@ -164,6 +164,32 @@ def test_killed_at_twenty_moments_uniform_over_the_run_it_always_ends_bit_equal(
         assert_same_run(folder, finished)
 
 
+@pytest.mark.slow
+def test_a_compiled_run_that_was_killed_ends_bit_equal(tmp_path):
+    """Each process compiles for itself, or finds what another one compiled."""
+
+    def run(folder, *more, die_at=None):
+        training = {"compile": "true", "num_steps": 8, "checkpoint_every": 2, "evaluate_every": 8}
+        overrides = ["--set", "model.options.width=2", *(part for key, value in training.items() for part in ("--set", f"training.{key}={value}"))]
+        arguments = ["train", "demo/digits", *overrides, "--accountant", "rdp", "--output", str(folder), *more]
+        process = faults.start(arguments, die_at=die_at, log=tmp_path / "log")
+        process.join(900)
+        return process.exitcode
+
+    begun, straight, killed = (tmp_path / name for name in ("begun", "straight", "killed"))
+    assert run(begun, die_at=("ledger", 5, 0.5)) == -signal.SIGKILL
+    for folder in (straight, killed):
+        shutil.copytree(begun, folder)
+    assert run(straight, "--resume") == 0, (tmp_path / "log").read_text()
+    assert run(killed, "--resume", die_at=("ledger", 4, 1.0)) == -signal.SIGKILL
+    assert run(killed, "--resume") == 0, (tmp_path / "log").read_text()
+    weights, expected = load_file(killed / "model.safetensors"), load_file(straight / "model.safetensors")
+    assert all(weights[name].equal(expected[name]) for name in expected)
+    lines = Ledger.open(killed / "ledger.jsonl").lines
+    assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, 9))
+    assert lines == Ledger.open(straight / "ledger.jsonl").lines
+
+
 def test_a_finished_run_prints_its_result_again_and_changes_nothing(finished, tmp_path):
     folder, log = tmp_path / "run", tmp_path / "log"
     shutil.copytree(finished, folder)

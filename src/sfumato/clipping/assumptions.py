@@ -22,11 +22,6 @@ def assume(condition: torch.Tensor) -> bool:
     return True
 
 
-def known(condition: torch.Tensor) -> bool:
-    """Whether a condition holds; False in a graph that is being compiled: it takes the way that is always right."""
-    return _recorded.get() is None and bool(condition)
-
-
 @contextmanager
 def recording() -> Iterator[list[torch.Tensor]]:
     """Inside, nothing branches; what is assumed is collected."""

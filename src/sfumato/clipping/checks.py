@@ -252,7 +252,10 @@ def _gradient_findings(probe: nn.Module, inputs: torch.Tensor) -> list[Finding]:
     torch.manual_seed(0)
     with torch.enable_grad():
         outputs = [leaf for leaf in tree_leaves(probe(inputs)) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-        missing = missing_gradients(probe, torch.stack([output.sum() for output in outputs]).sum())
+        try:
+            missing = missing_gradients(probe, torch.stack([output.sum() for output in outputs]).sum())
+        except RuntimeError as error:
+            return [_derivative_finding(probe, inputs, error)]
     found = []
     for name in missing:
         path, _, parameter_name = name.rpartition(".")
@@ -265,3 +268,42 @@ def _gradient_findings(probe: nn.Module, inputs: torch.Tensor) -> list[Finding]:
             )
         )
     return found
+
+
+def _derivative_finding(probe: nn.Module, inputs: torch.Tensor, error: RuntimeError) -> Finding:
+    """Blames the first module, innermost first, from whose output no gradient comes back."""
+    blamed: list[str] = []
+
+    def fails(values: Any) -> bool:
+        ends = [leaf.sum() for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        starts = [parameter for parameter in probe.parameters() if parameter.requires_grad]
+        try:
+            torch.autograd.grad(ends, starts, retain_graph=True, allow_unused=True)
+        except RuntimeError:
+            return True
+        return False
+
+    def before(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not blamed and fails((args, kwargs)):  # broken on its way from one module to this one
+            blamed.append(path.rpartition(".")[0])
+
+    def after(path: str, output: Any) -> None:
+        if not blamed and fails(output):
+            blamed.append(path)
+
+    handles = []
+    for path, module in probe.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda _, args, kwargs, path=path: before(path, args, kwargs), with_kwargs=True))
+        handles.append(module.register_forward_hook(lambda _, args, output, path=path: after(path, output)))
+    torch.manual_seed(0)
+    probe(inputs)
+    for handle in handles:
+        handle.remove()
+    path = blamed[0] if blamed else ""
+    reason = str(error).strip().splitlines()[0].partition(". ")[0].rstrip(".")
+    return Finding(
+        path,
+        type(probe.get_submodule(path)).__name__,
+        f"has an operation without a derivative (PyTorch says: {reason})",
+        "Replace it by one that has a derivative, or detach its result if nothing before it is to be trained.",
+    )

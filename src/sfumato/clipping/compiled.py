@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 
 import torch
+import torch._inductor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from sfumato.clipping.assumptions import recording
@@ -42,8 +43,11 @@ class CompiledPass:
         # Without threads of its own the backward pass is written down as well.
         with torch.autograd.set_multithreading_enabled(False):
             graph = make_fx(straight, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
-        compiled = torch.compile(graph, fullgraph=True, dynamic=False)
+        for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.alias.default):  # a fifth of all operations
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)
+        graph.recompile()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's, about itself
-            compiled(*tensors)
-        return compiled
+            # Straight to the compiler: the list is one graph already, and torch.compile would take it down once more.
+            return torch._inductor.compile(graph, list(tensors))

@@ -8,12 +8,12 @@ is recognised by what J does, never by a module's name. Everything else is pulle
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import torch
 
-from sfumato.clipping.assumptions import assume
 from sfumato.clipping.norms import global_norms
-from sfumato.clipping.rules import ChannelContribution
+from sfumato.clipping.rules import Moments
 
 # Largest relative deviation of J from the closed form, in float64.
 _AGREEMENT = 1e-9
@@ -68,63 +68,128 @@ def pull_back(
     ]
 
 
-class Standardized:
+class Standardized(NamedTuple):
     r"""J of weight standardisation: for output channel o, with u the centred parameter over its length,
 
     .. math:: J_o^\top = s_o (I - \tfrac1n 1 1^\top - u u^\top) + \lambda_o u u^\top, \quad \text{gain}_k: \kappa_{ko} u^\top.
 
-    s, lambda and kappa are read off J itself, by one pull-back, which also shows whether J still has this form.
+    Several weights are taken together, so that what there is one number of for each channel is computed once for all.
+
+    Attributes:
+        along: u of each weight, (channels, fan-in).
+        scale: s, (channels of all,), and so the next three.
+        scale_along: lambda.
+        length: What `gains` are multiples of.
+        fan_in: n.
+        gains: For each weight, for each of its parameters but the main one, kappa times the length, (channels,).
+        main: For each weight, which of its parameters has its shape.
     """
 
-    def __init__(self, weight: torch.Tensor, parameters: list[torch.Tensor]) -> None:
-        self._main = next(i for i, parameter in enumerate(parameters) if parameter.shape == weight.shape)
-        rows = parameters[self._main].detach().flatten(1)  # (channels, fan-in)
-        self.weight = weight.detach()
-        self.fan_in = rows.shape[1]
-        centred = rows - rows.mean(1, keepdim=True)
-        length = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
-        self.along = centred.div_(length).nan_to_num_(0.0, 0.0, 0.0)  # u
-        # One pull-back of z + c u, with z fixed, random, of mean zero, and c as large as z's length.
-        fixed = _directions(tuple(rows.shape), rows.dtype, rows.device)
-        square, part = torch.linalg.vecdot(fixed, fixed), torch.linalg.vecdot(fixed, self.along)
-        added = square.sqrt()
-        pulled = pull_back([weight], parameters, [torch.addcmul(fixed, self.along, added[:, None]).view_as(weight)])
-        of_main = pulled.pop(self._main).flatten(1)
-        lengthwise = torch.linalg.vecdot(of_main, self.along)  # lambda (u.z + c)
-        self.scale_along = lengthwise / (part + added)  # lambda
-        self.scale = (torch.linalg.vecdot(of_main, fixed) - lengthwise * part) / (square - part.square())  # s
-        self.gains = [gain.flatten() / (part + added) for gain in pulled]  # kappa, each (channels,)
-        # What J did besides that is perpendicular to it.
-        expected = self.scale.square() * (square - part.square()) + lengthwise.square()
-        gap = (torch.linalg.vecdot(of_main, of_main) - expected).abs().sum()
-        self.holds = assume(gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected.sum())
+    along: list[torch.Tensor]
+    scale: torch.Tensor
+    scale_along: torch.Tensor
+    length: torch.Tensor
+    fan_in: torch.Tensor
+    gains: list[list[torch.Tensor]]
+    main: list[int]
 
-    def pull_back(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        """J' times one gradient, (channels, fan-in): for each of the parameters."""
-        along = torch.linalg.vecdot(rows, self.along)
-        across = (rows - rows.mean(1, keepdim=True)) * self.scale[:, None]
-        of_main = across.addcmul_(self.along, (along * (self.scale_along - self.scale))[:, None])
-        pulled = [gain * along for gain in self.gains]
-        pulled.insert(self._main, of_main)
+    @property
+    def channels(self) -> list[int]:
+        """Of each weight."""
+        return [len(part) for part in self.along]
+
+    def pull_back(self, gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """J' times one gradient of each weight, shaped like it: for each of its parameters, main ones (channels, fan-in) and others (channels,)."""
+        rows = [gradient.flatten(1) for gradient in gradients]
+        along = _vecdots(rows, self.along)
+        shares = (self.scale, along * (self.scale_along - self.scale), along / self.length)
+        pulled = []
+        for part, direction, gains, main, (scale, added, length) in zip(
+            rows, self.along, self.gains, self.main, zip(*(share.split(self.channels) for share in shares), strict=True), strict=True
+        ):
+            own = [gain * length for gain in gains]
+            across = (part - part.mean(1, keepdim=True)) * scale[:, None]
+            own.insert(main, across.addcmul_(direction, added[:, None]))
+            pulled.append(own)
         return pulled
 
-    def square_norms(self, contribution: ChannelContribution) -> tuple[torch.Tensor, torch.Tensor]:
-        """(m,) squares of the norms of J' g_i, and bounds on their rounding errors."""
-        moments = contribution.moments(self.along, self.weight)
-        scale, along = self.scale.square(), moments.along.square()
-        factor = self.scale_along.square() + sum((gain.square() for gain in self.gains), torch.zeros_like(scale))
-        across = (moments.squares - moments.plain.square() / self.fan_in - along).clamp(min=0)
-        squares = across @ scale + along @ factor
-        rounding = _ROUNDING * torch.finfo(squares.dtype).eps * moments.squares
-        error = (moments.error + rounding) @ scale + (2 * moments.along.abs() * moments.along_error) @ (scale + factor)
-        return squares, error
+    def square_norms(self, moments: list[Moments]) -> tuple[torch.Tensor, torch.Tensor]:
+        """(m,) squares of the norms of all J' g_i together, and bounds on their rounding errors."""
+        squares, plain, along = (torch.cat([getattr(part, name) for part in moments], 1) for name in ("squares", "plain", "along"))
+        scale = self.scale.square()  # (channels of all,)
+        factor = self.scale_along.square() + self._gain_squares()
+        across = (squares - plain.square() / self.fan_in - along.square()).clamp(min=0)
+        total = across @ scale + along.square() @ factor
+        error = _ROUNDING * torch.finfo(squares.dtype).eps * (squares @ scale)
+        both = (scale, scale + factor)
+        for part, own_scale, own_factor in zip(moments, *(values.split(self.channels) for values in both), strict=True):
+            if part.errors is not None:
+                of_squares, of_along = part.errors
+                error = error + of_squares @ own_scale + (2 * part.along.abs() * of_along) @ own_factor
+        return total, error
+
+    def _gain_squares(self) -> torch.Tensor:
+        """(channels of all,) the sum over gains of kappa squared."""
+        none = self.length.new_zeros(())
+        squares = [sum((gain.square() for gain in own), none.expand(channels)) for own, channels in zip(self.gains, self.channels, strict=True)]
+        return torch.cat(squares) / self.length.square()
+
+
+def standardized(weights: list[torch.Tensor], parameters: list[list[torch.Tensor]]) -> tuple[Standardized, torch.Tensor]:
+    """Reads s, lambda and kappa off J itself, by one pull-back, which also shows whether J still has this form.
+
+    Args:
+        weights: Of one dtype.
+        parameters: For each weight, those that it alone is computed from.
+
+    Returns:
+        The form, and (weights,), whether J has it.
+    """
+    main = [next(i for i, parameter in enumerate(own) if parameter.shape == weight.shape) for weight, own in zip(weights, parameters, strict=True)]
+    rows = [own[which].detach().flatten(1) for which, own in zip(main, parameters, strict=True)]  # each (channels, fan-in)
+    directions, channels = [], [len(part) for part in rows]
+    for part in rows:
+        centred = part - part.mean(1, keepdim=True)
+        length = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
+        directions.append(centred.div_(length.clamp_(min=torch.finfo(length.dtype).tiny)))  # of a constant channel: zero
+    # One pull-back of z + c u, with z fixed, random, of mean zero, and c as large as z's length.
+    fixed, square, fan_in = _directions(tuple((part.shape[0], part.shape[1]) for part in rows), rows[0].dtype, rows[0].device)
+    added = square.sqrt()
+    gradients = [
+        torch.addcmul(direction, along, size[:, None]).view_as(weight)
+        for direction, along, size, weight in zip(fixed, directions, added.split(channels), weights, strict=True)
+    ]
+    pulled = iter(pull_back(weights, [parameter for own in parameters for parameter in own], gradients))
+    of_each = [[next(pulled).flatten() for _ in own] for own in parameters]
+    of_main = [own.pop(which).view_as(part) for own, which, part in zip(of_each, main, rows, strict=True)]
+    part = _vecdots(fixed, directions)
+    lengthwise = _vecdots(of_main, directions)  # lambda (u.z + c)
+    across = square - part.square()
+    scale = (_vecdots(of_main, fixed) - lengthwise * part) / across
+    form = Standardized(directions, scale, lengthwise / (part + added), part + added, fan_in, of_each, main)
+    # What J did besides that is perpendicular to it.
+    expected = scale.square() * across + lengthwise.square()
+    gap = (_vecdots(of_main, of_main) - expected).abs()
+    gap, expected = (torch.stack([own.sum() for own in values.split(channels)]) for values in (gap, expected))
+    return form, gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected
+
+
+def _vecdots(left: list[torch.Tensor], right: list[torch.Tensor]) -> torch.Tensor:
+    """(channels of all,) inner products of rows."""
+    return torch.cat([torch.linalg.vecdot(a, b) for a, b in zip(left, right, strict=True)])
 
 
 @functools.cache
-def _directions(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Fixed random rows of mean zero; on their device once, for a compiled graph to hold."""
-    rows = torch.randn(shape, generator=torch.Generator().manual_seed(_DIRECTIONS_SEED)).to(device, dtype)
-    return rows - rows.mean(1, keepdim=True)
+def _directions(
+    shapes: tuple[tuple[int, int], ...], dtype: torch.dtype, device: torch.device
+) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Fixed random rows of mean zero for each weight; for each row of all, the square of its length and how long it is."""
+    fixed = []
+    for shape in shapes:
+        rows = torch.randn(shape, generator=torch.Generator().manual_seed(_DIRECTIONS_SEED)).to(device, dtype)
+        fixed.append(rows - rows.mean(1, keepdim=True))
+    fan_in = torch.cat([torch.full((channels,), float(size)) for channels, size in shapes]).to(device, dtype)
+    return fixed, _vecdots(fixed, fixed), fan_in
 
 
 def is_standardized(weight: torch.Tensor, parameters: list[torch.Tensor]) -> bool:
@@ -133,11 +198,11 @@ def is_standardized(weight: torch.Tensor, parameters: list[torch.Tensor]) -> boo
     others = [parameter for parameter in parameters if parameter.shape != weight.shape]
     if weight.ndim < 2 or len(same) != 1 or weight[0].numel() < 3 or any(parameter.numel() != len(weight) for parameter in others):
         return False
-    closed = Standardized(weight, parameters)
+    closed, _ = standardized([weight], [parameters])
     generator = torch.Generator().manual_seed(_DIRECTIONS_SEED + 1)
     gradient = torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight)
     true = pull_back([weight], parameters, [gradient])
-    claimed = closed.pull_back(gradient.flatten(1))
+    (claimed,) = closed.pull_back([gradient])
     size = torch.stack([part.norm() for part in true]).norm()
     error = torch.stack([(a.flatten() - b.flatten()).norm() for a, b in zip(true, claimed, strict=True)]).norm()
     return bool(error <= _AGREEMENT * size)

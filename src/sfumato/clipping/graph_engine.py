@@ -10,6 +10,7 @@ norms alone. `derived` carries them from weights to parameters.
 import dataclasses
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,18 +18,16 @@ from torch import nn
 from torch.fx import Node
 from torch.utils._pytree import tree_map
 
-from sfumato.clipping.assumptions import assume, known
+from sfumato.clipping.assumptions import assume
 from sfumato.clipping.capture import execute, module_path
-from sfumato.clipping.compiled import CompiledPass
-from sfumato.clipping.derived import Standardized
+from sfumato.clipping.compiled import CompiledPass, Tensors
 from sfumato.clipping.engine import Coefficient, Loss
 from sfumato.clipping.losses import ExampleLosses
 from sfumato.clipping.rules import GHOSTS, METHODS, Contribution, Met, Rows, candidates, named_args, normalization
-from sfumato.clipping.tracing import Traced, trace
-from sfumato.clipping.weights import Weights
+from sfumato.clipping.totals import Totals
+from sfumato.clipping.tracing import trace
+from sfumato.clipping.weights import Weights, weigh
 
-# A norm that roundings, all going one way, could move by more than this share is computed again from written-out gradients.
-_TOLERANCE = 1e-4
 # A method this many times slower than the best so far is not tried again.
 _HOPELESS = 1.5
 # Seconds of a pass that methods are tried in: long enough for their order to be that of a whole microbatch.
@@ -135,46 +134,52 @@ class GraphEngine:
             self.settled.clear()
         if self.measures:
             self._choose_methods(inputs, targets)
-        state = self.traced.capture.state(self.model)
-
-        def whole_pass(is_real: torch.Tensor, inputs: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            values = dict(zip(state, others[len(targets) :], strict=True))
-            return self._pass(coefficient, values, is_real, inputs, others[: len(targets)])
-
-        tensors = (is_real, inputs, *targets, *state.values())
-        if not self._compiles:
-            norms, losses, *sums = whole_pass(*tensors)
-        else:
-            if self._compiled is None:
-                whole_pass(*tensors)  # settles the methods
-                self._compiled = CompiledPass(whole_pass)
-            (norms, losses, *sums), holds = self._compiled(*tensors)
-            if not holds:
-                norms, losses, *sums = whole_pass(*tensors)
+        one_pass = self._compiled_pass if self._compiles else self._pass
+        norms, losses, *sums = one_pass(coefficient, self._weights(), is_real, inputs, targets)
         for name, total in zip(self._names, sums, strict=True):
             grad_sum[name] += total
         return norms, losses
 
-    def _pass(
-        self, coefficient: Coefficient, state: dict[Node, Any], is_real: torch.Tensor, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...]
-    ) -> tuple[torch.Tensor, ...]:
+    def _weights(self) -> Weights:
+        return weigh(self.traced, self.traced.capture.state(self.model))
+
+    def _compiled_pass(self, coefficient: Coefficient, weights: Weights, is_real: torch.Tensor, inputs: torch.Tensor, targets: Tensors) -> Tensors:
+        """The same as `_pass`. The weights stay outside the graph unless autograd's record of them is needed in it."""
+        together: Callable[[Sequence[torch.Tensor]], Weights]
+        if any(group.kind == "general" for group in self.traced.groups):
+            state = self.traced.capture.state(self.model)
+            tensors, nodes = list(state.values()), list(state)
+            together = lambda tensors: weigh(self.traced, dict(zip(nodes, tensors, strict=True)))  # noqa: E731
+        elif weights.need_record:  # a closed form no longer holds
+            return self._pass(coefficient, weights, is_real, inputs, targets)
+        else:
+            tensors, together = weights.apart()
+        if self._compiled is None:
+            self._pass(coefficient, weights, is_real, inputs, targets)  # settles the methods
+            num_targets = len(targets)
+
+            def of_tensors(is_real: torch.Tensor, inputs: torch.Tensor, *others: torch.Tensor) -> Tensors:
+                return self._pass(coefficient, together(others[num_targets:]), is_real, inputs, others[:num_targets])
+
+            self._compiled = CompiledPass(of_tensors)
+        results, holds = self._compiled(is_real, inputs, *targets, *tensors)
+        return results if holds else self._pass(coefficient, weights, is_real, inputs, targets)
+
+    def _pass(self, coefficient: Coefficient, weights: Weights, is_real: torch.Tensor, inputs: torch.Tensor, targets: Tensors) -> Tensors:
         """Norms, losses and each parameter's clipped sum."""
-        weights = Weights(self.traced, state)
         contributions, losses = _backward(self, weights, inputs, targets)
         with torch.no_grad():
-            norms = _norms(self.traced, weights, contributions, torch.arange(len(losses), device=losses.device))
-            counts = is_real & norms.isfinite() & losses.isfinite()
-            coefficients = torch.where(counts, coefficient(norms), 0.0)
-            counted = None if known(counts.all()) else counts
-            sums = []
-            for group in self.traced.groups:
-                of_weights = [contributions[name].weighted_sum(coefficients, counted) for name in group.weights]
-                sums += weights.pull_back(group, of_weights)
-        return norms, losses, *sums
+            totals = Totals(weights, contributions)
+            norms = totals.norms(torch.arange(len(losses), device=losses.device))
+            finite = norms.isfinite() & losses.isfinite()
+            coefficients = torch.where(is_real & finite, coefficient(norms), 0.0)
+            # Where all is finite, a coefficient of zero is enough to leave an example out.
+            sums = totals.clipped_sums(coefficients, None if assume(finite.all()) else finite)
+        return norms, losses, *(sums[name] for name in self._names)
 
     def _choose_methods(self, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...]) -> None:
         """Tries the memory formats, and for each of them the methods of every meeting, on a part of a microbatch."""
-        weights = Weights(self.traced, self.traced.capture.state(self.model))
+        weights = self._weights()
         few = inputs[:2], tuple(target[:2] for target in targets)
         self._forget("contiguous")
         _backward(self, weights, *few)
@@ -196,31 +201,6 @@ class GraphEngine:
         start = _now(inputs)
         _backward(self, weights, inputs, targets)
         return _now(inputs) - start
-
-
-def _norms(traced: Traced, weights: Weights, contributions: dict[str, Contribution], everyone: torch.Tensor) -> torch.Tensor:
-    """(m,) L2 norms of the gradients with respect to all parameters; `everyone` is (m,), the examples' numbers."""
-    squares, errors = [], []
-    for group in traced.groups:
-        first = contributions[group.weights[0]]
-        if group.kind == "parameter":
-            square, error = first.square_norms()
-        elif group.kind == "standardized" and weights.standardized[group.weights[0]].holds:
-            square, error = weights.standardized[group.weights[0]].square_norms(first)  # type: ignore[arg-type]
-        else:
-            square = weights.square_norms(group, [contributions[name].rows_of(everyone) for name in group.weights])
-            error = torch.zeros_like(square)
-        squares.append(square)
-        errors.append(error)
-    total, error = torch.stack(squares).sum(0), torch.stack(errors).sum(0)
-    doubted = error > 2 * _TOLERANCE * total
-    if not assume(~doubted.any()):
-        doubtful = doubted.nonzero()[:, 0]
-        for group, square, error in zip(traced.groups, squares, errors, strict=True):
-            if error.any():
-                square[doubtful] = weights.square_norms(group, [contributions[name].rows_of(doubtful) for name in group.weights])
-        total = torch.stack(squares).sum(0)
-    return total.sqrt()
 
 
 def _backward(
@@ -295,11 +275,11 @@ def _collect(engine: GraphEngine, weights: Weights, met: Met, contributions: dic
         key = f"{met.meeting.name}.{slot}"
         if key not in engine.settled:
             names = [name for name in candidates(met, slot, engine.examples) if name not in GHOSTS or engine.may_be_ghost[weight]]
-            if weight in weights.standardized:
+            if weight in weights.directions:
                 names = [name for name in names if name != "ghost"]  # has no moments
             # A method of another model's record could be silently wrong here.
             if engine.methods.get(key) not in names:
-                engine.methods[key] = _fastest(names, met, slot, weights.standardized.get(weight)) if engine.measures and len(names) > 1 else names[0]
+                engine.methods[key] = _fastest(names, met, slot, weights, weight) if engine.measures and len(names) > 1 else names[0]
             engine.settled.add(key)
         _add(contributions, weight, METHODS[engine.methods[key]](met, slot))
 
@@ -311,17 +291,17 @@ def _add(contributions: dict[str, Contribution], weight: str, contribution: Cont
         before.rows = before.rows + contribution.rows
 
 
-def _fastest(names: list[str], met: Met, slot: str, standardized: Standardized | None) -> str:
+def _fastest(names: list[str], met: Met, slot: str, weights: Weights, weight: str) -> str:
     """Times the methods on these very tensors: gradients, norms and weighted sum together."""
     coefficients = torch.ones(met.examples, device=met.grad.device)
 
     def seconds(name: str) -> float:
         start = _now(met.grad)
         contribution = METHODS[name](met, slot)
-        if standardized is None:
-            contribution.square_norms()
+        if weight in weights.directions:
+            contribution.moments(weights.directions[weight], weights.values[weight])  # type: ignore[attr-defined]
         else:
-            standardized.square_norms(contribution)  # type: ignore[arg-type]
+            contribution.square_norms()
         contribution.weighted_sum(coefficients, None)
         return _now(met.grad) - start
 

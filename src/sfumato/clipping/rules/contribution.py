@@ -32,15 +32,13 @@ class Moments:
         squares: Of its squares.
         plain: Of its values.
         along: Of its products with that channel's direction.
-        error: Bound on the rounding error of `squares`.
-        along_error: Bound on that of `along`.
+        errors: Bounds on the rounding errors of `squares` and of `along`; None for gradients that were written out.
     """
 
     squares: torch.Tensor
     plain: torch.Tensor
     along: torch.Tensor
-    error: torch.Tensor
-    along_error: torch.Tensor
+    errors: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class ChannelContribution(Contribution, Protocol):
@@ -66,8 +64,7 @@ class Rows:
         squares = torch.linalg.vector_norm(rows, dim=2).square()
         basis = torch.stack([torch.ones_like(directions), directions], dim=2)  # (channels, fan-in, 2)
         plain, along = torch.bmm(rows.transpose(0, 1), basis.to(rows.dtype)).permute(2, 1, 0)
-        nothing = torch.zeros_like(squares)
-        return Moments(squares, plain, along, nothing, nothing)
+        return Moments(squares, plain, along)
 
     def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
         rows = self._flat()

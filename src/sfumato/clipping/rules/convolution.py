@@ -151,7 +151,7 @@ class Ghost:
         sums = self._convolved(problem.inputs.sum(2, keepdim=True), ones)  # (m, rows, 1, *size)
         plain = torch.matmul(self._grads(), sums.flatten(1)[:, :, None])[..., 0]
         along, along_error = self._along(directions, weight)
-        return Moments(squares, plain, along, error, along_error)
+        return Moments(squares, plain, along, (error, along_error))
 
     def _along(self, directions: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Sums over positions of grads times the convolution with the directions, and bounds on their rounding errors.
