@@ -128,7 +128,7 @@ def _show(found: dict[str, Any]) -> None:
     for stage in found["stages"]:
         needed = "" if stage["needed"] is None else f" (chance alone: up to {100 * stage['needed']:.2f})"
         verdict = "kept" if stage["counts"] else "not a gain, left as it was"
-        print(f"{stage['name']:<16}{100 * stage['gain']:+.2f} points{needed}: {verdict}")
+        print(f"{stage['name']:<16}" + (f"{100 * stage['gain']:+.2f} points{needed}: {verdict}" if stage["gain"] > 0 else "nothing better was found"))
     if found["augtest_gain"] is not None:
         print(f"{'AugTest':<16}{100 * found['augtest_gain']:+.2f} points, if several views of each image are tested: no part of what follows")
     for key, value in found["best"]["settings"].items():

@@ -127,6 +127,14 @@ def test_cost_counts_every_view_of_every_trial():
     }
 
 
+def test_what_could_not_be_made_costs_nothing():
+    search = dataclasses.replace(made_up_search(), sampler="random", trials=3)
+    agenda, finished = complete(search)
+    before = final.cost(search, agenda, finished)["search_views"]
+    finished["sample/1"] = Outcome({"ema.decay": 2.0}, None)
+    assert before - final.cost(search, agenda, finished)["search_views"] == 2 * 16 * 60
+
+
 def planned(recipe=None, space=None, **changes):
     search = made_up_search()
     options = {"sampler": "greedy", "prune": None, "trials": 5, "batch_size": 16, "seeds": (0, 1), "num_examples": 1437, "data": None} | changes

@@ -33,6 +33,14 @@ def test_settings_change_nothing_else():
     assert different == {"optimizer.learning_rate", "ema.decay", "model.options"}
 
 
+def test_keys_of_another_optimizer_are_left_out():
+    rolling = apply(RECIPE, {"optimizer.momentum": 0.9, "optimizer.dampening": 0.5})
+    adam = apply(rolling, {"optimizer.name": "adam", "optimizer.learning_rate": 0.01, "optimizer.beta1": 0.8})
+    assert (adam.optimizer.momentum, adam.optimizer.dampening, adam.optimizer.beta1) == (0.0, 0.0, 0.8)
+    back = apply(adam, {"optimizer.name": "sgd", "optimizer.learning_rate": 2.0})
+    assert back.optimizer == RECIPE.optimizer
+
+
 def test_proposals_are_possible_all_different_and_never_the_current_settings():
     space = paper_space(RECIPE)
     rates = proposals(RECIPE, space.groups[0], {}, 1000, 1437)

@@ -7,6 +7,7 @@ from typing import Any
 from sfumato import config
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.config import Recipe
+from sfumato.errors import InputError
 from sfumato.scaling.law import NOT_TOLD_APART, Fit, Point, Prediction, fit, predict, rivals
 from sfumato.scaling.search.agenda import Agenda, Outcome, Search
 from sfumato.scaling.search.simulations import work
@@ -64,11 +65,14 @@ def predicted(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -
 def cost(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> dict[str, Any]:
     """Views differentiated by the simulations, and as a fraction of one run of the recipe that was searched.
 
-    A trial that was given up is counted as if it had been made whole.
+    A trial that fell behind is counted as if it had been made whole; one that was impossible was not made.
     """
     views = 0
     for slot in agenda.slots:
-        recipe = apply(search.recipe, finished[slot.name].settings)
+        try:
+            recipe = apply(search.recipe, finished[slot.name].settings)
+        except InputError:
+            continue
         views += work(recipe, slot.batch_size, len(slot.seeds))
     training = search.recipe.training
     assert training.batch_size is not None

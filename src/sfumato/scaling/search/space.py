@@ -154,7 +154,7 @@ def apply(recipe: Recipe, settings: Settings) -> Recipe:
     r"""The recipe with settings in place, at the same total amount of noise.
 
     Other steps S' at constant eta and sigma need B' = B \sqrt{S / S'}; the learning rate, given for the recipe's own S,
-    becomes lr S / S' (Sander et al. 2022, Section 4.3).
+    becomes lr S / S' (Sander et al. 2022, Section 4.3). Keys that the chosen optimizer does not have are left out.
 
     Args:
         recipe: Resolved.
@@ -169,6 +169,10 @@ def apply(recipe: Recipe, settings: Settings) -> Recipe:
         for name in sections:
             section = section[name]
         section[last] = value
+    # What the chosen optimizer does not have was set for another one.
+    values["optimizer"] |= (
+        {"beta1": None, "beta2": None, "adam_epsilon": None} if values["optimizer"]["name"] == "sgd" else {"momentum": 0.0, "dampening": 0.0}
+    )
     steps, batch_size = recipe.training.num_steps, recipe.training.batch_size
     assert steps is not None and batch_size is not None
     if settings.get(STEPS, steps) != steps:
