@@ -196,16 +196,6 @@ class GraphEngine:
     def _forget(self, memory_format: str) -> None:
         self.methods = {"memory_format": memory_format}
         self.settled = set()
-        self._measured: dict[str, str] = {}
-
-    def fastest(self, names: list[str], met: Met, slot: str, weights: Weights, weight: str) -> str:
-        """The fastest of some methods; meetings that are alike are measured once."""
-        tensors = {name: (arg.shape, arg.stride(), arg.dtype) if isinstance(arg, torch.Tensor) else str(arg) for name, arg in met.args.items()}
-        closed = weight in weights.directions
-        alike = str((met.meeting.operation, slot, names, closed, tensors, met.grad.shape, met.grad.stride()))
-        if alike not in self._measured:
-            self._measured[alike] = _fastest(names, met, slot, weights, weight)
-        return self._measured[alike]
 
     def _seconds(self, weights: Weights, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...]) -> float:
         start = _now(inputs)
@@ -289,7 +279,7 @@ def _collect(engine: GraphEngine, weights: Weights, met: Met, contributions: dic
                 names = [name for name in names if name != "ghost"]  # has no moments
             # A method of another model's record could be silently wrong here.
             if engine.methods.get(key) not in names:
-                engine.methods[key] = engine.fastest(names, met, slot, weights, weight) if engine.measures and len(names) > 1 else names[0]
+                engine.methods[key] = _fastest(names, met, slot, weights, weight) if engine.measures and len(names) > 1 else names[0]
             engine.settled.add(key)
         _add(contributions, weight, METHODS[engine.methods[key]](met, slot))
 
