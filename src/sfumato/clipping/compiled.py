@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Callable
 
 import torch
-import torch._inductor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from sfumato.clipping.assumptions import recording
@@ -49,5 +48,7 @@ class CompiledPass:
         graph.recompile()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's, about itself
+            from torch import _inductor  # large, and of no use without a compiler
+
             # Straight to the compiler: the list is one graph already, and torch.compile would take it down once more.
-            return torch._inductor.compile(graph, list(tensors))
+            return _inductor.compile(graph, list(tensors))

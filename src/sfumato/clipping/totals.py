@@ -66,9 +66,10 @@ class Totals:
         return total.sqrt()
 
     def clipped_sums(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """Each parameter's sum of coefficient_i times gradient_i over those that count (None: all do)."""
-        values = self._weights.values
-        of_weights = {name: self._contributions[name].weighted_sum(coefficients, counts) for name in self._contributions if name in self._alone}
+        """Each parameter's sum of coefficient_i times gradient_i over those that count (None: all do). Lets go of all contributions."""
+        values, contributions = self._weights.values, self._contributions
+        # One after another they make room: per-example gradients take more memory than anything else.
+        of_weights = {name: contributions.pop(name).weighted_sum(coefficients, counts) for name in [*contributions] if name in self._alone}
         for names, sizes, rows in self._small:
             for name, part in zip(names, rows.weighted_sum(coefficients, counts).split(sizes), strict=True):
                 of_weights[name] = part.view(values[name].shape)
