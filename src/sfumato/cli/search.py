@@ -1,6 +1,7 @@
 """`sfumato search`: cheap search at a constant total amount of noise, then the one private recipe."""
 
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -106,6 +107,8 @@ def search(
         with stop_on_sigterm(), Worker(wanted, url, name, output.note) as crew:
             agenda = crew.run(evaluator(wanted, looked_at, train))
             finished = crew.finished()
+        for left in folder.glob("trial-*"):  # of workers that were killed: weights that are not private
+            shutil.rmtree(left, ignore_errors=True)
     except (Interrupted, KeyboardInterrupt):
         again = shlex.join(["sfumato", *sys.argv[1:]])
         output.note(f"interrupted; every finished trial is kept. Go on with the same command: {again}")

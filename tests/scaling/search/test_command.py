@@ -87,6 +87,7 @@ def refused(capsys, *words):
 
 def test_a_search_ends_with_a_recipe_that_train_takes_and_whose_certificate_was_computed_in_advance(capsys, tmp_path, space):
     folder = tmp_path / "search"
+    (folder / "trial-7-seed-0-killed").mkdir(parents=True)
     words = [*SEARCH, "--space", space, "--output", folder, "--json"]
     status, out, err = call(capsys, *words)
     assert status == 0, err
