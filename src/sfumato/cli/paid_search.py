@@ -88,6 +88,8 @@ def run(
             f"{dataset.shape}: no score compares them. Name public images of the same shape and classes."
         )
     plan = resolve(every, dataset.facts)
+    if not plan.private:
+        raise InputError(f"--paid: no trial would be private: {plan.why_not_private}. Correct the recipe.")
 
     def train(trial: config.Recipe, where: Path) -> dict[str, Any]:
         return loop.train(resolve(trial, dataset.facts), dataset, where, device=device, resume=where.exists())

@@ -90,7 +90,8 @@ def search(
         data=data,
     )
     dataset = datasets.load(looked_at, data_root, output.note)
-    folder.mkdir(parents=True, exist_ok=True)
+    trials_folder = folder / ".sfumato-trials"
+    trials_folder.mkdir(parents=True, exist_ok=True)
     url = storage or f"sqlite:///{folder / 'study.db'}"
 
     def train(recipe: config.Recipe, name: str, watch: Callable[[int, float], None]) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def search(
                 watch(facts["step"], facts["accuracy"])
 
         # What a trial leaves is in the storage; weights of simulations are not private, and nobody needs them.
-        with tempfile.TemporaryDirectory(prefix=f"trial-{name}-", dir=folder) as run:
+        with tempfile.TemporaryDirectory(prefix=f"trial-{name}-", dir=trials_folder) as run:
             simulated = resolve(recipe, dataset.facts)
             return loop.train(simulated, dataset, Path(run) / "run", device=device, progress=loop.Progress(step=step))
 
@@ -107,10 +108,11 @@ def search(
         with stop_on_sigterm(), Worker(wanted, url, name, output.note) as crew:
             agenda = crew.run(evaluator(wanted, looked_at, train))
             finished = crew.finished()
-        for left in folder.glob("trial-*"):  # of workers that were killed: weights that are not private
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(trials_folder, ignore_errors=True)  # what killed workers left: weights that are not private
     except (Interrupted, KeyboardInterrupt):
         again = shlex.join(["sfumato", *sys.argv[1:]])
+        if storage is not None:  # its password is not for logs
+            again = again.replace(storage, shown(storage))
         output.note(f"interrupted; every finished trial is kept. Go on with the same command: {again}")
         raise typer.Exit(1) from None
     found = {**final.summary(wanted, agenda, finished, data is not None), "storage": shown(url), "search_data": data or "private"}

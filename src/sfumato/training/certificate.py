@@ -72,6 +72,8 @@ def claims(plan: Plan, mechanism: Mechanism) -> dict[str, Any]:
     privacy = plan.recipe.privacy
     if privacy is None:
         return {"why_not_private": plan.why_not_private, "epsilon": None, "epsilon_rdp": None, "epsilon_pld": None, "delta": None}
+    if plan.selection is not None:  # the others may have taken all steps, whatever this one did
+        mechanism = mechanism.replace(num_steps=max(mechanism.num_steps, plan.mechanism.num_steps))
     spent = epsilon(mechanism.replace(sampling="poisson"), plan.delta, privacy.accountant, plan.selection)
     values = {"epsilon": spent.epsilon, "epsilon_rdp": spent.epsilon_rdp, "epsilon_pld": spent.epsilon_pld}
     values = {name: finite(value) for name, value in values.items()}

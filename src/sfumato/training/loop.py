@@ -226,7 +226,7 @@ class _Run:
     def _budget_covers(self, step: int) -> bool:
         """Whether an update is a repetition, or fits the target beside everything in the ledger."""
         privacy = self.plan.recipe.privacy
-        if self.session.is_recorded(step) or privacy is None or privacy.target_epsilon is None:
+        if self.session.is_recorded(step) or privacy is None or not self._is_bounded():
             return True
         return self.session.num_releases < self.mechanism.num_steps
 
@@ -234,8 +234,12 @@ class _Run:
         """How many releases there will have been at the end."""
         steps = range(self.first_step, self.mechanism.num_steps + 1)
         planned = self.session.num_releases + sum(not self.session.is_recorded(step) for step in steps)
+        return min(planned, self.mechanism.num_steps) if self._is_bounded() else planned
+
+    def _is_bounded(self) -> bool:
+        """Whether there may be no more releases than planned: under a target, and where others rely on it for their own epsilon."""
         privacy = self.plan.recipe.privacy
-        return min(planned, self.mechanism.num_steps) if privacy and privacy.target_epsilon is not None else planned
+        return privacy is not None and (privacy.target_epsilon is not None or self.plan.selection is not None)
 
     def _state_what_is_planned(self) -> None:
         """Writes a certificate that holds whenever the run ends: it counts all that is planned."""

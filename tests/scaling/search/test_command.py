@@ -87,7 +87,7 @@ def refused(capsys, *words):
 
 def test_a_search_ends_with_a_recipe_that_train_takes_and_whose_certificate_was_computed_in_advance(capsys, tmp_path, space):
     folder = tmp_path / "search"
-    (folder / "trial-7-seed-0-killed").mkdir(parents=True)
+    (folder / ".sfumato-trials" / "trial-7-seed-0-killed").mkdir(parents=True)
     words = [*SEARCH, "--space", space, "--output", folder, "--json"]
     status, out, err = call(capsys, *words)
     assert status == 0, err
@@ -159,7 +159,7 @@ def test_paid_trials_spend_one_budget_and_the_best_is_all_that_is_left(capsys, t
     found = json.loads(out)
     assert found["trials"] is None and found["storage"] is None
     assert not any(word in err for word in ("step ", "accuracy"))
-    assert [path.name for path in folder.iterdir()] == ["selected"]
+    assert sorted(path.name for path in folder.iterdir()) == ["paid-search.json", "selected"]
     claim = json.loads((folder / "selected" / "privacy.json").read_text())
     numbers = Mechanism(claim["num_examples"], claim["batch_size"], claim["noise_multiplier"], claim["num_steps"])
     assert claim["private"] is True and claim["num_steps"] == 4

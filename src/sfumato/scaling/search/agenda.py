@@ -204,6 +204,8 @@ def plan_search(
     privacy, training = recipe.privacy, recipe.training
     if privacy is None or not privacy.noise_multiplier:
         raise InputError("a search simulates a private run, but this recipe has no budget. Give it a [privacy] section, or --epsilon E.")
+    if privacy.selected_from is not None:
+        raise InputError("this recipe is itself selected from several private runs (privacy.selected_from). Leave that out, or search with --paid.")
     if privacy.sampling != "poisson":
         raise InputError('the final run would have no certificate: its batches are shuffled. Set privacy.sampling = "poisson".')
     assert training.batch_size is not None

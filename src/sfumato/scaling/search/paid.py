@@ -20,7 +20,7 @@ from sfumato.run_folder import read_json, write_json
 from sfumato.scaling.search.simulations import work
 from sfumato.scaling.search.space import STEPS, Range, Settings, Space, apply, possible
 
-SECRET, SELECTED = "secret", "selected"
+SECRET, SELECTED, FACTS = "secret", "selected", "paid-search.json"
 
 # Trains a recipe privately in a folder, or goes on there.
 TrainPrivately = Callable[[Recipe, Path], dict[str, Any]]
@@ -70,6 +70,7 @@ def paid_search(recipe: Recipe, space: Space, folder: Path, train: TrainPrivatel
     """
     secret, selected = folder / SECRET, folder / SELECTED
     identity = randomness.digest({"recipe": recipe.model_dump(mode="json"), "space": space.as_json()})
+    _claim(folder, identity)
     if not selected.exists():
         streams = _begin(secret, identity)
         privacy = recipe.privacy
@@ -87,30 +88,32 @@ def paid_search(recipe: Recipe, space: Space, folder: Path, train: TrainPrivatel
         assert best is not None, "there is at least one trial"
         write_json(best[1] / "result.json", {**read_json(best[1] / "result.json"), "run": str(selected), "score": best[0]})
         os.rename(best[1], selected)
-    elif secret.exists() and read_json(secret / "search.json")["identity"] != identity:
-        raise _another(folder)
     if secret.exists():
         run_folder.delete_key(secret)
         shutil.rmtree(secret)
     return read_json(selected / "result.json")
 
 
+def _claim(folder: Path, identity: str) -> None:
+    """Makes a folder the search's own: what lies there under its names is later deleted."""
+    facts = folder / FACTS
+    if not facts.exists():
+        if (folder / SECRET).exists() or (folder / SELECTED).exists():
+            raise InputError(f"{folder} has a folder {SECRET} or {SELECTED} that no search made. Choose another --output.")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(facts, {"identity": identity})
+    if read_json(facts).get("identity") != identity:
+        raise InputError(
+            f"{folder} holds a search of another recipe or space. Give what it was begun with to go on, or another --output; both searches then add up."
+        )
+
+
 def _begin(secret: Path, identity: str) -> Streams:
     """The search's own key, drawn once: the number of trials and all their settings follow from it."""
-    secret.mkdir(mode=0o700, parents=True, exist_ok=True)
-    facts = secret / "search.json"
-    if not facts.exists():
+    secret.mkdir(mode=0o700, exist_ok=True)
+    if not (secret / run_folder.KEY_FILE).exists():
         run_folder.write_key(secret, randomness.new_key())
-        write_json(facts, {"identity": identity}, mode=0o600)
-    if read_json(facts)["identity"] != identity:
-        raise _another(secret.parent)
     return Streams(run_folder.read_key(secret), {"search": identity}, {})
-
-
-def _another(folder: Path) -> InputError:
-    return InputError(
-        f"{folder} holds a search of another recipe or space. Give what it was begun with to go on, or another --output; both searches then add up."
-    )
 
 
 def draw(recipe: Recipe, space: Space, stream: Stream) -> Settings:
