@@ -145,11 +145,14 @@ def test_searches_that_cannot_be_are_refused_by_name():
     shuffled = made_up_search().recipe
     shuffled = shuffled.model_copy(update={"privacy": shuffled.privacy.model_copy(update={"sampling": "shuffled"})})
     ordinary = made_up_search().recipe.model_copy(update={"privacy": None})
+    privacy = made_up_search().recipe.privacy.model_copy(update={"selected_from": 5.0})
+    selected = made_up_search().recipe.model_copy(update={"privacy": privacy})
     a_range = Space((Group("g", {"ema.decay": Range(0.5, 0.9)}),))
     impossible = Space((Group("g", {"ema.decay": [1.5, 2.0]}),))
     for options, says in [
         ({"recipe": ordinary}, "has no budget"),
         ({"recipe": shuffled}, "no certificate"),
+        ({"recipe": selected}, "privacy.selected_from"),
         ({"sampler": "grid"}, "Known are greedy, tpe, random"),
         ({"prune": True}, "--prune"),
         ({"batch_size": 513}, "between 1 and the recipe's own 512"),

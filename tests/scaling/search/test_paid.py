@@ -165,3 +165,30 @@ def test_a_score_on_private_images_has_the_noise_that_is_paid_for_and_is_a_whole
     spread = math.sqrt(sum((score - mean) ** 2 for score in scores) / 199)
     assert abs(mean - 1000) < 4 * 20 / math.sqrt(200)
     assert 20 * (1 - 4 / math.sqrt(400)) < spread < 20 * (1 + 4 / math.sqrt(400))  # rejects 2/3 and 3/2 of the scale
+
+
+def test_a_finished_search_is_not_told_again_under_another_recipe(tmp_path):
+    folder, trials, _ = many_trials(tmp_path, at_least=1)
+    with pytest.raises(InputError, match="another recipe or space"):
+        paid_search(recipe(7.0), SPACE, folder, trials.train, trials.score)
+
+
+@pytest.mark.parametrize("name", ["secret", "selected"])
+def test_folders_that_no_search_made_are_left_alone(tmp_path, name):
+    mine = tmp_path / name / "mine.txt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with pytest.raises(InputError, match="no search made"):
+        paid_search(recipe(), SPACE, tmp_path, Trials().train, Trials().score)
+    assert mine.read_text() == "mine" and [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_selected_run_is_never_certified_for_fewer_steps_than_the_others_may_have_taken():
+    from sfumato.data.facts import Facts
+    from sfumato.training.certificate import claims
+    from sfumato.training.resolve import resolve
+
+    plan = resolve(recipe(), Facts(1437, 10, 8, 1))
+    whole = claims(plan, plan.mechanism)["epsilon"]
+    assert claims(plan, plan.mechanism.replace(num_steps=5))["epsilon"] == whole
+    assert claims(plan, plan.mechanism.replace(num_steps=75))["epsilon"] > whole

@@ -103,9 +103,7 @@ def _claim(folder: Path, identity: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(facts, {"identity": identity})
     if read_json(facts).get("identity") != identity:
-        raise InputError(
-            f"{folder} holds a search of another recipe or space. Give what it was begun with to go on, or another --output; both searches then add up."
-        )
+        raise InputError(f"{folder} holds a search of another recipe or space. Give what it was begun with, or another --output: both then add up.")
 
 
 def _begin(secret: Path, identity: str) -> Streams:
