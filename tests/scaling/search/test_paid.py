@@ -188,7 +188,9 @@ def test_a_selected_run_is_never_certified_for_fewer_steps_than_the_others_may_h
     from sfumato.training.certificate import claims
     from sfumato.training.resolve import resolve
 
-    plan = resolve(recipe(), Facts(1437, 10, 8, 1))
+    stated = recipe()  # its noise, and no target
+    stated = stated.model_copy(update={"privacy": stated.privacy.model_copy(update={"target_epsilon": None})})
+    plan = resolve(stated, Facts(1437, 10, 8, 1))
     whole = claims(plan, plan.mechanism)["epsilon"]
     assert claims(plan, plan.mechanism.replace(num_steps=5))["epsilon"] == whole
     assert claims(plan, plan.mechanism.replace(num_steps=75))["epsilon"] > whole
