@@ -467,10 +467,10 @@ def test_only_the_last_microbatch_is_padded_and_no_example_is_dropped(monkeypatc
     seen = []
 
     class Spy(FuncEngine):
-        def accumulate(self, coefficient, inputs, targets, is_real, grad_sum):
+        def clipped_sum(self, coefficient, inputs, targets, is_real):
             assert len(inputs) == len(targets[0]) == len(is_real)
             seen.append((len(inputs), int(is_real.sum())))
-            return super().accumulate(coefficient, inputs, targets, is_real, grad_sum)
+            return super().clipped_sum(coefficient, inputs, targets, is_real)
 
     monkeypatch.setitem(BUILDERS, "func", Spy)
     clipped_grad(model, cross_entropy, clipping_norm=1.0, microbatch_size=microbatch_size, engine="func")(x, y)
@@ -494,9 +494,8 @@ class Counting(nn.Module):
 def test_no_engine_writes_to_a_buffer_of_the_model(engine):
     _, x, y = make_problem(num_examples=4, dtype=torch.float32)
     model = Counting()
-    grad_sum = {name: torch.zeros_like(parameter.detach()) for name, parameter in model.named_parameters()}
     try:
-        BUILDERS[engine](model, cross_entropy, x[:1], None).accumulate(torch.ones_like, x[:, None], (y,), torch.ones(4).bool(), grad_sum)
+        BUILDERS[engine](model, cross_entropy, x[:1], None).clipped_sum(torch.ones_like, x[:, None], (y,), torch.ones(4).bool())
     except RuntimeError as error:  # torch.func refuses by itself
         assert engine == "func" and "in-place operation" in str(error)
     except InputError as error:
@@ -507,8 +506,23 @@ def test_no_engine_writes_to_a_buffer_of_the_model(engine):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_engine_counts_what_is_not_real(engine):
     model, x, y = make_problem(num_examples=4)
-    grad_sum = {name: torch.zeros_like(parameter.detach()) for name, parameter in model.named_parameters()}
     is_real = torch.tensor([True, False, True, False])
-    BUILDERS[engine](model, cross_entropy, x[:1], None).accumulate(torch.ones_like, x[:, None], (y,), is_real, grad_sum)
+    grad_sum = BUILDERS[engine](model, cross_entropy, x[:1], None).clipped_sum(torch.ones_like, x[:, None], (y,), is_real).grad_sum
     gradients = torch.autograd.grad(cross_entropy(model(x[is_real]), y[is_real]).sum(), list(model.parameters()))
     assert l2_distance(grad_sum, dict(zip(grad_sum, gradients, strict=True))) < 1e-9
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_sums_come_in_the_order_of_the_models_parameters(engine):
+    """Noise is dealt out in that order, and a resumed run must deal it alike."""
+    model, x, y = make_problem(num_examples=4)
+    for rows in (4, 0):
+        out = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine=engine)(x[:rows], y[:rows])
+        assert list(out.grad_sum) == [name for name, _ in model.named_parameters()]
+
+
+def test_autocast_is_refused():
+    model, x, y = make_problem(num_examples=4, dtype=torch.float32)
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(InputError, match='precision="bf16"'):
+        grad_fn(x, y)

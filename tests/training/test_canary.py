@@ -92,12 +92,12 @@ def test_an_unclipped_bias_is_caught():
 
 def test_a_norm_that_leaves_out_the_bias_is_caught(monkeypatch):
     """With the bias alone, every example's gradient would keep its whole length in that direction."""
-    whole = GraphEngine.accumulate
+    whole = GraphEngine.clipped_sum
 
     def faulty(engine, coefficient, *rest):
         return whole(engine, lambda norms: torch.full_like(norms, 1 / canary.CLIPPING_NORM), *rest)
 
-    monkeypatch.setattr(GraphEngine, "accumulate", faulty)
+    monkeypatch.setattr(GraphEngine, "clipped_sum", faulty)
     assert {"shift given inclusion", "sum of the others"} <= canary.violations(canary.observe(STEPS, streams()))
 
 

@@ -24,10 +24,22 @@ def test_one_worker_is_the_caller():
     assert set(Workers(1).map(lambda part: threading.current_thread(), range(3))) == {threading.current_thread()}
 
 
-@pytest.mark.parametrize("engine", ["func", "reference"])
-def test_engines_that_touch_the_module_work_alone(engine):
-    threads = set(workers_for(torch.device("cpu"), engine).map(lambda part: threading.current_thread(), range(3)))
-    assert threads == {threading.current_thread()}
+@pytest.mark.parametrize(
+    ("engine", "layer", "parallel"),
+    [
+        ("graph", torch.nn.ReLU(), True),
+        ("graph", torch.nn.Dropout(0.5), False),  # draws from one generator, in the order of whoever comes first
+        ("func", torch.nn.ReLU(), False),
+        ("reference", torch.nn.ReLU(), False),
+    ],
+)
+def test_only_what_finds_the_same_in_several_threads_is_given_to_several(engine, layer, parallel):
+    model = torch.nn.Sequential(layer, torch.nn.Flatten(), torch.nn.Linear(36, 3))
+    grad_fn = clipped_grad(model, torch.nn.CrossEntropyLoss(reduction="none"), clipping_norm=1.0, engine=engine)
+    grad_fn(torch.randn(2, 1, 6, 6), torch.tensor([0, 1]))
+    assert grad_fn.parallel == parallel
+    threads = set(workers_for(torch.device("cpu"), grad_fn.parallel).map(lambda part: threading.current_thread(), range(3)))
+    assert (threads == {threading.current_thread()}) == (not parallel or torch.get_num_threads() == 1)
 
 
 def test_a_fault_in_a_worker_reaches_the_caller():

@@ -82,10 +82,9 @@ def _uses(network: Any, example: Any) -> tuple[list[Any], str | None]:
         engine = GraphEngine(network, loss, example[:1])
     except InputError as error:
         return [], str(error)
-    grad_sum = {name: torch.zeros_like(value) for name, value in network.named_parameters() if value.requires_grad}
     images = torch.randn(_EXAMPLES, 1, *example.shape[1:], generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        engine.accumulate(torch.zeros_like, images, (), torch.ones(_EXAMPLES, dtype=torch.bool), grad_sum)
+        engine.clipped_sum(torch.zeros_like, images, (), torch.ones(_EXAMPLES, dtype=torch.bool))
     return engine.uses(), None
 
 

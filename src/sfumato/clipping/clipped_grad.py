@@ -1,6 +1,5 @@
 r"""The one public way to a privatisable gradient: a sum of clipped per-example gradients."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +9,10 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from sfumato.clipping.checks import missing_gradients, random_state_kept, require_private
-from sfumato.clipping.engine import Engine, Loss
+from sfumato.clipping.engine import ClippedGrad, Engine, Loss
 from sfumato.clipping.func_engine import FuncEngine
 from sfumato.clipping.graph_engine import LOW_PRECISIONS, GraphEngine
+from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.reference import ReferenceEngine
 from sfumato.errors import InputError
 
@@ -26,23 +26,6 @@ _MICROBATCH_MAX = 512
 # The last microbatch is filled up to a multiple of this fraction of the others' size: few shapes,
 # so that the device's prepared kernels are found again, and little work on padding.
 _PADDING_STEPS = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class ClippedGrad:
-    """What `clipped_grad` computes for one batch of B examples.
-
-    Attributes:
-        grad_sum: Each trainable parameter's name -> sum of the clipped gradients, shaped
-            like the parameter, in float32 (float64 for float64 parameters). Safe to
-            release only after noise of `sensitivity` times sigma has been added.
-        grad_norms: (B,) L2 norms before clipping; not private. Zero at padding.
-        losses: (B,) losses, averaged over an example's views; not private. Zero at padding.
-    """
-
-    grad_sum: dict[str, torch.Tensor]
-    grad_norms: torch.Tensor
-    losses: torch.Tensor
 
 
 def clipped_grad(
@@ -170,28 +153,26 @@ class GradFn:
         return {} if self._engine is None else dict(self._engine.methods)
 
     @property
+    def parallel(self) -> bool:
+        """Whether several threads may call it at once; False before the first batch."""
+        return self._engine is not None and self._engine.parallel
+
+    @property
     def sensitivity(self) -> float:
         return 1.0 if self._rescale else self.clipping_norm
 
     def __call__(self, inputs: torch.Tensor, *targets: torch.Tensor, is_padding: torch.Tensor | None = None) -> ClippedGrad:
         views = self._as_views(inputs, targets, is_padding)  # (B, K, ...)
         real = torch.arange(len(views), device=views.device) if is_padding is None else (~is_padding).nonzero()[:, 0]
-        parameters = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
-        grad_sum = {
-            # Sums of many small terms: never below float32.
-            name: torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32), requires_grad=False)
-            for name, parameter in parameters.items()
-        }
-        dtype = next((total.dtype for total in grad_sum.values()), torch.float32)
-        grad_norms, losses = torch.zeros(2, len(views), dtype=dtype, device=views.device)
         if len(real) == 0:
-            return ClippedGrad(grad_sum, grad_norms, losses)
+            return self._nothing(views)
         signature = self._signature_of(views)
         if self._engine is None or signature != self._signature:
             self._check(views, targets, real[:1])
             self._engine = self._build(views[real[:1], 0])
             self._signature = signature
         assert self.microbatch_size is not None
+        total = None
         for chosen in real.split(self.microbatch_size):
             # The last microbatch repeats an example, and does not count it.
             missing = -len(chosen) % self._padding_step() if len(chosen) < self.microbatch_size else 0
@@ -199,9 +180,24 @@ class GradFn:
             is_real = torch.arange(len(filled), device=views.device) < len(chosen)
             with torch.no_grad():
                 own_targets = tuple(target[filled] for target in targets)
-                norms, values = self._engine.accumulate(self._coefficient, views[filled], own_targets, is_real, grad_sum)
-            grad_norms[chosen] = norms[: len(chosen)].to(dtype)
-            losses[chosen] = values[: len(chosen)].to(dtype)
+                out = self._engine.clipped_sum(self._coefficient, views[filled], own_targets, is_real)
+            if total is None:
+                grad_norms, losses = out.grad_norms.new_zeros(2, len(views))
+                total = ClippedGrad(out.grad_sum, grad_norms, losses)
+            else:
+                for name, part in out.grad_sum.items():
+                    total.grad_sum[name] += part
+            total.grad_norms[chosen] = out.grad_norms[: len(chosen)]
+            total.losses[chosen] = out.losses[: len(chosen)].to(total.losses.dtype)
+        assert total is not None
+        return total
+
+    def _nothing(self, views: torch.Tensor) -> ClippedGrad:
+        """The sum over no examples."""
+        parameters = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
+        grad_sum = {name: at_least_float32(torch.zeros_like(parameter, requires_grad=False)) for name, parameter in parameters.items()}
+        dtype = next((total.dtype for total in grad_sum.values()), torch.float32)
+        grad_norms, losses = torch.zeros(2, len(views), dtype=dtype, device=views.device)
         return ClippedGrad(grad_sum, grad_norms, losses)
 
     def _padding_step(self) -> int:
@@ -229,6 +225,8 @@ class GradFn:
             raise InputError(
                 f"is_padding must be one boolean for each of the {len(inputs)} examples, not {is_padding.dtype} {tuple(is_padding.shape)}."
             )
+        if torch.is_autocast_enabled(inputs.device.type):
+            raise InputError('torch.autocast would round norms and sums, on which privacy rests. Leave it, and give precision="bf16" instead.')
         return inputs if self._augmult else inputs.unsqueeze(1)
 
     def _check(self, views: torch.Tensor, targets: tuple[torch.Tensor, ...], first: torch.Tensor) -> None:

@@ -1,5 +1,6 @@
 """What every engine is: one way of summing the clipped gradients of a microbatch."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
@@ -10,34 +11,42 @@ Loss = Callable[..., torch.Tensor]
 Coefficient = Callable[[torch.Tensor], torch.Tensor]
 
 
+@dataclasses.dataclass(frozen=True)
+class ClippedGrad:
+    """What `sfumato.clipping.clipped_grad` computes for one batch of B examples.
+
+    Attributes:
+        grad_sum: Each trainable parameter's name, in the model's order -> sum of the clipped gradients, shaped
+            like the parameter, in float32 (float64 for float64 parameters). Safe to
+            release only after noise of `sensitivity` times sigma has been added.
+        grad_norms: (B,) L2 norms before clipping; not private. Zero at padding.
+        losses: (B,) losses, averaged over an example's views; not private. Zero at padding.
+    """
+
+    grad_sum: dict[str, torch.Tensor]
+    grad_norms: torch.Tensor
+    losses: torch.Tensor
+
+
 class Engine(Protocol):
     """Sums clipped per-example gradients of one model; made from a model, a loss, one input and recorded methods.
 
     Attributes:
         methods: How it computes, as far as that decides speed and rounding; empty where there is no choice.
+        parallel: Whether several threads may use it at once, and find the same whoever comes first.
     """
 
     methods: dict[str, str]
+    parallel: bool
 
-    def accumulate(
-        self,
-        coefficient: Coefficient,
-        inputs: torch.Tensor,
-        targets: tuple[torch.Tensor, ...],
-        is_real: torch.Tensor,
-        grad_sum: dict[str, torch.Tensor],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds each real example's coefficient(norm) times its gradient to `grad_sum`, in place.
+    def clipped_sum(self, coefficient: Coefficient, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...], is_real: torch.Tensor) -> ClippedGrad:
+        """The sum of each real example's coefficient(norm) times its gradient, in tensors of its own.
 
         An example whose norm or loss is not finite adds exactly zero.
 
         Args:
             inputs: (m, K, ...): K views of m examples.
             targets: Each (m, ...): one for each example.
-            is_real: (m,): False for padding.
-            grad_sum: Each trainable parameter's name -> the sum so far, float32 at least.
-
-        Returns:
-            The gradient norms and the losses, both (m,).
+            is_real: (m,): False for padding, whose norms and losses say nothing.
         """
         ...

@@ -4,25 +4,20 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from sfumato.clipping.engine import Coefficient, Loss
-from sfumato.clipping.norms import global_norms
+from sfumato.clipping.engine import ClippedGrad, Coefficient, Loss
+from sfumato.clipping.norms import at_least_float32, global_norms
 
 
 class FuncEngine:
     """See `sfumato.clipping.engine.Engine`."""
 
+    parallel = False
+
     def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, methods: dict[str, str] | None = None) -> None:
         self.model, self.loss_fn = model, loss_fn
         self.methods: dict[str, str] = {}
 
-    def accumulate(
-        self,
-        coefficient: Coefficient,
-        inputs: torch.Tensor,
-        targets: tuple[torch.Tensor, ...],
-        is_real: torch.Tensor,
-        grad_sum: dict[str, torch.Tensor],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def clipped_sum(self, coefficient: Coefficient, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...], is_real: torch.Tensor) -> ClippedGrad:
         """See `sfumato.clipping.engine.Engine`."""
         parameters = {name: parameter.detach() for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
@@ -35,12 +30,11 @@ class FuncEngine:
         per_example = vmap(grad_and_value(example_loss), in_dims=in_dims, randomness="different")
         gradients, losses = per_example(parameters, inputs, *targets)
         # The norm is taken of exactly the values that are summed, after the conversion to float32.
-        rows = {name: gradient.reshape(len(inputs), -1).to(grad_sum[name].dtype) for name, gradient in gradients.items()}
+        rows = {name: at_least_float32(gradient.reshape(len(inputs), -1)) for name, gradient in gradients.items()}
         norms = global_norms(rows.values())
         counts = is_real & norms.isfinite() & losses.isfinite()
         coefficients = torch.where(counts, coefficient(norms), 0.0)
         if not norms.isfinite().all():  # a coefficient of zero does not silence it: 0 * NaN is NaN
             rows = {name: torch.where(counts[:, None], row, 0.0) for name, row in rows.items()}
-        for name, row in rows.items():
-            grad_sum[name] += (coefficients.to(row.dtype) @ row).view_as(grad_sum[name])
-        return norms, losses
+        sums = {name: (coefficients.to(row.dtype) @ row).view(parameters[name].shape) for name, row in rows.items()}
+        return ClippedGrad(sums, norms, losses)

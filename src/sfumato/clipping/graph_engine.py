@@ -21,8 +21,9 @@ from torch.utils._pytree import tree_map
 from sfumato.clipping.assumptions import assume
 from sfumato.clipping.capture import execute, module_path
 from sfumato.clipping.compiled import CompiledPass, Tensors
-from sfumato.clipping.engine import Coefficient, Loss
+from sfumato.clipping.engine import ClippedGrad, Coefficient, Loss
 from sfumato.clipping.losses import ExampleLosses
+from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.rules import GHOSTS, METHODS, Contribution, Met, Rows, candidates, named_args, normalization
 from sfumato.clipping.totals import Totals
 from sfumato.clipping.tracing import trace
@@ -100,7 +101,8 @@ class GraphEngine:
         self.may_be_ghost = {
             weight: group.kind != "general" and num_meetings[weight] == 1 for group in self.traced.groups for weight in group.weights
         }
-        self._names = [name for group in self.traced.groups for name in group.parameters]
+        self.parallel = not any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in self.traced.capture.data)
+        self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._compiles = compiles
         self._compiled: CompiledPass | None = None
 
@@ -120,14 +122,7 @@ class GraphEngine:
             for slot, weight in meeting.slots.items()
         ]
 
-    def accumulate(
-        self,
-        coefficient: Coefficient,
-        inputs: torch.Tensor,
-        targets: tuple[torch.Tensor, ...],
-        is_real: torch.Tensor,
-        grad_sum: dict[str, torch.Tensor],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def clipped_sum(self, coefficient: Coefficient, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...], is_real: torch.Tensor) -> ClippedGrad:
         """See `sfumato.clipping.engine.Engine`."""
         if len(inputs) > self.examples:
             self.examples = len(inputs)
@@ -136,9 +131,7 @@ class GraphEngine:
             self._choose_methods(inputs, targets)
         one_pass = self._compiled_pass if self._compiles else self._pass
         norms, losses, *sums = one_pass(coefficient, self._weights(), is_real, inputs, targets)
-        for name, total in zip(self._names, sums, strict=True):
-            grad_sum[name] += total
-        return norms, losses
+        return ClippedGrad(dict(zip(self._names, map(at_least_float32, sums), strict=True)), norms, losses)
 
     def _weights(self) -> Weights:
         return weigh(self.traced, self.traced.capture.state(self.model))

@@ -34,9 +34,9 @@ class Layout:
 
     def by_example(self, tensor: torch.Tensor, examples: int, views: int) -> torch.Tensor:
         """Puts the examples first: (examples, *shape of the tensor for one example's rows)."""
+        if self.dim == 0 and self.outer == 1:  # all lie where they belong
+            return tensor.reshape(examples, views * self.inner, *tensor.shape[1:])
         split = tensor.unflatten(self.dim, (self.outer, examples, views, self.inner))
-        if self.dim == 0 and self.outer == 1:
-            return split[0].flatten(1, 2)
         return split.movedim(self.dim + 1, 0).flatten(self.dim + 1, self.dim + 3)
 
 

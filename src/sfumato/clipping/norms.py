@@ -25,3 +25,8 @@ def row_norms(rows: torch.Tensor) -> torch.Tensor:
 def global_norms(parts: Iterable[torch.Tensor]) -> torch.Tensor:
     """The L2 norm of each example's whole gradient, given its (m, n_p) parts, one for each parameter p."""
     return torch.linalg.vector_norm(torch.stack([row_norms(part) for part in parts]), dim=0)
+
+
+def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
+    """What norms and sums are computed in: float32, or float64 where the model is."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -4,26 +4,24 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from sfumato.clipping.engine import Coefficient, Loss
+from sfumato.clipping.engine import ClippedGrad, Coefficient, Loss
+from sfumato.clipping.norms import at_least_float32
 
 
 class ReferenceEngine:
     """See `sfumato.clipping.engine.Engine`."""
 
+    parallel = False
+
     def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, methods: dict[str, str] | None = None) -> None:
         self.model, self.loss_fn = model, loss_fn
         self.methods: dict[str, str] = {}
 
-    def accumulate(
-        self,
-        coefficient: Coefficient,
-        inputs: torch.Tensor,
-        targets: tuple[torch.Tensor, ...],
-        is_real: torch.Tensor,
-        grad_sum: dict[str, torch.Tensor],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def clipped_sum(self, coefficient: Coefficient, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...], is_real: torch.Tensor) -> ClippedGrad:
         """See `sfumato.clipping.engine.Engine`."""
-        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        named = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        parameters = list(named.values())
+        grad_sum = {name: at_least_float32(torch.zeros_like(parameter, requires_grad=False)) for name, parameter in named.items()}
         norms, losses = [], []
         for i, real in enumerate(is_real.tolist()):
             gradients = [torch.zeros_like(total) for total in grad_sum.values()]
@@ -45,4 +43,4 @@ class ReferenceEngine:
             if real and loss_mean.isfinite() and norms[-1].isfinite():
                 for total, gradient in zip(grad_sum.values(), gradients, strict=True):
                     total += coefficient(norms[-1]) * gradient
-        return torch.stack(norms), torch.stack(losses)
+        return ClippedGrad(grad_sum, torch.stack(norms), torch.stack(losses))

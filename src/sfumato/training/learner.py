@@ -55,7 +55,7 @@ class Learner:
                 if searches:
                     self._settle(self.microbatch_size, compile)
             self.engine, self.methods = self.grad_fn.engine, self.grad_fn.methods
-            self.workers = workers_for(device, self.engine)
+            self.workers = workers_for(device, self.grad_fn.parallel)
 
     def _settle(self, microbatch_size: int, compile: bool) -> float:
         """Makes what sums clipped gradients and shows it a batch under the conditions of a run; returns the seconds of a second one.
@@ -82,7 +82,7 @@ class Learner:
             return time.perf_counter() - start
 
         batch = self._made_up_batch(microbatch_size)
-        (first,) = workers_for(self.device, "graph").map(seconds, [batch])
+        (first,) = workers_for(self.device, self.engine in ("auto", "graph")).map(seconds, [batch])
         return seconds(batch) if self.device.type == "cuda" else first
 
     def _build(self, seed: int) -> torch.nn.Module:

@@ -97,7 +97,7 @@ class PrivateStep:
         self, images: ImageSet, parameters: dict[str, torch.Tensor], randomness: Randomness, *, with_norms: bool = False
     ) -> tuple[dict[str, torch.Tensor], Statistics]:
         device = next(iter(parameters.values())).device
-        grad_sum = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in parameters.items()}
+        grad_sum: dict[str, torch.Tensor] = {}
         norms, losses = [], []
 
         def clipped(indices: torch.Tensor) -> ClippedGrad:
@@ -106,10 +106,12 @@ class PrivateStep:
 
         for out in self.workers.map(clipped, torch.from_numpy(randomness.indices).split(self.microbatch_size)):
             for name, value in out.grad_sum.items():
-                grad_sum[name] += value
+                grad_sum[name] = grad_sum[name].add_(value) if name in grad_sum else value
             norms.append(out.grad_norms)
             losses.append(out.losses)
 
+        if not grad_sum:  # nobody was drawn
+            grad_sum = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in parameters.items()}
         noisy_grad_sum = grad_sum
         if self.noise_stddev > 0:
             noisy_grad_sum = add_noise(grad_sum, self.noise_stddev, randomness.noise_words)

@@ -32,6 +32,6 @@ class Workers:
         return map(function, parts) if self._pool is None else self._pool.map(function, parts)
 
 
-def workers_for(device: torch.device, engine: str) -> Workers:
-    """As many as torch has threads, where that helps and the engine may run in several at once."""
-    return Workers(torch.get_num_threads() if device.type == "cpu" and engine == "graph" else 1)
+def workers_for(device: torch.device, parallel: bool) -> Workers:
+    """As many as torch has threads, on a CPU, for what several may do at once."""
+    return Workers(torch.get_num_threads() if device.type == "cpu" and parallel else 1)

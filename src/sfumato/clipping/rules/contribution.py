@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from sfumato.clipping.norms import row_norms
+from sfumato.clipping.norms import at_least_float32, row_norms
 
 
 class Contribution(Protocol):
@@ -77,8 +77,3 @@ class Rows:
 
     def _flat(self) -> torch.Tensor:
         return self.rows.reshape(len(self.rows), -1)
-
-
-def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """What norms and sums are computed in: float32, or float64 where the model is."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

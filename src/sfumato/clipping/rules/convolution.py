@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from sfumato.clipping.assumptions import assume
-from sfumato.clipping.rules.contribution import Moments, Rows, at_least_float32
+from sfumato.clipping.norms import at_least_float32
+from sfumato.clipping.rules.contribution import Moments, Rows
 from sfumato.clipping.rules.linear import GRAM_ROUNDING
 from sfumato.clipping.rules.meeting import Met
 from sfumato.kernels.conv_weight_gradients import conv_weight_gradients
