@@ -10,6 +10,7 @@ from torch.fx import Graph
 from sfumato.clipping.capture import capture
 from sfumato.clipping.layout import Layout
 from sfumato.clipping.rules import METHODS, Meeting, Met, candidates, named_args
+from sfumato.clipping.rules.normalization import has_statistics, with_statistics
 
 ROWS_FIRST = Layout(dim=0, outer=1, inner=1)
 EXAMPLES = 4
@@ -165,12 +166,13 @@ def test_every_method_for_linear_layers(positions, views):
             assert_contribution(METHODS[method](met, slot), true)
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("views", [1, 3])
 @pytest.mark.parametrize("slot", ["weight", "bias"])
 @pytest.mark.parametrize("norm", ["group_norm", "layer_norm", "layer_norm_2d", "instance_norm", "rms_norm"])
-def test_scale_and_shift_of_norms(norm, slot, views):
+def test_scale_and_shift_of_norms(norm, slot, views, memory_format):
     generator = torch.Generator().manual_seed(2)
-    rows = torch.randn(EXAMPLES * views, 4, 3, 5, generator=generator, dtype=torch.float64)
+    rows = (2 + torch.randn(EXAMPLES * views, 4, 3, 5, generator=generator, dtype=torch.float64)).contiguous(memory_format=memory_format)
     shape = {"layer_norm": (5,), "layer_norm_2d": (3, 5), "rms_norm": (5,)}.get(norm, (4,))
     weight, bias = torch.randn(shape, generator=generator).double(), torch.randn(shape, generator=generator).double()
     operation, args = {
@@ -186,6 +188,11 @@ def test_scale_and_shift_of_norms(norm, slot, views):
     assert candidates(met, slot, EXAMPLES) == ["affine"]
     for method in ("affine", "vmap"):
         assert_contribution(METHODS[method](met, slot), true)
+    assert has_statistics(met.meeting) == (norm == "group_norm")
+    if norm == "group_norm":
+        output, with_them = with_statistics(met.args)
+        torch.testing.assert_close(output, operation(*args))
+        assert_contribution(METHODS["affine"](dataclasses.replace(met, args=with_them), slot), true)
 
 
 @pytest.mark.parametrize("fault", ["a view is dropped", "the stride is wrong", "examples are shifted"])

@@ -217,7 +217,10 @@ def _backward(
             value, leaves = normalization.per_row(meeting, named)
             per_row.extend((meeting.slots[slot], leaf) for slot, leaf in leaves.items())
             return value
-        value = node.target(*args, **kwargs)  # type: ignore[operator]
+        if normalization.has_statistics(meeting):
+            value, named = normalization.with_statistics(named)
+        else:
+            value = node.target(*args, **kwargs)  # type: ignore[operator]
         if not value.is_floating_point():  # a comparison, say: no gradient passes
             return value
         if not value.requires_grad:

@@ -1,6 +1,7 @@
 """One meeting of weights and images: what a rule for its operation is given."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch.fx import Node
 
 from sfumato.clipping.capture import module_path
 from sfumato.clipping.layout import Layout
+from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.rules.contribution import Contribution
 
 
@@ -36,6 +38,12 @@ class Met:
     def example_grad(self) -> torch.Tensor:
         """The output's gradient, examples first."""
         return self.meeting.out_layout.by_example(self.grad, self.examples, self.views)
+
+    @functools.cached_property
+    def grad_by_channel(self) -> torch.Tensor:
+        """(m, rows, C): of an output (rows, C, *size), the gradient summed over its positions, in float32 at least."""
+        grad = at_least_float32(self.example_grad())
+        return grad.flatten(3).sum(3) if grad.ndim > 3 else grad
 
 
 # How a weight's per-example gradients are had from a meeting.

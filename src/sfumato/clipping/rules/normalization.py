@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.rules.contribution import Rows
 from sfumato.clipping.rules.generic import call
 from sfumato.clipping.rules.meeting import Meeting, Met
@@ -35,8 +36,25 @@ def per_row(meeting: Meeting, args: dict[str, Any]) -> tuple[torch.Tensor, dict[
     return output.view_as(args["input"]), leaves
 
 
+def has_statistics(meeting: Meeting) -> bool:
+    """Whether `with_statistics` knows this call."""
+    return meeting.operation == "group_norm" and meeting.arg_layouts["input"].dim == 0
+
+
+def with_statistics(args: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Group norm as it is, and its arguments with the mean and 1 / standard deviation of each row's groups, (rows, groups), for `affine`."""
+    rows, channels = args["input"].shape[:2]
+    channels_last = args["input"].ndim == 4 and not args["input"].is_cuda and args["input"].is_contiguous(memory_format=torch.channels_last)
+    inputs = args["input"].contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    positions = args["input"].shape[2:].numel()
+    output, mean, rstd = torch.native_group_norm(inputs, args["weight"], args["bias"], rows, channels, positions, args["num_groups"], args["eps"])
+    return output, args | {"mean": mean.detach(), "rstd": rstd.detach()}
+
+
 def affine(met: Met, slot: str) -> Rows:
     """Scale: the output's gradient times the normalised input; shift: the gradient; summed over positions."""
+    if "rstd" in met.args:
+        return _of_group_norm(met, slot)
     product = met.example_grad()
     if slot == "weight":
         # Scaled by one: without a scale PyTorch takes twice as long on a CPU.
@@ -47,3 +65,19 @@ def affine(met: Met, slot: str) -> Rows:
     if met.meeting.operation in ("layer_norm", "rms_norm"):  # the last dimensions
         return Rows(product.flatten(1, -1 - len(shape)).sum(dim=1))
     return Rows(product.flatten(3).sum(dim=(1, 3)) if product.ndim > 3 else product.sum(dim=1))  # (m, rows, C, *size)
+
+
+def _of_group_norm(met: Met, slot: str) -> Rows:
+    """Sums of gradient times input come first: then no more than (rows, channels) values need normalising."""
+    if slot == "bias":
+        return Rows(met.grad_by_channel.sum(1))
+    inputs, grads = at_least_float32(met.example_arg("input")), at_least_float32(met.example_grad())  # (m, rows, C, *size)
+    layout, channels = met.meeting.arg_layouts["input"], inputs.shape[2]
+    mean, rstd = (
+        layout.by_example(met.args[name], met.examples, met.views).repeat_interleave(channels // met.args["num_groups"], dim=2)
+        for name in ("mean", "rstd")
+    )  # (m, rows, C)
+    products = grads * inputs
+    if products.ndim > 3:
+        products = products.flatten(3).sum(3)
+    return Rows(((products - mean * met.grad_by_channel) * rstd).sum(1))
