@@ -2,13 +2,14 @@
 
 import dataclasses
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sfumato.clipping import clipped_grad
+from sfumato.clipping import clipped_grad, graph_engine
 from sfumato.clipping.graph_engine import GraphEngine
 from sfumato.clipping.rules import GHOSTS, METHODS, Rows
 from sfumato.clipping.tracing import trace
@@ -499,3 +500,44 @@ def test_planted_faults_are_seen(fault, monkeypatch):
 
 def without_first_meeting(traced):
     return dataclasses.replace(traced, meetings=dict(list(traced.meetings.items())[1:]))
+
+
+def weights_computed(monkeypatch):
+    """Grows by one for each time that weights are computed from parameters."""
+    seen = []
+    whole = graph_engine.weigh
+    monkeypatch.setattr(graph_engine, "weigh", lambda *args: seen.append(1) or whole(*args))
+    return seen
+
+
+def test_weights_are_computed_once_where_parameters_are_fixed_and_anew_afterwards(monkeypatch):
+    model = nn.Sequential(WeightStandardizedConv2d(3, 4, 3), nn.SiLU(), nn.Flatten(), nn.Linear(64, 3)).double()
+    inputs, targets = problem(6, 0, (3, 6, 6))
+    grad_fn = clipped_grad(model, loss_fn, clipping_norm=1.0, microbatch_size=2, methods={"memory_format": "contiguous"}, engine="graph")
+    before = grad_fn(inputs, targets).grad_sum
+    seen = weights_computed(monkeypatch)
+    with grad_fn.parameters_fixed():
+        inside = [grad_fn(inputs, targets).grad_sum for _ in range(2)]
+    assert len(seen) == 1
+    assert all(torch.equal(value, own[name]) for own in inside for name, value in before.items())
+    with torch.no_grad():
+        model[0].weight.add_(torch.randn_like(model[0].weight))
+    _, moved = by_hand(model, inputs, targets, 0, 1.0)
+    after = grad_fn(inputs, targets).grad_sum
+    assert len(seen) == 2  # once for three microbatches
+    for name, value in moved.items():
+        torch.testing.assert_close(after[name], value, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("make", [LowRank, lambda: nn.Sequential(WeightStandardizedConv2d(1, 4, 2), nn.Flatten(), nn.Linear(4, 2))])
+def test_threads_may_share_fixed_weights(make):
+    """Those that autograd pulls back included; and the first to leave takes nothing from the others."""
+    model = make().double()
+    shape = (4,) if isinstance(model, LowRank) else (1, 2, 2)
+    inputs, targets = problem(24, 0, shape)
+    grad_fn = clipped_grad(model, loss_fn, clipping_norm=1.0, methods={"memory_format": "contiguous"}, engine="graph")
+    alone = [grad_fn(inputs[i : i + 4], targets[i : i + 4]).grad_sum for i in range(0, 24, 4)]
+    with ThreadPoolExecutor(4) as pool, grad_fn.parameters_fixed():
+        for _ in range(5):
+            together = pool.map(lambda i: grad_fn(inputs[i : i + 4], targets[i : i + 4]).grad_sum, range(0, 24, 4))
+            assert all(torch.equal(value, own[name]) for own, single in zip(together, alone, strict=True) for name, value in single.items())

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.clipping import clipped_grad
+from sfumato.clipping import clipped_grad, graph_engine
 from sfumato.data.dataset import ImageSet
 from sfumato.randomness import Streams, new_key
 from sfumato.training.noise import words_needed
@@ -164,3 +164,19 @@ def test_statistics_are_of_the_batch_and_named_not_private():
     assert statistics.loss == pytest.approx(float(values.detach().mean()), rel=1e-5)
     assert 0 <= statistics.clipped_fraction <= 1
     assert isinstance(bits(step, model, []), Randomness)
+
+
+def test_what_depends_on_parameters_alone_is_computed_once_an_update(monkeypatch):
+    """Of five microbatches, and of the next update at other parameters anew."""
+    model, images = problem()
+    step = step_of(model)
+    indices = list(range(23))
+    step(images, dict(model.named_parameters()), bits(step, model, [0]))  # an engine is made
+    seen, whole = [], graph_engine.weigh
+    monkeypatch.setattr(graph_engine, "weigh", lambda *args: seen.append(1) or whole(*args))
+    for update in (1, 2):
+        gradient, _ = step(images, dict(model.named_parameters()), bits(step, model, indices))
+        assert len(seen) == update
+        assert torch.allclose(flat(gradient), clipped_mean(model, images, indices), atol=1e-6)
+        with torch.no_grad():
+            model[0].weight.mul_(0.5)

@@ -2,6 +2,7 @@ r"""The one public way to a privatisable gradient: a sum of clipped per-example 
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -161,6 +162,13 @@ class GradFn:
     def sensitivity(self) -> float:
         return 1.0 if self._rescale else self.clipping_norm
 
+    def parameters_fixed(self) -> AbstractContextManager[None]:
+        """A context for many calls at the same parameters and buffers: what depends on them alone is computed once.
+
+        Whoever changes one of them inside gets gradients at the old values.
+        """
+        return nullcontext() if self._engine is None else self._engine.parameters_fixed()
+
     def __call__(self, inputs: torch.Tensor, *targets: torch.Tensor, is_padding: torch.Tensor | None = None) -> ClippedGrad:
         views = self._as_views(inputs, targets, is_padding)  # (B, K, ...)
         real = torch.arange(len(views), device=views.device) if is_padding is None else (~is_padding).nonzero()[:, 0]
@@ -173,22 +181,22 @@ class GradFn:
             self._signature = signature
         assert self.microbatch_size is not None
         total = None
-        for chosen in real.split(self.microbatch_size):
-            # The last microbatch repeats an example, and does not count it.
-            missing = -len(chosen) % self._padding_step() if len(chosen) < self.microbatch_size else 0
-            filled = torch.cat([chosen, chosen[:1].expand(missing)])
-            is_real = torch.arange(len(filled), device=views.device) < len(chosen)
-            with torch.no_grad():
+        with self._engine.parameters_fixed(), torch.no_grad():
+            for chosen in real.split(self.microbatch_size):
+                # The last microbatch repeats an example, and does not count it.
+                missing = -len(chosen) % self._padding_step() if len(chosen) < self.microbatch_size else 0
+                filled = torch.cat([chosen, chosen[:1].expand(missing)])
+                is_real = torch.arange(len(filled), device=views.device) < len(chosen)
                 own_targets = tuple(target[filled] for target in targets)
                 out = self._engine.clipped_sum(self._coefficient, views[filled], own_targets, is_real)
-            if total is None:
-                grad_norms, losses = out.grad_norms.new_zeros(2, len(views))
-                total = ClippedGrad(out.grad_sum, grad_norms, losses)
-            else:
-                for name, part in out.grad_sum.items():
-                    total.grad_sum[name] += part
-            total.grad_norms[chosen] = out.grad_norms[: len(chosen)]
-            total.losses[chosen] = out.losses[: len(chosen)].to(total.losses.dtype)
+                if total is None:
+                    grad_norms, losses = out.grad_norms.new_zeros(2, len(views))
+                    total = ClippedGrad(out.grad_sum, grad_norms, losses)
+                else:
+                    for name, part in out.grad_sum.items():
+                        total.grad_sum[name] += part
+                total.grad_norms[chosen] = out.grad_norms[: len(chosen)]
+                total.losses[chosen] = out.losses[: len(chosen)].to(total.losses.dtype)
         assert total is not None
         return total
 

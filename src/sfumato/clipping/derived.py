@@ -169,7 +169,7 @@ def standardized(weights: list[torch.Tensor], parameters: list[list[torch.Tensor
     form = Standardized(directions, scale, lengthwise / (part + added), part + added, fan_in, of_each, main)
     # What J did besides that is perpendicular to it.
     expected = scale.square() * across + lengthwise.square()
-    gap = (_vecdots(of_main, of_main) - expected).abs()
+    gap = (torch.cat([torch.linalg.vector_norm(own, dim=1) for own in of_main]).square() - expected).abs()
     gap, expected = (torch.stack([own.sum() for own in values.split(channels)]) for values in (gap, expected))
     return form, gap <= torch.finfo(gap.dtype).eps ** 0.5 * expected
 

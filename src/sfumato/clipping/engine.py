@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -38,6 +39,10 @@ class Engine(Protocol):
 
     methods: dict[str, str]
     parallel: bool
+
+    def parameters_fixed(self) -> AbstractContextManager[None]:
+        """Inside, what is computed of parameters and buffers alone may be computed once."""
+        ...
 
     def clipped_sum(self, coefficient: Coefficient, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...], is_real: torch.Tensor) -> ClippedGrad:
         """The sum of each real example's coefficient(norm) times its gradient, in tensors of its own.

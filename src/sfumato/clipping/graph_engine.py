@@ -8,9 +8,11 @@ norms alone. `derived` carries them from weights to parameters.
 """
 
 import dataclasses
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -105,6 +107,8 @@ class GraphEngine:
         self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._compiles = compiles
         self._compiled: CompiledPass | None = None
+        self._fixed: Weights | None = None
+        self._num_fixed, self._lock = 0, threading.Lock()
 
     def uses(self) -> list["Use"]:
         """Every place where a weight meets images, in the order of the forward pass."""
@@ -133,8 +137,25 @@ class GraphEngine:
         norms, losses, *sums = one_pass(coefficient, self._weights(), is_real, inputs, targets)
         return ClippedGrad(dict(zip(self._names, map(at_least_float32, sums), strict=True)), norms, losses)
 
+    @contextmanager
+    def parameters_fixed(self) -> Iterator[None]:
+        """See `sfumato.clipping.engine.Engine`."""
+        with self._lock:
+            self._num_fixed += 1
+        try:
+            yield
+        finally:
+            with self._lock:  # several threads may be inside
+                self._num_fixed -= 1
+                if not self._num_fixed:
+                    self._fixed = None
+
     def _weights(self) -> Weights:
-        return weigh(self.traced, self.traced.capture.state(self.model))
+        weights = self._fixed or weigh(self.traced, self.traced.capture.state(self.model))
+        with self._lock:
+            if self._num_fixed:
+                self._fixed = weights
+        return weights
 
     def _compiled_pass(self, coefficient: Coefficient, weights: Weights, is_real: torch.Tensor, inputs: torch.Tensor, targets: Tensors) -> Tensors:
         """The same as `_pass`. The weights stay outside the graph unless autograd's record of them is needed in it."""

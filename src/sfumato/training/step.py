@@ -104,11 +104,12 @@ class PrivateStep:
             inputs, labels = self._views_of(images, indices, randomness, device), images.labels[indices].to(device)
             return self.grad_fn(inputs, labels, is_padding=~images.readable[indices].to(device))
 
-        for out in self.workers.map(clipped, torch.from_numpy(randomness.indices).split(self.microbatch_size)):
-            for name, value in out.grad_sum.items():
-                grad_sum[name] = grad_sum[name].add_(value) if name in grad_sum else value
-            norms.append(out.grad_norms)
-            losses.append(out.losses)
+        with self.grad_fn.parameters_fixed():
+            for out in self.workers.map(clipped, torch.from_numpy(randomness.indices).split(self.microbatch_size)):
+                for name, value in out.grad_sum.items():
+                    grad_sum[name] = grad_sum[name].add_(value) if name in grad_sum else value
+                norms.append(out.grad_norms)
+                losses.append(out.losses)
 
         if not grad_sum:  # nobody was drawn
             grad_sum = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in parameters.items()}
