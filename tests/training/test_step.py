@@ -144,7 +144,7 @@ def add_fresh_noise(step, images, parameters, model, indices):
                 seen[key] = real(inputs, labels, is_padding=is_padding)
             return seen[key]
 
-        remember.sensitivity, remember.clipping_norm = real.sensitivity, real.clipping_norm
+        remember.sensitivity, remember.clipping_norm, remember.parameters_fixed = real.sensitivity, real.clipping_norm, real.parameters_fixed
         step.grad_fn, step.remembered = remember, True
     return step(images, parameters, bits(step, model, indices))[0]
 

@@ -107,7 +107,7 @@ class PrivateStep:
         with self.grad_fn.parameters_fixed():
             for out in self.workers.map(clipped, torch.from_numpy(randomness.indices).split(self.microbatch_size)):
                 for name, value in out.grad_sum.items():
-                    grad_sum[name] = grad_sum[name].add_(value) if name in grad_sum else value
+                    grad_sum[name] = grad_sum[name] + value if name in grad_sum else value
                 norms.append(out.grad_norms)
                 losses.append(out.losses)
 
