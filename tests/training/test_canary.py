@@ -47,7 +47,7 @@ def test_noise_for_every_microbatch_is_caught():
                 out.grad_sum.update(add_noise(out.grad_sum, mechanism.noise_multiplier, words))
                 return out
 
-            noisy.sensitivity, noisy.clipping_norm = grad_fn.sensitivity, grad_fn.clipping_norm
+            noisy.sensitivity, noisy.clipping_norm, noisy.parameters_fixed = grad_fn.sensitivity, grad_fn.clipping_norm, grad_fn.parameters_fixed
             super().__init__(noisy, mechanism, views, microbatch_size)
 
     assert "noise scale" in canary.violations(canary.observe(STEPS, streams(), step_class=NoiseForEveryMicrobatch))
@@ -74,6 +74,7 @@ def test_clipping_before_averaging_the_views_is_caught():
                 return parts[0]
 
             of_each_view.sensitivity, of_each_view.clipping_norm = grad_fn.sensitivity, grad_fn.clipping_norm
+            of_each_view.parameters_fixed = grad_fn.parameters_fixed
             super().__init__(of_each_view, mechanism, views, microbatch_size)
 
     assert "shift given inclusion" in canary.violations(canary.observe(STEPS, streams(), step_class=ClipEachView))
