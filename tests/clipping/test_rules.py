@@ -188,7 +188,8 @@ def test_scale_and_shift_of_norms(norm, slot, views, memory_format):
     assert candidates(met, slot, EXAMPLES) == ["affine"]
     for method in ("affine", "vmap"):
         assert_contribution(METHODS[method](met, slot), true)
-    assert has_statistics(met.meeting) == (norm == "group_norm")
+    assert has_statistics(met.meeting, met.args) == (norm == "group_norm")
+    assert not has_statistics(met.meeting, met.args | {"input": rows.bfloat16()})
     if norm == "group_norm":
         output, with_them = with_statistics(met.args)
         torch.testing.assert_close(output, operation(*args))

@@ -244,7 +244,7 @@ def _backward(
             value, leaves = normalization.per_row(meeting, named)
             per_row.extend((meeting.slots[slot], leaf) for slot, leaf in leaves.items())
             return value
-        if normalization.has_statistics(meeting):
+        if normalization.has_statistics(meeting, named):
             value, named = normalization.with_statistics(named)
         else:
             value = node.target(*args, **kwargs)  # type: ignore[operator]

@@ -10,7 +10,6 @@ from torch.fx import Node
 
 from sfumato.clipping.capture import module_path
 from sfumato.clipping.layout import Layout
-from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.rules.contribution import Contribution
 
 
@@ -41,8 +40,8 @@ class Met:
 
     @functools.cached_property
     def grad_by_channel(self) -> torch.Tensor:
-        """(m, rows, C): of an output (rows, C, *size), the gradient summed over its positions, in float32 at least."""
-        grad = at_least_float32(self.example_grad())
+        """(m, rows, C): of an output (rows, C, *size), the gradient summed over its positions."""
+        grad = self.example_grad()
         return grad.flatten(3).sum(3) if grad.ndim > 3 else grad
 
 

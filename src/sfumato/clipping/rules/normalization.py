@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.rules.contribution import Rows
 from sfumato.clipping.rules.generic import call
 from sfumato.clipping.rules.meeting import Meeting, Met
@@ -36,9 +35,9 @@ def per_row(meeting: Meeting, args: dict[str, Any]) -> tuple[torch.Tensor, dict[
     return output.view_as(args["input"]), leaves
 
 
-def has_statistics(meeting: Meeting) -> bool:
-    """Whether `with_statistics` knows this call."""
-    return meeting.operation == "group_norm" and meeting.arg_layouts["input"].dim == 0
+def has_statistics(meeting: Meeting, args: dict[str, Any]) -> bool:
+    """Whether `with_statistics` knows this call: group norm in float32 at least; of bfloat16 PyTorch rounds the statistics."""
+    return meeting.operation == "group_norm" and meeting.arg_layouts["input"].dim == 0 and args["input"].dtype in (torch.float32, torch.float64)
 
 
 def with_statistics(args: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -71,7 +70,7 @@ def _of_group_norm(met: Met, slot: str) -> Rows:
     """Sums of gradient times input come first: then no more than (rows, channels) values need normalising."""
     if slot == "bias":
         return Rows(met.grad_by_channel.sum(1))
-    inputs, grads = at_least_float32(met.example_arg("input")), at_least_float32(met.example_grad())  # (m, rows, C, *size)
+    inputs, grads = met.example_arg("input"), met.example_grad()  # (m, rows, C, *size)
     layout, channels = met.meeting.arg_layouts["input"], inputs.shape[2]
     mean, rstd = (
         layout.by_example(met.args[name], met.examples, met.views).repeat_interleave(channels // met.args["num_groups"], dim=2)
