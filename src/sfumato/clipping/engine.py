@@ -1,9 +1,9 @@
 """What every engine is: one way of summing the clipped gradients of a microbatch."""
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -29,7 +29,7 @@ class ClippedGrad:
     losses: torch.Tensor
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Sums clipped per-example gradients of one model; made from a model, a loss, one input and recorded methods.
 
     Attributes:
@@ -38,12 +38,13 @@ class Engine(Protocol):
     """
 
     methods: dict[str, str]
-    parallel: bool
+    parallel = False
 
     def parameters_fixed(self) -> AbstractContextManager[None]:
         """Inside, what is computed of parameters and buffers alone may be computed once."""
-        ...
+        return nullcontext()
 
+    @abstractmethod
     def clipped_sum(self, coefficient: Coefficient, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...], is_real: torch.Tensor) -> ClippedGrad:
         """The sum of each real example's coefficient(norm) times its gradient, in tensors of its own.
 
@@ -54,4 +55,3 @@ class Engine(Protocol):
             targets: Each (m, ...): one for each example.
             is_real: (m,): False for padding, whose norms and losses say nothing.
         """
-        ...

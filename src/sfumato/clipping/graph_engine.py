@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 from sfumato.clipping.assumptions import assume
 from sfumato.clipping.capture import execute, module_path
 from sfumato.clipping.compiled import CompiledPass, Tensors
-from sfumato.clipping.engine import ClippedGrad, Coefficient, Loss
+from sfumato.clipping.engine import ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.losses import ExampleLosses
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.rules import GHOSTS, METHODS, Contribution, Met, Rows, candidates, named_args, normalization
@@ -68,7 +68,7 @@ class Use:
 _PRODUCTS = tuple(f"aten.{name}" for name in ("linear", "conv", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "scaled_dot_product"))
 
 
-class GraphEngine:
+class GraphEngine(Engine):
     """Sums clipped per-example gradients of one model; see `sfumato.clipping.clipped_grad`.
 
     Attributes:

@@ -1,27 +1,19 @@
 """The slow engine that anyone can check by eye: every view alone, plain autograd."""
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 from torch import nn
 from torch.func import functional_call
 
-from sfumato.clipping.engine import ClippedGrad, Coefficient, Loss
+from sfumato.clipping.engine import ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.norms import at_least_float32
 
 
-class ReferenceEngine:
+class ReferenceEngine(Engine):
     """See `sfumato.clipping.engine.Engine`."""
-
-    parallel = False
 
     def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, methods: dict[str, str] | None = None) -> None:
         self.model, self.loss_fn = model, loss_fn
         self.methods: dict[str, str] = {}
-
-    def parameters_fixed(self) -> AbstractContextManager[None]:
-        """See `sfumato.clipping.engine.Engine`."""
-        return nullcontext()
 
     def clipped_sum(self, coefficient: Coefficient, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...], is_real: torch.Tensor) -> ClippedGrad:
         """See `sfumato.clipping.engine.Engine`."""
