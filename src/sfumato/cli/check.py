@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sfumato.cli import output
+from sfumato.cli import options, output
 from sfumato.errors import InputError
 
 # Images that methods are tried on.
@@ -18,7 +18,7 @@ def check(
     image_size: Annotated[int, typer.Option(help="Height and width in pixels.")] = 32,
     channels: Annotated[int, typer.Option(help="1 or 3.")] = 3,
     num_classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    json_: options.Json = False,
 ) -> None:
     """Says whether a model has per-example gradients, how each would be computed, and what would have to change. Status 0 either way."""
     if fix not in (None, "groupnorm"):

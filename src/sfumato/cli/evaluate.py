@@ -5,17 +5,17 @@ from typing import Annotated
 
 import typer
 
-from sfumato.cli import output
+from sfumato.cli import options, output
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: options.Run,
     data_root: Annotated[Path | None, typer.Option(help="Where the data lies; default as in training.")] = None,
     test_views: Annotated[
         int | None,
         typer.Option(min=0, max=256, help="Random views of each image that decide together; default as in the recipe."),
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    json_: options.Json = False,
 ) -> None:
     """Scores the averaged weights on the run's held-out images. These numbers are not private."""
     from sfumato.data import datasets

@@ -6,14 +6,14 @@ from typing import Annotated, Any
 import typer
 
 from sfumato.accounting.mechanism import Accountant
-from sfumato.cli import output
+from sfumato.cli import options, output
 from sfumato.errors import InputError
 from sfumato.reporting import formats
 
 
 def plan(
     num_examples: Annotated[int | None, typer.Option(help="N, the number of training images.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Delta; default: the largest power of ten below 1/N.")] = None,
+    delta: options.Delta = None,
     batch_size: Annotated[int | None, typer.Option(help="The expected batch qN.")] = None,
     num_steps: Annotated[int | None, typer.Option(help="Number of updates.")] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="sigma.")] = None,
@@ -25,7 +25,7 @@ def plan(
     devices: Annotated[int, typer.Option(help="Devices that share the work.")] = 1,
     more_data: Annotated[float | None, typer.Option(help="Says what this many times as many images buy.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draws epsilon against sigma around this run (.svg, .png or .pdf).")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    json_: options.Json = False,
 ) -> None:
     """Solves for the one of --batch-size, --num-steps, --noise-multiplier and --epsilon that is left out."""
     given: dict[str, Any] = {"batch_size": batch_size, "num_steps": num_steps, "noise_multiplier": noise_multiplier, "epsilon": epsilon}

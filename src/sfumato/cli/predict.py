@@ -5,13 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from sfumato.cli import output
+from sfumato.cli import options, output
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: options.Run,
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    json_: options.Json = False,
 ) -> None:
     """Names the class of each image, with the model's probabilities."""
     import torch

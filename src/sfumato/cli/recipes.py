@@ -1,26 +1,24 @@
 """`sfumato recipes`: what is shipped, and what it spends."""
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from sfumato.cli import output
+from sfumato.cli import options, output
 from sfumato.reporting import formats
 
 app = typer.Typer(help="The recipes that are shipped: list, show NAME, verify.", no_args_is_help=True)
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
-
 
 @app.command("list")
-def list_(json_: Json = False) -> None:
+def list_(json_: options.Json = False) -> None:
     """Names every recipe, with its source and nominal epsilon."""
     rows = [row for name in _names() if (row := describe(name))]
     _print(rows, json_)
 
 
 @app.command()
-def show(name: str, json_: Json = False) -> None:
+def show(name: str, json_: options.Json = False) -> None:
     """Prints one recipe."""
     from sfumato import config, recipes
 
@@ -32,7 +30,7 @@ def show(name: str, json_: Json = False) -> None:
 
 
 @app.command()
-def verify(json_: Json = False) -> None:
+def verify(json_: options.Json = False) -> None:
     """Recomputes epsilon for every recipe whose number of images is public."""
     _print([verified(name) for name in _names()], json_)
 

@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from sfumato.cli import output
+from sfumato.cli import options, output
 
 
 def scaling_law(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs of one study, or folders of such folders.")],
     predict_batch_size: Annotated[list[int] | None, typer.Option(help="Predict the accuracy here; may be given several times.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Writes the plot here (.svg or .png).")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    json_: options.Json = False,
 ) -> None:
     """Fits accuracy against batch size, and extrapolates to the batch that nobody has paid for yet."""
     from sfumato.scaling.study import read_study, scaling_law

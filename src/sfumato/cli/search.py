@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from sfumato import config
-from sfumato.cli import output, paid_search
+from sfumato.cli import options, output, paid_search
 from sfumato.cli.simulate import parse_seeds
 from sfumato.cli.train import find_recipe, override
 from sfumato.errors import InputError
@@ -33,13 +33,13 @@ def search(
     data: Annotated[str | None, typer.Option(help="Search on this public data set instead, or score --paid trials on it.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon of the final run.")] = None,
     delta: Annotated[float | None, typer.Option(help="Delta of the final run.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Changes one key of the recipe.")] = None,
+    set_: options.Set = None,
     storage: Annotated[str | None, typer.Option(help="sqlite:///FILE, journal:FILE or postgresql://...; default: a file in --output.")] = None,
     worker: Annotated[bool, typer.Option("--worker", help="Help with a search that may run elsewhere, too; needs --storage.")] = False,
     output_folder: Annotated[Path | None, typer.Option("--output", help="Default: runs/<recipe>-search; the same again goes on.")] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Where the data lies; for named data sets default: $SFUMATO_DATA.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    data_root: options.DataRoot = None,
+    device: options.Device = "auto",
+    json_: options.Json = False,
 ) -> None:
     """Searches hyper-parameters by cheap simulations and ends with one recipe for the single private run."""
     name, values = find_recipe(recipe)

@@ -7,22 +7,22 @@ from typing import Annotated, Any
 import typer
 
 from sfumato import config
-from sfumato.cli import output
+from sfumato.cli import options, output
 from sfumato.cli.train import find_recipe, override
 from sfumato.errors import InputError
 
 
 def simulate(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe (`sfumato recipes list`) or the path of a TOML file.")],
+    recipe: options.Recipe,
     batch_size: Annotated[int, typer.Option(help="B of the simulation; at most the recipe's own.")],
     seeds: Annotated[str, typer.Option(help="Comma-separated; one run for each.")] = "0",
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon of the run that is simulated.")] = None,
     delta: Annotated[float | None, typer.Option(help="Delta of that run.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Changes one key of the recipe.")] = None,
+    set_: options.Set = None,
     output_folder: Annotated[Path | None, typer.Option("--output", help="Holds a run folder for each seed; default: runs/<recipe>-<time>.")] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Where the data lies; for named data sets default: $SFUMATO_DATA.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    data_root: options.DataRoot = None,
+    device: options.Device = "auto",
+    json_: options.Json = False,
 ) -> None:
     """Trains at a smaller batch with as much less noise: cheap, like the run it stands for, and never private."""
     name, values = find_recipe(recipe)

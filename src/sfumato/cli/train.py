@@ -8,24 +8,24 @@ import typer
 
 from sfumato import config
 from sfumato.accounting.mechanism import Accountant
-from sfumato.cli import output
+from sfumato.cli import options, output
 from sfumato.errors import InputError
 from sfumato.reporting import formats
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe (`sfumato recipes list`) or the path of a TOML file.")],
+    recipe: options.Recipe,
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon: smaller is more private.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Delta; default: the largest power of ten below 1/N.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Changes one key of the recipe.")] = None,
+    delta: options.Delta = None,
+    set_: options.Set = None,
     output_folder: Annotated[Path | None, typer.Option("--output", help="The run folder; default: runs/<recipe>-<time>.")] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Where the data lies; for named data sets default: $SFUMATO_DATA.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
+    data_root: options.DataRoot = None,
+    device: options.Device = "auto",
     accountant: Annotated[Accountant | None, typer.Option(help="pld (tighter) or rdp.")] = None,
     non_private: Annotated[bool, typer.Option("--non-private", help="The same recipe without privacy, to show its price.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Shows every choice, epsilon and the time to expect; trains nothing.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Goes on with the run in --output, or the newest unfinished one.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    json_: options.Json = False,
 ) -> None:
     """Trains a classifier under the recipe's privacy budget."""
     name, values = find_recipe(recipe)
