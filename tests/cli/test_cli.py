@@ -334,8 +334,9 @@ def test_a_rate_for_sgd_is_warned_about_under_adam(capsys):
 
 
 def test_non_private_training_shows_the_price_of_privacy(capsys, tmp_path):
-    result = json_of(capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, "--non-private")
-    assert result["private"] is False and result["epsilon"] is None and result["delta"] is None and result["test_accuracy"] > 0.2
+    steps = "training.num_steps=15"  # after three, one run in thirty knows no more than chance
+    result = json_of(capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, "--set", steps, "--non-private")
+    assert result["private"] is False and result["epsilon"] is None and result["delta"] is None and result["test_accuracy"] > 0.4
 
 
 def test_two_runs_of_one_seed_are_equal_and_two_private_runs_are_not(capsys, tmp_path):
