@@ -35,6 +35,8 @@ from sfumato.clipping.weights import Weights, weigh
 _HOPELESS = 1.5
 # Seconds of a pass that methods are tried in: long enough for their order to be that of a whole microbatch.
 _TRIAL_SECONDS = 0.2
+# Gradients that are written out must be faster by this: they take memory for each example.
+_WRITTEN_OUT = 1.15
 # So often each memory format is timed.
 _TRIAL_ROUNDS = 3
 
@@ -332,7 +334,7 @@ def _fastest(names: list[str], met: Met, slot: str, weights: Weights, weight: st
     for name in names:
         first = seconds(name)
         took[name] = first if took and first > _HOPELESS * min(took.values()) else min(first, seconds(name))
-    return min(took, key=took.__getitem__)
+    return min(took, key=lambda name: took[name] * (1.0 if name in GHOSTS else _WRITTEN_OUT))
 
 
 def _detached(value: Any) -> Any:
