@@ -541,3 +541,30 @@ def test_threads_may_share_fixed_weights(make):
         for _ in range(5):
             together = pool.map(lambda i: grad_fn(inputs[i : i + 4], targets[i : i + 4]).grad_sum, range(0, 24, 4))
             assert all(torch.equal(value, own[name]) for own, single in zip(together, alone, strict=True) for name, value in single.items())
+
+
+class Sums(nn.Module):
+    """Autograd gives a and b the same tensor, and every value of c the same number."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(torch.randn(shape)) for shape in ((3, 4), (3, 4), (5,)))
+
+    def forward(self, x):
+        return F.linear(x, self.a + self.b) * self.c.sum()
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_sums_share_no_memory_and_add_up_over_microbatches(compile):
+    model = Sums().double()
+    inputs, targets = problem(7, 0, (4,))
+    grad_fn = clipped_grad(model, loss_fn, clipping_norm=1.0, microbatch_size=2, engine="graph", compile=compile)
+    total = by_hand(model, inputs, targets, 0, 1.0)[1]
+    for rows in (7, 2):  # several microbatches, and one
+        grad_sum = grad_fn(inputs[:rows], targets[:rows]).grad_sum
+        expected = total if rows == 7 else by_hand(model, inputs[:rows], targets[:rows], 0, 1.0)[1]
+        for name, value in expected.items():
+            torch.testing.assert_close(grad_sum[name], value, rtol=1e-9, atol=1e-9)
+        for number, value in enumerate(grad_sum.values()):
+            value.fill_(number)  # in place, as noise may be added
+        assert [float(value.mean()) for value in grad_sum.values()] == [0.0, 1.0, 2.0]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from sfumato.clipping.checks import missing_gradients, random_state_kept, require_private
-from sfumato.clipping.engine import ClippedGrad, Engine, Loss
+from sfumato.clipping.engine import ClippedGrad, Engine, Loss, add_to
 from sfumato.clipping.func_engine import FuncEngine
 from sfumato.clipping.graph_engine import LOW_PRECISIONS, GraphEngine
 from sfumato.clipping.norms import at_least_float32
@@ -172,15 +172,19 @@ class GradFn:
     def __call__(self, inputs: torch.Tensor, *targets: torch.Tensor, is_padding: torch.Tensor | None = None) -> ClippedGrad:
         views = self._as_views(inputs, targets, is_padding)  # (B, K, ...)
         real = torch.arange(len(views), device=views.device) if is_padding is None else (~is_padding).nonzero()[:, 0]
+        parameters = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
+        dtype = next((torch.promote_types(parameter.dtype, torch.float32) for parameter in parameters.values()), torch.float32)
+        grad_norms, losses = torch.zeros(2, len(views), dtype=dtype, device=views.device)
+        grad_sum: dict[str, torch.Tensor] = {}
         if len(real) == 0:
-            return self._nothing(views)
+            grad_sum = {name: at_least_float32(torch.zeros_like(parameter, requires_grad=False)) for name, parameter in parameters.items()}
+            return ClippedGrad(grad_sum, grad_norms, losses)
         signature = self._signature_of(views)
         if self._engine is None or signature != self._signature:
             self._check(views, targets, real[:1])
             self._engine = self._build(views[real[:1], 0])
             self._signature = signature
         assert self.microbatch_size is not None
-        total = None
         with self._engine.parameters_fixed(), torch.no_grad():
             for chosen in real.split(self.microbatch_size):
                 # The last microbatch repeats an example, and does not count it.
@@ -189,23 +193,9 @@ class GradFn:
                 is_real = torch.arange(len(filled), device=views.device) < len(chosen)
                 own_targets = tuple(target[filled] for target in targets)
                 out = self._engine.clipped_sum(self._coefficient, views[filled], own_targets, is_real)
-                if total is None:
-                    grad_norms, losses = out.grad_norms.new_zeros(2, len(views))
-                    total = ClippedGrad(out.grad_sum, grad_norms, losses)
-                else:
-                    for name, part in out.grad_sum.items():
-                        total.grad_sum[name] += part
-                total.grad_norms[chosen] = out.grad_norms[: len(chosen)]
-                total.losses[chosen] = out.losses[: len(chosen)].to(total.losses.dtype)
-        assert total is not None
-        return total
-
-    def _nothing(self, views: torch.Tensor) -> ClippedGrad:
-        """The sum over no examples."""
-        parameters = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
-        grad_sum = {name: at_least_float32(torch.zeros_like(parameter, requires_grad=False)) for name, parameter in parameters.items()}
-        dtype = next((total.dtype for total in grad_sum.values()), torch.float32)
-        grad_norms, losses = torch.zeros(2, len(views), dtype=dtype, device=views.device)
+                add_to(grad_sum, out.grad_sum)
+                grad_norms[chosen] = out.grad_norms[: len(chosen)].to(dtype)
+                losses[chosen] = out.losses[: len(chosen)].to(dtype)
         return ClippedGrad(grad_sum, grad_norms, losses)
 
     def _padding_step(self) -> int:

@@ -29,6 +29,12 @@ class ClippedGrad:
     losses: torch.Tensor
 
 
+def add_to(total: dict[str, torch.Tensor], part: dict[str, torch.Tensor]) -> None:
+    """Adds one sum to another that begins as {}. Writes into no tensor: autograd gives one and the same to both parameters of a + b."""
+    for name, value in part.items():
+        total[name] = total[name] + value if name in total else value
+
+
 class Engine(ABC):
     """Sums clipped per-example gradients of one model; made from a model, a loss, one input and recorded methods.
 
@@ -46,7 +52,7 @@ class Engine(ABC):
 
     @abstractmethod
     def clipped_sum(self, coefficient: Coefficient, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...], is_real: torch.Tensor) -> ClippedGrad:
-        """The sum of each real example's coefficient(norm) times its gradient, in tensors of its own.
+        """The sum of each real example's coefficient(norm) times its gradient, in tensors that share no memory.
 
         An example whose norm or loss is not finite adds exactly zero.
 

@@ -139,7 +139,7 @@ class GraphEngine(Engine):
             self._choose_methods(inputs, targets)
         one_pass = self._compiled_pass if self._compiles else self._pass
         norms, losses, *sums = one_pass(coefficient, self._weights(), is_real, inputs, targets)
-        return ClippedGrad(dict(zip(self._names, map(at_least_float32, sums), strict=True)), norms, losses)
+        return ClippedGrad(dict(zip(self._names, _apart(sums), strict=True)), norms, losses)
 
     @contextmanager
     def parameters_fixed(self) -> Iterator[None]:
@@ -223,6 +223,21 @@ class GraphEngine(Engine):
         start = _now(inputs)
         self._pass(torch.zeros_like, weights, torch.ones(len(inputs), dtype=torch.bool, device=inputs.device), inputs, targets)
         return _now(inputs) - start
+
+
+def _apart(sums: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same in float32 at least, none sharing memory with another or with itself.
+
+    Autograd gives one tensor to both parameters of a + b, and one number to all values of a sum: noise that is
+    added to one in place would be added to the others, or fail.
+    """
+    apart: list[torch.Tensor] = []
+    seen: set[int] = set()
+    for total in map(at_least_float32, sums):
+        is_repeated = any(size > 1 and not step for size, step in zip(total.shape, total.stride(), strict=True))
+        apart.append(total.clone(memory_format=torch.contiguous_format) if is_repeated or total.data_ptr() in seen else total)
+        seen.add(apart[-1].data_ptr())
+    return apart
 
 
 def _backward(

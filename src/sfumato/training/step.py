@@ -8,6 +8,7 @@ import torch
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping.clipped_grad import ClippedGrad, GradFn
+from sfumato.clipping.engine import add_to
 from sfumato.config import AugmentationConfig, AugmentationKind
 from sfumato.data.augmentation import augment
 from sfumato.data.dataset import ImageSet
@@ -106,8 +107,7 @@ class PrivateStep:
 
         with self.grad_fn.parameters_fixed():
             for out in self.workers.map(clipped, torch.from_numpy(randomness.indices).split(self.microbatch_size)):
-                for name, value in out.grad_sum.items():
-                    grad_sum[name] = grad_sum[name] + value if name in grad_sum else value
+                add_to(grad_sum, out.grad_sum)
                 norms.append(out.grad_norms)
                 losses.append(out.losses)
 
