@@ -22,6 +22,7 @@ LEAST = {"data": {"name": "digits"}}
         ({**LEAST, "privacy": {"delta": 1.0}}, ["privacy.delta", "less than 1"]),
         ({**LEAST, "privacy": {"clipping_norm": -1}}, ["privacy.clipping_norm"]),
         ({"data": {"name": "mnits"}}, ["data.name", "Did you mean 'mnist'?"]),
+        ({**LEAST, "training": {"augmult": 2}}, ["training.augmult", "Did you mean augmentation.augmult?"]),
         ({**LEAST, "augmentation": {"kind": "rcc"}}, ["augmentation.kind", "Did you mean 'rrc'?"]),
         ({**LEAST, "augmentation": {"kind": "simCLR"}}, ["augmentation.kind", "Did you mean 'simclr'?"]),
         ({**LEAST, "augmentation": {"test_views": -1}}, ["augmentation.test_views", "greater than or equal to 0"]),

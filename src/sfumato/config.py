@@ -318,7 +318,8 @@ def _explain_unknown(path: list[str]) -> str:
     if len(path) == 1:
         candidates, kind = [key for key in known if "." not in key], "section"
     else:
-        candidates, kind = [key for key in known if key.startswith(path[0] + ".")], "key"
+        elsewhere = [key for key in known if key.partition(".")[2] == path[1]]  # the right key in a wrong section
+        candidates, kind = elsewhere or [key for key in known if key.startswith(path[0] + ".")], "key"
     name = ".".join(path)
     return f"the recipe has an unknown {kind} {name}. {nearest(name, candidates)}"
 

@@ -111,8 +111,6 @@ class PrivateStep:
                 norms.append(out.grad_norms)
                 losses.append(out.losses)
 
-        if not grad_sum:  # nobody was drawn
-            grad_sum = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in parameters.items()}
         noisy_grad_sum = grad_sum
         if self.noise_stddev > 0:
             noisy_grad_sum = add_noise(grad_sum, self.noise_stddev, randomness.noise_words)
