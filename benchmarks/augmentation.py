@@ -8,7 +8,6 @@ Prints one JSON object; processor time on a CPU, so that other work matters less
 import argparse
 import json
 import os
-import platform
 import time
 from collections.abc import Callable
 
@@ -17,6 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch  # noqa: E402
 from torchvision.transforms import v2  # noqa: E402
 
+from benchmarks.machine import machine  # noqa: E402
 from sfumato.data.augmentation import augment  # noqa: E402
 from sfumato.training.allocator import keep_freed_memory  # noqa: E402
 
@@ -76,7 +76,7 @@ def main() -> None:
             transform, some = torchvisions(kind, options.size), images[:64]
             there = seconds(lambda transform=transform, some=some: [transform(image) for image in some], options.device, 3)
             rates[kind]["torchvision_one_by_one"] = round(len(some) / there)
-    facts = {"size": options.size, "device": options.device, "torch": torch.__version__, "machine": platform.processor() or platform.machine()}
+    facts = {"size": options.size, "device": options.device, "machine": machine(options.device)}
     print(json.dumps({**facts, "kinds": rates}))
 
 

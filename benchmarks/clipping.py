@@ -18,8 +18,6 @@ import ctypes
 import dataclasses
 import functools
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -31,6 +29,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.machine import machine
 from sfumato.clipping import clipped_grad
 from sfumato.training.allocator import keep_freed_memory
 
@@ -308,15 +307,9 @@ def main() -> None:
             results.append(row)
             if not options.json:
                 print(json.dumps(row), file=sys.stderr, flush=True)
-    machine = {
-        "processor": torch.cuda.get_device_name() if mode.device == "cuda" else platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "allocator": "glibc, freed memory kept (sfumato.training.allocator), for all sides alike",
-        "mode": dataclasses.asdict(mode),
-    }
-    print(json.dumps({"machine": machine, "results": results}, indent=1))
+    allocator = "glibc, freed memory kept (sfumato.training.allocator), for all sides alike"
+    facts = {**machine(mode.device), "allocator": allocator, "mode": dataclasses.asdict(mode)}
+    print(json.dumps({"machine": facts, "results": results}, indent=1))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ for `overhead`, `memory` and `update`. Nothing else should run meanwhile.
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -176,12 +175,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; default: all but update")
     chosen = parser.parse_args().parts or [name for name in PARTS if name != "update"]
-    import torch
+    from benchmarks.machine import machine
 
-    machine = {
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-    }
-    print(json.dumps({"machine": machine, **{name: PARTS[name]() for name in chosen}}, indent=1))
+    print(json.dumps({"machine": machine(), **{name: PARTS[name]() for name in chosen}}, indent=1))

@@ -9,6 +9,7 @@ parameter, or derived from parameters by functions that all examples share.
 
 import contextlib
 import dataclasses
+import functools
 import io
 import logging
 import warnings
@@ -35,6 +36,37 @@ class NotCapturable(InputError):
 
 
 @dataclasses.dataclass(frozen=True)
+class Operations:
+    """Operations of a graph, in an order in which they can run."""
+
+    nodes: tuple[Node, ...]
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    def run(
+        self,
+        values: dict[Node, Any],
+        keep: Callable[[Node], bool] = lambda node: True,
+        call: Callable[[Node, tuple[Any, ...], dict[str, Any]], Any] = lambda node, args, kwargs: node.target(*args, **kwargs),  # type: ignore[operator]
+    ) -> None:
+        """Adds what they give to `values`; what `keep` does not keep is dropped after its last use."""
+        for node, done in self._last_uses.items():
+            args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = call(node, args, kwargs)
+            del args, kwargs
+            for other in done:
+                if not keep(other):
+                    values.pop(other, None)
+
+    @functools.cached_property
+    def _last_uses(self) -> dict[Node, list[Node]]:
+        """Each operation, and the inputs that no later one takes."""
+        last = {other: node for node in self.nodes for other in node.all_input_nodes}
+        return {node: [other for other in node.all_input_nodes if last[other] is node] for node in self.nodes}
+
+
+@dataclasses.dataclass(frozen=True)
 class Capture:
     """A model's operations in order, sorted by what touches them.
 
@@ -48,8 +80,8 @@ class Capture:
     """
 
     input: Node
-    shared: tuple[Node, ...]
-    data: tuple[Node, ...]
+    shared: Operations
+    data: Operations
     meetings: dict[Node, tuple[str, ...]]
     weights: dict[str, Node]
     sources: dict[str, tuple[str, ...]]
@@ -160,8 +192,8 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
             raise NotCapturable("the model returns, besides what belongs to rows, a value of all rows.")
     return Capture(
         input=images[0],
-        shared=tuple(shared),
-        data=tuple(data),
+        shared=Operations(tuple(shared)),
+        data=Operations(tuple(data)),
         meetings=meetings,
         weights=weights,
         sources=sources,
@@ -176,26 +208,6 @@ def module_path(node: Node) -> str:
     """The dotted path of the module that an operation belongs to."""
     stack = node.meta.get("nn_module_stack")
     return list(stack.values())[-1][0] if stack else ""
-
-
-def execute(
-    nodes: tuple[Node, ...],
-    values: dict[Node, Any],
-    keep: Callable[[Node], bool] = lambda node: True,
-    call: Callable[[Node, tuple[Any, ...], dict[str, Any]], Any] = lambda node, args, kwargs: node.target(*args, **kwargs),  # type: ignore[operator]
-) -> None:
-    """Runs operations in order, adding what they give to `values`; what `keep` does not keep is dropped after its last use."""
-    last_use: dict[Node, Node] = {}
-    for node in nodes:
-        for other in node.all_input_nodes:
-            last_use[other] = node
-    for node in nodes:
-        args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-        values[node] = call(node, args, kwargs)
-        del args, kwargs
-        for other in node.all_input_nodes:
-            if last_use[other] is node and not keep(other):
-                values.pop(other, None)
 
 
 def _weight_name(node: Node, placeholders: dict[Node, tuple[str, str]]) -> str:

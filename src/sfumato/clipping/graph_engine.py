@@ -21,7 +21,7 @@ from torch.fx import Node
 from torch.utils._pytree import tree_map
 
 from sfumato.clipping.assumptions import assume
-from sfumato.clipping.capture import execute, module_path
+from sfumato.clipping.capture import module_path
 from sfumato.clipping.compiled import CompiledPass, Tensors
 from sfumato.clipping.engine import ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.losses import ExampleLosses
@@ -292,7 +292,7 @@ def _backward(
             rows = rows.contiguous(memory_format=MEMORY_FORMATS[engine.methods["memory_format"]])
         values[traced.capture.input] = rows
         kept = {*traced.capture.outputs, *weights.shared}
-        execute(traced.capture.data, values, keep=kept.__contains__, call=call)
+        traced.capture.data.run(values, keep=kept.__contains__, call=call)
         for node, layout in traced.outputs.items():
             values[node] = layout.by_example(values[node] if engine.low is None else values[node].float(), examples, views)
         outputs = traced.capture.output(values)
@@ -353,7 +353,7 @@ def _fastest(names: list[str], met: Met, slot: str, weights: Weights, weight: st
 
 
 def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value
+    return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
 
 
 def _now(on: torch.Tensor) -> float:

@@ -7,7 +7,7 @@ import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_map
 
-from sfumato.clipping.capture import Capture, execute, module_path
+from sfumato.clipping.capture import Capture, module_path
 from sfumato.errors import InputError
 
 # Two numbers of rows: the dimension that differs between them counts rows.
@@ -57,11 +57,11 @@ def find_layouts(capture: Capture, model: torch.nn.Module, parameters: dict[str,
     changed = torch.randn(_OTHER_ROWS, *row.shape[1:], generator=generator).to(row)
     shared = capture.state(model) | {node: parameters[name] for name, node in capture.parameters.items()}
     with torch.no_grad():
-        execute(capture.shared, shared)
+        capture.shared.run(shared)
 
         def run(rows: torch.Tensor, marked: int | None) -> dict[Node, Any]:
             values = {**shared, capture.input: rows}
-            execute(capture.data, values, keep=wanted.__contains__, call=_Marking(len(rows), marked))
+            capture.data.run(values, keep=wanted.__contains__, call=_Marking(len(rows), marked))
             return values
 
         before, more = run(images[:_ROWS], None), run(images, None)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from sfumato.clipping.capture import Capture, capture, execute, module_path
+from sfumato.clipping.capture import Capture, capture, module_path
 from sfumato.clipping.checks import random_state_kept
 from sfumato.clipping.derived import Group, group_weights, is_standardized
 from sfumato.clipping.layout import Layout, find_layouts
@@ -75,7 +75,7 @@ def _kind(traced: Capture, model: nn.Module, parameters: dict[str, torch.Tensor]
     with torch.enable_grad():
         exact = {name: value.double().requires_grad_(name in sources) for name, value in parameters.items()}
         values = traced.state(model) | {node: exact[name] for name, node in traced.parameters.items()}
-        execute(traced.shared, values)
+        traced.shared.run(values)
         weight = values[traced.weights[weights[0]]]
         if weight.dtype != torch.float64:
             return "general"
@@ -91,7 +91,7 @@ def _refuse_low_precision(traced: Capture, parameters: dict[str, torch.Tensor], 
             "Keep the parameters in float32."
         )
     way = {traced.weights[name] for name in weights}
-    for node in reversed(traced.shared):
+    for node in reversed(traced.shared.nodes):
         if node not in way:
             continue
         way.update(node.all_input_nodes)

@@ -1,6 +1,7 @@
 """The values of the weights at the present parameters, and the way back from their gradients to those of the parameters."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,6 @@ from torch.fx import Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sfumato.clipping.assumptions import assume
-from sfumato.clipping.capture import execute
 from sfumato.clipping.derived import Group, Standardized, general_square_norms, pull_back, standardized
 from sfumato.clipping.norms import row_norms
 from sfumato.clipping.tracing import Traced
@@ -30,12 +30,12 @@ class Weights:
     parameters: dict[str, torch.Tensor]
     closed: list[tuple[list[Group], Standardized]]
 
-    @property
+    @functools.cached_property
     def values(self) -> dict[str, torch.Tensor]:
         """Each weight's."""
         return {name: self.shared[node] for name, node in self.traced.capture.weights.items()}
 
-    @property
+    @functools.cached_property
     def directions(self) -> dict[str, torch.Tensor]:
         """A weight's name, where a closed form holds -> its direction (`Standardized.along`)."""
         return {group.weights[0]: along for groups, form in self.closed for group, along in zip(groups, form.along, strict=True)}
@@ -102,13 +102,14 @@ def weigh(traced: Traced, state: dict[Node, Any]) -> Weights:
     with torch.enable_grad():
         parameters = {name: state[node].detach().requires_grad_() for name, node in capture.parameters.items()}
         shared = state | {node: parameters[name] for name, node in capture.parameters.items()}
-        execute(capture.shared, shared)
+        capture.shared.run(shared)
     used = {other for node in capture.data for other in node.all_input_nodes} | {*capture.outputs, *capture.weights.values()}
     weights = Weights(traced, {node: value for node, value in shared.items() if node in used}, parameters, [])
     by_dtype: dict[torch.dtype, list[Group]] = {}
     for group in traced.groups:
         if group.kind == "standardized":
             by_dtype.setdefault(weights.values[group.weights[0]].dtype, []).append(group)
+    closed = []
     for groups in by_dtype.values():
         form, holds = weights._standardized(groups)
         if not assume(holds.all()):
@@ -116,5 +117,5 @@ def weigh(traced: Traced, state: dict[Node, Any]) -> Weights:
             if not groups:
                 continue
             form, _ = weights._standardized(groups)
-        weights.closed.append((groups, form))
-    return weights
+        closed.append((groups, form))
+    return dataclasses.replace(weights, closed=closed)

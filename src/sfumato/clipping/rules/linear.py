@@ -66,7 +66,7 @@ class Ghost:
             return squares, torch.zeros_like(squares)
         products = gram(self.inputs) * gram(self.grads)  # their sum over pairs of positions is the square
         # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled.
-        largest = products.diagonal(dim1=1, dim2=2).sqrt().sum(1).square()
+        largest = torch.linalg.vector_norm(products.diagonal(dim1=1, dim2=2), 0.5, dim=1)  # the square of a sum of roots
         return products.sum(dim=(1, 2)).clamp(min=0), GRAM_ROUNDING * torch.finfo(products.dtype).eps * largest
 
     def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:

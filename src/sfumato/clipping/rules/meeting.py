@@ -66,15 +66,29 @@ class Meeting:
     arg_layouts: dict[str, Layout]
     out_layout: Layout
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         """Names the operation to a reader: the module's path and the operation."""
         return f"{module_path(self.node) or 'model'}:{self.node.name}"
 
-    @property
+    @functools.cached_property
     def operation(self) -> str:
         """The operation's name without its overload: "conv2d", "add"."""
         return self.node.target.overloadpacket.__name__ if isinstance(self.node.target, torch._ops.OpOverload) else str(self.node.target)
+
+
+def call(node: Node, named: dict[str, Any]) -> Any:
+    """Calls an operation with arguments by name, as `named_args` gives them."""
+    args, kwargs = [], {}
+    for name, _, keyword_only in _schema(node.target):
+        value = named[name]
+        if isinstance(value, (list, tuple)):
+            value = [named.get(f"{name}.{i}", item) for i, item in enumerate(value)]
+        if keyword_only:
+            kwargs[name] = value
+        else:
+            args.append(value)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def named_args(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -82,14 +96,14 @@ def named_args(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dic
     if not isinstance(node.target, torch._ops.OpOverload):
         return {str(i): arg for i, arg in enumerate(args)} | kwargs
     named: dict[str, Any] = {}
-    for position, argument in enumerate(node.target._schema.arguments):
-        if position < len(args):
-            value = args[position]
-        elif argument.name in kwargs:
-            value = kwargs[argument.name]
-        else:
-            value = argument.default_value
-        named[argument.name] = value
+    for position, (name, default, _) in enumerate(_schema(node.target)):
+        value = named[name] = args[position] if position < len(args) else kwargs.get(name, default)
         if isinstance(value, (list, tuple)) and any(isinstance(item, (torch.Tensor, Node)) for item in value):
-            named |= {f"{argument.name}.{i}": item for i, item in enumerate(value)}
+            named |= {f"{name}.{i}": item for i, item in enumerate(value)}
     return named
+
+
+@functools.cache
+def _schema(operation: torch._ops.OpOverload) -> list[tuple[str, Any, bool]]:
+    """An operation's arguments: name, default, whether it is given by its name alone."""
+    return [(argument.name, argument.default_value, argument.kwarg_only) for argument in operation._schema.arguments]

@@ -6,8 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from sfumato.clipping.rules.contribution import Rows
-from sfumato.clipping.rules.generic import call
-from sfumato.clipping.rules.meeting import Meeting, Met
+from sfumato.clipping.rules.meeting import Meeting, Met, call
 
 
 def can_be_per_row(meeting: Meeting, args: dict[str, Any]) -> bool:
