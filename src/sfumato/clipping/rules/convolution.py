@@ -199,7 +199,7 @@ class Ghost:
     def _channel_squares(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(m, O) squares of each output channel's gradient norm: d' G d over pairs of positions."""
         gram, grads = self._gram(), self._grads()
-        squares = (torch.bmm(grads, gram) * grads).sum(2).clamp(min=0)
+        squares = torch.linalg.vecdot(torch.bmm(grads, gram), grads).clamp(min=0)
         # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled.
         lengths = gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
         largest = torch.matmul(grads.abs(), lengths[:, :, None])[..., 0].square()
@@ -213,15 +213,17 @@ class Ghost:
         examples, rows, channels, height, width = padded.shape
         pixels = padded.transpose(1, 2).reshape(examples, channels, -1)
         products = torch.bmm(pixels.transpose(1, 2), pixels).view(examples, rows, height, width, rows, height, width)
-        (stride_h, stride_w), (dil_h, dil_w) = problem.stride, problem.dilation
-        out_h, out_w = problem.grads.shape[3:]
-        total: torch.Tensor | None = None
-        for kernel_h in range(problem.weight.shape[2]):
-            for kernel_w in range(problem.weight.shape[3]):
-                vertical = slice(kernel_h * dil_h, kernel_h * dil_h + stride_h * (out_h - 1) + 1, stride_h)
-                across = slice(kernel_w * dil_w, kernel_w * dil_w + stride_w * (out_w - 1) + 1, stride_w)
-                part = products[:, :, vertical, across, :, vertical, across]
-                total = part.clone() if total is None else total.add_(part)
-        assert total is not None
-        positions = rows * out_h * out_w
-        return total.reshape(examples, positions, positions)
+        positions = rows * math.prod(problem.grads.shape[3:])
+        return _over_taps(_over_taps(products, 2, problem), 3, problem).reshape(examples, positions, positions)
+
+
+def _over_taps(products: torch.Tensor, dim: int, problem: _Problem) -> torch.Tensor:
+    """Sums over the kernel's taps along one dimension: of pairs of pixels there (`dim` and `dim` + 3) remain pairs of positions."""
+    step, dilation, size = problem.stride[dim - 2], problem.dilation[dim - 2], problem.grads.shape[dim + 1]
+    taps = [slice(tap * dilation, tap * dilation + step * (size - 1) + 1, step) for tap in range(problem.weight.shape[dim])]
+    between = (slice(None), slice(None))
+    first, *others = (products[(*between, *[slice(None)] * (dim - 2), tap, *between, tap)] for tap in taps)
+    total = first.clone(memory_format=torch.contiguous_format)
+    for other in others:
+        total += other
+    return total
