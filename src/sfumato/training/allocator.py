@@ -2,23 +2,22 @@
 
 import ctypes
 
-# Numbers of glibc's mallopt (malloc.h), and the largest values that it takes.
-_MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD, _ARENA_MAX = -3, -1, -2, -8
+# Numbers of glibc's mallopt (malloc.h).
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 
 
 def keep_freed_memory() -> None:
     """Tells glibc not to return large blocks to the system between microbatches.
 
     By default it does, and every microbatch pays for having its pages cleared anew: 8 to 17 %
-    of the processor time of small networks (LOG.md). Peak memory stays the same. Elsewhere
-    than on glibc nothing happens.
+    of the processor time of small networks (LOG.md). Elsewhere than on glibc nothing happens.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return
     mallopt(_ARENA_MAX, 1)  # threads share blocks
-    mallopt(_MMAP_THRESHOLD, 32 << 20)
+    mallopt(_MMAP_MAX, 0)  # what lies above 32 MiB would be mapped anew each time: no threshold is larger
     mallopt(_TRIM_THRESHOLD, 2**31 - 1)
     mallopt(_TOP_PAD, 16 << 20)
 
