@@ -1,6 +1,7 @@
 """What mixes examples is found by what it does, in every disguise, and what does not is let through."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -230,6 +231,35 @@ def test_parameters_that_never_train_are_found():
     model.spare.requires_grad_(False)
     assert findings(model, IMAGE) == []
     assert "no trainable parameter" in str(findings(model.requires_grad_(False), IMAGE)[0])
+
+
+class OfComplexNumbers(nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight, self.rest = nn.Parameter(weight), nn.Linear(3, 2)
+
+    def forward(self, rows):
+        weight = self.weight if self.weight.is_complex() else torch.view_as_complex(self.weight)
+        return self.rest((rows.to(weight.dtype) @ weight).abs())
+
+
+@pytest.mark.parametrize("engine", ["reference", "func", "graph", "auto"])
+def test_complex_parameters_are_refused_and_their_real_form_is_taken(engine):
+    rows, labels = torch.randn(5, 4), torch.tensor([0, 1, 0, 1, 1])
+
+    def sums(weight, engine):
+        torch.manual_seed(0)
+        loss = partial(F.cross_entropy, reduction="none")
+        return clipped_grad(OfComplexNumbers(weight), loss, clipping_norm=1.0, engine=engine)(rows, labels)
+
+    weight = torch.randn(4, 3, dtype=torch.complex64)
+    with pytest.raises(InputError, match="complex trainable parameter 'weight'"):
+        sums(weight, engine)
+    if engine != "graph":  # which refuses the weight that is computed
+        weight = torch.view_as_real(weight).clone()
+        found, true = sums(weight, engine), sums(weight, "reference")
+        torch.testing.assert_close(found.grad_norms, true.grad_norms, rtol=1e-5, atol=0)
+        assert found.grad_sum["weight"].dtype is torch.float32
 
 
 def test_checking_leaves_model_and_random_state_as_they_were():

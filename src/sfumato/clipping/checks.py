@@ -62,6 +62,9 @@ def findings(model: nn.Module, example_input: torch.Tensor) -> list[Finding]:
         model: Any module whose forward takes one tensor of rows.
         example_input: (B, ...) floating point rows, at least one.
     """
+    is_complex = _complex_findings(model)
+    if is_complex:  # nor can the rest be told
+        return is_complex
     with random_state_kept(example_input):
         probe = copy.deepcopy(model).train()
         torch.manual_seed(0)
@@ -180,6 +183,8 @@ def _moved_elsewhere(before: list[torch.Tensor], after: list[torch.Tensor], row:
         if old.ndim and len(old) == _ROWS:
             others = torch.arange(_ROWS, device=old.device) != row
             old, new = old[others], new[others]
+        if old.is_complex():
+            old, new = torch.view_as_real(old), torch.view_as_real(new)
         old, new = old.double().nan_to_num(), new.double().nan_to_num()
         if old.numel() and (old - new).abs().max() > _ROUNDING * old.abs().max():
             return True
@@ -243,6 +248,18 @@ def _buffer_findings(probe: nn.Module, inputs: torch.Tensor) -> list[Finding]:
                 else "Turn the tracking off (for example track_running_stats=False).",
             )
         )
+    return found
+
+
+def _complex_findings(model: nn.Module) -> list[Finding]:
+    """Noise would be added to real parts alone."""
+    found = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.is_complex():
+            path, _, parameter_name = name.rpartition(".")
+            reason = f"has a complex trainable parameter '{parameter_name}', and norms and noise are those of real ones"
+            remedy = "Keep real and imaginary parts in a last dimension of two, and join them by torch.view_as_complex."
+            found.append(Finding(path, type(model.get_submodule(path)).__name__, reason, remedy))
     return found
 
 

@@ -29,4 +29,4 @@ def global_norms(parts: Iterable[torch.Tensor]) -> torch.Tensor:
 
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
     """What norms and sums are computed in: float32, or float64 where the model is."""
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.promote_types(tensor.dtype, torch.float32))
