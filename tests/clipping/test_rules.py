@@ -27,6 +27,8 @@ CONVOLUTIONS = {
     "same": {"kernel_size": 3, "padding": "same", "dilation": 2},
     "same_even": {"kernel_size": (2, 4), "padding": "same"},
     "valid": {"kernel_size": 3, "padding": "valid"},
+    "border_wider_than_kernel": {"kernel_size": 2, "padding": 4, "stride": 3},
+    "taps_beyond_the_image": {"kernel_size": 3, "padding": 8, "dilation": 8},
     "grouped": {"kernel_size": 3, "groups": 2, "stride": 2},
     "depthwise": {"kernel_size": 3, "groups": 4, "padding": 1, "dilation": 2},
 }
@@ -154,11 +156,15 @@ def test_convolutions_in_one_and_three_dimensions(dims, views):
 
 
 @pytest.mark.parametrize("views", [1, 3])
-@pytest.mark.parametrize("positions", [(), (5,), (2, 3)])
-def test_every_method_for_linear_layers(positions, views):
+@pytest.mark.parametrize(
+    ("positions", "features"),
+    # How inner products are had depends on both.
+    [((), 4), ((5,), 4), ((2, 3), 4), ((7,), 150), ((8,), 150), ((9,), 150), ((17,), 128), ((17,), 127), ((40,), 128), ((41,), 128), ((64,), 128)],
+)
+def test_every_method_for_linear_layers(positions, features, views):
     generator = torch.Generator().manual_seed(2)
-    rows = torch.randn(EXAMPLES * views, *positions, 4, generator=generator, dtype=torch.float64)
-    weight, bias = torch.randn(3, 4, generator=generator).double(), torch.randn(3, generator=generator).double()
+    rows = torch.randn(EXAMPLES * views, *positions, features, generator=generator, dtype=torch.float64)
+    weight, bias = torch.randn(3, features, generator=generator).double(), torch.randn(3, generator=generator).double()
     for slot, methods in (("weight", ["rows", "ghost"]), ("bias", ["bias"])):
         met, true = meet(torch.ops.aten.linear.default, [rows, weight, bias], slot, views)
         assert set(candidates(met, slot, EXAMPLES)) == set(methods)

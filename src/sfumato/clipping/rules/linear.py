@@ -10,9 +10,10 @@ from sfumato.clipping.rules.meeting import Met
 # of the absolute values of its terms, as if all roundings went one way.
 GRAM_ROUNDING = 2.0
 
-
 # Of so few positions a CPU multiplies a transpose that is written out twice as fast.
 _FEW_POSITIONS = 64
+# Of fewer still, with many features, it is at its best with so many rows at once: 17 positions take half the time.
+_MOST_IN_BLOCKS, _LEAST_IN_BLOCKS, _BLOCK = 40, 128, 8
 
 
 def bias(met: Met, slot: str) -> Rows:
@@ -39,8 +40,12 @@ def gram_values(met: Met) -> int:
 
 def gram(rows: torch.Tensor) -> torch.Tensor:
     """(m, positions, positions) inner products of (m, positions, features)."""
+    positions, features = rows.shape[1:]
     transposed = rows.transpose(1, 2)
-    if rows.device.type == "cpu" and rows.shape[1] < _FEW_POSITIONS:
+    if rows.device.type == "cpu" and positions <= _MOST_IN_BLOCKS and features >= _LEAST_IN_BLOCKS:
+        blocks = rows.chunk(-(-positions // _BLOCK), dim=1)
+        return torch.cat([torch.bmm(block, transposed) for block in blocks], dim=1)
+    if rows.device.type == "cpu" and positions < _FEW_POSITIONS:
         transposed = transposed.contiguous()
     return torch.bmm(rows, transposed)
 
