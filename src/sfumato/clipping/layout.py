@@ -66,6 +66,12 @@ def find_layouts(capture: Capture, model: torch.nn.Module, parameters: dict[str,
 
         before, more = run(images[:_ROWS], None), run(images, None)
         tensors = {node: before[node] for node in wanted if isinstance(before[node], torch.Tensor)}
+        for node in capture.data:
+            if node in tensors and tensors[node].is_complex():
+                raise InputError(
+                    f"{node.target} in '{module_path(node) or 'the model'}' gives complex numbers, for which engine \"graph\" has no rule. "
+                    'Use engine="reference".'
+                )
         candidates = {node: _candidates(node, tensor.shape, more[node].shape) for node, tensor in tensors.items()}
         for i in range(_ROWS):
             rows = images[:_ROWS].clone()
