@@ -126,6 +126,22 @@ def test_every_method_for_convolutions(name, memory_format, views, non_contiguou
             assert_contribution(METHODS[method](met, slot), true)
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("name", ["plain", "strided", "grouped"])
+def test_memory_that_was_not_written_is_not_read(name, memory_format):
+    """Fresh tensors are filled with NaN."""
+    operation, args = convolution(name, memory_format)
+    rows = torch.randn(EXAMPLES * 3, 4, 9, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    met, true = meet(operation, args(rows), "weight", 3)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(3).isnan().all()
+        for method in candidates(met, "weight", EXAMPLES):
+            assert_contribution(METHODS[method](met, "weight"), true)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.parametrize("zero", [False, True], ids=["", "zero_channel"])
 @pytest.mark.parametrize("views", [1, 3])
 def test_the_share_along_a_weight_is_read_off_the_output(views, zero):

@@ -80,7 +80,7 @@ def grouped(met: Met, slot: str) -> Rows:
     examples = met.examples
     inputs = problem.inputs.transpose(0, 1).flatten(1, 2)  # (rows, m C, *size)
     grads = problem.grads.transpose(0, 1).flatten(1, 2)
-    weight = problem.weight.expand(examples, *problem.weight.shape).flatten(0, 1)
+    weight = problem.weight.new_empty(examples * problem.weight.shape[0], *problem.weight.shape[1:])  # its gradient does not depend on it
     gradient = problem.weight_gradient(grads.contiguous(), inputs.contiguous(), weight, examples * problem.groups)
     return Rows(gradient.unflatten(0, (examples, -1)))
 
@@ -139,25 +139,25 @@ class Ghost:
         self.problem, self.output, self.bias = problem, output, bias
 
     def square_norms(self) -> tuple[torch.Tensor, torch.Tensor]:
-        squares, error = self._channel_squares()
+        squares, error = self._channel_squares(self._grads())
         return squares.sum(1), error.sum(1)
 
     def moments(self, directions: torch.Tensor, weight: torch.Tensor) -> Moments:
-        problem = self.problem
-        squares, error = self._channel_squares()
+        problem, grads = self.problem, self._grads()
+        squares, error = self._channel_squares(grads)
         ones = torch.ones_like(problem.weight[:1, :1])
         sums = self._convolved(problem.inputs.sum(2, keepdim=True), ones)  # (m, rows, 1, *size)
-        plain = torch.matmul(self._grads(), sums.flatten(1)[:, :, None])[..., 0]
-        along, along_error = self._along(directions, weight)
+        plain = torch.matmul(grads, sums.flatten(1)[:, :, None])[..., 0]
+        along, along_error = self._along(grads, directions, weight)
         return Moments(squares, plain, along, (error, along_error))
 
-    def _along(self, directions: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _along(self, grads: torch.Tensor, directions: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Sums over positions of grads times the convolution with the directions, and bounds on their rounding errors.
 
         Where each channel of the weight points in its direction, that convolution is the output
         without its bias, divided by a length, and need not be computed again.
         """
-        problem, grads = self.problem, self._grads()
+        problem = self.problem
         length = torch.linalg.vecdot(weight.flatten(1), directions).to(grads.dtype)
         size = torch.linalg.vector_norm(weight.flatten(1), dim=1)
         too_short = (length.abs() < size * (1 - 1e-5)) | (length.abs() < 1e-4 * size.max())
@@ -193,11 +193,12 @@ class Ghost:
         return self.problem.weight_gradients(self.problem.inputs[examples], self.problem.grads[examples])
 
     def _grads(self) -> torch.Tensor:
-        return self.problem.grads.transpose(1, 2).flatten(2)  # (m, O, rows positions)
+        """(m, O, rows positions): a copy where there are several rows."""
+        return self.problem.grads.transpose(1, 2).flatten(2)
 
-    def _channel_squares(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _channel_squares(self, grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(m, O) squares of each output channel's gradient norm: d' G d over pairs of positions."""
-        gram, grads = self._gram(), self._grads()
+        gram = self._gram()
         squares = torch.linalg.vecdot(torch.bmm(grads, gram), grads).clamp(min=0)
         # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled.
         lengths = gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
