@@ -46,3 +46,18 @@ def test_norms_in_doubt_are_taken_of_all_gradients_written_out(problem, views, m
         torch.testing.assert_close(out.grad_norms, reference.grad_norms, rtol=1e-5, atol=0.0)
         for name, value in reference.grad_sum.items():
             torch.testing.assert_close(out.grad_sum[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("bound", [float("nan"), float("inf")])
+def test_a_bound_that_overflowed_vouches_for_no_norm(problem, bound, monkeypatch):
+    model, inputs, targets = problem
+    grad_fn = clipped_grad(model, loss_fn, clipping_norm=0.1, engine="graph", methods=METHODS)
+    true = grad_fn(inputs, targets)
+    ghost = convolution.Ghost._channel_squares
+
+    def overflowed(self, grads):
+        squares, error = ghost(self, grads)
+        return 0.5 * squares, torch.full_like(error, bound)
+
+    monkeypatch.setattr(convolution.Ghost, "_channel_squares", overflowed)
+    torch.testing.assert_close(grad_fn(inputs, targets).grad_norms, true.grad_norms, rtol=1e-5, atol=0.0)

@@ -56,7 +56,8 @@ class Totals:
                 exact.append(self._square_norms(group, everyone))
         total = _sum([*exact, *(square for _, square, _ in rounded)])
         if rounded:
-            doubted = _sum([error for _, _, error in rounded]) > 2 * _TOLERANCE * total
+            # Not "larger than": a bound that overflowed to NaN vouches for nothing.
+            doubted = ~(_sum([error for _, _, error in rounded]) <= 2 * _TOLERANCE * total)
             if not assume(~doubted.any()):
                 doubtful = doubted.nonzero()[:, 0]
                 parts = [square[doubtful] for square in exact]
