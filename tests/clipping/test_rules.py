@@ -1,6 +1,7 @@
 """Every method of every rule against the ordinary gradient of each example alone."""
 
 import dataclasses
+import weakref
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.fx import Graph
 
 from sfumato.clipping.capture import capture
 from sfumato.clipping.layout import Layout
-from sfumato.clipping.rules import METHODS, Meeting, Met, candidates, named_args
+from sfumato.clipping.rules import METHODS, Meeting, Met, candidates, named_args, worth_trying
 from sfumato.clipping.rules.normalization import has_statistics, with_statistics
 
 ROWS_FIRST = Layout(dim=0, outer=1, inner=1)
@@ -142,6 +143,18 @@ def test_memory_that_was_not_written_is_not_read(name, memory_format):
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.parametrize("examples_at_once", [1, 3, 5])
+@pytest.mark.parametrize("name", ["plain", "strided", "uneven", "dilated", "one_by_one_strided", "taps_beyond_the_image"])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
+def test_patches_of_a_few_examples_at_a_time(memory_format, name, examples_at_once, monkeypatch):
+    """The last part may be smaller."""
+    operation, args = convolution(name, memory_format)
+    met, true = meet(operation, args(torch.randn(EXAMPLES * 3, 4, 9, 7, dtype=torch.float64)), "weight", 3)
+    values = met.args["weight"][0].numel() * met.example_grad()[0, :, 0].numel()
+    monkeypatch.setattr("sfumato.kernels.conv_weight_gradients.patches._AT_ONCE", examples_at_once * values)
+    assert_contribution(METHODS["unfold"](met, "weight"), true)
+
+
 @pytest.mark.parametrize("zero", [False, True], ids=["", "zero_channel"])
 @pytest.mark.parametrize("views", [1, 3])
 def test_the_share_along_a_weight_is_read_off_the_output(views, zero):
@@ -261,3 +274,27 @@ def test_the_memory_of_ghost_norms_is_judged_for_a_whole_microbatch():
     met, _ = meet(torch.ops.aten.linear.default, [torch.randn(EXAMPLES, 5, 4), torch.randn(3, 4), None], "weight", 1)
     assert "ghost" in candidates(met, "weight", EXAMPLES)
     assert "ghost" not in candidates(met, "weight", 2**26)
+
+
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize(("size", "spares"), [(3, True), (16, False)])
+def test_gradients_are_not_written_out_where_a_ghost_norm_needs_far_less_memory(size, spares, views):
+    """Whatever the clock says on a few images: 64 x 64 x 9 numbers for each image, or the inner products of its few pixels."""
+    rows, weight = torch.randn(EXAMPLES * views, 64, size, size), torch.randn(64, 64, 3, 3)
+    met, true = meet(torch.ops.aten.conv2d.default, [rows, weight, None, [1, 1], [1, 1], [1, 1], 1], "weight", views)
+    names = candidates(met, "weight", EXAMPLES)
+    assert {"loop", "grouped", "unfold"} < {*names}
+    assert worth_trying(names, met, "weight") == (["conv_ghost"] if spares else names)
+    without = [name for name in names if name != "conv_ghost"]  # a weight at several places has no ghost norm
+    assert worth_trying(without, met, "weight") == without
+
+
+def test_a_ghost_norm_keeps_no_output():
+    """It would be as large as the gradient; what the closed form wants of it is a few numbers for each channel."""
+    operation, args = convolution("plain", torch.contiguous_format)
+    met, _ = meet(operation, args(torch.randn(EXAMPLES, 4, 9, 7, dtype=torch.float64)), "weight", 1)
+    output = operation(*args(met.args["input"]))
+    dies = weakref.ref(output)
+    contribution = METHODS["conv_ghost"](dataclasses.replace(met, output=output), "weight")
+    del output
+    assert dies() is None and contribution.square_norms()[0].isfinite().all()

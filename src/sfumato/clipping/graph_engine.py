@@ -26,7 +26,7 @@ from sfumato.clipping.compiled import CompiledPass, Tensors
 from sfumato.clipping.engine import ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.losses import ExampleLosses
 from sfumato.clipping.norms import at_least_float32
-from sfumato.clipping.rules import GHOSTS, METHODS, Contribution, Met, Rows, candidates, named_args, normalization
+from sfumato.clipping.rules import GHOSTS, METHODS, Contribution, Met, Rows, candidates, named_args, normalization, worth_trying
 from sfumato.clipping.totals import Totals
 from sfumato.clipping.tracing import trace
 from sfumato.clipping.weights import Weights, weigh
@@ -35,9 +35,10 @@ from sfumato.clipping.weights import Weights, weigh
 _HOPELESS = 1.5
 # Seconds of a pass that methods are tried in: long enough for their order to be that of a whole microbatch.
 _TRIAL_SECONDS = 0.2
-# Gradients that are written out must be faster by this: they take memory for each example, and those of a whole
-# microbatch leave the processor's cache, while a ghost norm's one weight gradient then costs each example less.
-_WRITTEN_OUT = 1.3
+# What a method's time counts. Gradients that are written out take memory for each example, and those of a whole microbatch
+# leave the processor's cache, while a ghost norm's one weight gradient then costs each example less.
+# One grouped convolution holds them in the library's own order besides.
+_PRICES = {name: 1.0 if name in GHOSTS else 1.3 for name in METHODS} | {"grouped": 1.4}
 # So often each memory format is timed.
 _TRIAL_ROUNDS = 3
 
@@ -272,7 +273,8 @@ def _backward(
             value = value.detach().requires_grad_()
             firsts.append(value)
         held = [{name: _detached(arg) for name, arg in named.items()}]
-        if engine.methods.get(f"{meeting.name}.weight", "conv_ghost") == "conv_ghost":  # kept only for who may want it
+        if meeting.slots.get("weight") in weights.directions and engine.methods.get(f"{meeting.name}.weight", "conv_ghost") == "conv_ghost":
+            # Kept only for who may want it.
             outputs_of[meeting.name] = value.detach()
 
         def catch(grad: torch.Tensor) -> None:
@@ -320,6 +322,7 @@ def _collect(engine: GraphEngine, weights: Weights, met: Met, contributions: dic
                 names = [name for name in names if name != "ghost"]  # has no moments
             # A method of another model's record could be silently wrong here.
             if engine.methods.get(key) not in names:
+                names = worth_trying(names, met, slot)
                 engine.methods[key] = _fastest(names, met, slot, weights, weight) if engine.measures and len(names) > 1 else names[0]
             engine.settled.add(key)
         _add(contributions, weight, METHODS[engine.methods[key]](met, slot))
@@ -350,7 +353,7 @@ def _fastest(names: list[str], met: Met, slot: str, weights: Weights, weight: st
     for name in names:
         first = seconds(name)
         took[name] = first if took and first > _HOPELESS * min(took.values()) else min(first, seconds(name))
-    return min(took, key=lambda name: took[name] * (1.0 if name in GHOSTS else _WRITTEN_OUT))
+    return min(took, key=lambda name: took[name] * _PRICES[name])
 
 
 def _detached(value: Any) -> Any:

@@ -7,7 +7,20 @@ from sfumato.clipping.rules.contribution import ChannelContribution, Contributio
 from sfumato.clipping.rules.meeting import Meeting, Met, Method, named_args
 from sfumato.errors import InputError
 
-__all__ = ["ChannelContribution", "Contribution", "Meeting", "Met", "Method", "Moments", "Rows", "METHODS", "candidates", "named_args", "refuse"]
+__all__ = [
+    "ChannelContribution",
+    "Contribution",
+    "Meeting",
+    "Met",
+    "Method",
+    "Moments",
+    "Rows",
+    "METHODS",
+    "candidates",
+    "named_args",
+    "refuse",
+    "worth_trying",
+]
 
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", *convolution.TRANSPOSED)
 EXPANSIONS = ("expand", "repeat")
@@ -26,13 +39,15 @@ METHODS: dict[str, Method] = {
     "repeated": expansion.repeated,
     "vmap": generic.by_vmap,
 }
-# They never write per-example gradients out.
-GHOSTS = ("ghost", "conv_ghost")
+# They never write per-example gradients out; how many numbers they keep at their peak.
+GHOSTS = {"ghost": linear.gram_values, "conv_ghost": convolution.gram_values}
 
 # From so many views on, one image's convolution is large enough to be computed by itself.
 _MANY_VIEWS = 4
 # Numbers that a ghost norm's inner products may take: 256 MiB in float32.
 _MAX_GRAM_VALUES = 2**26
+# Where inner products take less than this part of the memory of written-out gradients, these are not tried.
+_FAR_LESS = 0.3
 
 
 def candidates(met: Met, slot: str, examples: int) -> list[str]:
@@ -58,6 +73,17 @@ def candidates(met: Met, slot: str, examples: int) -> list[str]:
     if operation in EXPANSIONS:
         return ["repeated"]
     return ["vmap"]
+
+
+def worth_trying(names: list[str], met: Met, slot: str) -> list[str]:
+    """The methods that fit, without those that write gradients out where a ghost norm needs far less memory.
+
+    The clock would mislead: on the few images that methods are tried on, written-out gradients stay in the processor's
+    cache, and few share a ghost norm's one weight gradient.
+    """
+    written_out = met.args[slot].numel() * met.examples
+    sparing = [name for name in names if name in GHOSTS and GHOSTS[name](met) < _FAR_LESS * written_out]
+    return sparing or names
 
 
 def refuse(meeting: Meeting) -> None:

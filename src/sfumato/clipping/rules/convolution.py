@@ -11,7 +11,7 @@ from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.rules.contribution import Moments, Rows
 from sfumato.clipping.rules.linear import GRAM_ROUNDING
 from sfumato.clipping.rules.meeting import Met
-from sfumato.kernels.conv_weight_gradients import conv_weight_gradients
+from sfumato.kernels.conv_weight_gradients import conv_weight_gradients, conv_weight_gradients_by_patches
 
 TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 
@@ -86,32 +86,15 @@ def grouped(met: Met, slot: str) -> Rows:
 
 
 def unfold(met: Met, slot: str) -> Rows:
-    """Patches times output gradients, a batched matrix product for each view."""
+    """Patches times output gradients, a batched matrix product."""
     problem = _Problem(met)
-    patches = _patches(problem)  # (m, rows, C k, positions)
-    grads = problem.grads.flatten(3)  # (m, rows, O, positions)
-    if patches.shape[1] == 1:
-        rows = torch.bmm(grads[:, 0], patches[:, 0].transpose(1, 2))
-    else:
-        # Views are added in float32 at least, whatever type they are.
-        rows = at_least_float32(grads.new_zeros(met.examples, grads.shape[2], patches.shape[2]))
-        for view in range(patches.shape[1]):
-            rows += torch.bmm(grads[:, view], patches[:, view].transpose(1, 2))
-    return Rows(rows.view(met.examples, *problem.weight.shape))
+    taps = list(problem.weight.shape[2:])
+    return Rows(conv_weight_gradients_by_patches(problem.inputs, problem.grads, taps, problem.stride, problem.padding, problem.dilation))
 
 
 def can_unfold(met: Met) -> bool:
     """Whether `unfold` and `ghost` know this convolution: two-dimensional, one group, not transposed."""
     return met.args["weight"].ndim == 4 and met.args["groups"] == 1 and met.meeting.operation not in TRANSPOSED
-
-
-def _patches(problem: _Problem) -> torch.Tensor:
-    if math.prod(problem.weight.shape[2:]) == 1 and not any(problem.padding):
-        step_h, step_w = problem.stride
-        return problem.inputs[..., ::step_h, ::step_w].flatten(3)
-    rows = problem.inputs.flatten(0, 1)
-    patches = F.unfold(rows, problem.weight.shape[2:], tuple(problem.dilation), tuple(problem.padding), tuple(problem.stride))
-    return patches.unflatten(0, problem.inputs.shape[:2])
 
 
 def ghost(met: Met, slot: str) -> "Ghost":
@@ -136,20 +119,22 @@ class Ghost:
     """Per-example gradients that are never written out."""
 
     def __init__(self, problem: _Problem, output: torch.Tensor | None, bias: torch.Tensor | None) -> None:
-        self.problem, self.output, self.bias = problem, output, bias
+        self.problem, self.bias = problem, bias
+        # Now: the gradient is in the processor's cache, and the output need not be kept.
+        grads = self._grads()
+        self._squares, self._error = self._channel_squares(grads)
+        self._products = None if output is None else _products(output.transpose(1, 2).flatten(2), grads)
 
     def square_norms(self) -> tuple[torch.Tensor, torch.Tensor]:
-        squares, error = self._channel_squares(self._grads())
-        return squares.sum(1), error.sum(1)
+        return self._squares.sum(1), self._error.sum(1)
 
     def moments(self, directions: torch.Tensor, weight: torch.Tensor) -> Moments:
         problem, grads = self.problem, self._grads()
-        squares, error = self._channel_squares(grads)
         ones = torch.ones_like(problem.weight[:1, :1])
         sums = self._convolved(problem.inputs.sum(2, keepdim=True), ones)  # (m, rows, 1, *size)
         plain = torch.matmul(grads, sums.flatten(1)[:, :, None])[..., 0]
         along, along_error = self._along(grads, directions, weight)
-        return Moments(squares, plain, along, (error, along_error))
+        return Moments(self._squares, plain, along, (self._error, along_error))
 
     def _along(self, grads: torch.Tensor, directions: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Sums over positions of grads times the convolution with the directions, and bounds on their rounding errors.
@@ -161,19 +146,16 @@ class Ghost:
         length = torch.linalg.vecdot(weight.flatten(1), directions).to(grads.dtype)
         size = torch.linalg.vector_norm(weight.flatten(1), dim=1)
         too_short = (length.abs() < size * (1 - 1e-5)) | (length.abs() < 1e-4 * size.max())
-        if self.output is None or not assume(~too_short.any()):
+        if self._products is None or not assume(~too_short.any()):
             kernels = directions.view_as(problem.weight).to(problem.inputs.dtype)
             convolved = self._convolved(problem.inputs, kernels)
             along = torch.linalg.vecdot(convolved.transpose(1, 2).flatten(2), grads)
             return along, torch.zeros_like(along)
-        output = self.output.transpose(1, 2).flatten(2)  # (m, O, rows positions)
+        products, of_output, of_grads = self._products
         bias = self.bias if self.bias is not None else torch.zeros_like(length)
-        along = (torch.linalg.vecdot(output, grads) - bias * grads.sum(2)) / length
-        # Sums of squares: norms along a strided dimension, of channels_last images, take PyTorch ten times as long.
-        of_output, of_grads = (tensor.square().sum(2).sqrt() for tensor in (output, grads))
-        largest = of_output + bias.abs() * output.shape[2] ** 0.5
+        largest = of_output + bias.abs() * grads.shape[2] ** 0.5
         error = GRAM_ROUNDING * torch.finfo(grads.dtype).eps * largest * of_grads / length.abs()
-        return along, error
+        return (products - bias * grads.sum(2)) / length, error
 
     def _convolved(self, inputs: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
         problem = self.problem
@@ -212,6 +194,13 @@ class Ghost:
         products = torch.bmm(pixels.transpose(1, 2), pixels).view(examples, rows, height, width, rows, height, width)
         positions = rows * math.prod(self.problem.grads.shape[3:])
         return _over_taps(_over_taps(products, 2, self.problem), 3, self.problem).view(examples, positions, positions)
+
+
+def _products(output: torch.Tensor, grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Inner products and lengths of (m, O, positions), all (m, O)."""
+    # Sums of squares: norms along a strided dimension, of channels_last images, take PyTorch ten times as long.
+    of_output, of_grads = (tensor.square().sum(2).sqrt() for tensor in (output, grads))
+    return torch.linalg.vecdot(output, grads), of_output, of_grads
 
 
 def _over_taps(products: torch.Tensor, dim: int, problem: _Problem) -> torch.Tensor:
