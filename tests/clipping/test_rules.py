@@ -171,6 +171,22 @@ def test_the_share_along_a_weight_is_read_off_the_output(views, zero):
     assert bool((moments.errors[1] > 0).any()) == (not zero)
 
 
+def test_the_share_along_a_weight_is_in_doubt_where_a_bias_hides_it():
+    """The output, from which that share is read, is then nothing but rounding."""
+    generator = torch.Generator().manual_seed(2)
+    rows = 1 + 1e-3 * torch.randn(EXAMPLES, 4, 9, 7, generator=generator)
+    weight = 1 + 1e-3 * torch.randn(8, 4, 1, 1, generator=generator)
+    settings = [[1, 1], [0, 0], [1, 1], 1]
+    bias = -torch.ops.aten.conv2d.default(rows, weight, None, *settings).mean((0, 2, 3))
+    met, true = meet(torch.ops.aten.conv2d.default, [rows, weight, bias, *settings], "weight", 1)
+    met = dataclasses.replace(met, output=torch.ops.aten.conv2d.default(rows, weight, bias, *settings))
+    directions = torch.nn.functional.normalize(weight.flatten(1))
+    moments = METHODS["conv_ghost"](met, "weight").moments(directions, weight)
+    along = torch.einsum("mophw,mihw->moi", met.grad[:, :, None].double(), rows.double()) * directions.double()
+    assert ((moments.along - along.sum(2)).abs() <= moments.errors[1]).all()
+    assert (moments.errors[1] > 1e-6 * met.grad.flatten(2).norm(dim=2)).all()
+
+
 @pytest.mark.parametrize("views", [1, 3])
 @pytest.mark.parametrize("dims", [1, 3])
 def test_convolutions_in_one_and_three_dimensions(dims, views):
