@@ -151,7 +151,7 @@ def test_patches_of_a_few_examples_at_a_time(memory_format, name, examples_at_on
     operation, args = convolution(name, memory_format)
     met, true = meet(operation, args(torch.randn(EXAMPLES * 3, 4, 9, 7, dtype=torch.float64)), "weight", 3)
     values = met.args["weight"][0].numel() * met.example_grad()[0, :, 0].numel()
-    monkeypatch.setattr("sfumato.kernels.conv_weight_gradients.patches._AT_ONCE", examples_at_once * values)
+    monkeypatch.setattr("sfumato.kernels.conv_weight_gradients_by_patches.naive._AT_ONCE", examples_at_once * values)
     assert_contribution(METHODS["unfold"](met, "weight"), true)
 
 

@@ -11,7 +11,8 @@ from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.rules.contribution import Moments, Rows
 from sfumato.clipping.rules.linear import GRAM_ROUNDING
 from sfumato.clipping.rules.meeting import Met
-from sfumato.kernels.conv_weight_gradients import conv_weight_gradients, conv_weight_gradients_by_patches
+from sfumato.kernels.conv_weight_gradients import conv_weight_gradients
+from sfumato.kernels.conv_weight_gradients_by_patches import conv_weight_gradients_by_patches
 
 TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 
