@@ -42,7 +42,7 @@ def _(inputs, grads, taps, stride, padding, dilation):
 def _patches(inputs: torch.Tensor, taps: list[int], stride: list[int], padding: list[int], dilation: list[int]) -> torch.Tensor:
     """(m, C taps, rows positions): what the kernel sees at each position.
 
-    Windows on a padded image, copied once, take half as long as `F.unfold`.
+    Windows on a padded image, copied once, are had sooner than by `F.unfold`.
     """
     (border_h, border_w), (step_h, step_w) = padding, stride
     size_h, size_w = ((number - 1) * step + 1 for number, step in zip(taps, dilation, strict=True))
