@@ -22,7 +22,7 @@ def conv_weight_gradients_by_patches(
     Returns:
         (m, O, C, *taps), in the type of `grads`.
     """
-    examples, rows, channels = inputs.shape[:3]
+    examples, _, channels = inputs.shape[:3]
     grads = grads.transpose(1, 2)
     gradients = grads.new_empty(examples, grads.shape[1], channels, *taps)
     at_once = examples
