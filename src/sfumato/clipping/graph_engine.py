@@ -319,7 +319,7 @@ def _collect(engine: GraphEngine, weights: Weights, met: Met, contributions: dic
         if key not in engine.settled:
             names = [name for name in candidates(met, slot, engine.examples) if name not in GHOSTS or engine.may_be_ghost[weight]]
             if weight in weights.directions:
-                names = [name for name in names if name != "ghost"]  # has no moments
+                names = [name for name in names if name not in GHOSTS or name == "conv_ghost"]  # the others have no moments
             # A method of another model's record could be silently wrong here.
             if engine.methods.get(key) not in names:
                 names = worth_trying(names, met, slot)

@@ -30,6 +30,7 @@ METHODS: dict[str, Method] = {
     "bias": linear.bias,
     "rows": linear.rows,
     "ghost": linear.ghost,
+    "ghost_at_once": linear.ghost_at_once,
     "conv_bias": convolution.bias,
     "loop": convolution.loop,
     "grouped": convolution.grouped,
@@ -40,7 +41,7 @@ METHODS: dict[str, Method] = {
     "vmap": generic.by_vmap,
 }
 # They never write per-example gradients out; how many numbers they keep at their peak.
-GHOSTS = {"ghost": linear.gram_values, "conv_ghost": convolution.gram_values}
+GHOSTS = {"ghost": linear.gram_values, "ghost_at_once": linear.gram_values, "conv_ghost": convolution.gram_values}
 
 # From so many views on, one image's convolution is large enough to be computed by itself.
 _MANY_VIEWS = 4
@@ -57,7 +58,7 @@ def candidates(met: Met, slot: str, examples: int) -> list[str]:
         if slot == "bias":
             return ["bias"]
         values = linear.gram_values(met) * examples // met.examples
-        ghost = ["ghost"] if values <= _MAX_GRAM_VALUES else []
+        ghost = ["ghost"] + (["ghost_at_once"] if linear.is_divided(met) else []) if values <= _MAX_GRAM_VALUES else []
         return [*ghost, "rows"] if values <= met.args["weight"].numel() * examples else ["rows", *ghost]
     if operation in CONVOLUTIONS:
         if slot == "bias":
