@@ -476,6 +476,12 @@ def test_methods_of_another_model_are_not_believed():
     assert_exact(Tied(), (4,), methods={"memory_format": "contiguous", "model:linear.weight": "ghost", "model:linear_1.weight": "ghost"})
     grad_fn = assert_exact(nn.Linear(2, 2), (2,), methods={"memory_format": "contiguous", "model:linear.weight": "bias", "model:linear.bias": "x"})
     assert grad_fn.methods["model:linear.weight"] in ("rows", "ghost")
+    torch.manual_seed(0)
+    patches, key = nn.Sequential(WeightStandardizedConv2d(2, 6, 2, stride=2), nn.SiLU(), nn.Flatten()), "0:conv2d.weight"
+    grad_fn = assert_exact(patches, (2, 4, 4), methods={"memory_format": "contiguous", key: "patch_ghost"})
+    assert grad_fn.methods[key] != "patch_ghost"  # which cannot say what standardisation needs
+    plain = nn.Sequential(nn.Conv2d(2, 6, 2, stride=2), nn.SiLU(), nn.Flatten())
+    assert assert_exact(plain, (2, 4, 4), methods={"memory_format": "contiguous", key: "patch_ghost"}).methods[key] == "patch_ghost"
 
 
 @pytest.mark.parametrize("fault", ["none", "a bias is missing", "a meeting is left out", "an operation writes past the labels"])

@@ -23,6 +23,7 @@ CONVOLUTIONS = {
     "one_by_one_strided": {"kernel_size": 1, "stride": 2},
     "one_by_one_padded": {"kernel_size": 1, "padding": 1},
     "strided": {"kernel_size": 3, "stride": 2, "padding": 1},
+    "patches": {"kernel_size": (3, 2), "stride": (3, 2), "padding": (0, 1)},
     "pixels_left_over": {"kernel_size": 2, "stride": 3},
     "uneven": {"kernel_size": (1, 3), "stride": (2, 1), "padding": (0, 1)},
     "dilated": {"kernel_size": 3, "dilation": 2, "padding": 2},
@@ -34,6 +35,9 @@ CONVOLUTIONS = {
     "grouped": {"kernel_size": 3, "groups": 2, "stride": 2},
     "depthwise": {"kernel_size": 3, "groups": 4, "padding": 1, "dilation": 2},
 }
+
+# No pixel is seen at two positions.
+APART = {"one_by_one", "one_by_one_strided", "one_by_one_padded", "patches", "pixels_left_over", "border_wider_than_kernel"}
 
 
 def meet(operation, args, weight_name, views, seed=0, non_contiguous=False):
@@ -121,9 +125,8 @@ def test_every_method_for_convolutions(name, memory_format, views, non_contiguou
     for slot in ("weight", "bias"):
         met, true = meet(operation, args(rows), slot, views, non_contiguous=non_contiguous)
         methods = candidates(met, slot, EXAMPLES)
-        assert slot == "bias" or set(methods) == {"loop", "grouped"} | (
-            {"unfold", "conv_ghost"} if CONVOLUTIONS[name].get("groups", 1) == 1 else set()
-        )
+        in_one_group = {"unfold", "conv_ghost"} | ({"patch_ghost"} if name in APART else set())
+        assert slot == "bias" or set(methods) == {"loop", "grouped"} | (in_one_group if CONVOLUTIONS[name].get("groups", 1) == 1 else set())
         for method in [*methods, "vmap"] if not isinstance(CONVOLUTIONS[name].get("padding"), str) else methods:
             assert_contribution(METHODS[method](met, slot), true)
 

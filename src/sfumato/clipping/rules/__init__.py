@@ -36,12 +36,18 @@ METHODS: dict[str, Method] = {
     "grouped": convolution.grouped,
     "unfold": convolution.unfold,
     "conv_ghost": convolution.ghost,
+    "patch_ghost": convolution.patch_ghost,
     "affine": normalization.affine,
     "repeated": expansion.repeated,
     "vmap": generic.by_vmap,
 }
 # They never write per-example gradients out; how many numbers they keep at their peak.
-GHOSTS = {"ghost": linear.gram_values, "ghost_at_once": linear.gram_values, "conv_ghost": convolution.gram_values}
+GHOSTS = {
+    "ghost": linear.gram_values,
+    "ghost_at_once": linear.gram_values,
+    "conv_ghost": convolution.gram_values,
+    "patch_ghost": convolution.patch_gram_values,
+}
 
 # From so many views on, one image's convolution is large enough to be computed by itself.
 _MANY_VIEWS = 4
@@ -67,7 +73,8 @@ def candidates(met: Met, slot: str, examples: int) -> list[str]:
         if operation not in convolution.TRANSPOSED:
             found = ["loop", "grouped"] if met.views >= _MANY_VIEWS else ["grouped", "loop"]
         if convolution.can_unfold(met):
-            found += ["unfold"] + (["conv_ghost"] if convolution.gram_values(met) * examples // met.examples <= _MAX_GRAM_VALUES else [])
+            ghosts = ["conv_ghost"] if convolution.overlaps(met) else ["patch_ghost", "conv_ghost"]
+            found += ["unfold", *(name for name in ghosts if GHOSTS[name](met) * examples // met.examples <= _MAX_GRAM_VALUES)]
         return found
     if operation in NORMS:
         return ["affine"]

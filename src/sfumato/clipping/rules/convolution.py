@@ -8,11 +8,12 @@ from torch.nn import functional as F
 
 from sfumato.clipping.assumptions import assume
 from sfumato.clipping.norms import at_least_float32
+from sfumato.clipping.rules import linear
 from sfumato.clipping.rules.contribution import Moments, Rows
 from sfumato.clipping.rules.linear import GRAM_ROUNDING
 from sfumato.clipping.rules.meeting import Met
 from sfumato.kernels.conv_weight_gradients import conv_weight_gradients
-from sfumato.kernels.conv_weight_gradients_by_patches import conv_weight_gradients_by_patches
+from sfumato.kernels.conv_weight_gradients_by_patches import conv_weight_gradients_by_patches, windows
 
 TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 
@@ -94,7 +95,7 @@ def unfold(met: Met, slot: str) -> Rows:
 
 
 def can_unfold(met: Met) -> bool:
-    """Whether `unfold` and `ghost` know this convolution: two-dimensional, one group, not transposed."""
+    """Whether `unfold`, `ghost` and `patch_ghost` know this convolution: two-dimensional, one group, not transposed."""
     return met.args["weight"].ndim == 4 and met.args["groups"] == 1 and met.meeting.operation not in TRANSPOSED
 
 
@@ -195,6 +196,40 @@ class Ghost:
         products = torch.bmm(pixels.transpose(1, 2), pixels).view(examples, rows, height, width, rows, height, width)
         positions = rows * math.prod(self.problem.grads.shape[3:])
         return _over_taps(_over_taps(products, 2, self.problem), 3, self.problem).view(examples, positions, positions)
+
+
+def patch_ghost(met: Met, slot: str) -> "PatchGhost":
+    """The ghost norm of a linear layer on patches, which are written out."""
+    return PatchGhost(_Problem(met))
+
+
+def overlaps(met: Met) -> bool:
+    """Whether one pixel lies in several patches, which then take more memory than the images."""
+    problem = _Problem(met)
+    return any(step < (taps - 1) * apart + 1 for step, taps, apart in zip(problem.stride, problem.weight.shape[2:], problem.dilation, strict=True))
+
+
+def patch_gram_values(met: Met) -> int:
+    """Numbers that `patch_ghost` keeps at its peak: patches, and inner products of all pairs of positions."""
+    grads = met.example_grad()
+    positions = grads.shape[1] * math.prod(grads.shape[3:])
+    return met.examples * positions * (met.args["weight"][0].numel() + 2 * positions)
+
+
+class PatchGhost(linear.Ghost):
+    """Per-example gradients that are never written out, of a weight as a matrix (O, C taps)."""
+
+    def __init__(self, problem: _Problem) -> None:
+        self._shape = problem.weight.shape[1:]
+        seen = windows(problem.inputs, list(self._shape[1:]), problem.stride, problem.padding, problem.dilation)
+        patches = seen.permute(0, 1, 3, 4, 2, 5, 6).flatten(4).flatten(1, 3)  # (m, rows positions, C taps)
+        super().__init__(patches, problem.grads.flatten(3).transpose(2, 3).flatten(1, 2), linear.gram)
+
+    def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+        return super().weighted_sum(coefficients, counts).unflatten(1, self._shape)
+
+    def rows_of(self, examples: torch.Tensor) -> torch.Tensor:
+        return super().rows_of(examples).unflatten(2, self._shape)
 
 
 def _products(output: torch.Tensor, grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -29,7 +29,8 @@ def conv_weight_gradients_by_patches(
     if inputs.device.type == "cpu":
         at_once = max(1, _AT_ONCE // (channels * taps[0] * taps[1] * grads[0, 0].numel()))
     for own_inputs, own_grads, gradient in zip(inputs.split(at_once), grads.split(at_once), gradients.split(at_once), strict=True):
-        patches = _patches(own_inputs, taps, stride, padding, dilation)
+        seen = windows(own_inputs, taps, stride, padding, dilation)
+        patches = seen.permute(0, 2, 5, 6, 1, 3, 4).flatten(4).flatten(1, 3)  # (n, C taps, rows positions)
         torch.bmm(own_grads.flatten(2), patches.transpose(1, 2), out=gradient.flatten(2))
     return gradients
 
@@ -39,13 +40,12 @@ def _(inputs, grads, taps, stride, padding, dilation):
     return grads.new_empty(len(inputs), grads.shape[2], inputs.shape[2], *taps)
 
 
-def _patches(inputs: torch.Tensor, taps: list[int], stride: list[int], padding: list[int], dilation: list[int]) -> torch.Tensor:
-    """(m, C taps, rows positions): what the kernel sees at each position.
+def windows(inputs: torch.Tensor, taps: list[int], stride: list[int], padding: list[int], dilation: list[int]) -> torch.Tensor:
+    """(m, rows, C, *output size, *taps): what the kernel sees at each position; a view of the images, padded where there is a border.
 
-    Windows on a padded image, copied once, are had sooner than by `F.unfold`.
+    Copied once, it makes patches sooner than `F.unfold` does.
     """
     (border_h, border_w), (step_h, step_w) = padding, stride
     size_h, size_w = ((number - 1) * step + 1 for number, step in zip(taps, dilation, strict=True))
-    windows = F.pad(inputs, (border_w, border_w, border_h, border_h)) if border_h or border_w else inputs
-    windows = windows.unfold(3, size_h, step_h).unfold(4, size_w, step_w)[..., :: dilation[0], :: dilation[1]]
-    return windows.permute(0, 2, 5, 6, 1, 3, 4).flatten(4).flatten(1, 3)  # from (m, rows, C, *output size, *taps)
+    padded = F.pad(inputs, (border_w, border_w, border_h, border_h)) if border_h or border_w else inputs
+    return padded.unfold(3, size_h, step_h).unfold(4, size_w, step_w)[..., :: dilation[0], :: dilation[1]]
