@@ -172,14 +172,15 @@ class GradFn:
     def __call__(self, inputs: torch.Tensor, *targets: torch.Tensor, is_padding: torch.Tensor | None = None) -> ClippedGrad:
         views = self._as_views(inputs, targets, is_padding)  # (B, K, ...)
         real = torch.arange(len(views), device=views.device) if is_padding is None else (~is_padding).nonzero()[:, 0]
-        parameters = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
+        everything = list(self._model.named_parameters())
+        parameters = {name: parameter for name, parameter in everything if parameter.requires_grad}
         dtype = next((torch.promote_types(parameter.dtype, torch.float32) for parameter in parameters.values()), torch.float32)
         grad_norms, losses = torch.zeros(2, len(views), dtype=dtype, device=views.device)
         grad_sum: dict[str, torch.Tensor] = {}
         if len(real) == 0:
             grad_sum = {name: at_least_float32(torch.zeros_like(parameter, requires_grad=False)) for name, parameter in parameters.items()}
             return ClippedGrad(grad_sum, grad_norms, losses)
-        signature = self._signature_of(views)
+        signature = self._signature_of(views, everything)
         if self._engine is None or signature != self._signature:
             self._check(views, targets, real[:1])
             self._engine = self._build(views[real[:1], 0])
@@ -259,7 +260,7 @@ class GradFn:
             num_parameters = sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
             self.microbatch_size = max(1, min(_MICROBATCH_MAX, _MICROBATCH_VALUES // (num_parameters + views.shape[1] * values_saved)))
 
-    def _signature_of(self, views: torch.Tensor) -> Any:
+    def _signature_of(self, views: torch.Tensor, parameters: list[tuple[str, nn.Parameter]]) -> Any:
         """What an engine was built for: another mode, frozen layer or image size is another computation."""
         modules = tuple(module.training for module in self._model.modules())
         return (
@@ -267,7 +268,7 @@ class GradFn:
             views.dtype,
             views.device,
             modules,
-            tuple((name, parameter.requires_grad) for name, parameter in self._model.named_parameters()),
+            tuple((name, parameter.requires_grad) for name, parameter in parameters),
         )
 
     def _build(self, row: torch.Tensor) -> Engine:
