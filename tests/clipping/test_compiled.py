@@ -120,6 +120,20 @@ def test_the_way_back_from_derived_weights_is_compiled_too(monkeypatch):
     pair[1](inputs, targets)
 
 
+def test_patches_and_tokens():
+    """As in a vision transformer: a convolution whose patches lie apart, and layers of few positions."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 4, stride=4), nn.Flatten(2), nn.Linear(4, 6), nn.SiLU(), nn.Flatten(), nn.Linear(48, 4))
+    inputs, targets = torch.randn(8, 2, 3, 8, 8), torch.randint(4, (8,))
+    methods = {"memory_format": "contiguous", "0:conv2d.weight": "patch_ghost", "2:linear.weight": "ghost_at_once"}
+    pair = [
+        clipped_grad(model, loss_fn, clipping_norm=0.5, augmult=2, microbatch_size=8, engine="graph", methods=methods, compile=compile)
+        for compile in (False, True)
+    ]
+    assert_equal(pair, inputs, targets)
+    assert all(methods.items() <= grad_fn.methods.items() for grad_fn in pair)
+
+
 def test_bfloat16_compiled_is_bfloat16_and_keeps_the_sensitivity():
     """Both round to bfloat16, the compiled graph less often; one clipped example has exactly the norm that it is said to have."""
     torch.manual_seed(0)

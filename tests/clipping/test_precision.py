@@ -18,29 +18,34 @@ def loss_fn(outputs, targets):
 
 
 class Net(nn.Module):
-    def __init__(self, conv):
+    def __init__(self, conv, patches):
         super().__init__()
-        self.conv, self.norm, self.positions, self.out = conv(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.Parameter(torch.randn(8)), nn.Linear(8, 4)
+        self.conv = conv(3, 8, 2, stride=2) if patches else conv(3, 8, 3, padding=1)
+        self.norm, self.positions, self.out = nn.GroupNorm(2, 8), nn.Parameter(torch.randn(8)), nn.Linear(8, 4)
 
     def forward(self, x):
         return self.out(F.silu(self.norm(self.conv(x))).flatten(2).transpose(1, 2) + self.positions).mean(1)
 
 
-def problem(conv, seed=0):
+# Methods of the convolution and of the linear layer.
+METHODS = {"loop": "rows", "grouped": "rows", "unfold": "rows", "conv_ghost": "ghost", "patch_ghost": "ghost_at_once"}
+CASES = [(conv, method) for method in METHODS for conv in (nn.Conv2d, WeightStandardizedConv2d)][:-1]  # patches have no moments
+
+
+def problem(conv, seed=0, patches=False):
     torch.manual_seed(seed)
-    return Net(conv), torch.randn(6, 2, 3, 8, 8), torch.randint(4, (6,))
+    return Net(conv, patches), torch.randn(6, 2, 3, 8, 8), torch.randint(4, (6,))
 
 
 def whole(grad_sum):
     return torch.cat([value.flatten() for value in grad_sum.values()]).double()
 
 
-@pytest.mark.parametrize("method", ["loop", "grouped", "unfold", "conv_ghost"])
-@pytest.mark.parametrize("conv", [nn.Conv2d, WeightStandardizedConv2d])
+@pytest.mark.parametrize(("conv", "method"), CASES)
 def test_every_clipped_gradient_has_the_norm_that_it_is_said_to_have(conv, method):
     """One example alone, clipped: the sum has norm 1, to the rounding of float32."""
-    model, inputs, targets = problem(conv)
-    methods = {"memory_format": "contiguous", "conv:conv2d.weight": method, "out:linear.weight": "ghost" if method == "conv_ghost" else "rows"}
+    model, inputs, targets = problem(conv, patches=method == "patch_ghost")
+    methods = CONTIGUOUS | {"conv:conv2d.weight": method, "out:linear.weight": METHODS[method]}
     grad_fn = clipped_grad(model, loss_fn, clipping_norm=1e-3, augmult=2, engine="graph", precision="bf16", methods=methods)
     for scale in (1e-3, 1.0, 1e3):
         for i in range(len(inputs)):
@@ -50,17 +55,16 @@ def test_every_clipped_gradient_has_the_norm_that_it_is_said_to_have(conv, metho
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize("method", ["loop", "grouped", "unfold", "conv_ghost"])
-@pytest.mark.parametrize("conv", [nn.Conv2d, WeightStandardizedConv2d])
+@pytest.mark.parametrize(("conv", "method"), CASES)
 def test_no_input_makes_one_example_count_for_more_than_one(conv, method, precision):
     """One dominating channel, one dominating pixel, nearly equal pixels, huge and tiny values; clipped just below and just above its norm."""
-    model, inputs, targets = problem(conv, seed=1)
+    model, inputs, targets = problem(conv, seed=1, patches=method == "patch_ghost")
     inputs[0, :, 0] *= 1e4
     inputs[1, :, :, 3, 3] = 1e5
     inputs[2] = 1.0 + 1e-4 * inputs[2]
     inputs[3] *= 1e-6
     inputs[4] *= 1e8
-    methods = {"memory_format": "contiguous", "conv:conv2d.weight": method, "out:linear.weight": "ghost" if method == "conv_ghost" else "rows"}
+    methods = CONTIGUOUS | {"conv:conv2d.weight": method, "out:linear.weight": METHODS[method]}
     grad_fn = clipped_grad(model, loss_fn, clipping_norm=1.0, augmult=2, engine="graph", precision=precision, methods=methods)
     norms = grad_fn(inputs, targets).grad_norms
     for i, norm in enumerate(norms.tolist()):
@@ -69,6 +73,7 @@ def test_no_input_makes_one_example_count_for_more_than_one(conv, method, precis
             length = whole(grad_fn(inputs[i : i + 1], targets[i : i + 1]).grad_sum).norm().item()
             assert length <= 1 + 2e-4  # ghost norms may be off by one part in 10,000
             assert length == pytest.approx(min(1.0, 1 / share), rel=2e-4)
+    assert methods.items() <= grad_fn.methods.items()
 
 
 def test_a_norm_taken_before_rounding_is_seen(monkeypatch):
