@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from torch.fx import Graph
 
+from sfumato.clipping.assumptions import recording
 from sfumato.clipping.capture import capture
 from sfumato.clipping.layout import Layout
-from sfumato.clipping.rules import METHODS, Meeting, Met, candidates, named_args, worth_trying
+from sfumato.clipping.rules import METHODS, Meeting, Met, Rows, candidates, named_args, worth_trying
 from sfumato.clipping.rules.normalization import has_statistics, with_statistics
 
 ROWS_FIRST = Layout(dim=0, outer=1, inner=1)
@@ -157,6 +158,47 @@ def test_patches_of_a_few_examples_at_a_time(memory_format, name, examples_at_on
     values = met.args["weight"][0].numel() * met.example_grad()[0, :, 0].numel()
     monkeypatch.setattr("sfumato.kernels.conv_weight_gradients_by_patches.naive._AT_ONCE", examples_at_once * values)
     assert_contribution(METHODS["unfold"](met, "weight"), true)
+
+
+@pytest.mark.parametrize("per_block", [1, 3])
+@pytest.mark.parametrize("name", ["plain", "strided", "depthwise"])
+def test_large_written_out_gradients_lie_in_blocks(name, per_block, monkeypatch):
+    """Four of one example each, or one of three and one of one: nothing but memory shows it."""
+    operation, args = convolution(name, torch.contiguous_format)
+    met, true = meet(operation, args(torch.randn(EXAMPLES * 3, 4, 9, 7, dtype=torch.float64)), "weight", 3)
+    whole = candidates(met, "weight", EXAMPLES)
+    values = met.args["weight"].numel()
+    monkeypatch.setattr("sfumato.clipping.rules.convolution._BLOCK", per_block * values)
+    for most, blocks in ((EXAMPLES * values, 1), (EXAMPLES * values - 1, -(-EXAMPLES // per_block))):
+        monkeypatch.setattr("sfumato.clipping.rules.convolution._MAX_IN_ONE", most)
+        names = candidates(met, "weight", EXAMPLES)
+        assert "grouped" in whole and ("grouped" in names) == (blocks == 1 or name == "depthwise")
+        for method in {"loop", "unfold"} & {*names}:
+            contribution = METHODS[method](met, "weight")
+            assert len({row.untyped_storage().data_ptr() for row in contribution.blocks}) == len(contribution.blocks) == blocks
+            assert_contribution(contribution, true)
+    with recording():
+        assert len(METHODS["loop"](met, "weight").blocks) == 1
+
+
+def test_blocks_make_no_difference():
+    """Nor does a value that is not finite, in an example that does not count."""
+    generator = torch.Generator().manual_seed(4)
+    rows, directions, coefficients = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((7, 5, 3, 2, 2), (5, 12), (7,)))
+    counts = torch.tensor([True, True, False, True, True, False, True])
+    for count in (None, counts):
+        if count is not None:
+            rows[2, 0], rows[5, 1] = torch.nan, torch.inf
+        one, several = Rows(rows), Rows(*rows.split(3))
+        for of_one, of_several in (
+            (one.weighted_sum(coefficients, count), several.weighted_sum(coefficients, count)),
+            (one.square_norms()[0], several.square_norms()[0]),
+            *zip(dataclasses.astuple(one.moments(directions, None))[:3], dataclasses.astuple(several.moments(directions, None))[:3], strict=True),
+            (one.rows_of(torch.tensor([6, 0, 3])), several.rows_of(torch.tensor([6, 0, 3]))),
+            (rows, several.rows),
+        ):
+            torch.testing.assert_close(of_several, of_one, rtol=1e-12, atol=1e-12, equal_nan=True)
+        assert several.weighted_sum(coefficients, count).isfinite().all()
 
 
 @pytest.mark.parametrize("zero", [False, True], ids=["", "zero_channel"])

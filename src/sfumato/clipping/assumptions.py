@@ -22,6 +22,11 @@ def assume(condition: torch.Tensor) -> bool:
     return True
 
 
+def is_recording() -> bool:
+    """Whether a graph is being compiled."""
+    return _recorded.get() is not None
+
+
 @contextmanager
 def recording() -> Iterator[list[torch.Tensor]]:
     """Inside, nothing branches; what is assumed is collected."""

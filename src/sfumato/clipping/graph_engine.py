@@ -332,7 +332,7 @@ def _add(contributions: dict[str, Contribution], weight: str, contribution: Cont
     before = contributions.setdefault(weight, contribution)
     if before is not contribution:
         assert isinstance(before, Rows) and isinstance(contribution, Rows)  # ghost norms do not add up
-        before.rows = before.rows + contribution.rows
+        contributions[weight] = Rows(before.rows + contribution.rows)
 
 
 def _fastest(names: list[str], met: Met, slot: str, weights: Weights, weight: str) -> str:

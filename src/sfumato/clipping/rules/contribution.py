@@ -50,30 +50,45 @@ class ChannelContribution(Contribution, Protocol):
 
 
 class Rows:
-    """Per-example gradients written out: (m, *shape of the weight), float32 at least."""
+    """Per-example gradients written out: (m, *shape of the weight), float32 at least.
 
-    def __init__(self, rows: torch.Tensor) -> None:
-        self.rows = at_least_float32(rows)
+    Args:
+        blocks: Some examples after others, each block in memory of its own.
+    """
+
+    def __init__(self, *blocks: torch.Tensor) -> None:
+        self.blocks = [at_least_float32(block) for block in blocks]
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """All of them; a copy where there are several blocks."""
+        return self.blocks[0] if len(self.blocks) == 1 else torch.cat(self.blocks)
 
     def square_norms(self) -> tuple[torch.Tensor, torch.Tensor]:
-        squares = row_norms(self._flat()).square()
+        squares = torch.cat([row_norms(block.reshape(len(block), -1)) for block in self.blocks]).square()
         return squares, torch.zeros_like(squares)
 
     def moments(self, directions: torch.Tensor, weight: torch.Tensor) -> Moments:
-        rows = self.rows.flatten(2)  # (m, channels, fan-in)
-        squares = torch.linalg.vector_norm(rows, dim=2).square()
-        basis = torch.stack([torch.ones_like(directions), directions], dim=1).to(rows.dtype)  # (channels, 2, fan-in)
-        plain, along = torch.bmm(basis, rows.permute(1, 2, 0)).permute(1, 2, 0)  # this way round twice as fast on a CPU
-        return Moments(squares, plain, along)
+        basis = torch.stack([torch.ones_like(directions), directions], dim=1).to(self.blocks[0].dtype)  # (channels, 2, fan-in)
+        moments = []
+        for block in self.blocks:
+            rows = block.flatten(2)  # (n, channels, fan-in)
+            plain_and_along = torch.bmm(basis, rows.permute(1, 2, 0)).permute(1, 2, 0)  # this way round twice as fast on a CPU
+            moments.append(torch.cat([torch.linalg.vector_norm(rows, dim=2).square()[None], plain_and_along]))
+        return Moments(*torch.cat(moments, 1))
 
     def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
-        rows = self._flat()
-        if counts is not None:  # a coefficient of zero does not silence it: 0 * NaN is NaN
-            rows = torch.where(counts[:, None], rows, 0.0)
-        return (coefficients.to(rows.dtype) @ rows).view(self.rows.shape[1:])
+        total, first = None, 0
+        for block in self.blocks:
+            own = slice(first, first + len(block))
+            rows = block.reshape(len(block), -1)
+            if counts is not None:  # a coefficient of zero does not silence it: 0 * NaN is NaN
+                rows = torch.where(counts[own, None], rows, 0.0)
+            weights = coefficients[own].to(rows.dtype)
+            total = weights @ rows if total is None else total.addmv_(rows.T, weights)
+            first = own.stop
+        assert total is not None
+        return total.view(self.blocks[0].shape[1:])
 
     def rows_of(self, examples: torch.Tensor) -> torch.Tensor:
         return self.rows[examples]
-
-    def _flat(self) -> torch.Tensor:
-        return self.rows.reshape(len(self.rows), -1)

@@ -1,12 +1,13 @@
 """Convolutions: per-image weight gradients written out, or only their norms (ghost norms)."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from sfumato.clipping.assumptions import assume
+from sfumato.clipping.assumptions import assume, is_recording
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.rules import linear
 from sfumato.clipping.rules.contribution import Moments, Rows
@@ -14,6 +15,10 @@ from sfumato.clipping.rules.linear import GRAM_ROUNDING
 from sfumato.clipping.rules.meeting import Met
 from sfumato.kernels.conv_weight_gradients import conv_weight_gradients
 from sfumato.kernels.conv_weight_gradients_by_patches import conv_weight_gradients_by_patches, windows
+
+# Written-out gradients of more numbers than this (16 MiB in float32) lie in blocks of a few examples, of so many numbers each (4 MiB):
+# between other tensors the C library finds a place for these, and none for one large block, so that memory grows.
+_MAX_IN_ONE, _BLOCK = 2**22, 2**20
 
 TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 
@@ -73,7 +78,7 @@ def bias(met: Met, slot: str) -> Rows:
 def loop(met: Met, slot: str) -> Rows:
     """One ordinary weight gradient for each example."""
     problem = _Problem(met)
-    return Rows(problem.weight_gradients(problem.inputs, problem.grads))
+    return _written_out(met, problem, problem.weight_gradients)
 
 
 def grouped(met: Met, slot: str) -> Rows:
@@ -91,7 +96,21 @@ def unfold(met: Met, slot: str) -> Rows:
     """Patches times output gradients, a batched matrix product."""
     problem = _Problem(met)
     taps = list(problem.weight.shape[2:])
-    return Rows(conv_weight_gradients_by_patches(problem.inputs, problem.grads, taps, problem.stride, problem.padding, problem.dilation))
+
+    def by_patches(inputs: torch.Tensor, grads: torch.Tensor) -> torch.Tensor:
+        return conv_weight_gradients_by_patches(inputs, grads, taps, problem.stride, problem.padding, problem.dilation)
+
+    return _written_out(met, problem, by_patches)
+
+
+def in_blocks(met: Met, examples: int) -> bool:
+    """Whether written-out gradients of so many examples lie in several blocks. A GPU's allocator, or a compiled graph, places them by itself."""
+    return met.grad.device.type == "cpu" and met.args["weight"].numel() * examples > _MAX_IN_ONE and not is_recording()
+
+
+def _written_out(met: Met, problem: _Problem, weight_gradients: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Rows:
+    at_once = max(1, _BLOCK // problem.weight.numel()) if in_blocks(met, met.examples) else met.examples
+    return Rows(*(weight_gradients(*part) for part in zip(problem.inputs.split(at_once), problem.grads.split(at_once), strict=True)))
 
 
 def can_unfold(met: Met) -> bool:
