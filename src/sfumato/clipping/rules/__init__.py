@@ -70,8 +70,7 @@ def candidates(met: Met, slot: str, examples: int) -> list[str]:
         if slot == "bias":
             return ["conv_bias"]
         found = ["loop"]
-        # One convolution writes no blocks, and takes three times the memory for a moment. Where channels are in groups, a loop would be far slower.
-        if operation not in convolution.TRANSPOSED and (met.args["groups"] > 1 or not convolution.in_blocks(met, examples)):
+        if operation not in convolution.TRANSPOSED:
             found = ["loop", "grouped"] if met.views >= _MANY_VIEWS else ["grouped", "loop"]
         if convolution.can_unfold(met):
             ghosts = ["conv_ghost"] if convolution.overlaps(met) else ["patch_ghost", "conv_ghost"]

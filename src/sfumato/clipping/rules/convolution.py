@@ -84,12 +84,16 @@ def loop(met: Met, slot: str) -> Rows:
 def grouped(met: Met, slot: str) -> Rows:
     """One convolution in which every example is a group of its own."""
     problem = _Problem(met)
-    examples = met.examples
-    inputs = problem.inputs.transpose(0, 1).flatten(1, 2)  # (rows, m C, *size)
-    grads = problem.grads.transpose(0, 1).flatten(1, 2)
-    weight = problem.weight.new_empty(examples * problem.weight.shape[0], *problem.weight.shape[1:])  # its gradient does not depend on it
-    gradient = problem.weight_gradient(grads.contiguous(), inputs.contiguous(), weight, examples * problem.groups)
-    return Rows(gradient.unflatten(0, (examples, -1)))
+
+    def side_by_side(inputs: torch.Tensor, grads: torch.Tensor) -> torch.Tensor:
+        examples = len(inputs)
+        inputs = inputs.transpose(0, 1).flatten(1, 2)  # (rows, n C, *size)
+        grads = grads.transpose(0, 1).flatten(1, 2)
+        weight = problem.weight.new_empty(examples * problem.weight.shape[0], *problem.weight.shape[1:])  # its gradient does not depend on it
+        gradient = problem.weight_gradient(grads.contiguous(), inputs.contiguous(), weight, examples * problem.groups)
+        return gradient.unflatten(0, (examples, -1))
+
+    return _written_out(met, problem, side_by_side)
 
 
 def unfold(met: Met, slot: str) -> Rows:
@@ -103,13 +107,11 @@ def unfold(met: Met, slot: str) -> Rows:
     return _written_out(met, problem, by_patches)
 
 
-def in_blocks(met: Met, examples: int) -> bool:
-    """Whether written-out gradients of so many examples lie in several blocks. A GPU's allocator, or a compiled graph, places them by itself."""
-    return met.grad.device.type == "cpu" and met.args["weight"].numel() * examples > _MAX_IN_ONE and not is_recording()
-
-
 def _written_out(met: Met, problem: _Problem, weight_gradients: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Rows:
-    at_once = max(1, _BLOCK // problem.weight.numel()) if in_blocks(met, met.examples) else met.examples
+    """In several blocks where there are many numbers. A GPU's allocator, or a compiled graph, finds a place for one by itself."""
+    values = problem.weight.numel()
+    divides = met.grad.device.type == "cpu" and values * met.examples > _MAX_IN_ONE and not is_recording()
+    at_once = max(1, _BLOCK // values) if divides else met.examples
     return Rows(*(weight_gradients(*part) for part in zip(problem.inputs.split(at_once), problem.grads.split(at_once), strict=True)))
 
 
