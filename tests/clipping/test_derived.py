@@ -60,11 +60,11 @@ def test_what_moments_may_be_off_by_is_in_the_bound(problem):
     squares, rounding = form.square_norms(moments)
     for which in range(3):
         part, off = moments[which], 1e-6
-        errors = (off * part.squares, off * part.along.abs())
+        errors = (off * part.squares, off * part.plain.abs(), off * part.along.abs())
         stated = [*moments]
         stated[which] = dataclasses.replace(part, errors=errors)
         error = form.square_norms(stated)[1]
-        for name, by in zip(("squares", "along"), errors, strict=True):
+        for name, by in zip(("squares", "plain", "along"), errors, strict=True):
             moved = [*moments]
             moved[which] = dataclasses.replace(part, **{name: getattr(part, name) + by})
             change = (form.square_norms(moved)[0] - squares).abs()

@@ -443,6 +443,54 @@ def test_another_image_size_and_another_mode_are_traced_anew():
         torch.testing.assert_close(grad_fn(inputs, targets).grad_norms, norms, rtol=1e-9, atol=1e-12)
 
 
+class Repeated(nn.Module):
+    """One convolution at two places, a standardised one, a plain one, and a weight that is a product."""
+
+    def __init__(self):
+        super().__init__()
+        self.twice, self.standardized, self.plain = nn.Conv2d(4, 4, 3, padding=1), WeightStandardizedConv2d(4, 6, 3), nn.Conv2d(6, 4, 3)
+        self.left, self.right = nn.Parameter(torch.randn(5, 2)), nn.Parameter(torch.randn(2, 36))
+
+    def forward(self, x):
+        x = self.twice(self.twice(x).tanh()).tanh()
+        x = self.plain(self.standardized(x).tanh()).tanh()
+        return F.conv2d(x, (self.left @ self.right).view(5, 4, 3, 3)).mean((2, 3))
+
+
+@pytest.mark.parametrize("augmult", [0, 2])
+@pytest.mark.parametrize("method", ["loop", "grouped", "unfold"])
+def test_gradients_in_blocks(method, augmult, monkeypatch):
+    """Whatever is done with them afterwards; where a weight is a parameter they are never put together."""
+    monkeypatch.setattr("sfumato.clipping.rules.convolution._MAX_IN_ONE", 0)
+    monkeypatch.setattr("sfumato.clipping.rules.convolution._BLOCK", 300)  # two examples of most
+    monkeypatch.setattr("sfumato.clipping.totals._FEW", 0)
+    put_together, written_out = [], Rows.written_out
+    monkeypatch.setattr(Rows, "written_out", lambda self: put_together.append((len(self.blocks), self.shape)) or written_out(self))
+    torch.manual_seed(0)
+    model, shape = Repeated(), (4, 9, 9)
+    keys = clipped_grad(model, loss_fn, clipping_norm=1.0, augmult=augmult, engine="graph", methods={"memory_format": "contiguous"})
+    keys(*problem(2, augmult, shape, dtype=torch.float32))
+    methods = {key: method if "conv2d" in key and key.endswith("weight") else name for key, name in keys.methods.items()}
+    put_together.clear()
+    assert assert_exact(model, shape, augmult, methods=methods).methods == methods
+    assert {shape for blocks, shape in put_together if blocks > 1} == {(5, 4, 3, 3)}
+
+
+def test_a_closed_form_that_holds_again_finds_what_it_needs():
+    """Weights so small that standardisation leaves them alone, when methods are chosen, and not so afterwards."""
+    torch.manual_seed(0)
+    conv = WeightStandardizedConv2d(3, 16, 4, stride=4)
+    model, values = nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.Linear(64, 4)), conv.weight.detach().clone()
+    methods = {"memory_format": "contiguous", "0:conv2d.weight": "patch_ghost"}
+    grad_fn = clipped_grad(model, loss_fn, clipping_norm=1.0, engine="graph", methods=methods)
+    inputs, targets = problem(4, 0, (3, 8, 8), dtype=torch.float32)
+    for scale in (1e-25, 1.0):
+        with torch.no_grad():
+            conv.weight.copy_(scale * values)
+        norms = grad_fn(inputs, targets).grad_norms
+    torch.testing.assert_close(norms, clipped_grad(model, loss_fn, clipping_norm=1.0, engine="reference")(inputs, targets).grad_norms)
+
+
 class Unused(nn.Module):
     """A weight with one use that no output sees and one that only decides, besides the one that counts."""
 
@@ -491,7 +539,7 @@ def test_planted_faults_are_seen(fault, monkeypatch):
     model, shape = nn.Sequential(nn.Conv2d(2, 3, 2), nn.SiLU(), nn.Flatten(), nn.Linear(12, 3)), (2, 3, 3)
     if fault == "a bias is missing":
         bias = METHODS["conv_bias"]
-        monkeypatch.setitem(METHODS, "conv_bias", lambda met, slot: Rows(torch.zeros_like(bias(met, slot).rows)))
+        monkeypatch.setitem(METHODS, "conv_bias", lambda met, slot: Rows(torch.zeros_like(bias(met, slot).written_out())))
     elif fault == "a meeting is left out":
         monkeypatch.setattr("sfumato.clipping.graph_engine.trace", lambda *args: without_first_meeting(trace(*args)))
     elif fault == "an operation writes past the labels":

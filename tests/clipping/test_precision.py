@@ -81,7 +81,7 @@ def test_a_norm_taken_before_rounding_is_seen(monkeypatch):
     true_sum = Rows.weighted_sum
 
     def rounded(rows, coefficients, counts):
-        return true_sum(Rows(rows.rows.bfloat16()), coefficients, counts)
+        return true_sum(Rows(rows.written_out().bfloat16()), coefficients, counts)
 
     monkeypatch.setattr(Rows, "weighted_sum", rounded)
     model, inputs, targets = problem(nn.Conv2d)

@@ -15,6 +15,7 @@ from sfumato.clipping.func_engine import FuncEngine
 from sfumato.clipping.graph_engine import LOW_PRECISIONS, GraphEngine
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.reference import ReferenceEngine
+from sfumato.clipping.sums import are_exact
 from sfumato.errors import InputError
 
 ENGINES: dict[str, Callable[..., Engine]] = {"graph": GraphEngine, "func": FuncEngine, "reference": ReferenceEngine}
@@ -226,6 +227,11 @@ class GradFn:
             )
         if torch.is_autocast_enabled(inputs.device.type):
             raise InputError('torch.autocast would round norms and sums, on which privacy rests. Leave it, and give precision="bf16" instead.')
+        if not are_exact("matmul", inputs.device):
+            raise InputError(
+                "float32 products are set to fewer digits (TF32 or bfloat16), which would round norms and sums, on which privacy rests."
+                ' Call torch.set_float32_matmul_precision("highest"), and give precision="bf16" for speed.'
+            )
         return inputs if self._augmult else inputs.unsqueeze(1)
 
     def _check(self, views: torch.Tensor, targets: tuple[torch.Tensor, ...], first: torch.Tensor) -> None:

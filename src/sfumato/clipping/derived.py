@@ -14,11 +14,12 @@ import torch
 
 from sfumato.clipping.norms import global_norms
 from sfumato.clipping.rules import Moments
+from sfumato.clipping.sums import roundings, unit
 
 # Largest relative deviation of J from the closed form, in float64.
 _AGREEMENT = 1e-9
-# Rounding of the difference of squares below, in units of the machine epsilon.
-_ROUNDING = 8.0
+# How often the factors of the closed form were rounded, squares and all.
+_ROUNDINGS = 16
 _DIRECTIONS_SEED = 0
 
 
@@ -116,17 +117,19 @@ class Standardized(NamedTuple):
     def square_norms(self, moments: list[Moments]) -> tuple[torch.Tensor, torch.Tensor]:
         """(m,) squares of the norms of all J' g_i together, and bounds on their rounding errors."""
         squares, plain, along = (torch.cat([getattr(part, name) for part in moments], 1) for name in ("squares", "plain", "along"))
-        scale = self.scale.square()  # (channels of all,)
-        factor = self.scale_along.square() + self._gain_squares()
-        across = (squares - plain.square() / self.fan_in - along.square()).clamp(min=0)
+        of_squares, of_plain, of_along = (torch.cat(parts, 1) for parts in zip(*(part.errors for part in moments), strict=True))
+        scale, factor, fan_in = (own.to(squares.dtype) for own in (self.scale.square(), self._factors(), self.fan_in))  # (channels of all,)
+        across = (squares - plain.square() / fan_in - along.square()).clamp(min=0)
         total = across @ scale + along.square() @ factor
-        error = _ROUNDING * torch.finfo(squares.dtype).eps * (squares @ scale)
-        both = (scale, scale + factor)
-        for part, own_scale, own_factor in zip(moments, *(values.split(self.channels) for values in both), strict=True):
-            if part.errors is not None:
-                of_squares, of_along = part.errors
-                error = error + of_squares @ own_scale + (2 * part.along.abs() * of_along) @ own_factor
-        return total, error
+        of_squares = of_squares + (2 * plain.abs() + of_plain) * of_plain / fan_in
+        error = of_squares @ scale + ((2 * along.abs() + of_along) * of_along) @ (scale + factor)
+        # The form itself is known to its own precision, whatever that of the moments.
+        share = unit(self.scale) * _ROUNDINGS + unit(squares) * roundings(len(scale))
+        return total, error + share * (squares @ scale + along.square() @ factor)
+
+    def _factors(self) -> torch.Tensor:
+        """(channels of all,) the square of lambda, and of every gain's kappa, added up."""
+        return self.scale_along.square() + self._gain_squares()
 
     def _gain_squares(self) -> torch.Tensor:
         """(channels of all,) the sum over gains of kappa squared."""

@@ -105,10 +105,9 @@ class GraphEngine(Engine):
         self.settled: set[str] = set()  # methods that were seen to fit their meeting
         self.examples = 0  # of the largest microbatch so far, which memory must hold
         num_meetings = Counter(weight for meeting in self.traced.meetings.values() for weight in meeting.slots.values())
-        # Ghost norms do not add up over meetings, and pulling back needs rows unless there is a closed form.
-        self.may_be_ghost = {
-            weight: group.kind != "general" and num_meetings[weight] == 1 for group in self.traced.groups for weight in group.weights
-        }
+        # Ghost norms do not add up over meetings, and pulling back needs rows, or moments where there is a closed form.
+        ghosts: dict[str, tuple[str, ...]] = {"parameter": tuple(GHOSTS), "standardized": ("conv_ghost",), "general": ()}
+        self.ghosts = {weight: ghosts[group.kind] if num_meetings[weight] == 1 else () for group in self.traced.groups for weight in group.weights}
         self.parallel = not any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in self.traced.capture.data)
         self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._compiles = compiles
@@ -190,7 +189,7 @@ class GraphEngine(Engine):
         contributions, losses = _backward(self, weights, inputs, targets)
         with torch.no_grad():
             totals = Totals(weights, contributions)
-            norms = totals.norms(torch.arange(len(losses), device=losses.device))
+            norms = totals.norms()
             finite = norms.isfinite() & losses.isfinite()
             coefficients = torch.where(is_real & finite, coefficient(norms), 0.0)
             # Where all is finite, a coefficient of zero is enough to leave an example out.
@@ -317,9 +316,7 @@ def _collect(engine: GraphEngine, weights: Weights, met: Met, contributions: dic
     for slot, weight in met.meeting.slots.items():
         key = f"{met.meeting.name}.{slot}"
         if key not in engine.settled:
-            names = [name for name in candidates(met, slot, engine.examples) if name not in GHOSTS or engine.may_be_ghost[weight]]
-            if weight in weights.directions:
-                names = [name for name in names if name not in GHOSTS or name == "conv_ghost"]  # the others have no moments
+            names = [name for name in candidates(met, slot, engine.examples) if name not in GHOSTS or name in engine.ghosts[weight]]
             # A method of another model's record could be silently wrong here.
             if engine.methods.get(key) not in names:
                 names = worth_trying(names, met, slot)
@@ -332,7 +329,7 @@ def _add(contributions: dict[str, Contribution], weight: str, contribution: Cont
     before = contributions.setdefault(weight, contribution)
     if before is not contribution:
         assert isinstance(before, Rows) and isinstance(contribution, Rows)  # ghost norms do not add up
-        contributions[weight] = Rows(before.rows + contribution.rows)
+        contributions[weight] = before + contribution
 
 
 def _fastest(names: list[str], met: Met, slot: str, weights: Weights, weight: str) -> str:

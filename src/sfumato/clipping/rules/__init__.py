@@ -64,8 +64,10 @@ def candidates(met: Met, slot: str, examples: int) -> list[str]:
         if slot == "bias":
             return ["bias"]
         values = linear.gram_values(met) * examples // met.examples
-        ghost = ["ghost"] + (["ghost_at_once"] if linear.is_divided(met) else []) if values <= _MAX_GRAM_VALUES else []
-        return [*ghost, "rows"] if values <= met.args["weight"].numel() * examples else ["rows", *ghost]
+        ghosts = ["ghost", "ghost_at_once"] if linear.is_divided(met) else ["ghost"]
+        if values > _MAX_GRAM_VALUES:
+            return ["rows"]
+        return [*ghosts, "rows"] if values <= met.args["weight"].numel() * examples else ["rows", *ghosts]
     if operation in CONVOLUTIONS:
         if slot == "bias":
             return ["conv_bias"]
@@ -73,7 +75,8 @@ def candidates(met: Met, slot: str, examples: int) -> list[str]:
         if operation not in convolution.TRANSPOSED:
             found = ["loop", "grouped"] if met.views >= _MANY_VIEWS else ["grouped", "loop"]
         if convolution.can_unfold(met):
-            ghosts = ["conv_ghost"] if convolution.overlaps(met) else ["patch_ghost", "conv_ghost"]
+            ghosts = [] if convolution.overlaps(met) else ["patch_ghost"]
+            ghosts += ["conv_ghost"] if convolution.can_ghost(met) else []
             found += ["unfold", *(name for name in ghosts if GHOSTS[name](met) * examples // met.examples <= _MAX_GRAM_VALUES)]
         return found
     if operation in NORMS:

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 
 from sfumato.clipping.norms import at_least_float32, row_norms
+from sfumato.clipping.sums import roundings, unit
 
 
 class Contribution(Protocol):
@@ -19,8 +20,8 @@ class Contribution(Protocol):
         """The sum of coefficient_i times g_i over those that count (None: all do), shaped like the weight."""
         ...
 
-    def rows_of(self, examples: torch.Tensor) -> torch.Tensor:
-        """(n, *shape of the weight) the gradients of some examples, written out."""
+    def in_float64(self, examples: torch.Tensor) -> "Contribution":
+        """The gradients of some examples, to take norms of."""
         ...
 
 
@@ -32,20 +33,26 @@ class Moments:
         squares: Of its squares.
         plain: Of its values.
         along: Of its products with that channel's direction.
-        errors: Bounds on the rounding errors of `squares` and of `along`; None for gradients that were written out.
+        errors: Bounds on the rounding errors of each of these.
     """
 
     squares: torch.Tensor
     plain: torch.Tensor
     along: torch.Tensor
-    errors: tuple[torch.Tensor, torch.Tensor] | None = None
+    errors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class ChannelContribution(Contribution, Protocol):
     """A contribution that can say what weight standardisation needs to know."""
 
+    def in_float64(self, examples: torch.Tensor) -> "ChannelContribution": ...
+
     def moments(self, directions: torch.Tensor, weight: torch.Tensor) -> Moments:
         """Moments of each output channel; directions are (channels, fan-in), `weight` is the value of the weight."""
+        ...
+
+    def written_out(self) -> torch.Tensor:
+        """(m, *shape of the weight)."""
         ...
 
 
@@ -59,8 +66,17 @@ class Rows:
     def __init__(self, *blocks: torch.Tensor) -> None:
         self.blocks = [at_least_float32(block) for block in blocks]
 
+    def __add__(self, other: "Rows") -> "Rows":
+        if [len(block) for block in self.blocks] == [len(block) for block in other.blocks]:
+            return Rows(*(one + another for one, another in zip(self.blocks, other.blocks, strict=True)))
+        return Rows(self.written_out() + other.written_out())
+
     @property
-    def rows(self) -> torch.Tensor:
+    def shape(self) -> torch.Size:
+        """Of the weight."""
+        return self.blocks[0].shape[1:]
+
+    def written_out(self) -> torch.Tensor:
         """All of them; a copy where there are several blocks."""
         return self.blocks[0] if len(self.blocks) == 1 else torch.cat(self.blocks)
 
@@ -69,13 +85,16 @@ class Rows:
         return squares, torch.zeros_like(squares)
 
     def moments(self, directions: torch.Tensor, weight: torch.Tensor) -> Moments:
+        fan_in = directions.shape[1]
         basis = torch.stack([torch.ones_like(directions), directions], dim=1).to(self.blocks[0].dtype)  # (channels, 2, fan-in)
-        moments = []
+        of_blocks = []
         for block in self.blocks:
             rows = block.flatten(2)  # (n, channels, fan-in)
             plain_and_along = torch.bmm(basis, rows.permute(1, 2, 0)).permute(1, 2, 0)  # this way round twice as fast on a CPU
-            moments.append(torch.cat([torch.linalg.vector_norm(rows, dim=2).square()[None], plain_and_along]))
-        return Moments(*torch.cat(moments, 1))
+            of_blocks.append(torch.cat([row_norms(rows.flatten(0, 1)).view(1, *rows.shape[:2]), plain_and_along]))
+        norms, plain, along = torch.cat(of_blocks, 1)
+        squares, error = norms.square(), unit(norms) * norms
+        return Moments(squares, plain, along, (2 * roundings(fan_in) * error * norms, fan_in**1.5 * error, fan_in * error))
 
     def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
         total, first = None, 0
@@ -88,7 +107,7 @@ class Rows:
             total = weights @ rows if total is None else total.addmv_(rows.T, weights)
             first = own.stop
         assert total is not None
-        return total.view(self.blocks[0].shape[1:])
+        return total.view(self.shape)
 
-    def rows_of(self, examples: torch.Tensor) -> torch.Tensor:
-        return self.rows[examples]
+    def in_float64(self, examples: torch.Tensor) -> "Rows":
+        return Rows(self.written_out()[examples].double())

@@ -1,5 +1,6 @@
 """Convolutions: per-image weight gradients written out, or only their norms (ghost norms)."""
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +12,8 @@ from sfumato.clipping.assumptions import assume, is_recording
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.rules import linear
 from sfumato.clipping.rules.contribution import Moments, Rows
-from sfumato.clipping.rules.linear import GRAM_ROUNDING
 from sfumato.clipping.rules.meeting import Met
+from sfumato.clipping.sums import are_exact, products, roundings, unit
 from sfumato.kernels.conv_weight_gradients import conv_weight_gradients
 from sfumato.kernels.conv_weight_gradients_by_patches import conv_weight_gradients_by_patches, windows
 
@@ -41,6 +42,12 @@ class _Problem:
                 self.inputs = _pad_same(self.inputs, self.weight.shape[2:], self.dilation)
             padding = 0
         self.padding = _per_dim(padding, dims)
+
+    def in_float64(self, examples: torch.Tensor) -> "_Problem":
+        """Of some examples."""
+        problem = copy.copy(self)
+        problem.inputs, problem.grads, problem.weight = self.inputs[examples].double(), self.grads[examples].double(), self.weight.double()
+        return problem
 
     def weight_gradient(self, grads: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, groups: int) -> torch.Tensor:
         """The ordinary gradient of a weight, summed over rows."""
@@ -116,7 +123,7 @@ def _written_out(met: Met, problem: _Problem, weight_gradients: Callable[[torch.
 
 
 def can_unfold(met: Met) -> bool:
-    """Whether `unfold`, `ghost` and `patch_ghost` know this convolution: two-dimensional, one group, not transposed."""
+    """Whether `unfold` and `patch_ghost` know this convolution: two-dimensional, one group, not transposed."""
     return met.args["weight"].ndim == 4 and met.args["groups"] == 1 and met.meeting.operation not in TRANSPOSED
 
 
@@ -129,6 +136,11 @@ def ghost(met: Met, slot: str) -> "Ghost":
     if met.output is not None and met.output.dtype == problem.grads.dtype:  # of bfloat16 it would lack half the digits
         output = met.meeting.out_layout.by_example(met.output, met.examples, met.views)
     return Ghost(problem, output, None if met.args["bias"] is None else at_least_float32(met.args["bias"]))
+
+
+def can_ghost(met: Met) -> bool:
+    """Whether `ghost` fits: what it sums must not be rounded otherwise than what it measures. cuDNN rounds to TF32 unless told not to."""
+    return can_unfold(met) and are_exact("conv", met.grad.device)
 
 
 def gram_values(met: Met) -> int:
@@ -145,19 +157,25 @@ class Ghost:
         self.problem, self.bias = problem, bias
         # Now: the gradient is in the processor's cache, and the output need not be kept.
         grads = self._grads()
-        self._squares, self._error = self._channel_squares(grads)
-        self._products = None if output is None else _products(output.transpose(1, 2).flatten(2), grads)
+        self._squares, self._largest = self._channel_squares(grads)
+        self._shares = None if output is None else _shares(output.transpose(1, 2).flatten(2), grads)
 
     def square_norms(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._squares.sum(1), self._error.sum(1)
+        squares, error = self._squares_and_error()
+        return squares.sum(1), error.sum(1)
 
     def moments(self, directions: torch.Tensor, weight: torch.Tensor) -> Moments:
         problem, grads = self.problem, self._grads()
+        positions, channels, taps = grads.shape[2], problem.weight.shape[1], problem.weight[0, 0].numel()
         ones = torch.ones_like(problem.weight[:1, :1])
         sums = self._convolved(problem.inputs.sum(2, keepdim=True), ones)  # (m, rows, 1, *size)
-        plain = torch.matmul(grads, sums.flatten(1)[:, :, None])[..., 0]
+        plain = products(grads, sums.flatten(1)[:, :, None])[..., 0]
+        # A patch's sum is at most its length times the root of its size.
+        share = unit(plain) * (roundings(channels) + taps + roundings(positions))
+        plain_error = share * (channels * taps) ** 0.5 * self._largest
+        squares, error = self._squares_and_error()
         along, along_error = self._along(grads, directions, weight)
-        return Moments(self._squares, plain, along, (self._error, along_error))
+        return Moments(squares, plain, along, (error, plain_error, along_error))
 
     def _along(self, grads: torch.Tensor, directions: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Sums over positions of grads times the convolution with the directions, and bounds on their rounding errors.
@@ -165,20 +183,22 @@ class Ghost:
         Where each channel of the weight points in its direction, that convolution is the output
         without its bias, divided by a length, and need not be computed again.
         """
-        problem = self.problem
+        problem, positions, fan_in = self.problem, grads.shape[2], weight[0].numel()
         length = torch.linalg.vecdot(weight.flatten(1), directions).to(grads.dtype)
         size = torch.linalg.vector_norm(weight.flatten(1), dim=1)
         too_short = (length.abs() < size * (1 - 1e-5)) | (length.abs() < 1e-4 * size.max())
-        if self._products is None or not assume(~too_short.any()):
+        # Of a convolution nothing is known but how many terms it adds up.
+        error = unit(grads) * (fan_in + 1) * self._largest
+        if self._shares is None or not assume(~too_short.any()):
             kernels = directions.view_as(problem.weight).to(problem.inputs.dtype)
             convolved = self._convolved(problem.inputs, kernels)
             along = torch.linalg.vecdot(convolved.transpose(1, 2).flatten(2), grads)
-            return along, torch.zeros_like(along)
-        products, of_output, of_grads = self._products
+            return along, error + unit(grads) * roundings(positions) * self._largest
+        shares, of_output, of_grads = self._shares
         bias = self.bias if self.bias is not None else torch.zeros_like(length)
-        largest = of_output + bias.abs() * grads.shape[2] ** 0.5
-        error = GRAM_ROUNDING * torch.finfo(grads.dtype).eps * largest * of_grads / length.abs()
-        return (products - bias * grads.sum(2)) / length, error
+        largest = of_output + bias.abs() * positions**0.5
+        error = error + unit(grads) * (roundings(positions) + roundings(fan_in) + 3) * largest * of_grads / length.abs()
+        return (shares - bias * grads.sum(2)) / length, error
 
     def _convolved(self, inputs: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
         problem = self.problem
@@ -194,29 +214,38 @@ class Ghost:
             grads, inputs = torch.where(mask, grads, 0.0), torch.where(mask, inputs, 0.0)
         return problem.weight_gradient(grads.flatten(0, 1), inputs.flatten(0, 1), problem.weight, problem.groups)
 
-    def rows_of(self, examples: torch.Tensor) -> torch.Tensor:
-        return self.problem.weight_gradients(self.problem.inputs[examples], self.problem.grads[examples])
+    def in_float64(self, examples: torch.Tensor) -> "Ghost":
+        return Ghost(self.problem.in_float64(examples), None, None)
+
+    def written_out(self) -> torch.Tensor:
+        return self.problem.weight_gradients(self.problem.inputs, self.problem.grads)
 
     def _grads(self) -> torch.Tensor:
         """(m, O, rows positions): a copy where there are several rows."""
         return self.problem.grads.transpose(1, 2).flatten(2)
 
     def _channel_squares(self, grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(m, O) squares of each output channel's gradient norm: d' G d over pairs of positions."""
+        """Both (m, O): squares of each output channel's gradient norm, d' G d over pairs of positions, and the most that such a norm can be."""
         gram = self._gram()
-        squares = torch.linalg.vecdot(torch.bmm(grads, gram), grads).clamp(min=0)
-        # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled.
+        squares = torch.linalg.vecdot(products(grads, gram), grads).clamp(min=0)
+        # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled, and so what roundings are a share of.
         lengths = gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
-        largest = torch.matmul(grads.abs(), lengths[:, :, None])[..., 0].square()
-        return squares, GRAM_ROUNDING * torch.finfo(grads.dtype).eps * largest
+        return squares, torch.matmul(grads.abs(), lengths[:, :, None])[..., 0]
+
+    def _squares_and_error(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both (m, O)."""
+        channels, kernel = self.problem.weight.shape[1], self.problem.weight.shape[2:]
+        positions = self.problem.grads.shape[1] * math.prod(self.problem.grads.shape[3:])
+        share = unit(self._squares) * (roundings(channels) + sum(kernel) + 2 * roundings(positions) + 1)
+        return self._squares, share * self._largest.square()
 
     def _gram(self) -> torch.Tensor:
         """(m, positions, positions) inner products of patches: shifted sums of those of pixels."""
         examples, rows, channels, height, width = self.problem.inputs.shape
         pixels = self.problem.inputs.transpose(1, 2).reshape(examples, channels, -1)
-        products = torch.bmm(pixels.transpose(1, 2), pixels).view(examples, rows, height, width, rows, height, width)
+        of_pixels = products(pixels.transpose(1, 2), pixels).view(examples, rows, height, width, rows, height, width)
         positions = rows * math.prod(self.problem.grads.shape[3:])
-        return _over_taps(_over_taps(products, 2, self.problem), 3, self.problem).view(examples, positions, positions)
+        return _over_taps(_over_taps(of_pixels, 2, self.problem), 3, self.problem).view(examples, positions, positions)
 
 
 def patch_ghost(met: Met, slot: str) -> "PatchGhost":
@@ -249,11 +278,8 @@ class PatchGhost(linear.Ghost):
     def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
         return super().weighted_sum(coefficients, counts).unflatten(1, self._shape)
 
-    def rows_of(self, examples: torch.Tensor) -> torch.Tensor:
-        return super().rows_of(examples).unflatten(2, self._shape)
 
-
-def _products(output: torch.Tensor, grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _shares(output: torch.Tensor, grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Inner products and lengths of (m, O, positions), all (m, O)."""
     # Sums of squares: norms along a strided dimension, of channels_last images, take PyTorch ten times as long.
     of_output, of_grads = (tensor.square().sum(2).sqrt() for tensor in (output, grads))

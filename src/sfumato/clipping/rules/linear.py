@@ -7,10 +7,7 @@ import torch
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.rules.contribution import Rows
 from sfumato.clipping.rules.meeting import Met
-
-# Rounding of a squared norm from inner products, in units of the machine epsilon and of the sum
-# of the absolute values of its terms, as if all roundings went one way.
-GRAM_ROUNDING = 2.0
+from sfumato.clipping.sums import products, roundings, unit
 
 # Of so few positions some CPUs multiply a transpose that is written out twice as fast as one that is read as it lies.
 _FEW_POSITIONS = 64
@@ -57,15 +54,15 @@ def gram(rows: torch.Tensor) -> torch.Tensor:
     transposed = rows.transpose(1, 2)
     if rows.device.type == "cpu" and positions <= _MOST_IN_BLOCKS and features >= _LEAST_IN_BLOCKS:
         blocks = rows.chunk(-(-positions // _BLOCK), dim=1)
-        return torch.cat([torch.bmm(block, transposed) for block in blocks], dim=1)
+        return torch.cat([products(block, transposed) for block in blocks], dim=1)
     if rows.device.type == "cpu" and positions < _FEW_POSITIONS:
         transposed = transposed.contiguous()
-    return torch.bmm(rows, transposed)
+    return products(rows, transposed)
 
 
 def gram_at_once(rows: torch.Tensor) -> torch.Tensor:
-    """The same in one product, of the transpose as it lies."""
-    return torch.bmm(rows, rows.transpose(1, 2))
+    """The same of all rows at once, of the transpose as it lies."""
+    return products(rows, rows.transpose(1, 2))
 
 
 def _positions(tensor: torch.Tensor) -> torch.Tensor:
@@ -75,22 +72,27 @@ def _positions(tensor: torch.Tensor) -> torch.Tensor:
 class Ghost:
     """Per-example gradients grads' inputs that are never written out."""
 
-    def __init__(self, inputs: torch.Tensor, grads: torch.Tensor, gram: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, inputs: torch.Tensor, grads: torch.Tensor, inner_products: Callable[[torch.Tensor], torch.Tensor]) -> None:
         # Norms and the sum see the very same products, none of them rounded to less than float32.
         self.inputs, self.grads = at_least_float32(inputs), at_least_float32(grads)
-        self._squares = self._square_norms(gram)  # now: the gradient is in the processor's cache
+        self._squares = self._square_norms(inner_products)  # now: the gradient is in the processor's cache
 
     def square_norms(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self._squares
 
-    def _square_norms(self, gram: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _square_norms(self, inner_products: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         if self.inputs.shape[1] == 1:
             squares = self.inputs.square().sum(dim=(1, 2)) * self.grads.square().sum(dim=(1, 2))
             return squares, torch.zeros_like(squares)
-        products = gram(self.inputs) * gram(self.grads)  # their sum over pairs of positions is the square
-        # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled.
-        largest = torch.linalg.vector_norm(products.diagonal(dim1=1, dim2=2), 0.5, dim=1)  # the square of a sum of roots
-        return products.sum(dim=(1, 2)).clamp(min=0), GRAM_ROUNDING * torch.finfo(products.dtype).eps * largest
+        terms = inner_products(self.inputs) * inner_products(self.grads)  # their sum over pairs of positions is the square
+        # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled, and so what roundings are a share of.
+        largest = torch.linalg.vector_norm(terms.diagonal(dim1=1, dim2=2), 0.5, dim=1)  # the square of a sum of roots
+        positions = terms.shape[1]
+        share = unit(terms) * (roundings(self.inputs.shape[2]) + roundings(self.grads.shape[2]) + 1 + 2 * roundings(positions))
+        return terms.sum(2).sum(1).clamp(min=0), share * largest
+
+    def in_float64(self, examples: torch.Tensor) -> "Ghost":
+        return Ghost(self.inputs[examples].double(), self.grads[examples].double(), gram_at_once)
 
     def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
         grads, inputs = self.grads, self.inputs
@@ -103,6 +105,3 @@ class Ghost:
         else:
             grads = grads * weights
         return grads.flatten(0, 1).T @ inputs.flatten(0, 1)
-
-    def rows_of(self, examples: torch.Tensor) -> torch.Tensor:
-        return torch.bmm(self.grads[examples].transpose(1, 2), self.inputs[examples])

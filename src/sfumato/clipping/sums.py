@@ -1,0 +1,37 @@
+"""Sums of products whose rounding is bounded, whatever order the library underneath adds in.
+
+A product of matrices adds up thousands of terms one after another. Where these are alike, as for an image of one colour,
+every rounding goes the same way, and what they come to together would move a squared norm that is a small difference of large numbers.
+"""
+
+import torch
+
+# So many terms are added up by the library before their sum is added to that of those before.
+_BLOCK = 128
+
+
+def products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """(m, a, b): matrices (m, a, k) times matrices (m, k, b), each term rounded at most `roundings(k)` times."""
+    total = None
+    for one, other in zip(left.split(_BLOCK, 2), right.split(_BLOCK, 1), strict=True):
+        product = torch.bmm(one, other)
+        # Not `baddbmm`: of few rows MKL's goes on from the sum so far, term by term.
+        total = product if total is None else total.add_(product)
+    assert total is not None
+    return total
+
+
+def roundings(terms: int) -> int:
+    """How often at most a term is rounded on its way into a sum of so many: by `products`, or by PyTorch's own sums, which add in parallel lanes."""
+    return min(terms, _BLOCK) + -(-terms // _BLOCK)
+
+
+def unit(values: torch.Tensor) -> float:
+    """The largest relative error of one rounding."""
+    return torch.finfo(values.dtype).eps / 2
+
+
+def are_exact(operation: str, device: torch.device) -> bool:
+    """Whether a "matmul" or "conv" of float32 rounds nothing to fewer digits (TF32, bfloat16), which PyTorch can be told to do."""
+    backend = {"cpu": torch.backends.mkldnn, "cuda": torch.backends.cuda if operation == "matmul" else torch.backends.cudnn}.get(device.type)
+    return backend is None or getattr(backend, operation).fp32_precision in ("none", "ieee")
