@@ -64,5 +64,8 @@ def test_no_gradient_is_longer_than_it_is_said_to_be(case):
     exact = clipped_grad(nn.Sequential(layer).double(), loss_fn, clipping_norm=1.0, engine="reference")
     true = exact(inputs.double(), targets.double()).grad_norms
     layer.float()
+    for i in range(0, len(LEFT) // 2, 3):
+        alone = grad_fn(inputs[i : i + 1], targets[i : i + 1]).grad_sum["0.weight"]
+        assert alone.double().norm() <= 1 + 1.05e-4
     assert (true <= said * (1 + 1.05e-4)).all()
     assert (said[:8] <= true[:8] * (1 + 1.1e-3)).all()  # nor much shorter, where little cancels

@@ -72,6 +72,23 @@ def test_what_moments_may_be_off_by_is_in_the_bound(problem):
             assert bool((change <= error * (1 + 1e-5)).all())
 
 
+def test_the_bound_holds_where_there_is_nothing_but_error(problem):
+    """Shares of zero that are not zero: what counts is the square of what they are off by."""
+    weights, parameters, rows = problem
+    form, _ = standardized(weights, parameters)
+    moments = [Rows(part).moments(along, weight) for part, along, weight in zip(rows, form.along, weights, strict=True)]
+    none = [dataclasses.replace(part, plain=torch.zeros_like(part.plain), along=torch.zeros_like(part.along)) for part in moments]
+    for name in ("plain", "along"):
+        off = [1e-3 * part.squares.sqrt() for part in none]
+        stated = [
+            dataclasses.replace(part, errors=tuple(by if name == other else 0 * by for other in ("squares", "plain", "along")))
+            for part, by in zip(none, off, strict=True)
+        ]
+        moved = [dataclasses.replace(part, **{name: by}) for part, by in zip(none, off, strict=True)]
+        change = (form.square_norms(moved)[0] - form.square_norms(none)[0]).abs()
+        assert (change > 0).all() and (change <= form.square_norms(stated)[1] * (1 + 1e-5)).all()
+
+
 def test_a_weight_that_is_not_standardised_is_the_only_one_that_does_not_hold(problem):
     weights, parameters, _ = problem
     bent = torch.nn.Parameter(torch.randn(4, 9).double())

@@ -223,7 +223,7 @@ def test_the_share_along_a_weight_is_read_off_the_output(views, zero, monkeypatc
     assert len(calls) == 1 + zero  # one for the plain sums
 
 
-def test_the_share_along_a_weight_is_in_doubt_where_a_bias_hides_it():
+def test_the_share_along_a_weight_is_uncertain_where_a_bias_hides_it():
     """The output, from which that share is read, is then nothing but rounding."""
     generator = torch.Generator().manual_seed(2)
     rows = 1 + 1e-3 * torch.randn(EXAMPLES, 4, 9, 7, generator=generator)
@@ -237,6 +237,26 @@ def test_the_share_along_a_weight_is_in_doubt_where_a_bias_hides_it():
     along = torch.einsum("mophw,mihw->moi", met.grad[:, :, None].double(), rows.double()) * directions.double()
     assert ((moments.along - along.sum(2)).abs() <= moments.errors[2]).all()
     assert (moments.errors[2] > 1e-6 * met.grad.flatten(2).norm(dim=2)).all()
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["output", "no output"])
+@pytest.mark.parametrize("method", ["conv_ghost", "loop", "grouped", "unfold"])
+def test_what_is_known_of_channels_is_as_wrong_as_is_said_at_most(method, kept):
+    """Of images of one grey level each, and weights that are all alike: every rounding goes the same way."""
+    generator = torch.Generator().manual_seed(2)
+    levels, weight = 1 + torch.rand(EXAMPLES, 1, 1, 1, generator=generator), 1 + torch.rand(8, 1, 1, 1, generator=generator)
+    arguments = [levels.expand(-1, 300, 6, 6).contiguous(), weight.expand(-1, 300, 3, 3).contiguous(), None, [1, 1], [0, 0], [1, 1], 1]
+    met, _ = meet(torch.ops.aten.conv2d.default, arguments, "weight", 1)
+    met = dataclasses.replace(met, output=torch.ops.aten.conv2d.default(*arguments) if kept else None)
+    directions = torch.nn.functional.normalize(arguments[1].flatten(1))
+    contribution = METHODS[method](met, "weight")
+    if method == "conv_ghost":  # all values of a channel's gradient are one
+        rows = (met.grad.double().sum((2, 3)) * levels.double()[:, :, 0, 0])[:, :, None].expand(-1, -1, directions.shape[1])
+    else:  # what was written out is what is summed
+        rows = contribution.written_out().double().flatten(2)
+    moments, exact = contribution.moments(directions, arguments[1]), (rows.square().sum(2), rows.sum(2), (rows * directions.double()).sum(2))
+    for value, truth, error in zip((moments.squares, moments.plain, moments.along), exact, moments.errors, strict=True):
+        assert ((value - truth).abs() <= error).all()
 
 
 @pytest.mark.parametrize("views", [1, 3])

@@ -1,8 +1,11 @@
 """Where a run computes: two environments that differ may round differently."""
 
+import functools
+import hashlib
 import os
 import platform
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +36,7 @@ def describe(device: torch.device, *, engine: str, methods: dict[str, str], micr
     Updates repeated in an equal environment are bit-identical, hence the same release.
     """
     return {
-        "sfumato": metadata.version("sfumato"),
+        "sfumato": f"{metadata.version('sfumato')} ({digest_of_code(Path(__file__).parents[1])})",
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "threads": torch.get_num_threads(),
@@ -43,6 +46,15 @@ def describe(device: torch.device, *, engine: str, methods: dict[str, str], micr
         "precision": precision,
         "compile": compile,
     }
+
+
+@functools.cache
+def digest_of_code(package: Path) -> str:
+    """Of all Python files below a folder. A version alone would not tell two states of a checkout apart, whose updates round differently."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def _processor() -> str:
