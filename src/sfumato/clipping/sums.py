@@ -7,13 +7,15 @@ every rounding goes the same way, and what they come to together would move a sq
 import torch
 
 # So many terms are added up by the library before their sum is added to that of those before.
-_BLOCK = 128
+_BLOCK = 192
 
 
-def products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """(m, a, b): matrices (m, a, k) times matrices (m, k, b), each term rounded at most `roundings(k)` times."""
+def products(left: torch.Tensor, right: torch.Tensor, block: int = _BLOCK) -> torch.Tensor:
+    """(m, a, b): matrices (m, a, k) times matrices (m, k, b), each term rounded at most `roundings(k, block)` times."""
+    if left.shape[2] <= block:
+        return torch.bmm(left, right)
     total = None
-    for one, other in zip(left.split(_BLOCK, 2), right.split(_BLOCK, 1), strict=True):
+    for one, other in zip(left.split(block, 2), right.split(block, 1), strict=True):
         product = torch.bmm(one, other)
         # Not `baddbmm`: of few rows MKL's goes on from the sum so far, term by term.
         total = product if total is None else total.add_(product)
@@ -21,9 +23,9 @@ def products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def roundings(terms: int) -> int:
+def roundings(terms: int, block: int = _BLOCK) -> int:
     """How often at most a term is rounded on its way into a sum of so many: by `products`, or by PyTorch's own sums, which add in parallel lanes."""
-    return min(terms, _BLOCK) + -(-terms // _BLOCK)
+    return min(terms, block) + -(-terms // block)
 
 
 def unit(values: torch.Tensor) -> float:

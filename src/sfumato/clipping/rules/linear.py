@@ -13,6 +13,8 @@ from sfumato.clipping.sums import products, roundings, unit
 _FEW_POSITIONS = 64
 # Of fewer still, with many features, those are at their best with so many rows at once: 17 positions take half the time.
 _MOST_IN_BLOCKS, _LEAST_IN_BLOCKS, _BLOCK = 40, 128, 8
+# So many features at once: of few positions, smaller parts would cost more time than their smaller rounding is worth.
+_FEATURES = 384
 
 
 def bias(met: Met, slot: str) -> Rows:
@@ -54,15 +56,15 @@ def gram(rows: torch.Tensor) -> torch.Tensor:
     transposed = rows.transpose(1, 2)
     if rows.device.type == "cpu" and positions <= _MOST_IN_BLOCKS and features >= _LEAST_IN_BLOCKS:
         blocks = rows.chunk(-(-positions // _BLOCK), dim=1)
-        return torch.cat([products(block, transposed) for block in blocks], dim=1)
+        return torch.cat([products(block, transposed, _FEATURES) for block in blocks], dim=1)
     if rows.device.type == "cpu" and positions < _FEW_POSITIONS:
         transposed = transposed.contiguous()
-    return products(rows, transposed)
+    return products(rows, transposed, _FEATURES)
 
 
 def gram_at_once(rows: torch.Tensor) -> torch.Tensor:
     """The same of all rows at once, of the transpose as it lies."""
-    return products(rows, rows.transpose(1, 2))
+    return products(rows, rows.transpose(1, 2), _FEATURES)
 
 
 def _positions(tensor: torch.Tensor) -> torch.Tensor:
@@ -87,9 +89,8 @@ class Ghost:
         terms = inner_products(self.inputs) * inner_products(self.grads)  # their sum over pairs of positions is the square
         # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled, and so what roundings are a share of.
         largest = torch.linalg.vector_norm(terms.diagonal(dim1=1, dim2=2), 0.5, dim=1)  # the square of a sum of roots
-        positions = terms.shape[1]
-        share = unit(terms) * (roundings(self.inputs.shape[2]) + roundings(self.grads.shape[2]) + 1 + 2 * roundings(positions))
-        return terms.sum(2).sum(1).clamp(min=0), share * largest
+        times = sum(roundings(side.shape[2], _FEATURES) for side in (self.inputs, self.grads)) + 1 + 2 * roundings(terms.shape[1])
+        return terms.sum(2).sum(1).clamp(min=0), unit(terms) * times * largest
 
     def in_float64(self, examples: torch.Tensor) -> "Ghost":
         return Ghost(self.inputs[examples].double(), self.grads[examples].double(), gram_at_once)
