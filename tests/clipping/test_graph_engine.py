@@ -476,6 +476,24 @@ def test_gradients_in_blocks(method, augmult, monkeypatch):
     assert {shape for blocks, shape in put_together if blocks > 1} == {(5, 4, 3, 3)}
 
 
+class Gains(nn.Module):
+    """Numbers as parameters: one that scales the images' features, one that scales a weight, one in a vector of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(2, 3, 3), nn.Linear(12, 3)
+        self.gain, self.scale, self.shift = (nn.Parameter(torch.tensor(value)) for value in (0.5, 2.0, [0.1]))
+
+    def forward(self, x):
+        return F.linear((self.conv(x) * self.gain).flatten(1).tanh(), self.scale * self.out.weight, self.out.bias) + self.shift
+
+
+@pytest.mark.parametrize("augmult", [0, 2])
+def test_parameters_that_are_numbers(augmult):
+    torch.manual_seed(0)
+    assert_exact(Gains(), (2, 4, 4), augmult)
+
+
 def test_a_closed_form_that_holds_again_finds_what_it_needs():
     """Weights so small that standardisation leaves them alone, when methods are chosen, and not so afterwards."""
     torch.manual_seed(0)

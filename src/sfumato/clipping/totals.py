@@ -31,7 +31,8 @@ class Totals:
         for group in weights.traced.groups:
             contribution = contributions[group.weights[0]]
             if group.kind == "parameter" and isinstance(contribution, Rows) and contribution.shape.numel() <= _FEW:
-                rows = contribution.written_out().flatten(1)
+                rows = contribution.written_out()
+                rows = rows.reshape(len(rows), -1)
                 small.setdefault(rows.dtype, {})[group.weights[0]] = rows
         # Weights' names, numbers of values, and their gradients side by side.
         self._small = [
