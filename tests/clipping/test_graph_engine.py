@@ -235,7 +235,7 @@ def test_a_kernel_that_standardisation_leaves_alone_is_still_exact():
 
 @pytest.mark.parametrize(("method", "compile"), [("rows", False), ("ghost", False), ("ghost", True)])
 def test_norms_hold_where_an_example_s_positions_cancel(method, compile):
-    """Two positions whose gradients are huge and opposite: inner products lose what is left, and must not be believed."""
+    """Two positions whose gradients are huge and opposite: inner products lose what is left, and must not be believed, nor may a sum of float32."""
     model = nn.Linear(3, 2, bias=False).float()
 
     def loss(outputs, weights):  # the gradient is the sum of weights_t x_t over positions t
@@ -248,7 +248,10 @@ def test_norms_hold_where_an_example_s_positions_cancel(method, compile):
     out = grad_fn(x, weights)
     assert grad_fn.methods == chosen
     assert out.grad_sum["weight"].norm().item() <= 1 + 1e-4
-    assert out.grad_norms.item() == pytest.approx(2**0.5 * (0.5**2 + 0.0625**2) ** 0.5, rel=1e-3)
+    true = 2**0.5 * (0.5**2 + 0.0625**2) ** 0.5
+    assert out.grad_norms.item() >= true * (1 - 1e-4)
+    if method == "rows":  # what was written out is summed
+        assert out.grad_norms.item() == pytest.approx(true, rel=1e-3)
 
 
 def test_methods_are_recorded_and_repeated():

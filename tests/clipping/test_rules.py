@@ -82,8 +82,6 @@ def assert_contribution(contribution, true):
     assert (error >= 0).all()
     if hasattr(contribution, "written_out"):
         torch.testing.assert_close(contribution.written_out(), true, rtol=1e-9, atol=1e-10)
-    some = contribution.in_float64(torch.tensor([2, 0]))
-    torch.testing.assert_close(some.square_norms()[0], flat[[2, 0]].square().sum(1), rtol=1e-9, atol=1e-12)
     coefficients, counts = torch.tensor([0.5, 0.0, 2.0, 1.0]).double(), torch.tensor([True, False, True, True])
     expected = (coefficients[:, None] * flat).sum(0).view(true.shape[1:])
     torch.testing.assert_close(contribution.weighted_sum(coefficients, counts), expected, rtol=1e-9, atol=1e-10)
@@ -196,7 +194,6 @@ def test_blocks_make_no_difference():
             (one.square_norms()[0], several.square_norms()[0]),
             *zip(dataclasses.astuple(one.moments(directions, None))[:3], dataclasses.astuple(several.moments(directions, None))[:3], strict=True),
             (rows, several.written_out()),
-            (rows[[6, 0, 3]], several.in_float64(torch.tensor([6, 0, 3])).written_out()),
             (2 * rows, (several + several).written_out()),
             (2 * rows, (several + one).written_out()),
         ):

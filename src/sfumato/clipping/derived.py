@@ -153,6 +153,7 @@ def standardized(weights: list[torch.Tensor], parameters: list[list[torch.Tensor
     directions, channels = [], [len(part) for part in rows]
     for part in rows:
         centred = part - part.mean(1, keepdim=True)
+        centred -= centred.mean(1, keepdim=True)  # a mean that is large beside the rest leaves one behind
         length = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
         directions.append(centred.div_(length.clamp_(min=torch.finfo(length.dtype).tiny)))  # of a constant channel: zero
     # One pull-back of z + c u, with z fixed, random, of mean zero, and c as large as z's length.

@@ -20,10 +20,6 @@ class Contribution(Protocol):
         """The sum of coefficient_i times g_i over those that count (None: all do), shaped like the weight."""
         ...
 
-    def in_float64(self, examples: torch.Tensor) -> "Contribution":
-        """The gradients of some examples, to take norms of."""
-        ...
-
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
@@ -44,8 +40,6 @@ class Moments:
 
 class ChannelContribution(Contribution, Protocol):
     """A contribution that can say what weight standardisation needs to know."""
-
-    def in_float64(self, examples: torch.Tensor) -> "ChannelContribution": ...
 
     def moments(self, directions: torch.Tensor, weight: torch.Tensor) -> Moments:
         """Moments of each output channel; directions are (channels, fan-in), `weight` is the value of the weight."""
@@ -108,6 +102,3 @@ class Rows:
             first = own.stop
         assert total is not None
         return total.view(self.shape)
-
-    def in_float64(self, examples: torch.Tensor) -> "Rows":
-        return Rows(self.written_out()[examples].double())

@@ -1,6 +1,5 @@
 """Convolutions: per-image weight gradients written out, or only their norms (ghost norms)."""
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,13 +12,16 @@ from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.rules import linear
 from sfumato.clipping.rules.contribution import Moments, Rows
 from sfumato.clipping.rules.meeting import Met
-from sfumato.clipping.sums import are_exact, products, roundings, unit
+from sfumato.clipping.sums import are_exact, hidden, products, roundings, unit
 from sfumato.kernels.conv_weight_gradients import conv_weight_gradients
 from sfumato.kernels.conv_weight_gradients_by_patches import conv_weight_gradients_by_patches, windows
 
 # Written-out gradients of more numbers than this (16 MiB in float32) lie in blocks of a few examples, of so many numbers each (4 MiB):
 # between other tensors the C library finds a place for these, and none for one large block, so that memory grows.
 _MAX_IN_ONE, _BLOCK = 2**22, 2**20
+
+# Lengths of one that are no farther apart than this point in one direction, but for roundings.
+_SAME_DIRECTION = 1e-5
 
 TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 
@@ -42,12 +44,6 @@ class _Problem:
                 self.inputs = _pad_same(self.inputs, self.weight.shape[2:], self.dilation)
             padding = 0
         self.padding = _per_dim(padding, dims)
-
-    def in_float64(self, examples: torch.Tensor) -> "_Problem":
-        """Of some examples."""
-        problem = copy.copy(self)
-        problem.inputs, problem.grads, problem.weight = self.inputs[examples].double(), self.grads[examples].double(), self.weight.double()
-        return problem
 
     def weight_gradient(self, grads: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, groups: int) -> torch.Tensor:
         """The ordinary gradient of a weight, summed over rows."""
@@ -155,27 +151,30 @@ class Ghost:
 
     def __init__(self, problem: _Problem, output: torch.Tensor | None, bias: torch.Tensor | None) -> None:
         self.problem, self.bias = problem, bias
+        channels, kernel = problem.weight.shape[1], problem.weight.shape[2:]
+        self._positions = problem.grads.shape[1] * math.prod(problem.grads.shape[3:])
+        self._share = unit(problem.grads) * (roundings(channels) + sum(kernel) + 2 * roundings(self._positions) + 1)
         # Now: the gradient is in the processor's cache, and the output need not be kept.
         grads = self._grads()
         self._squares, self._largest = self._channel_squares(grads)
-        self._shares = None if output is None else _shares(output.transpose(1, 2).flatten(2), grads)
+        self._with_output = None
+        if output is not None:
+            self._with_output = torch.linalg.vecdot(output.transpose(1, 2).flatten(2), grads), grads.abs().sum(2)
 
     def square_norms(self) -> tuple[torch.Tensor, torch.Tensor]:
-        squares, error = self._squares_and_error()
-        return squares.sum(1), error.sum(1)
+        return self._squares.sum(1), self._share * self._largest.square().sum(1)
 
     def moments(self, directions: torch.Tensor, weight: torch.Tensor) -> Moments:
         problem, grads = self.problem, self._grads()
-        positions, channels, taps = grads.shape[2], problem.weight.shape[1], problem.weight[0, 0].numel()
+        channels, taps = problem.weight.shape[1], problem.weight[0, 0].numel()
         ones = torch.ones_like(problem.weight[:1, :1])
         sums = self._convolved(problem.inputs.sum(2, keepdim=True), ones)  # (m, rows, 1, *size)
         plain = products(grads, sums.flatten(1)[:, :, None])[..., 0]
         # A patch's sum is at most its length times the root of its size.
-        share = unit(plain) * (roundings(channels) + taps + roundings(positions))
+        share = unit(plain) * (roundings(channels) + taps + roundings(self._positions))
         plain_error = share * (channels * taps) ** 0.5 * self._largest
-        squares, error = self._squares_and_error()
         along, along_error = self._along(grads, directions, weight)
-        return Moments(squares, plain, along, (error, plain_error, along_error))
+        return Moments(self._squares, plain, along, (self._share * self._largest.square(), plain_error, along_error))
 
     def _along(self, grads: torch.Tensor, directions: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Sums over positions of grads times the convolution with the directions, and bounds on their rounding errors.
@@ -183,22 +182,22 @@ class Ghost:
         Where each channel of the weight points in its direction, that convolution is the output
         without its bias, divided by a length, and need not be computed again.
         """
-        problem, positions, fan_in = self.problem, grads.shape[2], weight[0].numel()
-        length = torch.linalg.vecdot(weight.flatten(1), directions).to(grads.dtype)
-        size = torch.linalg.vector_norm(weight.flatten(1), dim=1)
-        too_short = (length.abs() < size * (1 - 1e-5)) | (length.abs() < 1e-4 * size.max())
+        rows = weight.flatten(1)
+        length = torch.linalg.vecdot(rows, directions)
+        apart = torch.linalg.vector_norm(rows / length[:, None] - directions, dim=1).to(grads.dtype)
         # Of a convolution nothing is known but how many terms it adds up.
-        error = unit(grads) * (fan_in + 1) * self._largest
-        if self._shares is None or not assume(~too_short.any()):
-            kernels = directions.view_as(problem.weight).to(problem.inputs.dtype)
-            convolved = self._convolved(problem.inputs, kernels)
+        times = rows.shape[1] + 1 + roundings(self._positions)
+        if self._with_output is None or not assume((apart <= _SAME_DIRECTION).all()):
+            kernels = directions.view_as(self.problem.weight).to(self.problem.inputs.dtype)
+            convolved = self._convolved(self.problem.inputs, kernels)
             along = torch.linalg.vecdot(convolved.transpose(1, 2).flatten(2), grads)
-            return along, error + unit(grads) * roundings(positions) * self._largest
-        shares, of_output, of_grads = self._shares
+            return along, unit(grads) * times * self._largest
+        with_output, sizes = self._with_output
+        length = length.to(grads.dtype)
         bias = self.bias if self.bias is not None else torch.zeros_like(length)
-        largest = of_output + bias.abs() * positions**0.5
-        error = error + unit(grads) * (roundings(positions) + roundings(fan_in) + 3) * largest * of_grads / length.abs()
-        return (shares - bias * grads.sum(2)) / length, error
+        share = unit(grads) * (times + roundings(rows.shape[1]) + 4)
+        error = (share + apart) * self._largest + 2 * share * (bias / length).abs() * sizes
+        return (with_output - bias * grads.sum(2)) / length, error
 
     def _convolved(self, inputs: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
         problem = self.problem
@@ -214,9 +213,6 @@ class Ghost:
             grads, inputs = torch.where(mask, grads, 0.0), torch.where(mask, inputs, 0.0)
         return problem.weight_gradient(grads.flatten(0, 1), inputs.flatten(0, 1), problem.weight, problem.groups)
 
-    def in_float64(self, examples: torch.Tensor) -> "Ghost":
-        return Ghost(self.problem.in_float64(examples), None, None)
-
     def written_out(self) -> torch.Tensor:
         return self.problem.weight_gradients(self.problem.inputs, self.problem.grads)
 
@@ -229,15 +225,9 @@ class Ghost:
         gram = self._gram()
         squares = torch.linalg.vecdot(products(grads, gram), grads).clamp(min=0)
         # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled, and so what roundings are a share of.
-        lengths = gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+        lost = hidden(self.problem.weight[0].numel(), self._share, gram)
+        lengths = (gram.diagonal(dim1=1, dim2=2).clamp(min=0) + lost).sqrt()
         return squares, torch.matmul(grads.abs(), lengths[:, :, None])[..., 0]
-
-    def _squares_and_error(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both (m, O)."""
-        channels, kernel = self.problem.weight.shape[1], self.problem.weight.shape[2:]
-        positions = self.problem.grads.shape[1] * math.prod(self.problem.grads.shape[3:])
-        share = unit(self._squares) * (roundings(channels) + sum(kernel) + 2 * roundings(positions) + 1)
-        return self._squares, share * self._largest.square()
 
     def _gram(self) -> torch.Tensor:
         """(m, positions, positions) inner products of patches: shifted sums of those of pixels."""
@@ -277,13 +267,6 @@ class PatchGhost(linear.Ghost):
 
     def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
         return super().weighted_sum(coefficients, counts).unflatten(1, self._shape)
-
-
-def _shares(output: torch.Tensor, grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Inner products and lengths of (m, O, positions), all (m, O)."""
-    # Sums of squares: norms along a strided dimension, of channels_last images, take PyTorch ten times as long.
-    of_output, of_grads = (tensor.square().sum(2).sqrt() for tensor in (output, grads))
-    return torch.linalg.vecdot(output, grads), of_output, of_grads
 
 
 def _over_taps(products: torch.Tensor, dim: int, problem: _Problem) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.rules.contribution import Rows
 from sfumato.clipping.rules.meeting import Met
-from sfumato.clipping.sums import products, roundings, unit
+from sfumato.clipping.sums import hidden, products, roundings, unit
 
 # Of so few positions some CPUs multiply a transpose that is written out twice as fast as one that is read as it lies.
 _FEW_POSITIONS = 64
@@ -83,17 +83,18 @@ class Ghost:
         return self._squares
 
     def _square_norms(self, inner_products: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.inputs.shape[1] == 1:
-            squares = self.inputs.square().sum(dim=(1, 2)) * self.grads.square().sum(dim=(1, 2))
-            return squares, torch.zeros_like(squares)
-        terms = inner_products(self.inputs) * inner_products(self.grads)  # their sum over pairs of positions is the square
+        features, positions = (self.inputs.shape[2], self.grads.shape[2]), self.inputs.shape[1]
+        share = unit(self.grads) * (sum(roundings(number, _FEATURES) for number in features) + 1 + 2 * roundings(positions))
+        if positions == 1:
+            lengths = [side.square().sum(dim=(1, 2)) for side in (self.inputs, self.grads)]
+            lost = [hidden(number, share, self.grads) for number in features]
+            return lengths[0] * lengths[1], share * (lengths[0] + lost[0]) * (lengths[1] + lost[1])
+        grams = inner_products(self.inputs), inner_products(self.grads)
         # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled, and so what roundings are a share of.
-        largest = torch.linalg.vector_norm(terms.diagonal(dim1=1, dim2=2), 0.5, dim=1)  # the square of a sum of roots
-        times = sum(roundings(side.shape[2], _FEATURES) for side in (self.inputs, self.grads)) + 1 + 2 * roundings(terms.shape[1])
-        return terms.sum(2).sum(1).clamp(min=0), unit(terms) * times * largest
-
-    def in_float64(self, examples: torch.Tensor) -> "Ghost":
-        return Ghost(self.inputs[examples].double(), self.grads[examples].double(), gram_at_once)
+        of_inputs, of_grads = (gram.diagonal(dim1=1, dim2=2) + hidden(number, share, gram) for gram, number in zip(grams, features, strict=True))
+        largest = torch.linalg.vector_norm(of_inputs * of_grads, 0.5, dim=1)  # the square of a sum of roots
+        terms = grams[0] * grams[1]  # their sum over pairs of positions is the square
+        return terms.sum(2).sum(1).clamp(min=0), share * largest
 
     def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
         grads, inputs = self.grads, self.inputs
