@@ -267,12 +267,13 @@ class GradFn:
             self.microbatch_size = max(1, min(_MICROBATCH_MAX, _MICROBATCH_VALUES // (num_parameters + views.shape[1] * values_saved)))
 
     def _signature_of(self, views: torch.Tensor, parameters: list[tuple[str, nn.Parameter]]) -> Any:
-        """What an engine was built for: another mode, frozen layer or image size is another computation."""
+        """What an engine was built for: another mode, frozen layer, image size or precision of convolutions is another computation."""
         modules = tuple(module.training for module in self._model.modules())
         return (
             views.shape[2:],
             views.dtype,
             views.device,
+            are_exact("conv", views.device),
             modules,
             tuple((name, parameter.requires_grad) for name, parameter in parameters),
         )

@@ -20,7 +20,7 @@ class ClippedGrad:
         grad_sum: Each trainable parameter's name, in the model's order -> sum of the clipped gradients, shaped
             like the parameter, in float32 (float64 for float64 parameters). Safe to
             release only after noise of `sensitivity` times sigma has been added.
-        grad_norms: (B,) L2 norms before clipping; not private. Zero at padding.
+        grad_norms: (B,) L2 norms before clipping, what float32 roundings may hide included (docs/engine.md); not private. Zero at padding.
         losses: (B,) losses, averaged over an example's views; not private. Zero at padding.
     """
 

@@ -14,12 +14,10 @@ def products(left: torch.Tensor, right: torch.Tensor, block: int = _BLOCK) -> to
     """(m, a, b): matrices (m, a, k) times matrices (m, k, b), each term rounded at most `roundings(k, block)` times."""
     if left.shape[2] <= block:
         return torch.bmm(left, right)
-    total = None
-    for one, other in zip(left.split(block, 2), right.split(block, 1), strict=True):
-        product = torch.bmm(one, other)
-        # Not `baddbmm`: of few rows MKL's goes on from the sum so far, term by term.
-        total = product if total is None else total.add_(product)
-    assert total is not None
+    blocks = zip(left.split(block, 2), right.split(block, 1), strict=True)
+    total = torch.bmm(*next(blocks))
+    for one, other in blocks:
+        total += torch.bmm(one, other)  # not `baddbmm`: of few rows MKL's goes on from the sum so far, term by term
     return total
 
 
@@ -33,12 +31,12 @@ def unit(values: torch.Tensor) -> float:
     return torch.finfo(values.dtype).eps / 2
 
 
+def hidden(terms: int, share: float, values: torch.Tensor) -> float:
+    """What to add to a sum of so many squares so that its `share` bounds roundings even where squares vanish below the smallest number."""
+    return terms * torch.finfo(values.dtype).tiny / share
+
+
 def are_exact(operation: str, device: torch.device) -> bool:
     """Whether a "matmul" or "conv" of float32 rounds nothing to fewer digits (TF32, bfloat16), which PyTorch can be told to do."""
     backend = {"cpu": torch.backends.mkldnn, "cuda": torch.backends.cuda if operation == "matmul" else torch.backends.cudnn}.get(device.type)
     return backend is None or getattr(backend, operation).fp32_precision in ("none", "ieee")
-
-
-def hidden(terms: int, share: float, values: torch.Tensor) -> float:
-    """What is to be added to a sum of so many squares, of whose value roundings are a share, for what squares below the smallest number lost."""
-    return terms * torch.finfo(values.dtype).tiny / share

@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sfumato.clipping.assumptions import assume
 from sfumato.clipping.derived import Group, Standardized, general_square_norms, pull_back, standardized
-from sfumato.clipping.norms import row_norms
 from sfumato.clipping.tracing import Traced
 
 
@@ -77,9 +76,7 @@ class Weights:
         return pulled
 
     def square_norms(self, group: Group, rows: list[torch.Tensor]) -> torch.Tensor:
-        """(m,) squares of the norms of the parameters' gradients, from those of the weights written out."""
-        if group.kind == "parameter":
-            return row_norms(rows[0].reshape(len(rows[0]), -1)).square()
+        """(m,) squares of the norms of the parameters' gradients, from those of the weights written out, each pulled back."""
         return general_square_norms(self._weights_of(group), self._parameters_of(group), rows)
 
     def _weights_of(self, group: Group) -> list[torch.Tensor]:

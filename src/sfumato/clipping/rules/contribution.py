@@ -91,14 +91,16 @@ class Rows:
         return Moments(squares, plain, along, (2 * roundings(fan_in) * error * norms, fan_in**1.5 * error, fan_in * error))
 
     def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
-        total, first = None, 0
-        for block in self.blocks:
-            own = slice(first, first + len(block))
-            rows = block.reshape(len(block), -1)
-            if counts is not None:  # a coefficient of zero does not silence it: 0 * NaN is NaN
-                rows = torch.where(counts[own, None], rows, 0.0)
-            weights = coefficients[own].to(rows.dtype)
-            total = weights @ rows if total is None else total.addmv_(rows.T, weights)
-            first = own.stop
-        assert total is not None
+        sizes = [len(block) for block in self.blocks]
+        of_blocks = zip(self.blocks, coefficients.split(sizes), [None] * len(sizes) if counts is None else counts.split(sizes), strict=True)
+        total = _weighted_sum(*next(of_blocks))
+        for of_block in of_blocks:
+            total += _weighted_sum(*of_block)
         return total.view(self.shape)
+
+
+def _weighted_sum(block: torch.Tensor, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+    rows = block.reshape(len(block), -1)
+    if counts is not None:  # a coefficient of zero does not silence it: 0 * NaN is NaN
+        rows = torch.where(counts[:, None], rows, 0.0)
+    return coefficients.to(rows.dtype) @ rows

@@ -85,15 +85,15 @@ class Ghost:
     def _square_norms(self, inner_products: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         features, positions = (self.inputs.shape[2], self.grads.shape[2]), self.inputs.shape[1]
         share = unit(self.grads) * (sum(roundings(number, _FEATURES) for number in features) + 1 + 2 * roundings(positions))
+        of_inputs, of_grads = (hidden(number, share, self.grads) for number in features)
         if positions == 1:
-            lengths = [side.square().sum(dim=(1, 2)) for side in (self.inputs, self.grads)]
-            lost = [hidden(number, share, self.grads) for number in features]
-            return lengths[0] * lengths[1], share * (lengths[0] + lost[0]) * (lengths[1] + lost[1])
-        grams = inner_products(self.inputs), inner_products(self.grads)
+            inputs, grads = (side.square().sum(dim=(1, 2)) for side in (self.inputs, self.grads))
+            return inputs * grads, share * (inputs + of_inputs) * (grads + of_grads)
+        inputs, grads = inner_products(self.inputs), inner_products(self.grads)
         # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled, and so what roundings are a share of.
-        of_inputs, of_grads = (gram.diagonal(dim1=1, dim2=2) + hidden(number, share, gram) for gram, number in zip(grams, features, strict=True))
-        largest = torch.linalg.vector_norm(of_inputs * of_grads, 0.5, dim=1)  # the square of a sum of roots
-        terms = grams[0] * grams[1]  # their sum over pairs of positions is the square
+        squares = (inputs.diagonal(dim1=1, dim2=2) + of_inputs) * (grads.diagonal(dim1=1, dim2=2) + of_grads)
+        largest = torch.linalg.vector_norm(squares, 0.5, dim=1)  # the square of a sum of roots
+        terms = inputs * grads  # their sum over pairs of positions is the square
         return terms.sum(2).sum(1).clamp(min=0), share * largest
 
     def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
