@@ -82,7 +82,8 @@ class PrivacyConfig(Section):
     target_epsilon: PositiveFloat | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    clipping_norm: PositiveFloat = 1.0
+    clipping_norm: Annotated[float, Field(ge=1e-12, allow_inf_nan=False)] = 1.0
+    """Below 1e-12 the squares of a gradient's entries vanish in float32, and it would not be clipped."""
     sampling: Literal["poisson", "shuffled"] = "poisson"
     accountant: Literal["pld", "rdp"] = "pld"
     max_images_per_person: PositiveInt | None = None
@@ -153,6 +154,8 @@ class TrainingConfig(Section):
     """Steps between two evaluations on held-out images."""
     checkpoint_every: PositiveInt | None = None
     """Steps between two checkpoints."""
+    verify_every: PositiveInt | None = None
+    """Steps between two checks of the engine on made-up images through the model as it then is; the run stops if one fails."""
     norm_histogram_every: PositiveInt | None = None
     """Steps between two histograms of gradient norms, step 1 included, in metrics_private.jsonl: not private, for the owner alone."""
 
@@ -190,6 +193,7 @@ SPEED_ONLY = frozenset(
         "training.evaluate_every",
         "training.checkpoint_every",
         "training.norm_histogram_every",
+        "training.verify_every",
         "run.keep_key",
     }
 )

@@ -93,7 +93,15 @@ def observe(num_steps: int, streams: Streams, *, sampler=None, step_class=Privat
     weight, bias = [], []
     for number in range(1, num_steps + 1):
         noise, view = streams.stream("noise", noise_step(number)), streams.stream("augmentation", number)
-        randomness = draw(mechanism, lambda number=number: sampler(number), num_parameters, views, noise, view)
+        randomness = draw(
+            mechanism,
+            lambda number=number: sampler(number),
+            num_parameters,
+            views,
+            noise,
+            view,
+            streams.stream("random numbers inside the model", number),
+        )
         private_grad, _ = step(data, parameters, randomness)
         included[number - 1, randomness.indices] = True
         weight.append(private_grad["weight"].numpy())

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from sfumato import randomness
+from sfumato.clipping import GradFn
 from sfumato.clipping import clipped_grad as module_of_grad  # noqa: F401  (imported before its parts are patched)
-from sfumato.clipping.graph_engine import GraphEngine
 from sfumato.data.poisson import shuffled_batch
 from sfumato.training import step as step_module
 from sfumato.training.noise import add_noise
@@ -66,9 +66,9 @@ def test_dividing_by_the_realised_count_is_caught():
 def test_clipping_before_averaging_the_views_is_caught():
     class ClipEachView(PrivateStep):
         def __init__(self, grad_fn, mechanism, views, microbatch_size):
-            def of_each_view(inputs, labels, is_padding):
+            def of_each_view(inputs, labels, **others):
                 count = inputs.shape[1]
-                parts = [grad_fn(inputs[:, [j] * count], labels, is_padding=is_padding) for j in range(count)]
+                parts = [grad_fn(inputs[:, [j] * count], labels, **others) for j in range(count)]
                 for name, value in parts[0].grad_sum.items():
                     value.copy_(sum(part.grad_sum[name] for part in parts) / count)
                 return parts[0]
@@ -93,12 +93,7 @@ def test_an_unclipped_bias_is_caught():
 
 def test_a_norm_that_leaves_out_the_bias_is_caught(monkeypatch):
     """With the bias alone, every example's gradient would keep its whole length in that direction."""
-    whole = GraphEngine.clipped_sum
-
-    def faulty(engine, coefficient, *rest):
-        return whole(engine, lambda norms: torch.full_like(norms, 1 / canary.CLIPPING_NORM), *rest)
-
-    monkeypatch.setattr(GraphEngine, "clipped_sum", faulty)
+    monkeypatch.setattr(GradFn, "_coefficient", lambda grad_fn, norms: torch.full_like(norms, 1 / canary.CLIPPING_NORM))
     assert {"shift given inclusion", "sum of the others"} <= canary.violations(canary.observe(STEPS, streams()))
 
 

@@ -44,7 +44,7 @@ def bits(step, model, indices, streams=None):
     streams = streams or Streams(new_key(), {}, {})
     num_parameters = sum(value.numel() for value in model.parameters())
     noise, view = streams.stream("noise"), streams.stream("augmentation")
-    return draw(step.mechanism, lambda: np.asarray(indices, dtype=np.int64), num_parameters, step.views, noise, view)
+    return draw(step.mechanism, lambda: np.asarray(indices, dtype=np.int64), num_parameters, step.views, noise, view, streams.stream("model"))
 
 
 def flat(gradient):
@@ -138,11 +138,11 @@ def add_fresh_noise(step, images, parameters, model, indices):
         real = step.grad_fn
         seen: dict = {}
 
-        def remember(inputs, labels, is_padding):
-            key = inputs.numpy().tobytes()
-            if key not in seen:
-                seen[key] = real(inputs, labels, is_padding=is_padding)
-            return seen[key]
+        def remember(inputs, labels, **others):
+            known = inputs.numpy().tobytes()
+            if known not in seen:
+                seen[known] = real(inputs, labels, **others)
+            return seen[known]
 
         remember.sensitivity, remember.clipping_norm, remember.parameters_fixed = real.sensitivity, real.clipping_norm, real.parameters_fixed
         step.grad_fn, step.remembered = remember, True

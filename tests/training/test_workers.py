@@ -28,7 +28,7 @@ def test_one_worker_is_the_caller():
     ("engine", "layer", "parallel"),
     [
         ("graph", torch.nn.ReLU(), True),
-        ("graph", torch.nn.Dropout(0.5), False),  # draws from one generator, in the order of whoever comes first
+        ("graph", torch.nn.Dropout(0.5), True),  # its masks are each image's own, whoever comes first
         ("func", torch.nn.ReLU(), False),
         ("reference", torch.nn.ReLU(), False),
     ],
@@ -36,7 +36,7 @@ def test_one_worker_is_the_caller():
 def test_only_what_finds_the_same_in_several_threads_is_given_to_several(engine, layer, parallel):
     model = torch.nn.Sequential(layer, torch.nn.Flatten(), torch.nn.Linear(36, 3))
     grad_fn = clipped_grad(model, torch.nn.CrossEntropyLoss(reduction="none"), clipping_norm=1.0, engine=engine)
-    grad_fn(torch.randn(2, 1, 6, 6), torch.tensor([0, 1]))
+    grad_fn(torch.randn(2, 1, 6, 6), torch.tensor([0, 1]), key=bytes(32), example_ids=torch.arange(2))
     assert grad_fn.parallel == parallel
     threads = set(workers_for(torch.device("cpu"), grad_fn.parallel).map(lambda part: threading.current_thread(), range(3)))
     assert (threads == {threading.current_thread()}) == (not parallel or torch.get_num_threads() == 1)

@@ -73,6 +73,7 @@ def _uses(network: Any, example: Any) -> tuple[list[Any], str | None]:
     import torch
     from torch.utils._pytree import tree_leaves
 
+    from sfumato.clipping.engine import Batch
     from sfumato.clipping.graph_engine import GraphEngine
 
     def loss(outputs: Any) -> torch.Tensor:
@@ -84,7 +85,7 @@ def _uses(network: Any, example: Any) -> tuple[list[Any], str | None]:
         return [], str(error)
     images = torch.randn(_EXAMPLES, 1, *example.shape[1:], generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        engine.clipped_sum(torch.zeros_like, images, (), torch.ones(_EXAMPLES, dtype=torch.bool))
+        engine.choose_methods(Batch(images, (), torch.ones(_EXAMPLES, dtype=torch.bool), None))
     return engine.uses(), None
 
 

@@ -23,6 +23,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_unflatten
 
+from sfumato.clipping.row_dimension import misuse
 from sfumato.errors import InputError
 
 # Rows that the graph is traced with; any number but one stands for "any number".
@@ -101,9 +102,17 @@ class Capture:
         return {name: node for node, (kind, name) in self._placeholders.items() if kind == "parameter"}
 
     def state(self, model: nn.Module) -> dict[Node, Any]:
-        """What the graph is given besides the images: parameters, buffers, constants, none of them to be differentiated."""
+        """What the graph is given besides the images: parameters, buffers, constants, none of them to be differentiated.
+
+        A model that computes in double precision for a while finds its float32 constants as wide.
+        """
         tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
-        values = {node: self._constants[name] if kind == "constant" else tensors[name] for node, (kind, name) in self._placeholders.items()}
+        wide = any(tensor.dtype == torch.float64 for tensor in tensors.values())
+        constants = {
+            name: value.double() if wide and isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
+            for name, value in self._constants.items()
+        }
+        values = {node: constants[name] if kind == "constant" else tensors[name] for node, (kind, name) in self._placeholders.items()}
         return {node: value.detach() if isinstance(value, torch.Tensor) else value for node, value in values.items()}
 
     def output(self, values: Mapping[Node, Any]) -> Any:
@@ -168,6 +177,9 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
             if into.dtype != source.dtype or into.device != source.device or tuple(into.shape) != tuple(source.shape):
                 raise NotCapturable(f"the model assigns to a part of a tensor in {module_path(node) or 'the model'}, with another type or shape.")
             node.target, node.args, node.kwargs = torch.ops.aten.clone.default, (node.args[1],), {}
+        reason = misuse(node)
+        if reason is not None:
+            raise NotCapturable(f"{node.target} in '{module_path(node) or 'the model'}' {reason}: what a row gives could depend on the others.")
         inputs = node.all_input_nodes
         if not any(other in touched for other in inputs):
             parameters_of[node] = frozenset().union(*(parameters_of[other] for other in inputs))

@@ -62,7 +62,7 @@ def findings(model: nn.Module, example_input: torch.Tensor) -> list[Finding]:
         model: Any module whose forward takes one tensor of rows.
         example_input: (B, ...) floating point rows, at least one.
     """
-    is_complex = _complex_findings(model)
+    is_complex = complex_findings(model)
     if is_complex:  # nor can the rest be told
         return is_complex
     with random_state_kept(example_input):
@@ -251,7 +251,7 @@ def _buffer_findings(probe: nn.Module, inputs: torch.Tensor) -> list[Finding]:
     return found
 
 
-def _complex_findings(model: nn.Module) -> list[Finding]:
+def complex_findings(model: nn.Module) -> list[Finding]:
     """Noise would be added to real parts alone."""
     found = []
     for name, parameter in model.named_parameters():

@@ -7,17 +7,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
-from sfumato.clipping.checks import missing_gradients, random_state_kept, require_private
-from sfumato.clipping.engine import ClippedGrad, Engine, Loss, add_to
+from sfumato.clipping.draws import draw_seeds
+from sfumato.clipping.engine import Batch, ClippedGrad, Engine, Loss, add_to, is_out_of_memory
 from sfumato.clipping.func_engine import FuncEngine
 from sfumato.clipping.graph_engine import LOW_PRECISIONS, GraphEngine
+from sfumato.clipping.law import Law, Truth
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.reference import ReferenceEngine
 from sfumato.clipping.sums import are_exact
 from sfumato.errors import InputError
 
+# Below, gradients of norm C have entries whose squares vanish in float32: they would be taken for zero, and not be clipped.
+MIN_CLIPPING_NORM = 1e-12
 ENGINES: dict[str, Callable[..., Engine]] = {"graph": GraphEngine, "func": FuncEngine, "reference": ReferenceEngine}
 
 # Float values that the per-example gradients and saved activations of one microbatch may take:
@@ -58,8 +60,11 @@ def clipped_grad(
     loss or gradient norm is not finite, contribute exactly zero. The model is left as it
     was: parameters, buffers and every ``.grad``.
 
-    At its first batch the function checks the model, in train mode and on made-up images,
-    for operations that mix examples, and the loss for parameters that it does not reach.
+    At its first batch the function holds the model and the engine to that, on made-up images alone (`sfumato.clipping.law`):
+    they must agree with plain autograd on single images, whatever lies beside these and came before them.
+
+    Random numbers inside the model (dropout, stochastic depth) are drawn for each view by itself from ``key`` and the
+    example's number: PyTorch's own generator hands them out by place, so that one image more would change all others' masks.
 
     Example:
         >>> model = torch.nn.Linear(2, 1, bias=False)  # output w.x: its gradient is x
@@ -89,16 +94,18 @@ def clipped_grad(
             "graph" alone; every microbatch is then filled up to the same size.
 
     Returns:
-        ``grad_fn(inputs, *targets, is_padding=None) -> ClippedGrad``. ``is_padding`` is (B,)
-        booleans; any number of examples is allowed, none included.
+        ``grad_fn(inputs, *targets, is_padding=None, key=None, example_ids=None) -> ClippedGrad``; see `GradFn.__call__`.
 
     Raises:
         InputError: (a ValueError) If ``clipping_norm`` is not positive and finite or another
             argument is out of range; at the first batch, if the model mixes examples or a
             trainable parameter has no per-example gradient (it is named).
     """
-    if not (math.isfinite(clipping_norm) and clipping_norm > 0):
-        raise InputError(f"clipping_norm must be positive and finite, not {clipping_norm}: it bounds what one example contributes.")
+    if not (math.isfinite(clipping_norm) and clipping_norm >= MIN_CLIPPING_NORM):
+        raise InputError(
+            f"clipping_norm must be finite and at least {MIN_CLIPPING_NORM:g}, not {clipping_norm}: it bounds what one example contributes, and "
+            "gradients shorter than that have squares that float32 does not hold. Choose a larger one, or scale the loss."
+        )
     if augmult < 0:
         raise InputError(f"augmult must be at least 0, not {augmult}. 0 means no augmentation.")
     if microbatch_size is not None and microbatch_size < 1:
@@ -170,7 +177,29 @@ class GradFn:
         """
         return nullcontext() if self._engine is None else self._engine.parameters_fixed()
 
-    def __call__(self, inputs: torch.Tensor, *targets: torch.Tensor, is_padding: torch.Tensor | None = None) -> ClippedGrad:
+    def __call__(
+        self,
+        inputs: torch.Tensor,
+        *targets: torch.Tensor,
+        is_padding: torch.Tensor | None = None,
+        key: bytes | None = None,
+        example_ids: torch.Tensor | None = None,
+    ) -> ClippedGrad:
+        """The sum of the clipped gradients of a batch; any number of examples is allowed, none included.
+
+        Args:
+            inputs: (B, ...), or (B, K, ...) where ``augmult`` = K >= 1.
+            targets: Each (B, ...): one for each example.
+            is_padding: (B,) booleans: examples that do not count.
+            key: For models that draw random numbers, else not looked at: 16 bytes or more *of this step alone*. With one
+                key for all steps an image would meet the same masks at every step.
+            example_ids: For models that draw random numbers, else not looked at: (B,) int64, which image each example is, the
+                same whenever it is drawn. Its place in the batch is no such number: it changes with who else is drawn, and
+                one image more would change all others' masks.
+
+        Raises:
+            InputError: See `clipped_grad`; or if key or example_ids are missing.
+        """
         views = self._as_views(inputs, targets, is_padding)  # (B, K, ...)
         real = torch.arange(len(views), device=views.device) if is_padding is None else (~is_padding).nonzero()[:, 0]
         everything = list(self._model.named_parameters())
@@ -183,29 +212,60 @@ class GradFn:
             return ClippedGrad(grad_sum, grad_norms, losses)
         signature = self._signature_of(views, everything)
         if self._engine is None or signature != self._signature:
-            self._check(views, targets, real[:1])
-            self._engine = self._build(views[real[:1], 0])
+            self._prepare(views, targets, len(real))
             self._signature = signature
-        assert self.microbatch_size is not None
+        assert self._engine is not None and self.microbatch_size is not None
+        seeds = self._seeds(key, example_ids, views)
         with self._engine.parameters_fixed(), torch.no_grad():
             for chosen in real.split(self.microbatch_size):
                 # The last microbatch repeats an example, and does not count it.
-                missing = -len(chosen) % self._padding_step() if len(chosen) < self.microbatch_size else 0
-                filled = torch.cat([chosen, chosen[:1].expand(missing)])
+                filled = torch.cat([chosen, chosen[:1].expand(self._filled(len(chosen)) - len(chosen))])
                 is_real = torch.arange(len(filled), device=views.device) < len(chosen)
-                own_targets = tuple(target[filled] for target in targets)
-                out = self._engine.clipped_sum(self._coefficient, views[filled], own_targets, is_real)
+                own_seeds = None if seeds is None else seeds[filled]
+                batch = Batch(views[filled], tuple(target[filled] for target in targets), is_real, own_seeds)
+                out = self._engine.clipped_sum(self._coefficient, batch)
                 add_to(grad_sum, out.grad_sum)
                 grad_norms[chosen] = out.grad_norms[: len(chosen)].to(dtype)
                 losses[chosen] = out.losses[: len(chosen)].to(dtype)
         return ClippedGrad(grad_sum, grad_norms, losses)
 
-    def _padding_step(self) -> int:
-        """The last microbatch is filled up to a multiple of this."""
+    def verify(self, seed: int) -> None:
+        """Holds the engine to the law once more, at the parameters as they are now (`sfumato.clipping.law`).
+
+        Args:
+            seed: What the made-up images are drawn from; another one finds other things.
+
+        Raises:
+            InputError: If the law no longer holds: the model or its loss has changed what it computes.
+        """
+        if self._engine is not None:
+            truth = self._law.truth(True, seed, shifted=False) if self._truth_is_double else self._law.truth(False, seed, shifted=False)
+            assert self.microbatch_size is not None
+            self._hold(self._engine, truth, self.microbatch_size if self._compiles else 2)
+
+    def _filled(self, count: int) -> int:
+        """How many examples a microbatch of so many is filled up to: few sizes, so that prepared kernels are found again."""
         assert self.microbatch_size is not None
-        if self.engine == "reference":
-            return 1
-        return self.microbatch_size if self._compiles else -(-self.microbatch_size // _PADDING_STEPS)
+        if self.engine == "reference" or count >= self.microbatch_size:
+            return count
+        step = self.microbatch_size if self._compiles else -(-self.microbatch_size // _PADDING_STEPS)
+        return -(-count // step) * step
+
+    def _seeds(self, key: bytes | None, example_ids: torch.Tensor | None, views: torch.Tensor) -> torch.Tensor | None:
+        """Of the random numbers inside the model; None if it draws none."""
+        assert self._engine is not None
+        if not self._engine.draw_dims:
+            return None
+        if key is None or len(key) < 16 or example_ids is None:
+            raise InputError(
+                "the model draws random numbers: give key, 16 bytes or more of this step alone, and example_ids, the number of each image. "
+                "A place in the batch is no such number, since one image more would change all others' masks."
+            )
+        if example_ids.shape != (len(views),) or example_ids.dtype != torch.int64:
+            raise InputError(
+                f"example_ids must be one int64 for each of the {len(views)} examples, not {example_ids.dtype} {tuple(example_ids.shape)}."
+            )
+        return draw_seeds(key, example_ids.to(views.device), views.shape[1])
 
     def _coefficient(self, norms: torch.Tensor) -> torch.Tensor:
         """What a gradient of each norm is multiplied by: s min(1, C / norm)."""
@@ -234,37 +294,60 @@ class GradFn:
             )
         return inputs if self._augmult else inputs.unsqueeze(1)
 
-    def _check(self, views: torch.Tensor, targets: tuple[torch.Tensor, ...], first: torch.Tensor) -> None:
-        """Refuses what has no per-example gradient, and settles the microbatch size."""
-        require_private(self._model, views[first, 0])
-        values_saved = 0
+    def _prepare(self, views: torch.Tensor, targets: tuple[torch.Tensor, ...], count: int) -> None:
+        """Finds an engine that keeps the law, and settles how it computes. Looks at shapes and types of what it is given, never at values.
 
-        def count(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal values_saved
-            values_saved += 0 if isinstance(tensor, nn.Parameter) else tensor.numel()
-            return tensor
-
-        with random_state_kept(views), torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
-            outputs = torch.func.functional_call(self._model, buffers, (views[first, 0],))
-            rows = self._loss_fn(outputs, *(target[first] for target in targets))
-            missing = missing_gradients(self._model, rows.sum())
-        if rows.shape != (1,):
-            raise InputError(
-                f'loss_fn gave shape {tuple(rows.shape)} for one row, not (1,): one loss per row is needed. Use reduction="none", for example.'
-            )
-        with torch.enable_grad():
-            of_itself = self._loss_fn(_detached(outputs), *(target[first] for target in targets))
-        if of_itself.requires_grad:
-            raise InputError("loss_fn takes trainable parameters besides the model's output: their gradient would be lost. Use them in the model.")
-        if missing:
-            raise InputError(
-                f"parameter '{missing[0]}' receives no gradient from the loss, so it would never be trained. "
-                "Freeze it by requires_grad_(False), or use it in the model's output."
-            )
+        Args:
+            count: So many examples will be computed at once, if the microbatch holds as many.
+        """
+        row = torch.zeros(1, *views.shape[2:], dtype=views.dtype, device=views.device)
+        self._law = Law(self._model, self._loss_fn, row, tuple(target[:0] for target in targets), views.shape[1])
+        truth = self._law.examine()
+        self._truth_is_double = truth.double
         if self.microbatch_size is None:
             num_parameters = sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
-            self.microbatch_size = max(1, min(_MICROBATCH_MAX, _MICROBATCH_VALUES // (num_parameters + views.shape[1] * values_saved)))
+            self.microbatch_size = max(1, min(_MICROBATCH_MAX, _MICROBATCH_VALUES // (num_parameters + views.shape[1] * truth.values_saved)))
+        names = {"auto": ("graph", "func")}.get(self._wanted, (self._wanted,))
+        if self._compiles or self._precision != "float32":
+            names = ("graph",)
+        for name in names:
+            self.engine = name
+            try:
+                self._engine = self._build(name, row, truth, self._filled(min(count, self.microbatch_size)))
+                return
+            except InputError:  # what keeps it from the fast engine keeps nothing from the general one
+                if name == names[-1]:
+                    raise
+
+    def _build(self, name: str, row: torch.Tensor, truth: Truth, count: int) -> Engine:
+        """An engine of that name, tried on so many made-up examples.
+
+        Raises:
+            InputError: If it cannot take the model, or breaks the law.
+        """
+        engine: Engine
+        if name == "graph":
+            engine = GraphEngine(self._model, self._loss_fn, row, self._methods, self._precision, self._compiles)
+        else:
+            engine = ENGINES[name](self._model, self._loss_fn, row, self._methods)
+        engine.draw_dims = truth.draw_dims
+        try:
+            engine.choose_methods(self._law.batch(count, truth))
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                raise
+            raise InputError(f"engine {name!r} fails on this model: {str(error).splitlines()[0]}") from error
+        self._hold(engine, truth, count)
+        return engine
+
+    def _hold(self, engine: Engine, truth: Truth, count: int) -> None:
+        with engine.plainly():
+            complaint = self._law.complaint(engine, truth)
+        if complaint is None and engine.rounds_by:
+            complaint = self._law.complaint_of_speed(engine, truth, self._coefficient, count)
+        if complaint is not None:
+            remedy = "Take out what the message names" if self.engine == "reference" else 'Take that out, or use engine="reference", which is slow'
+            raise InputError(f'engine "{self.engine}" {complaint}. {remedy}.')
 
     def _signature_of(self, views: torch.Tensor, parameters: list[tuple[str, nn.Parameter]]) -> Any:
         """What an engine was built for: another mode, frozen layer, image size or precision of convolutions is another computation."""
@@ -277,19 +360,3 @@ class GradFn:
             modules,
             tuple((name, parameter.requires_grad) for name, parameter in parameters),
         )
-
-    def _build(self, row: torch.Tensor) -> Engine:
-        if self._wanted in ("auto", "graph"):
-            try:
-                engine = GraphEngine(self._model, self._loss_fn, row, self._methods, self._precision, self._compiles)
-                self.engine = "graph"
-                return engine
-            except InputError:  # what keeps it from the fast engine keeps nothing from the general one
-                if self._wanted == "graph" or self._compiles or self._precision != "float32":
-                    raise
-                self.engine = "func"
-        return ENGINES[self.engine](self._model, self._loss_fn, row, self._methods)
-
-
-def _detached(outputs: Any) -> Any:
-    return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, outputs)

@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from sfumato.clipping.engine import ClippedGrad, Coefficient, Engine, Loss
+from sfumato.clipping.draws import KeyedDraws
+from sfumato.clipping.engine import Batch, ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.norms import at_least_float32, global_norms
 
 
@@ -15,7 +16,7 @@ class FuncEngine(Engine):
         self.model, self.loss_fn = model, loss_fn
         self.methods: dict[str, str] = {}
 
-    def clipped_sum(self, coefficient: Coefficient, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...], is_real: torch.Tensor) -> ClippedGrad:
+    def clipped_sum(self, coefficient: Coefficient, batch: Batch) -> ClippedGrad:
         """See `sfumato.clipping.engine.Engine`."""
         parameters = {name: parameter.detach() for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
@@ -24,13 +25,14 @@ class FuncEngine(Engine):
             repeated = (target.expand(len(views), *target.shape) for target in example_targets)
             return self.loss_fn(outputs, *repeated).mean()
 
-        in_dims = (None, 0) + (0,) * len(targets)
+        in_dims = (None, 0) + (0,) * len(batch.targets)
         per_example = vmap(grad_and_value(example_loss), in_dims=in_dims, randomness="different")
-        gradients, losses = per_example(parameters, inputs, *targets)
+        with KeyedDraws(batch.seeds, self.draw_dims, grouped=True):
+            gradients, losses = per_example(parameters, batch.inputs, *batch.targets)
         # The norm is taken of exactly the values that are summed, after the conversion to float32.
-        rows = {name: at_least_float32(gradient.reshape(len(inputs), -1)) for name, gradient in gradients.items()}
+        rows = {name: at_least_float32(gradient.reshape(len(batch.inputs), -1)) for name, gradient in gradients.items()}
         norms = global_norms(rows.values())
-        counts = is_real & norms.isfinite() & losses.isfinite()
+        counts = batch.is_real & norms.isfinite() & losses.isfinite()
         coefficients = torch.where(counts, coefficient(norms), 0.0)
         if not norms.isfinite().all():  # a coefficient of zero does not silence it: 0 * NaN is NaN
             rows = {name: torch.where(counts[:, None], row, 0.0) for name, row in rows.items()}

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +23,8 @@ from torch.utils._pytree import tree_map
 from sfumato.clipping.assumptions import assume
 from sfumato.clipping.capture import module_path
 from sfumato.clipping.compiled import CompiledPass, Tensors
-from sfumato.clipping.engine import ClippedGrad, Coefficient, Engine, Loss
+from sfumato.clipping.draws import KeyedDraws
+from sfumato.clipping.engine import Batch, ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.losses import ExampleLosses
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.rules import GHOSTS, METHODS, Contribution, Met, Rows, candidates, named_args, normalization, worth_trying
@@ -77,15 +78,18 @@ class GraphEngine(Engine):
 
     Attributes:
         methods: "<meeting>.<argument>" -> name of the method that computes it, and
-            "memory_format" -> that of the images. Chosen by measurement on the first microbatch
+            "memory_format" -> that of the images. Chosen by measurement on made-up images
             unless the memory format is given; then methods not given follow a fixed rule. They
             decide speed and memory, and how the result is rounded.
+        compiles: As given.
 
     Args:
         precision: "bf16" rounds images and weights where they meet, and all that follows up to the model's
             output. Parameters, derived weights, losses, norms, coefficients and sums stay in float32.
         compiles: Whether a microbatch becomes one compiled graph.
     """
+
+    parallel = True
 
     def __init__(
         self,
@@ -108,9 +112,8 @@ class GraphEngine(Engine):
         # Ghost norms do not add up over meetings, and pulling back needs rows, or moments where there is a closed form.
         ghosts: dict[str, tuple[str, ...]] = {"parameter": tuple(GHOSTS), "standardized": ("conv_ghost",), "general": ()}
         self.ghosts = {weight: ghosts[group.kind] if num_meetings[weight] == 1 else () for group in self.traced.groups for weight in group.weights}
-        self.parallel = not any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in self.traced.capture.data)
         self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self._compiles = compiles
+        self.compiles = compiles
         self._compiled: CompiledPass | None = None
         self._fixed: Weights | None = None
         self._num_fixed, self._lock = 0, threading.Lock()
@@ -131,16 +134,29 @@ class GraphEngine(Engine):
             for slot, weight in meeting.slots.items()
         ]
 
-    def clipped_sum(self, coefficient: Coefficient, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...], is_real: torch.Tensor) -> ClippedGrad:
+    def clipped_sum(self, coefficient: Coefficient, batch: Batch) -> ClippedGrad:
         """See `sfumato.clipping.engine.Engine`."""
-        if len(inputs) > self.examples:
-            self.examples = len(inputs)
+        if len(batch.inputs) > self.examples:
+            self.examples = len(batch.inputs)
             self.settled.clear()
-        if self.measures:
-            self._choose_methods(inputs, targets)
-        one_pass = self._compiled_pass if self._compiles else self._pass
-        norms, losses, *sums = one_pass(coefficient, self._weights(), is_real, inputs, targets)
+        one_pass = self._compiled_pass if self.compiles else self._pass
+        norms, losses, *sums = one_pass(coefficient, self._weights(), batch)
         return ClippedGrad(dict(zip(self._names, _apart(sums), strict=True)), norms, losses)
+
+    @property
+    def rounds_by(self) -> float:  # type: ignore[override]
+        """See `sfumato.clipping.engine.Engine`."""
+        return 0.3 if self.low is not None else 0.02 if self.compiles else 0.0
+
+    @contextmanager
+    def plainly(self) -> Iterator[None]:
+        """See `sfumato.clipping.engine.Engine`."""
+        held = self.low, self.compiles
+        self.low, self.compiles = None, False
+        try:
+            yield
+        finally:
+            self.low, self.compiles = held
 
     @contextmanager
     def parameters_fixed(self) -> Iterator[None]:
@@ -162,57 +178,60 @@ class GraphEngine(Engine):
                 self._fixed = weights
         return weights
 
-    def _compiled_pass(self, coefficient: Coefficient, weights: Weights, is_real: torch.Tensor, inputs: torch.Tensor, targets: Tensors) -> Tensors:
+    def _compiled_pass(self, coefficient: Coefficient, weights: Weights, batch: Batch) -> Tensors:
         """The same as `_pass`. The weights stay outside the graph unless autograd's record of them is needed in it."""
-        together: Callable[[Sequence[torch.Tensor]], Weights]
+        weights_of: Callable[[Sequence[torch.Tensor]], Weights]
         if any(group.kind == "general" for group in self.traced.groups):
             state = self.traced.capture.state(self.model)
             tensors, nodes = list(state.values()), list(state)
-            together = lambda tensors: weigh(self.traced, dict(zip(nodes, tensors, strict=True)))  # noqa: E731
+            weights_of = lambda tensors: weigh(self.traced, dict(zip(nodes, tensors, strict=True)))  # noqa: E731
         elif weights.need_record:  # a closed form no longer holds
-            return self._pass(coefficient, weights, is_real, inputs, targets)
+            return self._pass(coefficient, weights, batch)
         else:
-            tensors, together = weights.apart()
+            tensors, weights_of = weights.apart()
+        of_batch = batch.tensors
         if self._compiled is None:
-            self._pass(coefficient, weights, is_real, inputs, targets)  # settles the methods
-            num_targets = len(targets)
+            self._pass(coefficient, weights, batch)  # settles the methods
+            batch_of, count = batch.like, len(of_batch)
 
-            def of_tensors(is_real: torch.Tensor, inputs: torch.Tensor, *others: torch.Tensor) -> Tensors:
-                return self._pass(coefficient, together(others[num_targets:]), is_real, inputs, others[:num_targets])
+            def of_tensors(*tensors: torch.Tensor) -> Tensors:
+                return self._pass(coefficient, weights_of(tensors[count:]), batch_of(tensors[:count]))
 
             self._compiled = CompiledPass(of_tensors)
-        results, holds = self._compiled(is_real, inputs, *targets, *tensors)
-        return results if holds else self._pass(coefficient, weights, is_real, inputs, targets)
+        results, holds = self._compiled(*of_batch, *tensors)
+        return results if holds else self._pass(coefficient, weights, batch)
 
-    def _pass(self, coefficient: Coefficient, weights: Weights, is_real: torch.Tensor, inputs: torch.Tensor, targets: Tensors) -> Tensors:
+    def _pass(self, coefficient: Coefficient, weights: Weights, batch: Batch) -> Tensors:
         """Norms, losses and each parameter's clipped sum."""
-        contributions, losses = _backward(self, weights, inputs, targets)
+        contributions, losses = _backward(self, weights, batch)
         with torch.no_grad():
             totals = Totals(weights, contributions)
             norms = totals.norms()
             finite = norms.isfinite() & losses.isfinite()
-            coefficients = torch.where(is_real & finite, coefficient(norms), 0.0)
+            coefficients = torch.where(batch.is_real & finite, coefficient(norms), 0.0)
             # Where all is finite, a coefficient of zero is enough to leave an example out.
             sums = totals.clipped_sums(coefficients, None if assume(finite.all()) else finite)
         return norms, losses, *(sums[name] for name in self._names)
 
-    def _choose_methods(self, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...]) -> None:
-        """Tries the memory formats, and for each of them the methods of every meeting, on a part of a microbatch."""
+    def choose_methods(self, batch: Batch) -> None:
+        """Tries the memory formats, and for each of them the methods of every meeting, on a part of a made-up microbatch."""
+        self.examples = len(batch.inputs)
+        if not self.measures:
+            return
         weights = self._weights()
-        few = inputs[:2], tuple(target[:2] for target in targets)
+        few = batch.first(2)
         self._forget("contiguous")
-        _backward(self, weights, *few)
-        examples = max(2, int(2 * _TRIAL_SECONDS / self._seconds(weights, *few)))
-        inputs, targets = inputs[:examples], tuple(target[:examples] for target in targets)
+        _backward(self, weights, few)
+        some = batch.first(max(2, int(2 * _TRIAL_SECONDS / self._seconds(weights, few))))
         methods = {}
-        for memory_format in MEMORY_FORMATS if inputs.ndim == 5 else ["contiguous"]:
+        for memory_format in MEMORY_FORMATS if some.inputs.ndim == 5 else ["contiguous"]:
             self._forget(memory_format)
-            _backward(self, weights, inputs, targets)
+            _backward(self, weights, some)
             methods[memory_format] = self.methods
         seconds = dict.fromkeys(methods, float("inf"))
         for _ in range(_TRIAL_ROUNDS if len(methods) > 1 else 0):  # taking turns: a busy moment meets them all
             for memory_format, self.methods in methods.items():
-                seconds[memory_format] = min(seconds[memory_format], self._seconds(weights, inputs, targets))
+                seconds[memory_format] = min(seconds[memory_format], self._seconds(weights, some))
         self.methods = methods[min(seconds, key=seconds.__getitem__)]
         self.measures = False
 
@@ -220,10 +239,10 @@ class GraphEngine(Engine):
         self.methods = {"memory_format": memory_format}
         self.settled = set()
 
-    def _seconds(self, weights: Weights, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...]) -> float:
-        start = _now(inputs)
-        self._pass(torch.zeros_like, weights, torch.ones(len(inputs), dtype=torch.bool, device=inputs.device), inputs, targets)
-        return _now(inputs) - start
+    def _seconds(self, weights: Weights, batch: Batch) -> float:
+        start = _now(batch.inputs)
+        self._pass(torch.zeros_like, weights, batch)
+        return _now(batch.inputs) - start
 
 
 def _apart(sums: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -241,11 +260,10 @@ def _apart(sums: list[torch.Tensor]) -> list[torch.Tensor]:
     return apart
 
 
-def _backward(
-    engine: GraphEngine, weights: Weights, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...]
-) -> tuple[dict[str, Contribution], torch.Tensor]:
+def _backward(engine: GraphEngine, weights: Weights, batch: Batch) -> tuple[dict[str, Contribution], torch.Tensor]:
     """Both passes: what the meetings contribute to each weight, and the (m,) losses."""
-    traced, (examples, views) = engine.traced, inputs.shape[:2]
+    traced, (examples, views) = engine.traced, batch.inputs.shape[:2]
+    draws = KeyedDraws(None if batch.seeds is None else batch.seeds.reshape(-1, 1, 2), engine.draw_dims)
     contributions: dict[str, Contribution] = {}
     firsts: list[torch.Tensor] = []  # the first outputs that depend on a weight: where the backward pass may stop
     outputs_of: dict[str, torch.Tensor] = {}
@@ -256,7 +274,8 @@ def _backward(
         if engine.low is not None and str(node.target).startswith(_PRODUCTS):  # they take one type only
             args, kwargs = tree_map(lowered, (args, kwargs))
         if meeting is None:
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+            with draws if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) else nullcontext():
+                return node.target(*args, **kwargs)  # type: ignore[operator]
         named = named_args(node, args, kwargs)
         if normalization.can_be_per_row(meeting, named):
             value, leaves = normalization.per_row(meeting, named)
@@ -289,7 +308,7 @@ def _backward(
 
     with torch.enable_grad():
         values = {node: lowered(_detached(value)) for node, value in weights.shared.items()}
-        rows = lowered(inputs.flatten(0, 1))
+        rows = lowered(batch.inputs.flatten(0, 1))
         if "memory_format" in engine.methods:
             rows = rows.contiguous(memory_format=MEMORY_FORMATS[engine.methods["memory_format"]])
         values[traced.capture.input] = rows
@@ -299,7 +318,7 @@ def _backward(
             values[node] = layout.by_example(values[node] if engine.low is None else values[node].float(), examples, views)
         outputs = traced.capture.output(values)
         del values
-        losses = engine.losses(outputs, targets, views)
+        losses = engine.losses(outputs, batch.targets, views)
         del outputs
         gradients = torch.autograd.grad(losses.sum(), [*(leaf for _, leaf in per_row), *firsts], allow_unused=True)
     for (weight, _), gradient in zip(per_row, gradients, strict=False):

@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from sfumato.clipping.engine import ClippedGrad, Coefficient, Engine, Loss
+from sfumato.clipping.draws import KeyedDraws
+from sfumato.clipping.engine import Batch, ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.norms import at_least_float32
 
 
@@ -15,21 +16,23 @@ class ReferenceEngine(Engine):
         self.model, self.loss_fn = model, loss_fn
         self.methods: dict[str, str] = {}
 
-    def clipped_sum(self, coefficient: Coefficient, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...], is_real: torch.Tensor) -> ClippedGrad:
+    def clipped_sum(self, coefficient: Coefficient, batch: Batch) -> ClippedGrad:
         """See `sfumato.clipping.engine.Engine`."""
+        inputs, seeds = batch.inputs, batch.seeds
         named = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
         parameters = list(named.values())
         grad_sum = {name: at_least_float32(torch.zeros_like(parameter, requires_grad=False)) for name, parameter in named.items()}
         norms, losses = [], []
-        for i, real in enumerate(is_real.tolist()):
+        for i, real in enumerate(batch.is_real.tolist()):
             gradients = [torch.zeros_like(total) for total in grad_sum.values()]
             loss_mean = torch.zeros((), dtype=next(iter(grad_sum.values())).dtype, device=inputs.device)
-            for view in inputs[i]:
+            for j, view in enumerate(inputs[i]):
                 with torch.enable_grad():
                     # Copies, so that a layer that updates its buffers leaves the model as it was.
                     buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-                    outputs = functional_call(self.model, buffers, (view[None],))
-                    loss = self.loss_fn(outputs, *(target[i, None] for target in targets)).sum()  # one row
+                    with KeyedDraws(None if seeds is None else seeds[i : i + 1, j : j + 1]):
+                        outputs = functional_call(self.model, buffers, (view[None],))
+                    loss = self.loss_fn(outputs, *(target[i, None] for target in batch.targets)).sum()  # one row
                     view_gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
                 loss_mean += loss.detach() / len(inputs[i])
                 for gradient, view_gradient in zip(gradients, view_gradients, strict=True):

@@ -24,9 +24,8 @@ def expected_seconds(plan: Plan, facts: Facts, device: str = "auto") -> float:
     streams = Streams(new_key(), {}, {})
     times = []
     for step in (1, 2, 3):
-        randomness = draw(
-            mechanism, lambda: np.arange(size) % 8, learner.num_parameters, learner.views, streams.stream("noise"), streams.stream("view")
-        )
+        noise, view, model = (streams.stream(purpose) for purpose in ("noise", "view", "model"))
+        randomness = draw(mechanism, lambda: np.arange(size) % 8, learner.num_parameters, learner.views, noise, view, model)
         start = time.perf_counter()
         learner.update(learner.dataset.train, randomness, step)
         times.append(time.perf_counter() - start)

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from sfumato.clipping import clipped_grad
-from sfumato.clipping.checks import require_private
 from sfumato.data.dataset import Dataset, ImageSet
 from sfumato.models import registry
 from sfumato.training.allocator import keep_freed_memory
@@ -42,8 +41,7 @@ class Learner:
         self.microbatch_size = microbatch_size or default_microbatch_size(self.num_parameters, self.views.augmult)
         self.engine, self.methods, self._methods, self.workers = engine, {}, methods, Workers(1)
         if recipe.privacy is not None:
-            # Before the run folder is made: a model that mixes examples leaves nothing behind.
-            require_private(self.model, torch.zeros(4, *dataset.shape, device=device))
+            # All before the run folder is made: a model that is refused leaves nothing behind.
             compile = recipe.training.compile
             if microbatch_size is not None:
                 self._settle(microbatch_size, compile)
@@ -78,7 +76,8 @@ class Learner:
 
         def seconds(batch: tuple[torch.Tensor, torch.Tensor]) -> float:
             start = time.perf_counter()
-            self.grad_fn(*batch).grad_norms.sum().item()  # waits for the device
+            out = self.grad_fn(*batch, key=bytes(32), example_ids=torch.arange(microbatch_size))
+            out.grad_norms.sum().item()  # waits for the device
             return time.perf_counter() - start
 
         batch = self._made_up_batch(microbatch_size)
@@ -121,6 +120,9 @@ class Learner:
         """One update of parameters and averages."""
         every = self.plan.recipe.training.norm_histogram_every
         watch = {"with_norms": True} if every and (step == 1 or step % every == 0) else {}  # only a private step can
+        verify_every = self.plan.recipe.training.verify_every
+        if verify_every and self.plan.recipe.privacy is not None and step % verify_every == 0:
+            self.grad_fn.verify(step)
         gradient, statistics = self.step(images, self.state.parameters, randomness, **watch)
         self.state.update(gradient, step)
         return statistics

@@ -220,8 +220,8 @@ class _Run:
                 return poisson_batch(mechanism, streams.stream("sampling", step))
             return shuffled_batch(mechanism, step, lambda epoch: streams.stream("shuffling", epoch))
 
-        noise, view = streams.stream("noise", step), streams.stream("augmentation", step)
-        return draw(mechanism, sampler, self.learner.num_parameters, self.learner.views, noise, view)
+        noise, view, model = (streams.stream(purpose, step) for purpose in ("noise", "augmentation", "random numbers inside the model"))
+        return draw(mechanism, sampler, self.learner.num_parameters, self.learner.views, noise, view, model)
 
     def _budget_covers(self, step: int) -> bool:
         """Whether an update is a repetition, or fits the target beside everything in the ledger."""

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-import torch
-
+from sfumato.clipping.engine import is_out_of_memory
 from sfumato.errors import MachineError
 
 _MOST = 4096
@@ -50,8 +49,3 @@ def find_microbatch_size(attempt: Callable[[int], float], start: int, grows: boo
             break
         size, seconds = 2 * size, doubled
     return size
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device, or this machine, has no memory left."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)

@@ -40,11 +40,13 @@ class Randomness:
         indices: The sampled examples, shape (realised batch,). Sensitive.
         noise_words: Uniform words for the Gaussian noise, uint64.
         view_bits: Uniform words for the views of every example, shape (N, K), or None.
+        model_key: Of the random numbers inside the model, which it draws for each (example, view).
     """
 
     indices: np.ndarray
     noise_words: np.ndarray
     view_bits: np.ndarray | None
+    model_key: bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +105,8 @@ class PrivateStep:
 
         def clipped(indices: torch.Tensor) -> ClippedGrad:
             inputs, labels = self._views_of(images, indices, randomness, device), images.labels[indices].to(device)
-            return self.grad_fn(inputs, labels, is_padding=~images.readable[indices].to(device))
+            is_padding = ~images.readable[indices].to(device)
+            return self.grad_fn(inputs, labels, is_padding=is_padding, key=randomness.model_key, example_ids=indices.to(device))
 
         with self.grad_fn.parameters_fixed():
             for out in self.workers.map(clipped, torch.from_numpy(randomness.indices).split(self.microbatch_size)):
@@ -143,11 +146,13 @@ class PrivateStep:
         return Statistics(float(loss[finite].mean()), float(clipped), float(norm[finite].square().mean().sqrt()), float(square))
 
 
-def draw(mechanism: Mechanism, sampler: Callable[[], np.ndarray], num_parameters: int, views: Views, noise: Stream, view: Stream) -> Randomness:
+def draw(
+    mechanism: Mechanism, sampler: Callable[[], np.ndarray], num_parameters: int, views: Views, noise: Stream, view: Stream, model: Stream
+) -> Randomness:
     """The random bits of one update from their streams; independent of the parameters, so made ahead."""
     noise_words = noise.uint64(words_needed(num_parameters) if mechanism.noise_multiplier > 0 else 0)
     view_bits = None
     if views.augmult:
         # Bits for every example, so that a view depends on (example, view) alone.
         view_bits = view.uint32(mechanism.num_examples * views.augmult).reshape(mechanism.num_examples, views.augmult)
-    return Randomness(sampler(), noise_words, view_bits)
+    return Randomness(sampler(), noise_words, view_bits, bytes(model.bytes(32)))

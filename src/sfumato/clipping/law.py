@@ -1,0 +1,418 @@
+"""The law that every engine is held to before it sees a private image.
+
+On made-up images, whatever their number, order and scale: an engine's sum and norms are those of
+a loop over single images by plain autograd on the model as the user wrote it; the same image gives
+the same whatever passed before it, and whatever lies beside it; the model's parameters and buffers
+are what they were.
+
+The loop runs on the user's own object, hooks and all, with shifted parameters and in double precision
+(`stand_in`): there, rounding that crosses the kink of a ReLU does not pass for a wrong gradient.
+Random numbers inside the model are drawn by row (`draws`), so that the law covers them as well.
+
+What this cannot see: what depends on values or a number of calls that were not tried, and random
+numbers of Python's or NumPy's that do not show in a result.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from sfumato.clipping.checks import complex_findings, findings, random_state_kept
+from sfumato.clipping.draws import DrawShapes, KeyedDraws, draw_seeds, row_dims
+from sfumato.clipping.engine import Batch, Coefficient, Engine, Loss, is_out_of_memory
+from sfumato.clipping.made_up import made_up_images, made_up_targets
+from sfumato.clipping.stand_in import changed, snapshot, stand_in
+from sfumato.errors import InputError
+
+# Of four made-up examples, by number: alone, two in another order, an odd number of them.
+_BATCHES = ((1,), (2, 0), (3, 1, 0))
+# (double precision, what the images and the shift are drawn from): a law is broken if it breaks every time.
+_TRIES = ((True, 1), (True, 2), (False, 3), (False, 4))
+# How far an engine may lie from the loop, relative to gradients of norm one. In float32 that is for models that do not run
+# in double precision: rounding moves some of their values across a kink.
+_GRADIENTS = {True: 1e-6, False: 1e-3}
+# How far a row of a batch may lie from that row alone, and a second time from the first, relative to the largest value.
+_ROWS = {True: 1e-7, False: 1e-2}
+_AGAIN = {True: 1e-9, False: 1e-4}
+# Rounding alone moves values across kinks on some images, not on all.
+_SPEED_TRIES = 3
+_REDRAWN = (
+    "the model draws random numbers in its backward pass: a checkpointed part computes again what it drew before, with other numbers. "
+    "Leave out the checkpointing, or the random numbers, in that part."
+)
+
+
+class BrokenLaw(InputError):
+    """The model, or its loss, is not a function of one image at a time; the message says where."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Truth:
+    """What the loop over single made-up images found.
+
+    Attributes:
+        images: (examples, views, ...).
+        targets: Each (examples, ...).
+        seeds: (examples, views, 2), of the random numbers inside the model.
+        grads: One for each example: name of a trainable parameter -> mean gradient of its views.
+        norms: (examples,) of these.
+        losses: (examples,).
+        draw_dims: For each draw inside the model, the dimension that counts rows.
+        values_saved: Numbers that autograd keeps of one row for the backward pass.
+    """
+
+    double: bool
+    seed: int
+    shifted: bool
+    images: torch.Tensor
+    targets: tuple[torch.Tensor, ...]
+    seeds: torch.Tensor
+    grads: list[dict[str, torch.Tensor]]
+    norms: torch.Tensor
+    losses: torch.Tensor
+    draw_dims: tuple[int, ...]
+    values_saved: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Single:
+    """One view alone: outputs, loss, gradients and what was drawn."""
+
+    outputs: list[torch.Tensor]
+    loss: torch.Tensor
+    grads: dict[str, torch.Tensor]
+    shapes: list[tuple[int, ...]]
+
+
+class Law:
+    """Holds a model, its loss and engines to the law.
+
+    Args:
+        model: The user's own object, in the mode that it is used in.
+        row: (1, ...): shape, type and device of an input; its values are not used.
+        targets: (0, ...) each, likewise.
+        views: K of the made-up examples.
+    """
+
+    def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, targets: tuple[torch.Tensor, ...], views: int) -> None:
+        self.model, self.loss_fn, self.row, self.targets, self.all_views = model, loss_fn, row, targets, views
+        # Odd where all batches have an odd number of views, so that numbers of rows of both kinds are tried.
+        self.views = views if views <= 2 else 2 + views % 2
+
+    def examine(self) -> Truth:
+        """Refuses a model whose rows are not computed one by one, or that keeps something of them.
+
+        Returns:
+            What its gradients are, in double precision where the model runs there.
+
+        Raises:
+            BrokenLaw: Naming the module.
+        """
+        self._refuse_lazy()
+        refused = complex_findings(self.model)
+        if refused:
+            raise BrokenLaw(str(refused[0]))
+        try:
+            return self.truth(*_TRIES[0])
+        except InputError:
+            raise
+        except Exception:  # the model has constants of its own type, or is wrong: then it fails again
+            try:
+                return self.truth(*_TRIES[2])
+            except InputError:
+                raise
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                self._name_the_module()
+                reason = next((line for line in str(error).splitlines() if line.strip()), "").strip()
+                raise BrokenLaw(f"the model or its loss fails on made-up images of shape {tuple(self.row.shape)}: {reason}. Correct it.") from error
+
+    def truth(self, double: bool, seed: int, *, shifted: bool = True) -> Truth:
+        """The loop over single made-up images, and everything that does not depend on an engine."""
+        dtype = torch.float64 if double else None
+        examples, views = 1 + max(map(max, _BATCHES)), self.views
+        row = self.row.to(dtype) if double and self.row.is_floating_point() else self.row
+        images = made_up_images(examples, views, row, seed)
+        seeds = draw_seeds(b"made up", torch.arange(examples, device=row.device), views)
+        with random_state_kept(row), stand_in(self.model, dtype, seed if shifted else None), torch.enable_grad():
+            before = snapshot(self.model)
+            targets, values_saved = self._targets(images[0, :1], seeds[:1, :1], seed)
+            singles = [
+                [
+                    self._single(images[i, j : j + 1], tuple(target[i : i + 1] for target in targets), seeds[i : i + 1, j : j + 1])
+                    for j in range(views)
+                ]
+                for i in range(examples)
+            ]
+            self._refuse_changes(before)
+            draw_dims = self._refuse_mixing(images, targets, seeds, singles, double)
+            again = self._single(images[0, :1], tuple(target[:1] for target in targets), seeds[:1, :1])
+            self._refuse_memory(singles[0][0], again, double)
+            self._refuse_changes(before)
+        names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        grads = [{name: torch.stack([view.grads[name] for view in example]).mean(0) for name in names} for example in singles]
+        norms = torch.stack([_norm(grad.values()) for grad in grads])
+        losses = torch.stack([torch.stack([view.loss for view in example]).mean() for example in singles])
+        if int(norms.isfinite().sum()) < 2:
+            raise BrokenLaw("the model gives no finite gradients on made-up images, so that nothing can be checked. Correct the model or its loss.")
+        return Truth(double, seed, shifted, images, targets, seeds, grads, norms, losses, draw_dims, values_saved)
+
+    def batch(self, count: int, truth: Truth, seed: int = 0) -> Batch:
+        """So many made-up examples as a real microbatch holds them, K views each."""
+        generator = torch.Generator().manual_seed(seed)
+        images = torch.randn(count, self.all_views, *self.row.shape[1:], generator=generator).to(self.row)
+        repeated = torch.arange(count, device=self.row.device) % len(truth.grads)
+        is_real = torch.ones(count, dtype=torch.bool, device=self.row.device)
+        seeds = draw_seeds(b"made up", torch.arange(count, device=self.row.device), self.all_views)
+        return Batch(images, tuple(target[repeated] for target in truth.targets), is_real, seeds if truth.draw_dims else None)
+
+    def complaint(self, engine: Engine, truth: Truth) -> str | None:
+        """What an engine gets wrong, in words; None if it keeps the law.
+
+        Args:
+            truth: From `examine`, or from `truth` at other values; where an engine differs, more are made.
+        """
+        complaint = None
+        tries = [(double, seed) for double, seed in _TRIES if truth.double or not double]
+        for number, (double, seed) in enumerate(tries):
+            try:
+                found = truth if number == 0 else self.truth(double, seed, shifted=truth.shifted)
+                error, name = self._error(engine, found)
+            except BrokenLaw:
+                raise
+            except Exception as failure:  # engines raise whatever the model's code runs into
+                if is_out_of_memory(failure):
+                    raise
+                complaint = complaint if double and complaint else f"fails: {next(iter(str(failure).splitlines()), type(failure).__name__)}"
+                continue
+            if error <= _GRADIENTS[double]:
+                return None
+            path = name.rpartition(".")[0]
+            place = f"'{path}' ({type(self.model.get_submodule(path)).__name__})" if path else "the model"
+            complaint = (
+                f"gives other gradients than plain autograd on single images, by {error:.2g} of their norm, at {place} or before it: "
+                "a hook, a custom backward pass or a torch.no_grad region is lost, or rows depend on their place"
+            )
+        return complaint
+
+    def complaint_of_speed(self, engine: Engine, truth: Truth, coefficient: Coefficient, count: int) -> str | None:
+        """What an engine gets wrong that rounds coarsely or is compiled, beside the same engine as it was checked; None if nothing."""
+        error = 0.0
+        for seed in range(_SPEED_TRIES):
+            batch = self.batch(count, truth, seed)
+            with random_state_kept(self.row), stand_in(self.model, None, seed):
+                fast = engine.clipped_sum(coefficient, batch)
+                with engine.plainly():
+                    plain = engine.clipped_sum(coefficient, batch)
+            total = _norm(plain.grad_sum.values())
+            difference = _norm(fast.grad_sum[name] - value for name, value in plain.grad_sum.items())
+            norms = (fast.grad_norms / plain.grad_norms - 1).nan_to_num().abs().max()
+            error = max(float(difference / total.clamp(min=1e-30)), float(norms))
+            if error <= engine.rounds_by:
+                return None
+        return f"gives other gradients than without compiling and in float32, by {error:.2g} of their norm"
+
+    def _error(self, engine: Engine, truth: Truth) -> tuple[float, str]:
+        """The largest difference between an engine and the loop, and the last parameter that it shows at."""
+        worst, name = 0.0, ""
+        usable = truth.norms.isfinite() & truth.losses.isfinite()
+        with random_state_kept(self.row), stand_in(self.model, torch.float64 if truth.double else None, truth.seed if truth.shifted else None):
+            before = snapshot(self.model)
+            for batch in _BATCHES:
+                chosen = [i for i in batch if usable[i]]
+                if not chosen:
+                    continue
+                index = torch.tensor(chosen, device=truth.images.device)
+                weights = _unit_length(truth.norms[chosen])  # every example counts alike
+                is_real = torch.ones(len(chosen), dtype=torch.bool, device=truth.images.device)
+                made_up = Batch(truth.images[index], tuple(target[index] for target in truth.targets), is_real, truth.seeds[index])
+                out = engine.clipped_sum(_unit_length, made_up)
+                losses = (out.losses.double() - truth.losses[chosen]).abs() / truth.losses[chosen].abs().clamp(min=1)
+                shorter = (1 - out.grad_norms.double() / truth.norms[chosen]).nan_to_num()
+                # Rounding that a norm takes in makes it longer, in float32 by more.
+                norms = shorter.abs().max() if truth.double else torch.maximum(shorter.max(), (-shorter).max() / 1000)
+                error = max(_or_infinite(losses.max()), _or_infinite(norms))
+                squares = 0.0
+                for parameter, total in out.grad_sum.items():
+                    expected = sum(weight * truth.grads[i][parameter] for weight, i in zip(weights, chosen, strict=True))
+                    square = _or_infinite((total.double() - expected).square().sum()) / len(chosen) ** 2
+                    squares += square
+                    if square > _GRADIENTS[truth.double] ** 2:
+                        name = parameter
+                worst = max(worst, error, squares**0.5)
+            self._refuse_changes(before)
+        return worst, name
+
+    def _targets(self, view: torch.Tensor, seeds: torch.Tensor, seed: int) -> tuple[tuple[torch.Tensor, ...], int]:
+        """Targets that the loss takes, and how much autograd keeps of one row."""
+        values_saved = 0
+
+        def count(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal values_saved
+            values_saved += 0 if isinstance(tensor, nn.Parameter) else tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            with KeyedDraws(seeds):
+                outputs = self.model(view)
+        apart = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, outputs)
+        examples = 1 + max(map(max, _BATCHES))
+        targets = made_up_targets(examples, self.targets, apart, seed)
+        try:
+            of_itself = self._loss(apart, tuple(target[:1] for target in targets))
+        except InputError:
+            raise
+        except Exception:  # they have a meaning of their own
+            targets = tuple(torch.zeros_like(target) for target in targets)
+            of_itself = self._loss(apart, tuple(target[:1] for target in targets))
+        if of_itself.requires_grad:
+            raise BrokenLaw("loss_fn takes trainable parameters besides the model's output: their gradient would be lost. Use them in the model.")
+        return targets, values_saved
+
+    def _loss(self, outputs: Any, targets: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        with KeyedDraws(None, refusal="loss_fn draws random numbers, which are no image's own. Draw them in the model, or leave them out."):
+            rows = self.loss_fn(outputs, *targets)
+        if not isinstance(rows, torch.Tensor) or rows.shape != (1,):
+            shape = tuple(rows.shape) if isinstance(rows, torch.Tensor) else type(rows).__name__
+            raise BrokenLaw(f'loss_fn gave shape {shape} for one row, not (1,): one loss per row is needed. Use reduction="none", for example.')
+        return rows
+
+    def _single(self, view: torch.Tensor, targets: tuple[torch.Tensor, ...], seeds: torch.Tensor) -> _Single:
+        """One view by plain autograd, as anybody would write it."""
+        with KeyedDraws(seeds) as draws:
+            outputs = self.model(view)
+        loss = self._loss(outputs, targets).sum()
+        if loss.requires_grad:
+            with KeyedDraws(None, refusal=_REDRAWN):
+                loss.backward()
+        grads, missing = {}, None
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                missing = missing or (name if parameter.grad is None else None)
+                grads[name] = torch.zeros_like(parameter, dtype=torch.float64) if parameter.grad is None else parameter.grad.detach().double()
+            parameter.grad = None
+        if missing:
+            raise BrokenLaw(
+                f"parameter '{missing}' receives no gradient from the loss, so it would never be trained. "
+                "Freeze it by requires_grad_(False), or use it in the model's output."
+            )
+        return _Single(_leaves(outputs), loss.detach().double(), grads, draws.shapes)
+
+    def _refuse_mixing(
+        self, images: torch.Tensor, targets: tuple[torch.Tensor, ...], seeds: torch.Tensor, singles: Sequence[Sequence[_Single]], double: bool
+    ) -> tuple[int, ...]:
+        """Compares all rows at once with each row alone; returns which dimension of each draw counts rows."""
+        rows = images.flatten(0, 1)
+        alone = [view for example in singles for view in example]
+        shapes = alone[0].shapes
+        if any(view.shapes != shapes for view in alone):
+            row_dims([()], [], 1)
+        dims: tuple[int, ...] = ()
+        if shapes:
+            with DrawShapes() as draws:
+                self.model(rows)
+            dims = row_dims(shapes, draws.shapes, len(rows))
+        with KeyedDraws(seeds.reshape(-1, 1, 2), dims):
+            together = self.model(rows)
+        for number, leaf in enumerate(_leaves(together)):
+            if not _rows_agree(leaf, [view.outputs[number] for view in alone], _ROWS[double]):
+                self._name_the_module()
+                raise BrokenLaw(
+                    "the model gives an image in a batch other outputs than the image alone: its rows depend on their place, their number or on "
+                    "each other, so per-example gradients do not exist and no privacy guarantee holds. Make it an operation on each image alone."
+                )
+        losses = self.loss_fn(together, *(target.repeat_interleave(images.shape[1], 0) for target in targets)).detach()
+        if not _rows_agree(losses, [view.loss[None] for view in alone], _ROWS[double]):
+            raise BrokenLaw(
+                "loss_fn gives a row another loss beside other rows than alone: it compares rows, counts them or keeps something of them. "
+                "Make it a function of each row alone."
+            )
+        return dims
+
+    def _refuse_memory(self, first: _Single, again: _Single, double: bool) -> None:
+        pairs = [*zip(first.outputs, again.outputs, strict=True), (first.loss, again.loss)]
+        pairs += [(first.grads[name], again.grads[name]) for name in first.grads]
+        if any(_difference(one, other) > _AGAIN[double] for one, other in pairs):
+            raise BrokenLaw(
+                "the model or its loss gives the same image another result after other images: it keeps something of them, in an attribute, a "
+                "variable or a generator of its own, which no noise covers. Make it a function of one image."
+            )
+
+    def _refuse_changes(self, before: dict[tuple[str, str], torch.Tensor]) -> None:
+        place = changed(self.model, before)
+        if place is None:
+            return
+        self._name_the_module()
+        path, name = place
+        module = dict(self.model.named_modules()).get(path, self.model)
+        what = "buffer" if name in module._buffers else "parameter"
+        where = f"{type(module).__name__} at '{path}'" if path else f"the model ({type(module).__name__})"
+        raise BrokenLaw(
+            f"{where} changes its {what} '{name}' during a forward pass, so statistics of private images would be kept without noise. "
+            "Turn that off (for example track_running_stats=False), or set it from public images before training."
+        )
+
+    def _name_the_module(self) -> None:
+        """Raises what the closer look at the model finds, if it finds anything: it knows names and remedies."""
+        dtype = next((value.dtype for value in self.model.parameters() if value.is_floating_point()), self.row.dtype)
+        row = self.row.to(dtype) if self.row.is_floating_point() else self.row
+        try:
+            with random_state_kept(row):
+                found = findings(self.model, row)
+        except Exception:  # a model that cannot be copied, or that fails
+            return
+        if found:
+            raise BrokenLaw(str(found[0]))
+
+    def _refuse_lazy(self) -> None:
+        for name, parameter in self.model.named_parameters():
+            if nn.parameter.is_lazy(parameter):
+                raise BrokenLaw(f"parameter '{name}' gets its shape from the first images. Call the model once on made-up ones before.")
+
+
+def _leaves(outputs: Any) -> list[torch.Tensor]:
+    return [leaf.detach().clone() for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+
+
+def _rows_agree(together: torch.Tensor, alone: Sequence[torch.Tensor], tolerance: float) -> bool:
+    """Whether each row of a batch's output is that row's own output."""
+    grown = [dim for dim, (size, own) in enumerate(zip(together.shape, alone[0].shape, strict=False)) if size != own]
+    if together.ndim != alone[0].ndim or len(grown) > 1:
+        return False
+    if not grown:  # the same for whatever batch, or a value of all rows
+        return all(_difference(together, own) <= tolerance for own in alone)
+    (dim,) = grown
+    if together.shape[dim] != len(alone) * alone[0].shape[dim]:
+        return False
+    parts = together.unflatten(dim, (len(alone), -1)).unbind(dim)
+    return all(_difference(part, own) <= tolerance for part, own in zip(parts, alone, strict=True))
+
+
+def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Largest difference, relative to the largest value."""
+    if one.shape != other.shape:
+        return float("inf")
+    if one.is_complex():
+        one, other = torch.view_as_real(one), torch.view_as_real(other)
+    one, other = one.double().nan_to_num(), other.double().nan_to_num()
+    if not one.numel():
+        return 0.0
+    return float((one - other).abs().max() / one.abs().max().clamp(min=torch.finfo(torch.float32).tiny))
+
+
+def _unit_length(norms: torch.Tensor) -> torch.Tensor:
+    """What makes gradients of these norms one long; those of no length stay."""
+    return 1 / torch.where(norms > 0, norms, 1.0)
+
+
+def _norm(values: Any) -> torch.Tensor:
+    return torch.stack([value.square().sum() for value in values]).sum().sqrt()
+
+
+def _or_infinite(value: torch.Tensor) -> float:
+    return float(value) if bool(value.isfinite()) else float("inf")
