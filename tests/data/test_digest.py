@@ -70,8 +70,8 @@ def test_an_image_that_moves_to_the_held_out_part_changes_the_fingerprint():
     moved = dataclasses.replace(
         dataset,
         train=dataset.train.subset([0, 1, 2, 3, 4]),
-        held_out=dataclasses.replace(
-            dataset.held_out,
+        held_out_files=dataclasses.replace(
+            dataset.held_out_files,
             images=torch.cat([dataset.train.images[5:], dataset.held_out.images]),
             labels=torch.cat([dataset.train.labels[5:], dataset.held_out.labels]),
             readable=torch.ones(5, dtype=torch.bool),

@@ -12,9 +12,9 @@ from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection, epsilon_of_best
 from sfumato.errors import InputError
 from sfumato.randomness import Streams
-from sfumato.run_folder import write_json
 from sfumato.scaling.search.paid import draw, expected_cost, paid_recipe, paid_search
 from sfumato.scaling.search.space import STEPS, Group, Range, Space
+from tests.scaling.search.made_up_trials import Trials
 from tests.scaling.search.one_worker import made_up_search
 
 SPACE = Space((Group("g", {"optimizer.learning_rate": [1.0, 2.0, 4.0, 8.0], "ema.decay": Range(0.5, 0.9)}),))
@@ -24,29 +24,11 @@ def recipe(mean=6.0):
     return paid_recipe(made_up_search().recipe, SPACE, Selection(mean, 0.0))
 
 
-class Trials:
-    """Makes trials that only write their settings down; may be killed at one of them."""
-
-    def __init__(self, killed_at=None):
-        self.made, self.killed_at = [], killed_at
-
-    def train(self, trial, where):
-        if len(self.made) == self.killed_at:
-            raise KeyboardInterrupt
-        self.made.append((where.name, trial.optimizer.learning_rate, trial.ema.decay))
-        where.mkdir(exist_ok=True)
-        write_json(where / "result.json", {"run": str(where), "rate": trial.optimizer.learning_rate, "decay": trial.ema.decay})
-        return {}
-
-    def score(self, where):
-        return next(decay for name, _, decay in self.made if name == where.name)
-
-
 def many_trials(folder, at_least=3):
     """Searches until one has that many trials."""
     for attempt in range(200):
         trials = Trials()
-        result = paid_search(recipe(), SPACE, folder / str(attempt), trials.train, trials.score)
+        result = paid_search(recipe(), SPACE, folder / str(attempt), trials)
         if len(trials.made) >= at_least:
             return folder / str(attempt), trials, result
     raise AssertionError("the number of trials is always small")
@@ -56,7 +38,7 @@ def test_the_best_trial_alone_is_left_and_nothing_tells_how_many_there_were(tmp_
     folder, trials, result = many_trials(tmp_path)
     assert result["decay"] == max(decay for _, _, decay in trials.made)
     assert sorted(path.name for path in folder.iterdir()) == ["paid-search.json", "selected"]
-    left = "".join(str(path) + path.read_text() for path in folder.rglob("*") if path.is_file())
+    left = "".join(str(path) + path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
     assert not any(name in left for name, _, _ in trials.made)
     assert result["run"] == str(folder / "selected")
 
@@ -67,7 +49,7 @@ def test_a_killed_search_goes_on_with_the_same_trials_and_no_others(tmp_path):
         folder = tmp_path / str(attempt)
         first = Trials(killed_at=2)
         try:
-            paid_search(recipe(), SPACE, folder, first.train, first.score)
+            paid_search(recipe(), SPACE, folder, first)
         except KeyboardInterrupt:
             whole = first
             break
@@ -76,11 +58,11 @@ def test_a_killed_search_goes_on_with_the_same_trials_and_no_others(tmp_path):
     assert stat.S_IMODE(secret.stat().st_mode) == 0o700
     assert all(stat.S_IMODE((secret / name).stat().st_mode) == 0o600 for name in ("key",))
     second = Trials()
-    paid_search(recipe(), SPACE, folder, second.train, second.score)
+    paid_search(recipe(), SPACE, folder, second)
     assert second.made[:2] == first.made  # the same folders and settings
     assert len(second.made) > 2
     third = Trials()
-    again = paid_search(recipe(), SPACE, folder, third.train, third.score)
+    again = paid_search(recipe(), SPACE, folder, third)
     assert third.made == []
     assert again["decay"] == max(decay for _, _, decay in second.made)
 
@@ -90,16 +72,16 @@ def test_a_crash_between_selecting_and_forgetting_loses_nothing_and_forgets(tmp_
     secret = folder / "secret"
     secret.mkdir()
     (secret / "aabb").mkdir()
-    assert paid_search(recipe(), SPACE, folder, Trials().train, Trials().score) == result
+    assert paid_search(recipe(), SPACE, folder, Trials()) == result
     assert not secret.exists()
 
 
 def test_another_search_in_the_same_folder_is_refused(tmp_path):
     killed = Trials(killed_at=0)
     with pytest.raises(KeyboardInterrupt):
-        paid_search(recipe(), SPACE, tmp_path, killed.train, killed.score)
+        paid_search(recipe(), SPACE, tmp_path, killed)
     with pytest.raises(InputError, match="another recipe or space"):
-        paid_search(recipe(7.0), SPACE, tmp_path, killed.train, killed.score)
+        paid_search(recipe(7.0), SPACE, tmp_path, killed)
 
 
 def test_the_number_of_trials_follows_its_distribution(tmp_path):
@@ -108,7 +90,7 @@ def test_the_number_of_trials_follows_its_distribution(tmp_path):
     searches = 200
     for attempt in range(searches):
         trials = Trials()
-        paid_search(recipe(3.0), SPACE, tmp_path / str(attempt), trials.train, trials.score)
+        paid_search(recipe(3.0), SPACE, tmp_path / str(attempt), trials)
         counts[len(trials.made)] += 1
     gamma = Selection(3.0, 0.0).gamma
     one = (1 - gamma) / math.log(1 / gamma)
@@ -158,8 +140,7 @@ def test_a_score_on_private_images_has_the_noise_that_is_paid_for_and_is_a_whole
     assert one.data.split == "train"  # the validation split scores
     scores = []
     for attempt in range(200):
-        trials = Trials()
-        scores.append(paid_search(one, SPACE, tmp_path / str(attempt), trials.train, lambda where: 1000)["score"])
+        scores.append(paid_search(one, SPACE, tmp_path / str(attempt), Trials(score=lambda where: 1000))["score"])
     assert all(isinstance(score, int) for score in scores)
     mean = sum(scores) / 200
     spread = math.sqrt(sum((score - mean) ** 2 for score in scores) / 199)
@@ -170,7 +151,7 @@ def test_a_score_on_private_images_has_the_noise_that_is_paid_for_and_is_a_whole
 def test_a_finished_search_is_not_told_again_under_another_recipe(tmp_path):
     folder, trials, _ = many_trials(tmp_path, at_least=1)
     with pytest.raises(InputError, match="another recipe or space"):
-        paid_search(recipe(7.0), SPACE, folder, trials.train, trials.score)
+        paid_search(recipe(7.0), SPACE, folder, trials)
 
 
 @pytest.mark.parametrize("name", ["secret", "selected"])
@@ -179,7 +160,7 @@ def test_folders_that_no_search_made_are_left_alone(tmp_path, name):
     mine.parent.mkdir()
     mine.write_text("mine")
     with pytest.raises(InputError, match="no search made"):
-        paid_search(recipe(), SPACE, tmp_path, Trials().train, Trials().score)
+        paid_search(recipe(), SPACE, tmp_path, Trials())
     assert mine.read_text() == "mine" and [path.name for path in tmp_path.iterdir()] == [name]
 
 
