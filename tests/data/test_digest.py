@@ -45,12 +45,12 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("part", ["train", "held_out"])
+@pytest.mark.parametrize("part", ["train", "held_out_files"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_every_change_of_the_data_changes_the_fingerprint(part, change):
     dataset = make_dataset()
     images = getattr(dataset, part)
-    images = images if part == "held_out" else images.subset([0, 1, 2, 3])
+    images = images if part == "held_out_files" else images.subset([0, 1, 2, 3])
     dataset = dataclasses.replace(dataset, **{part: images})
     other = dataclasses.replace(dataset, **{part: CHANGES[change](images)})
     assert fingerprint(other, KEY) != fingerprint(dataset, KEY)

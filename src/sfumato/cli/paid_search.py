@@ -1,6 +1,5 @@
 """`sfumato search --paid`: the best of a secret number of private runs."""
 
-import dataclasses
 import shlex
 import sys
 from pathlib import Path
@@ -77,9 +76,7 @@ def run(
     dataset = datasets.load(every.data, data_root, output.note)
     if data is None:  # the validation split scores, and what is printed is measured on the test images
         scoring = dataset
-        whole = every.data.model_copy(update={"split": "train+valid"})
-        tested = datasets.load(whole, data_root, output.note)
-        dataset = dataclasses.replace(dataset, held_out_files=tested.held_out_files, held_out_name=tested.held_out_name)
+        dataset = datasets.tested_on_test_images(scoring, every.data, data_root, output.note)
     else:
         scoring = public = datasets.load(searched_data(recipe, data), data_root, output.note)
     judges = scoring.held_out_files  # in their places, unreadable ones too: their number is public

@@ -9,8 +9,8 @@ from sfumato.training.resolve import Plan
 RELATION = "one image's contribution replaced by zero; the number of images is fixed and public (the same epsilon as adding or removing one image)"
 HELD_OUT = "held-out images, on which accuracies are computed: they get no guarantee, and the accuracies are not private"
 SCORED = (
-    "test images, on which accuracies are computed: they get no guarantee, and the accuracies are not private; the validation images, by whose "
-    "noisy score this run was selected, are covered, unreadable ones and labels included"
+    "test images, on which accuracies are computed: they get no guarantee, and the accuracies are not private; the "
+    "validation images, by whose noisy score this run was selected, are covered, unreadable ones and labels included"
 )
 NOT_COVERED = [  # the first line is replaced where it is known how hyper-parameters were searched
     "the choice of hyper-parameters, if it looked at these images",

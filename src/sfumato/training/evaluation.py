@@ -25,8 +25,9 @@ def predict_logits(model: nn.Module, images: ImageSet, rows: int = 128) -> torch
 def judged_right(logits: torch.Tensor, images: ImageSet) -> int:
     """How many images are judged right; one that cannot be read is not.
 
-    Guarantee: a sum of one term in {0, 1} for each image, so that an image that is damaged, mended or relabelled moves it by at most 1.
-    For that ``images`` must hold unreadable ones in their places: where one is left out, others move into other batches, which round otherwise.
+    Guarantee: a sum of one term in {0, 1} for each image, so that an image that is damaged, mended or relabelled moves it
+    by at most 1. For that ``images`` must hold unreadable ones in their places: where one is left out, others move into
+    other batches, which round otherwise.
 
     Args:
         logits: (N, classes), already shifted as the decision demands.

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from sfumato import run_folder
-from sfumato.run_folder import Ledger, write_json
+from sfumato.run_folder import chained_line
 
 
 class Trials:
@@ -44,15 +44,15 @@ class Trials:
 def write_run(folder, rate, decay, sessions=1):
     """What a finished run leaves, its weights two numbers."""
     run_folder.create(folder)
-    ledger = Ledger.open(folder / "ledger.jsonl", exclusive=True)
-    ledger.append({"kind": "run", "num_examples": 10})
+    lines = [chained_line({"kind": "run", "num_examples": 10}, run_folder.GENESIS)]
     for session in range(sessions):
-        ledger.append({"kind": "session", "session": session, "environment": {"device": "abacus"}})
-        ledger.append({"kind": "step", "session": session, "step": 1})
-    ledger.close()
-    facts = {"epsilon": 1.0, "ledger_lines": len(ledger.lines), "ledger_head": ledger.head}
-    write_json(folder / "privacy.json", facts)
+        lines.append(chained_line({"kind": "session", "session": session, "environment": {"device": "abacus"}}, lines[-1]["hash"]))
+        lines.append(chained_line({"kind": "step", "session": session, "step": 1}, lines[-1]["hash"]))
+    (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    facts = {"epsilon": 1.0, "ledger_lines": len(lines), "ledger_head": lines[-1]["hash"]}
+    (folder / "privacy.json").write_text(json.dumps(facts))
     save_file({"weights": torch.tensor([rate, decay])}, folder / "model.safetensors", {"sfumato": json.dumps(facts), "recipe": ""})
     for name in ("recipe.toml", "metrics.jsonl", "metrics_private.jsonl", "key", "checkpoints/step-000000001.safetensors"):
         (folder / name).write_text("")
-    write_json(folder / "result.json", {"run": str(folder), "rate": rate, "decay": decay, "seconds": 12.3, "images_per_second": 45.6})
+    result = {"run": str(folder), "rate": rate, "decay": decay, "seconds": 12.3, "images_per_second": 45.6}
+    (folder / "result.json").write_text(json.dumps(result))

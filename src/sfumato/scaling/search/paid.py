@@ -1,8 +1,9 @@
 """A search whose every trial is a real private run, and whose product is the best one's weights (Papernot and Steinke 2022).
 
-The number of trials is drawn once and stays secret, as do all trials but the one that is published: they lie in a folder that
-only the owner may enter, under names that say nothing of their order, and are deleted when the search ends. What is published is
-the same whatever that number was, times included, but for what the kernel keeps of each file (docs/tan.md).
+The number of trials is drawn once and stays secret, as do all trials but the one that is published: they lie in a
+folder that only the owner may enter, under names that say nothing of their order, and are deleted when the search ends.
+What is published is the same whatever that number was, times included, but for what the kernel keeps of each file
+(docs/tan.md).
 """
 
 import contextlib
@@ -24,12 +25,12 @@ from sfumato.config import Recipe
 from sfumato.errors import InputError
 from sfumato.randomness import Stream, Streams
 from sfumato.run_folder import Ledger, read_json, write_atomically
-from sfumato.scaling.search.publication import set_times, write_anew
+from sfumato.scaling.search.publication import parts, set_times, write_anew
 from sfumato.scaling.search.simulations import work
 from sfumato.scaling.search.space import STEPS, Range, Settings, Space, apply, possible
 
 SECRET, SELECTED, FACTS = "secret", "selected", "paid-search.json"
-# In the secret folder, beside the key. Trials have a folder of their own, so that the links of the secret folder do not count them.
+# In the secret folder, beside the key. Trials have a folder of their own: the links of the secret folder would count them.
 IMAGES, TRIALS = "images", "trials"
 
 
@@ -76,21 +77,23 @@ def paid_search(recipe: Recipe, space: Space, folder: Path, trials: Trials) -> d
 
     Guarantee: the folder ``selected`` satisfies the epsilon of its certificate, which covers the selection, if the number of
     trials, the other trials and the running time stay secret: each trial's settings are drawn independently from one
-    distribution, no trial is given up or judged early, the number is not capped, and scores look at public images alone, or at held-out
-    private ones through the noise that the certificate counts. One score alone is published, with the run that it selected. The published
-    files bear the time of the search's start, and nothing in them depends on the run's place among the trials.
+    distribution, no trial is given up or judged early, the number is not capped, and scores look at public images alone,
+    or at held-out private ones through the noise that the certificate counts. One score alone is published, with the run
+    that it selected. The published files bear the time of the search's start, and nothing in them depends on the run's
+    place among the trials.
 
     Args:
         recipe: Resolved from `paid_recipe`'s: what every trial has in common.
         space: What settings are drawn from, evenly.
-        folder: Of the search: new, empty or its own. For its owner alone, since the kernel's times of its files cannot be set.
+        folder: Of the search: new, empty or its own. It is for its owner alone: the kernel keeps times that cannot be set.
         trials: What makes and compares them.
 
     Returns:
         The selected run's result, and its ``score``, noise included.
 
     Raises:
-        InputError: If the folder holds something else, the images changed since the search began, or another process makes it.
+        InputError: If the folder holds something else, the images changed since the search began, or another process
+            makes it.
     """
     where = {"data": {"path"}}  # the images are known by their fingerprint, and their place is nobody's business
     identity = randomness.digest({"recipe": recipe.model_dump(mode="json", exclude=where), "space": space.as_json()})
@@ -117,9 +120,9 @@ def paid_search(recipe: Recipe, space: Space, folder: Path, trials: Trials) -> d
 
 @contextlib.contextmanager
 def _claimed(folder: Path, identity: str) -> Iterator[int]:
-    """Makes a folder the search's own, since what lies there under its names is later deleted; yields its start, in nanoseconds.
+    """Makes a folder the search's own, since what lies there under its names is later deleted.
 
-    The start is when its first file was written, and so is known again after a crash.
+    Yields the search's start in nanoseconds: when its first file was written, and so known again after a crash.
     """
     facts = folder / FACTS
     if not facts.exists() and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -135,15 +138,17 @@ def _claimed(folder: Path, identity: str) -> Iterator[int]:
             file.flush()
             os.fsync(file.fileno())
         if read_json(facts).get("identity") != identity:
-            raise InputError(f"{folder} holds a search of another recipe or space. Give what it was begun with, or another --output: both then add up.")
+            raise InputError(
+                f"{folder} holds a search of another recipe or space. Give what it was begun with, or another --output: both then add up."
+            )
         yield facts.stat().st_mtime_ns
 
 
 def _begin(secret: Path, identity: str, trials: Trials) -> Streams:
-    """The search's own key, drawn once: the number of trials, all their settings and the noise of their scores follow from it.
+    """The search's own key, drawn once: the number of trials, their settings and the noise of their scores follow from it.
 
-    They follow from the images, too, so that no other images meet the same. Their fingerprint is on disk before the first trial; it stays
-    secret and is deleted with the key.
+    They follow from the images, too, so that no other images meet the same. The fingerprint is on disk before the first
+    trial; it stays secret, and is deleted with the key.
     """
     (secret / TRIALS).mkdir(mode=0o700, parents=True, exist_ok=True)
     secret.chmod(0o700)
@@ -155,8 +160,9 @@ def _begin(secret: Path, identity: str, trials: Trials) -> Streams:
         write_atomically(kept, images.encode(), 0o600)
     if not hmac.compare_digest(kept.read_bytes(), images.encode()):
         raise InputError(
-            "the images changed since this search began (one that trains, scores or tests was added, removed, altered, relabelled or reordered): "
-            "going on would compare trials on other images. Restore the images, or search anew with another --output; both searches then add up."
+            "the images changed since this search began (one that trains, scores or tests was added, removed, altered, "
+            "relabelled or reordered): going on would compare trials on other images. Restore the images, or search anew "
+            "with another --output; both searches then add up."
         )
     return Streams(key, {"search": identity, "images": images}, {})
 
@@ -182,8 +188,8 @@ def _best(recipe: Recipe, space: Space, streams: Streams, folder: Path, trials: 
 def _train_in_one_session(recipe: Recipe, trial: Path, trials: Trials) -> None:
     """Makes a trial, anew if its updates were drawn afresh on the way.
 
-    That happens where it was cut short and went on in another environment. Nothing of it has been released, so making it anew costs nothing;
-    kept, it would be the one trial with other releases than the rest, and would tell when it was made.
+    That happens where it was cut short and went on in another environment. Nothing of it has been released, so making it
+    anew costs nothing; kept, it would be the one trial with other releases than the rest, and would tell when it was made.
     """
     trials.train(recipe, trial)
     while sum(line["kind"] == "session" for line in Ledger.open(trial / "ledger.jsonl").lines) > 1:
@@ -196,10 +202,12 @@ def _train_in_one_session(recipe: Recipe, trial: Path, trials: Trials) -> None:
 def _score_noise(streams: Streams, index: int, score: int, trial: Path, stddev: float) -> int:
     """Gaussian noise for a score, rounded before it is added: its last bits would tell of what it was added to.
 
-    It follows from the score and the trial's weights, too, as deterministic signatures derive their nonces (RFC 6979): of two copies of a
-    search neither two scores nor two trials meet one noise, whose difference would be theirs.
+    It follows from the score and the trial's weights, too, as deterministic signatures derive their nonces (RFC 6979): in
+    two copies of a search neither two scores nor two trials meet one noise, which would give their difference away.
     """
-    weights = hashlib.sha256((trial / "model.safetensors").read_bytes()).hexdigest()
+    # Without the header, whose order changes from one writing to the next.
+    _, tensors = parts((trial / "model.safetensors").read_bytes())
+    weights = hashlib.sha256(tensors).hexdigest()
     of_this = dataclasses.replace(streams, context={**streams.context, "score": score, "weights": weights})
     return round(stddev * _gaussian(of_this.stream("score", index)))
 

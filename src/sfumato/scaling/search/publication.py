@@ -1,4 +1,4 @@
-"""What a paid search publishes: the public files of the selected run, written anew, with nothing in them that tells of its place among the trials."""
+"""What a paid search publishes: the selected run's public files, written anew, so that nothing tells its place among the trials."""
 
 import json
 import os
@@ -11,9 +11,10 @@ from sfumato.run_folder import GENESIS, Ledger, chained_line, read_json, write_a
 def write_anew(trial: Path, folder: Path, name: Path, score: int) -> None:
     """Writes the public files of a finished run into a new folder.
 
-    Left out are, besides the checkpoints, the key and metrics_private.jsonl, which are for the owner alone: how long the run took (what ran
-    before it in the same process makes it faster) and the environment of its session (a search that moved to another machine did so between
-    two trials). The ledger's hashes follow from what is left, and the certificate and the weights name its new head.
+    Checkpoints, key and metrics_private.jsonl, which are for the owner alone, are left out. So are how long the run took
+    (what ran before it in the same process makes it faster) and the environment of its session (a search that moved to
+    another machine did so at one of its trials). The ledger's hashes follow from what is left, and the certificate and
+    the weights name its new head.
 
     Args:
         trial: The run.
@@ -40,17 +41,19 @@ def write_anew(trial: Path, folder: Path, name: Path, score: int) -> None:
 
 
 def _with_facts(weights: bytes, facts: dict[str, Any]) -> bytes:
-    """A safetensors file with other facts in its metadata; the library would put metadata in an order that changes from one call to the next.
-
-    The format: eight bytes with the header's length, the header as JSON, the tensors' bytes.
-    """
-    end = 8 + int.from_bytes(weights[:8], "little")
-    header = json.loads(weights[8:end])
+    """A safetensors file with other facts in its metadata. The library would write metadata in an order that changes."""
+    header, tensors = parts(weights)
     metadata = header["__metadata__"]
     metadata["sfumato"] = json.dumps({**json.loads(metadata["sfumato"]), **facts}, allow_nan=False)
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
-    return len(text).to_bytes(8, "little") + text + weights[end:]
+    return len(text).to_bytes(8, "little") + text + tensors
+
+
+def parts(weights: bytes) -> tuple[dict[str, Any], bytes]:
+    """Header and tensors of a safetensors file: eight bytes with the header's length, the header as JSON, the tensors."""
+    end = 8 + int.from_bytes(weights[:8], "little")
+    return json.loads(weights[8:end]), weights[end:]
 
 
 def set_times(folder: Path, nanoseconds: int) -> None:
