@@ -167,7 +167,7 @@ def test_folders_that_no_search_made_are_left_alone(tmp_path, name):
     mine = tmp_path / name / "mine.txt"
     mine.parent.mkdir()
     mine.write_text("mine")
-    with pytest.raises(InputError, match="no search made"):
+    with pytest.raises(InputError, match="no paid search made"):
         paid_search(recipe(), SPACE, tmp_path, Trials())
     assert mine.read_text() == "mine" and [path.name for path in tmp_path.iterdir()] == [name]
 

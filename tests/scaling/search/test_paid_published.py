@@ -78,6 +78,28 @@ def test_what_is_published_is_the_same_for_one_trial_and_for_many(capsys, monkey
     assert files["."][0][0] == oct(stat.S_IFDIR | 0o700)  # what the kernel keeps of each file is behind it
 
 
+def test_what_is_published_does_not_tell_that_the_search_was_interrupted(capsys, monkeypatch, tmp_path, one_setting):
+    monkeypatch.setattr(Selection, "draw", lambda self, uniform: 1)
+    monkeypatch.setattr(randomness, "new_key", lambda: bytes(32))
+
+    @contextlib.contextmanager
+    def at_once():
+        yield lambda: True
+
+    found = []
+    for name, interrupts in (("whole", 0), ("interrupted", 2)):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        for _ in range(interrupts):
+            with monkeypatch.context() as patch:
+                patch.setattr(loop, "watch_for_interrupts", at_once)
+                assert call(capsys, *SEARCH, "--space", one_setting)[0] == 1
+        status, out, _ = call(capsys, *SEARCH, "--space", one_setting)
+        assert status == 0
+        found.append((listed(tmp_path / name / "search"), out))
+    assert found[0] == found[1]
+
+
 @pytest.fixture
 def folder_of_images(tmp_path, monkeypatch, one_setting):
     """A search on 300 images, each part by the hash of its names: its words, and the names of every part."""

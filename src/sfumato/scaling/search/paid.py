@@ -107,11 +107,10 @@ def paid_search(recipe: Recipe, space: Space, folder: Path, trials: Trials) -> d
             shutil.rmtree(public, ignore_errors=True)
             write_anew(best, public, selected, score)
             trials.report(public)
-            set_times(public, start)
             os.rename(public, selected)
         result = read_json(selected / "result.json")
         if secret.exists():
-            set_times(selected, start)  # reading and renaming may have moved them
+            set_times(selected, start)
             run_folder.delete_key(secret)
             shutil.rmtree(secret)
         os.utime(folder, ns=(start, start))
@@ -126,7 +125,7 @@ def _claimed(folder: Path, identity: str) -> Iterator[int]:
     """
     facts = folder / FACTS
     if not facts.exists() and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} holds what no search made. Choose another --output.")
+        raise InputError(f"{folder} holds what no paid search made. Choose another --output.")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with facts.open("a+", encoding="utf-8") as file:
         try:
