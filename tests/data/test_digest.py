@@ -84,3 +84,17 @@ def test_an_image_that_moves_to_the_held_out_part_changes_the_fingerprint():
 def test_it_is_no_plain_hash_of_the_images():
     dataset = make_dataset()
     assert fingerprint(dataset, KEY) != hashlib.sha256(dataset.train.images.numpy().tobytes()).hexdigest()
+
+
+def test_a_held_out_image_that_cannot_be_read_is_covered_as_well():
+    """Its place and its label are: another one that cannot be read would leave the same images to evaluate."""
+    dataset = make_dataset()
+
+    def with_unreadable(at, label):
+        files = dataset.held_out_files
+        is_it = torch.arange(len(files)) == at
+        labels = torch.where(is_it, label, files.labels)
+        changed = dataclasses.replace(files, readable=~is_it, labels=labels)
+        return fingerprint(dataclasses.replace(dataset, held_out_files=changed), KEY)
+
+    assert with_unreadable(1, 0) != with_unreadable(1, 1)
