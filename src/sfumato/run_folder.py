@@ -175,8 +175,7 @@ class Ledger:
         Raises:
             MachineError: If it cannot be written; the update must then not be applied.
         """
-        line = {**entry, "prev": self.head}
-        line["hash"] = _line_hash(line)
+        line = chained_line(entry, self.head)
         with machine_faults(self.path):
             assert self._descriptor is not None, "opened to read only"
             if os.lseek(self._descriptor, 0, os.SEEK_END) != self._size:  # a torn last line, whose update was never applied
@@ -193,6 +192,12 @@ class Ledger:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def chained_line(entry: dict[str, Any], head: str) -> dict[str, Any]:
+    """The line of a ledger that follows ``head``, the hash of the line before it."""
+    line = {**entry, "prev": head}
+    return {**line, "hash": _line_hash(line)}
 
 
 def create(path: Path) -> None:

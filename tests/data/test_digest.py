@@ -45,12 +45,12 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("part", ["train", "held_out"])
+@pytest.mark.parametrize("part", ["train", "held_out_files"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_every_change_of_the_data_changes_the_fingerprint(part, change):
     dataset = make_dataset()
     images = getattr(dataset, part)
-    images = images if part == "held_out" else images.subset([0, 1, 2, 3])
+    images = images if part == "held_out_files" else images.subset([0, 1, 2, 3])
     dataset = dataclasses.replace(dataset, **{part: images})
     other = dataclasses.replace(dataset, **{part: CHANGES[change](images)})
     assert fingerprint(other, KEY) != fingerprint(dataset, KEY)
@@ -70,8 +70,8 @@ def test_an_image_that_moves_to_the_held_out_part_changes_the_fingerprint():
     moved = dataclasses.replace(
         dataset,
         train=dataset.train.subset([0, 1, 2, 3, 4]),
-        held_out=dataclasses.replace(
-            dataset.held_out,
+        held_out_files=dataclasses.replace(
+            dataset.held_out_files,
             images=torch.cat([dataset.train.images[5:], dataset.held_out.images]),
             labels=torch.cat([dataset.train.labels[5:], dataset.held_out.labels]),
             readable=torch.ones(5, dtype=torch.bool),
@@ -84,3 +84,17 @@ def test_an_image_that_moves_to_the_held_out_part_changes_the_fingerprint():
 def test_it_is_no_plain_hash_of_the_images():
     dataset = make_dataset()
     assert fingerprint(dataset, KEY) != hashlib.sha256(dataset.train.images.numpy().tobytes()).hexdigest()
+
+
+def test_a_held_out_image_that_cannot_be_read_is_covered_as_well():
+    """Its place and its label are: another one that cannot be read would leave the same images to evaluate."""
+    dataset = make_dataset()
+
+    def with_unreadable(at, label):
+        files = dataset.held_out_files
+        is_it = torch.arange(len(files)) == at
+        labels = torch.where(is_it, label, files.labels)
+        changed = dataclasses.replace(files, readable=~is_it, labels=labels)
+        return fingerprint(dataclasses.replace(dataset, held_out_files=changed), KEY)
+
+    assert with_unreadable(1, 0) != with_unreadable(1, 1)

@@ -148,13 +148,17 @@ def test_an_unreadable_training_image_is_named_and_keeps_its_index(two_classes):
     assert sum(f"unreadable image {two_classes / name}" in line for line in lines) == 1  # from the cache as well
 
 
-def test_an_unreadable_held_out_image_is_named_and_left_out(two_classes):
+def test_an_unreadable_held_out_image_is_named_keeps_its_place_and_is_not_evaluated(two_classes):
     whole = load(config(), two_classes, quiet)
     name = next(f"cat/{i:02}.png" for i in range(30) if is_held_out("test", f"cat/{i:02}.png"))
     (two_classes / name).write_bytes(b"")
     lines = []
     dataset = load(config(), two_classes, lines.append)
     assert len(dataset.held_out) == len(whole.held_out) - 1 and dataset.held_out.readable.all() and len(dataset.train) == len(whole.train)
+    files, at = dataset.held_out_files, dataset.held_out_files.readable.tolist().index(False)  # all keep their places
+    assert len(files) == len(whole.held_out_files) == len(whole.held_out) and files.readable.sum() == len(files) - 1
+    others = torch.arange(len(files)) != at
+    assert torch.equal(files.images[others], whole.held_out.images[others]) and torch.equal(files.labels, whole.held_out.labels)
     assert any(f"unreadable image {two_classes / name}" in line for line in lines)
 
 

@@ -1,8 +1,11 @@
+import dataclasses
+
 import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from sfumato.training.evaluation import score
+from sfumato.data.dataset import ImageSet
+from sfumato.training.evaluation import judged_right, score
 from sfumato.training.objective import Objective
 
 
@@ -43,3 +46,22 @@ def test_equal_proportions_change_nothing():
     equal = Objective((0.2, 0.2, 0.2))
     assert torch.allclose(equal.loss(outputs, labels), Objective().loss(outputs, labels))
     assert torch.allclose(equal.decision_logits(outputs), outputs)
+
+
+@pytest.mark.parametrize("outputs", [[float("nan"), 0.0], [float("inf"), 0.0], [3e38, -3e38]], ids=["nan", "infinite", "overflowing difference"])
+def test_a_run_that_diverged_is_scored_and_not_a_fault(outputs):
+    scores = score(torch.tensor([outputs] * 4), torch.tensor([0, 1, 0, 1]))
+    assert scores["accuracy"] == 0.5 and scores["auroc"] in (None, 0.5)
+
+
+def test_an_image_that_is_damaged_or_relabelled_moves_the_number_judged_right_by_itself_alone():
+    source = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(50, 3, generator=source), torch.randint(0, 3, (50,), generator=source)
+    images = ImageSet(torch.zeros(50, 1, 8, 8, dtype=torch.uint8), labels, torch.ones(50, dtype=torch.bool), (0.5,), (0.5,))
+    right = (logits.argmax(1) == labels).int().tolist()
+    assert judged_right(logits, images) == sum(right)
+    for i in range(50):
+        is_i = torch.arange(50) == i
+        assert judged_right(logits, dataclasses.replace(images, readable=~is_i)) == sum(right) - right[i]
+        relabelled = dataclasses.replace(images, labels=torch.where(is_i, (labels + 1) % 3, labels))
+        assert abs(judged_right(logits, relabelled) - sum(right)) <= 1

@@ -25,10 +25,10 @@ def evaluate(
     from sfumato.training.trained import load_run
 
     trained = load_run(run)
-    data = trained.recipe.data
-    if data.name == "folder" and data_root is not None:
-        data = data.model_copy(update={"path": str(data_root)})
-    dataset = datasets.load(data, data_root, output.note)
+    recipe = trained.recipe
+    if recipe.data.name == "folder" and data_root is not None:
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": str(data_root)})})
+    dataset = datasets.load_for(recipe, data_root, output.note)
     logits = trained.objective.decision_logits(predict_logits(trained.model, dataset.held_out))
     num_views = trained.recipe.augmentation.test_views if test_views is None else test_views
     views = Views.of(trained.recipe.augmentation)

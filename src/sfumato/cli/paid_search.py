@@ -1,6 +1,5 @@
 """`sfumato search --paid`: the best of a secret number of private runs."""
 
-import dataclasses
 import shlex
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import typer
 
-from sfumato import config
+from sfumato import config, randomness
 from sfumato.cli import output
 from sfumato.errors import InputError
 from sfumato.reporting import formats
@@ -58,12 +57,13 @@ def run(
     """The whole search; says nothing that depends on how many trials there are."""
     from sfumato.accounting.selection import Selection
     from sfumato.data import datasets
+    from sfumato.data.digest import fingerprint
     from sfumato.reporting.page import write_report
     from sfumato.scaling.search import paid
     from sfumato.scaling.search.simulations import searched_data
     from sfumato.scaling.search.space import paper_space, read_space
     from sfumato.training import loop
-    from sfumato.training.evaluation import predict_logits
+    from sfumato.training.evaluation import judged_right, predict_logits
     from sfumato.training.interrupt import Interrupted, stop_on_sigterm
     from sfumato.training.resolve import resolve
     from sfumato.training.trained import load_run
@@ -75,13 +75,11 @@ def run(
     output.note(f"about {trials} private runs are expected; how many there will be is secret, so nothing more is said until the end")
     dataset = datasets.load(every.data, data_root, output.note)
     if data is None:  # the validation split scores, and what is printed is measured on the test images
-        judges = dataset.held_out
-        whole = every.data.model_copy(update={"split": "train+valid"})
-        tested = datasets.load(whole, data_root, output.note)
-        dataset = dataclasses.replace(dataset, held_out=tested.held_out, held_out_name=tested.held_out_name)
+        scoring = dataset
+        dataset = datasets.tested_on_test_images(scoring, every.data, data_root, output.note)
     else:
-        public = datasets.load(searched_data(recipe, data), data_root, output.note)
-        judges = public.held_out
+        scoring = public = datasets.load(searched_data(recipe, data), data_root, output.note)
+    judges = scoring.held_out_files  # in their places, unreadable ones too: their number is public
     if data is not None and (len(public.classes), public.shape) != (len(dataset.classes), dataset.shape):
         raise InputError(
             f"--data {data} has {len(public.classes)} classes of images {public.shape}, the recipe's images {len(dataset.classes)} of "
@@ -96,17 +94,18 @@ def run(
 
     def score(where: Path) -> int:
         trained = load_run(where)
-        logits = trained.objective.decision_logits(predict_logits(trained.model, judges))
-        return int((logits.argmax(1) == judges.labels).sum())
+        return judged_right(trained.objective.decision_logits(predict_logits(trained.model, judges)), judges)
+
+    def fingerprint_of_all(key: bytes) -> str:
+        return randomness.digest([fingerprint(dataset, key), fingerprint(scoring, key)])
 
     try:
         with stop_on_sigterm():
-            result = paid.paid_search(plan.recipe, choices, folder, train, score)
+            result = paid.paid_search(plan.recipe, choices, folder, paid.Trials(train, score, fingerprint_of_all, write_report))
     except (Interrupted, KeyboardInterrupt):
         output.note(f"interrupted; everything is kept. Go on with the same command: {shlex.join(['sfumato', *sys.argv[1:]])}")
         raise typer.Exit(1) from None
     selected = Path(result["run"])
-    write_report(selected)
     return {
         "best": {"run": str(selected), "accuracy": min(max(result["score"] / len(judges), 0.0), 1.0)},
         "trials": None,

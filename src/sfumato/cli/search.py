@@ -36,7 +36,9 @@ def search(
     set_: options.Set = None,
     storage: Annotated[str | None, typer.Option(help="sqlite:///FILE, journal:FILE or postgresql://...; default: a file in --output.")] = None,
     worker: Annotated[bool, typer.Option("--worker", help="Help with a search that may run elsewhere, too; needs --storage.")] = False,
-    output_folder: Annotated[Path | None, typer.Option("--output", help="Default: runs/<recipe>-search; the same again goes on.")] = None,
+    output_folder: Annotated[
+        Path | None, typer.Option("--output", help="Default: runs/<recipe>-search, or -paid-search; the same again goes on.")
+    ] = None,
     data_root: options.DataRoot = None,
     device: options.Device = "auto",
     json_: options.Json = False,
@@ -49,7 +51,7 @@ def search(
         raise InputError(f"--trials must be at least 1, not {trials}.")
     if data is not None and data == parsed.data.name:
         raise InputError(f"--data {data} are the private images themselves. Name other, public images, or leave --data out.")
-    folder = output_folder or Path("runs") / f"{name.replace('/', '-')}-search"
+    folder = output_folder or Path("runs") / f"{name.replace('/', '-')}-{'paid-search' if paid else 'search'}"
     if paid:
         refused = {"--storage": storage, "--worker": worker, "--prune": prune, "--batch-size": batch_size, "--seeds": seeds}
         paid_search.refuse(refused, sampler, data, score_noise)

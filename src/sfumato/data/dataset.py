@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import math
 
 import torch
@@ -95,7 +96,7 @@ class Dataset:
         name: As in the recipe.
         classes: Class names in label order; public.
         train: The images that get the privacy guarantee.
-        held_out: The images that accuracies are printed on; they get no guarantee.
+        held_out_files: All held-out images in their places, unreadable ones too: how many they are is public.
         held_out_name: "test" or "valid".
 
     Raises:
@@ -105,11 +106,11 @@ class Dataset:
     name: str
     classes: tuple[str, ...]
     train: ImageSet
-    held_out: ImageSet
+    held_out_files: ImageSet
     held_out_name: str
 
     def __post_init__(self) -> None:
-        for part, images in (("train", self.train), (self.held_out_name, self.held_out)):
+        for part, images in (("train", self.train), (self.held_out_name, self.held_out_files)):
             wrong = torch.nonzero((images.labels < 0) | (images.labels >= len(self.classes)))
             if len(wrong):
                 index = int(wrong[0])
@@ -117,6 +118,12 @@ class Dataset:
                     f"data set {self.name}: label {int(images.labels[index])} of {part} image {index} is out of range: "
                     f"there are {len(self.classes)} classes, 0 to {len(self.classes) - 1}. Correct the label file."
                 )
+
+    @functools.cached_property
+    def held_out(self) -> ImageSet:
+        """The held-out images that can be read: accuracies are printed on them, and they get no guarantee."""
+        files = self.held_out_files
+        return files if files.readable.all() else files.subset(files.readable.nonzero().flatten().tolist())
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from sfumato import config as recipe
-from sfumato.config import DataConfig
+from sfumato import config as recipes
+from sfumato.config import DataConfig, Recipe
 from sfumato.data import folders
 from sfumato.data.dataset import Dataset, ImageSet, check_proportions, normalisation
 from sfumato.data.facts import Facts, public_facts
@@ -102,6 +102,27 @@ def load(config: DataConfig, data_root: Path | None, report: Callable[[str], Non
     return _load_named(config, data_root)
 
 
+def load_for(recipe: Recipe, data_root: Path | None, report: Callable[[str], None]) -> Dataset:
+    """The data set that a run of this recipe trains on, held out what its accuracies are measured on.
+
+    Those are the test images where the validation images score under `privacy.score_noise`: an exact accuracy on them
+    would undo that noise.
+
+    Raises:
+        InputError: As `load`.
+    """
+    dataset = load(recipe.data, data_root, report)
+    if recipe.privacy is None or recipe.privacy.score_noise is None:
+        return dataset
+    return tested_on_test_images(dataset, recipe.data, data_root, report)
+
+
+def tested_on_test_images(dataset: Dataset, config: DataConfig, data_root: Path | None, report: Callable[[str], None]) -> Dataset:
+    """The same training images, but the test images held out in place of the validation images."""
+    whole = load(config.model_copy(update={"split": "train+valid"}), data_root, report)
+    return dataclasses.replace(dataset, held_out_files=whole.held_out_files, held_out_name=whole.held_out_name)
+
+
 def _refuse_unloadable(config: DataConfig) -> None:
     if config.name != "folder" and config.name not in NAMED:
         raise InputError(
@@ -127,7 +148,7 @@ def _load_named(config: DataConfig, data_root: Path | None) -> Dataset:
     if config.name == "digits":
         images, labels = _digits()
     else:
-        root = recipe.data_root(data_root or (Path(config.path) if config.path else None))
+        root = recipes.data_root(data_root or (Path(config.path) if config.path else None))
         images, labels = _benchmark(config.name, named, root)
     total = named.num_train + named.num_test
     if images.shape != (total, *named.shape) or labels.shape != (total,):

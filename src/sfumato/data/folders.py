@@ -32,8 +32,8 @@ Part = Literal["train", "valid", "test"]
 def load_folder(config: DataConfig, root: Path, report: Callable[[str], None]) -> Dataset:
     """Lists, splits and decodes a folder of images.
 
-    A training image that cannot be decoded is named by `report`, keeps its place and is
-    marked as not readable, so that N stays what it was. A held-out one is named and left out.
+    An image that cannot be decoded is named by `report`, keeps its place and is marked as not
+    readable, so that N and the number of held-out files stay what they were.
 
     Args:
         config: The recipe's `data` section.
@@ -64,9 +64,9 @@ def load_folder(config: DataConfig, root: Path, report: Callable[[str], None]) -
         groups=None if config.group_by is None else [str(item.group) for item in chosen],
     )
     train = everything.subset(list(range(len(listing.train))))
-    held_out = everything.subset([i for i in range(len(train), len(chosen)) if everything.readable[i]])
-    for name, usable in (("training", train.readable.any()), (f"held-out ({listing.held_out_name})", len(held_out))):
-        if not usable:
+    held_out = everything.subset(list(range(len(train), len(chosen))))
+    for name, part in (("training", train), (f"held-out ({listing.held_out_name})", held_out)):
+        if not part.readable.any():
             raise InputError(f"{root}: not one {name} image can be decoded. See the reasons above, and convert the images, for example to PNG.")
     return Dataset("folder", listing.classes, train, held_out, listing.held_out_name)
 

@@ -7,13 +7,18 @@ from sfumato.run_folder import Ledger
 from sfumato.training.resolve import Plan
 
 RELATION = "one image's contribution replaced by zero; the number of images is fixed and public (the same epsilon as adding or removing one image)"
+HELD_OUT = "held-out images, on which accuracies are computed: they get no guarantee, and the accuracies are not private"
+SCORED = (
+    "test images, on which accuracies are computed: they get no guarantee, and the accuracies are not private; the "
+    "validation images, by whose noisy score this run was selected, are covered, unreadable ones and labels included"
+)
 NOT_COVERED = [  # the first line is replaced where it is known how hyper-parameters were searched
     "the choice of hyper-parameters, if it looked at these images",
     "pre-training data, if the model started from other weights",
     "several images of one person, beyond what epsilon_person says",
     "other runs on the same images: their epsilons add up",
     "the running time of the training",
-    "held-out images, on which accuracies are computed: they get no guarantee, and the accuracies are not private",
+    HELD_OUT,
     "metrics_private.jsonl and checkpoints/: for the owner alone",
 ]
 SEARCH = {
@@ -55,7 +60,7 @@ def certificate(plan: Plan, mechanism: Mechanism, ledger: Ledger, status: str) -
     if plan.selection is not None:
         not_covered[:1] = SELECTION
         if plan.selection.score_noise is not None:
-            not_covered.append("test images; the validation images, by which this run was selected, are covered")
+            not_covered[not_covered.index(HELD_OUT)] = SCORED
     if plan.recipe.run.keep_key:
         not_covered.append("anyone who reads the file `key`, which this run keeps: it regenerates the noise")
     return {"status": status, "private": plan.private, **claims(plan, mechanism), **numbers, "not_covered": not_covered}

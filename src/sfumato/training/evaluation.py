@@ -22,6 +22,20 @@ def predict_logits(model: nn.Module, images: ImageSet, rows: int = 128) -> torch
     return torch.cat(chunks)
 
 
+def judged_right(logits: torch.Tensor, images: ImageSet) -> int:
+    """How many images are judged right; one that cannot be read is not.
+
+    Guarantee: a sum of one term in {0, 1} for each image, so that an image that is damaged, mended or relabelled moves it
+    by at most 1. For that ``images`` must hold unreadable ones in their places: where one is left out, others move into
+    other batches, which round otherwise.
+
+    Args:
+        logits: (N, classes), already shifted as the decision demands.
+        images: (N, ...), with the labels.
+    """
+    return int(((logits.argmax(1) == images.labels) & images.readable).sum())
+
+
 def score(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
     """Scores decisions against labels.
 
@@ -32,7 +46,7 @@ def score(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
     Returns:
         accuracy; balanced_accuracy (mean of the per-class accuracies of the classes that
         occur); per_class (None for a class that does not occur); accuracy_top5 (None below
-        six classes); auroc (two classes, else None); majority_rate, the accuracy of always
+        six classes); auroc (two classes and finite outputs, else None); majority_rate, the accuracy of always
         naming the most frequent class.
     """
     num_classes = logits.shape[1]
@@ -48,7 +62,7 @@ def score(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
         "balanced_accuracy": float(np.mean(present)),
         "per_class": per_class,
         "accuracy_top5": top5,
-        "auroc": _auroc(logits, labels) if num_classes == 2 and len(present) == 2 else None,
+        "auroc": _auroc(logits, labels) if num_classes == 2 and len(present) == 2 and logits.isfinite().all() else None,
         "majority_rate": float(counts.max() / counts.sum()),
     }
 
@@ -56,4 +70,4 @@ def score(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
 def _auroc(logits: torch.Tensor, labels: torch.Tensor) -> float:
     from sklearn.metrics import roc_auc_score
 
-    return float(roc_auc_score(labels.numpy(), (logits[:, 1] - logits[:, 0]).double().numpy()))
+    return float(roc_auc_score(labels.numpy(), (logits[:, 1].double() - logits[:, 0].double()).numpy()))

@@ -38,7 +38,7 @@ def train(
         InputError, MachineError, Interrupted: See `sfumato.training.loop.train`.
     """
     parsed = config.parse(recipe) if isinstance(recipe, dict) else recipe
-    dataset = datasets.load(parsed.data, data_root, progress.message)
+    dataset = datasets.load_for(parsed, data_root, progress.message)
     plan = resolve(parsed, dataset.facts)
     if non_private:
         plan = without_privacy(plan)

@@ -194,13 +194,13 @@ def test_while_paid_trials_run_all_is_secret(tmp_path, space):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, "-m", "sfumato", *words], stderr=subprocess.PIPE, text=True, env=environment) as process:
         deadline = time.monotonic() + 120
-        while not list(folder.glob("secret/*/ledger.jsonl")) and time.monotonic() < deadline and process.poll() is None:
+        while not list(folder.glob("secret/trials/*/ledger.jsonl")) and time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=120)
         assert process.returncode == 1 and "Go on with the same command" in err, err
     assert stat.S_IMODE((folder / "secret").stat().st_mode) == 0o700
-    trial = next(folder.glob("secret/*/ledger.jsonl")).parent.name
+    trial = next(folder.glob("secret/trials/*/ledger.jsonl")).parent.name
     assert trial not in err and "step" not in err
 
 

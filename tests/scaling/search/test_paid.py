@@ -1,10 +1,17 @@
 """Trials that are private runs: one budget, one published, nothing that tells how many there were."""
 
+import hashlib
+import json
 import math
+import os
+import shutil
 import stat
 from collections import Counter
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.calibration import solve_noise_multiplier
@@ -12,9 +19,10 @@ from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection, epsilon_of_best
 from sfumato.errors import InputError
 from sfumato.randomness import Streams
-from sfumato.run_folder import write_json
-from sfumato.scaling.search.paid import draw, expected_cost, paid_recipe, paid_search
+from sfumato.run_folder import Ledger
+from sfumato.scaling.search.paid import _score_noise, draw, expected_cost, paid_recipe, paid_search
 from sfumato.scaling.search.space import STEPS, Group, Range, Space
+from tests.scaling.search.made_up_trials import Trials
 from tests.scaling.search.one_worker import made_up_search
 
 SPACE = Space((Group("g", {"optimizer.learning_rate": [1.0, 2.0, 4.0, 8.0], "ema.decay": Range(0.5, 0.9)}),))
@@ -24,29 +32,11 @@ def recipe(mean=6.0):
     return paid_recipe(made_up_search().recipe, SPACE, Selection(mean, 0.0))
 
 
-class Trials:
-    """Makes trials that only write their settings down; may be killed at one of them."""
-
-    def __init__(self, killed_at=None):
-        self.made, self.killed_at = [], killed_at
-
-    def train(self, trial, where):
-        if len(self.made) == self.killed_at:
-            raise KeyboardInterrupt
-        self.made.append((where.name, trial.optimizer.learning_rate, trial.ema.decay))
-        where.mkdir(exist_ok=True)
-        write_json(where / "result.json", {"run": str(where), "rate": trial.optimizer.learning_rate, "decay": trial.ema.decay})
-        return {}
-
-    def score(self, where):
-        return next(decay for name, _, decay in self.made if name == where.name)
-
-
 def many_trials(folder, at_least=3):
     """Searches until one has that many trials."""
     for attempt in range(200):
         trials = Trials()
-        result = paid_search(recipe(), SPACE, folder / str(attempt), trials.train, trials.score)
+        result = paid_search(recipe(), SPACE, folder / str(attempt), trials)
         if len(trials.made) >= at_least:
             return folder / str(attempt), trials, result
     raise AssertionError("the number of trials is always small")
@@ -56,7 +46,7 @@ def test_the_best_trial_alone_is_left_and_nothing_tells_how_many_there_were(tmp_
     folder, trials, result = many_trials(tmp_path)
     assert result["decay"] == max(decay for _, _, decay in trials.made)
     assert sorted(path.name for path in folder.iterdir()) == ["paid-search.json", "selected"]
-    left = "".join(str(path) + path.read_text() for path in folder.rglob("*") if path.is_file())
+    left = "".join(str(path) + path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
     assert not any(name in left for name, _, _ in trials.made)
     assert result["run"] == str(folder / "selected")
 
@@ -67,7 +57,7 @@ def test_a_killed_search_goes_on_with_the_same_trials_and_no_others(tmp_path):
         folder = tmp_path / str(attempt)
         first = Trials(killed_at=2)
         try:
-            paid_search(recipe(), SPACE, folder, first.train, first.score)
+            paid_search(recipe(), SPACE, folder, first)
         except KeyboardInterrupt:
             whole = first
             break
@@ -76,11 +66,11 @@ def test_a_killed_search_goes_on_with_the_same_trials_and_no_others(tmp_path):
     assert stat.S_IMODE(secret.stat().st_mode) == 0o700
     assert all(stat.S_IMODE((secret / name).stat().st_mode) == 0o600 for name in ("key",))
     second = Trials()
-    paid_search(recipe(), SPACE, folder, second.train, second.score)
+    paid_search(recipe(), SPACE, folder, second)
     assert second.made[:2] == first.made  # the same folders and settings
     assert len(second.made) > 2
     third = Trials()
-    again = paid_search(recipe(), SPACE, folder, third.train, third.score)
+    again = paid_search(recipe(), SPACE, folder, third)
     assert third.made == []
     assert again["decay"] == max(decay for _, _, decay in second.made)
 
@@ -90,16 +80,16 @@ def test_a_crash_between_selecting_and_forgetting_loses_nothing_and_forgets(tmp_
     secret = folder / "secret"
     secret.mkdir()
     (secret / "aabb").mkdir()
-    assert paid_search(recipe(), SPACE, folder, Trials().train, Trials().score) == result
+    assert paid_search(recipe(), SPACE, folder, Trials()) == result
     assert not secret.exists()
 
 
 def test_another_search_in_the_same_folder_is_refused(tmp_path):
     killed = Trials(killed_at=0)
     with pytest.raises(KeyboardInterrupt):
-        paid_search(recipe(), SPACE, tmp_path, killed.train, killed.score)
+        paid_search(recipe(), SPACE, tmp_path, killed)
     with pytest.raises(InputError, match="another recipe or space"):
-        paid_search(recipe(7.0), SPACE, tmp_path, killed.train, killed.score)
+        paid_search(recipe(7.0), SPACE, tmp_path, killed)
 
 
 def test_the_number_of_trials_follows_its_distribution(tmp_path):
@@ -108,7 +98,7 @@ def test_the_number_of_trials_follows_its_distribution(tmp_path):
     searches = 200
     for attempt in range(searches):
         trials = Trials()
-        paid_search(recipe(3.0), SPACE, tmp_path / str(attempt), trials.train, trials.score)
+        paid_search(recipe(3.0), SPACE, tmp_path / str(attempt), trials)
         counts[len(trials.made)] += 1
     gamma = Selection(3.0, 0.0).gamma
     one = (1 - gamma) / math.log(1 / gamma)
@@ -158,8 +148,7 @@ def test_a_score_on_private_images_has_the_noise_that_is_paid_for_and_is_a_whole
     assert one.data.split == "train"  # the validation split scores
     scores = []
     for attempt in range(200):
-        trials = Trials()
-        scores.append(paid_search(one, SPACE, tmp_path / str(attempt), trials.train, lambda where: 1000)["score"])
+        scores.append(paid_search(one, SPACE, tmp_path / str(attempt), Trials(score=lambda where: 1000))["score"])
     assert all(isinstance(score, int) for score in scores)
     mean = sum(scores) / 200
     spread = math.sqrt(sum((score - mean) ** 2 for score in scores) / 199)
@@ -170,7 +159,7 @@ def test_a_score_on_private_images_has_the_noise_that_is_paid_for_and_is_a_whole
 def test_a_finished_search_is_not_told_again_under_another_recipe(tmp_path):
     folder, trials, _ = many_trials(tmp_path, at_least=1)
     with pytest.raises(InputError, match="another recipe or space"):
-        paid_search(recipe(7.0), SPACE, folder, trials.train, trials.score)
+        paid_search(recipe(7.0), SPACE, folder, trials)
 
 
 @pytest.mark.parametrize("name", ["secret", "selected"])
@@ -178,8 +167,8 @@ def test_folders_that_no_search_made_are_left_alone(tmp_path, name):
     mine = tmp_path / name / "mine.txt"
     mine.parent.mkdir()
     mine.write_text("mine")
-    with pytest.raises(InputError, match="no search made"):
-        paid_search(recipe(), SPACE, tmp_path, Trials().train, Trials().score)
+    with pytest.raises(InputError, match="no paid search made"):
+        paid_search(recipe(), SPACE, tmp_path, Trials())
     assert mine.read_text() == "mine" and [path.name for path in tmp_path.iterdir()] == [name]
 
 
@@ -194,3 +183,195 @@ def test_a_selected_run_is_never_certified_for_fewer_steps_than_the_others_may_h
     whole = claims(plan, plan.mechanism)["epsilon"]
     assert claims(plan, plan.mechanism.replace(num_steps=5))["epsilon"] == whole
     assert claims(plan, plan.mechanism.replace(num_steps=75))["epsilon"] > whole
+
+
+def test_what_is_secret_shows_nothing_while_trials_come_and_are_for_the_owner_alone(tmp_path):
+    """By the links of a folder anyone who may look at it counts the folders in it; by its time and size, what else is made there."""
+    for attempt in range(200):
+        folder, seen = tmp_path / str(attempt), []
+
+        class Watched(Trials):
+            def train(self, trial, where):
+                looked_at = (folder, folder / "secret")  # noqa: B023  (called before the next turn)
+                seen.append([(stat.S_IMODE(s.st_mode), s.st_nlink, s.st_mtime_ns, s.st_size) for s in map(os.stat, looked_at)])  # noqa: B023
+                super().train(trial, where)
+
+        paid_search(recipe(), SPACE, folder, Watched())
+        assert all(modes == seen[0] for modes in seen)
+        assert [state[0] for state in seen[0]] == [0o700, 0o700]
+        if len(seen) > 5:
+            return
+    raise AssertionError("the number of trials is always small")
+
+
+def test_a_folder_that_stood_open_is_closed_before_the_first_trial(tmp_path):
+    folder = tmp_path / "search"
+    folder.mkdir(mode=0o755)
+    with pytest.raises(KeyboardInterrupt):
+        paid_search(recipe(), SPACE, folder, Trials(killed_at=0))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o755)  # as a copy may have been made
+    with pytest.raises(KeyboardInterrupt):
+        paid_search(recipe(), SPACE, folder, Trials(killed_at=0))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_all_that_is_published_bears_the_time_of_the_start_after_crashes_too(tmp_path, monkeypatch):
+    def times(folder):
+        return {path.stat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
+
+    def killed(*arguments, **options):
+        raise KeyboardInterrupt
+
+    for crash in ("write_anew", "set_times", "os.rename", "run_folder.delete_key", "shutil.rmtree"):
+        folder = tmp_path / crash
+        with monkeypatch.context() as patch:
+            patch.setattr(f"sfumato.scaling.search.paid.{crash}", killed)
+            with pytest.raises(KeyboardInterrupt):
+                paid_search(recipe(), SPACE, folder, Trials())
+        start = (folder / "paid-search.json").stat().st_mtime_ns
+        result = paid_search(recipe(), SPACE, folder, Trials())
+        assert result["run"] == str(folder / "selected") and not (folder / "secret").exists()
+        assert times(folder) == {start}
+        paid_search(recipe(), SPACE, folder, Trials())  # told again
+        assert times(folder) == {start}
+
+
+def test_what_is_published_holds_no_time_no_environment_and_nothing_for_the_owner_alone(tmp_path):
+    folder, _, result = many_trials(tmp_path, at_least=1)
+    selected = folder / "selected"
+    names = {"ledger.jsonl", "metrics.jsonl", "model.safetensors", "privacy.json", "recipe.toml", "report.html", "result.json"}
+    assert {path.name for path in selected.iterdir()} == names
+    assert (selected / "report.html").read_text() == "selected"
+    assert result["seconds"] is None and result["images_per_second"] is None
+    content = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert b"abacus" not in content and b"12.3" not in content and b"45.6" not in content
+    ledger = Ledger.open(selected / "ledger.jsonl")  # whole, and what the others state of it is true
+    facts = json.loads((selected / "privacy.json").read_text())
+    assert (facts["ledger_head"], facts["ledger_lines"]) == (ledger.head, len(ledger.lines))
+    with safe_open(selected / "model.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["sfumato"])["ledger_head"] == ledger.head
+        assert file.get_tensor("weights").tolist() == pytest.approx([result["rate"], result["decay"]])
+
+
+def test_the_same_weights_and_facts_are_the_same_bytes(tmp_path):
+    """The library writes metadata in an order that changes from one call to the next."""
+    trials, written = Trials(score=lambda where: 1), set()
+    one = paid_recipe(made_up_search().recipe, SPACE, Selection(1.0, 0.0))
+    space = Space((Group("g", {"ema.decay": [0.5]}),))
+    for attempt in range(12):
+        paid_search(one, space, tmp_path / str(attempt), trials)
+        written.add((tmp_path / str(attempt) / "selected" / "model.safetensors").read_bytes())
+    assert len(written) == 1
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["the same images", "other images"])
+def test_a_search_goes_on_with_the_same_images_alone(tmp_path, kept):
+    killed = Trials(killed_at=1)
+    for attempt in range(200):
+        folder = tmp_path / str(attempt)
+        try:
+            paid_search(recipe(), SPACE, folder, killed)
+            killed.made.clear()
+        except KeyboardInterrupt:
+            break
+    again = Trials(images=b"images" if kept else b"imagez")
+    if kept:
+        paid_search(recipe(), SPACE, folder, again)
+        assert again.made[0] == killed.made[0]
+    else:
+        with pytest.raises(InputError, match="the images changed since this search began") as refusal:
+            paid_search(recipe(), SPACE, folder, again)
+        assert "\n" not in str(refusal.value) and again.made == []
+        # Kept so that only the owner can confirm anything by it.
+        assert stat.S_IMODE((folder / "secret" / "images").stat().st_mode) == 0o600
+        assert (folder / "secret" / "images").read_text() not in (folder / "paid-search.json").read_text()
+
+
+def test_the_fingerprint_is_on_disk_before_the_first_trial_whatever_crash_came_before(tmp_path, monkeypatch):
+    def killed(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sfumato.scaling.search.paid.write_atomically", killed)  # after the key, before the fingerprint
+        with pytest.raises(KeyboardInterrupt):
+            paid_search(recipe(), SPACE, tmp_path / "search", Trials())
+    assert (tmp_path / "search" / "secret" / "key").exists() and not (tmp_path / "search" / "secret" / "images").exists()
+
+    class Watched(Trials):
+        def train(self, trial, where):
+            assert (tmp_path / "search" / "secret" / "images").exists()
+            super().train(trial, where)
+
+    paid_search(recipe(), SPACE, tmp_path / "search", Watched(images=b"others"))
+
+
+def published_noise(folder, key, score, images=b"images", decay=0.5):
+    """The noise of a search of one trial under a key."""
+    one = paid_recipe(made_up_search().recipe, SPACE, Selection(1.0, 0.0, 20.0))
+    space = Space((Group("g", {"ema.decay": [decay]}),))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sfumato.randomness.new_key", lambda: key)
+        found = paid_search(one, space, folder, Trials(score=lambda where: score, images=images))["score"]
+    shutil.rmtree(folder)
+    return found - score
+
+
+@pytest.mark.parametrize("other", [{"score": 101}, {"images": b"imagez"}, {"decay": 0.6}], ids=["score", "images", "settings"])
+def test_no_two_scores_meet_one_noise(tmp_path, other):
+    """Forty keys: equal where nothing differs, and else without relation (the difference has variance 2 S^2)."""
+    same, differences = {"score": 100}, []
+    for number in range(40):
+        key = hashlib.sha256(bytes([number])).digest()
+        noise = published_noise(tmp_path / "a", key, **same)
+        if number < 5:
+            assert published_noise(tmp_path / "b", key, **same) == noise  # the same release when a search goes on
+        differences.append(published_noise(tmp_path / "c", key, **{**same, **other}) - noise)
+    spread = math.sqrt(sum(value**2 for value in differences) / 40)
+    assert 20 * math.sqrt(2) * (1 - 4 / math.sqrt(80)) < spread < 20 * math.sqrt(2) * (1 + 4 / math.sqrt(80))
+
+
+def test_no_two_trials_meet_one_noise_though_their_scores_are_equal(tmp_path):
+    """Two copies of a search, and a trial of the one whose weights came out otherwise: equal noise would tell whether the scores are equal."""
+    streams = Streams(bytes(32), {"search": "x", "images": "y"}, {})
+    noises = []
+    for weights in range(40):
+        save_file({"weights": torch.tensor([weights])}, tmp_path / "model.safetensors")
+        noises.append(_score_noise(streams, 0, 100, tmp_path, 20.0))
+    assert len(set(noises)) > 20
+
+
+def test_a_trial_whose_updates_were_drawn_afresh_on_the_way_is_made_anew(tmp_path):
+    """It would have other releases than the others, and tell when it was made."""
+    trials = Trials(sessions=lambda number: 2 if number == 1 else 1)
+    one = paid_recipe(made_up_search().recipe, SPACE, Selection(1.0, 0.0))
+    paid_search(one, SPACE, tmp_path / "search", trials)
+    assert len(trials.made) == 2 and trials.made[0] == trials.made[1]  # the same settings
+    assert [line["session"] for line in Ledger.open(tmp_path / "search" / "selected" / "ledger.jsonl").lines if line["kind"] == "session"] == [0]
+
+
+def test_one_process_at_a_time_makes_a_search(tmp_path):
+    class Twice(Trials):
+        def train(self, trial, where):
+            with pytest.raises(InputError, match="another process"):
+                paid_search(recipe(), SPACE, tmp_path / "search", Trials())
+            super().train(trial, where)
+
+    paid_search(recipe(), SPACE, tmp_path / "search", Twice())
+
+
+def test_a_search_whose_images_lie_elsewhere_now_is_the_same_and_no_file_tells_where(tmp_path):
+    def at(path):
+        found = recipe()
+        return found.model_copy(update={"data": found.data.model_copy(update={"path": path})})
+
+    with pytest.raises(KeyboardInterrupt):
+        paid_search(at("/here"), SPACE, tmp_path / "search", Trials(killed_at=0))
+    paid_search(at("/there"), SPACE, tmp_path / "search", Trials())
+
+
+def test_a_kept_key_is_refused():
+    kept = made_up_search().recipe
+    kept = kept.model_copy(update={"run": kept.run.model_copy(update={"keep_key": True})})
+    with pytest.raises(InputError, match="keep_key"):
+        paid_recipe(kept, SPACE, Selection(6.0, 0.0))

@@ -1,13 +1,21 @@
 """A search whose every trial is a real private run, and whose product is the best one's weights (Papernot and Steinke 2022).
 
-The number of trials is drawn once and stays secret, as do all trials but the one that is published: they lie in a folder that
-only the owner may enter, under names that say nothing of their order, and are deleted when the search ends.
+The number of trials is drawn once and stays secret, as do all trials but the one that is published: they lie in a
+folder that only the owner may enter, under names that say nothing of their order, and are deleted when the search ends.
+What is published is the same whatever that number was, times included, but for what the kernel keeps of each file
+(docs/tan.md).
 """
 
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import hmac
+import json
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +24,31 @@ from sfumato.accounting.selection import Selection
 from sfumato.config import Recipe
 from sfumato.errors import InputError
 from sfumato.randomness import Stream, Streams
-from sfumato.run_folder import read_json, write_json
+from sfumato.run_folder import Ledger, read_json, write_atomically
+from sfumato.scaling.search.publication import parts, set_times, write_anew
 from sfumato.scaling.search.simulations import work
 from sfumato.scaling.search.space import STEPS, Range, Settings, Space, apply, possible
 
 SECRET, SELECTED, FACTS = "secret", "selected", "paid-search.json"
+# In the secret folder, beside the key. Trials have a folder of their own: the links of the secret folder would count them.
+IMAGES, TRIALS = "images", "trials"
 
-# Trains a recipe privately in a folder, or goes on there.
-TrainPrivately = Callable[[Recipe, Path], dict[str, Any]]
-# How many of the scoring images a finished run judges right.
-Score = Callable[[Path], int]
+
+@dataclasses.dataclass(frozen=True)
+class Trials:
+    """What a search does with trials.
+
+    Attributes:
+        train: Trains a recipe privately in a folder, or goes on there.
+        score: How many of the scoring images a finished run judges right; one image moves it by at most 1.
+        fingerprint: HMAC under a key of all images that trials see, those that score among them.
+        report: Writes the page about a run into its folder.
+    """
+
+    train: Callable[[Recipe, Path], object]
+    score: Callable[[Path], int]
+    fingerprint: Callable[[bytes], str]
+    report: Callable[[Path], object]
 
 
 def paid_recipe(recipe: Recipe, space: Space, selection: Selection) -> Recipe:
@@ -40,6 +63,8 @@ def paid_recipe(recipe: Recipe, space: Space, selection: Selection) -> Recipe:
         raise InputError("--paid spends a privacy budget, but this recipe has none. Give it a [privacy] section, or --epsilon E.")
     if recipe.run.seed is not None:
         raise InputError("--paid: run.seed makes every trial public, so none is private. Leave it out.")
+    if recipe.run.keep_key:
+        raise InputError("--paid publishes no key, so run.keep_key would keep none. Leave it out.")
     values = recipe.model_dump()
     values["privacy"] |= {"selected_from": selection.mean, "selection_shape": selection.shape, "score_noise": selection.score_noise}
     if selection.score_noise is not None:
@@ -47,71 +72,143 @@ def paid_recipe(recipe: Recipe, space: Space, selection: Selection) -> Recipe:
     return config.parse(values)
 
 
-def paid_search(recipe: Recipe, space: Space, folder: Path, train: TrainPrivately, score: Score) -> dict[str, Any]:
+def paid_search(recipe: Recipe, space: Space, folder: Path, trials: Trials) -> dict[str, Any]:
     """Draws how many trials there are, makes them, and keeps the best alone; called again, it goes on.
 
     Guarantee: the folder ``selected`` satisfies the epsilon of its certificate, which covers the selection, if the number of
     trials, the other trials and the running time stay secret: each trial's settings are drawn independently from one
-    distribution, no trial is given up or judged early, the number is not capped, and scores look at public images alone, or at held-out private ones
-    through the noise that the certificate counts. One score alone is published, with the run that it selected.
+    distribution, no trial is given up or judged early, the number is not capped, and scores look at public images alone,
+    or at held-out private ones through the noise that the certificate counts. One score alone is published, with the run
+    that it selected. The published files bear the time of the search's start, and nothing in them depends on the run's
+    place among the trials.
 
     Args:
         recipe: Resolved from `paid_recipe`'s: what every trial has in common.
         space: What settings are drawn from, evenly.
-        folder: Of the search.
-        train: Makes one trial.
-        score: Compares them, before noise.
+        folder: Of the search: new, empty or its own. It is for its owner alone: the kernel keeps times that cannot be set.
+        trials: What makes and compares them.
 
     Returns:
         The selected run's result, and its ``score``, noise included.
 
     Raises:
-        InputError: If the folder holds another search.
+        InputError: If the folder holds something else, the images changed since the search began, or another process
+            makes it.
     """
+    where = {"data": {"path"}}  # the images are known by their fingerprint, and their place is nobody's business
+    identity = randomness.digest({"recipe": recipe.model_dump(mode="json", exclude=where), "space": space.as_json()})
     secret, selected = folder / SECRET, folder / SELECTED
-    identity = randomness.digest({"recipe": recipe.model_dump(mode="json"), "space": space.as_json()})
-    _claim(folder, identity)
-    if not selected.exists():
-        streams = _begin(secret, identity)
-        privacy = recipe.privacy
-        assert privacy is not None and privacy.selected_from is not None
-        selection = Selection(privacy.selected_from, privacy.selection_shape, privacy.score_noise)
-        best: tuple[int, Path] | None = None
-        for index in range(selection.draw(_uniform(streams.stream("number of trials")))):
-            trial = secret / bytes(streams.stream("name", index).bytes(8)).hex()
-            train(apply(recipe, draw(recipe, space, streams.stream("settings", index))), trial)
-            found = score(trial)
-            if selection.score_noise is not None:
-                found = round(found + selection.score_noise * _gaussian(streams.stream("score", index)))
-            if best is None or found > best[0]:
-                best = found, trial
-        assert best is not None, "there is at least one trial"
-        write_json(best[1] / "result.json", {**read_json(best[1] / "result.json"), "run": str(selected), "score": best[0]})
-        os.rename(best[1], selected)
-    if secret.exists():
-        run_folder.delete_key(secret)
-        shutil.rmtree(secret)
-    return read_json(selected / "result.json")
+    with _claimed(folder, identity) as start:
+        if not selected.exists():
+            folder.chmod(0o700)
+            streams = _begin(secret, identity, trials)
+            score, best = _best(recipe, space, streams, secret / TRIALS, trials)
+            public = secret / TRIALS / SELECTED  # under its later name, which the report bears
+            shutil.rmtree(public, ignore_errors=True)
+            write_anew(best, public, selected, score)
+            trials.report(public)
+            os.rename(public, selected)
+        result = read_json(selected / "result.json")
+        if secret.exists():
+            set_times(selected, start)
+            run_folder.delete_key(secret)
+            shutil.rmtree(secret)
+        os.utime(folder, ns=(start, start))
+        return result
 
 
-def _claim(folder: Path, identity: str) -> None:
-    """Makes a folder the search's own: what lies there under its names is later deleted."""
+@contextlib.contextmanager
+def _claimed(folder: Path, identity: str) -> Iterator[int]:
+    """Makes a folder the search's own, since what lies there under its names is later deleted.
+
+    Yields the search's start in nanoseconds: when its first file was written, and so known again after a crash.
+    """
     facts = folder / FACTS
-    if not facts.exists():
-        if (folder / SECRET).exists() or (folder / SELECTED).exists():
-            raise InputError(f"{folder} has a folder {SECRET} or {SELECTED} that no search made. Choose another --output.")
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(facts, {"identity": identity})
-    if read_json(facts).get("identity") != identity:
-        raise InputError(f"{folder} holds a search of another recipe or space. Give what it was begun with, or another --output: both then add up.")
+    if not facts.exists() and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} holds what no paid search made. Choose another --output.")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with facts.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"another process makes the search in {folder}. Wait for it to end, or stop it first.") from None
+        if facts.stat().st_size == 0:
+            file.write(json.dumps({"identity": identity}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if read_json(facts).get("identity") != identity:
+            raise InputError(
+                f"{folder} holds a search of another recipe or space. Give what it was begun with, or another --output: both then add up."
+            )
+        yield facts.stat().st_mtime_ns
 
 
-def _begin(secret: Path, identity: str) -> Streams:
-    """The search's own key, drawn once: the number of trials and all their settings follow from it."""
-    secret.mkdir(mode=0o700, exist_ok=True)
+def _begin(secret: Path, identity: str, trials: Trials) -> Streams:
+    """The search's own key, drawn once: the number of trials, their settings and the noise of their scores follow from it.
+
+    They follow from the images, too, so that no other images meet the same. The fingerprint is on disk before the first
+    trial; it stays secret, and is deleted with the key.
+    """
+    (secret / TRIALS).mkdir(mode=0o700, parents=True, exist_ok=True)
+    secret.chmod(0o700)
     if not (secret / run_folder.KEY_FILE).exists():
         run_folder.write_key(secret, randomness.new_key())
-    return Streams(run_folder.read_key(secret), {"search": identity}, {})
+    key = run_folder.read_key(secret)
+    images, kept = trials.fingerprint(hmac.digest(key, b"images of the search", "sha256")), secret / IMAGES
+    if not kept.exists():
+        write_atomically(kept, images.encode(), 0o600)
+    if not hmac.compare_digest(kept.read_bytes(), images.encode()):
+        raise InputError(
+            "the images changed since this search began (one that trains, scores or tests was added, removed, altered, "
+            "relabelled or reordered): going on would compare trials on other images. Restore the images, or search anew "
+            "with another --output; both searches then add up."
+        )
+    return Streams(key, {"search": identity, "images": images}, {})
+
+
+def _best(recipe: Recipe, space: Space, streams: Streams, folder: Path, trials: Trials) -> tuple[int, Path]:
+    """Makes all trials and returns the best one's score, noise included, and its folder."""
+    privacy = recipe.privacy
+    assert privacy is not None and privacy.selected_from is not None
+    selection = Selection(privacy.selected_from, privacy.selection_shape, privacy.score_noise)
+    best: tuple[int, Path] | None = None
+    for index in range(selection.draw(_uniform(streams.stream("number of trials")))):
+        trial = folder / bytes(streams.stream("name", index).bytes(8)).hex()
+        _train_in_one_session(apply(recipe, draw(recipe, space, streams.stream("settings", index))), trial, trials)
+        score = trials.score(trial)
+        if selection.score_noise is not None:
+            score += _score_noise(streams, index, score, trial, selection.score_noise)
+        if best is None or score > best[0]:
+            best = score, trial
+    assert best is not None, "there is at least one trial"
+    return best
+
+
+def _train_in_one_session(recipe: Recipe, trial: Path, trials: Trials) -> None:
+    """Makes a trial, anew if its updates were drawn afresh on the way.
+
+    That happens where it was cut short and went on in another environment. Nothing of it has been released, so making it
+    anew costs nothing; kept, it would be the one trial with other releases than the rest, and would tell when it was made.
+    """
+    trials.train(recipe, trial)
+    while sum(line["kind"] == "session" for line in Ledger.open(trial / "ledger.jsonl").lines) > 1:
+        discarded = trial.with_name("discarded")
+        shutil.rmtree(discarded, ignore_errors=True)
+        os.rename(trial, discarded)  # at once: half a run could not go on
+        trials.train(recipe, trial)
+
+
+def _score_noise(streams: Streams, index: int, score: int, trial: Path, stddev: float) -> int:
+    """Gaussian noise for a score, rounded before it is added: its last bits would tell of what it was added to.
+
+    It follows from the score and the trial's weights, too, as deterministic signatures derive their nonces (RFC 6979): in
+    two copies of a search neither two scores nor two trials meet one noise, which would give their difference away.
+    """
+    # Without the header, whose order changes from one writing to the next.
+    _, tensors = parts((trial / "model.safetensors").read_bytes())
+    weights = hashlib.sha256(tensors).hexdigest()
+    of_this = dataclasses.replace(streams, context={**streams.context, "score": score, "weights": weights})
+    return round(stddev * _gaussian(of_this.stream("score", index)))
 
 
 def draw(recipe: Recipe, space: Space, stream: Stream) -> Settings:
@@ -149,7 +246,7 @@ def _uniform(stream: Stream) -> float:
 
 
 def _gaussian(stream: Stream) -> float:
-    """Standard normal, by Box and Muller. What it is added to must be rounded: its last bits would tell of what they were added to."""
+    """Standard normal, by Box and Muller."""
     radius, angle = 1 - _uniform(stream), _uniform(stream)
     return math.sqrt(-2 * math.log(radius)) * math.cos(2 * math.pi * angle)
 

@@ -1,0 +1,58 @@
+"""Trials of a paid search that train nothing: they write down their settings, as the files of a finished run."""
+
+import hmac
+import json
+
+import torch
+from safetensors.torch import save_file
+
+from sfumato import run_folder
+from sfumato.run_folder import chained_line
+
+
+class Trials:
+    """Stands for `paid.Trials`; may be killed at one trial, or draw the updates of some afresh.
+
+    Attributes:
+        made: (folder's name, learning rate, decay) of each trial that was trained, in order.
+    """
+
+    def __init__(self, killed_at=None, score=None, images=b"images", sessions=lambda number: 1):
+        self.made, self.killed_at, self.images, self.sessions = [], killed_at, images, sessions
+        self.scored_by = score or self.decay
+
+    def train(self, trial, where):
+        if len(self.made) == self.killed_at:
+            raise KeyboardInterrupt
+        self.made.append((where.name, trial.optimizer.learning_rate, trial.ema.decay))
+        if not where.exists():
+            write_run(where, trial.optimizer.learning_rate, trial.ema.decay, self.sessions(len(self.made)))
+
+    def decay(self, where):
+        return json.loads((where / "result.json").read_text())["decay"]
+
+    def score(self, where):
+        return self.scored_by(where)
+
+    def fingerprint(self, key):
+        return hmac.digest(key, self.images, "sha256").hex()
+
+    def report(self, where):
+        (where / "report.html").write_text(where.name)
+
+
+def write_run(folder, rate, decay, sessions=1):
+    """What a finished run leaves, its weights two numbers."""
+    run_folder.create(folder)
+    lines = [chained_line({"kind": "run", "num_examples": 10}, run_folder.GENESIS)]
+    for session in range(sessions):
+        lines.append(chained_line({"kind": "session", "session": session, "environment": {"device": "abacus"}}, lines[-1]["hash"]))
+        lines.append(chained_line({"kind": "step", "session": session, "step": 1}, lines[-1]["hash"]))
+    (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    facts = {"epsilon": 1.0, "ledger_lines": len(lines), "ledger_head": lines[-1]["hash"]}
+    (folder / "privacy.json").write_text(json.dumps(facts))
+    save_file({"weights": torch.tensor([rate, decay])}, folder / "model.safetensors", {"sfumato": json.dumps(facts), "recipe": ""})
+    for name in ("recipe.toml", "metrics.jsonl", "metrics_private.jsonl", "key", "checkpoints/step-000000001.safetensors"):
+        (folder / name).write_text("")
+    result = {"run": str(folder), "rate": rate, "decay": decay, "seconds": 12.3, "images_per_second": 45.6}
+    (folder / "result.json").write_text(json.dumps(result))
