@@ -230,7 +230,8 @@ def read_data_root(folder: Path) -> Path | None:
     path = folder / DATA_ROOT_FILE
     if path.is_symlink() or not path.is_file():
         return None
-    return Path(os.fsdecode(path.read_bytes()))
+    root = os.fsdecode(path.read_bytes())
+    return Path(root) if os.path.isabs(root) and "\0" not in root else None
 
 
 def write_key(folder: Path, key: bytes) -> None:

@@ -18,8 +18,8 @@ from sfumato import cli
 from tests.cli.test_cli import call, json_of, refused
 from tests.training import faults
 from tests.training.test_resume import wait_for_step
+from tests.training.test_trained import AUGMENTATION, write_run
 from tests.training.test_trained import recipe as model_recipe
-from tests.training.test_trained import write_run
 
 SHORT = ["--set", "training.num_steps=2", "--set", "training.batch_size=32", "--set", "training.engine=reference", "--accountant", "rdp"]
 NET = """
@@ -96,7 +96,7 @@ def test_searches_import_nothing_that_a_space_names(theirs, capsys):
     assert refused(capsys, *paid, "--score-noise", 3).endswith("add --trust their_net") and not (theirs / "ran").exists()
 
 
-ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202egnp\x9b31m\r"
+ESCAPES = "\nepsilon 0.1\x1b]0;owned\x07\x1b[2J\u202egnp\x9b31m\r"
 
 
 def test_no_name_of_a_stranger_steers_the_terminal(tmp_path, capsys):
@@ -108,7 +108,7 @@ def test_no_name_of_a_stranger_steers_the_terminal(tmp_path, capsys):
         status, out, err = call(capsys, *words)
         assert status in (0, 2) and not set("\x1b\x07\x9b\u202e\r") & set(out + err), (out, err)
     _, out, _ = call(capsys, "predict", run, tmp_path / f"x{ESCAPES}.png")
-    assert "  cat " in out and out.count("\\x1b]0;owned\\x07") == 2
+    assert out.count("\n") == 1 and "  cat " in out and out.count("\\nepsilon 0.1\\x1b]0;owned\\x07") == 2
 
 
 def _ten():
@@ -157,6 +157,17 @@ def test_where_the_images_lie_stands_in_a_file_for_the_owner_alone(owned, capsys
     assert json_of(capsys, "evaluate", copy, "--data-root", images)["classes"] == ["cat", "dog"]
     status, out, err = call(capsys, "train", run / "recipe.toml", "--resume", "--output", run, "--json")
     assert status == 0 and json.loads(out)["private"], err
+
+
+@pytest.mark.parametrize("content", [b"relative/folder", b"/a\0b", b"\xff", b""])
+def test_a_note_of_where_images_lie_that_no_run_wrote_is_not_followed(tmp_path, capsys, content):
+    recipe = f'[data]\nname = "folder"\n{AUGMENTATION}[model]\nname = "small_cnn"\n'
+    run = write_run(tmp_path / "run", recipe)
+    (run / "data_root").write_bytes(content)
+    assert "--data-root" in refused(capsys, "evaluate", run)
+    (run / "data_root").unlink()
+    (run / "data_root").symlink_to("/etc/hostname")
+    assert "--data-root" in refused(capsys, "evaluate", run)
 
 
 def test_the_certificate_and_the_report_list_what_was_taken_to_be_public(owned):

@@ -75,6 +75,7 @@ def test_a_file_cannot_make_torch_hub_run_a_local_hubconf(tmp_path, theirs):
         {"facts": {"classes": "ab"}},
         {"facts": {"classes": ["a"]}},
         {"facts": {"classes": ["a", 3]}},
+        {"facts": {"classes": ["a", "a"]}},
         {"facts": {"classes": ["a", "b", "c"]}},
         {"facts": {"image_size": 10**9}},
         {"facts": {"image_size": -8}},

@@ -11,15 +11,15 @@ def print_json(value: Any) -> None:
 
 
 def plain(text: str) -> str:
-    r"""Text that cannot steer a terminal: all that is not printed (escape sequences, turns of the writing direction) is spelled out.
+    r"""A line that cannot steer a terminal: all that is not printed (escape sequences, line breaks, turns of the writing direction) is spelled out.
 
-    Names of classes and files come from others. Line breaks stay.
+    Names of classes and files come from others.
 
     Example:
         >>> print(plain("cat\x1b[2J"))
         cat\x1b[2J
     """
-    return "".join(sign if sign.isprintable() or sign == "\n" else sign.encode("unicode_escape").decode() for sign in text)
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 def say(text: str) -> None:

@@ -26,7 +26,8 @@ def show(name: str, json_: options.Json = False) -> None:
     if json_:
         output.print_json({"name": name, "recipe": config.read(path), "text": path.read_text(encoding="utf-8")})
     else:
-        output.say(path.read_text(encoding="utf-8").rstrip("\n"))
+        for line in path.read_text(encoding="utf-8").rstrip("\n").split("\n"):
+            output.say(line)
 
 
 @app.command()

@@ -146,7 +146,8 @@ def _show_plan(parsed: config.Recipe, data_root: Path | None, device: str, non_p
     if json_:
         output.print_json(facts)
         return
-    output.say(config.to_toml(plan.recipe))
+    for line in config.to_toml(plan.recipe).split("\n"):
+        output.say(line)
     for choice in plan.choices:
         output.say(f"chosen: {choice.key} = {choice.value} ({choice.why})")
     for warning in plan.warnings:

@@ -41,11 +41,10 @@ def train(
         InputError, MachineError, Interrupted: See `sfumato.training.loop.train`.
     """
     parsed = config.parse(recipe) if isinstance(recipe, dict) else recipe
-    if parsed.data.name == "folder":
-        if resume and data_root is None and parsed.data.path is None:
-            data_root = run_folder.read_data_root(output)
-        if data_root is not None:
-            parsed = parsed.model_copy(update={"data": parsed.data.model_copy(update={"path": str(data_root)})})
+    if resume and data_root is None and parsed.data.path is None:
+        data_root = run_folder.read_data_root(output)
+    if parsed.data.name == "folder" and data_root is not None:
+        parsed = parsed.model_copy(update={"data": parsed.data.model_copy(update={"path": str(data_root)})})
     dataset = datasets.load(parsed.data, data_root, progress.message)
     plan = resolve(parsed, dataset.facts)
     if non_private:

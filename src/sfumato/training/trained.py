@@ -71,6 +71,8 @@ def load_run(folder: Path, trust: Collection[str] = ()) -> Trained:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (safe_open is no mapping)
         normalisation(facts.mean, facts.std, facts.channels, ((), ()))
         check_proportions(recipe.data, len(facts.classes))
+        if len(set(facts.classes)) < len(facts.classes):
+            raise damaged
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
         raise damaged from None
     name, augmentation = recipe.model.name, recipe.augmentation
