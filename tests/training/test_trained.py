@@ -91,7 +91,7 @@ def test_a_file_cannot_make_torch_hub_run_a_local_hubconf(tmp_path, theirs):
         {"raw": {"recipe": "x = " + "9" * 10_000}},
         {"raw": {"recipe": '[data]\nname = "digits"\n'}},
         {"raw": {"recipe": '[data]\nname = "digits"\n[model]\nname = "small_cnn"\n'}},
-        {"raw": {"recipe": '[data]\nname = "digits"\nclass_proportions = [0.2, 0.3, 0.5]\n[model]\nname = "small_cnn"\n'}},
+        {"recipe": recipe("small_cnn").replace("[augmentation]", "class_proportions = [0.2, 0.3, 0.5]\n[augmentation]")},
         {"recipe": recipe("small_cnn", width=200_000)},
         {"recipe": recipe("lenet")},
         {"tensors": {}},
