@@ -35,13 +35,13 @@ class DataConfig(Section):
 
     name: Literal["digits", "mnist", "fashion_mnist", "cifar10", "imagenet", "folder"]
     path: str | None = None
-    """Folder of images (`folder`), relative to the working directory; `--data-root` overrides it."""
+    """Folder of images (`folder`), relative to the working directory; `--data-root` overrides it. A run keeps it for its owner alone."""
     split: Literal["train", "train+valid"] = "train+valid"
     """What is trained on: "train" holds out the validation split, "train+valid" the test split."""
     num_examples: PositiveInt | None = None
     """Train on this many of a named data set's images: a fixed choice, of which a smaller one is a part."""
     classes: list[str] | None = None
-    """Class names in label order."""
+    """Class names in label order; without them, the names of the class folders. A table of labels needs them stated."""
     class_proportions: list[PositiveFloat] | None = None
     """Public share of each class; used in the loss and in the decision."""
     image_size: Annotated[int, Field(ge=8, le=1024)] | None = None
@@ -237,7 +237,7 @@ def read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"recipe {path} cannot be read: {error.strerror}. `sfumato recipes list` names the recipes that are shipped.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # whole numbers of thousands of digits, tables within tables
         raise InputError(f"recipe {path} is not valid TOML: {error}. Correct that line.") from None
 
 
@@ -268,6 +268,11 @@ def to_toml(recipe: Recipe) -> str:
     import tomli_w
 
     return tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True))
+
+
+def shareable(recipe: Recipe) -> Recipe:
+    """The recipe without `data.path`: where images lie on their owner's machine goes into no file that is for sharing."""
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": None})})
 
 
 def flatten(recipe: Recipe) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from sfumato.errors import InputError, MachineError
 
 KEY_FILE = "key"
+DATA_ROOT_FILE = "data_root"
 GENESIS = "0" * 64
 
 
@@ -211,6 +212,31 @@ def create(path: Path) -> None:
         raise InputError(f"{path} is not empty: it may hold another run. Choose another --output, or go on with that run by --resume.")
     with machine_faults(path):
         (path / "checkpoints").mkdir(parents=True)
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuses a run folder in which a name leads elsewhere: whoever goes on with it would read, append to or overwrite that file.
+
+    Raises:
+        InputError: Naming the link.
+    """
+    for path in [*folder.iterdir(), *(folder / "checkpoints").glob("*")]:
+        if path.is_symlink():
+            raise InputError(f"{path} is a symbolic link, and going on with this run would write where it leads. Put the file itself there.")
+
+
+def write_data_root(folder: Path, root: str) -> None:
+    """Notes where the images lie, for the owner alone."""
+    write_atomically(folder / DATA_ROOT_FILE, os.fsencode(os.path.abspath(root)), 0o600)
+
+
+def read_data_root(folder: Path) -> Path | None:
+    """Where the images of a run lie; None where its owner's note is not there."""
+    path = folder / DATA_ROOT_FILE
+    if path.is_symlink() or not path.is_file():
+        return None
+    root = os.fsdecode(path.read_bytes())
+    return Path(root) if os.path.isabs(root) and "\0" not in root else None
 
 
 def write_key(folder: Path, key: bytes) -> None:

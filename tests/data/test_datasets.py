@@ -201,3 +201,21 @@ def test_damaged_real_cifar_batches_are_named_before_they_are_unpickled(tmp_path
 
 def test_the_loaders_never_download(monkeypatch, tmp_path):
     assert "download=True" not in Path(datasets.__file__).read_text()
+
+
+def test_no_pickle_beside_the_images_is_read_in_their_place(tmp_path):
+    """torchvision's own class of MNIST prefers files of an old format, pickles, where they are there."""
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part, count in (("train", 60_000), ("t10k", 10_000)):
+        size = count.to_bytes(4, "big")
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + size + 2 * (28).to_bytes(4, "big") + b"\x07" * (count * 28 * 28))
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + size + b"\1" * count)
+    before = load(DataConfig(name="mnist"), tmp_path, quiet)
+    processed = tmp_path / "MNIST" / "processed"
+    processed.mkdir()
+    other = torch.zeros(60_000, 28, 28, dtype=torch.uint8), torch.zeros(60_000, dtype=torch.int64)
+    torch.save(other, processed / "training.pt")
+    torch.save((other[0][:10_000], other[1][:10_000]), processed / "test.pt")
+    after = load(DataConfig(name="mnist"), tmp_path, quiet)
+    assert torch.equal(before.train.images, after.train.images) and (after.train.images == 7).all() and (after.held_out.labels == 1).all()

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from sfumato.config import DataConfig
-from sfumato.data.datasets import facts, load
+from sfumato.data.datasets import facts, largest_group, load
 from sfumato.data.folders import decode_images, split
 from sfumato.data.listing import FoundFile, LabelledFile
 from sfumato.data.splitting import HELD_OUT_FRACTION, hash_fraction, hold_out, is_held_out
@@ -201,14 +201,15 @@ def test_a_table_with_groups_is_a_data_set(tmp_path, write_image):
         rows.append(f"{i:02}.png,{'cat' if i % 3 else 'dog'},p{i // 4}")
     root = tmp_path / "images"
     (root / "labels.csv").write_text("\n".join(rows))
-    dataset = load(config(group_by="group"), root, quiet)
+    stated = {"classes": ["cat", "dog"]}
+    dataset = load(config(group_by="group", **stated), root, quiet)
     assert dataset.classes == ("cat", "dog") and dataset.train.largest_group()[1] == 4
     assert not set(dataset.train.groups) & set(dataset.held_out.groups)
     assert set(dataset.train.groups) == {f"p{i}" for i in range(15) if not is_held_out("test", f"p{i}")}
     lines = []
-    ungrouped = load(config(), root, lines.append)
+    ungrouped = load(config(**stated), root, lines.append)
     assert ungrouped.train.groups is None and any('column "group", which is not used' in line for line in lines)
-    by_path = load(config(group_by=r"(\d)\d\.png"), root, quiet)
+    by_path = load(config(group_by=r"(\d)\d\.png", **stated), root, quiet)
     assert set(by_path.train.groups) | set(by_path.held_out.groups) == set("012345")
     with pytest.raises(InputError, match="07.png has the label cat, which is not in data.classes"):
         (root / "labels.csv").write_text("\n".join([rows[0], rows[8]] + [row.replace("cat", "dog") for row in rows[1:8] + rows[9:]]))
@@ -244,3 +245,99 @@ def test_the_cache_is_no_part_of_the_result(two_classes, cache_home, monkeypatch
     second = load(config(), two_classes, quiet)
     assert torch.equal(first.train.images.to(torch.int32), second.train.images.to(torch.int32))
     assert not any(path.suffix not in (".png",) for path in two_classes.rglob("*") if path.is_file())  # nothing is written beside the images
+
+
+def write_table(root, rows):
+    (root / "labels.csv").write_text("\n".join(["file,label,group", *rows]), encoding="utf-8")
+
+
+def test_classes_are_never_read_from_a_table_of_private_labels(tmp_path, write_image):
+    for i in range(60):
+        write_image(f"{i:02}.png")
+    rows = [f"{i:02}.png,{'cat' if i % 3 else 'dog'},p{i}" for i in range(60)]
+    rows[7] = "07.png,hiv-positive,p7"
+    root = tmp_path / "images"
+    write_table(root, rows)
+    for ask in (load, facts):
+        with pytest.raises(InputError, match=r"data.classes does not state the classes.*'hiv-positive'.*--set 'data.classes"):
+            ask(config(), root, quiet)
+        with pytest.raises(InputError, match="07.png has the label hiv-positive, which is not in data.classes"):
+            ask(config(classes=["cat", "dog"]), root, quiet)
+    assert load(config(classes=["cat", "dog", "hiv-positive"]), root, quiet).classes == ("cat", "dog", "hiv-positive")
+
+
+def test_folders_are_named_by_their_owner_who_is_told_that_their_names_are_public(two_classes):
+    lines = []
+    facts(config(), two_classes, lines.append)
+    assert any("public" in line and "cat, dog" in line for line in lines)
+    lines = []
+    facts(config(classes=["cat", "dog"]), two_classes, lines.append)
+    assert not any("cat, dog" in line for line in lines)
+
+
+SPELLINGS = [
+    "Zo\u00eb K.",
+    "Zoe\u0308 K.",
+    " Zo\u00eb K. ",
+    "Zo\u00eb  K.",
+    "Zo\u00eb\u00a0K.",
+    "Zo\u00eb\u200b K.",
+    "\ufeffZo\u00eb K.",
+    "Zo\u00eb\tK.",
+]
+
+
+def test_one_person_is_one_group_in_every_spelling(tmp_path, write_image):
+    held_out = is_held_out("test", "Zo\u00eb K.")
+    assert not held_out
+    rows = []
+    for i in range(80):
+        write_image(f"{i:02}.png")
+        rows.append(f'{i:02}.png,{"cat" if i % 2 else "dog"},"{SPELLINGS[i] if i < len(SPELLINGS) else f"p{i}"}"')
+    root = tmp_path / "images"
+    write_table(root, rows)
+    settings = {"classes": ["cat", "dog"], "group_by": "group"}
+    assert load(config(**settings), root, quiet).train.largest_group() == ("Zo\u00eb K.", len(SPELLINGS))
+    assert largest_group(config(**settings), root) == ("Zo\u00eb K.", len(SPELLINGS))
+
+
+def test_groups_read_from_paths_are_one_in_every_spelling(tmp_path, write_image):
+    for i, spelling in enumerate(SPELLINGS[:6]):
+        for label in ("cat", "dog"):
+            write_image(f"{label}/{spelling}#{i}.png")
+    for i in range(40):
+        write_image(f"{'cat' if i % 2 else 'dog'}/p{i}#.png")
+    dataset = load(config(group_by="/([^#]*)#"), tmp_path / "images", quiet)
+    assert dataset.train.largest_group() == ("Zo\u00eb K.", 12)
+
+
+def test_case_keeps_groups_apart_and_the_owner_is_told(tmp_path, write_image):
+    for label in ("cat", "dog"):
+        for i in range(30):
+            write_image(f"{label}/{'Pp'[i % 2]}{i // 2}-{i}.png")
+    lines = []
+    dataset = load(config(group_by="/(P?p?[0-9]+)-"), tmp_path / "images", lines.append)
+    assert {"P1", "p1"} <= set(dataset.train.groups) | set(dataset.held_out.groups)
+    assert any("P0 / p0" in line and "different people" in line for line in lines)
+
+
+def test_a_group_of_nothing_that_can_be_seen_is_refused(tmp_path, write_image):
+    for name in ("a.png", "b.png"):
+        write_image(name)
+    write_table(tmp_path / "images", ["a.png,cat,p1", "b.png,dog,\u200b"])
+    with pytest.raises(InputError, match="line 3 has no group that could be seen"):
+        load(config(group_by="group", classes=["cat", "dog"]), tmp_path / "images", quiet)
+
+
+def test_copies_of_an_image_are_counted_and_named_to_the_owner(two_classes):
+    lines = []
+    load(config(), two_classes, lines.append)
+    assert not any("are copies" in line for line in lines)
+    original = two_classes / "cat/00.png"
+    (two_classes / "dog/again.png").write_bytes(original.read_bytes())
+    Image.open(original).save(two_classes / "cat/other-bytes.bmp")  # the same pixels
+    (two_classes / "cat/broken-1.png").write_bytes(b"broken")
+    (two_classes / "cat/broken-2.png").write_bytes(b"broken")
+    load(config(), two_classes, lines.append)
+    (line,) = [line for line in lines if "are copies" in line]
+    assert "after resizing: 2 (" in line and all(name in line for name in ("cat/00.png", "dog/again.png", "cat/other-bytes.bmp"))

@@ -1,5 +1,6 @@
 """Networks by name: initial weights from the seed alone, and bad names answered with the nearest good one."""
 
+import inspect
 import sys
 
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 
 from sfumato.errors import InputError
 from sfumato.models import build
+from sfumato.models.registry import MODELS, Network
 
 SHAPE = {"image_size": 16, "channels": 3, "num_classes": 4}
 
@@ -33,7 +35,10 @@ def test_building_leaves_the_global_random_state_as_it_was():
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     (tmp_path / "their_models.py").write_text(
+        "import os, pathlib\n"
+        "from os import system\n"
         "from torch import nn\n"
+        "pathlib.Path(os.environ['THEIRS_WAS_IMPORTED']).touch()\n"
         "def sized(num_classes, image_size, channels, hidden=5):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, hidden), nn.Linear(hidden, num_classes))\n"
         "def classes_only(*, num_classes):\n"
@@ -51,16 +56,17 @@ def package(tmp_path, monkeypatch):
         "        super().__init__(2, num_classes)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("THEIRS_WAS_IMPORTED", str(tmp_path / "imported"))
     yield "their_models"
     sys.modules.pop("their_models", None)
 
 
 def test_any_factory_is_given_what_it_accepts(package):
-    sized = build(f"{package}:sized", **SHAPE, options={"hidden": 7}, seed=0)
+    sized = build(f"{package}:sized", **SHAPE, options={"hidden": 7}, seed=0, trust=(package,))
     assert sized(torch.randn(2, 3, 16, 16)).shape == (2, 4) and sized[1].out_features == 7
-    assert build(f"{package}:classes_only", **SHAPE, seed=0).out_features == 4
-    assert build(f"{package}:anything", **SHAPE, options={"a": 1}, seed=0).options == {**SHAPE, "a": 1}
-    assert build(f"{package}:Net", **SHAPE, seed=0).out_features == 4
+    assert build(f"{package}:classes_only", **SHAPE, seed=0, trust=(package,)).out_features == 4
+    assert build(f"{package}:anything", **SHAPE, options={"a": 1}, seed=0, trust=(package,)).options == {**SHAPE, "a": 1}
+    assert build(f"{package}:Net", **SHAPE, seed=0, trust=(package,)).out_features == 4
 
 
 @pytest.mark.parametrize(
@@ -82,5 +88,71 @@ def test_any_factory_is_given_what_it_accepts(package):
 )
 def test_bad_names_and_options_are_refused_with_the_nearest_good_one(package, name, options, message):
     with pytest.raises(InputError) as caught:
-        build(name, **SHAPE, options=options, seed=0)
+        build(name, **SHAPE, options=options, seed=0, trust=("no_such_package", package))
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("trust", [(), "", ("their",), ("their_models.x",), ("their_models:sized",), "their_models_", ("Their_models",), ("",)])
+def test_nothing_is_imported_from_a_module_that_is_not_trusted_by_its_own_name(package, tmp_path, trust):
+    with pytest.raises(InputError, match="If you trust .* add --trust their_models$"):
+        build("their_models:sized", **SHAPE, seed=0, trust=trust)
+    assert not (tmp_path / "imported").exists() and "their_models" not in sys.modules
+    build("their_models:sized", **SHAPE, seed=0, trust="their_models")
+    assert (tmp_path / "imported").exists()
+
+
+def test_trust_in_a_package_is_not_trust_in_its_modules(tmp_path):
+    (tmp_path / "hubconf.py").write_text("import pathlib\npathlib.Path(__file__).with_name('ran').touch()\ndef net(**options): return None\n")
+    options = {"repo_or_dir": str(tmp_path), "model": "net", "source": "local"}
+    with pytest.raises(InputError, match=r"add --trust torch\.hub$"):
+        build("torch.hub:load", **SHAPE, options=options, seed=0, trust=("torch", "torch.nn"))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "their_models:Net.__init__",
+        "their_models:os.system",
+        "their_models:nn:Linear",
+        "their_models .x:sized",
+        " their_models:sized",
+        "their_models:sized\n",
+        "their_models\n:sized",
+        "their_models\u200b:sized",
+        "their_m\u043edels:sized",
+        ".their_models:sized",
+        "their_models.:sized",
+        "their_models::sized",
+        "../their_models:sized",
+        "their_models/x:sized",
+        "their_models:",
+        ":sized",
+    ],
+)
+def test_what_is_no_plain_name_of_a_module_and_its_factory_is_refused_unimported(package, tmp_path, name):
+    module = name.rpartition(":")[0]
+    with pytest.raises(InputError, match="is unknown"):
+        build(name, **SHAPE, seed=0, trust=(package, module, name, module.strip()))
+    assert not (tmp_path / "imported").exists()
+
+
+def test_what_a_trusted_module_only_imported_for_itself_is_not_called(package, tmp_path):
+    with pytest.raises(InputError, match=r"comes from the module (posix|nt), not from their_models.*--trust"):
+        build("their_models:system", **SHAPE, options={"command": f"touch {tmp_path / 'ran'}"}, seed=0, trust=(package,))
+    with pytest.raises(InputError, match="comes from the module builtins"):
+        build("their_models:__class__", **SHAPE, seed=0, trust=(package,))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_network_of_the_registry_takes_numbers_of_its_architecture_and_nothing_else(monkeypatch):
+    def factory(num_classes, width=1, checkpoint_path=None, **overlay):
+        raise AssertionError("called")
+
+    monkeypatch.setitem(MODELS, "with_weights", Network(factory, 1, ("width",)))
+    for option in ("checkpoint_path", "pretrained_cfg_overlay", "pretrained"):
+        with pytest.raises(InputError, match=f"has no option {option}"):
+            build("with_weights", **SHAPE, options={option: "weights.pth"}, seed=0, trust=("sfumato",))
+    for name, network in MODELS.items():
+        if name != "with_weights":
+            assert set(network.options) == set(inspect.signature(network.factory).parameters) - {"num_classes", "image_size", "channels"}

@@ -61,7 +61,7 @@ def epsilon(mechanism: Mechanism, delta: float, accountant: Accountant = "pld", 
             'no epsilon is known for shuffled batches: they can leak several times what Poisson sampling does. Use privacy.sampling = "poisson".'
         )
     if not 0 < delta < 1:
-        raise InputError(f"delta must lie between 0 and 1, not {delta:g}. A power of ten below 1/N is usual.")
+        raise InputError(f"delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")
     return _epsilon(mechanism, delta, accountant) if selection is None else _epsilon_of_best(mechanism, delta, selection)
 
 

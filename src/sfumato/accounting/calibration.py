@@ -7,6 +7,7 @@ certifies one and refuses its neighbour, so that the answer is the accountant's 
 import math
 from collections.abc import Callable
 
+from sfumato.accounting import printed
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.accounting.selection import Selection, epsilon_of_best
@@ -54,8 +55,9 @@ def solve_noise_multiplier(
     if found is None:
         least = epsilon(mechanism.replace(noise_multiplier=LARGEST_SIGMA), delta, accountant, selection).epsilon
         raise InputError(
-            f"epsilon {target_epsilon:g} at delta {delta:g} over {num_steps} steps needs a noise_multiplier above {LARGEST_SIGMA:g}. "
-            f"Ask for fewer steps, or for epsilon {_round_up(least):g} or more."
+            f"epsilon {printed.epsilon(target_epsilon)} at delta {printed.delta(delta)} over {num_steps} steps needs a noise_multiplier above "
+            f"{LARGEST_SIGMA:g}. "
+            f"Ask for fewer steps, or for epsilon {printed.epsilon(least)} or more."
         )
     return _sigma(-found)
 
@@ -85,8 +87,9 @@ def solve_num_steps(
     if found is None:
         least = epsilon(mechanism, delta, accountant).epsilon
         raise InputError(
-            f"one step already spends epsilon {least:.4g}, more than {target_epsilon:g}, at noise_multiplier {noise_multiplier:g} "
-            f"and batch_size {batch_size}. Raise the noise, take a smaller batch, or ask for epsilon {_round_up(least):g} or more."
+            f"one step already spends epsilon {printed.epsilon(least)}, more than {printed.epsilon(target_epsilon)}, "
+            f"at noise_multiplier {noise_multiplier:g} and batch_size {batch_size}. "
+            f"Raise the noise, take a smaller batch, or ask for epsilon {printed.epsilon(least)} or more."
         )
     return found
 
@@ -115,8 +118,9 @@ def solve_batch_size(
     if found is None:
         least = epsilon(mechanism, delta, accountant).epsilon
         raise InputError(
-            f"even an expected batch of 1 spends epsilon {least:.4g}, more than {target_epsilon:g}, at noise_multiplier {noise_multiplier:g} "
-            f"over {num_steps} steps. Raise the noise, take fewer steps, or ask for epsilon {_round_up(least):g} or more."
+            f"even an expected batch of 1 spends epsilon {printed.epsilon(least)}, more than {printed.epsilon(target_epsilon)}, "
+            f"at noise_multiplier {noise_multiplier:g} over {num_steps} steps. "
+            f"Raise the noise, take fewer steps, or ask for epsilon {printed.epsilon(least)} or more."
         )
     return found
 
@@ -124,9 +128,9 @@ def solve_batch_size(
 def _check_budget(target_epsilon: float, delta: float) -> None:
     """Refuses budgets that nothing can meet."""
     if not (math.isfinite(target_epsilon) and target_epsilon > 0):
-        raise InputError(f"epsilon must be positive and finite, not {target_epsilon:g}: 0 would mean to learn nothing. 1 is strong, 3 usual, 8 weak.")
+        raise InputError(f"epsilon must be positive and finite, not {target_epsilon}: 0 would mean to learn nothing. 1 is strong, 3 usual, 8 weak.")
     if not 0 < delta < 1:
-        raise InputError(f"delta must lie between 0 and 1, not {delta:g}. A power of ten below 1/N is usual.")
+        raise InputError(f"delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")
 
 
 def _check_noise(noise_multiplier: float) -> None:
@@ -211,11 +215,3 @@ def _rank(sigma: float) -> int:
     """About the rank of sigma; exact for numbers of 4 significant digits."""
     decade = math.floor(math.log10(sigma) + 1e-9)
     return decade * 9000 + round(sigma / 10.0**decade * 1000) - 1000
-
-
-def _round_up(epsilon: float) -> float:
-    """To 3 significant digits, for a message that names a feasible target."""
-    if epsilon <= 0 or not math.isfinite(epsilon):
-        return epsilon
-    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
-    return math.ceil(epsilon / unit * (1 + 1e-12)) * unit

@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 
+from sfumato.accounting import printed
 from sfumato.accounting.gaussian import epsilon_gaussian
 
 MAX_BYTES = 2e9
@@ -67,7 +68,7 @@ def epsilon_pld(sampling_prob: float, noise_multiplier: float, num_steps: int, d
     # 2 million, no tail's sum fell below zero by more than 0.02 T of them: a measurement, not a proof. One T is taken off delta.
     noise = num_steps * sys.float_info.epsilon
     if noise > delta / 20:
-        return Tight(None, f"delta = {delta:g} is too near the rounding error of PLD's arithmetic over {num_steps} steps.")
+        return Tight(None, f"delta = {printed.delta(delta)} is too near the rounding error of PLD's arithmetic over {num_steps} steps.")
     cost = Cost.of(sampling_prob, noise_multiplier, num_steps, images)
     interval = cost.interval
 

@@ -44,6 +44,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _fail(status: int, message: str) -> int:
-    one_line = " ".join(message.split())
+    from sfumato.cli.output import plain
+
+    one_line = plain(" ".join(message.split()))
     print(f"error: {one_line}", file=sys.stderr)
     return status

@@ -18,6 +18,7 @@ def check(
     image_size: Annotated[int, typer.Option(help="Height and width in pixels.")] = 32,
     channels: Annotated[int, typer.Option(help="1 or 3.")] = 3,
     num_classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
+    trust: options.Trust = None,
     json_: options.Json = False,
 ) -> None:
     """Says whether a model has per-example gradients, how each would be computed, and what would have to change. Status 0 either way."""
@@ -27,7 +28,7 @@ def check(
 
     from sfumato.clipping.checks import findings
 
-    network, shape = _build(model, image_size, channels, num_classes)
+    network, shape = _build(model, image_size, channels, num_classes, trust or [])
     example = torch.zeros(4, *shape)
     replaced: list[str] = []
     if fix:
@@ -57,15 +58,15 @@ def check(
         )
         return
     for line in replaced:
-        print(f"replaced: {line}")
+        output.say(f"replaced: {line}")
     for finding in found:
-        print(finding)
+        output.say(str(finding))
     for use in uses:
         derived = "" if use.kind == "parameter" else f", {use.kind}"
-        print(f"{use.module or 'model'}: {use.operation} {use.argument} ({', '.join(use.parameters)}{derived}): {use.method}")
+        output.say(f"{use.module or 'model'}: {use.operation} {use.argument} ({', '.join(use.parameters)}{derived}): {use.method}")
     if refusal:
-        print(f'engine "graph" is not for this model, so that "func" takes it: {refusal}')
-    print(f"{model}: {'compatible' if not found else 'cannot be trained privately as it is'}")
+        output.say(f'engine "graph" is not for this model, so that "func" takes it: {refusal}')
+    output.say(f"{model}: {'compatible' if not found else 'cannot be trained privately as it is'}")
 
 
 def _uses(network: Any, example: Any) -> tuple[list[Any], str | None]:
@@ -89,7 +90,7 @@ def _uses(network: Any, example: Any) -> tuple[list[Any], str | None]:
     return engine.uses(), None
 
 
-def _build(model: str, image_size: int, channels: int, num_classes: int) -> tuple[Any, tuple[int, int, int]]:
+def _build(model: str, image_size: int, channels: int, num_classes: int, trust: list[str]) -> tuple[Any, tuple[int, int, int]]:
     from pathlib import Path
 
     from sfumato.models import registry
@@ -97,7 +98,9 @@ def _build(model: str, image_size: int, channels: int, num_classes: int) -> tupl
     if Path(model).is_dir():
         from sfumato.training.trained import load_run
 
-        trained = load_run(Path(model))
+        trained = load_run(Path(model), trust)
         return trained.model.train(), (trained.channels, trained.image_size, trained.image_size)
-    network = registry.build(model, image_size=image_size, channels=channels, num_classes=num_classes, options={}, seed=0)
+    typed = registry.imported_module(model)  # on the command line, so the user's own word
+    trust = trust if typed is None else [*trust, typed]
+    network = registry.build(model, image_size=image_size, channels=channels, num_classes=num_classes, options={}, seed=0, trust=trust)
     return network, (channels, image_size, image_size)

@@ -37,7 +37,7 @@ class Display:
 
     def message(self, text: str) -> None:
         if self.live is not None:
-            self.live.console.print(text, highlight=False, markup=False)
+            self.live.console.print(output.plain(text), highlight=False, markup=False)
         else:
             output.note(text)
 

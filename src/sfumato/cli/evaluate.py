@@ -6,15 +6,18 @@ from typing import Annotated
 import typer
 
 from sfumato.cli import options, output
+from sfumato.errors import InputError
+from sfumato.run_folder import DATA_ROOT_FILE, read_data_root
 
 
 def evaluate(
     run: options.Run,
-    data_root: Annotated[Path | None, typer.Option(help="Where the data lies; default as in training.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where the data lies; default as in training, where the run's owner has noted it.")] = None,
     test_views: Annotated[
         int | None,
         typer.Option(min=0, max=256, help="Random views of each image that decide together; default as in the recipe."),
     ] = None,
+    trust: options.Trust = None,
     json_: options.Json = False,
 ) -> None:
     """Scores the averaged weights on the run's held-out images. These numbers are not private."""
@@ -24,11 +27,19 @@ def evaluate(
     from sfumato.training.step import Views
     from sfumato.training.trained import load_run
 
-    trained = load_run(run)
-    recipe = trained.recipe
-    if recipe.data.name == "folder" and data_root is not None:
-        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": str(data_root)})})
+    trained = load_run(run, trust or ())
+    if data_root is None and (noted := read_data_root(run)) is not None:
+        output.note(f"images of {noted}, as {run / DATA_ROOT_FILE} says")
+        data_root = noted
+    if data_root is None and trained.recipe.data.name == "folder":
+        raise InputError(f"{run} does not say where its images lie: only its owner's note {DATA_ROOT_FILE} does. Name the folder by --data-root.")
+    recipe, data = trained.recipe, trained.recipe.data
+    if data.name == "folder":  # labels are numbered as the model numbers them
+        path = None if data_root is None else str(data_root)
+        recipe = recipe.model_copy(update={"data": data.model_copy(update={"classes": list(trained.classes), "path": path})})
     dataset = datasets.load_for(recipe, data_root, output.note)
+    if (len(dataset.classes), dataset.shape) != (len(trained.classes), (trained.channels, trained.image_size, trained.image_size)):
+        raise InputError(f"{run} judges other images or classes than data set {data.name} has. Give a run that was trained on it.")
     logits = trained.objective.decision_logits(predict_logits(trained.model, dataset.held_out))
     num_views = trained.recipe.augmentation.test_views if test_views is None else test_views
     views = Views.of(trained.recipe.augmentation)
@@ -45,10 +56,13 @@ def evaluate(
     if json_:
         output.print_json(facts)
         return
-    print(f"{facts['num_images']} {facts['held_out']} images: accuracy {output.per_cent(facts['accuracy'])}", end="")
-    print(f", balanced {output.per_cent(facts['balanced_accuracy'])}; always naming the largest class: {output.per_cent(facts['majority_rate'])}")
+    balanced, majority = output.per_cent(facts["balanced_accuracy"]), output.per_cent(facts["majority_rate"])
+    output.say(
+        f"{facts['num_images']} {facts['held_out']} images: accuracy {output.per_cent(facts['accuracy'])}, "
+        f"balanced {balanced}; always naming the largest class: {majority}"
+    )
     output.print_augtest(facts)
     if facts["auroc"] is not None:
-        print(f"AUROC {facts['auroc']:.4f}")
+        output.say(f"AUROC {facts['auroc']:.4f}")
     for name, accuracy in zip(facts["classes"], facts["per_class"], strict=True):
-        print(f"  {name:<24}{output.per_cent(accuracy)}")
+        output.say(f"  {name:<24}{output.per_cent(accuracy)}")

@@ -22,9 +22,9 @@ def norms(
     if json_:
         output.print_json(facts)
         return
-    print(facts["warning"])
-    print(f"{'step':>8}{'clipped':>12}{'median norm / C':>18}{'signal / noise':>17}{'not finite':>13}")
+    output.say(facts["warning"])
+    output.say(f"{'step':>8}{'clipped':>12}{'median norm / C':>18}{'signal / noise':>17}{'not finite':>13}")
     for row in facts["histograms"]:
         median, ratio = (f"{value:.3g}" if value is not None else "-" for value in (row["median"], row["signal_to_noise"]))
-        print(f"{row['step']:>8}{output.per_cent(row['clipped_fraction']):>12}{median:>18}{ratio:>17}{row['not_finite']:>13}")
-    print("signal / noise: norm of the sum of clipped gradients over the root mean square norm of the noise, sigma C sqrt(number of weights)")
+        output.say(f"{row['step']:>8}{output.per_cent(row['clipped_fraction']):>12}{median:>18}{ratio:>17}{row['not_finite']:>13}")
+    output.say("signal / noise: norm of the sum of clipped gradients over the root mean square norm of the noise, sigma C sqrt(number of weights)")

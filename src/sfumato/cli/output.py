@@ -10,9 +10,26 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, allow_nan=False))
 
 
+def plain(text: str) -> str:
+    r"""A line that cannot steer a terminal: all that is not printed (escape sequences, line breaks, turns of the writing direction) is spelled out.
+
+    Names of classes and files come from others.
+
+    Example:
+        >>> print(plain("cat\x1b[2J"))
+        cat\x1b[2J
+    """
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
+def say(text: str) -> None:
+    """A line of the result, on stdout."""
+    print(plain(text))
+
+
 def note(text: str) -> None:
     """One line of progress, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(plain(text), file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:
@@ -29,4 +46,4 @@ def print_augtest(facts: dict[str, Any]) -> None:
     """One line on stdout, if a test with views was done."""
     if facts.get("test_views"):
         vote, mean = per_cent(facts["test_accuracy_augtest_vote"]), per_cent(facts["test_accuracy_augtest_mean"])
-        print(f"with {facts['test_views']} random views of each image: {vote} by majority, {mean} by mean probability")
+        say(f"with {facts['test_views']} random views of each image: {vote} by majority, {mean} by mean probability")

@@ -53,6 +53,7 @@ def run(
     folder: Path,
     data_root: Path | None,
     device: str,
+    trust: list[str],
 ) -> dict[str, Any]:
     """The whole search; says nothing that depends on how many trials there are."""
     from sfumato.accounting.selection import Selection
@@ -90,10 +91,10 @@ def run(
         raise InputError(f"--paid: no trial would be private: {plan.why_not_private}. Correct the recipe.")
 
     def train(trial: config.Recipe, where: Path) -> dict[str, Any]:
-        return loop.train(resolve(trial, dataset.facts), dataset, where, device=device, resume=where.exists())
+        return loop.train(resolve(trial, dataset.facts), dataset, where, device=device, resume=where.exists(), trust=trust)
 
     def score(where: Path) -> int:
-        trained = load_run(where)
+        trained = load_run(where, trust)
         return judged_right(trained.objective.decision_logits(predict_logits(trained.model, judges)), judges)
 
     def fingerprint_of_all(key: bytes) -> str:
@@ -133,7 +134,7 @@ def _without_steps(space: Any) -> Any:
 
 def show(found: dict[str, Any]) -> None:
     """The result in words."""
-    print(f"selected {found['best']['run']}: {output.per_cent(found['best']['accuracy'])} on the images by which it was selected")
-    print(f"held-out accuracy {output.per_cent(found['test_accuracy'])}")
-    print(f"epsilon {formats.epsilon(found['epsilon_search_inclusive'])} at delta {found['delta']:g}, the search included (by RDP)")
-    print("not covered: the running time; how many trials there were must stay secret, and nothing here tells")
+    output.say(f"selected {found['best']['run']}: {output.per_cent(found['best']['accuracy'])} on the images by which it was selected")
+    output.say(f"held-out accuracy {output.per_cent(found['test_accuracy'])}")
+    output.say(f"epsilon {formats.epsilon(found['epsilon_search_inclusive'])} at delta {formats.delta(found['delta'])}, the search included (by RDP)")
+    output.say("not covered: the running time; how many trials there were must stay secret, and nothing here tells")

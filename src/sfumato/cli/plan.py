@@ -95,7 +95,7 @@ def _numbers_of(recipe: str) -> tuple[int, float | None, dict[str, Any], Account
 
 def _show(facts: dict[str, Any]) -> None:
     rows = [
-        ("epsilon", f"{formats.epsilon(facts['epsilon'])} at delta {facts['delta']:g} ({facts['accountant']})"),
+        ("epsilon", f"{formats.epsilon(facts['epsilon'])} at delta {formats.delta(facts['delta'])} ({facts['accountant']})"),
         (
             "by RDP / PLD",
             f"{formats.epsilon(facts['epsilon_rdp'])} / {'-' if facts['epsilon_pld'] is None else formats.epsilon(facts['epsilon_pld'])}",
@@ -117,15 +117,15 @@ def _show(facts: dict[str, Any]) -> None:
     if facts["hours"] is not None:
         rows.append(("time", f"{facts['hours']:.2f} hours, {facts['device_hours']:.2f} device-hours"))
     for name, value in rows:
-        print(f"{name:<18}{value}")
-    print("relation          one image's contribution replaced by zero, N fixed and public (as add-or-remove)")
+        output.say(f"{name:<18}{value}")
+    output.say("relation          one image's contribution replaced by zero, N fixed and public (as add-or-remove)")
     if "more_data" in facts:
         more = facts["more_data"]
-        print(f"with more images  {more['num_examples']}: epsilon {formats.epsilon(more['epsilon'])} at delta {more['delta']:.3g}")
+        output.say(f"with more images  {more['num_examples']}: epsilon {formats.epsilon(more['epsilon'])} at delta {formats.delta(more['delta'])}")
     for row in facts.get("table", []):
         rate = "" if row["learning_rate"] is None else f"  rate {row['learning_rate']:g}"
         hours = "" if row["hours"] is None else f"  {row['hours']:.2f} h"
-        print(
+        output.say(
             f"{row['kind']}  B {row['batch_size']:>7}  sigma {row['noise_multiplier']:<8.4g} S {row['num_steps']:>7}{rate}  "
             f"epsilon {formats.epsilon(row['epsilon'])}  {row['num_epochs']:.1f} epochs{hours}"
         )

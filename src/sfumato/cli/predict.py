@@ -11,6 +11,7 @@ from sfumato.cli import options, output
 def predict(
     run: options.Run,
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    trust: options.Trust = None,
     json_: options.Json = False,
 ) -> None:
     """Names the class of each image, with the model's probabilities."""
@@ -20,7 +21,7 @@ def predict(
     from sfumato.training.evaluation import predict_logits
     from sfumato.training.trained import load_run
 
-    trained = load_run(run)
+    trained = load_run(run, trust or ())
     paths, decoded = decode_images(
         images, image_size=trained.image_size, channels=trained.channels, mean=trained.mean, std=trained.std, report=output.note
     )
@@ -40,4 +41,4 @@ def predict(
         output.print_json({"run": str(run), "predictions": rows})
         return
     for row in rows:
-        print(f"{row['image']}  {row['class'] or 'unreadable'}  {output.per_cent(row['probability'])}")
+        output.say(f"{row['image']}  {row['class'] or 'unreadable'}  {output.per_cent(row['probability'])}")

@@ -26,7 +26,8 @@ def show(name: str, json_: options.Json = False) -> None:
     if json_:
         output.print_json({"name": name, "recipe": config.read(path), "text": path.read_text(encoding="utf-8")})
     else:
-        print(path.read_text(encoding="utf-8"), end="")
+        for line in path.read_text(encoding="utf-8").rstrip("\n").split("\n"):
+            output.say(line)
 
 
 @app.command()
@@ -83,5 +84,5 @@ def _print(rows: list[dict[str, Any]], json_: bool) -> None:
         if "status" in row:
             rdp, pld = (formats.epsilon(row[key]) if row[key] is not None else "-" for key in ("epsilon_rdp", "epsilon_pld"))
             spent = f"  RDP {rdp}  PLD {pld}  {row['status']}"
-        nominal = f"epsilon {row['nominal_epsilon']:g}" if row["nominal_epsilon"] is not None else "your epsilon"
-        print(f"{row['name']:<{width}}{nominal:<14}{spent}  {row['source']}")
+        nominal = f"epsilon {formats.epsilon(row['nominal_epsilon'])}" if row["nominal_epsilon"] is not None else "your epsilon"
+        output.say(f"{row['name']:<{width}}{nominal:<14}{spent}  {row['source']}")

@@ -13,8 +13,9 @@ import typer
 from sfumato import config
 from sfumato.cli import options, output, paid_search
 from sfumato.cli.simulate import parse_seeds
-from sfumato.cli.train import find_recipe, override
+from sfumato.cli.train import find_recipe, override, trust_options, trusted_modules
 from sfumato.errors import InputError
+from sfumato.reporting import formats
 from sfumato.run_folder import write_atomically, write_json
 
 
@@ -41,12 +42,14 @@ def search(
     ] = None,
     data_root: options.DataRoot = None,
     device: options.Device = "auto",
+    trust: options.Trust = None,
     json_: options.Json = False,
 ) -> None:
     """Searches hyper-parameters by cheap simulations and ends with one recipe for the single private run."""
     name, values = find_recipe(recipe)
     override(values, epsilon=epsilon, delta=delta, accountant=None, assignments=set_ or [], data_root=data_root)
     parsed = config.parse(values)
+    trusted = trusted_modules(parsed, set_ or [], trust or [])
     if trials < 1:
         raise InputError(f"--trials must be at least 1, not {trials}.")
     if data is not None and data == parsed.data.name:
@@ -55,7 +58,7 @@ def search(
     if paid:
         refused = {"--storage": storage, "--worker": worker, "--prune": prune, "--batch-size": batch_size, "--seeds": seeds}
         paid_search.refuse(refused, sampler, data, score_noise)
-        found = paid_search.run(parsed, space, trials, data, score_noise, folder, data_root, device)
+        found = paid_search.run(parsed, space, trials, data, score_noise, folder, data_root, device, trusted)
         if json_:
             output.print_json(found)
         else:
@@ -104,7 +107,7 @@ def search(
         # What a trial leaves is in the storage; weights of simulations are not private, and nobody needs them.
         with tempfile.TemporaryDirectory(prefix=f"trial-{name}-", dir=trials_folder) as run:
             simulated = resolve(recipe, dataset.facts)
-            return loop.train(simulated, dataset, Path(run) / "run", device=device, progress=loop.Progress(step=step))
+            return loop.train(simulated, dataset, Path(run) / "run", device=device, trust=trusted, progress=loop.Progress(step=step))
 
     try:
         with stop_on_sigterm(), Worker(wanted, url, name, output.note) as crew:
@@ -128,25 +131,33 @@ def search(
     if json_:
         output.print_json(found)
     else:
-        _show(found)
+        root = ["--data-root", parsed.data.path] if parsed.data.path is not None else []  # no part of the recipe, which is for sharing
+        _show(found, [*root, *trust_options(trusted)])
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: dict[str, Any], more: list[str]) -> None:
+    """The result in words; `more` are the options that training the final recipe needs besides."""
     for stage in found["stages"]:
         needed = "" if stage["needed"] is None else f" (chance alone: up to {100 * stage['needed']:.2f})"
         verdict = "kept" if stage["counts"] else "not a gain, left as it was"
-        print(f"{stage['name']:<16}" + (f"{100 * stage['gain']:+.2f} points{needed}: {verdict}" if stage["gain"] > 0 else "nothing better was found"))
+        output.say(
+            f"{stage['name']:<16}" + (f"{100 * stage['gain']:+.2f} points{needed}: {verdict}" if stage["gain"] > 0 else "nothing better was found")
+        )
     if found["augtest_gain"] is not None:
-        print(f"{'AugTest':<16}{100 * found['augtest_gain']:+.2f} points, if several views of each image are tested: no part of what follows")
+        output.say(f"{'AugTest':<16}{100 * found['augtest_gain']:+.2f} points, if several views of each image are tested: no part of what follows")
     for key, value in found["best"]["settings"].items():
-        print(f"  {key} = {value}")
+        output.say(f"  {key} = {value}")
     predicted = found["predicted_accuracy"]
     low, high = output.per_cent(predicted["low"]), output.per_cent(predicted["high"])
-    print(f"predicted at the reference: {output.per_cent(predicted['value'])}, between {low} and {high} (95 %, validation split, law {found['law']})")
-    print(f"the search cost {output.per_cent(found['cost']['search_fraction'])} of one run of the recipe it began with")
+    output.say(
+        f"predicted at the reference: {output.per_cent(predicted['value'])}, between {low} and {high} (95 %, validation split, law {found['law']})"
+    )
+    output.say(f"the search cost {output.per_cent(found['cost']['search_fraction'])} of one run of the recipe it began with")
     if found["search_data"] == "private":
-        print("the simulations looked at the private images: the search is not covered by the certificate of the final run")
+        output.say("the simulations looked at the private images: the search is not covered by the certificate of the final run")
     for warning in found["warnings"]:
         output.warn(warning)
     if found["recipe"]:
-        print(f"epsilon of the final run: {found['epsilon_final']:.4f} at delta {found['delta']:g}. Train it: sfumato train {found['recipe']}")
+        command = shlex.join(["sfumato", "train", found["recipe"], *more])
+        epsilon, delta = formats.epsilon(found["epsilon_final"]), formats.delta(found["delta"])
+        output.say(f"epsilon of the final run: {epsilon} at delta {delta}. Train it: {command}")

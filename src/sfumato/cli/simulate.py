@@ -8,7 +8,7 @@ import typer
 
 from sfumato import config
 from sfumato.cli import options, output
-from sfumato.cli.train import find_recipe, override
+from sfumato.cli.train import find_recipe, override, trusted_modules
 from sfumato.errors import InputError
 
 
@@ -22,12 +22,14 @@ def simulate(
     output_folder: Annotated[Path | None, typer.Option("--output", help="Holds a run folder for each seed; default: runs/<recipe>-<time>.")] = None,
     data_root: options.DataRoot = None,
     device: options.Device = "auto",
+    trust: options.Trust = None,
     json_: options.Json = False,
 ) -> None:
     """Trains at a smaller batch with as much less noise: cheap, like the run it stands for, and never private."""
     name, values = find_recipe(recipe)
     override(values, epsilon=epsilon, delta=delta, accountant=None, assignments=set_ or [], data_root=data_root)
     parsed = config.parse(values)
+    trusted = trusted_modules(parsed, set_ or [], trust or [])
     numbers = parse_seeds(seeds)
 
     from sfumato.cli.display import Display
@@ -46,7 +48,7 @@ def simulate(
         run = folder / f"seed-{simulation.run.seed}"
         with Display() as display:  # what an earlier call with the same --output left is gone on with
             plan = resolve(simulation, dataset.facts)
-            result = loop.train(plan, dataset, run, device=device, resume=run.exists(), progress=display.progress)
+            result = loop.train(plan, dataset, run, device=device, resume=run.exists(), trust=trusted, progress=display.progress)
         write_report(run)
         return result
 
@@ -59,10 +61,12 @@ def simulate(
         output.print_json(result)
         return
     for run in result["runs"]:
-        print(f"{run['run']}: held-out accuracy {output.per_cent(run['test_accuracy'])} (last weights {output.per_cent(run['test_accuracy_last'])})")
+        output.say(
+            f"{run['run']}: held-out accuracy {output.per_cent(run['test_accuracy'])} (last weights {output.per_cent(run['test_accuracy_last'])})"
+        )
     mean, fraction = output.per_cent(result["test_accuracy"]), output.per_cent(result["compute_fraction"])
-    print(f"mean {mean} of {len(numbers)}; each costs {fraction} of the run that it stands for")
-    print("not private: simulations train on the images with a public seed")
+    output.say(f"mean {mean} of {len(numbers)}; each costs {fraction} of the run that it stands for")
+    output.say("not private: simulations train on the images with a public seed")
 
 
 def parse_seeds(text: str) -> list[int]:

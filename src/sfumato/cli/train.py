@@ -25,15 +25,17 @@ def train(
     non_private: Annotated[bool, typer.Option("--non-private", help="The same recipe without privacy, to show its price.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Shows every choice, epsilon and the time to expect; trains nothing.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Goes on with the run in --output, or the newest unfinished one.")] = False,
+    trust: options.Trust = None,
     json_: options.Json = False,
 ) -> None:
     """Trains a classifier under the recipe's privacy budget."""
     name, values = find_recipe(recipe)
     override(values, epsilon=epsilon, delta=delta, accountant=accountant, assignments=set_ or [], data_root=data_root)
     parsed = config.parse(values)
+    trusted = trusted_modules(parsed, set_ or [], trust or [])
 
     if dry_run:
-        _show_plan(parsed, data_root, device, non_private, json_)
+        _show_plan(parsed, data_root, device, non_private, trusted, json_)
         return
 
     from sfumato.cli.display import Display
@@ -47,10 +49,17 @@ def train(
     with Display() as display:
         try:
             result = run_training(
-                parsed, folder, data_root=data_root, device=device, non_private=non_private, resume=resume, progress=display.progress
+                parsed,
+                folder,
+                data_root=data_root,
+                device=device,
+                non_private=non_private,
+                resume=resume,
+                trust=trusted,
+                progress=display.progress,
             )
         except Interrupted as interrupted:
-            command = _resume_command(recipe, epsilon, delta, set_ or [], folder, data_root, accountant, non_private, device)
+            command = _resume_command(recipe, epsilon, delta, set_ or [], folder, data_root, accountant, non_private, device, trusted)
             display.close()
             output.note(f"{interrupted}; everything is kept. Go on with: {command}")
             raise typer.Exit(1) from None
@@ -60,7 +69,7 @@ def train(
     if json_:
         output.print_json(result)
     else:
-        _show_result(result, page)
+        _show_result(result, page, trusted)
 
 
 def find_recipe(recipe: str) -> tuple[str, dict[str, Any]]:
@@ -92,17 +101,34 @@ def override(
         values["data"]["path"] = str(data_root)
 
 
-def _show_plan(parsed: config.Recipe, data_root: Path | None, device: str, non_private: bool, json_: bool) -> None:
+def trusted_modules(recipe: config.Recipe, assignments: list[str], trust: list[str]) -> list[str]:
+    """The modules that the command line names: by --trust, and in a model's name that was itself typed there.
+
+    A recipe file is not enough, since somebody else may have written it.
+    """
+    typed = any(assignment.partition("=")[0].strip() == "model.name" for assignment in assignments)
+    if not typed or recipe.model.name is None:
+        return trust
+    from sfumato.models.registry import imported_module
+
+    module = imported_module(recipe.model.name)
+    return trust if module is None or module in trust else [*trust, module]
+
+
+def _show_plan(parsed: config.Recipe, data_root: Path | None, device: str, non_private: bool, trust: list[str], json_: bool) -> None:
     from sfumato.data import datasets
     from sfumato.training.certificate import claims, finite
     from sfumato.training.estimate import expected_seconds
+    from sfumato.training.loop import refuse_large_groups
     from sfumato.training.resolve import resolve, without_privacy
 
     facts_of_data = datasets.facts(parsed.data, data_root, output.note)
     plan = resolve(parsed, facts_of_data)
     if non_private:
         plan = without_privacy(plan)
-    seconds = expected_seconds(plan, facts_of_data, device)
+    if plan.recipe.privacy is not None and plan.recipe.privacy.max_images_per_person is not None:
+        refuse_large_groups(plan, datasets.largest_group(parsed.data, data_root))
+    seconds = expected_seconds(plan, facts_of_data, device, trust)
     mechanism = plan.mechanism
     facts = {
         "private": plan.private,
@@ -120,31 +146,37 @@ def _show_plan(parsed: config.Recipe, data_root: Path | None, device: str, non_p
     if json_:
         output.print_json(facts)
         return
-    print(config.to_toml(plan.recipe))
+    for line in config.to_toml(plan.recipe).split("\n"):
+        output.say(line)
     for choice in plan.choices:
-        print(f"chosen: {choice.key} = {choice.value} ({choice.why})")
+        output.say(f"chosen: {choice.key} = {choice.value} ({choice.why})")
     for warning in plan.warnings:
         output.warn(warning)
     if plan.private:
         epsilon, by_rdp = formats.epsilon(facts["epsilon"]), formats.epsilon(facts["epsilon_rdp"])
-        print(f"epsilon {epsilon} at delta {plan.delta:g} ({facts['accountant']}; RDP {by_rdp})")
+        output.say(f"epsilon {epsilon} at delta {formats.delta(plan.delta)} ({facts['accountant']}; RDP {by_rdp})")
     else:
-        print(f"not private: {plan.why_not_private}")
-    print(f"{mechanism.num_steps} updates of about {mechanism.batch_size} of {mechanism.num_examples} images; about {seconds / 60:.1f} minutes here")
+        output.say(f"not private: {plan.why_not_private}")
+    output.say(
+        f"{mechanism.num_steps} updates of about {mechanism.batch_size} of {mechanism.num_examples} images; about {seconds / 60:.1f} minutes here"
+    )
 
 
-def _show_result(result: dict[str, Any], page: Path) -> None:
-    print(f"held-out accuracy {output.per_cent(result['test_accuracy'])} (last weights {output.per_cent(result['test_accuracy_last'])})", end="")
-    print(f", balanced {output.per_cent(result['balanced_accuracy'])}; always naming the largest class: {output.per_cent(result['majority_rate'])}")
+def _show_result(result: dict[str, Any], page: Path, trust: list[str]) -> None:
+    balanced, majority = output.per_cent(result["balanced_accuracy"]), output.per_cent(result["majority_rate"])
+    output.say(
+        f"held-out accuracy {output.per_cent(result['test_accuracy'])} (last weights {output.per_cent(result['test_accuracy_last'])}), "
+        f"balanced {balanced}; always naming the largest class: {majority}"
+    )
     output.print_augtest(result)
     if result["private"]:
         epsilon, by_rdp = formats.epsilon(result["epsilon"]), formats.epsilon(result["epsilon_rdp"])
-        print(f"epsilon {epsilon} at delta {result['delta']:g}, one image replaced by zero (RDP {by_rdp})")
+        output.say(f"epsilon {epsilon} at delta {formats.delta(result['delta'])}, one image replaced by zero (RDP {by_rdp})")
     else:
-        print(f"not private: {result['why_not_private']}")
-    print(f"certificate {Path(result['run']) / 'privacy.json'}")
-    print(f"report      {page}")
-    print(f"use it      sfumato predict {shlex.quote(result['run'])} IMAGE...")
+        output.say(f"not private: {result['why_not_private']}")
+    output.say(f"certificate {Path(result['run']) / 'privacy.json'}")
+    output.say(f"report      {page}")
+    output.say(f"use it      sfumato predict {shlex.join([result['run'], *trust_options(trust)])} IMAGE...")
 
 
 def _resume_command(
@@ -157,6 +189,7 @@ def _resume_command(
     accountant: str | None,
     non_private: bool,
     device: str,
+    trust: list[str],
 ) -> str:
     words = ["sfumato", "train", recipe]
     for option, value in (("--epsilon", epsilon), ("--delta", delta), ("--accountant", accountant), ("--data-root", data_root)):
@@ -166,4 +199,10 @@ def _resume_command(
         words += ["--set", assignment]
     words += ["--non-private"] if non_private else []
     words += ["--device", device] if device != "auto" else []
+    words += trust_options(trust)
     return shlex.join([*words, "--output", str(folder), "--resume"])
+
+
+def trust_options(trust: list[str]) -> list[str]:
+    """--trust for each module."""
+    return [word for module in trust for word in ("--trust", module)]

@@ -84,6 +84,11 @@ def facts(config: DataConfig, data_root: Path | None, report: Callable[[str], No
     return public_facts(config) or folders.folder_facts(config, _folder(config, data_root), report)
 
 
+def largest_group(config: DataConfig, data_root: Path | None) -> tuple[str, int] | None:
+    """The group with most training images and how many it has, without decoding an image; None where images are not grouped."""
+    return folders.largest_group(config, _folder(config, data_root)) if config.name == "folder" else None
+
+
 def load(config: DataConfig, data_root: Path | None, report: Callable[[str], None]) -> Dataset:
     """The data set that a recipe asks for.
 
@@ -190,15 +195,21 @@ def _benchmark(name: str, named: NamedSet, root: Path | None) -> tuple[torch.Ten
 
     kind = {"mnist": torchvision.datasets.MNIST, "fashion_mnist": torchvision.datasets.FashionMNIST, "cifar10": torchvision.datasets.CIFAR10}[name]
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # NumPy's about the pickles of CIFAR-10
-            parts = [kind(str(root), train=train, download=False) for train in (True, False)]
+        if name == "cifar10":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # NumPy's about the pickles of CIFAR-10, which are read only if their published checksums are right
+                parts = [kind(str(root), train=train, download=False) for train in (True, False)]
+            images = torch.cat([torch.as_tensor(part.data) for part in parts])
+            labels = torch.cat([torch.as_tensor(part.targets, dtype=torch.int64) for part in parts])
+        else:  # torchvision's own class would prefer other files beside these, pickles of which nothing is known
+            from torchvision.datasets.mnist import read_image_file, read_label_file
+
+            images = torch.cat([read_image_file(str(root / file)) for file, _ in named.files if "idx3" in file])
+            labels = torch.cat([read_label_file(str(root / file)) for file, _ in named.files if "idx1" in file])
     except Exception as error:
         raise InputError(
             f"data set {name}: {_damaged_file(kind, root, named)} is damaged ({_one_line(error)}). Put the original file there."
         ) from None
-    images = torch.cat([torch.as_tensor(part.data) for part in parts])
-    labels = torch.cat([torch.as_tensor(part.targets, dtype=torch.int64) for part in parts])
     return (images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)).contiguous(), labels
 
 

@@ -6,7 +6,9 @@ public (classes, size, channels, normalisation) comes from the recipe and from f
 from pixels.
 """
 
+import collections
 import dataclasses
+import hashlib
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +27,9 @@ from sfumato.errors import InputError
 
 DEFAULT_IMAGE_SIZE = 32
 DEFAULT_CHANNELS = 3
+
+# Names that a line for the user gives as examples.
+_MOST_NAMED = 5
 
 Part = Literal["train", "valid", "test"]
 
@@ -54,6 +59,7 @@ def load_folder(config: DataConfig, root: Path, report: Callable[[str], None]) -
     chosen = [*listing.train, *listing.held_out]
     decoded = decode_cached(root, [item.file for item in chosen], image_size=listing.image_size, channels=listing.channels, report=report)
     _report_unreadable([str(item.file.path) for item in chosen], decoded, report)
+    _report_copies([item.file.name for item in chosen], decoded, report)
     everything = ImageSet(
         images=decoded.images,
         labels=torch.tensor([listing.classes.index(item.label) for item in chosen], dtype=torch.int64),
@@ -69,6 +75,14 @@ def load_folder(config: DataConfig, root: Path, report: Callable[[str], None]) -
         if not part.readable.any():
             raise InputError(f"{root}: not one {name} image can be decoded. See the reasons above, and convert the images, for example to PNG.")
     return Dataset("folder", listing.classes, train, held_out, listing.held_out_name)
+
+
+def largest_group(config: DataConfig, root: Path) -> tuple[str, int] | None:
+    """The group with most training images and how many it has, as `ImageSet.largest_group` counts them, by the names of files alone."""
+    if config.group_by is None:
+        return None
+    train = _list(config, root, lambda line: None).train
+    return collections.Counter(str(item.group) for item in train).most_common(1)[0]
 
 
 def folder_facts(config: DataConfig, root: Path, report: Callable[[str], None]) -> Facts:
@@ -165,6 +179,10 @@ def _list(config: DataConfig, root: Path, report: Callable[[str], None]) -> _Lis
     files = _labelled(config, root, report)
     classes = _classes(config, files)
     check_proportions(config, len(classes))
+    if config.classes is None:
+        report(f"classes, public because folders are named so: {', '.join(classes)}")
+    if config.group_by is not None:
+        _warn_of_like_groups({str(item.group) for item in files}, report)
     parts = split(files, config.split)
     held_out_name: Part = "valid" if config.split == "train" else "test"
     if held_out_name not in {item.part for item in files}:
@@ -186,6 +204,14 @@ def _labelled(config: DataConfig, root: Path, report: Callable[[str], None]) -> 
         return files if config.group_by is None else with_groups(files, config.group_by)
     by_column = config.group_by == "group"
     files = labels_csv.read_labels(root, with_groups=by_column)
+    if config.classes is None:
+        found = sorted({item.label for item in files})
+        shown = ", ".join(map(repr, found[:_MOST_NAMED])) + (", ..." if len(found) > _MOST_NAMED else "")
+        raise InputError(
+            f"{root / labels_csv.NAME} gives labels, but data.classes does not state the classes. They are published, and no noise hides that an "
+            f"image of a class is there: a list read from the private labels would tell. It holds {shown}. State the classes that may be known: "
+            '--set \'data.classes=["A", "B"]\''
+        )
     if config.group_by is None and labels_csv.has_groups(root):
         report(f'{root / labels_csv.NAME} has a column "group", which is not used: data.group_by = "group" keeps the images of a group on one side')
     return files if by_column or config.group_by is None else with_groups(files, config.group_by)
@@ -215,3 +241,30 @@ def _report_unreadable(names: Sequence[str], decoded: decoding.Decoded, report: 
     for name, reason in zip(names, decoded.reasons, strict=True):
         if reason is not None:
             report(f"unreadable image {name}: {reason}; it contributes nothing")
+
+
+def _report_copies(names: Sequence[str], decoded: decoding.Decoded, report: Callable[[str], None]) -> None:
+    """Says to the owner how many files hold the same image: the guarantee is for each file alone. The number is private."""
+    alike: dict[bytes, list[str]] = {}
+    for name, pixels, reason in zip(names, decoded.images.numpy(), decoded.reasons, strict=True):
+        if reason is None:
+            alike.setdefault(hashlib.sha256(pixels.tobytes()).digest(), []).append(name)
+    copied = [same for same in alike.values() if len(same) > 1]
+    if copied:
+        shown = "; ".join(" = ".join(same[:_MOST_NAMED]) for same in copied[:_MOST_NAMED])
+        count = sum(map(len, copied)) - len(copied)
+        report(
+            f"warning: files that are copies of others, the same pixels after resizing: {count} ({shown}). Each counts as "
+            "an image of its own, so an image with copies is protected less than epsilon says: take copies out, or group them (data.group_by). "
+            "This number is private."
+        )
+
+
+def _warn_of_like_groups(groups: set[str], report: Callable[[str], None]) -> None:
+    """Says to the owner which groups are apart by case, width or the like alone: one person perhaps, counted as several."""
+    alike: dict[str, list[str]] = {}
+    for group in sorted(groups):
+        alike.setdefault(unicodedata.normalize("NFKC", group).casefold(), []).append(group)
+    same = [" / ".join(spellings) for spellings in alike.values() if len(spellings) > 1]
+    if same:
+        report(f"warning: groups that differ by upper and lower case or the like are different people here: {', '.join(same[:_MOST_NAMED])}")

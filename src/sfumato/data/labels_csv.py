@@ -4,7 +4,7 @@ import csv
 import unicodedata
 from pathlib import Path, PurePosixPath
 
-from sfumato.data.listing import LabelledFile, find_images
+from sfumato.data.listing import LabelledFile, find_images, group_name
 from sfumato.errors import InputError
 
 NAME = "labels.csv"
@@ -36,7 +36,10 @@ def read_labels(root: Path, *, with_groups: bool) -> list[LabelledFile]:
             raise InputError(f"{table} line {line}: {text} stands in line {lines[name]} already. Take one line out.")
         if name not in files:
             raise InputError(f"{table} line {line}: there is no image {text} below {root}. Correct the line, or take it out.")
-        found[name] = LabelledFile(files[name], unicodedata.normalize("NFC", label), None, row["group"] if with_groups else None)
+        group = group_name(row["group"]) if with_groups else None
+        if group == "":
+            raise InputError(f"{table} line {line} has no group that could be seen. Fill it in, or take the line out.")
+        found[name] = LabelledFile(files[name], unicodedata.normalize("NFC", label), None, group)
         lines[name] = line
     for name, file in files.items():
         if name not in found:

@@ -111,6 +111,19 @@ def find_labelled(root: Path, classes: Sequence[str] | None) -> list[LabelledFil
     return found
 
 
+def group_name(text: str) -> str:
+    """One spelling for what is one group to the eye: Unicode NFC, one blank between words, no invisible signs.
+
+    Two spellings of a person would count as two, each within the limit. Upper and lower case stay apart, as names and codes use them.
+
+    Example:
+        >>> group_name(" Zoe\u0308\u00a0\u200bK. ") == "Zo\u00eb K."
+        True
+    """
+    visible = "".join(sign for sign in text if unicodedata.category(sign) not in ("Cf", "Cc") or sign.isspace())
+    return " ".join(unicodedata.normalize("NFC", visible).split())
+
+
 def with_groups(files: Sequence[LabelledFile], pattern: str) -> list[LabelledFile]:
     """The same files, each with the group that the pattern's first group reads from its relative path.
 
@@ -129,9 +142,10 @@ def with_groups(files: Sequence[LabelledFile], pattern: str) -> list[LabelledFil
     grouped = []
     for item in files:
         match = expression.search(item.file.name)
-        if match is None or not match[1]:
+        group = group_name(match[1] or "") if match else ""
+        if not group:
             raise InputError(f"data.group_by = {pattern!r} reads no group from {item.file.name}. Correct the expression, or rename the file.")
-        grouped.append(dataclasses.replace(item, group=match[1]))
+        grouped.append(dataclasses.replace(item, group=group))
     return grouped
 
 

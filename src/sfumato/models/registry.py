@@ -1,9 +1,15 @@
-"""Builds networks by name: the registry's own, or anybody's "package.module:factory"."""
+"""Builds networks by name: the registry's own, or anybody's "package.module:factory".
 
+Names and options also come from files that somebody else wrote. A network of the registry takes from them
+nothing but numbers of its architecture; a module is imported only if whoever runs the program trusts it by name.
+"""
+
+import dataclasses
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -14,21 +20,49 @@ from sfumato.models import lenet, small_cnn, wide_resnet
 
 Factory = Callable[..., nn.Module]
 
-# Each name with its factory and the smallest image size in pixels.
-MODELS: dict[str, tuple[Factory, int]] = {
-    "small_cnn": (small_cnn.SmallCNN, small_cnn.MIN_SIZE),
-    "tanh_cnn": (lenet.TanhCNN, lenet.TANH_CNN_MIN_SIZE),
-    "lenet": (lenet.LeNet, lenet.LENET_MIN_SIZE),
-    "wide_resnet": (wide_resnet.WideResNet, wide_resnet.MIN_SIZE),
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """What may be built from any file.
+
+    Attributes:
+        factory: Makes the network; it reads and fetches nothing.
+        min_size: The smallest image size in pixels.
+        options: The keyword arguments that a recipe may give: architecture alone, whatever else the factory takes.
+    """
+
+    factory: Factory
+    min_size: int = 1
+    options: tuple[str, ...] = ()
+
+
+MODELS: dict[str, Network] = {
+    "small_cnn": Network(small_cnn.SmallCNN, small_cnn.MIN_SIZE, ("width", "order")),
+    "tanh_cnn": Network(lenet.TanhCNN, lenet.TANH_CNN_MIN_SIZE),
+    "lenet": Network(lenet.LeNet, lenet.LENET_MIN_SIZE),
+    "wide_resnet": Network(
+        wide_resnet.WideResNet, wide_resnet.MIN_SIZE, ("depth", "width", "order", "normalization", "groups", "weight_standardization")
+    ),
 }
 
 # Named by recipes that can be planned and verified, not yet built.
 NOT_YET = ("nf_resnet50",)
 
 _SHAPE_KEYS = ("num_classes", "image_size", "channels")
+# ASCII alone: two names that look alike are never one, and nothing but an attribute of the module itself is reached.
+_IMPORTED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*):([A-Za-z_][A-Za-z0-9_]*)")
 
 
-def build(name: str, *, image_size: int, channels: int, num_classes: int, options: Mapping[str, Any] | None = None, seed: int) -> nn.Module:
+def build(
+    name: str,
+    *,
+    image_size: int,
+    channels: int,
+    num_classes: int,
+    options: Mapping[str, Any] | None = None,
+    seed: int,
+    trust: Collection[str] = (),
+) -> nn.Module:
     """A network with initial weights that depend on `seed` alone.
 
     The global random state is neither used nor changed.
@@ -42,13 +76,15 @@ def build(name: str, *, image_size: int, channels: int, num_classes: int, option
         num_classes: Outputs.
         options: The factory's other keyword arguments.
         seed: Of the initial weights.
+        trust: Modules that may be imported, each by its full name: "package" does not include "package.module".
 
     Raises:
-        InputError: If the name or an option is unknown (the nearest known one is named), the
-            images are too small for the model, or the factory cannot be imported or called.
+        InputError: If a module would be imported that is not trusted, the name or an option is unknown (the nearest known one is named),
+            the images are too small for the model, or the factory cannot be imported or called.
     """
     options = dict(options or {})
-    factory, min_size = MODELS[name] if name in MODELS else (_import_factory(name), 1)
+    network = MODELS.get(name)
+    factory, min_size = (network.factory, network.min_size) if network else (_import_factory(name, trust), 1)
     if image_size < min_size:
         raise InputError(
             f"model {name} needs images of at least {min_size}x{min_size} pixels, not {image_size}x{image_size}. "
@@ -56,11 +92,11 @@ def build(name: str, *, image_size: int, channels: int, num_classes: int, option
         )
     shape = {"num_classes": num_classes, "image_size": image_size, "channels": channels}
     accepted, takes_any = _keywords(factory)
-    known = [key for key in accepted if key not in _SHAPE_KEYS]
+    known = list(network.options) if network else [key for key in accepted if key not in _SHAPE_KEYS]
     for key in options:
         if key in _SHAPE_KEYS:
             raise InputError(f"model {name}: {key} follows from the data and is no option. Remove it from model.options.")
-        if key not in known and not takes_any:
+        if key not in known and (network is not None or not takes_any):
             raise InputError(f"model {name} has no option {key}. {_nearest(key, known)}")
     given = {key: value for key, value in shape.items() if key == "num_classes" or key in accepted or takes_any}
     with torch.random.fork_rng(devices=[]):
@@ -69,19 +105,32 @@ def build(name: str, *, image_size: int, channels: int, num_classes: int, option
             model = factory(**given, **options)
         except InputError:
             raise
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise InputError(f"model {name} cannot be built: {error}. Correct model.options.") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"model {name} gave a {type(model).__name__}, not a torch.nn.Module. Return a module from the factory.")
     return model
 
 
-def _import_factory(name: str) -> Factory:
+def imported_module(name: str) -> str | None:
+    """The module that building a model of this name imports; None for the registry's own, and for what is no such name."""
+    match = _IMPORTED.fullmatch(name)
+    return match[1] if match else None
+
+
+def _import_factory(name: str, trust: Collection[str]) -> Factory:
     if name in NOT_YET:
         raise InputError(f"model {name} cannot be built by this version: recipes that name it are planned and verified. Choose another model.name.")
-    module_name, colon, attribute = name.partition(":")
-    if not colon:
+    match = _IMPORTED.fullmatch(name)
+    if match is None:
         raise InputError(f'model "{name}" is unknown. {_nearest(name, list(MODELS))} Your own is named "package.module:factory".')
+    module_name, attribute = match.groups()
+    trusted = {trust} if isinstance(trust, str) else set(trust)
+    if module_name not in trusted:
+        raise InputError(
+            f'model "{name}" would import the module {module_name} and run its code, but a file names it, which may be a stranger\'s. '
+            f"If you trust that module and all that it imports, add --trust {module_name}"
+        )
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -90,6 +139,10 @@ def _import_factory(name: str) -> Factory:
     if not callable(factory):
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise InputError(f'model "{name}": {module_name} has no function or class "{attribute}". {_nearest(attribute, names)}')
+    # What a trusted module merely imported for itself (os.system, torch.hub.load) is not what it offers.
+    home = getattr(factory, "__module__", None) if inspect.isroutine(factory) or inspect.isclass(factory) else module_name
+    if home not in trusted and not str(home).startswith(f"{module_name}."):
+        raise InputError(f'model "{name}" comes from the module {home}, not from {module_name}. If you trust that one too, add --trust {home}')
     return factory
 
 

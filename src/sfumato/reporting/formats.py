@@ -3,6 +3,10 @@
 import decimal
 import math
 
+from sfumato.accounting.printed import delta, epsilon
+
+__all__ = ["count", "delta", "epsilon", "one_in", "per_cent", "per_cent_at_most", "quantity"]
+
 
 def per_cent(fraction: float | None) -> str:
     """A fraction as per cent with two decimals.
@@ -16,45 +20,19 @@ def per_cent(fraction: float | None) -> str:
 
 def per_cent_at_most(fraction: float) -> str:
     """An upper bound as per cent: rounded up to two decimals."""
-    hundredths = math.ceil(round(fraction * 1e4, 9))  # round: 0.5 * 1e4 must not become 5000.000000000001
+    hundredths = math.ceil(decimal.Decimal(repr(fraction)) * 10_000)
     return f"{hundredths / 100:.2f} %"
 
 
-def epsilon(value: float | None) -> str:
-    """An epsilon with four significant digits, rounded up so that it stays an upper bound.
-
-    None and infinity, the two ways to write that there is no finite one, are "infinite".
-
-    Example:
-        >>> epsilon(2.99613), epsilon(0.1), epsilon(None)
-        ('2.997', '0.1', 'infinite')
-    """
-    if value is None or not math.isfinite(value):
-        return "infinite"
-    exact = decimal.Decimal(repr(value))
-    rounded = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING).plus(exact)
-    return f"{rounded.normalize():f}"
-
-
-def delta(value: float) -> str:
-    """Delta in full, because it is a promise: never rounded.
-
-    Example:
-        >>> delta(1e-05), delta(0.0001), delta(7.8e-07)
-        ('1e-5', '1e-4', '7.8e-7')
-    """
-    digits, exponent = f"{decimal.Decimal(repr(value)).normalize():e}".split("e")
-    return f"{digits}e{int(exponent)}"
-
-
 def one_in(probability: float) -> str:
-    """A small probability in words.
+    """An upper bound on a small probability in words: never a smaller one.
 
     Example:
-        >>> one_in(1e-05)
-        '1 in 100,000'
+        >>> one_in(1e-05), one_in(7.777e-07)
+        ('1 in 100,000', '1 in 1,280,000')
     """
-    return f"1 in {float(f'{1 / probability:.3g}'):,.0f}"
+    times = decimal.Context(prec=3, rounding=decimal.ROUND_FLOOR).divide(decimal.Decimal(1), decimal.Decimal(repr(probability)))
+    return f"1 in {math.floor(times):,}"
 
 
 def count(value: int) -> str:

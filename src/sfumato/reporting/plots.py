@@ -127,7 +127,7 @@ def _draw_epsilon(axes: Any, spent: list[dict[str, Any]], target: float | None) 
     highest = max(values)
     if target is not None:
         highest = max(highest, target)
-        axes.axhline(target, color=INK, linestyle=(0, (2, 3)), linewidth=1.5, label=f"asked for: {target:g}")
+        axes.axhline(target, color=INK, linestyle=(0, (2, 3)), linewidth=1.5, label=f"asked for: {epsilon(target)}")
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.99), borderaxespad=0.0, handlelength=1.6)
     axes.set_ylim(0, 1.1 * highest or 1)
     axes.yaxis.set_major_locator(_at_most(4))

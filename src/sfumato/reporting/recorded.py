@@ -17,7 +17,7 @@ class Recorded:
         privacy: privacy.json, the certificate.
         result: result.json, or None while the run is unfinished.
         metrics: The lines of metrics.jsonl, by step.
-        recipe: recipe.toml as nested dictionaries.
+        recipe: recipe.toml as nested dictionaries, without data.path.
     """
 
     name: str
@@ -44,10 +44,13 @@ def read_run(folder: Path) -> Recorded:
         InputError: If the certificate or the recipe is missing or damaged.
     """
     result = folder / "result.json"
+    recipe = config.read(folder / "recipe.toml")
+    config.parse(recipe)  # a file that is no recipe is not shown
+    recipe["data"].pop("path", None)  # nor where the images lie, whoever wrote that there
     return Recorded(
         name=folder.resolve().name,
         privacy=read_json(folder / "privacy.json"),
         result=read_json(result) if result.exists() else None,
         metrics=sorted(JsonLines(folder / "metrics.jsonl").read(), key=lambda line: line["step"]),
-        recipe=config.read(folder / "recipe.toml"),
+        recipe=recipe,
     )

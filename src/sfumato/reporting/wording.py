@@ -141,8 +141,20 @@ def _mechanism(privacy: dict[str, Any], is_private: bool) -> list[tuple[str, str
         rows.append(
             ("Clipping norm", formats.quantity(privacy["clipping_norm"]), "The bound on each image's gradient, which limits what it can contribute.")
         )
+    if "public_inputs" in privacy:
+        rows.append(("Public inputs", "", _public(privacy["public_inputs"])))
     rows.append(("Steps", formats.count(privacy["num_steps"]), "Updates of the weights that are counted."))
     rows.append(
         ("Ledger", f"{formats.count(privacy['ledger_lines'])} lines", f"The record of every update; its last hash is {privacy['ledger_head']}.")
     )
     return rows
+
+
+def _public(inputs: dict[str, Any]) -> str:
+    shares = inputs["class_proportions"]
+    proportions = "no class proportions" if shares is None else f"class proportions {', '.join(formats.quantity(share) for share in shares)}"
+    return (
+        f"Taken to be known to everybody, and not protected: the number of images, the {formats.count(len(inputs['classes']))} class names "
+        f"(from {inputs['classes_from']}), {proportions}, {inputs['image_size']} x {inputs['image_size']} pixels, {inputs['channels']} channel(s), "
+        "the constants by which pixels are normalised, and the rule that holds images out."
+    )

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from sfumato.accounting import accountants, calibration, tan
+from sfumato.accounting import accountants, calibration, printed, tan
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.config import delta_default
 from sfumato.errors import InputError
@@ -47,7 +47,7 @@ def plan(
         raise InputError(f"--num-examples must be at least 1, not {num_examples}.")
     delta = delta_default(num_examples) if delta is None else delta
     if not 0 < delta < 1:
-        raise InputError(f"--delta must lie between 0 and 1, not {delta:g}. A power of ten below 1/N is usual.")
+        raise InputError(f"--delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")
     budget: dict[str, Any] = {"num_examples": num_examples, "target_epsilon": epsilon, "delta": delta, "accountant": accountant}
     if noise_multiplier is None:
         assert batch_size is not None and num_steps is not None
@@ -61,7 +61,9 @@ def plan(
     assert batch_size is not None and num_steps is not None
     mechanism = Mechanism(num_examples, batch_size, noise_multiplier, num_steps)
     spent = accountants.epsilon(mechanism, delta, accountant)
-    warnings = [f"delta = {delta:g} is more than 1/N = {1 / num_examples:.3g}. Choose a smaller one."] if delta > 1 / num_examples else []
+    warnings = (
+        [f"delta = {printed.delta(delta)} is more than 1/N = {1 / num_examples:.3g}. Choose a smaller one."] if delta > 1 / num_examples else []
+    )
     if 0 < noise_multiplier < 0.5:
         warnings.append("below sigma = 0.5 no budget is meaningful: take a larger batch with more noise (TAN, Figure 2)")
     elif 0 < noise_multiplier < 2:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sfumato.accounting import rdp, tan
+from sfumato.accounting import printed, rdp, tan
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
 from sfumato.scaling.law_plot import FORMATS
@@ -45,7 +45,7 @@ def draw(mechanism: Mechanism, delta: float, path: Path) -> None:
         left.axvline(wall, color="tab:gray", linewidth=0.8, linestyle=":")
     own = rdp.epsilon_rdp(mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps, delta)
     left.plot(mechanism.noise_multiplier, own, "*", color="tab:red", markersize=14, label="this run")
-    left.set(xscale="log", yscale="log", xlabel="sigma", ylabel=f"epsilon by RDP at delta {delta:g}", title=f"eta = {eta:.3g}")
+    left.set(xscale="log", yscale="log", xlabel="sigma", ylabel=f"epsilon by RDP at delta {printed.delta(delta)}", title=f"eta = {eta:.3g}")
     left.legend(frameon=False)
 
     for sigma in (0.5, 1.0, 2.0, 4.0):

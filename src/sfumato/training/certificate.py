@@ -3,6 +3,7 @@
 from typing import Any
 
 from sfumato.accounting.mechanism import Mechanism
+from sfumato.data.dataset import Dataset
 from sfumato.run_folder import Ledger
 from sfumato.training.resolve import Plan
 
@@ -19,7 +20,8 @@ NOT_COVERED = [  # the first line is replaced where it is known how hyper-parame
     "other runs on the same images: their epsilons add up",
     "the running time of the training",
     HELD_OUT,
-    "metrics_private.jsonl and checkpoints/: for the owner alone",
+    "public_inputs: they were taken to be known to everybody, and are published as they are",
+    "metrics_private.jsonl, data_root and checkpoints/: for the owner alone",
 ]
 SEARCH = {
     "private": "the search on the private data is not covered: hyper-parameters were chosen by simulations on these images",
@@ -31,7 +33,7 @@ SELECTION = [
 ]
 
 
-def certificate(plan: Plan, mechanism: Mechanism, ledger: Ledger, status: str) -> dict[str, Any]:
+def certificate(plan: Plan, mechanism: Mechanism, ledger: Ledger, status: str, dataset: Dataset) -> dict[str, Any]:
     """What was released, or will have been, as one JSON object.
 
     Args:
@@ -41,6 +43,7 @@ def certificate(plan: Plan, mechanism: Mechanism, ledger: Ledger, status: str) -
             read from the file is never below what was spent.
         ledger: Its line count and head are stated.
         status: "running" or "complete".
+        dataset: What is taken to be public about it is stated.
     """
     privacy = plan.recipe.privacy
     numbers = {
@@ -63,7 +66,26 @@ def certificate(plan: Plan, mechanism: Mechanism, ledger: Ledger, status: str) -
             not_covered[not_covered.index(HELD_OUT)] = SCORED
     if plan.recipe.run.keep_key:
         not_covered.append("anyone who reads the file `key`, which this run keeps: it regenerates the noise")
-    return {"status": status, "private": plan.private, **claims(plan, mechanism), **numbers, "not_covered": not_covered}
+    public = public_inputs(plan, dataset)
+    return {"status": status, "private": plan.private, **claims(plan, mechanism), **numbers, "public_inputs": public, "not_covered": not_covered}
+
+
+def public_inputs(plan: Plan, dataset: Dataset) -> dict[str, Any]:
+    """What the guarantee takes to be known to everybody: the weights, the result and the report show it without noise."""
+    data = plan.recipe.data
+    named = f"the data set {data.name}" if data.name != "folder" else "the names of the class folders"
+    return {
+        "num_examples": len(dataset.train),
+        "classes": list(dataset.classes),
+        "classes_from": named if data.name != "folder" or data.classes is None else "data.classes",
+        "class_proportions": data.class_proportions,
+        "image_size": dataset.image_size,
+        "channels": dataset.channels,
+        "mean": list(dataset.mean),
+        "std": list(dataset.std),
+        "split": data.split,
+        "group_by": data.group_by,
+    }
 
 
 def claims(plan: Plan, mechanism: Mechanism) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """How long a plan will take here, from measured microbatches."""
 
 import time
+from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -13,9 +14,9 @@ from sfumato.training.resolve import Plan
 from sfumato.training.step import draw
 
 
-def expected_seconds(plan: Plan, facts: Facts, device: str = "auto") -> float:
+def expected_seconds(plan: Plan, facts: Facts, device: str = "auto", trust: Collection[str] = ()) -> float:
     """Seconds for all updates, measured on a microbatch of random images for each worker; evaluations aside."""
-    learner = build_learner(plan, _random_images(facts), pick_device(device), None)
+    learner = build_learner(plan, _random_images(facts), pick_device(device), None, trust)
     learner.initialise(np.zeros(1, dtype=np.uint64))
     size = min(learner.microbatch_size * learner.workers.count, facts.num_examples)
     mechanism = plan.mechanism.replace(batch_size=size)

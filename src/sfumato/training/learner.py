@@ -2,6 +2,7 @@
 
 import functools
 import time
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,16 @@ class Learner:
     """
 
     def __init__(
-        self, plan: Plan, dataset: Dataset, device: torch.device, engine: str, microbatch_size: int | None, methods: dict[str, str] | None = None
+        self,
+        plan: Plan,
+        dataset: Dataset,
+        device: torch.device,
+        engine: str,
+        microbatch_size: int | None,
+        methods: dict[str, str] | None = None,
+        trust: Collection[str] = (),
     ) -> None:
-        self.plan, self.dataset, self.device = plan, dataset, device
+        self.plan, self.dataset, self.device, self._trust = plan, dataset, device, trust
         recipe = plan.recipe
         self.objective = Objective(tuple(recipe.data.class_proportions) if recipe.data.class_proportions else None)
         self.views = Views.of(recipe.augmentation)
@@ -94,6 +102,7 @@ class Learner:
             num_classes=len(dataset.classes),
             options=recipe.model.options,
             seed=seed,
+            trust=self._trust,
         )
 
     def _made_up_batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -128,8 +137,8 @@ class Learner:
         return statistics
 
 
-def build_learner(plan: Plan, dataset: Dataset, device: torch.device, recorded: dict[str, Any] | None) -> Learner:
-    """A learner in the recorded environment as far as the recipe leaves it open."""
+def build_learner(plan: Plan, dataset: Dataset, device: torch.device, recorded: dict[str, Any] | None, trust: Collection[str] = ()) -> Learner:
+    """A learner in the recorded environment as far as the recipe leaves it open; its model may come from trusted modules alone."""
     keep_freed_memory()
     training = plan.recipe.training
     engine, methods = training.engine, None
@@ -141,4 +150,4 @@ def build_learner(plan: Plan, dataset: Dataset, device: torch.device, recorded: 
         engine = recorded["engine"] if engine == "auto" else engine
         microbatch_size = microbatch_size or recorded["microbatch_size"]
         methods = recorded.get("methods")  # a record without them is of another environment anyway
-    return Learner(plan, dataset, device, engine, microbatch_size, methods)
+    return Learner(plan, dataset, device, engine, microbatch_size, methods, trust)

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +21,7 @@ from sfumato.training import checkpoint as checkpoints
 from sfumato.training import session as sessions
 from sfumato.training.allocator import give_freed_memory_back
 from sfumato.training.augtest import augtest
-from sfumato.training.certificate import certificate
+from sfumato.training.certificate import certificate, claims
 from sfumato.training.checkpoint import Checkpoint
 from sfumato.training.environment import describe, pick_device
 from sfumato.training.evaluation import predict_logits, score
@@ -46,6 +46,7 @@ def train(
     *,
     device: str = "auto",
     resume: bool = False,
+    trust: Collection[str] = (),
     progress: Progress = Progress(),  # noqa: B008  (immutable)
 ) -> dict[str, Any]:
     """Trains a model and writes the run folder.
@@ -60,6 +61,7 @@ def train(
         folder: Of the new run, or of the one to go on with.
         device: "auto", "cpu", "cuda" ...
         resume: Go on with the run in ``folder``; one that is complete returns its result again.
+        trust: Modules that may be imported for the recipe's model, each by its full name.
         progress: Who watches.
 
     Returns:
@@ -70,6 +72,8 @@ def train(
         MachineError: If the disk fails; the run can be resumed.
         Interrupted: After SIGINT or SIGTERM, once a checkpoint is written.
     """
+    if resume and folder.is_dir():
+        run_folder.refuse_links(folder)
     if resume and (folder / "result.json").exists():
         sessions.refuse_changed_recipe(folder, plan)
         if not plan.recipe.run.keep_key:
@@ -77,11 +81,11 @@ def train(
         return read_json(folder / "result.json")
     if resume and not folder.is_dir():
         raise InputError(f"{folder} is no run folder, so there is nothing to resume. Name the folder of a run, or leave out --resume.")
-    refuse_large_groups(plan, dataset)
+    refuse_large_groups(plan, dataset.train.largest_group())
     recorded = sessions.recorded_environment(folder) if resume else None
     compiles = "; compiling takes some minutes" if plan.recipe.training.compile else ""
     with said_when_long(lambda: progress.message(f"still tracing the model and trying how to differentiate it{compiles}")):
-        learner = build_learner(plan, dataset, pick_device(device), recorded)
+        learner = build_learner(plan, dataset, pick_device(device), recorded, trust)
     environment = describe(
         learner.device,
         engine=learner.engine,
@@ -114,13 +118,17 @@ def said_when_long(say: Callable[[], None], seconds: float = 8.0) -> Iterator[No
         timer.cancel()
 
 
-def refuse_large_groups(plan: Plan, dataset: Dataset) -> None:
+def refuse_large_groups(plan: Plan, largest: tuple[str, int] | None) -> None:
     """Refuses a person with more images than the certificate would cover.
+
+    Args:
+        plan: Of the run.
+        largest: The group with most training images and how many it has; None where images are not grouped.
 
     Raises:
         InputError: Naming the group.
     """
-    privacy, largest = plan.recipe.privacy, dataset.train.largest_group()
+    privacy = plan.recipe.privacy
     if privacy is None or privacy.max_images_per_person is None or largest is None:
         return
     group, count = largest
@@ -244,7 +252,7 @@ class _Run:
     def _state_what_is_planned(self) -> None:
         """Writes a certificate that holds whenever the run ends: it counts all that is planned."""
         planned = self.mechanism.replace(num_steps=self._planned())
-        write_json(self.folder / "privacy.json", certificate(self.plan, planned, self.session.ledger, "running"))
+        write_json(self.folder / "privacy.json", certificate(self.plan, planned, self.session.ledger, "running", self.dataset))
 
     def _curve(self) -> Callable[[int], float | None]:
         """Epsilon after a step, counting releases that an earlier session spent besides."""
@@ -252,7 +260,7 @@ class _Run:
             return lambda step: None
         assert self.plan.recipe.privacy is not None
         if self.plan.selection is not None:  # what the best of all runs spends in the end bounds every step before
-            total = certificate(self.plan, self.mechanism.replace(num_steps=self._planned()), self.session.ledger, "running")["epsilon"]
+            total = claims(self.plan, self.mechanism.replace(num_steps=self._planned()))["epsilon"]
             return lambda step: total
         curve = EpsilonCurve(self.mechanism.replace(num_steps=self._planned()), self.plan.delta, self.plan.recipe.privacy.accountant)
         return lambda step: curve.at(max(self.session.num_releases, step))
@@ -297,7 +305,7 @@ class _Run:
         """Writes weights, certificate and result, then deletes the key."""
         ledger, recipe = self.session.ledger, self.plan.recipe
         spent = spent_mechanism(ledger.lines)
-        claim = certificate(self.plan, spent, ledger, "complete")
+        claim = certificate(self.plan, spent, ledger, "complete", self.dataset)
         self._save_weights(claim)
         write_json(self.folder / "privacy.json", claim)
         with_views = self._augtest()
@@ -335,7 +343,7 @@ class _Run:
             **{key: claim[key] for key in ("private", "epsilon", "delta", "ledger_lines", "ledger_head")},
         }
         tensors = {name: value.detach().cpu().contiguous() for name, value in self.state.averaged_state_dict().items()}
-        metadata = {"sfumato": json.dumps(facts, allow_nan=False), "recipe": config.to_toml(self.plan.recipe)}
+        metadata = {"sfumato": json.dumps(facts, allow_nan=False), "recipe": config.to_toml(config.shareable(self.plan.recipe))}
         run_folder.write_atomically(self.folder / "model.safetensors", to_bytes(tensors, metadata))
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from sfumato.accounting import printed
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection
 from sfumato.config import AugmentationConfig, PrivacyConfig, Recipe
@@ -83,7 +84,9 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     batch_size, num_steps = training.batch_size, training.num_steps
     assert delta is not None
     if delta > 1 / n:
-        warnings.append(f"delta = {delta:g} is more than 1/N = {1 / n:.3g}: publishing one image at random would satisfy it. Choose a smaller delta.")
+        warnings.append(
+            f"delta = {printed.delta(delta)} is more than 1/N = {1 / n:.3g}: publishing one image at random would satisfy it. Choose a smaller delta."
+        )
     if target is None and sigma is None:
         raise InputError(
             "the recipe states no budget: give --epsilon E (smaller is more private; 1 is strong, 3 usual, 8 weak), or privacy.noise_multiplier."
@@ -109,7 +112,7 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
                 accountant=privacy.accountant,
                 selection=selection,
             )
-            choices.append(Choice("privacy.noise_multiplier", sigma, f"the least noise within epsilon {target:g}"))
+            choices.append(Choice("privacy.noise_multiplier", sigma, f"the least noise within epsilon {printed.epsilon(target)}"))
         elif selection is not None:
             if batch_size is None or num_steps is None:
                 raise InputError("for a run selected from others only the noise is solved for. Give training.batch_size and training.num_steps.")
@@ -119,16 +122,17 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
             batch_size = calibration.solve_batch_size(
                 num_steps=num_steps, noise_multiplier=sigma, num_examples=n, target_epsilon=target, delta=delta, accountant=privacy.accountant
             )
-            choices.append(Choice("training.batch_size", batch_size, f"the largest batch within epsilon {target:g}"))
+            choices.append(Choice("training.batch_size", batch_size, f"the largest batch within epsilon {printed.epsilon(target)}"))
         elif num_steps is None or cut_to_target:
             most = calibration.solve_num_steps(
                 batch_size=batch_size, noise_multiplier=sigma, num_examples=n, target_epsilon=target, delta=delta, accountant=privacy.accountant
             )
             if num_steps is None:
-                choices.append(Choice("training.num_steps", most, f"the most updates within epsilon {target:g}"))
+                choices.append(Choice("training.num_steps", most, f"the most updates within epsilon {printed.epsilon(target)}"))
             elif num_steps > most:
                 warnings.append(
-                    f"only {most} of {num_steps} steps fit epsilon {target:g}: the run stops there. Raise the noise or the target for more."
+                    f"only {most} of {num_steps} steps fit epsilon {printed.epsilon(target)}: the run stops there. "
+                    "Raise the noise or the target for more."
                 )
             num_steps = most if num_steps is None else min(num_steps, most)
 
@@ -169,8 +173,8 @@ def _refuse_overspent_selection(mechanism: Mechanism, target: float, delta: floa
     spent = epsilon(mechanism, delta, "rdp", selection).epsilon
     if spent > target:
         raise InputError(
-            f"the best of {selection.mean:g} expected runs spends epsilon {spent:.4g}, more than {target:g}. Leave privacy.noise_multiplier out: "
-            "it is then solved for."
+            f"the best of {selection.mean:g} expected runs spends epsilon {printed.epsilon(spent)}, more than {printed.epsilon(target)}. "
+            "Leave privacy.noise_multiplier out: it is then solved for."
         )
 
 

@@ -1,9 +1,10 @@
 """From a recipe to a finished run: data, plan, training."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from sfumato import config
+from sfumato import config, run_folder
 from sfumato.data import datasets
 from sfumato.training import loop
 from sfumato.training.loop import Progress
@@ -18,6 +19,7 @@ def train(
     device: str = "auto",
     non_private: bool = False,
     resume: bool = False,
+    trust: Collection[str] = (),
     progress: Progress = Progress(),  # noqa: B008  (immutable)
 ) -> dict[str, Any]:
     """Trains a classifier under a recipe's budget and writes the run folder ``output``.
@@ -28,7 +30,8 @@ def train(
         data_root: Where the data lies; for named data sets default: $SFUMATO_DATA.
         device: "auto", "cpu", "cuda" ...
         non_private: The same recipe without privacy, to show its price.
-        resume: Go on with the run in ``output``.
+        resume: Go on with the run in ``output``; where its images lie may be left out, if the folder holds its owner's note.
+        trust: Modules that may be imported for the recipe's model, each by its full name.
         progress: Who watches; what was chosen and every warning are messages.
 
     Returns:
@@ -38,6 +41,10 @@ def train(
         InputError, MachineError, Interrupted: See `sfumato.training.loop.train`.
     """
     parsed = config.parse(recipe) if isinstance(recipe, dict) else recipe
+    if resume and data_root is None and parsed.data.path is None:
+        data_root = run_folder.read_data_root(output)
+    if parsed.data.name == "folder" and data_root is not None:
+        parsed = parsed.model_copy(update={"data": parsed.data.model_copy(update={"path": str(data_root)})})
     dataset = datasets.load_for(parsed, data_root, progress.message)
     plan = resolve(parsed, dataset.facts)
     if non_private:
@@ -46,4 +53,4 @@ def train(
         progress.message(f"chosen: {choice.key} = {choice.value} ({choice.why})")
     for warning in plan.warnings:
         progress.message(f"warning: {warning}")
-    return loop.train(plan, dataset, output, device=device, resume=resume, progress=progress)
+    return loop.train(plan, dataset, output, device=device, resume=resume, trust=trust, progress=progress)

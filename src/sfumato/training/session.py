@@ -127,7 +127,9 @@ def recorded_environment(folder: Path) -> dict[str, Any] | None:
 
 
 def write_recipe(folder: Path, plan: Plan) -> None:
-    run_folder.write_atomically(folder / "recipe.toml", config.to_toml(plan.recipe).encode())
+    run_folder.write_atomically(folder / "recipe.toml", config.to_toml(config.shareable(plan.recipe)).encode())
+    if plan.recipe.data.path is not None:
+        run_folder.write_data_root(folder, plan.recipe.data.path)
 
 
 def refuse_changed_recipe(folder: Path, plan: Plan) -> None:

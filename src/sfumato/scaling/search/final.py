@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sfumato import config
+from sfumato.accounting import printed
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.config import Recipe
 from sfumato.errors import InputError
@@ -131,6 +132,6 @@ def as_toml(search: Search, agenda: Agenda, found: dict[str, Any], name: str) ->
     head = [
         f"Found by a search from {name}: {found['trials']} settings, simulated at batch {search.batch_size} on {looked_at}.",
         f"Predicted accuracy on the validation split {accuracy['value']:.4f} ({accuracy['low']:.4f} to {accuracy['high']:.4f}, 95 %).",
-        f"It will spend epsilon {found['epsilon_final']:.4f} at delta {found['delta']:g}.",
+        f"It will spend epsilon {printed.epsilon(found['epsilon_final'])} at delta {printed.delta(found['delta'])}.",
     ]
-    return "".join(f"# {line}\n" for line in head) + config.to_toml(recipe)
+    return "".join(f"# {line}\n" for line in head) + config.to_toml(config.shareable(recipe))

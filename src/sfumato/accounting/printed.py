@@ -1,0 +1,31 @@
+"""Epsilon and delta as text. They are bounds, so they are rounded to the side on which they stay bounds: nothing else prints one."""
+
+import decimal
+import math
+
+
+def epsilon(value: float | None) -> str:
+    """An epsilon with four significant digits, rounded up so that it stays an upper bound.
+
+    None and infinity, the two ways to write that there is no finite one, are "infinite".
+
+    Example:
+        >>> epsilon(2.99613), epsilon(0.1), epsilon(None)
+        ('2.997', '0.1', 'infinite')
+    """
+    if value is None or not math.isfinite(value):
+        return "infinite"
+    exact = decimal.Decimal(repr(value))
+    rounded = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING).plus(exact)
+    return f"{rounded.normalize():f}"
+
+
+def delta(value: float) -> str:
+    """Delta in full, because it is a promise: never rounded.
+
+    Example:
+        >>> delta(1e-05), delta(0.0001), delta(7.8e-07)
+        ('1e-5', '1e-4', '7.8e-7')
+    """
+    digits, exponent = f"{decimal.Decimal(repr(value)).normalize():e}".split("e")
+    return f"{digits}e{int(exponent)}"

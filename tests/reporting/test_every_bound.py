@@ -1,0 +1,178 @@
+"""Wherever an epsilon or a delta is printed: never below what it is."""
+
+import ast
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import sfumato
+from sfumato import cli, config
+from sfumato.accounting import accountants, calibration, person, printed, tan
+from sfumato.accounting.accountants import Spent
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.accounting.selection import Selection
+from sfumato.cli import paid_search, search
+from sfumato.errors import InputError
+from sfumato.reporting import formats, plots
+from sfumato.scaling.search import final
+from tests.reporting import folders
+from tests.scaling.search.one_worker import made_up_search
+
+EPSILONS = [2.94449, 17.0000001, 5.01234001]  # no other number near them is printed
+DELTA = 1.23456789e-05
+
+
+@pytest.fixture(params=EPSILONS)
+def spent(request, monkeypatch):
+    """Every accountant says this epsilon, whatever is asked."""
+    value = request.param
+    said = Spent(value, value, value, "pld")
+    monkeypatch.setattr(accountants, "_epsilon", lambda *numbers: said)
+    monkeypatch.setattr(accountants, "_epsilon_of_best", lambda *numbers: said)
+    monkeypatch.setattr(person, "epsilon_pld", lambda *numbers: dataclasses.make_dataclass("Tight", ["epsilon"])(value))
+    monkeypatch.setattr(tan, "epsilon_tan", lambda *numbers: value)
+    return value
+
+
+def assert_bounds(text, value, at_least=1):
+    """Every number of a text near an epsilon or near DELTA is that one, and no smaller; returns the deltas."""
+    numbers = [float(number) for number in re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?(?![\d.]* %)", text)]
+    found = [number for number in numbers if abs(number - value) < 0.002 * value]
+    deltas = [number for number in numbers if abs(number - DELTA) < 0.002 * DELTA]
+    assert len(found) >= at_least and all(number >= value for number in found), (value, found, text)
+    assert all(number >= DELTA for number in deltas), text
+    return deltas
+
+
+def output_of(capsys, *words, status=0):
+    capsys.readouterr()
+    assert cli.run([str(word) for word in words]) == status
+    out, err = capsys.readouterr()
+    return out + err
+
+
+PLAN = ["plan", "--num-examples", 50000, "--delta", DELTA, "--batch-size", 4096, "--noise-multiplier", 3, "--num-steps", 100]
+
+
+def test_what_plan_prints(spent, capsys):
+    text = output_of(capsys, *PLAN, "--table", "--more-data", 2)
+    deltas = assert_bounds(text, spent, at_least=6)
+    assert DELTA in deltas
+
+
+def test_what_recipes_print(spent, capsys, monkeypatch, tmp_path):
+    from sfumato import recipes
+
+    (tmp_path / "mine.toml").write_text(
+        f'# Mine.\n[data]\nname = "mnist"\n[privacy]\ntarget_epsilon = {spent}\ndelta = {DELTA}\nnoise_multiplier = 3.0\n'
+        "[training]\nbatch_size = 512\nnum_steps = 10\n"
+    )
+    monkeypatch.setattr(recipes, "names", lambda: ["mine"])
+    monkeypatch.setattr(recipes, "find", lambda name: tmp_path / "mine.toml")
+    assert_bounds(output_of(capsys, "recipes", "list"), spent)
+    assert_bounds(output_of(capsys, "recipes", "verify"), spent, at_least=3)
+
+
+SHORT = [
+    "--set",
+    "training.num_steps=2",
+    "--set",
+    "training.batch_size=32",
+    "--set",
+    "training.engine=reference",
+    "--set",
+    "privacy.noise_multiplier=9.0",
+]
+
+
+def test_what_train_and_the_report_print(spent, capsys, tmp_path):
+    words = ["train", "demo/digits", *SHORT, "--delta", DELTA, "--epsilon", spent * 1.00001]
+    assert DELTA in assert_bounds(output_of(capsys, *words, "--dry-run"), spent, at_least=2)
+    person_limit = ["--set", "privacy.max_images_per_person=2"]
+    text = output_of(capsys, *words, *person_limit, "--output", tmp_path / "run")
+    assert DELTA in assert_bounds(text, spent, at_least=4)  # at each evaluation, and at the end twice
+    page = re.sub(r"<(style|svg)\b.*?</(style|svg)>|<[^>]*>", " ", (tmp_path / "run" / "report.html").read_text(), flags=re.DOTALL)
+    page = re.sub(r"\s+", " ", page)
+    assert DELTA in assert_bounds(page, spent, at_least=4)
+    claim = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert claim["epsilon"] == spent and claim["delta"] == DELTA
+
+
+def test_what_the_figures_print(spent):
+    curve = [{**line, "epsilon": spent} for line in folders.curve(4)]
+    figure = plots.training_curves(curve, with_epsilon=True, target=spent)
+    assert_bounds(re.sub(r"<[^>]*>", " ", figure), spent, at_least=2)
+
+
+def test_what_searches_print(spent, capsys):
+    found = {
+        "stages": [],
+        "augtest_gain": None,
+        "best": {"settings": {}, "run": "a", "accuracy": 0.5},
+        "predicted_accuracy": {"value": 0.5, "low": 0.4, "high": 0.6},
+        "law": "log",
+        "cost": {"search_fraction": 0.5},
+        "search_data": "mnist",
+        "warnings": [],
+        "recipe": "recipe.toml",
+        "epsilon_final": spent,
+        "epsilon_search_inclusive": spent,
+        "delta": DELTA,
+        "test_accuracy": 0.5,
+        "trials": 3,
+    }
+    for show in (lambda: search._show(found, []), lambda: paid_search.show(found)):
+        show()
+        assert DELTA in assert_bounds(capsys.readouterr().out, spent)
+
+
+def test_what_the_final_recipe_of_a_search_says(spent, monkeypatch):
+    searched = made_up_search()
+    recipe = config.parse({**searched.recipe.model_dump(), "data": {"name": "folder", "path": "home-of-alice"}})
+    monkeypatch.setattr(final, "final_recipe", lambda *arguments: (recipe, spent))
+    found = {"trials": 3, "predicted_accuracy": {"value": 0.5, "low": 0.4, "high": 0.6}, "epsilon_final": spent, "delta": DELTA}
+    agenda = dataclasses.make_dataclass("Agenda", ["settings"])({})
+    text = final.as_toml(searched, agenda, found, "mine")
+    assert DELTA in assert_bounds(text, spent)
+    assert "alice" not in text  # a recipe is for sharing
+
+
+def test_what_refusals_say_that_is_spent(spent):
+    budget = {"num_examples": 1000, "target_epsilon": spent / 2, "delta": DELTA}
+    for solve, numbers in (
+        (calibration.solve_num_steps, {"batch_size": 10, "noise_multiplier": 1.0}),
+        (calibration.solve_batch_size, {"num_steps": 10, "noise_multiplier": 1.0}),
+        (calibration.solve_noise_multiplier, {"batch_size": 10, "num_steps": 10}),
+    ):
+        with pytest.raises(InputError) as caught:
+            solve(**budget, **numbers)
+        assert_bounds(str(caught.value), spent)
+    from sfumato.training.resolve import _refuse_overspent_selection
+
+    with pytest.raises(InputError) as caught:
+        _refuse_overspent_selection(Mechanism(1000, 10, 1.0, 10), spent / 2, DELTA, Selection(3.0, 0.0))
+    assert_bounds(str(caught.value), spent)
+
+
+def test_a_smaller_number_than_delta_is_never_named_in_its_place():
+    assert float(printed.delta(DELTA)) == DELTA
+    for delta in (DELTA, 1e-5, 7.777e-7, 3.14159e-3, 0.1, 1 / 3):
+        times = int(formats.one_in(delta).removeprefix("1 in ").replace(",", ""))
+        assert delta <= 1 / times <= delta * 1.011
+    assert formats.per_cent_at_most(0.5) == "50.00 %" and formats.per_cent_at_most(0.50000000000004) == "50.01 %"
+
+
+NAMES = re.compile(r"(epsilon|delta|spent|least|target|nominal)", re.IGNORECASE)
+
+
+def test_no_text_formats_an_epsilon_or_a_delta_in_its_own_way():
+    """A format such as {epsilon:.4f} rounds to nearest: all go through `sfumato.accounting.printed`."""
+    for path in sorted(Path(sfumato.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FormattedValue) and node.format_spec is not None:
+                what, how = ast.unparse(node.value), "".join(str(part.value) for part in node.format_spec.values if isinstance(part, ast.Constant))
+                rounds = re.search(r"[eEfFgG%]|\.\d", how)
+                assert not (rounds and NAMES.search(what)), f"{path.name}:{node.lineno} prints {what} as {how}"
