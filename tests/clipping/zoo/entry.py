@@ -11,6 +11,14 @@ from torch.nn import functional as F
 SHAPE = (3, 8, 8)
 
 
+def cross_entropy(outputs, targets):
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def _cross_entropy():
+    return cross_entropy
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """A model of the zoo.
@@ -33,19 +41,20 @@ class Entry:
     harmless: bool = False
     graph: bool = False
     draws: bool = False
-    loss: Callable[[], Callable[..., torch.Tensor]] = lambda: cross_entropy
+    loss: Callable[[], Callable[..., torch.Tensor]] = _cross_entropy
     shape: tuple[int, ...] = SHAPE
     apart: bool = False
+
+    @property
+    def loses_otherwise(self) -> bool:
+        """Whether its loss is not simply one of each row."""
+        return self.loss is not _cross_entropy
 
     def make(self) -> tuple[nn.Module, Callable[..., torch.Tensor]]:
         """The model, always with the same weights, and its loss."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return self.factory().train(), self.loss()
-
-
-def cross_entropy(outputs, targets):
-    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 class Do(nn.Module):

@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tests.clipping.zoo.entry import Entry, net
+from tests.clipping.zoo.entry import Entry, TokenNet, net
 
 
 class Reversal(torch.autograd.Function):
@@ -230,6 +230,17 @@ class OfItsGradient(nn.Module):
         return x - 0.1 * grad
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer over tokens, which neither torch.func nor a rule can take."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+
 class HalfDetached(nn.Module):
     def forward(self, x):
         return torch.cat([x[:, :3], x[:, 3:].detach()], 1)
@@ -284,6 +295,7 @@ ENTRIES = [
     Entry("no_grad_around_constant", "a constant made without record", lambda: net(ConstantUnrecorded("no_grad")), harmless=True, graph=True),
     Entry("detached_constant", "a constant, detached", lambda: net(ConstantUnrecorded("detach")), harmless=True, graph=True),
     Entry("grad_switched", "a recorded region within an unrecorded one", lambda: net(grad_switched)),
+    Entry("recurrent_over_tokens", "a recurrent layer over tokens", lambda: TokenNet(Recurrent())),
     Entry("half_detached", "half of the channels detached", lambda: net(HalfDetached()), harmless=True),
     Entry("weight_detached", "a weight used twice, once detached", unrecorded_weight, harmless=True),
     Entry("checkpoint", "a checkpointed block", lambda: net(Checkpointed(False)), harmless=True),

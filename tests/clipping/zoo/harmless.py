@@ -76,15 +76,6 @@ class OverTokens(nn.Module):
         return torch.stack(states, 1)
 
 
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.GRU(8, 8, batch_first=True)
-
-    def forward(self, x):
-        return self.layer(x)[0]
-
-
 class FrozenNorm(nn.BatchNorm2d):
     """Batch norm of fixed statistics."""
 
@@ -210,7 +201,6 @@ ENTRIES = [
     entry("windows", "windows folded into rows", lambda: net(Windows())),
     entry("squeeze_excite", "squeeze and excitation", lambda: net(SqueezeExcite())),
     entry("loop_over_tokens", "a loop over tokens with their numbers", lambda: TokenNet(OverTokens())),
-    entry("recurrent_over_tokens", "a recurrent layer over tokens", lambda: TokenNet(Recurrent()), graph=False),
     entry("transformer_layer", "PyTorch's transformer layer", lambda: TokenNet(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True))),
     entry("causal", "a mask kept after the first call", lambda: TokenNet(Causal())),
     entry("frozen_trunk", "a frozen trunk with fixed batch norm", lambda: net(Frozen())),

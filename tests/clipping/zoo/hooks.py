@@ -158,7 +158,7 @@ ENTRIES = [
     Entry("doubles_parameter", "a parameter hook that doubles", lambda: on_parameter("register_hook", doubles)),
     Entry("negates_parameter", "a parameter hook that negates", lambda: on_parameter("register_hook", lambda grad: -grad)),
     Entry("little_parameter", "a parameter hook that adds a thousandth", lambda: on_parameter("register_hook", lambda grad: 1.001 * grad)),
-    Entry("masks_parameter", "a parameter hook that keeps half", lambda: on_parameter("register_hook", lambda grad: grad * (torch.arange(6) % 2))),
+    Entry("masks_parameter", "a parameter hook that keeps half", lambda: on_parameter("register_hook", lambda grad: grad * (torch.arange(6) % 2).view(6, 1, 1, 1))),
     Entry("clips_parameter", "a parameter hook that clips", lambda: on_parameter("register_hook", lambda grad: grad.clamp(-1e-3, 1e-3))),
     Entry("remembers_parameter", "a parameter hook with state", lambda: on_parameter("register_hook", stateful())),
     Entry("doubles_accumulated", "a hook after accumulation that doubles", lambda: accumulated(lambda parameter: parameter.grad.mul_(2))),

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +14,13 @@ from sfumato.clipping import clipped_grad
 from sfumato.errors import InputError
 from tests.clipping.zoo.entry import Entry
 
-ENGINES = ("auto", "graph", "func", "reference")
 KEY = hashlib.sha256(b"a step").digest()
 # Largest pixel of each image: ordinary ones, and extremes of what a file can hold.
 SCALES = (1.0, 0.3, 20.0, 300.0, 1e-3, 1.0, 60.0, 3.0)
-# Rows of the batches that are tried, in this order: odd and even numbers of examples.
-BATCHES = ((0, 1, 2, 3, 4), tuple(range(8)), (3, 0), (2,))
+# Which images the batches hold that are tried, in this order: odd and even numbers.
+BATCHES = ((0, 1, 2, 3, 4), (0, 1, 2, 3, 4, 5, 6, 7), (3, 0), (2,))
+REVERSED = BATCHES[1][::-1]
+AFTER_A_STEP = (6, 2, 5, 4, 0)
 
 Sums = dict[str, torch.Tensor]
 
@@ -64,7 +66,7 @@ class Outcome:
             found.append(f"one image moves the sum by {self.moved:.4g} times the sensitivity")
         if not self.error <= 1e-4:
             found.append(f"the sum is off by {self.error:.2g}")
-        if not self.norm_error <= 1e-3:
+        if not self.norm_error <= 1e-3:  # the engine adds to a norm what roundings could have hidden
             found.append(f"a norm is off by {self.norm_error:.2g}")
         if not self.repeated:
             found.append("the same batch gave another sum")
@@ -78,21 +80,45 @@ def pictures(shape: Sequence[int], augmult: int) -> tuple[torch.Tensor, torch.Te
     return images * torch.tensor(SCALES).view(-1, *[1] * (images.ndim - 1)), torch.tensor([1, 0, 3, 2, 4, 1, 2, 0])
 
 
-def loop(entry: Entry, images: torch.Tensor, targets: torch.Tensor) -> list[Sums]:
-    """Each image's gradient: plain autograd on one view at a time, on the model as its author wrote it, fresh for every view."""
-    gradients = []
-    for image, target in zip(images, targets, strict=True):
-        views = image if images.ndim > 1 + len(entry.shape) else image[None]
-        total: Sums = {}
-        for view in views:
-            model, loss_fn = entry.make()
-            loss_fn(model(view[None].clone()), target[None]).sum().backward()
-            for name, parameter in model.named_parameters():
-                if parameter.requires_grad:
-                    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                    total[name] = total.get(name, 0) + gradient.detach() / len(views)
-        gradients.append(total)
-    return gradients
+def take_a_step(model: nn.Module) -> None:
+    """Moves the trainable parameters, the same way for every copy of a model: zeros hide what lies before them."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad and not isinstance(parameter, UninitializedTensorMixin):
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+
+
+def loop(entry: Entry, views: torch.Tensor, target: torch.Tensor, stepped: bool, together: bool) -> Sums:
+    """An image's gradient: plain autograd on the model as its author wrote it, fresh for every pass.
+
+    Args:
+        views: (K, ...): each alone in a pass.
+        stepped: Whether the parameters are those after `take_a_step`.
+        together: Whether the loss, but not the model, sees the views of an image side by side.
+    """
+    total: Sums = {}
+    for chosen in [views] if together else views.split(1):
+        model, loss_fn = entry.make()
+        if stepped:
+            take_a_step(model)
+        outputs = torch.cat([model(view.clone()) for view in chosen.split(1)])
+        loss_fn(outputs, target.expand(len(chosen))).sum().backward()
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                total[name] = total.get(name, 0) + gradient.detach() / len(views)
+    return total
+
+
+def drawn(entry: Entry, image: torch.Tensor, target: torch.Tensor, number: torch.Tensor, stepped: bool) -> Sums:
+    """The same where random numbers are drawn: the engine "reference" on a fresh model and one image."""
+    model, loss_fn = entry.make()
+    if stepped:
+        take_a_step(model)
+    augmult = len(image) if image.ndim > len(entry.shape) else 0
+    grad_fn = clipped_grad(model, loss_fn, clipping_norm=1e9, augmult=augmult, engine="reference", rescale_to_unit_norm=False)
+    return grad_fn(image[None], target[None], key=KEY, example_ids=number[None]).grad_sum
 
 
 def norm(sums: Sums) -> float:
@@ -114,15 +140,14 @@ def clipped_total(gradients: Sequence[Sums], clipping_norm: float) -> tuple[Sums
 def state(model: nn.Module) -> dict[str, Any]:
     """Everything of a model that must be as it was, bit for bit."""
     found: dict[str, Any] = {}
-    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    for name, value in tensors:
+    for name, value in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
         found[name] = _bits(value)
         found[f"{name}.grad"] = _bits(value.grad)
         found[f"{name}.requires_grad"] = value.requires_grad
         if isinstance(value, nn.Parameter):
-            found[f"{name}.identity"] = id(value)  # optimizers hold it
+            found[f"{name}, its identity"] = id(value)  # optimizers hold it
     for name, value in model.state_dict().items():
-        found[f"state_dict {name}"] = _bits(value)
+        found[f"{name} in state_dict"] = _bits(value)
     for name, module in model.named_modules():
         found[f"{name}.training"] = module.training
     return found
@@ -136,91 +161,96 @@ def _bits(value: Any) -> Any:
     return (value.dtype, tuple(value.shape), value.detach().contiguous().numpy().tobytes())
 
 
-def try_law(entry: Entry, engine: str, augmult: int) -> Outcome:
-    """Runs a model through an engine, with odd and even numbers of examples, and holds the outcome against the loop over single images."""
+def _truths(entry: Entry, images: torch.Tensor, targets: torch.Tensor, ids: torch.Tensor) -> list[dict[tuple[int, bool], Sums]]:
+    """What is right, (image, after a step) -> gradient. Two truths where a loss may see an image's views side by side."""
+    wanted = [(row, False) for row in BATCHES[1]] + [(row, True) for row in AFTER_A_STEP]
+    if entry.draws:
+        return [{(row, stepped): drawn(entry, images[row], targets[row], ids[row], stepped) for row, stepped in wanted}]
+    views = images if images.ndim > 1 + len(entry.shape) else images[:, None]
+    of = partial(loop, entry)
+    return [
+        {(row, stepped): of(views[row], targets[row : row + 1], stepped, together) for row, stepped in wanted}
+        for together in ((False, True) if entry.loses_otherwise and views.shape[1] > 1 else (False,))
+    ]
+
+
+def try_law(entry: Entry, engine: str, augmult: int, microbatch_size: int = 8, precision: str = "float32", compile: bool = False) -> Outcome:
+    """Runs a model through an engine, with odd and even numbers of examples, and holds the outcome against the loop over single images.
+
+    In microbatches of eight nothing is filled up, so that the engine sees the numbers of rows that are given.
+    """
     outcome = Outcome()
     images, targets = pictures(entry.shape, augmult)
     ids = 1000 + 17 * torch.arange(len(images))
-
-    def given(rows: list[int]) -> dict[str, Any]:
-        return {"key": KEY, "example_ids": ids[rows]} if entry.draws else {}
-
+    random_state = torch.get_rng_state()
     try:
-        gradients = [] if entry.draws else loop(entry, images, targets)
-    except Exception:
-        outcome.loop_fails = True
-        gradients = []
-    # Three in four gradients are clipped.
-    clipping_norm = max(sorted(map(norm, gradients))[1], 1e-6) if gradients else 0.5
-    try:
-        if entry.draws:
-            gradients = drawn_loop(entry, images, targets, ids, augmult, clipping_norm)
-    except InputError as refusal:
-        outcome.refused = str(refusal)
-        return outcome
+        truths = _truths(entry, images, targets, ids)
+    except Exception as error:
+        truths, outcome.loop_fails = [], not (entry.draws and isinstance(error, InputError))
+    torch.set_rng_state(random_state)
+    # Most gradients are clipped.
+    clipping_norm = max(sorted(norm(truths[0][row, False]) for row in BATCHES[1])[1], 1e-6) if truths else 0.5
     model, loss_fn = entry.make()
     for parameter in model.parameters():
         if not isinstance(parameter, UninitializedTensorMixin):
             parameter.grad = torch.full_like(parameter, 7.0)
-    before, random_state = state(model), torch.get_rng_state()
+    before = state(model)
+    grad_fn: Any = None
+
+    def of(rows: Sequence[int]) -> Any:
+        given = {"key": KEY, "example_ids": ids[list(rows)]} if entry.draws else {}
+        return grad_fn(images[list(rows)], targets[list(rows)], **given)
+
     try:
-        # Microbatches of eight: nothing is filled up, so that the engine sees the numbers of rows that are given.
         grad_fn = clipped_grad(
             model,
             loss_fn,
             clipping_norm=clipping_norm,
             augmult=augmult,
             engine=engine,
-            microbatch_size=8,
+            microbatch_size=microbatch_size,
             methods={"memory_format": "contiguous"},
+            precision=precision,
+            compile=compile,
         )
-
-        def of(rows: Sequence[int]) -> Any:
-            rows = list(rows)
-            return grad_fn(images[rows], targets[rows], **given(rows))
-
-        seen = {rows: of(rows) for rows in (*BATCHES, BATCHES[1][::-1])}
+        seen = {rows: of(rows) for rows in (*BATCHES, REVERSED)}
         for rows, out in seen.items():
             for left_out in rows if len(rows) > 1 else ():
                 rest = of([row for row in rows if row != left_out])
                 outcome.moved = max(outcome.moved, distance(out.grad_sum, rest.grad_sum) / grad_fn.sensitivity)
-            if gradients:
-                _compare(outcome, out, [gradients[row] for row in rows], clipping_norm)
-        again = of(BATCHES[0])
-        first = seen[BATCHES[0]]
+        first, again = seen[BATCHES[0]], of(BATCHES[0])
         same = all(torch.equal(value, again.grad_sum[name]) for name, value in first.grad_sum.items())
         outcome.repeated = same and torch.equal(first.grad_norms, again.grad_norms)
+        outcome.changed = _changed(before, model, random_state)
+        take_a_step(model)
+        before = state(model)
+        results = [(rows, False, out) for rows, out in seen.items()] + [(AFTER_A_STEP, True, of(AFTER_A_STEP))]
+        errors = [_errors([([truth[row, stepped] for row in rows], out) for rows, stepped, out in results], clipping_norm) for truth in truths]
+        outcome.error, outcome.norm_error = min(errors, default=(0.0, 0.0))
         outcome.engine = grad_fn.engine
     except InputError as refusal:
         outcome.refused = str(refusal)
     except Exception as error:
         outcome.other_error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    after = state(model)
-    outcome.changed = tuple(name for name in before | after if before.get(name) != after.get(name))
-    if not torch.equal(random_state, torch.get_rng_state()):
-        outcome.changed += ("the global random state",)
+    outcome.changed = tuple(dict.fromkeys(outcome.changed + _changed(before, model, random_state)))
     return outcome
 
 
-def _compare(outcome: Outcome, out: Any, gradients: list[Sums], clipping_norm: float) -> None:
-    total, size = clipped_total(gradients, clipping_norm)
-    if out.grad_sum.keys() != total.keys():
-        outcome.error = float("inf")
-        return
-    outcome.error = max(outcome.error, distance(out.grad_sum, total) / max(size, 1e-6))
-    for measured, gradient in zip(out.grad_norms.tolist(), gradients, strict=True):
-        true = norm(gradient)
-        outcome.norm_error = max(outcome.norm_error, abs(measured - true) / max(true, 1e-3 * clipping_norm))
+def _changed(before: dict[str, Any], model: nn.Module, random_state: torch.Tensor) -> tuple[str, ...]:
+    after = state(model)
+    changed = tuple(name for name in before | after if before.get(name) != after.get(name))
+    return changed if torch.equal(random_state, torch.get_rng_state()) else (*changed, "the global random state")
 
 
-def drawn_loop(
-    entry: Entry, images: torch.Tensor, targets: torch.Tensor, ids: torch.Tensor, augmult: int, clipping_norm: float, key: bytes = KEY
-) -> list[Sums]:
-    """Each image's gradient where random numbers are drawn: the engine "reference" alone with that image, on a fresh model, unclipped."""
-    gradients = []
-    for row in range(len(images)):
-        model, loss_fn = entry.make()
-        grad_fn = clipped_grad(model, loss_fn, clipping_norm=1e9, augmult=augmult, engine="reference", rescale_to_unit_norm=False)
-        alone = [row]
-        gradients.append(grad_fn(images[alone], targets[alone], key=key, example_ids=ids[alone]).grad_sum)
-    return gradients
+def _errors(results: Sequence[tuple[list[Sums], Any]], clipping_norm: float) -> tuple[float, float]:
+    """The largest error of a sum, and of a norm."""
+    error = norm_error = 0.0
+    for gradients, out in results:
+        total, size = clipped_total(gradients, clipping_norm)
+        if out.grad_sum.keys() != total.keys():
+            return float("inf"), float("inf")
+        error = max(error, distance(out.grad_sum, total) / max(size, 1e-6))
+        for measured, gradient in zip(out.grad_norms.tolist(), gradients, strict=True):
+            true = norm(gradient)
+            norm_error = max(norm_error, abs(measured - true) / max(true, 1e-3 * clipping_norm))
+    return error, norm_error
