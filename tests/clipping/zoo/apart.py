@@ -1,4 +1,7 @@
-"""The law in an interpreter of its own, for models that can crash it: `python -m tests.clipping.zoo.apart NAME ENGINE AUGMULT`."""
+"""The law in an interpreter of its own, for models that can crash it.
+
+`python -m tests.clipping.zoo.apart NAME ENGINE AUGMULT` prints what is broken.
+"""
 
 import subprocess
 import sys

@@ -69,18 +69,26 @@ class Do(nn.Module):
 
 
 def net(middle=None, first=None, head=None):
-    """A convolution (rows, 6, 4, 4), what is in the middle, and a linear layer; `first` sees the images. Smooth, so that float32 suffices."""
-    middle, first = (Do(part) if callable(part) and not isinstance(part, nn.Module) else part for part in (middle, first))
+    """A convolution (rows, 6, 4, 4), what is in the middle, and a linear layer; `first` sees the images.
+
+    Smooth, so that float32 suffices.
+    """
     return nn.Sequential(
         OrderedDict(
-            first=first or nn.Identity(),
+            first=_module(first),
             stem=nn.Conv2d(3, 6, 3, stride=2, padding=1),
             act=nn.SiLU(),
-            middle=middle or nn.Identity(),
+            middle=_module(middle),
             flat=nn.Flatten(),
             head=head or nn.Linear(96, 5),
         )
     )
+
+
+def _module(part):
+    if part is None:
+        return nn.Identity()
+    return part if isinstance(part, nn.Module) else Do(part)
 
 
 class TokenNet(nn.Module):
@@ -89,7 +97,7 @@ class TokenNet(nn.Module):
     def __init__(self, middle):
         super().__init__()
         self.embed = nn.Conv2d(3, 8, 4, stride=4)
-        self.middle = middle if isinstance(middle, nn.Module) else Do(middle)
+        self.middle = _module(middle)
         self.head = nn.Linear(8, 5)
 
     def forward(self, x):

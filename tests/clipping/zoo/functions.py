@@ -58,7 +58,7 @@ class RightSquare(torch.autograd.Function):
         return 2 * x * grad
 
 
-class RightSquareForFunc(torch.autograd.Function):
+class RightForFunc(torch.autograd.Function):
     """The same as torch.func wants it: a context of its own, and a rule for vmap."""
 
     generate_vmap_rule = True
@@ -281,10 +281,15 @@ ENTRIES = [
     Entry("reversed_weight", "gradient reversal of a weight", lambda: net(ReversedWeight())),
     Entry("straight_through", "signs with gradients passed through", lambda: net(StraightThrough.apply)),
     Entry("clamp_through", "a clamp with gradients passed through", lambda: net(ClampThrough.apply)),
-    Entry("straight_through_by_detach", "rounding with gradients passed through", lambda: net(lambda x: x + (x.round() - x).detach()), harmless=True),
+    Entry(
+        "straight_through_by_detach",
+        "rounding with gradients passed through",
+        lambda: net(lambda x: x + (x.round() - x).detach()),
+        harmless=True,
+    ),
     Entry("binary_weight", "binary weights, gradients passed through", lambda: net(BinaryWeight()), harmless=True),
-    Entry("right_function", "a custom function with the right derivative", lambda: net(RightSquare.apply), harmless=True),
-    Entry("right_function_for_func", "the same with a rule for vmap", lambda: net(RightSquareForFunc.apply), harmless=True),
+    Entry("right_function", "a custom function, rightly derived", lambda: net(RightSquare.apply), harmless=True),
+    Entry("right_function_for_func", "the same with a rule for vmap", lambda: net(RightForFunc.apply), harmless=True),
     Entry("mixes_under_vmap", "a rule for vmap that mixes rows", lambda: net(VmapRuleThatMixes.apply)),
     Entry("mixes_backward", "a gradient without the batch's mean", lambda: net(MixesBackward.apply)),
     Entry("normalizes_backward", "a gradient over its norm of all rows", lambda: net(NormalizesBackward.apply)),
@@ -292,16 +297,37 @@ ENTRIES = [
     Entry("no_grad_scale", "a scale of data without record", lambda: net(Unrecorded("no_grad"))),
     Entry("inference_mode_scale", "the same in inference mode", lambda: net(Unrecorded("inference_mode"))),
     Entry("no_grad_mean", "a mean of each image without record", lambda: net(scaled_without_record)),
-    Entry("no_grad_around_constant", "a constant made without record", lambda: net(ConstantUnrecorded("no_grad")), harmless=True, graph=True),
-    Entry("detached_constant", "a constant, detached", lambda: net(ConstantUnrecorded("detach")), harmless=True, graph=True),
+    Entry(
+        "no_grad_around_constant",
+        "a constant made without record",
+        lambda: net(ConstantUnrecorded("no_grad")),
+        harmless=True,
+        graph=True,
+    ),
+    Entry(
+        "detached_constant",
+        "a constant, detached",
+        lambda: net(ConstantUnrecorded("detach")),
+        harmless=True,
+        graph=True,
+    ),
     Entry("grad_switched", "a recorded region within an unrecorded one", lambda: net(grad_switched)),
     Entry("recurrent_over_tokens", "a recurrent layer over tokens", lambda: TokenNet(Recurrent())),
     Entry("half_detached", "half of the channels detached", lambda: net(HalfDetached()), harmless=True),
     Entry("weight_detached", "a weight used twice, once detached", unrecorded_weight, harmless=True),
     Entry("checkpoint", "a checkpointed block", lambda: net(Checkpointed(False)), harmless=True),
-    Entry("checkpoint_frozen", "a checkpointed block with a frozen layer", lambda: net(Checkpointed(False, False)), harmless=True),
+    Entry(
+        "checkpoint_frozen",
+        "a checkpointed block with a frozen layer",
+        lambda: net(Checkpointed(False, False)),
+        harmless=True,
+    ),
     Entry("checkpoint_reentrant", "a checkpointed block, the older way", lambda: net(Checkpointed(True))),
     Entry("of_its_gradient", "adds a gradient of its own", lambda: net(OfItsGradient())),
     Entry("func_inside", "torch.func in the model", lambda: net(jacobian)),
-    Entry("asks_for_gradients", "asks for gradients of its images", lambda: net(first=lambda x: x.requires_grad_() if x.is_leaf else x)),
+    Entry(
+        "asks_for_gradients",
+        "asks for gradients of its images",
+        lambda: net(first=lambda x: x.requires_grad_() if x.is_leaf else x),
+    ),
 ]

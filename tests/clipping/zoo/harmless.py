@@ -46,7 +46,8 @@ class Windows(nn.Module):
 
     def forward(self, x):
         rows, channels, height, width = x.shape
-        windows = x.view(rows, channels, height // 2, 2, width // 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(-1, 4, channels)
+        windows = x.view(rows, channels, height // 2, 2, width // 2, 2).permute(0, 2, 4, 3, 5, 1)
+        windows = windows.reshape(-1, 4, channels)
         windows = (self.layer(windows) + self.code).tanh()
         windows = windows.view(-1, height // 2, width // 2, 2, 2, channels)
         return windows.permute(0, 5, 1, 3, 2, 4).reshape(rows, channels, height, width)
@@ -194,19 +195,31 @@ ENTRIES = [
     entry("instance_norm", "instance norm with scale and shift", lambda: net(nn.InstanceNorm2d(6, affine=True))),
     entry("local_response_norm", "local response norm", lambda: net(nn.LocalResponseNorm(3))),
     entry("weight_standardized", "weight standardisation", lambda: net(WeightStandardizedConv2d(6, 6, 3, padding=1))),
-    entry("weight_norm", "weights of a direction and a length", lambda: net(nn.utils.parametrizations.weight_norm(nn.Conv2d(6, 6, 1)))),
+    entry(
+        "weight_norm",
+        "weights of a direction and a length",
+        lambda: net(nn.utils.parametrizations.weight_norm(nn.Conv2d(6, 6, 1))),
+    ),
     entry("token_positions", "a fixed code along tokens", lambda: TokenNet(TokenPositions(False))),
     entry("token_positions_trained", "a trainable code along tokens", lambda: TokenNet(TokenPositions(True))),
     entry("class_token", "a class token and attention", lambda: TokenNet(ClassToken())),
     entry("windows", "windows folded into rows", lambda: net(Windows())),
     entry("squeeze_excite", "squeeze and excitation", lambda: net(SqueezeExcite())),
     entry("loop_over_tokens", "a loop over tokens with their numbers", lambda: TokenNet(OverTokens())),
-    entry("transformer_layer", "PyTorch's transformer layer", lambda: TokenNet(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True))),
+    entry(
+        "transformer_layer",
+        "PyTorch's transformer layer",
+        lambda: TokenNet(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)),
+    ),
     entry("causal", "a mask kept after the first call", lambda: TokenNet(Causal())),
     entry("frozen_trunk", "a frozen trunk with fixed batch norm", lambda: net(Frozen())),
     entry("layer_scale", "a branch scaled by 1e-6", lambda: net(LayerScale(1e-6))),
     entry("zero_gain", "a branch scaled by zero", lambda: net(LayerScale(0.0))),
-    entry("zero_head", "a head of zeros", lambda: net(head=nn.Linear(96, 5).apply(lambda layer: [nn.init.zeros_(value) for value in layer.parameters()]))),
+    entry(
+        "zero_head",
+        "a head of zeros",
+        lambda: net(head=nn.Linear(96, 5).apply(lambda layer: [nn.init.zeros_(value) for value in layer.parameters()])),
+    ),
     entry("low_rank", "low rank beside a frozen layer", lambda: net(LowRank())),
     entry("twice", "a layer used twice, its weight tied and transposed", lambda: TokenNet(Twice())),
     entry("levels", "an embedding of pixels' levels", lambda: net(first=Levels())),
@@ -219,16 +232,41 @@ ENTRIES = [
     entry("flipped_image", "flips every image, and rolls it", lambda: net(lambda x: x.flip(-1) + x.roll(1, 2))),
     entry("largest_channels", "the three largest channels", lambda: net(lambda x: x.topk(3, 1)[0].repeat(1, 2, 1, 1))),
     entry("cumulated_columns", "sums along columns", lambda: net(lambda x: x.cumsum(3))),
-    entry("pixel_grid", "a grid of coordinates as further channels", lambda: net(lambda x: x + torch.linspace(-1, 1, 4) + torch.arange(4.0)[:, None])),
-    entry("interpolated", "interpolation to and fro", lambda: net(lambda x: F.interpolate(F.interpolate(x, scale_factor=2), size=4, mode="bilinear"))),
+    entry(
+        "pixel_grid",
+        "a grid of coordinates as further channels",
+        lambda: net(lambda x: x + torch.linspace(-1, 1, 4) + torch.arange(4.0)[:, None]),
+    ),
+    entry(
+        "interpolated",
+        "interpolation to and fro",
+        lambda: net(lambda x: F.interpolate(F.interpolate(x, scale_factor=2), size=4, mode="bilinear")),
+    ),
     entry("unfolded", "patches by unfold", lambda: net(lambda x: F.fold(F.unfold(x, 2, stride=2), 4, 2, stride=2))),
-    entry("shuffled_pixels", "pixel shuffle", lambda: net(lambda x: F.pixel_unshuffle(F.pixel_shuffle(x.repeat(1, 4, 1, 1), 2), 2)[:, :6])),
+    entry(
+        "shuffled_pixels",
+        "pixel shuffle",
+        lambda: net(lambda x: F.pixel_unshuffle(F.pixel_shuffle(x.repeat(1, 4, 1, 1), 2), 2)[:, :6]),
+    ),
     entry("spectrum", "a filter in the frequency domain", lambda: net(spectrum), graph=False),
-    entry("length_in_view", "a view by len(x)", lambda: net(lambda x: x.reshape(len(x), 6, 16).tanh().reshape(len(x), 6, 4, 4)), graph=False),
-    entry("size_in_view", "a view by x.size(0)", lambda: net(lambda x: x.reshape(x.size(0), 6, 16).tanh().reshape(x.size(0), 6, 4, 4))),
+    entry(
+        "length_in_view",
+        "a view by len(x)",
+        lambda: net(lambda x: x.reshape(len(x), 6, 16).tanh().reshape(len(x), 6, 4, 4)),
+        graph=False,
+    ),
+    entry(
+        "size_in_view",
+        "a view by x.size(0)",
+        lambda: net(lambda x: x.reshape(x.size(0), 6, 16).tanh().reshape(x.size(0), 6, 4, 4)),
+    ),
     entry("eval_dropout", "dropout in evaluation mode", lambda: net(lambda x: F.dropout(x, 0.5, training=False))),
     entry("no_dropout", "dropout of nothing", lambda: net(nn.Dropout(0.0))),
     entry("float64_inside", "a part in double precision", lambda: net(lambda x: x.double().tanh().float())),
     entry("clipped_images", "pixels beyond 2 clipped", lambda: net(first=lambda x: x.clamp(-2, 2))),
-    entry("normalized_images", "each image less its own mean, over its own deviation", lambda: net(first=lambda x: (x - x.mean((1, 2, 3), True)) / (x.std((1, 2, 3), keepdim=True) + 0.1))),
+    entry(
+        "normalized_images",
+        "each image less its own mean, over its own deviation",
+        lambda: net(first=lambda x: (x - x.mean((1, 2, 3), True)) / (x.std((1, 2, 3), keepdim=True) + 0.1)),
+    ),
 ]

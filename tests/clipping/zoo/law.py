@@ -23,6 +23,8 @@ REVERSED = BATCHES[1][::-1]
 AFTER_A_STEP = (6, 2, 5, 4, 0)
 
 Sums = dict[str, torch.Tensor]
+# (image, whether after a step) -> its gradient.
+Truth = dict[tuple[int, bool], Sums]
 
 
 @dataclasses.dataclass
@@ -111,14 +113,19 @@ def loop(entry: Entry, views: torch.Tensor, target: torch.Tensor, stepped: bool,
     return total
 
 
-def drawn(entry: Entry, image: torch.Tensor, target: torch.Tensor, number: torch.Tensor, stepped: bool) -> Sums:
-    """The same where random numbers are drawn: the engine "reference" on a fresh model and one image."""
+def drawn_loop(entry: Entry, images: torch.Tensor, targets: torch.Tensor, ids: torch.Tensor) -> Truth:
+    """The same where random numbers are drawn: the engine "reference" on a model of its own, one image at a time."""
     model, loss_fn = entry.make()
-    if stepped:
-        take_a_step(model)
-    augmult = len(image) if image.ndim > len(entry.shape) else 0
-    grad_fn = clipped_grad(model, loss_fn, clipping_norm=1e9, augmult=augmult, engine="reference", rescale_to_unit_norm=False)
-    return grad_fn(image[None], target[None], key=KEY, example_ids=number[None]).grad_sum
+    augmult = images.shape[1] if images.ndim > 1 + len(entry.shape) else 0
+    unclipped = {"clipping_norm": 1e9, "rescale_to_unit_norm": False}
+    grad_fn = clipped_grad(model, loss_fn, augmult=augmult, engine="reference", **unclipped)
+
+    def of(row: int) -> Sums:
+        return grad_fn(images[[row]], targets[[row]], key=KEY, example_ids=ids[[row]]).grad_sum
+
+    gradients = {(row, False): of(row) for row in BATCHES[1]}
+    take_a_step(model)
+    return gradients | {(row, True): of(row) for row in AFTER_A_STEP}
 
 
 def norm(sums: Sums) -> float:
@@ -133,8 +140,10 @@ def distance(one: Sums, other: Sums) -> float:
 def clipped_total(gradients: Sequence[Sums], clipping_norm: float) -> tuple[Sums, float]:
     """The sum of clipped gradients, over C, and the root of the sum of the squares of its terms' norms."""
     scales = [min(1 / clipping_norm, 1 / max(norm(gradient), 1e-300)) for gradient in gradients]
-    total = {name: sum(scale * gradient[name].double() for scale, gradient in zip(scales, gradients, strict=True)) for name in gradients[0]}
-    return total, sum((scale * norm(gradient)) ** 2 for scale, gradient in zip(scales, gradients, strict=True)) ** 0.5
+    scaled = list(zip(scales, gradients, strict=True))
+    terms = [{name: scale * value.double() for name, value in gradient.items()} for scale, gradient in scaled]
+    total = {name: sum(term[name] for term in terms) for name in terms[0]}
+    return total, sum(norm(term) ** 2 for term in terms) ** 0.5
 
 
 def state(model: nn.Module) -> dict[str, Any]:
@@ -161,11 +170,11 @@ def _bits(value: Any) -> Any:
     return (value.dtype, tuple(value.shape), value.detach().contiguous().numpy().tobytes())
 
 
-def _truths(entry: Entry, images: torch.Tensor, targets: torch.Tensor, ids: torch.Tensor) -> list[dict[tuple[int, bool], Sums]]:
-    """What is right, (image, after a step) -> gradient. Two truths where a loss may see an image's views side by side."""
-    wanted = [(row, False) for row in BATCHES[1]] + [(row, True) for row in AFTER_A_STEP]
+def _truths(entry: Entry, images: torch.Tensor, targets: torch.Tensor, ids: torch.Tensor) -> list[Truth]:
+    """What is right. Two truths where a loss may see an image's views side by side."""
     if entry.draws:
-        return [{(row, stepped): drawn(entry, images[row], targets[row], ids[row], stepped) for row, stepped in wanted}]
+        return [drawn_loop(entry, images, targets, ids)]
+    wanted = [(row, False) for row in BATCHES[1]] + [(row, True) for row in AFTER_A_STEP]
     views = images if images.ndim > 1 + len(entry.shape) else images[:, None]
     of = partial(loop, entry)
     return [
@@ -174,8 +183,8 @@ def _truths(entry: Entry, images: torch.Tensor, targets: torch.Tensor, ids: torc
     ]
 
 
-def try_law(entry: Entry, engine: str, augmult: int, microbatch_size: int = 8, precision: str = "float32", compile: bool = False) -> Outcome:
-    """Runs a model through an engine, with odd and even numbers of examples, and holds the outcome against the loop over single images.
+def try_law(entry: Entry, engine: str, augmult: int, microbatch_size: int = 8, compile: bool = False) -> Outcome:
+    """Holds what an engine makes of a model, with odd and even numbers of examples, against single images.
 
     In microbatches of eight nothing is filled up, so that the engine sees the numbers of rows that are given.
     """
@@ -210,7 +219,6 @@ def try_law(entry: Entry, engine: str, augmult: int, microbatch_size: int = 8, p
             engine=engine,
             microbatch_size=microbatch_size,
             methods={"memory_format": "contiguous"},
-            precision=precision,
             compile=compile,
         )
         seen = {rows: of(rows) for rows in (*BATCHES, REVERSED)}
@@ -225,8 +233,8 @@ def try_law(entry: Entry, engine: str, augmult: int, microbatch_size: int = 8, p
         take_a_step(model)
         before = state(model)
         results = [(rows, False, out) for rows, out in seen.items()] + [(AFTER_A_STEP, True, of(AFTER_A_STEP))]
-        errors = [_errors([([truth[row, stepped] for row in rows], out) for rows, stepped, out in results], clipping_norm) for truth in truths]
-        outcome.error, outcome.norm_error = min(errors, default=(0.0, 0.0))
+        errors = [_errors(truth, results, clipping_norm) for truth in truths]
+        outcome.error, outcome.norm_error = min(errors, default=[0.0, 0.0])
         outcome.engine = grad_fn.engine
     except InputError as refusal:
         outcome.refused = str(refusal)
@@ -242,15 +250,16 @@ def _changed(before: dict[str, Any], model: nn.Module, random_state: torch.Tenso
     return changed if torch.equal(random_state, torch.get_rng_state()) else (*changed, "the global random state")
 
 
-def _errors(results: Sequence[tuple[list[Sums], Any]], clipping_norm: float) -> tuple[float, float]:
-    """The largest error of a sum, and of a norm."""
+def _errors(truth: Truth, results: Sequence[tuple[Sequence[int], bool, Any]], clipping_norm: float) -> list[float]:
+    """The largest error of a sum, and of a norm, over (images, whether after a step, what came out)."""
     error = norm_error = 0.0
-    for gradients, out in results:
+    for rows, stepped, out in results:
+        gradients = [truth[row, stepped] for row in rows]
         total, size = clipped_total(gradients, clipping_norm)
         if out.grad_sum.keys() != total.keys():
-            return float("inf"), float("inf")
+            return [float("inf"), float("inf")]
         error = max(error, distance(out.grad_sum, total) / max(size, 1e-6))
         for measured, gradient in zip(out.grad_norms.tolist(), gradients, strict=True):
             true = norm(gradient)
             norm_error = max(norm_error, abs(measured - true) / max(true, 1e-3 * clipping_norm))
-    return error, norm_error
+    return [error, norm_error]

@@ -117,7 +117,8 @@ def focal(outputs, targets):
 
 
 def distilled(outputs, targets):
-    return cross_entropy(outputs, targets) + F.kl_div(outputs.log_softmax(1), outputs.detach().tanh().softmax(1), reduction="none").sum(1)
+    teacher = outputs.detach().tanh().softmax(1)
+    return cross_entropy(outputs, targets) + F.kl_div(outputs.log_softmax(1), teacher, reduction="none").sum(1)
 
 
 def one_hot(outputs, targets):

@@ -8,7 +8,7 @@ from tests.clipping.zoo.entry import Do, Entry, TokenNet, net, places
 
 
 class TutorialPositions(nn.Module):
-    """PyTorch's tutorial adds `pe[: x.size(0)]` to tokens that come first; given rows first, every row gets its own code."""
+    """PyTorch's tutorial adds `pe[: x.size(0)]` to tokens that come first; given rows first, each row gets a code."""
 
     def __init__(self):
         super().__init__()
@@ -126,8 +126,12 @@ def rotated_by_place(x):
 ENTRIES = [
     Entry("arange", "adds the row's number", lambda: net(lambda x: x + 0.3 * places(x))),
     Entry("arange_little", "adds a thousandth of the row's number", lambda: net(lambda x: x * (1 + 1e-3 * places(x)))),
-    Entry("arange_of_images", "multiplies images by the row's number", lambda: net(first=lambda x: x * (1 + places(x)))),
-    Entry("arange_of_outputs", "multiplies logits by the row's number", lambda: nn.Sequential(net(), Do(lambda y: y * (1 + places(y))))),
+    Entry("arange_of_images", "scales images by the row's number", lambda: net(first=lambda x: x * (1 + places(x)))),
+    Entry(
+        "arange_of_outputs",
+        "multiplies logits by the row's number",
+        lambda: nn.Sequential(net(), Do(lambda y: y * (1 + places(y)))),
+    ),
     Entry("tutorial_positions", "positional encoding indexed by row", lambda: TokenNet(TutorialPositions())),
     Entry("table_by_row", "a trainable code by the row's number modulo 3", lambda: net(TableByRow())),
     Entry("flips_every_second", "flips every second row", lambda: net(flips_every_second)),
@@ -141,7 +145,7 @@ ENTRIES = [
     Entry("boolean_mask", "the first row doubled, by a boolean mask", lambda: net(by_boolean_mask)),
     Entry("where", "the second half doubled, by where", lambda: net(by_where)),
     Entry("roll", "every row gets the one before it", lambda: net(lambda x: x + 0.5 * x.roll(1, 0))),
-    Entry("roll_of_places", "a code of the row's number, rolled", lambda: net(lambda x: x + 0.3 * places(x).roll(1, 0))),
+    Entry("roll_of_places", "a rolled code of the row's number", lambda: net(lambda x: x + 0.3 * places(x).roll(1, 0))),
     Entry("flip_of_places", "a code counted from the end", lambda: net(lambda x: x + 0.3 * places(x).flip(0))),
     Entry("flip_along_rows", "rows in reverse order", lambda: net(lambda x: x.flip(0))),
     Entry("counted_by_ones", "numbers rows by a cumulated sum of ones", lambda: net(counted_by_ones)),
@@ -149,21 +153,45 @@ ENTRIES = [
     Entry("nonzero_places", "numbers rows by nonzero of ones", lambda: net(nonzero_places)),
     Entry("pairs", "rows two by two, the second of each doubled", lambda: net(pairs_with_a_code)),
     Entry("folded", "the same by a view that fails for odd numbers of rows", lambda: net(folded_with_a_code)),
-    Entry("sorted_places", "a sorted code of the rows' numbers", lambda: net(lambda x: x + 0.3 * (-places(x)).sort(dim=0)[0])),
+    Entry(
+        "sorted_places",
+        "a sorted code of the rows' numbers",
+        lambda: net(lambda x: x + 0.3 * (-places(x)).sort(dim=0)[0]),
+    ),
     Entry("sorted_rows", "sorts along rows", lambda: net(lambda x: x.sort(dim=0)[0])),
-    Entry("linspace", "a code from 0 to 1 over the batch", lambda: net(lambda x: x * (1 + torch.linspace(0, 1, x.shape[0]).view(-1, 1, 1, 1)))),
+    Entry(
+        "linspace",
+        "a code from 0 to 1 over the batch",
+        lambda: net(lambda x: x * (1 + torch.linspace(0, 1, x.shape[0]).view(-1, 1, 1, 1))),
+    ),
     Entry("one_over_rows", "divides by the number of rows", lambda: net(lambda x: x / x.shape[0])),
-    Entry("times_rows", "multiplies logits by the number of rows", lambda: nn.Sequential(net(), Do(lambda y: y * y.shape[0]))),
-    Entry("rows_counted_by_ones", "divides by a sum of ones over rows", lambda: net(lambda x: x / torch.ones_like(x).sum(0))),
+    Entry(
+        "times_rows",
+        "multiplies logits by the number of rows",
+        lambda: nn.Sequential(net(), Do(lambda y: y * y.shape[0])),
+    ),
+    Entry(
+        "rows_counted_by_ones",
+        "divides by a sum of ones over rows",
+        lambda: net(lambda x: x / torch.ones_like(x).sum(0)),
+    ),
     Entry("parity", "negates where the number of rows is even", lambda: net(lambda x: x * (2 * (x.shape[0] % 2) - 1))),
-    Entry("more_than_four", "negates where there are more than four rows", lambda: net(lambda x: -x if x.shape[0] > 4 else x)),
-    Entry("more_than_four_by_clamp", "the same without a branch", lambda: net(lambda x: x * (1 + max(x.shape[0] - 4, 0)))),
-    Entry("more_than_one", "doubles where there is more than one row", lambda: net(lambda x: 2 * x if len(x) > 1 else x)),
+    Entry(
+        "more_than_four",
+        "negates where there are more than four rows",
+        lambda: net(lambda x: -x if x.shape[0] > 4 else x),
+    ),
+    Entry("more_than_four_by_clamp", "no branch", lambda: net(lambda x: x * (1 + max(x.shape[0] - 4, 0)))),
+    Entry("more_than_one", "doubles from two rows on", lambda: net(lambda x: 2 * x if len(x) > 1 else x)),
     Entry("enumerate", "a loop over rows with their numbers", lambda: net(by_enumerate)),
     Entry("loop_by_index", "a loop over rows by index", lambda: net(by_index)),
     Entry("zip", "a loop over rows and a table", lambda: net(by_zip)),
     Entry("rotated_by_place", "row i shifted by i pixels", lambda: net(first=rotated_by_place)),
     Entry("first_in_place", "the first row tripled in place", lambda: net(first_in_place)),
     Entry("shifted_by_one", "adds the row before, by padding", lambda: net(shifted_by_one)),
-    Entry("triangle", "adds all rows before, by a triangular matrix", lambda: net(lambda x: (torch.ones(len(x), len(x)).tril() @ x.flatten(1)).view_as(x))),
+    Entry(
+        "triangle",
+        "adds all rows before, by a triangular matrix",
+        lambda: net(lambda x: (torch.ones(len(x), len(x)).tril() @ x.flatten(1)).view_as(x)),
+    ),
 ]

@@ -1,4 +1,4 @@
-"""Models that remember: in parameters, buffers, attributes, closures, globals; and models that change themselves or are not yet made."""
+"""Models that remember, in parameters, buffers, attributes, closures, globals; that change themselves; not yet made."""
 
 import torch
 from torch import nn
@@ -43,7 +43,7 @@ class Records(nn.Module):
 
 
 class ReplacesData(Records):
-    """The same by another tensor in the parameter's place: under torch.func that one is dead after the call, and the next call crashes."""
+    """The same by another tensor in the parameter's place: after a call under torch.func it is a dead one."""
 
     def forward(self, x):
         self.seen.data = 0.99 * self.seen.data + 0.01 * x.detach().mean(0)
@@ -261,7 +261,11 @@ class TellsMode(nn.Module):
         self.layer, self.by = nn.Conv2d(6, 6, 1), by
 
     def forward(self, x):
-        recorded = {"grad mode": torch.is_grad_enabled(), "weight": self.layer.weight.requires_grad, "input": x.requires_grad}[self.by]
+        recorded = {
+            "grad mode": torch.is_grad_enabled(),
+            "weight": self.layer.weight.requires_grad,
+            "input": x.requires_grad,
+        }[self.by]
         return self.layer(x) * (2 if recorded else 1)
 
 
@@ -356,13 +360,21 @@ ENTRIES = [
     Entry("tells_grad_mode", "doubles where autograd records", lambda: net(TellsMode("grad mode"))),
     Entry("tells_trainable", "doubles where its weight requires a gradient", lambda: net(TellsMode("weight"))),
     Entry("tells_input", "doubles where its input requires a gradient", lambda: net(TellsMode("input"))),
-    Entry("tells_images", "doubles images that require a gradient", lambda: net(first=lambda x: x * (2 if x.requires_grad else 1))),
+    Entry(
+        "tells_images",
+        "doubles images that require a gradient",
+        lambda: net(first=lambda x: x * (2 if x.requires_grad else 1)),
+    ),
     Entry("spectral_norm", "power iterations in buffers", lambda: spectral(False)),
     Entry("spectral_norm_by_hook", "power iterations by a forward pre hook", lambda: spectral(True)),
     Entry("made_at_first", "a layer made at the first call", lambda: net(MadeAtFirst())),
     Entry("lazy", "a lazily made layer", lambda: net(nn.LazyConv2d(6, 1))),
     Entry("writes_into_images", "clamps images in place", lambda: net(first=WritesIntoInput())),
     Entry("writes_into_features", "clamps features in place", lambda: net(WritesIntoInput())),
-    Entry("gives_its_input", "returns a view of its input, which its head changes in place", lambda: net(first=lambda x: x.view_as(x).mul_(2))),
+    Entry(
+        "gives_its_input",
+        "returns a view of its input, which its head changes in place",
+        lambda: net(first=lambda x: x.view_as(x).mul_(2)),
+    ),
     Entry("thawed_data", "adds 1 to x.data", lambda: net(lambda x: F.relu(x) + x.data)),
 ]

@@ -22,7 +22,7 @@ ENGINES = ["graph", "func", "reference"]
 SOME = ["auto", "reference"]
 OTHER_KEY = hashlib.sha256(b"the next step").digest()
 DRAWN = [entry for entry in ENTRIES if entry.draws and entry.harmless]
-QUICK = [BY_NAME[name] for name in ("dropout", "dropout_2d", "stochastic_depth", "attention_function", "noise", "gumbel_softmax", "transformer_layer_dropout")]
+QUICK = [BY_NAME[name] for name in ("dropout", "stochastic_depth", "attention_function", "noise")]
 IDS = 1000 + 17 * torch.arange(8)
 
 
@@ -52,7 +52,10 @@ def assert_same(one, other):
     assert distance(one.grad_sum, other.grad_sum) <= 1e-5 * norm(one.grad_sum)
 
 
-entries = pytest.mark.parametrize("entry", [pytest.param(entry, id=entry.name, marks=() if entry in QUICK else pytest.mark.slow) for entry in DRAWN])
+entries = pytest.mark.parametrize(
+    "entry",
+    [pytest.param(entry, id=entry.name, marks=() if entry in QUICK else pytest.mark.slow) for entry in DRAWN],
+)
 
 
 @entries
@@ -79,7 +82,11 @@ def test_another_key_or_another_id_draws_anew(entry):
     if entry.name in ("dropout_all",):
         return
     whole = sums_of(entry, "auto").grad_sum
-    for other in (sums_of(entry, "auto", key=OTHER_KEY), sums_of(entry, "auto", ids=IDS + 1), sums_of(entry, "auto", ids=IDS + 2**32)):
+    for other in (
+        sums_of(entry, "auto", key=OTHER_KEY),
+        sums_of(entry, "auto", ids=IDS + 1),
+        sums_of(entry, "auto", ids=IDS + 2**32),
+    ):
         assert distance(whole, other.grad_sum) > 1e-2 * norm(whole)
 
 
@@ -100,7 +107,15 @@ def test_engines_draw_the_same(entry):
 def test_threads_draw_the_same(entry):
     images, targets = pictures(entry.shape, 2)
     model, loss_fn = entry.make()
-    grad_fn = clipped_grad(model, loss_fn, clipping_norm=0.5, augmult=2, engine="auto", microbatch_size=4, methods={"memory_format": "contiguous"})
+    grad_fn = clipped_grad(
+        model,
+        loss_fn,
+        clipping_norm=0.5,
+        augmult=2,
+        engine="auto",
+        microbatch_size=4,
+        methods={"memory_format": "contiguous"},
+    )
     halves = [slice(0, 4), slice(4, 8)] * 8
 
     def of(half):
@@ -158,7 +173,7 @@ def test_padding_draws_nothing_for_others(engine):
     images, targets = pictures(entry.shape, 0)
     is_padding = torch.arange(8) % 3 == 1
     model, loss_fn = entry.make()
-    grad_fn = clipped_grad(model, loss_fn, clipping_norm=0.5, engine=engine, microbatch_size=8, methods={"memory_format": "contiguous"})
+    grad_fn = clipped_grad(model, loss_fn, clipping_norm=0.5, engine=engine, methods={"memory_format": "contiguous"})
     padded = grad_fn(images, targets, is_padding=is_padding, key=KEY, example_ids=IDS)
     left = grad_fn(images[~is_padding], targets[~is_padding], key=KEY, example_ids=IDS[~is_padding])
     assert distance(padded.grad_sum, left.grad_sum) <= 1e-5 * norm(left.grad_sum)
@@ -182,7 +197,8 @@ def seen(layer, images, engine, key=KEY, ids=None, augmult=0):
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         values = Seen(layer, 1).layer(rows[:1]).numel()
     model = Seen(layer, values).train()
-    grad_fn = clipped_grad(model, lambda outputs: outputs, clipping_norm=1e6, augmult=augmult, rescale_to_unit_norm=False, engine=engine)
+    unclipped = {"clipping_norm": 1e6, "rescale_to_unit_norm": False}
+    grad_fn = clipped_grad(model, lambda outputs: outputs, augmult=augmult, engine=engine, **unclipped)
     ids = torch.arange(len(images)) if ids is None else torch.as_tensor(ids)
     return grad_fn(images, key=key, example_ids=ids).grad_sum["out.weight"][0]
 
@@ -201,7 +217,7 @@ INDEPENDENT = 5 / 128
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("rate", [0.1, 0.9])
 def test_dropout_keeps_its_rate(rate, engine):
     values = torch.cat([alone(nn.Dropout(rate), ONES, engine, number) for number in range(4)])
     kept = values != 0
@@ -256,7 +272,7 @@ def test_masks_of_two_views_are_uncorrelated(engine):
     ids=["randn_like", "randn", "normal_", "rand_like", "uniform_"],
 )
 def test_draws_follow_their_law(layer, image, law, engine):
-    """Each alone, and the mean of four examples against its own spread: equal draws for all would spread twice as far."""
+    """One alone; and four added up, which would spread twice as far if all four drew the same."""
     assert stats.kstest(alone(layer, image, engine).double().numpy(), law.cdf).pvalue > 1e-6
     total = seen(layer, image.expand(4, *image.shape), engine).double().numpy()
     assert np.std(total) == pytest.approx(2 * law.std(), rel=0.05)

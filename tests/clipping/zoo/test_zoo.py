@@ -1,4 +1,4 @@
-"""Models that break private gradients, and those that must not be mistaken for them: each keeps the law, or is refused."""
+"""Models that break private gradients, and those that only look so: each keeps the law or is refused."""
 
 import pytest
 
@@ -59,6 +59,19 @@ def test_the_law_holds_for_models_that_can_crash(entry, engine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["halves", "arange", "beyond_12", "doubles_parameter", "reversal", "no_grad_mean", "plain", "windows", "class_token"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "halves",
+        "arange",
+        "beyond_12",
+        "doubles_parameter",
+        "reversal",
+        "no_grad_mean",
+        "plain",
+        "windows",
+        "class_token",
+    ],
+)
 def test_the_law_holds_compiled(name):
     check(BY_NAME[name], "graph", 2, compile=True)
