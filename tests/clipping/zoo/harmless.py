@@ -1,0 +1,272 @@
+"""What must train: networks whose rows never meet, however they are written."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sfumato.nn import WeightStandardizedConv2d
+from tests.clipping.zoo.entry import Entry, TokenNet, net
+
+
+class TokenPositions(nn.Module):
+    """A code of the token's place, the same for all rows."""
+
+    def __init__(self, trainable):
+        super().__init__()
+        code = torch.sin(torch.arange(4.0)[:, None] * torch.arange(1.0, 9))
+        self.code = nn.Parameter(code) if trainable else None
+        if not trainable:
+            self.register_buffer("fixed", code)
+
+    def forward(self, x):
+        if self.code is None:
+            return x + self.fixed[: x.shape[1]] + 0.1 * torch.arange(x.shape[1])[:, None]
+        return x + self.code
+
+
+class ClassToken(nn.Module):
+    """A token expanded to the batch, and attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1)
+        return self.attention(x, x, x, need_weights=False)[0][:, :1]
+
+
+class Windows(nn.Module):
+    """Windows of two by two folded into rows and back, as in Swin; with a code of the place within a window."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.code = nn.Linear(6, 6), nn.Parameter(torch.randn(4, 6))
+
+    def forward(self, x):
+        rows, channels, height, width = x.shape
+        windows = x.view(rows, channels, height // 2, 2, width // 2, 2).permute(0, 2, 4, 3, 5, 1)
+        windows = windows.reshape(-1, 4, channels)
+        windows = (self.layer(windows) + self.code).tanh()
+        windows = windows.view(-1, height // 2, width // 2, 2, 2, channels)
+        return windows.permute(0, 5, 1, 3, 2, 4).reshape(rows, channels, height, width)
+
+
+class SqueezeExcite(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down, self.up = nn.Conv2d(6, 2, 1), nn.Conv2d(2, 6, 1)
+
+    def forward(self, x):
+        return x * self.up(F.silu(self.down(x.mean((2, 3), keepdim=True)))).sigmoid()
+
+
+class OverTokens(nn.Module):
+    """A loop over tokens with their numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        state, states = torch.zeros_like(x[:, 0]), []
+        for number, token in enumerate(x.unbind(1)):
+            state = torch.tanh(self.layer(token) + state * (1 + 0.1 * number))
+            states.append(state)
+        return torch.stack(states, 1)
+
+
+class FrozenNorm(nn.BatchNorm2d):
+    """Batch norm of fixed statistics."""
+
+    def train(self, mode=True):
+        return super().train(False)
+
+
+class LayerScale(nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.layer, self.gain = nn.Conv2d(6, 6, 1), nn.Parameter(torch.full((6, 1, 1), value))
+
+    def forward(self, x):
+        return x + self.gain * self.layer(x).tanh()
+
+
+class LowRank(nn.Module):
+    """A frozen layer, and a trainable product beside it whose second factor is zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Conv2d(6, 6, 1).requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.zeros(6, 2))
+
+    def forward(self, x):
+        return F.conv2d(x, self.base.weight + (self.b @ self.a)[:, :, None, None], self.base.bias)
+
+
+class Twice(nn.Module):
+    """One layer used twice, its weight tied to another's, transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.back = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.back.weight = self.layer.weight
+
+    def forward(self, x):
+        x = self.layer(self.layer(x).tanh())
+        return F.linear(self.back(x.tanh()), self.layer.weight.T)
+
+
+class Levels(nn.Module):
+    """An embedding of the pixels' levels."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(8, 3)
+
+    def forward(self, x):
+        return x + self.table((x[:, 0].clamp(-1, 1) * 3.5 + 3.5).round().long()).movedim(-1, 1)
+
+
+class CountsPixels(nn.Module):
+    """Divides by the number of an image's own bright pixels."""
+
+    def forward(self, x):
+        return x / (1 + (x > 0.5).sum((1, 2, 3), keepdim=True))
+
+
+class Causal(nn.Module):
+    """A mask of tokens made at the first call and kept."""
+
+    mask = None
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x):
+        if self.mask is None:
+            self.mask = torch.ones(x.shape[1], x.shape[1]).tril().bool()
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+
+
+class Frozen(nn.Module):
+    """A frozen trunk in evaluation mode, as in fine-tuning."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), FrozenNorm(6), nn.SiLU()).requires_grad_(False)
+
+    def forward(self, x):
+        return self.trunk(x)
+
+
+def new_zeros(x):
+    """A channel of zeros for every row, made by the number of rows."""
+    return torch.cat([x[:, :5], x.new_zeros(x.shape[0], 1, 4, 4)], 1)
+
+
+def filled(x):
+    """Writes into a tensor made by the number of rows."""
+    out = torch.empty_like(x)
+    out[:, 1:], out[:, 0] = x[:, 1:], 0.5
+    return out
+
+
+def masked(x):
+    x = x.clone()
+    x[x > 2] = 2.0
+    return x
+
+
+def spectrum(x):
+    return torch.fft.irfft2(torch.fft.rfft2(x) * torch.linspace(1, 0.5, 3), s=x.shape[-2:])
+
+
+def entry(name, says, factory, graph=True):
+    return Entry(name, says, factory, harmless=True, graph=graph)
+
+
+ENTRIES = [
+    entry("plain", "a convolution and a linear layer", net),
+    entry("group_norm", "group norm", lambda: net(nn.GroupNorm(2, 6))),
+    entry("instance_norm", "instance norm with scale and shift", lambda: net(nn.InstanceNorm2d(6, affine=True))),
+    entry("local_response_norm", "local response norm", lambda: net(nn.LocalResponseNorm(3))),
+    entry("weight_standardized", "weight standardisation", lambda: net(WeightStandardizedConv2d(6, 6, 3, padding=1))),
+    entry(
+        "weight_norm",
+        "weights of a direction and a length",
+        lambda: net(nn.utils.parametrizations.weight_norm(nn.Conv2d(6, 6, 1))),
+    ),
+    entry("token_positions", "a fixed code along tokens", lambda: TokenNet(TokenPositions(False))),
+    entry("token_positions_trained", "a trainable code along tokens", lambda: TokenNet(TokenPositions(True))),
+    entry("class_token", "a class token and attention", lambda: TokenNet(ClassToken())),
+    entry("windows", "windows folded into rows", lambda: net(Windows())),
+    entry("squeeze_excite", "squeeze and excitation", lambda: net(SqueezeExcite())),
+    entry("loop_over_tokens", "a loop over tokens with their numbers", lambda: TokenNet(OverTokens())),
+    entry(
+        "transformer_layer",
+        "PyTorch's transformer layer",
+        lambda: TokenNet(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)),
+    ),
+    entry("causal", "a mask kept after the first call", lambda: TokenNet(Causal())),
+    entry("frozen_trunk", "a frozen trunk with fixed batch norm", lambda: net(Frozen())),
+    entry("layer_scale", "a branch scaled by 1e-6", lambda: net(LayerScale(1e-6))),
+    entry("zero_gain", "a branch scaled by zero", lambda: net(LayerScale(0.0))),
+    entry(
+        "zero_head",
+        "a head of zeros",
+        lambda: net(head=nn.Linear(96, 5).apply(lambda layer: [nn.init.zeros_(value) for value in layer.parameters()])),
+    ),
+    entry("low_rank", "low rank beside a frozen layer", lambda: net(LowRank())),
+    entry("twice", "a layer used twice, its weight tied and transposed", lambda: TokenNet(Twice())),
+    entry("levels", "an embedding of pixels' levels", lambda: net(first=Levels())),
+    entry("counts_pixels", "divides by the number of bright pixels", lambda: net(first=CountsPixels())),
+    entry("relu_in_place", "an activation in place", lambda: net(nn.ReLU(inplace=True))),
+    entry("new_zeros", "zeros made by the number of rows", lambda: net(new_zeros)),
+    entry("filled", "writes into an empty tensor", lambda: net(filled)),
+    entry("masked", "writes where values are large", lambda: net(masked), graph=False),
+    entry("sorted_channels", "sorts channels", lambda: net(lambda x: x.sort(dim=1)[0])),
+    entry("flipped_image", "flips every image, and rolls it", lambda: net(lambda x: x.flip(-1) + x.roll(1, 2))),
+    entry("largest_channels", "the three largest channels", lambda: net(lambda x: x.topk(3, 1)[0].repeat(1, 2, 1, 1))),
+    entry("cumulated_columns", "sums along columns", lambda: net(lambda x: x.cumsum(3))),
+    entry(
+        "pixel_grid",
+        "a grid of coordinates as further channels",
+        lambda: net(lambda x: x + torch.linspace(-1, 1, 4) + torch.arange(4.0)[:, None]),
+    ),
+    entry(
+        "interpolated",
+        "interpolation to and fro",
+        lambda: net(lambda x: F.interpolate(F.interpolate(x, scale_factor=2), size=4, mode="bilinear")),
+    ),
+    entry("unfolded", "patches by unfold", lambda: net(lambda x: F.fold(F.unfold(x, 2, stride=2), 4, 2, stride=2))),
+    entry(
+        "shuffled_pixels",
+        "pixel shuffle",
+        lambda: net(lambda x: F.pixel_unshuffle(F.pixel_shuffle(x.repeat(1, 4, 1, 1), 2), 2)[:, :6]),
+    ),
+    entry("spectrum", "a filter in the frequency domain", lambda: net(spectrum), graph=False),
+    entry(
+        "length_in_view",
+        "a view by len(x)",
+        lambda: net(lambda x: x.reshape(len(x), 6, 16).tanh().reshape(len(x), 6, 4, 4)),
+        graph=False,
+    ),
+    entry(
+        "size_in_view",
+        "a view by x.size(0)",
+        lambda: net(lambda x: x.reshape(x.size(0), 6, 16).tanh().reshape(x.size(0), 6, 4, 4)),
+    ),
+    entry("eval_dropout", "dropout in evaluation mode", lambda: net(lambda x: F.dropout(x, 0.5, training=False))),
+    entry("no_dropout", "dropout of nothing", lambda: net(nn.Dropout(0.0))),
+    entry("float64_inside", "a part in double precision", lambda: net(lambda x: x.double().tanh().float())),
+    entry("clipped_images", "pixels beyond 2 clipped", lambda: net(first=lambda x: x.clamp(-2, 2))),
+    entry(
+        "normalized_images",
+        "each image less its own mean, over its own deviation",
+        lambda: net(first=lambda x: (x - x.mean((1, 2, 3), True)) / (x.std((1, 2, 3), keepdim=True) + 0.1)),
+    ),
+]
