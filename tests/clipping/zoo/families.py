@@ -60,7 +60,8 @@ NAMED = [("_".join([name, *map(str, options.values())]), name, options) for name
 OWN = [(full_name, own(name, options), 32, "graph") for full_name, name, options in NAMED]
 # In float32 tracing these ends in an error of PyTorch's (a buffer in float32 meets parameters in float64).
 MIXED_TYPES = ("vit_relpos", "xcit_nano", "swinv2_tiny")
-TESTED_BEFORE = [(name, factory, 32, "any" if name in MIXED_TYPES else "graph") for name, factory in (before.QUICK | before.SLOW).items()]
+BEFORE = before.QUICK | before.SLOW
+TESTED_BEFORE = [(name, factory, 32, "any" if name in MIXED_TYPES else "graph") for name, factory in BEFORE.items()]
 TORCHVISION = [
     ("torchvision_convnext", convnext, 32, "graph"),
     ("torchvision_swin", swin, 32, "graph"),
