@@ -56,8 +56,12 @@ pyramid = four | {"embed_dims": (8, 16, 16, 32), "num_heads": (1, 2, 2, 4)}
 nest = {"img_size": 32, "patch_size": 2, "embed_dims": (16, 16, 32), "num_heads": (1, 2, 4), "depths": (1, 1, 1)}
 levit = {"img_size": 64, "embed_dim": (32, 48, 64), "num_heads": (2, 3, 4), "depth": (1, 1, 1), "key_dim": 8}
 
-OWN = [("_".join([name, *map(str, options.values())]), own(name, options), 32, "graph") for name, options in NETWORKS]
-TESTED_BEFORE = [(name, factory, 32, "graph") for name, factory in (before.QUICK | before.SLOW).items()]
+NAMED = [("_".join([name, *map(str, options.values())]), name, options) for name, options in NETWORKS]
+OWN = [(full_name, own(name, options), 32, "graph") for full_name, name, options in NAMED]
+# In float32 tracing these ends in an error of PyTorch's (a buffer in float32 meets parameters in float64).
+MIXED_TYPES = ("vit_relpos", "xcit_nano", "swinv2_tiny")
+BEFORE = before.QUICK | before.SLOW
+TESTED_BEFORE = [(name, factory, 32, "any" if name in MIXED_TYPES else "graph") for name, factory in BEFORE.items()]
 TORCHVISION = [
     ("torchvision_convnext", convnext, 32, "graph"),
     ("torchvision_swin", swin, 32, "graph"),

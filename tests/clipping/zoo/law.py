@@ -198,7 +198,7 @@ def try_law(entry: Entry, engine: str, augmult: int, microbatch_size: int = 8, c
         truths, outcome.loop_fails = [], not (entry.draws and isinstance(error, InputError))
     torch.set_rng_state(random_state)
     # Most gradients are clipped.
-    clipping_norm = max(sorted(norm(truths[0][row, False]) for row in BATCHES[1])[1], 1e-6) if truths else 0.5
+    clipping_norm = max(sorted(norm(truths[-1][row, False]) for row in BATCHES[1])[1], 1e-6) if truths else 0.5
     model, loss_fn = entry.make()
     for parameter in model.parameters():
         if not isinstance(parameter, UninitializedTensorMixin):
@@ -229,7 +229,7 @@ def try_law(entry: Entry, engine: str, augmult: int, microbatch_size: int = 8, c
         first, again = seen[BATCHES[0]], of(BATCHES[0])
         same = all(torch.equal(value, again.grad_sum[name]) for name, value in first.grad_sum.items())
         outcome.repeated = same and torch.equal(first.grad_norms, again.grad_norms)
-        outcome.changed = _changed(before, model, random_state)
+        outcome.changed = changed(before, model, random_state)
         take_a_step(model)
         before = state(model)
         results = [(rows, False, out) for rows, out in seen.items()] + [(AFTER_A_STEP, True, of(AFTER_A_STEP))]
@@ -240,14 +240,15 @@ def try_law(entry: Entry, engine: str, augmult: int, microbatch_size: int = 8, c
         outcome.refused = str(refusal)
     except Exception as error:
         outcome.other_error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    outcome.changed = tuple(dict.fromkeys(outcome.changed + _changed(before, model, random_state)))
+    outcome.changed = tuple(dict.fromkeys(outcome.changed + changed(before, model, random_state)))
     return outcome
 
 
-def _changed(before: dict[str, Any], model: nn.Module, random_state: torch.Tensor) -> tuple[str, ...]:
+def changed(before: dict[str, Any], model: nn.Module, random_state: torch.Tensor) -> tuple[str, ...]:
+    """Names of what is no longer as it was."""
     after = state(model)
-    changed = tuple(name for name in before | after if before.get(name) != after.get(name))
-    return changed if torch.equal(random_state, torch.get_rng_state()) else (*changed, "the global random state")
+    names = tuple(name for name in before | after if before.get(name) != after.get(name))
+    return names if torch.equal(random_state, torch.get_rng_state()) else (*names, "the global random state")
 
 
 def _errors(truth: Truth, results: Sequence[tuple[Sequence[int], bool, Any]], clipping_norm: float) -> list[float]:

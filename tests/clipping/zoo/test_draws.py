@@ -22,7 +22,7 @@ ENGINES = ["graph", "func", "reference"]
 SOME = ["auto", "reference"]
 OTHER_KEY = hashlib.sha256(b"the next step").digest()
 DRAWN = [entry for entry in ENTRIES if entry.draws and entry.harmless]
-QUICK = [BY_NAME[name] for name in ("dropout", "stochastic_depth", "attention_function", "noise")]
+QUICK = [BY_NAME[name] for name in ("dropout", "attention_function", "noise")]
 IDS = 1000 + 17 * torch.arange(8)
 
 
