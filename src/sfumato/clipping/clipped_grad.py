@@ -155,6 +155,7 @@ class GradFn:
         self._compiles = compile
         self._engine: Engine | None = None
         self._signature: Any = None
+        self._is_double = True
 
     @property
     def methods(self) -> dict[str, str]:
@@ -191,7 +192,7 @@ class GradFn:
             inputs: (B, ...), or (B, K, ...) where ``augmult`` = K >= 1.
             targets: Each (B, ...): one for each example.
             is_padding: (B,) booleans: examples that do not count.
-            key: For models that draw random numbers, else not looked at: 16 bytes or more *of this step alone*. With one
+            key: For models that draw random numbers, else not looked at: 32 bytes *of this step alone*. With one
                 key for all steps an image would meet the same masks at every step.
             example_ids: For models that draw random numbers, else not looked at: (B,) int64, which image each example is, the
                 same whenever it is drawn. Its place in the batch is no such number: it changes with who else is drawn, and
@@ -239,7 +240,7 @@ class GradFn:
             InputError: If the law no longer holds: the model or its loss has changed what it computes.
         """
         if self._engine is not None:
-            truth = self._law.truth(True, seed, shifted=False) if self._truth_is_double else self._law.truth(False, seed, shifted=False)
+            truth = self._law.truth(self._is_double, seed, shifted=False)
             assert self.microbatch_size is not None
             self._hold(self._engine, truth, self.microbatch_size if self._compiles else 2)
 
@@ -256,9 +257,9 @@ class GradFn:
         assert self._engine is not None
         if not self._engine.draw_dims:
             return None
-        if key is None or len(key) < 16 or example_ids is None:
+        if not isinstance(key, bytes) or len(key) != 32 or example_ids is None:
             raise InputError(
-                "the model draws random numbers: give key, 16 bytes or more of this step alone, and example_ids, the number of each image. "
+                "the model draws random numbers: give key, 32 bytes of this step alone, and example_ids, the number of each image. "
                 "A place in the batch is no such number, since one image more would change all others' masks."
             )
         if example_ids.shape != (len(views),) or example_ids.dtype != torch.int64:
@@ -303,7 +304,7 @@ class GradFn:
         row = torch.zeros(1, *views.shape[2:], dtype=views.dtype, device=views.device)
         self._law = Law(self._model, self._loss_fn, row, tuple(target[:0] for target in targets), views.shape[1])
         truth = self._law.examine()
-        self._truth_is_double = truth.double
+        self._is_double = truth.double
         if self.microbatch_size is None:
             num_parameters = sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
             self.microbatch_size = max(1, min(_MICROBATCH_MAX, _MICROBATCH_VALUES // (num_parameters + views.shape[1] * truth.values_saved)))

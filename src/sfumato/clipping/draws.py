@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sfumato.errors import InputError
 
 _UNIT = 2.0**-24
+_NARROW = (torch.float32, torch.bfloat16, torch.float16)
 _MORE = (
     "the model draws more random numbers than it did for made-up images: what it draws would depend on values or on the number of calls. "
     "Draw as many for each image at every call."
@@ -56,12 +57,14 @@ class KeyedDraws(TorchDispatchMode):
 
     Attributes:
         shapes: What was drawn so far, as the shapes of each draw.
+        narrow: Whether an operation gave less than double precision.
     """
 
     def __init__(self, seeds: torch.Tensor | None, dims: Sequence[int] | None = None, *, grouped: bool = False, refusal: str = _MORE) -> None:
         super().__init__()
         self.seeds, self.dims, self.grouped, self.refusal = seeds, dims, grouped, refusal
         self.shapes: list[tuple[int, ...]] = []
+        self.narrow = False
         self._held = ExitStack()
 
     def __enter__(self) -> "KeyedDraws":
@@ -75,7 +78,9 @@ class KeyedDraws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded not in func.tags:
-            return func(*args, **(kwargs or {}))
+            out = func(*args, **(kwargs or {}))
+            self.narrow |= isinstance(out, torch.Tensor) and out.dtype in _NARROW
+            return out
         schema = func._schema.arguments
         given = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
         given |= dict(zip((argument.name for argument in schema), args, strict=False)) | (kwargs or {})

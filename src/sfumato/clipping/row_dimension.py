@@ -68,8 +68,9 @@ def _acts_along_rows(node: Node, name: str) -> str | None:
     (row_dim,) = _row_dims(value) or (None,)
     if name in ("index", "index_put", "_unsafe_index") and row_dim is not None:
         indices = given["indices"]
-        picks = row_dim < len(indices) and indices[row_dim] is not None
-        return "picks rows by their place" if picks else None
+        if row_dim >= len(indices) or indices[row_dim] is None or (name == "index_put" and _is_mask(indices, given["values"])):
+            return None
+        return "picks rows by their place"
     if name in ("take", "masked_select", "nonzero", "put"):
         return "picks values wherever they lie"
     if name == "repeat_interleave" or (name in ("slice", "slice_scatter") and _takes_all(given)):
@@ -83,6 +84,11 @@ def _acts_along_rows(node: Node, name: str) -> str | None:
     if row_dim is not None and any(dim % max(value.ndim, 1) == row_dim for dim in dims):
         return "acts along the dimension of the rows"
     return None
+
+
+def _is_mask(indices: list[Any], values: Node) -> bool:
+    """Whether one value is written where a condition on the tensor's own values holds: to each by itself."""
+    return len(indices) == 1 and indices[0].meta["val"].dtype == torch.bool and values.meta["val"].numel() == 1
 
 
 def _takes_all(given: dict[str, Any]) -> bool:

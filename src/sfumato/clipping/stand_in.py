@@ -4,8 +4,10 @@ A copy of a model will not do for checking it: `copy.deepcopy` drops hooks on pa
 they are will not do either: behind a head of zeros nothing shows.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,8 +20,8 @@ Place = tuple[str, str]
 def stand_in(model: nn.Module, dtype: torch.dtype | None, shift_seed: int | None) -> Iterator[None]:
     """Within, every parameter and buffer holds a copy; afterwards its own memory again, whatever happened to the copy.
 
-    Every `.grad` is None within, and what it was afterwards; parameters and buffers that are registered
-    within are taken away again.
+    Every `.grad` is None within, and what it was afterwards; parameters, buffers and modules that are registered
+    within are taken away again, and modes and `requires_grad` are as before.
 
     Args:
         dtype: Of the copies of floating-point values; None leaves each as it is.
@@ -29,7 +31,10 @@ def stand_in(model: nn.Module, dtype: torch.dtype | None, shift_seed: int | None
     tensors = [*parameters, *model.buffers()]
     grads = [parameter.grad for parameter in parameters]
     own = [tensor.data for tensor in tensors]  # the same memory
-    registered = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
+    trains = [parameter.requires_grad for parameter in parameters]
+    modules = list(model.modules())
+    modes = [module.training for module in modules]
+    registered = [[dict(registry) for registry in _registries(module)] for module in modules]
     generator = torch.Generator().manual_seed(shift_seed or 0)
     try:
         for number, tensor in enumerate(tensors):
@@ -41,29 +46,39 @@ def stand_in(model: nn.Module, dtype: torch.dtype | None, shift_seed: int | None
             tensor.data = value.to(dtype) if dtype is not None and value.is_floating_point() else value
         yield
     finally:
-        for module, its_parameters, its_buffers in registered:
-            _restore(module._parameters, its_parameters)
-            _restore(module._buffers, its_buffers)
-        for parameter in parameters:
+        for module, mode, before in zip(modules, modes, registered, strict=True):
+            module.training = mode
+            for registry, entries in zip(_registries(module), before, strict=True):
+                _restore(registry, entries)
+        for parameter, trainable in zip(parameters, trains, strict=True):
             parameter.grad = None
+            parameter.requires_grad_(trainable)
         for tensor, data in zip(tensors, own, strict=True):
             tensor.data = data
         for parameter, grad in zip(parameters, grads, strict=True):
             parameter.grad = grad
 
 
-def snapshot(model: nn.Module) -> dict[Place, torch.Tensor]:
-    """Copies of all parameters, frozen ones included, and of all buffers, kept in checkpoints or not."""
-    return {place: tensor.detach().clone() for place, tensor in _places(model).items()}
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """What a model keeps: parameters, frozen ones included, buffers, kept in checkpoints or not, and what of it trains."""
 
+    tensors: dict[Place, torch.Tensor]
+    flags: dict[Place, bool]
 
-def changed(model: nn.Module, before: dict[Place, torch.Tensor]) -> Place | None:
-    """The first parameter or buffer that is no longer what it was, came in or is gone; None if all is as it was."""
-    now = _places(model)
-    for place in [*now, *before]:
-        if place not in now or place not in before or not same_bits(now[place].detach(), before[place]):
-            return place
-    return None
+    @classmethod
+    def of(cls, model: nn.Module) -> "Snapshot":
+        """Copies of all of it."""
+        return cls({place: tensor.detach().clone() for place, tensor in _places(model).items()}, _flags(model))
+
+    def changed(self, model: nn.Module) -> Place | None:
+        """The first parameter, buffer or mode that is no longer what it was, came in or is gone; None if all is as it was."""
+        now = _places(model)
+        for place in [*now, *self.tensors]:
+            if place not in now or place not in self.tensors or not same_bits(now[place].detach(), self.tensors[place]):
+                return place
+        flags = _flags(model)
+        return next((place for place in [*flags, *self.flags] if flags.get(place) != self.flags.get(place)), None)
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -84,7 +99,16 @@ def _places(model: nn.Module) -> dict[Place, torch.Tensor]:
     }
 
 
-def _restore(registry: dict, before: dict) -> None:
+def _flags(model: nn.Module) -> dict[Place, bool]:
+    flags = {(path, "training"): module.training for path, module in model.named_modules()}
+    return flags | {place: tensor.requires_grad for place, tensor in _places(model).items()}
+
+
+def _registries(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    return module._parameters, module._buffers, module._modules
+
+
+def _restore(registry: dict[str, Any], before: dict[str, Any]) -> None:
     if registry.keys() != before.keys() or any(registry[name] is not tensor for name, tensor in before.items()):
         registry.clear()
         registry.update(before)
