@@ -327,17 +327,17 @@ class GradFn:
             InputError: If it cannot take the model, or breaks the law.
         """
         engine: Engine
-        if name == "graph":
-            engine = GraphEngine(self._model, self._loss_fn, row, self._methods, self._precision, self._compiles)
-        else:
-            engine = ENGINES[name](self._model, self._loss_fn, row, self._methods)
-        engine.draw_dims = truth.draw_dims
         try:
+            if name == "graph":
+                engine = GraphEngine(self._model, self._loss_fn, row, self._methods, self._precision, self._compiles)
+            else:
+                engine = ENGINES[name](self._model, self._loss_fn, row, self._methods)
+            engine.draw_dims = truth.draw_dims
             engine.choose_methods(self._law.batch(count, truth))
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise
-            raise InputError(f"engine {name!r} fails on this model: {str(error).splitlines()[0]}") from error
+            raise InputError(f'engine "{name}" fails on this model: {str(error).splitlines()[0]}') from error
         self._hold(engine, truth, count)
         return engine
 

@@ -1,6 +1,7 @@
 """From a model to its meetings and its groups of weights: what the engine needs to know before it sees an image."""
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import nn
@@ -74,12 +75,19 @@ def _kind(traced: Capture, model: nn.Module, parameters: dict[str, torch.Tensor]
         return "general"
     with torch.enable_grad():
         exact = {name: value.double().requires_grad_(name in sources) for name, value in parameters.items()}
-        values = traced.state(model) | {node: exact[name] for name, node in traced.parameters.items()}
-        traced.shared.run(values)
+        values = {node: _wide(value) for node, value in traced.state(model).items()} | {node: exact[name] for name, node in traced.parameters.items()}
+        try:
+            traced.shared.run(values)
+        except RuntimeError:  # types that are written into the graph meet others
+            return "general"
         weight = values[traced.weights[weights[0]]]
         if weight.dtype != torch.float64:
             return "general"
         return "standardized" if is_standardized(weight, [exact[name] for name in sources]) else "general"
+
+
+def _wide(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def _refuse_low_precision(traced: Capture, parameters: dict[str, torch.Tensor], weights: tuple[str, ...], sources: tuple[str, ...]) -> None:

@@ -1,0 +1,165 @@
+"""What is checked before a private image is seen, and with what: the zoo (tests/clipping/zoo) says what it finds."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sfumato import config
+from sfumato.clipping import clipped_grad
+from sfumato.clipping.stand_in import Snapshot, stand_in
+from sfumato.errors import InputError
+
+ENGINES = ["graph", "func", "reference"]
+
+
+def cross_entropy(outputs, targets):
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+class Watched(nn.Module):
+    """Tells what its forward pass is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = nn.Linear(4, 3), []
+
+    def forward(self, x):
+        self.seen.append(x)
+        return self.layer(x)
+
+
+def test_what_is_checked_does_not_depend_on_the_images():
+    seen = []
+    for fill in (12345.0, float("nan")):
+        model = Watched()
+        clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="graph")(torch.full((3, 4), fill), torch.tensor([2, 2, 2]))
+        seen.append([x.detach() for x in model.seen if type(x) is torch.Tensor])
+    assert len(seen[0]) == len(seen[1]) > 5
+    assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
+
+
+def test_targets_are_made_up_for_the_checks():
+    seen = []
+
+    def watched(outputs, targets):
+        if len(seen) < 8:
+            seen.append(targets)
+        return cross_entropy(outputs, targets)
+
+    clipped_grad(nn.Linear(4, 9), watched, clipping_norm=1.0, engine="reference")(torch.zeros(3, 4), torch.full((3,), -100))  # none a class
+    assert seen and all((targets >= 0).all() for targets in seen)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_standing_in_gives_every_tensor_its_own_memory_back(dtype):
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+    model[2].weight = nn.Parameter(model[2].weight.detach(), requires_grad=False)
+    tensors = [*model.parameters(), *model.buffers()]
+    model[0].weight.grad = torch.ones(3, 4)
+    where, before = [tensor.data_ptr() for tensor in tensors], Snapshot.of(model)
+    with pytest.raises(KeyboardInterrupt), stand_in(model, dtype, shift_seed=3):
+        assert before.changed(model)
+        assert not torch.equal(model[2].weight.float(), before.tensors["2", "weight"])  # a frozen one moves as well
+        model(torch.randn(5, 4, dtype=dtype)).sum().backward()
+        model[2].weight.data = torch.zeros(1)
+        model[2].weight.requires_grad_(True)
+        model[0].register_buffer("cache", torch.ones(2))
+        model.add_module("late", nn.Linear(1, 1))
+        model.eval()
+        raise KeyboardInterrupt
+    assert before.changed(model) is None and [tensor.data_ptr() for tensor in tensors] == where
+    assert torch.equal(model[0].weight.grad, torch.ones(3, 4)) and model[0].bias.grad is None and len(model) == 3
+
+
+class Turning(nn.Module):
+    """Computes something else once it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.turned = nn.Linear(4, 3), False
+
+    def forward(self, x):
+        return self.layer(-x if self.turned else x)
+
+
+@pytest.mark.parametrize("engine", ["graph", "func"])
+def test_a_model_that_computes_otherwise_later_is_found_when_it_is_verified(engine):
+    model = Turning()
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine=engine)
+    grad_fn(torch.randn(3, 4), torch.tensor([0, 1, 2]))
+    grad_fn.verify(1)
+    model.turned = True
+    if engine == "graph":  # which computes what it traced
+        with pytest.raises(InputError, match='"graph" gives other gradients than plain autograd'):
+            grad_fn.verify(2)
+    else:
+        grad_fn.verify(2)
+    with torch.no_grad():
+        model.layer.weight.zero_()
+    model.turned = False
+    grad_fn.verify(3)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_tiny_clipping_norms_are_refused(engine):
+    """From the square of 1e-23 on, norms in float32 are zero, and nothing would be clipped."""
+    with pytest.raises(InputError, match="at least 1e-12"):
+        clipped_grad(nn.Linear(4, 3), cross_entropy, clipping_norm=9.9e-13, engine=engine)
+    with pytest.raises(InputError, match="privacy.clipping_norm"):
+        config.parse({"data": {"name": "digits"}, "privacy": {"clipping_norm": 9.9e-13}})
+    model = nn.Linear(4000, 3).requires_grad_(True)
+    grad_fn = clipped_grad(model, lambda outputs: 1e-8 * outputs.sum(1), clipping_norm=1e-12, engine=engine)
+    out = grad_fn(torch.randn(2, 4000))
+    total = torch.stack([value.double().square().sum() for value in out.grad_sum.values()]).sum().sqrt()
+    assert 1 < total <= 2 * (1 + 1e-5)
+
+
+class NarrowInside(nn.Module):
+    """Rounds to float32 inside, whatever it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 8, 3), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.first(x).float().relu().mean((2, 3)).to(x.dtype))
+
+
+class SinglePrecisionOnly(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.constant = nn.Linear(16, 3), torch.randn(16, 16)
+
+    def forward(self, x):
+        return self.layer(torch.relu(x.flatten(1) @ self.constant))
+
+
+@pytest.mark.parametrize("model", [NarrowInside(), SinglePrecisionOnly()], ids=["casts", "constants"])
+@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+def test_models_that_do_not_run_in_double_precision_are_checked_as_they_are(engine, model):
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine=engine)
+    inputs, targets = torch.randn(5, 1, 4, 4), torch.arange(5) % 3
+    norms = grad_fn(inputs, targets).grad_norms
+    for i in range(5):
+        model.zero_grad()
+        cross_entropy(model(inputs[i : i + 1]), targets[i : i + 1]).sum().backward()
+        norm = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
+        assert norms[i] == pytest.approx(norm.item(), rel=1e-4)
+    model.zero_grad()
+
+
+def test_a_hook_on_a_layer_behind_zeros_is_not_lost():
+    """With the head as it is, nothing of what lies before it shows."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    nn.init.zeros_(model[2].weight)
+    model[0].weight.register_hook(lambda grad: -grad)
+    with pytest.raises(InputError, match="at '0' .Linear. or before it.*engine=\"reference\""):
+        clipped_grad(model, cross_entropy, clipping_norm=1.0)(torch.randn(2, 4), torch.tensor([0, 1]))
+    assert clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="reference")(torch.randn(2, 4), torch.tensor([0, 1])).grad_norms.all()
+
+
+@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+def test_lazy_layers_are_refused(engine):
+    with pytest.raises(InputError, match="gets its shape from the first images"):
+        clipped_grad(nn.LazyLinear(3), cross_entropy, clipping_norm=1.0, engine=engine)(torch.randn(2, 4), torch.tensor([0, 1]))
