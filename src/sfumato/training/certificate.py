@@ -46,6 +46,7 @@ def certificate(plan: Plan, mechanism: Mechanism, ledger: Ledger, status: str) -
         "num_examples": mechanism.num_examples,
         "num_steps": mechanism.num_steps,
         "clipping_norm": privacy.clipping_norm if privacy else None,
+        "run_id": ledger.lines[0]["run_id"],
         "ledger_lines": len(ledger.lines),
         "ledger_head": ledger.head,
     }
