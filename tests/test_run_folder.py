@@ -8,7 +8,6 @@ from sfumato import run_folder
 from sfumato.errors import InputError, MachineError
 from sfumato.run_folder import GENESIS, JsonLines, Ledger
 
-
 KEY = bytes(range(32))
 
 
