@@ -285,6 +285,7 @@ def test_lines_cut_back_to_the_checkpoint_are_missed_in_whatever_environment(int
     path.write_bytes(b"".join(lines[: facts["ledger_lines"]]))
     assert "lines were removed" in refused(interrupted, tmp_path, "--resume", "--set", "training.microbatch_size=50")
     (interrupted / "ledger.head").unlink()
+    (tmp_path / "log").unlink()
     assert "ledger.head is missing" in refused(interrupted, tmp_path, "--resume", "--set", "training.microbatch_size=50")
 
 

@@ -26,6 +26,7 @@ from sfumato.training.evaluation import predict_logits, score
 from sfumato.training.interrupt import Interrupted, watch_for_interrupts
 from sfumato.training.learner import Learner, build_learner
 from sfumato.training.resolve import Plan
+from sfumato.training.verification import verify
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +70,7 @@ def train(
     """
     if resume and (folder / "result.json").exists():
         sessions.refuse_changed_recipe(folder, plan)
+        verify(folder)
         if not plan.recipe.run.keep_key:
             run_folder.delete_key(folder)
         return read_json(folder / "result.json")
