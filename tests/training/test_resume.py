@@ -6,12 +6,16 @@ import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+import sfumato
 from sfumato.randomness import run_id, subkey
 from sfumato.run_folder import Ledger
 from sfumato.training.tensor_mac import tensor_mac
@@ -220,6 +224,46 @@ def test_a_finished_run_prints_its_result_again_and_changes_nothing(finished, tm
     printed = json.loads(log.read_text().splitlines()[-1])
     assert printed["test_accuracy"] == json.loads((finished / "result.json").read_text())["test_accuracy"]
     assert (folder / "ledger.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("file", ["ledger.jsonl", "privacy.json", "result.json", "model.safetensors"])
+def test_a_finished_run_with_another_run_s_file_is_refused_though_its_key_is_gone(finished, tmp_path, file):
+    other, folder, log = tmp_path / "other", tmp_path / "run", tmp_path / "log"
+    shutil.copytree(finished, folder)
+    settings = ["--set", "training.num_steps=2", "--set", "training.evaluate_every=2"]
+    assert faults.run(["train", "demo/digits", *settings, "--accountant", "rdp", "--output", str(other)], log=log) == 0
+    shutil.copy2(other / file, folder / file)
+    log.unlink()
+    assert faults.run(command(folder, "--resume"), log=log) == 2
+    assert "another" in log.read_text() and "Traceback" not in log.read_text()
+
+
+@pytest.mark.parametrize("altered", ["num_steps", "epsilon", "noise_multiplier", "ledger_lines", "run_id"])
+def test_an_altered_certificate_of_a_finished_run_is_refused(finished, tmp_path, altered):
+    folder, log = tmp_path / "run", tmp_path / "log"
+    shutil.copytree(finished, folder)
+    claim = json.loads((folder / "privacy.json").read_text())
+    claim[altered] = "0" * 32 if altered == "run_id" else claim[altered] / 2
+    (folder / "privacy.json").write_text(json.dumps(claim))
+    assert faults.run(command(folder, "--resume"), log=log) == 2 and "states another" in log.read_text()
+
+
+def test_a_reworded_help_text_repeats_every_bit_and_spends_nothing(begun, finished, tmp_path):
+    """A copy of the package, in which nothing but words for people differ."""
+    package, folder = tmp_path / "package", tmp_path / "run"
+    shutil.copytree(Path(sfumato.__file__).parent, package / "sfumato", ignore=shutil.ignore_patterns("__pycache__"))
+    text = package / "sfumato" / "cli" / "train.py"
+    assert "Goes on with" in text.read_text()
+    text.write_text(text.read_text().replace("Goes on with", "Continues"))
+    shutil.copytree(begun, folder)
+    words = [
+        "-c",
+        f"import sys; sys.path.insert(0, {str(package)!r}); import torch; torch.set_num_threads(1); from sfumato import cli; "
+        "assert cli.__file__.startswith(sys.path[0]); sys.exit(cli.run(sys.argv[1:]))",
+    ]
+    done = subprocess.run([sys.executable, *words, *command(folder, "--resume")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(folder, finished)
 
 
 def refused(folder, tmp_path, *more):
