@@ -104,6 +104,22 @@ def test_killed_inside_a_write_it_ends_as_if_nothing_had_happened(begun, finishe
 
 
 @pytest.mark.parametrize(
+    "die_at",
+    [*[("file", number, share) for number in (1, 2, 3, 4, 5, 6) for share in (0.5, 1.0)], *[("ledger", number, 0.3) for number in (1, 2, 3)]],
+    ids=str,
+)
+def test_a_start_that_was_killed_anywhere_is_finished_by_resume(tmp_path, die_at):
+    """Recipe, key, the ledger's first lines and their heads, the certificate, the first checkpoint."""
+    folder, log = tmp_path / "run", tmp_path / "log"
+    words = ["--set", "training.num_steps=3", "--set", "training.evaluate_every=3", "--set", "model.options.width=2"]
+    assert faults.run(command(folder, *words), die_at=die_at) == -signal.SIGKILL
+    assert faults.run(command(folder, *words, "--resume"), log=log) == 0, log.read_text()
+    lines = Ledger.open(folder / "ledger.jsonl").lines
+    assert [line["step"] for line in lines if line["kind"] == "step"] == [1, 2, 3]  # each once, in whichever session
+    assert json.loads((folder / "privacy.json").read_text())["num_steps"] == 3 and not (folder / "key").exists()
+
+
+@pytest.mark.parametrize(
     "full_at", [("full ledger", 9, 0.5), ("full ledger", 12, 0.0), *[("full file", number, 0.5) for number in (5, 6, 7, 12)]], ids=str
 )
 def test_a_full_disk_ends_with_one_line_and_the_run_goes_on_when_there_is_room(begun, finished, tmp_path, full_at):
