@@ -18,12 +18,12 @@ def loss(outputs, labels):
 
 
 class Network(nn.Module):
-    def __init__(self, scale=1.0, power=2, dim=1, table=0.5, order=(0, 1), persistent=False):
+    def __init__(self, scale=1.0, power=2, dim=1, table=0.5, constant=0.5, order=(0, 1), persistent=False):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
         self.scale, self.power, self.dim, self.order = scale, power, dim, order
-        self.constant = torch.full((6,), table)
+        self.constant = torch.full((6,), constant)
         self.register_buffer("table", torch.full((6,), table), persistent=persistent)
 
     def forward(self, x):
@@ -40,7 +40,10 @@ def graph_of(model):
 
 def test_whatever_changes_what_a_graph_computes_changes_its_digest():
     same = [graph_of(Network()) for _ in range(2)]
-    others = [graph_of(Network(**change)) for change in ({"scale": 1.0 + 2**-50}, {"power": 3}, {"dim": -1}, {"table": 0.5000001}, {"order": (1, 0)})]
+    others = [
+        graph_of(Network(**change))
+        for change in ({"scale": 1.0 + 2**-50}, {"power": 3}, {"dim": -1}, {"table": 0.5000001}, {"constant": 0.5000001}, {"order": (1, 0)})
+    ]
     assert same[0] == same[1] and len({same[0], *others}) == 1 + len(others)
 
 
@@ -52,8 +55,6 @@ def test_weights_are_state_and_in_no_digest():
             value.add_(1.0)
     assert (graph_of(model), identity(model, loss, None)) == before
     tables = [Network(table=value, persistent=True) for value in (0.5, 0.25)]
-    for model in tables:
-        model.constant = torch.zeros(6)
     assert graph_of(tables[0]) == graph_of(tables[1])
 
 

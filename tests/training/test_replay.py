@@ -122,7 +122,8 @@ def test_two_versions_of_a_model_share_neither_noise_nor_samples(tmp_path, engin
     folder, copy, code = interrupted(tmp_path, engine)
     other_code = modules(tmp_path / "other", scale="1.001")
     first, _ = finish(folder, engine, code, tmp_path)
-    second, _ = finish(copy, engine, other_code, tmp_path)
+    second, said = finish(copy, engine, other_code, tmp_path)
+    assert "bit for bit" not in said  # it is known before anything is computed
     assert {session for session, _ in lines_of(folder)} == {0} and {session for session, _ in lines_of(copy)} == {0, 1}
     assert len(first) == len(second) == STEPS - SAVED
     for one, other in zip(first, second, strict=True):
@@ -148,6 +149,29 @@ def test_a_repeated_update_with_another_sum_is_not_released_but_drawn_afresh_and
     assert claim["num_steps"] == len(lines_of(copy)) > whole["num_steps"] == STEPS and claim["epsilon"] > whole["epsilon"]
     session = [line for line in Ledger.open(copy / "ledger.jsonl").lines if line["kind"] == "session"][-1]
     assert (session["session"], session["from_session"], session["first_step"]) == (1, 0, SAVED + 1)
+
+
+def test_going_back_takes_the_state_back_too(tmp_path):
+    """The first repetition is the same, the second is not: what follows starts from the checkpoint, not from the update in between."""
+    _, copy, code = interrupted(tmp_path, "func", beside="eval((Path(__file__).parent / 'scale.txt').read_text())")
+    watched = tmp_path / "watched-copy"
+    (code / "scale.txt").write_text(f"1.5 if any(Path({str(watched)!r}).glob('*')) else 1.0")
+    seen, said = finish(copy, "func", code, tmp_path)
+    assert "update 10 does not repeat bit for bit" in said
+    assert lines_of(copy) == [(0, step) for step in range(1, RECORDED + 1)] + [(1, step) for step in range(SAVED + 1, STEPS + 1)]
+    assert len(seen) == 1 + STEPS - SAVED
+    kept = {int(path.stem.removeprefix("step-")): load_file(path) for path in (copy / "checkpoints").iterdir()}
+    names = [name for name in kept[STEPS] if name.startswith("model.")]
+    moved = torch.cat([(kept[STEPS][name] - kept[12][name]).flatten() for name in names])
+    assert torch.allclose(moved, -2.0 / 512 * sum(each["released"] for each in seen[-2:]), atol=1e-5)
+    first = torch.cat([(kept[12][name] - saved).flatten() for name, saved in model_of(tmp_path / "begun").items()])
+    assert torch.allclose(first, -2.0 / 512 * sum(each["released"] for each in seen[1:-2]), atol=1e-5)
+
+
+def model_of(folder):
+    """The weights of the newest checkpoint."""
+    newest = load_file(max((folder / "checkpoints").iterdir()))
+    return {name: value for name, value in newest.items() if name.startswith("model.")}
 
 
 def test_copies_that_compute_differently_after_the_last_recorded_update_share_one_sample_at_most(tmp_path):
