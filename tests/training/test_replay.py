@@ -160,18 +160,15 @@ def test_going_back_takes_the_state_back_too(tmp_path):
     assert "update 10 does not repeat bit for bit" in said
     assert lines_of(copy) == [(0, step) for step in range(1, RECORDED + 1)] + [(1, step) for step in range(SAVED + 1, STEPS + 1)]
     assert len(seen) == 1 + STEPS - SAVED
-    kept = {int(path.stem.removeprefix("step-")): load_file(path) for path in (copy / "checkpoints").iterdir()}
-    names = [name for name in kept[STEPS] if name.startswith("model.")]
-    moved = torch.cat([(kept[STEPS][name] - kept[12][name]).flatten() for name in names])
-    assert torch.allclose(moved, -2.0 / 512 * sum(each["released"] for each in seen[-2:]), atol=1e-5)
-    first = torch.cat([(kept[12][name] - saved).flatten() for name, saved in model_of(tmp_path / "begun").items()])
-    assert torch.allclose(first, -2.0 / 512 * sum(each["released"] for each in seen[1:-2]), atol=1e-5)
+    before, between, after = (weights(folder, step) for folder, step in ((tmp_path / "begun", SAVED), (copy, 12), (copy, STEPS)))
+    assert torch.allclose(after - between, -2.0 / 512 * sum(each["released"] for each in seen[-2:]), atol=1e-5)
+    assert torch.allclose(between - before, -2.0 / 512 * sum(each["released"] for each in seen[1:-2]), atol=1e-5)
 
 
-def model_of(folder):
-    """The weights of the newest checkpoint."""
-    newest = load_file(max((folder / "checkpoints").iterdir()))
-    return {name: value for name, value in newest.items() if name.startswith("model.")}
+def weights(folder, step):
+    """The parameters of a checkpoint, in the model's order."""
+    tensors = load_file(folder / "checkpoints" / f"step-{step:09d}.safetensors")
+    return torch.cat([tensors[f"model.{layer}.{kind}"].flatten() for layer in ("features", "head") for kind in ("weight", "bias")])
 
 
 def test_copies_that_compute_differently_after_the_last_recorded_update_share_one_sample_at_most(tmp_path):
