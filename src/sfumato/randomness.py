@@ -32,7 +32,7 @@ def subkey(key: bytes, purpose: str) -> bytes:
 
 
 def run_id(key: bytes) -> str:
-    """The name of the run whose key this is, 32 hexadecimal digits: public, and bound to the key, of which it tells nothing."""
+    """The name of the run whose key this is, 32 hexadecimal digits: public, bound to the key, of which it tells nothing."""
     return subkey(key, "run id").hex()[:32]
 
 
@@ -68,7 +68,7 @@ class Streams:
     session: dict[str, Any]
 
     def stream(self, purpose: str, step: int = 0, **bound_to: str) -> "Stream":
-        """The stream of one purpose at one step, bound to whatever else is named; the same arguments give the same bits."""
+        """The stream of one purpose at one step, bound to what else is named; equal arguments give equal bits."""
         message = {"context": self.context, "session": self.session, "purpose": purpose, "step": step}
         if bound_to:
             message["bound to"] = bound_to
@@ -109,7 +109,7 @@ class Stream:
         """The cipher from one of its blocks of 64 bytes on. After 2^32 blocks, 256 GiB, the library refuses to go on."""
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-        # Each stream has a key of its own, so a constant nonce never repeats under one key. The block's number comes before it.
+        # Each stream has a key of its own, so a constant nonce never repeats under one key. The block's number is before it.
         return Cipher(algorithms.ChaCha20(self._key, block.to_bytes(4, "little") + bytes(12)), mode=None).encryptor()
 
 

@@ -181,7 +181,8 @@ class Ledger:
             InputError: If the head's file is missing, not of this key, or not of this ledger.
         """
         self._key = subkey(key, "ledger head")
-        path, restore = self.head_path, "so what was spent is not known. Restore both files from one copy, or start a new run."
+        path = self.head_path
+        restore = "so what was spent is not known. Restore both files from one copy, or start a new run."
         if not path.exists():
             if self.lines:
                 raise InputError(f"{path} is missing: lines of {self.path} may be, too, {restore}")
@@ -198,7 +199,8 @@ class Ledger:
             self.lines.append(line)
             self._unwritten = _as_bytes(line)
         elif (count, line["hash"]) != (len(self.lines), self.head):
-            raise InputError(f"{self.path} has not the {count} lines that {path.name} states: lines were removed or are another copy's, {restore}")
+            lack = f"{self.path} has not the {count} lines that {path.name} states: lines were removed or are another copy's"
+            raise InputError(f"{lack}, {restore}")
 
     def append(self, entry: dict[str, Any]) -> dict[str, Any]:
         """Adds a line and returns it, once it is on disk.
@@ -209,7 +211,8 @@ class Ledger:
         self.settle()
         line = {**entry, "prev": self.head}
         line["hash"] = _line_hash(line)
-        write_json(self.head_path, {"lines": len(self.lines) + 1, "line": line, "mac": self._head_mac(len(self.lines) + 1, line)})
+        count = len(self.lines) + 1
+        write_json(self.head_path, {"lines": count, "line": line, "mac": self._head_mac(count, line)})
         self.lines.append(line)
         self._unwritten = _as_bytes(line)
         self.settle()

@@ -66,7 +66,7 @@ def _value(value: Any) -> Any:
 
 
 def _graph(capture: Capture) -> list[Any]:
-    """Every operation with its arguments. Operations stand for one another by number: their names depend on the exporter's mood."""
+    """Every operation with its arguments, numbered in their order: their names mean nothing."""
     numbers: dict[Node, int] = {}
     lines: list[Any] = []
     for node, (kind, name) in capture._placeholders.items():
@@ -82,7 +82,7 @@ def _graph(capture: Capture) -> list[Any]:
 
 
 def _plain(value: Any, numbers: Mapping[Node, int]) -> Any:
-    """An argument as JSON, each type under its own name. Sizes that depend on the number of rows are not written: operations make them."""
+    """An argument as JSON, each type under its own name. Sizes that depend on the number of rows are left out."""
     if isinstance(value, Node):
         return {"operation": numbers[value]}
     if isinstance(value, (list, tuple)):
@@ -108,7 +108,7 @@ def _name(target: Any) -> str:
 
 
 def _sources(objects: Iterable[Any]) -> list[Any]:
-    """The modules that objects come from and all that these name, each with its source; of an installed package its version too."""
+    """The modules that objects come from and all that these name: each one's source, and the version of its package."""
     found: dict[str, Any] = {}
     waiting = [name for each in objects for name in _modules_of(each)]
     while waiting:
@@ -118,7 +118,8 @@ def _sources(objects: Iterable[Any]) -> list[Any]:
             continue
         module = sys.modules.get(name)
         found[name] = [_versions(top), _digest_of_file(module)]
-        if module is not None and not {"site-packages", "dist-packages"} & set(Path(getattr(module, "__file__", None) or "").parts):
+        path = Path(getattr(module, "__file__", None) or "")
+        if module is not None and not {"site-packages", "dist-packages"} & set(path.parts):
             # Somebody's own code: what it names is likely to be changed with it.
             waiting += [named for value in vars(module).values() for named in _modules_of(value)]
     return sorted(found.items())

@@ -79,7 +79,7 @@ def load(path: Path, key: bytes) -> Checkpoint:
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         raise damaged from None
     if not hmac.compare_digest(str(facts.pop("mac", "")), _mac(key, facts, tensors)):
-        raise InputError(f"checkpoint {path} is damaged, or was altered, or is another run's: its code is not of this run's key. {remedy}")
+        raise InputError(f"checkpoint {path} is damaged, altered or another run's: its code is not of this run's key. {remedy}")
     return Checkpoint(tensors, facts)
 
 

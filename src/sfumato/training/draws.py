@@ -22,7 +22,7 @@ from sfumato.training.tensor_mac import tensor_mac
 
 
 class SumChanged(Exception):
-    """A repeated update has another sum than the one that may have been released: it must not be released with the same noise."""
+    """A repeated update has another sum than the one that may have been released: it must not meet the same noise."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"update {step} does not repeat bit for bit")
@@ -39,7 +39,7 @@ class Draws:
         key: The run's.
         context: Digests of the recipe and of the data.
         ledger: Its last session line is this session's.
-        is_public: Runs of one public seed share their randomness on purpose, whatever they compute: they are not private.
+        is_public: Runs of one public seed share their randomness on purpose; they are not private.
         seals_sums: Whether sums are clipped, and noise is added.
     """
 
@@ -49,12 +49,14 @@ class Draws:
         if is_public:
             self._streams = Streams(key, {}, {"number": self.session})
         else:
-            self._streams = Streams(key, context, {"number": self.session, "environment": randomness.digest(session["environment"])})
+            environment = randomness.digest(session["environment"])
+            self._streams = Streams(key, context, {"number": self.session, "environment": environment})
         self._ledger = ledger
         self._is_public = is_public
         self._sum_key = randomness.subkey(key, "sum") if seals_sums and not is_public else None
         self.num_releases = len(lines_of.releases(ledger.lines))
-        self._lines = {line["step"]: line for line in ledger.lines if line["kind"] == "step" and line["session"] == self.session}
+        steps = (line for line in ledger.lines if line["kind"] == "step")
+        self._lines = {line["step"]: line for line in steps if line["session"] == self.session}
 
     def is_recorded(self, step: int) -> bool:
         """Whether the update is on the ledger in this session: then it is a repetition, and counts already."""

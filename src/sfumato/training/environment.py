@@ -73,9 +73,10 @@ def describe(
 
 @functools.cache
 def digest_of_code(package: Path) -> str:
-    """Of the Python files that compute. A version alone would not tell two states of a checkout apart, whose updates round differently."""
+    """Of the Python files that compute. A version alone would not tell two states of a checkout apart."""
     digest = hashlib.sha256()
-    for path in sorted(path for room in COMPUTES for path in ([package / room] if room.endswith(".py") else (package / room).rglob("*.py"))):
+    rooms = [package / room for room in COMPUTES]
+    for path in sorted(path for room in rooms for path in (room.rglob("*.py") if room.is_dir() else [room])):
         digest.update(f"{path.relative_to(package).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()[:16]
 

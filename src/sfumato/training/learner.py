@@ -108,7 +108,8 @@ class Learner:
 
     def identity(self) -> str:
         """A digest of what is computed, as far as it can be told."""
-        return identity(self.model, self.objective.loss, self.grad_fn._engine if self.plan.recipe.privacy is not None else None)
+        engine = None if self.plan.recipe.privacy is None else self.grad_fn._engine
+        return identity(self.model, self.objective.loss, engine)
 
     def initialise(self, seed: np.ndarray) -> None:
         """Draws the initial weights from one uniform word."""

@@ -165,8 +165,8 @@ class _Run:
         try:
             return self._complete(*self._take_steps())
         except SumChanged as changed:
-            # An operation that is not deterministic, or a model that computes otherwise than it did. Not one bit of that sum was released.
-            self.progress.message(f"{changed}: going back to the last checkpoint; what follows is drawn afresh, and counts again")
+            # An operation that is not deterministic, or a model that computes otherwise than it did.
+            self.progress.message(f"{changed}: going back to the last checkpoint; what follows is drawn afresh and counts again")
             self.session = sessions.begin_again(self.session, self.plan, self.dataset)
             self._go_on_from(self.session.checkpoint)
             return self._complete(*self._take_steps())

@@ -126,13 +126,15 @@ def begin_again(session: Session, plan: Plan, dataset) -> Session:
     """Goes back to the newest checkpoint and draws all updates after it afresh, in a session of its own."""
     found = checkpoints.load_newest(session.folder, session.key)
     last = lines_of.last_session(session.ledger.lines)
-    session.ledger.append(lines_of.next_session_line(last, found.facts["step"], found.facts["session"], last["environment"]))
+    facts = found.facts
+    session.ledger.append(lines_of.next_session_line(last, facts["step"], facts["session"], last["environment"]))
     return _session(session.folder, session.ledger, session.key, plan, dataset, found)
 
 
 def _is_untouched(folder: Path, ledger: Ledger) -> bool:
     """Whether a start was cut short before there was a key, so that a new one may be drawn."""
-    return not (ledger.lines or ledger.head_path.exists() or checkpoints.paths(folder) or (folder / run_folder.KEY_FILE).exists())
+    has_key = (folder / run_folder.KEY_FILE).exists()
+    return not (ledger.lines or ledger.head_path.exists() or checkpoints.paths(folder) or has_key)
 
 
 def _key_of(folder: Path, ledger: Ledger) -> bytes:
@@ -209,8 +211,10 @@ def _session(folder: Path, ledger: Ledger, key: bytes, plan: Plan, dataset, foun
     ledger.settle()
     digest_of_data = data_digest(key, dataset)
     context = {"recipe": recipe_digest(plan.recipe), "data": digest_of_data}
-    # A public seed makes common random numbers: runs that differ in batch size or data share their noise. Such a run is marked as not private.
-    draws = Draws(key, context, ledger, is_public=plan.recipe.run.seed is not None, seals_sums=plan.recipe.privacy is not None)
+    # A public seed makes common random numbers: runs that differ in batch size or data share their noise.
+    # Such a run is marked as not private.
+    recipe = plan.recipe
+    draws = Draws(key, context, ledger, is_public=recipe.run.seed is not None, seals_sums=recipe.privacy is not None)
     return Session(folder, key, ledger, draws, found, digest_of_data)
 
 

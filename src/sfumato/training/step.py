@@ -97,7 +97,7 @@ class PrivateStep:
     def collect(
         self, images: ImageSet, parameters: dict[str, torch.Tensor], randomness: Randomness, *, with_norms: bool = False
     ) -> tuple[dict[str, torch.Tensor], Statistics]:
-        """``grad_sum``, which nobody may see, and statistics of it; ``with_norms`` looks at how long the gradients were, too."""
+        """``grad_sum``, which nobody may see, and statistics; ``with_norms`` adds how long the gradients were."""
         device = next(iter(parameters.values())).device
         grad_sum: dict[str, torch.Tensor] = {}
         norms, losses = [], []

@@ -1,4 +1,4 @@
-"""What can be told of a finished run, whose key is gone: whether its files are one run's, and its claim that of its ledger."""
+"""What can be told of a finished run without its key: whether its files are one run's, its claim that of its ledger."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,8 @@ def verify(folder: Path) -> dict[str, Any]:
 
 
 def _compare(path: Path, found: Any, expected: dict[str, Any]) -> None:
-    wrong = next((key for key, value in expected.items() if not isinstance(found, dict) or key not in found or found[key] != value), None)
+    stated = found if isinstance(found, dict) else {}
+    wrong = next((key for key, value in expected.items() if key not in stated or stated[key] != value), None)
     if wrong is not None:
         raise InputError(
             f"{path} states another {wrong} than the rest of this run: it was altered, or is another run's. Restore the folder from a copy."
