@@ -1,6 +1,6 @@
 """Cost of everything that is not the gradient, and of the gradient that the fast engine must beat.
 
-    python -m benchmarks.foundation [startup overhead memory decoding engine update]
+    python -m benchmarks.foundation [startup overhead noise memory decoding engine update]
 
 Prints one JSON object; seconds are medians of whole processes where a process is measured. Needs SFUMATO_DATA
 for `overhead`, `memory` and `update`. Nothing else should run meanwhile.
@@ -52,14 +52,10 @@ def train_briefly(*settings: str, steps: int = 20) -> tuple[dict[str, Any], Path
 
 
 def overhead() -> dict[str, Any]:
-    """Sampling, noise, ledger and checkpoint, as a share of a run and per step.
-
-    The random bits are drawn in the background of a run; here their whole cost counts.
-    """
+    """Sampling, noise, ledger and checkpoint, as a share of a run and per step; the ledger's seconds hold the sum's code."""
     from sfumato import randomness
     from sfumato.accounting.mechanism import Mechanism
     from sfumato.data.poisson import poisson_batch
-    from sfumato.training.noise import add_noise
     from sfumato.training.step import Views, draw
     from sfumato.training.trained import load_run
 
@@ -69,24 +65,39 @@ def overhead() -> dict[str, Any]:
     batch_size, augmentation = trained.recipe.training.batch_size, trained.recipe.augmentation
     assert batch_size is not None
     mechanism = Mechanism(60_000, batch_size, 1.0, steps)
-    zeros = {name: value.detach() * 0 for name, value in trained.model.named_parameters()}
-    num_parameters = sum(value.numel() for value in zeros.values())
     streams = randomness.Streams(randomness.new_key(), {}, {})
 
     def bits():
-        views = Views.of(augmentation)
-        sampler = lambda: poisson_batch(mechanism, streams.stream("sampling"))  # noqa: E731
-        return draw(mechanism, sampler, num_parameters, views, streams.stream("noise"), streams.stream("views"))
+        return draw(mechanism, poisson_batch(mechanism, streams.stream("sampling")), Views.of(augmentation), streams.stream("views"))
 
-    words = bits().noise_words
     parts = {
-        "sampling_and_keystream": median_seconds(bits, 50),
-        "noise": median_seconds(lambda: add_noise(zeros, 1.0, words), 50),
+        "sampling": median_seconds(bits, 50),
+        "noise": noise_seconds(sum(value.numel() for value in trained.model.parameters()))["noise"],
         "ledger": line["phases"]["ledger"] / steps,
         "checkpoint": line["phases"]["checkpoint"] / steps,
     }
     total, step_seconds = sum(parts.values()), line["seconds"] / steps
     return {"ms_a_step": {name: round(1e3 * value, 2) for name, value in {**parts, "all": total}.items()}, "share": round(total / step_seconds, 4)}
+
+
+def noise_seconds(num_parameters: int) -> dict[str, float]:
+    """Of one update: the code of its sum; then, for no noise is known before its sum is, keystream, transform and addition."""
+    import torch
+
+    from sfumato.randomness import Stream, new_key
+    from sfumato.training.noise import add_noise
+    from sfumato.training.tensor_mac import tensor_mac
+
+    key, grad_sum = new_key(), {"weights": torch.randn(num_parameters)}
+    return {
+        "code": median_seconds(lambda: tensor_mac(key, [], grad_sum), 20),
+        "noise": median_seconds(lambda: add_noise(grad_sum, 1.0, Stream(key)), 20),
+    }
+
+
+def noise() -> dict[str, Any]:
+    """Milliseconds an update of WRN-16-4 spends on the code of its sum and on noise."""
+    return {"ms": {name: round(1e3 * seconds, 1) for name, seconds in noise_seconds(2_748_890).items()}}
 
 
 def memory() -> dict[str, Any]:
@@ -169,7 +180,7 @@ def update() -> dict[str, Any]:
     return {"update_seconds": line["phases"]["gradient"], "evaluation_seconds": line["phases"]["evaluation"], **figures}
 
 
-PARTS = {part.__name__: part for part in (startup, overhead, memory, decoding, engine, update)}
+PARTS = {part.__name__: part for part in (startup, overhead, noise, memory, decoding, engine, update)}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from sfumato.randomness import KEY_BYTES, Stream, Streams, digest, key_from_seed, new_key
+from sfumato.randomness import KEY_BYTES, Stream, Streams, digest, key_from_seed, new_key, run_id, subkey
 
 
 def test_keys_are_256_bits_and_never_equal():
@@ -37,3 +37,37 @@ def test_the_key_does_not_show_in_a_printed_stream():
 
 def test_digest_ignores_the_order_of_keys_and_sees_every_value():
     assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 1, "b": 3})
+
+
+def test_words_are_found_at_any_place_as_reading_to_there_finds_them():
+    key = new_key()
+    whole, stream = Stream(key).uint64(4096), Stream(key)
+    for first, count in ((0, 1), (8, 100), (4088, 8), (1024, 1024)):
+        assert np.array_equal(stream.words_at(first, count), whole[first : first + count])
+    assert np.array_equal(stream.uint64(10), whole[:10])  # which moves nothing
+
+
+def test_a_stream_ends_rather_than_repeat_itself():
+    """ChaCha20 counts blocks of 64 bytes in 32 bits."""
+    stream = Stream(new_key())
+    assert len(stream.words_at((2**32 - 1) * 8, 8)) == 8
+    with pytest.raises(ValueError, match="overflow"):
+        stream.words_at((2**32 - 1) * 8, 9)
+    with pytest.raises(OverflowError):
+        stream.words_at(2**32 * 8, 8)
+
+
+def test_subkeys_and_the_run_s_name_follow_from_the_key_and_are_not_it():
+    key = new_key()
+    derived = [subkey(key, "a"), subkey(key, "b"), subkey(new_key(), "a"), key]
+    assert len(set(derived)) == 4 and subkey(key, "a") == derived[0]
+    assert run_id(key) == run_id(key) != run_id(new_key()) and len(run_id(key)) == 32 and run_id(key) not in key.hex()
+
+
+def test_what_a_stream_is_bound_to_changes_every_bit():
+    streams = Streams(new_key(), {}, {"number": 0})
+    bound = [{}, {"sum": "a"}, {"sum": "b"}, {"ledger": "a"}, {"sum": "a", "ledger": "a"}]
+    words = [streams.stream("noise", 1, **each).uint64(500) for each in bound]
+    for number, one in enumerate(words):
+        for other in words[:number]:
+            assert abs(np.unpackbits((one ^ other).view(np.uint8)).mean() - 0.5) < 0.02

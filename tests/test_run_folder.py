@@ -8,9 +8,21 @@ from sfumato import run_folder
 from sfumato.errors import InputError, MachineError
 from sfumato.run_folder import GENESIS, JsonLines, Ledger
 
+KEY = bytes(range(32))
+
+
+def opened(path, key=KEY):
+    ledger = Ledger.open(path, exclusive=True)
+    try:
+        ledger.appends_under(key)
+    except InputError:
+        ledger.close()
+        raise
+    return ledger
+
 
 def filled(path, count=5):
-    ledger = Ledger.open(path, exclusive=True)
+    ledger = opened(path)
     for number in range(count):
         ledger.append({"kind": "step", "session": 0, "step": number})
     ledger.close()
@@ -20,24 +32,88 @@ def filled(path, count=5):
 def test_a_ledger_reads_back_what_was_appended_and_goes_on_from_there(tmp_path):
     path = tmp_path / "ledger.jsonl"
     written = filled(path)
-    again = Ledger.open(path, exclusive=True)
+    again = opened(path)
     assert again.lines == written.lines and again.head == written.head != GENESIS
     again.append({"kind": "step", "session": 0, "step": 99})
     assert Ledger.open(path).lines[-1]["step"] == 99 and len(Ledger.open(path).lines) == 6
 
 
-def test_every_torn_last_line_is_left_out_and_overwritten(tmp_path):
+def test_a_line_that_a_crash_kept_from_the_ledger_is_given_back_by_its_head(tmp_path):
+    """However much of the line was written: what it names may have been released, so it counts."""
     path = tmp_path / "ledger.jsonl"
-    filled(path)
+    written = filled(path)
     content = path.read_bytes()
     start_of_last = content[:-1].rfind(b"\n") + 1
     for cut in range(start_of_last, len(content)):
         path.write_bytes(content[:cut])
-        ledger = Ledger.open(path, exclusive=True)
-        assert len(ledger.lines) == 4
-        ledger.append({"kind": "step", "session": 0, "step": 4})
-        ledger.close()
+        assert len(Ledger.open(path).lines) == 4  # nobody who has not the key takes it
+        ledger = opened(path)
+        assert ledger.lines == written.lines and path.read_bytes() == content[:cut]  # nothing is written before it must be
+        ledger.settle()
         assert path.read_bytes() == content
+        ledger.close()
+    path.write_bytes(content[:start_of_last])
+    ledger = opened(path)
+    ledger.append({"kind": "step", "session": 0, "step": 5})
+    ledger.close()
+    assert path.read_bytes().startswith(content) and [line["step"] for line in Ledger.open(path).lines] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 3])
+def test_more_lines_cut_off_than_a_crash_can_cost_are_noticed(tmp_path, kept):
+    path = tmp_path / "ledger.jsonl"
+    filled(path)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:kept]))
+    with pytest.raises(InputError, match="lines were removed"):
+        opened(path)
+
+
+def test_a_head_that_is_behind_missing_altered_or_of_another_key_is_refused(tmp_path):
+    path, head = tmp_path / "ledger.jsonl", tmp_path / "ledger.head"
+    filled(path, 4)
+    behind = head.read_bytes()
+    ledger = opened(path)
+    ledger.append({"kind": "step", "session": 0, "step": 4})
+    ledger.close()
+    good = head.read_bytes()
+    content = json.loads(good)
+    content["line"]["step"] = 9
+    for version in (behind, json.dumps(content).encode(), json.dumps({**content, "lines": 4}).encode(), b"{}", b"null", b"", good[:-20]):
+        head.write_bytes(version)
+        with pytest.raises(InputError, match="spent is not known"):
+            opened(path)
+    head.write_bytes(good)
+    with pytest.raises(InputError, match="another run's"):
+        opened(path, bytes(32))
+    head.unlink()
+    with pytest.raises(InputError, match="is missing"):
+        opened(path)
+    head.write_bytes(good)
+    assert len(opened(path).lines) == 5
+
+
+def test_the_head_is_on_disk_before_its_line_and_a_failing_disk_lowers_no_count(tmp_path, monkeypatch):
+    path, order = tmp_path / "ledger.jsonl", []
+    ledger = opened(path)
+    replace, write = os.replace, os.write
+    monkeypatch.setattr(os, "replace", lambda *args: order.append("head") or replace(*args))
+    monkeypatch.setattr(os, "write", lambda *args: order.append("line") or write(*args))
+    ledger.append({"kind": "step", "session": 0, "step": 0})
+    assert order == ["head", "line"]
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    for name, count in (("replace", 1), ("write", 2)):
+        monkeypatch.undo()
+        monkeypatch.setattr(os, name, full)
+        with pytest.raises(MachineError, match="No space left"):
+            ledger.append({"kind": "step", "session": 0, "step": 1})
+        monkeypatch.undo()
+        ledger.close()
+        ledger = opened(path)
+        assert len(ledger.lines) == count
+    ledger.close()
 
 
 def test_every_change_of_a_whole_line_is_refused(tmp_path):
@@ -59,7 +135,7 @@ def test_every_change_of_a_whole_line_is_refused(tmp_path):
 
 
 def test_removing_whole_last_lines_shows_in_count_and_head(tmp_path):
-    """A chain alone cannot show it; this is why checkpoints and certificates carry both."""
+    """A chain alone cannot show it; this is why checkpoints, certificates and the head's file carry both."""
     path = tmp_path / "ledger.jsonl"
     whole = filled(path)
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
@@ -69,7 +145,7 @@ def test_removing_whole_last_lines_shows_in_count_and_head(tmp_path):
 
 def test_a_line_is_on_disk_when_append_returns(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    ledger = Ledger.open(path, exclusive=True)
+    ledger = opened(path)
     for number in range(3):
         ledger.append({"kind": "step", "session": 0, "step": number})
         assert json.loads(path.read_bytes().splitlines()[-1])["step"] == number

@@ -15,7 +15,6 @@ _PUBLIC = {
     "plan": "sfumato.scaling.plan",
     "poisson_batch": "sfumato.data.poisson",
     "train": "sfumato.training.run",
-    "words_needed": "sfumato.training.noise",
 }
 __all__ = sorted(_PUBLIC)
 

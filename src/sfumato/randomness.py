@@ -26,9 +26,24 @@ def key_from_seed(seed: int) -> bytes:
     return hashlib.sha256(f"sfumato public seed {seed}".encode()).digest()
 
 
+def subkey(key: bytes, purpose: str) -> bytes:
+    """A key for one purpose alone: what is computed with it says nothing of streams or of other subkeys."""
+    return hmac.digest(key, canonical({"subkey": purpose}), "sha256")
+
+
+def run_id(key: bytes) -> str:
+    """The name of the run whose key this is, 32 hexadecimal digits: public, bound to the key, of which it tells nothing."""
+    return subkey(key, "run id").hex()[:32]
+
+
+def canonical(value: Any) -> bytes:
+    """A JSON value in one form: equal values give equal bytes, others give others."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
 def digest(value: Any) -> str:
-    """SHA-256 of a JSON value in one canonical form, in hexadecimal."""
-    return hashlib.sha256(_canonical(value)).hexdigest()
+    """SHA-256 of a JSON value in its canonical form, in hexadecimal."""
+    return hashlib.sha256(canonical(value)).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,32 +58,33 @@ class Streams:
             releases with one noise would give their difference away.
         session: Number and environment of the session. Updates repeated in another
             environment differ in rounding, so they are drawn afresh.
+
+    Whoever keeps a key for longer than one process must bind the noise to the sum that it is
+    added to, as `sfumato train` does (docs/privacy.md): no list of what decides a sum is complete.
     """
 
     key: bytes = dataclasses.field(repr=False)
     context: dict[str, Any]
     session: dict[str, Any]
 
-    def stream(self, purpose: str, step: int = 0) -> "Stream":
-        """The stream of one purpose at one step; the same arguments give the same bits."""
-        message = _canonical({"context": self.context, "session": self.session, "purpose": purpose, "step": step})
-        return Stream(hmac.digest(self.key, message, "sha256"))
+    def stream(self, purpose: str, step: int = 0, **bound_to: str) -> "Stream":
+        """The stream of one purpose at one step, bound to what else is named; equal arguments give equal bits."""
+        message = {"context": self.context, "session": self.session, "purpose": purpose, "step": step}
+        if bound_to:
+            message["bound to"] = bound_to
+        return Stream(hmac.digest(self.key, canonical(message), "sha256"))
 
 
 class Stream:
-    """A ChaCha20 keystream, read from its start on (library: cryptography)."""
+    """A ChaCha20 keystream (library: cryptography): read from its start on, or word by word at any place."""
 
     def __init__(self, key: bytes) -> None:
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-
-        # Each stream has a key of its own, so a constant nonce never repeats under one key.
-        self._encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+        self._key = key
+        self._encryptor = self._from(0)
 
     def bytes(self, count: int) -> bytearray:
         """The next ``count`` bytes."""
-        out = bytearray(count)
-        self._encryptor.update_into(bytes(count), out)
-        return out
+        return _read(self._encryptor, count)
 
     def uint64(self, count: int) -> np.ndarray:
         """The next ``count`` uniform 64-bit words, shape (count,)."""
@@ -78,6 +94,26 @@ class Stream:
         """The next ``count`` uniform 32-bit words, shape (count,)."""
         return np.frombuffer(self.bytes(4 * count), dtype="<u4")
 
+    def words_at(self, first: int, count: int) -> np.ndarray:
+        """The 64-bit words number ``first`` and on, shape (count,), wherever reading has come to.
 
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        Several threads may ask at once. For streams that nobody reads from their start.
+
+        Args:
+            first: A multiple of 8, the words of one block of ChaCha20.
+        """
+        assert first % 8 == 0
+        return np.frombuffer(_read(self._from(first // 8), 8 * count), dtype="<u8")
+
+    def _from(self, block: int) -> Any:
+        """The cipher from one of its blocks of 64 bytes on. After 2^32 blocks, 256 GiB, the library refuses to go on."""
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+        # Each stream has a key of its own, so a constant nonce never repeats under one key. The block's number is before it.
+        return Cipher(algorithms.ChaCha20(self._key, block.to_bytes(4, "little") + bytes(12)), mode=None).encryptor()
+
+
+def _read(encryptor: Any, count: int) -> bytearray:
+    out = bytearray(count)
+    encryptor.update_into(bytes(count), out)
+    return out

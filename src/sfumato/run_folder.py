@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import hashlib
+import hmac
 import json
 import os
 import secrets
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.errors import InputError, MachineError
+from sfumato.randomness import canonical, subkey
 
 KEY_FILE = "key"
 DATA_ROOT_FILE = "data_root"
@@ -100,15 +102,18 @@ class Ledger:
 
     Each line holds the hash of the line before and its own. A line is on disk, synced,
     before the update that it names is applied, so that no fault lowers the count. A hash
-    chain alone cannot show that whole last lines were removed: whoever depends on the
-    ledger keeps its line count and head as well.
+    chain alone cannot show that whole last lines were removed. So the last line is kept in a
+    second file, ``ledger.head``, authenticated under the run's key and written first: that file
+    is at most one line ahead, and then gives the ledger the line that a crash kept from it.
     """
 
     def __init__(self, path: Path, lines: list[dict[str, Any]], size: int) -> None:
         self.path = path
         self.lines = lines
         self._size = size  # bytes of whole lines on disk
+        self._unwritten = b""  # the line that only the head's file has
         self._descriptor: int | None = None
+        self._key: bytes | None = None
 
     @classmethod
     def open(cls, path: Path, *, exclusive: bool = False) -> "Ledger":
@@ -116,7 +121,7 @@ class Ledger:
 
         Args:
             path: May be absent: an empty ledger.
-            exclusive: To append; no other process may do so at the same time.
+            exclusive: To append, once `appends_under` has the key; no other process may do so at the same time.
 
         Raises:
             InputError: If a line was altered, lines are missing between others, or another
@@ -170,24 +175,75 @@ class Ledger:
         """The head when the ledger had ``count`` lines."""
         return self.lines[count - 1]["hash"] if count else GENESIS
 
-    def append(self, entry: dict[str, Any]) -> None:
-        """Adds a line and returns once it is on disk.
+    def appends_under(self, key: bytes) -> None:
+        """Takes the run's key, and a line that the head's file has and the ledger has not. Nothing is written yet.
+
+        Raises:
+            InputError: If the head's file is missing, not of this key, or not of this ledger.
+        """
+        self._key = subkey(key, "ledger head")
+        path = self.head_path
+        restore = "so what was spent is not known. Restore both files from one copy, or start a new run."
+        if not path.exists():
+            if self.lines:
+                raise InputError(f"{path} is missing: lines of {self.path} may be, too, {restore}")
+            return
+        try:
+            content = json.loads(path.read_bytes())
+            count, line = content["lines"], content["line"]
+            authentic = hmac.compare_digest(content["mac"], self._head_mac(count, line))
+        except (OSError, ValueError, KeyError, TypeError):
+            authentic = False
+        if not authentic:
+            raise InputError(f"{path} was altered or damaged, or it or the file {KEY_FILE} is another run's, {restore}")
+        if (count, line["prev"]) == (len(self.lines) + 1, self.head):
+            self.lines.append(line)
+            self._unwritten = _as_bytes(line)
+        elif (count, line["hash"]) != (len(self.lines), self.head):
+            lack = f"{self.path} has not the {count} lines that {path.name} states: lines were removed or are another copy's"
+            raise InputError(f"{lack}, {restore}")
+
+    def append(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """Adds a line and returns it, once it is on disk.
 
         Raises:
             MachineError: If it cannot be written; the update must then not be applied.
         """
+        self.settle()
         line = chained_line(entry, self.head)
+        count = len(self.lines) + 1
+        write_json(self.head_path, {"lines": count, "line": line, "mac": self._head_mac(count, line)})
+        self.lines.append(line)
+        self._unwritten = _as_bytes(line)
+        self.settle()
+        return line
+
+    def settle(self) -> None:
+        """Writes the line that only the head's file has, if there is one.
+
+        Raises:
+            MachineError: If it cannot be written.
+        """
+        if not self._unwritten:
+            return
         with machine_faults(self.path):
             assert self._descriptor is not None, "opened to read only"
-            if os.lseek(self._descriptor, 0, os.SEEK_END) != self._size:  # a torn last line, whose update was never applied
-                os.ftruncate(self._descriptor, self._size)
-                os.lseek(self._descriptor, self._size, os.SEEK_SET)
-            data = (json.dumps(line, allow_nan=False) + "\n").encode()
-            self._size += len(data)
+            os.ftruncate(self._descriptor, self._size)  # a part of a line, which a crash left
+            os.lseek(self._descriptor, self._size, os.SEEK_SET)
+            data = self._unwritten
             while data:
                 data = data[os.write(self._descriptor, data) :]
             os.fsync(self._descriptor)
-        self.lines.append(line)
+        self._size += len(self._unwritten)
+        self._unwritten = b""
+
+    @property
+    def head_path(self) -> Path:
+        return self.path.with_name("ledger.head")
+
+    def _head_mac(self, count: int, line: dict[str, Any]) -> str:
+        assert self._key is not None, "the key is not known yet"
+        return hmac.digest(self._key, canonical([count, line]), "sha256").hex()
 
     def close(self) -> None:
         if self._descriptor is not None:
@@ -271,6 +327,10 @@ def delete_key(folder: Path) -> None:
                 os.fsync(file.fileno())
             path.unlink()
             _sync_folder(folder)
+
+
+def _as_bytes(line: dict[str, Any]) -> bytes:
+    return (json.dumps(line, allow_nan=False) + "\n").encode()
 
 
 def _line_hash(line: dict[str, Any]) -> str:

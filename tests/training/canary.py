@@ -88,21 +88,12 @@ def observe(num_steps: int, streams: Streams, *, sampler=None, step_class=Privat
     step = step_class(grad_fn, mechanism, views, 12)
     data, parameters = images(), dict(model.named_parameters())
     sampler = sampler or (lambda number: poisson_batch(mechanism, streams.stream("sampling", number)))
-    num_parameters = sum(value.numel() for value in parameters.values())
     included = np.zeros((num_steps, NUM_EXAMPLES), dtype=bool)
     weight, bias = [], []
     for number in range(1, num_steps + 1):
-        noise, view = streams.stream("noise", noise_step(number)), streams.stream("augmentation", number)
-        randomness = draw(
-            mechanism,
-            lambda number=number: sampler(number),
-            num_parameters,
-            views,
-            noise,
-            view,
-            streams.stream("random numbers inside the model", number),
-        )
-        private_grad, _ = step(data, parameters, randomness)
+        randomness = draw(mechanism, sampler(number), views, streams.stream("augmentation", number), streams.stream("model", number))
+        grad_sum, _ = step.collect(data, parameters, randomness)
+        private_grad = step.release(grad_sum, streams.stream("noise", noise_step(number)))
         included[number - 1, randomness.indices] = True
         weight.append(private_grad["weight"].numpy())
         bias.append(private_grad["bias"].item())

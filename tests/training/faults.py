@@ -1,5 +1,6 @@
 """Real processes that really die: each run is a forked process that receives real signals."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -14,34 +15,53 @@ _context.set_forkserver_preload(
 )
 
 
-def start(arguments: list[str], die_at: tuple[str, int, float] | None = None, log: Path | None = None) -> multiprocessing.Process:
+def start(
+    arguments: list[str],
+    die_at: tuple[str, int, float] | None = None,
+    log: Path | None = None,
+    modules: Path | None = None,
+    watch: Path | None = None,
+) -> multiprocessing.Process:
     """Starts `sfumato ARGUMENTS` in a process of its own.
 
     Args:
-        die_at: ("ledger" | "file", n, share): during the n-th append to a ledger, or n-th atomic
-            write, write that share of the bytes and receive SIGKILL.
+        die_at: ("ledger" | "file", n, share): during the n-th append to a ledger, or n-th write of
+            another file, write that share of the bytes and receive SIGKILL. ("full ledger" | "full file", n, share):
+            write that share and find the disk full.
         log: Takes stdout and stderr.
+        modules: A folder to import from, as on PYTHONPATH.
+        watch: A folder that takes what nobody may see: each private update's sample, sum and release, by number.
     """
-    process = _context.Process(target=_run, args=(arguments, die_at, str(log) if log else os.devnull))
+    process = _context.Process(target=_run, args=(arguments, die_at, str(log) if log else os.devnull, modules, watch))
     process.start()
     return process
 
 
-def run(arguments: list[str], die_at: tuple[str, int, float] | None = None, log: Path | None = None) -> int:
+def run(
+    arguments: list[str],
+    die_at: tuple[str, int, float] | None = None,
+    log: Path | None = None,
+    modules: Path | None = None,
+    watch: Path | None = None,
+) -> int:
     """Runs to the end; returns the exit status, negative for a signal."""
-    process = start(arguments, die_at, log)
+    process = start(arguments, die_at, log, modules, watch)
     process.join(120)
     assert process.exitcode is not None, "the run hangs"
     return process.exitcode
 
 
-def _run(arguments: list[str], die_at: tuple[str, int, float] | None, log: str) -> None:
+def _run(arguments: list[str], die_at: tuple[str, int, float] | None, log: str, modules: Path | None, watch: Path | None) -> None:
     import torch
 
     torch.set_num_threads(1)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+    if modules is not None:
+        sys.path.insert(0, str(modules))
+    if watch is not None:
+        _watch(watch)
     if die_at is not None:
         _plant(*die_at)
     from sfumato import cli
@@ -49,14 +69,41 @@ def _run(arguments: list[str], die_at: tuple[str, int, float] | None, log: str) 
     sys.exit(cli.run(arguments))
 
 
+def _watch(folder: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from sfumato.training.step import PrivateStep
+
+    collect, release = PrivateStep.collect, PrivateStep.release
+    seen: dict[str, torch.Tensor] = {}
+    folder.mkdir(exist_ok=True)
+
+    def collecting(step, images, parameters, randomness, **options):
+        seen["sample"] = torch.from_numpy(randomness.indices)
+        return collect(step, images, parameters, randomness, **options)
+
+    def releasing(step, grad_sum, noise):
+        released = release(step, grad_sum, noise)
+        scaled = {name: value * step.mechanism.batch_size for name, value in released.items()}
+        seen["sum"], seen["released"] = (torch.cat([value.flatten() for value in each.values()]) for each in (grad_sum, scaled))
+        save_file(seen, folder / f"{len(list(folder.iterdir())):04d}.safetensors")
+        return released
+
+    PrivateStep.collect, PrivateStep.release = collecting, releasing  # type: ignore[method-assign]
+
+
 def _plant(where: str, count: int, share: float) -> None:
     seen = 0
+    is_full, where = where.startswith("full "), where.removeprefix("full ")
 
     def dies(write, descriptor, data):
         nonlocal seen
         seen += 1
         if seen == count:
             write(descriptor, bytes(data)[: int(len(data) * share)])
+            if is_full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.kill(os.getpid(), signal.SIGKILL)
         return write(descriptor, data)
 

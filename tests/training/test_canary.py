@@ -27,13 +27,13 @@ def test_the_real_step_keeps_every_law():
 
 
 def test_noise_over_root_two_is_caught(monkeypatch):
-    monkeypatch.setattr(step_module, "add_noise", lambda total, stddev, words: add_noise(total, stddev / math.sqrt(2), words))
+    monkeypatch.setattr(step_module, "add_noise", lambda total, stddev, stream: add_noise(total, stddev / math.sqrt(2), stream))
     assert "noise scale" in canary.violations(canary.observe(STEPS, streams()))
 
 
 def test_noise_five_per_cent_off_either_way_is_caught(monkeypatch):
     for factor in (0.95, 1.05):
-        monkeypatch.setattr(step_module, "add_noise", lambda total, stddev, words, factor=factor: add_noise(total, stddev * factor, words))
+        monkeypatch.setattr(step_module, "add_noise", lambda total, stddev, stream, factor=factor: add_noise(total, stddev * factor, stream))
         assert "noise scale" in canary.violations(canary.observe(STEPS, streams()))
 
 
@@ -42,9 +42,7 @@ def test_noise_for_every_microbatch_is_caught():
         def __init__(self, grad_fn, mechanism, views, microbatch_size):
             def noisy(*args, **kwargs):
                 out = grad_fn(*args, **kwargs)
-                size = sum(value.numel() for value in out.grad_sum.values())
-                words = streams().stream("again").uint64(size + 1)
-                out.grad_sum.update(add_noise(out.grad_sum, mechanism.noise_multiplier, words))
+                out.grad_sum.update(add_noise(out.grad_sum, mechanism.noise_multiplier, streams().stream("again")))
                 return out
 
             noisy.sensitivity, noisy.clipping_norm, noisy.parameters_fixed = grad_fn.sensitivity, grad_fn.clipping_norm, grad_fn.parameters_fixed
@@ -55,10 +53,13 @@ def test_noise_for_every_microbatch_is_caught():
 
 def test_dividing_by_the_realised_count_is_caught():
     class RealisedCount(PrivateStep):
-        def __call__(self, images, parameters, randomness):
-            gradient, statistics = super().__call__(images, parameters, randomness)
-            scale = self.mechanism.batch_size / max(len(randomness.indices), 1)
-            return {name: value * scale for name, value in gradient.items()}, statistics
+        def collect(self, images, parameters, randomness):
+            self.count = len(randomness.indices)
+            return super().collect(images, parameters, randomness)
+
+        def release(self, grad_sum, noise):
+            scale = self.mechanism.batch_size / max(self.count, 1)
+            return {name: value * scale for name, value in super().release(grad_sum, noise).items()}
 
     assert "constant divisor" in canary.violations(canary.observe(STEPS, streams(), step_class=RealisedCount))
 
@@ -82,11 +83,11 @@ def test_clipping_before_averaging_the_views_is_caught():
 
 def test_an_unclipped_bias_is_caught():
     class UnclippedBias(PrivateStep):
-        def __call__(self, images, parameters, randomness):
-            gradient, statistics = super().__call__(images, parameters, randomness)
+        def collect(self, images, parameters, randomness):
+            grad_sum, statistics = super().collect(images, parameters, randomness)
             # Every example's bias gradient is 1; its clipped part is replaced by the whole of it.
-            unclipped = len(randomness.indices) * (1 - canary.others_contribution()[1]) / self.mechanism.batch_size
-            return {**gradient, "bias": gradient["bias"] + unclipped}, statistics
+            unclipped = len(randomness.indices) * (1 - canary.others_contribution()[1])
+            return {**grad_sum, "bias": grad_sum["bias"] + unclipped}, statistics
 
     assert "bias clipped with the rest" in canary.violations(canary.observe(STEPS, streams(), step_class=UnclippedBias))
 

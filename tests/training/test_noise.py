@@ -4,13 +4,18 @@ import torch
 from scipy import stats
 
 from sfumato.randomness import Stream, new_key
-from sfumato.training.noise import add_noise, standard_normal, words_needed
+from sfumato.training import noise
+from sfumato.training.noise import add_noise, standard_normal
 
 
 def noise_of(count, stddev, **shapes):
     zeros = {name: torch.zeros(shape) for name, shape in (shapes or {"weight": (count,)}).items()}
-    size = sum(value.numel() for value in zeros.values())
-    return add_noise(zeros, stddev, Stream(new_key()).uint64(words_needed(size)))
+    return add_noise(zeros, stddev, Stream(new_key()))
+
+
+def normals(words):
+    """Of one block: radii first, angles after."""
+    return standard_normal(words.reshape(1, 2, -1)).flatten()
 
 
 @pytest.mark.parametrize("stddev", [0.3, 1.0, 7.7])
@@ -23,7 +28,7 @@ def test_noise_has_the_claimed_scale_and_five_per_cent_more_or_less_would_be_see
 
 
 def test_noise_is_normal_up_to_its_tails():
-    values = standard_normal(Stream(new_key()).uint64(1_000_000), 1_000_000).numpy()
+    values = normals(Stream(new_key()).uint64(1_000_000)).numpy()
     assert stats.kstest(values, "norm").pvalue > 1e-6
     for threshold in (3.0, 4.0):
         expected = 2e6 * stats.norm.sf(threshold)
@@ -32,14 +37,14 @@ def test_noise_is_normal_up_to_its_tails():
 
 @pytest.mark.parametrize("word", [0, 1, 1 << 63, (1 << 63) + 1, (1 << 63) - 1, (1 << 64) - 1])
 def test_the_tails_reach_9_standard_deviations_and_are_finite_for_every_word(word):
-    value = float(standard_normal(np.array([word, 0], dtype=np.uint64), 1))
+    value = float(normals(np.array([word, 0], dtype=np.uint64))[0])
     assert 0 <= value < 9.5
-    smallest = float(standard_normal(np.zeros(2, dtype=np.uint64), 1))
+    smallest = float(normals(np.zeros(2, dtype=np.uint64))[0])
     assert 9.3 < smallest < 9.5
 
 
 def test_coordinates_are_independent_also_between_the_two_halves_of_box_muller():
-    values = standard_normal(Stream(new_key()).uint64(200_000), 200_000).numpy()
+    values = normals(Stream(new_key()).uint64(200_000)).numpy()
     first, second = values[:100_000], values[100_000:]
     for a, b in ((first, second), (first**2, second**2), (values[1:], values[:-1])):
         assert abs(np.corrcoef(a, b)[0, 1]) < 6 / np.sqrt(len(a))
@@ -53,15 +58,36 @@ def test_every_parameter_gets_noise_of_its_own():
     assert len(flat.unique()) > 0.5 * len(flat)
 
 
-def test_the_same_words_give_the_same_noise_and_the_sum_is_added_to_it():
-    words = Stream(new_key()).uint64(1000)
+def test_the_same_stream_gives_the_same_noise_and_the_sum_is_added_to_it():
+    stream = Stream(new_key())
     total = {"weight": torch.randn(1000, generator=torch.Generator().manual_seed(1)) * 50}
-    alone, with_sum = add_noise({"weight": torch.zeros(1000)}, 2.0, words), add_noise(total, 2.0, words)
+    alone, with_sum = add_noise({"weight": torch.zeros(1000)}, 2.0, stream), add_noise(total, 2.0, stream)
     assert torch.allclose(with_sum["weight"] - alone["weight"], total["weight"], atol=2 * 2.0 / 4096)
 
 
 def test_released_sums_lie_on_a_grid_so_that_low_bits_tell_nothing():
     grid = 2.0**1 / 4096
     total = {"weight": torch.rand(5000) * 1e-3}
-    released = add_noise(total, 2.5, Stream(new_key()).uint64(5000))["weight"].double()
+    released = add_noise(total, 2.5, Stream(new_key()))["weight"].double()
     assert torch.equal(torch.round(released / grid) * grid, released)
+
+
+def test_no_word_of_the_stream_serves_two_coordinates():
+    """Every coordinate from words of its own: across pieces, blocks and halves, however many there are."""
+    count = 3 * noise._CPU_PIECE + 5
+    values = noise_of(count, 1.0)["weight"]
+    assert len(values.unique()) > count / 20  # values lie on a grid
+    for distance in (noise._BLOCK // 2, noise._BLOCK, noise._CPU_PIECE, 2 * noise._CPU_PIECE):
+        a, b = values[distance:].double(), values[:-distance].double()
+        for first, second in ((a, b), (a.square() - 1, b.square() - 1)):
+            assert abs(float((first * second).mean())) < 6 * 2 / len(a) ** 0.5
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_neither_threads_nor_pieces_decide_which_noise_a_coordinate_gets(monkeypatch, threads):
+    key, zeros = new_key(), {"weight": torch.zeros(200_001), "bias": torch.zeros(7)}
+    expected = add_noise(zeros, 1.0, Stream(key))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(noise, "_CPU_PIECE", threads * noise._BLOCK)
+    again = add_noise(zeros, 1.0, Stream(key))
+    assert all(again[name].equal(expected[name]) for name in zeros)

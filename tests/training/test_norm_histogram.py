@@ -33,8 +33,8 @@ def test_histogram_median_and_signal_to_noise_are_numpy_s_of_gradients_taken_one
     model, images = problem(unreadable=[4, 7])
     indices, readable = range(17), [index for index in range(17) if index not in (4, 7)]
     step = step_of(model, sigma=1.5, augmult=augmult)
-    randomness = bits(step, model, indices, STREAMS)
-    _, statistics = step(images, dict(model.named_parameters()), randomness, with_norms=True)
+    randomness = bits(step, indices, STREAMS)
+    _, statistics = step.collect(images, dict(model.named_parameters()), randomness, with_norms=True)
     found = statistics.norms
     gradients = one_at_a_time(step, model, images, readable, randomness) / CLIPPING_NORM
     norms = np.linalg.norm(gradients, axis=1)
@@ -49,8 +49,9 @@ def test_histogram_median_and_signal_to_noise_are_numpy_s_of_gradients_taken_one
 def test_the_noise_of_an_update_is_as_long_as_the_ratio_assumes():
     model, images = problem()
     step = step_of(model, sigma=1.5)
-    randomness = bits(step, model, [], STREAMS)
-    gradient, statistics = step(images, dict(model.named_parameters()), randomness, with_norms=True)
+    randomness = bits(step, [], STREAMS)
+    grad_sum, statistics = step.collect(images, dict(model.named_parameters()), randomness, with_norms=True)
+    gradient = step.release(grad_sum, STREAMS.stream("noise"))
     noise = flat(gradient) * step.mechanism.batch_size
     assert float(noise.norm()) == pytest.approx(1.5 * len(noise) ** 0.5, rel=0.2)  # 4 standard deviations
     assert statistics.norms.signal_to_noise == 0 and statistics.norms.median is None and sum(statistics.norms.counts) == 0
@@ -64,7 +65,7 @@ def test_an_example_without_a_finite_loss_is_counted_apart():
         return values + torch.where(labels == 1, float("nan"), 0.0)
 
     step = PrivateStep(clipped_grad(model, loss, clipping_norm=1.0, microbatch_size=5), step_of(model).mechanism, step_of(model).views, 5)
-    _, statistics = step(images, dict(model.named_parameters()), bits(step, model, range(20)), with_norms=True)
+    _, statistics = step.collect(images, dict(model.named_parameters()), bits(step, range(20)), with_norms=True)
     lost = int((images.labels[:20] == 1).sum())
     assert statistics.norms.not_finite == lost > 0 and sum(statistics.norms.counts) == 20 - lost
 
@@ -72,10 +73,10 @@ def test_an_example_without_a_finite_loss_is_counted_apart():
 def test_looking_at_the_norms_changes_no_bit_of_the_update_and_costs_nothing_when_off(monkeypatch):
     model, images = problem()
     step = step_of(model, sigma=1.0)
-    randomness = bits(step, model, range(13), STREAMS)
-    watched, seen = step(images, dict(model.named_parameters()), randomness, with_norms=True)
+    randomness = bits(step, range(13), STREAMS)
+    watched, seen = step.collect(images, dict(model.named_parameters()), randomness, with_norms=True)
     monkeypatch.setattr(step_module, "norm_histogram", None)  # would fail if it were called
-    plain, unseen = step(images, dict(model.named_parameters()), randomness)
+    plain, unseen = step.collect(images, dict(model.named_parameters()), randomness)
     assert flat(watched).equal(flat(plain)) and unseen == dataclasses.replace(seen, norms=None)
 
 

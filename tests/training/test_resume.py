@@ -6,12 +6,19 @@ import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
+import sfumato
+from sfumato.randomness import run_id, subkey
 from sfumato.run_folder import Ledger
+from sfumato.training.tensor_mac import tensor_mac
 from tests.training import faults
 
 STEPS = 30
@@ -80,12 +87,46 @@ def killed(begun, folder, die_at):
 
 @pytest.mark.parametrize(
     "die_at",
-    [("ledger", 7, 0.0), ("ledger", 18, 0.5), ("ledger", STEPS - 4, 1.0), ("file", 3, 0.3), ("file", 9, 0.9)],
+    [
+        ("ledger", 7, 0.0),  # only the head's file has the line
+        ("ledger", 18, 0.5),
+        ("ledger", STEPS - 4, 1.0),
+        *[("file", number, 0.3) for number in (3, 7, 11)],
+        *[("file", number, 1.0) for number in (6, 8, 9, 10)],  # whole, but not yet under its name
+    ],
     ids=lambda spec: "-".join(map(str, spec)),
 )
 def test_killed_inside_a_write_it_ends_as_if_nothing_had_happened(begun, finished, tmp_path, die_at):
     folder = tmp_path / "run"
     killed(begun, folder, die_at)
+    resume_to_the_end(folder, tmp_path)
+    assert_same_run(folder, finished)
+
+
+@pytest.mark.parametrize(
+    "die_at",
+    [*[("file", number, share) for number in (1, 2, 3, 4, 5, 6) for share in (0.5, 1.0)], *[("ledger", number, 0.3) for number in (1, 2, 3)]],
+    ids=str,
+)
+def test_a_start_that_was_killed_anywhere_is_finished_by_resume(tmp_path, die_at):
+    """Recipe, key, the ledger's first lines and their heads, the certificate, the first checkpoint."""
+    folder, log = tmp_path / "run", tmp_path / "log"
+    words = ["--set", "training.num_steps=3", "--set", "training.evaluate_every=3", "--set", "model.options.width=2"]
+    assert faults.run(command(folder, *words), die_at=die_at) == -signal.SIGKILL
+    assert faults.run(command(folder, *words, "--resume"), log=log) == 0, log.read_text()
+    lines = Ledger.open(folder / "ledger.jsonl").lines
+    assert [line["step"] for line in lines if line["kind"] == "step"] == [1, 2, 3]  # each once, in whichever session
+    assert json.loads((folder / "privacy.json").read_text())["num_steps"] == 3 and not (folder / "key").exists()
+
+
+@pytest.mark.parametrize(
+    "full_at", [("full ledger", 9, 0.5), ("full ledger", 12, 0.0), *[("full file", number, 0.5) for number in (5, 6, 7, 12)]], ids=str
+)
+def test_a_full_disk_ends_with_one_line_and_the_run_goes_on_when_there_is_room(begun, finished, tmp_path, full_at):
+    folder, log = tmp_path / "run", tmp_path / "log"
+    shutil.copytree(begun, folder)
+    assert faults.run(command(folder, "--resume"), die_at=full_at, log=log) == 1
+    assert len([line for line in log.read_text().splitlines() if "No space left" in line]) == 1 and "Traceback" not in log.read_text()
     resume_to_the_end(folder, tmp_path)
     assert_same_run(folder, finished)
 
@@ -132,7 +173,8 @@ def test_what_an_optimizer_remembers_survives_a_kill_bit_for_bit(tmp_path, optim
 def wait_for_step(folder, step):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        if (folder / "ledger.jsonl").read_bytes().count(b'"kind": "step"') >= step:
+        ledger = folder / "ledger.jsonl"
+        if ledger.exists() and ledger.read_bytes().count(b'"kind": "step"') >= step:
             return
         time.sleep(0.005)
     raise AssertionError("the run takes no steps")
@@ -200,6 +242,46 @@ def test_a_finished_run_prints_its_result_again_and_changes_nothing(finished, tm
     assert (folder / "ledger.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize("file", ["ledger.jsonl", "privacy.json", "result.json", "model.safetensors"])
+def test_a_finished_run_with_another_run_s_file_is_refused_though_its_key_is_gone(finished, tmp_path, file):
+    other, folder, log = tmp_path / "other", tmp_path / "run", tmp_path / "log"
+    shutil.copytree(finished, folder)
+    settings = ["--set", "training.num_steps=2", "--set", "training.evaluate_every=2"]
+    assert faults.run(["train", "demo/digits", *settings, "--accountant", "rdp", "--output", str(other)], log=log) == 0
+    shutil.copy2(other / file, folder / file)
+    log.unlink()
+    assert faults.run(command(folder, "--resume"), log=log) == 2
+    assert "another" in log.read_text() and "Traceback" not in log.read_text()
+
+
+@pytest.mark.parametrize("altered", ["num_steps", "epsilon", "noise_multiplier", "ledger_lines", "run_id"])
+def test_an_altered_certificate_of_a_finished_run_is_refused(finished, tmp_path, altered):
+    folder, log = tmp_path / "run", tmp_path / "log"
+    shutil.copytree(finished, folder)
+    claim = json.loads((folder / "privacy.json").read_text())
+    claim[altered] = "0" * 32 if altered == "run_id" else claim[altered] / 2
+    (folder / "privacy.json").write_text(json.dumps(claim))
+    assert faults.run(command(folder, "--resume"), log=log) == 2 and "states another" in log.read_text()
+
+
+def test_a_reworded_help_text_repeats_every_bit_and_spends_nothing(begun, finished, tmp_path):
+    """A copy of the package, in which nothing but words for people differ."""
+    package, folder = tmp_path / "package", tmp_path / "run"
+    shutil.copytree(Path(sfumato.__file__).parent, package / "sfumato", ignore=shutil.ignore_patterns("__pycache__"))
+    text = package / "sfumato" / "cli" / "train.py"
+    assert "Goes on with" in text.read_text()
+    text.write_text(text.read_text().replace("Goes on with", "Continues"))
+    shutil.copytree(begun, folder)
+    words = [
+        "-c",
+        f"import sys; sys.path.insert(0, {str(package)!r}); import torch; torch.set_num_threads(1); from sfumato import cli; "
+        "assert cli.__file__.startswith(sys.path[0]); sys.exit(cli.run(sys.argv[1:]))",
+    ]
+    done = subprocess.run([sys.executable, *words, *command(folder, "--resume")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(folder, finished)
+
+
 def refused(folder, tmp_path, *more):
     """Runs and expects status 2 with one line; returns it."""
     log = tmp_path / "log"
@@ -253,6 +335,84 @@ def test_a_shortened_ledger_is_refused(interrupted, tmp_path):
     assert "ledger" in refused(interrupted, tmp_path, "--resume")
 
 
+def test_lines_cut_back_to_the_checkpoint_are_missed_in_whatever_environment(interrupted, tmp_path):
+    """Their releases would not be counted."""
+    path, checkpoint = interrupted / "ledger.jsonl", max((interrupted / "checkpoints").glob("*.safetensors"))
+    with safe_open(checkpoint, framework="pt") as file:
+        facts = json.loads(file.metadata()["facts"])
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert facts["ledger_lines"] < len(lines) - 1
+    path.write_bytes(b"".join(lines[: facts["ledger_lines"]]))
+    assert "lines were removed" in refused(interrupted, tmp_path, "--resume", "--set", "training.microbatch_size=50")
+    (interrupted / "ledger.head").unlink()
+    (tmp_path / "log").unlink()
+    assert "ledger.head is missing" in refused(interrupted, tmp_path, "--resume", "--set", "training.microbatch_size=50")
+
+
+@pytest.fixture(scope="module")
+def another(tmp_path_factory):
+    """A second run of the same recipe and data, with a key of its own."""
+    folder = tmp_path_factory.mktemp("runs") / "another"
+    assert faults.run(command(folder), die_at=("ledger", 15, 1.0)) == -signal.SIGKILL
+    return folder
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["key"],
+        ["ledger.jsonl"],
+        ["ledger.head"],
+        ["checkpoints"],
+        ["key", "checkpoints"],
+        ["key", "ledger.head"],
+        ["key", "ledger.head", "checkpoints"],
+        ["ledger.jsonl", "ledger.head"],
+        ["ledger.jsonl", "ledger.head", "checkpoints"],
+        ["key", "ledger.jsonl", "ledger.head"],
+    ],
+    ids=" ".join,
+)
+def test_files_of_another_run_are_refused(interrupted, another, tmp_path, files):
+    """Updates would be made under a key, and counted on a ledger, that do not belong together."""
+    for name in files:
+        if (interrupted / name).is_dir():
+            shutil.rmtree(interrupted / name)
+            shutil.copytree(another / name, interrupted / name)
+        else:
+            shutil.copy2(another / name, interrupted / name)
+    said = refused(interrupted, tmp_path, "--resume")
+    assert "are of two runs" in said or ("key" in files) == ("ledger.jsonl" in files)
+
+
+@pytest.mark.parametrize("change", ["weights", "facts"])
+def test_an_altered_checkpoint_is_refused_whatever_digest_it_states(interrupted, tmp_path, change):
+    """Without the key nobody can make a code of other weights: they would go on under the noise of these."""
+    path = max((interrupted / "checkpoints").glob("*.safetensors"))
+    with safe_open(path, framework="pt") as file:
+        facts, tensors = json.loads(file.metadata()["facts"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if change == "weights":
+        tensors["model.0.weight" if "model.0.weight" in tensors else min(tensors)].flatten()[0] += 1e-6
+    else:
+        facts["seconds"] += 1.0
+    facts["mac"] = tensor_mac(
+        subkey(bytes(32), "checkpoint"), {key: value for key, value in facts.items() if key != "mac"}, dict(sorted(tensors.items()))
+    )
+    save_file(tensors, path, {"facts": json.dumps(facts)})
+    assert path.name in refused(interrupted, tmp_path, "--resume")
+
+
+def test_every_file_of_a_run_names_it(begun, finished):
+    name = run_id(bytes.fromhex((begun / "key").read_text()))
+    assert Ledger.open(finished / "ledger.jsonl").lines[0]["run_id"] == name
+    assert all(json.loads((finished / file).read_text())["run_id"] == name for file in ("privacy.json", "result.json"))
+    with safe_open(finished / "model.safetensors", framework="pt") as file:
+        assert json.loads(file.metadata()["sfumato"])["run_id"] == name
+    for checkpoint in (finished / "checkpoints").iterdir():
+        with safe_open(checkpoint, framework="pt") as file:
+            assert json.loads(file.metadata()["facts"])["run_id"] == name
+
+
 def test_an_altered_ledger_is_refused(interrupted, tmp_path):
     path = interrupted / "ledger.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"noise_multiplier": ', b'"noise_multiplier": 9', 1))
@@ -281,8 +441,7 @@ def test_a_missing_key_is_refused(interrupted, tmp_path):
 
 def test_another_microbatch_draws_updates_afresh_and_counts_them_again(interrupted, finished, tmp_path):
     """In another environment the noise of repeated updates must differ, so the budget ends the run early."""
-    ledger = Ledger.open(interrupted / "ledger.jsonl")
-    recorded = max(line["step"] for line in ledger.lines if line["kind"] == "step")
+    recorded = json.loads((interrupted / "ledger.head").read_text())["line"]["step"]  # its line is half on the ledger: it counts
     saved = max(int(path.stem.removeprefix("step-")) for path in (interrupted / "checkpoints").glob("*.safetensors"))
     wasted = recorded - saved
     assert wasted > 0

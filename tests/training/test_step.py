@@ -9,7 +9,6 @@ from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping import clipped_grad, graph_engine
 from sfumato.data.dataset import ImageSet
 from sfumato.randomness import Streams, new_key
-from sfumato.training.noise import words_needed
 from sfumato.training.step import PrivateStep, Randomness, Views, draw
 
 NUM_EXAMPLES, CLIPPING_NORM = 24, 0.7
@@ -40,11 +39,16 @@ def step_of(model, batch_size=8, sigma=0.0, augmult=0, microbatch_size=5):
     return PrivateStep(grad_fn, Mechanism(NUM_EXAMPLES, batch_size, sigma, 1), Views("crop_flip", augmult, 1), microbatch_size)
 
 
-def bits(step, model, indices, streams=None):
+def bits(step, indices, streams=None):
     streams = streams or Streams(new_key(), {}, {})
-    num_parameters = sum(value.numel() for value in model.parameters())
-    noise, view = streams.stream("noise"), streams.stream("augmentation")
-    return draw(step.mechanism, lambda: np.asarray(indices, dtype=np.int64), num_parameters, step.views, noise, view, streams.stream("model"))
+    return draw(step.mechanism, np.asarray(indices, dtype=np.int64), step.views, streams.stream("augmentation"), streams.stream("model"))
+
+
+def private_grad(step, model, images, indices, streams=None):
+    """One update: what is released, and the statistics."""
+    streams = streams or Streams(new_key(), {}, {})
+    grad_sum, statistics = step.collect(images, dict(model.named_parameters()), bits(step, indices, streams))
+    return step.release(grad_sum, streams.stream("noise")), statistics
 
 
 def flat(gradient):
@@ -65,14 +69,14 @@ def clipped_mean(model, images, indices):
 def test_without_noise_the_step_is_the_sum_of_clipped_gradients_over_the_constant_batch(indices):
     model, images = problem()
     step = step_of(model)
-    gradient, _ = step(images, dict(model.named_parameters()), bits(step, model, indices))
+    gradient, _ = private_grad(step, model, images, indices)
     assert torch.allclose(flat(gradient), clipped_mean(model, images, indices), atol=1e-6)
 
 
 def test_an_empty_batch_is_an_update_of_noise_alone():
     model, images = problem()
     step = step_of(model, sigma=2.0)
-    gradient, statistics = step(images, dict(model.named_parameters()), bits(step, model, []))
+    gradient, statistics = private_grad(step, model, images, [])
     assert abs(float(flat(gradient).std()) * 8 / 2.0 - 1) < 0.2
     assert statistics.loss == 0
 
@@ -80,8 +84,8 @@ def test_an_empty_batch_is_an_update_of_noise_alone():
 def test_an_unreadable_image_contributes_exactly_zero_and_the_divisor_stays():
     model, images = problem(unreadable=[2, 5])
     step = step_of(model)
-    with_them, _ = step(images, dict(model.named_parameters()), bits(step, model, [1, 2, 5, 9]))
-    without, _ = step(images, dict(model.named_parameters()), bits(step, model, [1, 9]))
+    with_them, _ = private_grad(step, model, images, [1, 2, 5, 9])
+    without, _ = private_grad(step, model, images, [1, 9])
     assert torch.allclose(flat(with_them), flat(without), atol=1e-7)
 
 
@@ -91,7 +95,7 @@ def test_the_microbatch_size_changes_nothing_but_rounding(augmult):
     streams, results = Streams(new_key(), {}, {}), []
     for microbatch_size in (1, 5, 24):
         step = step_of(model, sigma=1.0, augmult=augmult, microbatch_size=microbatch_size)
-        gradient, _ = step(images, dict(model.named_parameters()), bits(step, model, range(17), streams))
+        gradient, _ = private_grad(step, model, images, range(17), streams)
         results.append(flat(gradient))
     assert torch.allclose(results[0], results[1], atol=1e-3) and torch.allclose(results[0], results[2], atol=1e-3)  # one grid step of the noise
 
@@ -100,9 +104,8 @@ def test_a_view_depends_on_its_example_and_number_alone():
     """Who else is in the batch must not move an example's views."""
     model, images = problem()
     step, streams = step_of(model, augmult=3), Streams(new_key(), {}, {})
-    parameters = dict(model.named_parameters())
-    alone = [flat(step(images, parameters, bits(step, model, [index], streams))[0]) for index in (4, 11)]
-    together = flat(step(images, parameters, bits(step, model, [4, 11], streams))[0])
+    alone = [flat(private_grad(step, model, images, [index], streams)[0]) for index in (4, 11)]
+    together = flat(private_grad(step, model, images, [4, 11], streams)[0])
     assert torch.allclose(alone[0] + alone[1], together, atol=1e-6)
 
 
@@ -112,9 +115,8 @@ def test_algorithm_1_as_printed_agrees_with_ours_in_mean_and_variance():
     sigma, num_accumulations, local, repetitions = 1.5, 4, 2, 1500
     indices = np.arange(num_accumulations * local)
     step = step_of(model, batch_size=len(indices), sigma=sigma)
-    parameters = dict(model.named_parameters())
     noiseless = step_of(model, batch_size=local)
-    parts = [flat(noiseless(images, parameters, bits(noiseless, model, chunk))[0]) for chunk in indices.reshape(num_accumulations, local)]
+    parts = [flat(private_grad(noiseless, model, images, chunk)[0]) for chunk in indices.reshape(num_accumulations, local)]
     source = torch.Generator().manual_seed(1)
     printed, ours = [], []
     for _ in range(repetitions):
@@ -123,7 +125,7 @@ def test_algorithm_1_as_printed_agrees_with_ours_in_mean_and_variance():
             noise = torch.randn(part.shape, generator=source) * sigma * num_accumulations**0.5 / len(indices)
             running += (part + noise - running) / number
         printed.append(running)
-        ours.append(flat(add_fresh_noise(step, images, parameters, model, indices)))
+        ours.append(flat(add_fresh_noise(step, images, model, indices)))
     printed_runs, our_runs = torch.stack(printed).double(), torch.stack(ours).double()
     standard_error = sigma / len(indices) / repetitions**0.5
     assert float((printed_runs.mean(0) - our_runs.mean(0)).abs().max()) < 6 * 2**0.5 * standard_error
@@ -132,7 +134,7 @@ def test_algorithm_1_as_printed_agrees_with_ours_in_mean_and_variance():
     assert abs(0.95**2 - 1) > 6 * 2 / (repetitions * our_runs.shape[1]) ** 0.5  # noise 5 % off would be seen
 
 
-def add_fresh_noise(step, images, parameters, model, indices):
+def add_fresh_noise(step, images, model, indices):
     """The step's result with new noise; the clipped sum, which does not change, is computed once."""
     if not hasattr(step, "remembered"):
         real = step.grad_fn
@@ -146,24 +148,30 @@ def add_fresh_noise(step, images, parameters, model, indices):
 
         remember.sensitivity, remember.clipping_norm, remember.parameters_fixed = real.sensitivity, real.clipping_norm, real.parameters_fixed
         step.grad_fn, step.remembered = remember, True
-    return step(images, parameters, bits(step, model, indices))[0]
+    return private_grad(step, model, images, indices)[0]
 
 
-def test_noise_words_are_drawn_for_every_parameter_and_only_where_there_is_noise():
-    model, _ = problem()
-    count = sum(value.numel() for value in model.parameters())
-    assert len(bits(step_of(model, sigma=1.0), model, []).noise_words) == words_needed(count)
-    assert len(bits(step_of(model), model, []).noise_words) == 0
+def test_noise_is_added_once_by_the_release_and_only_where_there_is_noise():
+    model, images = problem()
+    without, with_noise = step_of(model), step_of(model, sigma=1.0)
+    parameters, randomness = dict(model.named_parameters()), bits(without, range(9))
+    sums = [flat(step.collect(images, parameters, randomness)[0]) for step in (without, with_noise)]
+    assert torch.allclose(sums[0], sums[1], atol=1e-6)
+    grad_sum, _ = without.collect(images, parameters, randomness)
+    stream = Streams(new_key(), {}, {}).stream("noise")
+    assert flat(without.release(grad_sum, stream)).equal(sums[0] / 8)
+    noise = flat(with_noise.release(grad_sum, stream)) * 8 - sums[0]
+    assert abs(float(noise.square().mean()) - 1) < 6 * (2 / len(noise)) ** 0.5
 
 
 def test_statistics_are_of_the_batch_and_named_not_private():
     model, images = problem()
     step = step_of(model)
-    _, statistics = step(images, dict(model.named_parameters()), bits(step, model, range(6)))
+    _, statistics = private_grad(step, model, images, range(6))
     values = loss(model(images.batch(torch.arange(6))), images.labels[:6])
     assert statistics.loss == pytest.approx(float(values.detach().mean()), rel=1e-5)
     assert 0 <= statistics.clipped_fraction <= 1
-    assert isinstance(bits(step, model, []), Randomness)
+    assert isinstance(bits(step, []), Randomness)
 
 
 def test_what_depends_on_parameters_alone_is_computed_once_an_update(monkeypatch):
@@ -171,11 +179,11 @@ def test_what_depends_on_parameters_alone_is_computed_once_an_update(monkeypatch
     model, images = problem()
     step = step_of(model)
     indices = list(range(23))
-    step(images, dict(model.named_parameters()), bits(step, model, [0]))  # an engine is made
+    private_grad(step, model, images, [0])  # an engine is made
     seen, whole = [], graph_engine.weigh
     monkeypatch.setattr(graph_engine, "weigh", lambda *args: seen.append(1) or whole(*args))
     for update in (1, 2):
-        gradient, _ = step(images, dict(model.named_parameters()), bits(step, model, indices))
+        gradient, _ = private_grad(step, model, images, indices)
         assert len(seen) == update
         assert torch.allclose(flat(gradient), clipped_mean(model, images, indices), atol=1e-6)
         with torch.no_grad():

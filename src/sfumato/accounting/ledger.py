@@ -1,15 +1,17 @@
 """From the ledger's lines to the mechanism that really ran."""
 
+import secrets
 from typing import Any
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
 
 
-def run_line(mechanism: Mechanism, clipping_norm: float | None, recipe_digest: str) -> dict[str, Any]:
-    """The first line of a ledger: everything public but the number of steps, and which recipe it belongs to."""
+def run_line(run_id: str, mechanism: Mechanism, clipping_norm: float | None, recipe_digest: str) -> dict[str, Any]:
+    """The first line of a ledger: which run and recipe it belongs to, and everything public but the number of steps."""
     return {
         "kind": "run",
+        "run_id": run_id,
         "num_examples": mechanism.num_examples,
         "batch_size": mechanism.batch_size,
         "noise_multiplier": mechanism.noise_multiplier,
@@ -19,14 +21,27 @@ def run_line(mechanism: Mechanism, clipping_norm: float | None, recipe_digest: s
     }
 
 
-def session_line(session: int, first_step: int, from_session: int | None, environment: dict[str, Any]) -> dict[str, Any]:
-    """A session begins: its updates from ``first_step`` on, after one of ``from_session``, are drawn afresh."""
-    return {"kind": "session", "session": session, "first_step": first_step, "from_session": from_session, "environment": environment}
+def first_session_line(environment: dict[str, Any]) -> dict[str, Any]:
+    """The session in which a run begins."""
+    return {"kind": "session", "session": 0, "first_step": 1, "from_session": None, "salt": None, "environment": environment}
 
 
-def step_line(session: int, step: int) -> dict[str, Any]:
-    """One release: an update that is about to be applied."""
-    return {"kind": "step", "session": session, "step": step}
+def next_session_line(last: dict[str, Any], step: int, of_session: int | None, environment: dict[str, Any]) -> dict[str, Any]:
+    """Another session begins: updates after update ``step`` of session ``of_session`` are drawn afresh.
+
+    Its salt is random, so that two copies of a run that both begin a session have nothing in common from then on.
+    """
+    begins = {"session": last["session"] + 1, "first_step": step + 1, "from_session": of_session}
+    return {"kind": "session", **begins, "salt": secrets.token_hex(16), "environment": environment}
+
+
+def step_line(session: int, step: int, sum_mac: str | None) -> dict[str, Any]:
+    """One release: an update that is about to be applied.
+
+    Args:
+        sum_mac: Authenticates the clipped sum under the run's key; None where nothing is kept secret.
+    """
+    return {"kind": "step", "session": session, "step": step, "sum_mac": sum_mac}
 
 
 def releases(lines: list[dict[str, Any]]) -> set[tuple[int, int]]:

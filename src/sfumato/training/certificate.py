@@ -54,6 +54,7 @@ def certificate(plan: Plan, mechanism: Mechanism, ledger: Ledger, status: str, d
         "num_examples": mechanism.num_examples,
         "num_steps": mechanism.num_steps,
         "clipping_norm": privacy.clipping_norm if privacy else None,
+        "run_id": ledger.lines[0]["run_id"],
         "ledger_lines": len(ledger.lines),
         "ledger_head": ledger.head,
     }

@@ -30,13 +30,36 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def describe(device: torch.device, *, engine: str, methods: dict[str, str], microbatch_size: int, precision: str, compile: bool) -> dict[str, Any]:
-    """Everything on which the last bits of an update depend.
+# What computes an update, below the package's folder. What speaks to people or reads and writes files is not
+# among it: to reword a help text is no reason to draw updates afresh.
+COMPUTES = (
+    "accounting/mechanism.py",
+    "clipping",
+    "data/augmentation",
+    "data/dataset.py",
+    "data/poisson.py",
+    "kernels",
+    "models",
+    "nn",
+    "randomness.py",
+    *(f"training/{name}.py" for name in ("draws", "ema", "learner", "noise", "objective", "ordinary", "state", "step", "tensor_mac", "workers")),
+)
 
-    Updates repeated in an equal environment are bit-identical, hence the same release.
+
+def describe(
+    device: torch.device, *, model: str, engine: str, methods: dict[str, str], microbatch_size: int, precision: str, compile: bool
+) -> dict[str, Any]:
+    """Everything that is known to decide the last bits of an update.
+
+    Updates repeated in an equal environment should be bit-identical, hence the same release; where one is not after
+    all, its sum shows it (`sfumato.training.draws`).
+
+    Args:
+        model: Digest of what is computed, from `sfumato.clipping.identity`.
     """
     return {
         "sfumato": f"{metadata.version('sfumato')} ({digest_of_code(Path(__file__).parents[1])})",
+        "model": model,
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "threads": torch.get_num_threads(),
@@ -50,9 +73,10 @@ def describe(device: torch.device, *, engine: str, methods: dict[str, str], micr
 
 @functools.cache
 def digest_of_code(package: Path) -> str:
-    """Of all Python files below a folder. A version alone would not tell two states of a checkout apart, whose updates round differently."""
+    """Of the Python files that compute. A version alone would not tell two states of a checkout apart."""
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
+    rooms = [package / room for room in COMPUTES]
+    for path in sorted(path for room in rooms for path in (room.rglob("*.py") if room.is_dir() else [room])):
         digest.update(f"{path.relative_to(package).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()[:16]
 

@@ -25,10 +25,10 @@ def expected_seconds(plan: Plan, facts: Facts, device: str = "auto", trust: Coll
     streams = Streams(new_key(), {}, {})
     times = []
     for step in (1, 2, 3):
-        noise, view, model = (streams.stream(purpose) for purpose in ("noise", "view", "model"))
-        randomness = draw(mechanism, lambda: np.arange(size) % 8, learner.num_parameters, learner.views, noise, view, model)
+        randomness = draw(mechanism, np.arange(size) % 8, learner.views, streams.stream("view"), streams.stream("model"))
         start = time.perf_counter()
-        learner.update(learner.dataset.train, randomness, step)
+        grad_sum, _ = learner.collect(learner.dataset.train, randomness, step)
+        learner.update(grad_sum, streams.stream("noise", step), step)
         times.append(time.perf_counter() - start)
     return min(times) / size * plan.mechanism.batch_size * plan.mechanism.num_steps
 

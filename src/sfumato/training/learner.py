@@ -9,8 +9,10 @@ import numpy as np
 import torch
 
 from sfumato.clipping import clipped_grad
+from sfumato.clipping.identity import identity
 from sfumato.data.dataset import Dataset, ImageSet
 from sfumato.models import registry
+from sfumato.randomness import Stream
 from sfumato.training.allocator import keep_freed_memory
 from sfumato.training.microbatch import default_microbatch_size, find_microbatch_size
 from sfumato.training.objective import Objective
@@ -112,6 +114,11 @@ class Learner:
         labels = torch.randint(len(self.dataset.classes), (size,), generator=generator)
         return images.to(self.device), labels.to(self.device)
 
+    def identity(self) -> str:
+        """A digest of what is computed, as far as it can be told."""
+        engine = None if self.plan.recipe.privacy is None else self.grad_fn._engine
+        return identity(self.model, self.objective.loss, engine)
+
     def initialise(self, seed: np.ndarray) -> None:
         """Draws the initial weights from one uniform word."""
         recipe = self.plan.recipe
@@ -125,16 +132,18 @@ class Learner:
         else:
             self.step = PrivateStep(self.grad_fn, self.plan.mechanism, self.views, self.microbatch_size, self.workers)
 
-    def update(self, images: ImageSet, randomness: Randomness, step: int) -> Statistics:
-        """One update of parameters and averages."""
+    def collect(self, images: ImageSet, randomness: Randomness, step: int) -> tuple[dict[str, torch.Tensor], Statistics]:
+        """What the gradients of one update add up to; in a private run nobody may see it."""
         every = self.plan.recipe.training.norm_histogram_every
         watch = {"with_norms": True} if every and (step == 1 or step % every == 0) else {}  # only a private step can
         verify_every = self.plan.recipe.training.verify_every
         if verify_every and self.plan.recipe.privacy is not None and step % verify_every == 0:
             self.grad_fn.verify(step)
-        gradient, statistics = self.step(images, self.state.parameters, randomness, **watch)
-        self.state.update(gradient, step)
-        return statistics
+        return self.step.collect(images, self.state.parameters, randomness, **watch)
+
+    def update(self, grad_sum: dict[str, torch.Tensor], noise: Stream, step: int) -> None:
+        """Parameters and averages, by what is released of the sum."""
+        self.state.update(self.step.release(grad_sum, noise), step)
 
 
 def build_learner(plan: Plan, dataset: Dataset, device: torch.device, recorded: dict[str, Any] | None, trust: Collection[str] = ()) -> Learner:

@@ -5,7 +5,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,20 @@ from sfumato import config, run_folder
 from sfumato.accounting.accountants import EpsilonCurve
 from sfumato.accounting.ledger import spent_mechanism
 from sfumato.data.dataset import Dataset
-from sfumato.data.poisson import poisson_batch, shuffled_batch
 from sfumato.errors import InputError
 from sfumato.run_folder import JsonLines, read_json, write_json
-from sfumato.training import checkpoint as checkpoints
 from sfumato.training import session as sessions
 from sfumato.training.allocator import give_freed_memory_back
 from sfumato.training.augtest import augtest
 from sfumato.training.certificate import certificate, claims
 from sfumato.training.checkpoint import Checkpoint
+from sfumato.training.draws import SumChanged
 from sfumato.training.environment import describe, pick_device
 from sfumato.training.evaluation import predict_logits, score
 from sfumato.training.interrupt import Interrupted, watch_for_interrupts
 from sfumato.training.learner import Learner, build_learner
 from sfumato.training.resolve import Plan
-from sfumato.training.step import Randomness, draw
+from sfumato.training.verification import verify
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +74,7 @@ def train(
         run_folder.refuse_links(folder)
     if resume and (folder / "result.json").exists():
         sessions.refuse_changed_recipe(folder, plan)
+        verify(folder)
         if not plan.recipe.run.keep_key:
             run_folder.delete_key(folder)
         return read_json(folder / "result.json")
@@ -88,6 +87,7 @@ def train(
         learner = build_learner(plan, dataset, pick_device(device), recorded, trust)
     environment = describe(
         learner.device,
+        model=learner.identity(),
         engine=learner.engine,
         methods=learner.methods,
         microbatch_size=learner.microbatch_size,
@@ -152,21 +152,36 @@ class _Run:
         self.metrics = JsonLines(self.folder / "metrics.jsonl")
         self.metrics_private = JsonLines(self.folder / "metrics_private.jsonl", mode=0o600)
         self.seconds: dict[str, float] = {}
-        learner.initialise(session.streams.stream("initial weights").uint64(1))
+        learner.initialise(session.draws.initial_weights())
         self.learner = learner
         self.state = learner.state
-        self.first_step = 1
         self.seconds_before = 0.0
-        if session.checkpoint is not None:
-            self.state.load(session.checkpoint.tensors)
-            self.first_step = session.checkpoint.facts["step"] + 1
-            self.seconds_before = session.checkpoint.facts["seconds"]
+        self._go_on_from(session.checkpoint)
+
+    def _go_on_from(self, checkpoint: Checkpoint | None) -> None:
+        self.first_step = 1
+        if checkpoint is not None:
+            self.state.load(checkpoint.tensors)
+            self.first_step = checkpoint.facts["step"] + 1
+            self.seconds_before = checkpoint.facts["seconds"]
+        self.started = time.perf_counter()
         self.metrics.keep_up_to(self.first_step - 1)
         self.metrics_private.keep_up_to(self.first_step - 1)
 
     def finish(self) -> dict[str, Any]:
         """Takes every step that is left, evaluates, and writes what a finished run leaves."""
-        recipe, num_steps = self.plan.recipe, self.mechanism.num_steps
+        try:
+            return self._complete(*self._take_steps())
+        except SumChanged as changed:
+            # An operation that is not deterministic, or a model that computes otherwise than it did.
+            self.progress.message(f"{changed}: going back to the last checkpoint; what follows is drawn afresh and counts again")
+            self.session = sessions.begin_again(self.session, self.plan, self.dataset)
+            self._go_on_from(self.session.checkpoint)
+            return self._complete(*self._take_steps())
+
+    def _take_steps(self) -> tuple[int, dict[str, Any]]:
+        """The last step, and the scores after it."""
+        recipe, num_steps, draws = self.plan.recipe, self.mechanism.num_steps, self.session.draws
         evaluate_every = recipe.training.evaluate_every or max(num_steps // 10, 1)
         checkpoint_every = recipe.training.checkpoint_every or max(num_steps // 20, 1)
         self._state_what_is_planned()
@@ -174,23 +189,22 @@ class _Run:
         if self.session.checkpoint is None:
             self._checkpoint(0)
 
-        self.started = time.perf_counter()
         last_step = self.first_step - 1
         scores: dict[str, Any] = {}
         evaluated = False
-        with ThreadPoolExecutor(max_workers=1) as ahead, watch_for_interrupts() as interrupted:
-            upcoming = ahead.submit(self._draw, self.first_step)
+        with watch_for_interrupts() as interrupted:
             for step in range(self.first_step, num_steps + 1):
                 if not self._budget_covers(step):
-                    self.progress.message(f"stopped after step {step - 1}: updates drawn afresh in another environment used up the budget")
+                    self.progress.message(f"stopped after step {step - 1}: updates that were drawn afresh used up the budget")
                     break
-                with self._timed("randomness"):
-                    randomness = upcoming.result()
-                upcoming = ahead.submit(self._draw, step + 1)
-                with self._timed("ledger"):
-                    self.session.record(step)
+                with self._timed("sampling"):
+                    randomness = draws.of_step(step, self.mechanism, self.learner.views)
                 with self._timed("gradient"):
-                    statistics = self.learner.update(self.dataset.train, randomness, step)
+                    grad_sum, statistics = self.learner.collect(self.dataset.train, randomness, step)
+                with self._timed("ledger"):  # on disk before anything is released
+                    noise = draws.record(step, grad_sum)
+                with self._timed("update"):
+                    self.learner.update(grad_sum, noise, step)
                 last_step = step
 
                 evaluated = step % evaluate_every == 0 or step == num_steps
@@ -217,31 +231,19 @@ class _Run:
                 if step % checkpoint_every == 0 or step == num_steps:
                     with self._timed("checkpoint"):
                         self._checkpoint(step)
-        return self._complete(last_step, scores if evaluated else self._evaluate())
-
-    def _draw(self, step: int) -> Randomness:
-        """The random bits of one step; they do not depend on the parameters."""
-        streams, mechanism = self.session.streams, self.mechanism
-
-        def sampler():
-            if mechanism.sampling == "poisson":
-                return poisson_batch(mechanism, streams.stream("sampling", step))
-            return shuffled_batch(mechanism, step, lambda epoch: streams.stream("shuffling", epoch))
-
-        noise, view, model = (streams.stream(purpose, step) for purpose in ("noise", "augmentation", "random numbers inside the model"))
-        return draw(mechanism, sampler, self.learner.num_parameters, self.learner.views, noise, view, model)
+        return last_step, scores if evaluated else self._evaluate()
 
     def _budget_covers(self, step: int) -> bool:
         """Whether an update is a repetition, or fits the target beside everything in the ledger."""
         privacy = self.plan.recipe.privacy
-        if self.session.is_recorded(step) or privacy is None or not self._is_bounded():
+        if self.session.draws.is_recorded(step) or privacy is None or not self._is_bounded():
             return True
-        return self.session.num_releases < self.mechanism.num_steps
+        return self.session.draws.num_releases < self.mechanism.num_steps
 
     def _planned(self) -> int:
         """How many releases there will have been at the end."""
         steps = range(self.first_step, self.mechanism.num_steps + 1)
-        planned = self.session.num_releases + sum(not self.session.is_recorded(step) for step in steps)
+        planned = self.session.draws.num_releases + sum(not self.session.draws.is_recorded(step) for step in steps)
         return min(planned, self.mechanism.num_steps) if self._is_bounded() else planned
 
     def _is_bounded(self) -> bool:
@@ -263,7 +265,8 @@ class _Run:
             total = claims(self.plan, self.mechanism.replace(num_steps=self._planned()))["epsilon"]
             return lambda step: total
         curve = EpsilonCurve(self.mechanism.replace(num_steps=self._planned()), self.plan.delta, self.plan.recipe.privacy.accountant)
-        return lambda step: curve.at(max(self.session.num_releases, step))
+        draws = self.session.draws
+        return lambda step: curve.at(max(draws.num_releases, step))
 
     def _evaluate(self) -> dict[str, Any]:
         """Scores of the averaged weights, and the accuracy of the last ones."""
@@ -281,15 +284,7 @@ class _Run:
             return augtest(self.state.model, self.dataset.held_out, learner.views, num_views, learner.objective.decision_logits)
 
     def _checkpoint(self, step: int) -> None:
-        facts = {
-            "step": step,
-            "session": self.session.number,
-            "ledger_lines": len(self.session.ledger.lines),
-            "ledger_head": self.session.ledger.head,
-            "data_digest": self.session.data_digest,
-            "seconds": self._elapsed() if step else 0.0,
-        }
-        checkpoints.save(self.folder, Checkpoint(self.state.tensors(), facts))
+        self.session.save(self.state.tensors(), step, self._elapsed() if step else 0.0)
 
     def _elapsed(self) -> float:
         return self.seconds_before + time.perf_counter() - self.started
@@ -312,6 +307,7 @@ class _Run:
         seconds = self._elapsed()
         result = {
             "run": str(self.folder),
+            "run_id": claim["run_id"],
             **{key: value for key, value in claim.items() if key.startswith(("private", "epsilon", "why", "max_images"))},
             **{key: claim[key] for key in ("delta", "noise_multiplier", "batch_size", "num_steps", "num_examples")},
             "held_out": self.dataset.held_out_name,
@@ -340,7 +336,7 @@ class _Run:
             "std": list(self.dataset.std),
             "image_size": self.dataset.facts.image_size,
             "channels": self.dataset.facts.channels,
-            **{key: claim[key] for key in ("private", "epsilon", "delta", "ledger_lines", "ledger_head")},
+            **{key: claim[key] for key in ("run_id", "private", "epsilon", "delta", "ledger_lines", "ledger_head")},
         }
         tensors = {name: value.detach().cpu().contiguous() for name, value in self.state.averaged_state_dict().items()}
         metadata = {"sfumato": json.dumps(facts, allow_nan=False), "recipe": config.to_toml(config.shareable(self.plan.recipe))}

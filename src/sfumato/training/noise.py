@@ -2,62 +2,71 @@
 
 import math
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 
+from sfumato.randomness import Stream
+
 _GRID_BITS = 12
+# Coordinates whose noise comes from consecutive words, half of them radii and half angles.
+_BLOCK = 4096
+# Coordinates that are computed at once: on a CPU few enough to stay in a core's cache, on a GPU enough to keep it busy.
+_CPU_PIECE, _GPU_PIECE = 16 * _BLOCK, 1024 * _BLOCK
 
 
-def standard_normal(words: np.ndarray, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
+def standard_normal(words: np.ndarray, device: torch.device | str = "cpu") -> torch.Tensor:
     """Turns uniform words into independent standard normals by Box-Muller, on the device.
 
     In float64: a radius from 63 bits reaches 9.4 standard deviations, where 32 bits
     would cut the tails at 6.7 and with them the guarantee.
 
     Args:
-        words: Uniform 64-bit words, shape (count rounded up to even,), uint64.
-        count: How many normals.
+        words: Uniform 64-bit words, shape (blocks, 2, count), uint64: of radii and of angles.
 
     Returns:
-        float64, shape (count,).
+        float64, of the same shape.
     """
     uniform = torch.from_numpy(words.view(np.int64)).to(device)
-    half = uniform.numel() // 2
     # 63 bits as an integer w >= 0: (w + 1/2) / 2^63 lies in (0, 1], and is exact where it is small.
-    radius = (uniform[:half] >> 1).bitwise_and_(2**63 - 1).double().add_(0.5).mul_(2.0**-63).log_().mul_(-2).sqrt_()
-    angle = uniform[half:].double().mul_(2.0 * math.pi * 2.0**-64)
-    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)])[:count]
+    radius = (uniform[:, 0] >> 1).bitwise_and_(2**63 - 1).double().add_(0.5).mul_(2.0**-63).log_().mul_(-2).sqrt_()
+    angle = uniform[:, 1].double().mul_(2.0 * math.pi * 2.0**-64)
+    return torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)
 
 
-def words_needed(count: int) -> int:
-    """How many uniform words ``standard_normal`` reads for ``count`` normals."""
-    return count + count % 2
-
-
-def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, words: np.ndarray) -> dict[str, torch.Tensor]:
+def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream: Stream) -> dict[str, torch.Tensor]:
     """Adds Gaussian noise to a sum of clipped gradients, once for the whole update.
 
     The sum is formed in float64 and rounded to a grid of about noise_stddev / 4096, so
     that the low bits of a float, which would tell which sums could have led to it
     (Mironov 2012), are not released. Rounding what is already noisy costs no privacy.
 
-    Guarantee: every coordinate gets its own N(0, noise_stddev^2), given uniform words
-    that nobody else has and that are used for no other release.
+    Guarantee: every coordinate gets its own N(0, noise_stddev^2), given a stream that
+    nobody else has and that is used for no other sum.
 
     Args:
         grad_sum: Parameter name -> sum of clipped gradients, any float type.
         noise_stddev: noise_multiplier x sensitivity, > 0.
-        words: ``words_needed(total number of coordinates)`` uniform words, uint64.
+        stream: Read from its start.
 
     Returns:
         Parameter name -> float32 noisy sum, of the same shapes.
     """
-    sizes = [value.numel() for value in grad_sum.values()]
-    device = next(iter(grad_sum.values())).device
-    noise = standard_normal(words, sum(sizes), device).mul_(noise_stddev)
     grid = 2.0 ** (math.floor(math.log2(noise_stddev)) - _GRID_BITS)
-    noisy = {}
-    for (name, value), part in zip(grad_sum.items(), noise.split(sizes), strict=True):
-        noisy[name] = part.view(value.shape).add_(value).div_(grid).round_().mul_(grid).float()
-    return noisy
+    flat = torch.cat([value.detach().flatten() for value in grad_sum.values()])
+    noisy = torch.empty(flat.shape, dtype=torch.float32, device=flat.device)
+
+    def add(first: int) -> None:
+        part = flat[first : first + piece]
+        num_words = -(-len(part) // _BLOCK) * _BLOCK
+        words = stream.words_at(first, num_words).reshape(-1, 2, _BLOCK // 2)
+        noise = standard_normal(words, flat.device).flatten()[: len(part)]
+        noisy[first : first + piece] = noise.mul_(noise_stddev).add_(part).div_(grid).round_().mul_(grid)
+
+    piece = _CPU_PIECE if flat.device.type == "cpu" else _GPU_PIECE
+    # Each thread computes alone. Which coordinate gets which noise does not depend on their number.
+    with ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,)) as threads:
+        list(threads.map(add, range(0, len(flat), piece)))
+    parts = noisy.split([value.numel() for value in grad_sum.values()])
+    return {name: part.view(value.shape) for (name, value), part in zip(grad_sum.items(), parts, strict=True)}

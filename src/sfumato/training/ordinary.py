@@ -7,6 +7,7 @@ from torch import nn
 
 from sfumato.data.augmentation import augment
 from sfumato.data.dataset import ImageSet
+from sfumato.randomness import Stream
 from sfumato.training.objective import Objective
 from sfumato.training.step import Randomness, Statistics, Views
 
@@ -37,7 +38,7 @@ class OrdinaryStep:
         self.microbatch_size = microbatch_size
         self.max_grad_norm = max_grad_norm
 
-    def __call__(self, images: ImageSet, parameters: dict[str, torch.Tensor], randomness: Randomness) -> tuple[dict[str, torch.Tensor], Statistics]:
+    def collect(self, images: ImageSet, parameters: dict[str, torch.Tensor], randomness: Randomness) -> tuple[dict[str, torch.Tensor], Statistics]:
         device = next(iter(parameters.values())).device
         drawn = torch.from_numpy(randomness.indices)
         drawn = drawn[images.readable[drawn]]
@@ -62,3 +63,7 @@ class OrdinaryStep:
             scale = min(1 / self.max_grad_norm, 1 / max(norm, 1e-12))
             gradient = {name: value * scale for name, value in gradient.items()}
         return gradient, Statistics(total_loss, 0.0, norm, 0.0)
+
+    def release(self, gradient: dict[str, torch.Tensor], noise: Stream) -> dict[str, torch.Tensor]:
+        """The same: nothing is added."""
+        return gradient

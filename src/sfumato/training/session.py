@@ -6,12 +6,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sfumato import config, randomness, run_folder
 from sfumato.accounting import ledger as lines_of
 from sfumato.errors import InputError
 from sfumato.run_folder import Ledger
 from sfumato.training import checkpoint as checkpoints
 from sfumato.training.checkpoint import Checkpoint
+from sfumato.training.draws import Draws
 from sfumato.training.resolve import Plan
 
 
@@ -21,60 +24,57 @@ class Session:
 
     Attributes:
         folder: The run folder.
+        key: The run's.
         ledger: Open for appending.
-        streams: The randomness of this session.
-        number: Counts the environments in which updates were drawn afresh.
+        draws: The randomness of this session's updates.
         checkpoint: Where to go on from; None at the very beginning.
         data_digest: HMAC of the data under the run's key.
     """
 
     folder: Path
+    key: bytes = dataclasses.field(repr=False)
     ledger: Ledger
-    streams: randomness.Streams
-    number: int
+    draws: Draws
     checkpoint: Checkpoint | None
     data_digest: str
 
-    def record(self, step: int) -> None:
-        """Puts an update on the ledger before it is applied; a repeated one stands there already."""
-        if (self.number, step) not in self._released:
-            self.ledger.append(lines_of.step_line(self.number, step))
-            self._released.add((self.number, step))
-
-    def is_recorded(self, step: int) -> bool:
-        return (self.number, step) in self._released
-
-    @property
-    def num_releases(self) -> int:
-        return len(self._released)
-
-    def __post_init__(self) -> None:
-        self._released = lines_of.releases(self.ledger.lines)
+    def save(self, tensors: dict[str, torch.Tensor], step: int, seconds: float) -> None:
+        """Writes the checkpoint of a step."""
+        facts = {
+            "run_id": self.ledger.lines[0]["run_id"],
+            "step": step,
+            "session": self.draws.session,
+            "ledger_lines": len(self.ledger.lines),
+            "ledger_head": self.ledger.head,
+            "data_digest": self.data_digest,
+            "seconds": seconds,
+        }
+        checkpoints.save(self.folder, Checkpoint(tensors, facts), self.key)
 
 
 def data_digest(key: bytes, dataset) -> str:
     """HMAC of the data as training sees it; a plain hash would confirm membership."""
     from sfumato.data.digest import fingerprint
 
-    return fingerprint(dataset, hmac.digest(key, b"data digest", "sha256"))
+    return fingerprint(dataset, randomness.subkey(key, "data digest"))
 
 
 def begin(folder: Path, plan: Plan, dataset, environment: dict[str, Any], ledger: Ledger | None = None) -> Session:
     """Starts a run, or finishes a start that was cut short before its first checkpoint (and whose ledger is open)."""
+    ledger = ledger or Ledger.open(folder / "ledger.jsonl", exclusive=True)
     write_recipe(folder, plan)
-    if not (folder / run_folder.KEY_FILE).exists():
+    if _is_untouched(folder, ledger):
         seed = plan.recipe.run.seed
         run_folder.write_key(folder, randomness.new_key() if seed is None else randomness.key_from_seed(seed))
-    key = run_folder.read_key(folder)
-    ledger = ledger or Ledger.open(folder / "ledger.jsonl", exclusive=True)
+    key = _key_of(folder, ledger)
     if len(ledger.lines) == 0:
-        ledger.append(_run_line(plan))
+        ledger.append(_run_line(key, plan))
+    _refuse_another_recipe(ledger, key, plan)
     if len(ledger.lines) == 1:
-        ledger.append(lines_of.session_line(0, 1, None, environment))
-    _refuse_another_recipe(ledger, plan)
-    session = lines_of.last_session(ledger.lines)
-    if session["environment"] != environment:
-        ledger.append(lines_of.session_line(session["session"] + 1, 1, None, environment))
+        ledger.append(lines_of.first_session_line(environment))
+    last = lines_of.last_session(ledger.lines)
+    if last["environment"] != environment:
+        ledger.append(lines_of.next_session_line(last, 0, None, environment))
     return _session(folder, ledger, key, plan, dataset, None)
 
 
@@ -97,27 +97,60 @@ def resume(folder: Path, plan: Plan, dataset, environment: dict[str, Any]) -> Se
 
 
 def _resume(folder: Path, plan: Plan, dataset, environment: dict[str, Any], ledger: Ledger) -> Session:
+    if _is_untouched(folder, ledger):
+        return begin(folder, plan, dataset, environment, ledger)
+    key = _key_of(folder, ledger)
     if not checkpoints.paths(folder) and not lines_of.releases(ledger.lines):
         return begin(folder, plan, dataset, environment, ledger)
-    found = checkpoints.load_newest(folder)
+    found = checkpoints.load_newest(folder, key)
     facts = found.facts
     if len(ledger.lines) < facts["ledger_lines"] or ledger.head_at(facts["ledger_lines"]) != facts["ledger_head"]:
         raise InputError(
             f"{ledger.path} has fewer or other lines than the checkpoint of step {facts['step']} recorded: lines were removed, so what was "
             "spent is not known. Restore the ledger from a copy, or start a new run."
         )
-    key = run_folder.read_key(folder)
     if not hmac.compare_digest(facts["data_digest"], data_digest(key, dataset)):
         raise InputError(
             "the training images changed since this run began (one was added, removed, altered, relabelled or reordered): going on would reuse "
             "its noise on other data. Restore the images, or start a new run with another --output; both runs then add up."
         )
-    _refuse_another_recipe(ledger, plan)
+    _refuse_another_recipe(ledger, key, plan)
     last = lines_of.last_session(ledger.lines)
     continues = facts["session"] == last["session"] or (facts["session"], facts["step"]) == (last["from_session"], last["first_step"] - 1)
     if environment != last["environment"] or not continues:
-        ledger.append(lines_of.session_line(last["session"] + 1, facts["step"] + 1, facts["session"], environment))
+        ledger.append(lines_of.next_session_line(last, facts["step"], facts["session"], environment))
     return _session(folder, ledger, key, plan, dataset, found)
+
+
+def begin_again(session: Session, plan: Plan, dataset) -> Session:
+    """Goes back to the newest checkpoint and draws all updates after it afresh, in a session of its own."""
+    found = checkpoints.load_newest(session.folder, session.key)
+    last = lines_of.last_session(session.ledger.lines)
+    facts = found.facts
+    session.ledger.append(lines_of.next_session_line(last, facts["step"], facts["session"], last["environment"]))
+    return _session(session.folder, session.ledger, session.key, plan, dataset, found)
+
+
+def _is_untouched(folder: Path, ledger: Ledger) -> bool:
+    """Whether a start was cut short before there was a key, so that a new one may be drawn."""
+    has_key = (folder / run_folder.KEY_FILE).exists()
+    return not (ledger.lines or ledger.head_path.exists() or checkpoints.paths(folder) or has_key)
+
+
+def _key_of(folder: Path, ledger: Ledger) -> bytes:
+    """The key under which the ledger goes on.
+
+    Raises:
+        InputError: If it is missing, or the ledger is another run's.
+    """
+    key = run_folder.read_key(folder)
+    if ledger.lines and ledger.lines[0].get("run_id") != randomness.run_id(key):
+        raise InputError(
+            f"{ledger.path} and {folder / run_folder.KEY_FILE} are of two runs: what was spent under this key is not known. "
+            "Restore both files from one copy, or start a new run."
+        )
+    ledger.appends_under(key)
+    return key
 
 
 def recorded_environment(folder: Path) -> dict[str, Any] | None:
@@ -162,14 +195,14 @@ def recipe_digest(recipe: config.Recipe) -> str:
     return randomness.digest({key: value for key, value in keys.items() if key not in config.ADDED or value != config.ADDED[key]})
 
 
-def _run_line(plan: Plan) -> dict[str, Any]:
+def _run_line(key: bytes, plan: Plan) -> dict[str, Any]:
     privacy = plan.recipe.privacy
-    return lines_of.run_line(plan.mechanism, privacy.clipping_norm if privacy else None, recipe_digest(plan.recipe))
+    return lines_of.run_line(randomness.run_id(key), plan.mechanism, privacy.clipping_norm if privacy else None, recipe_digest(plan.recipe))
 
 
-def _refuse_another_recipe(ledger: Ledger, plan: Plan) -> None:
+def _refuse_another_recipe(ledger: Ledger, key: bytes, plan: Plan) -> None:
     """recipe.toml can be edited or lost; the chained ledger cannot, and the certificate is computed from it."""
-    if any(ledger.lines[0].get(key) != value for key, value in _run_line(plan).items()):
+    if any(ledger.lines[0].get(key) != value for key, value in _run_line(key, plan).items()):
         raise InputError(
             f"{ledger.path} was begun under another recipe or number of images than this one: its epsilon would be wrong for these updates. "
             "Give the recipe as it was, or start a new run with another --output."
@@ -177,17 +210,14 @@ def _refuse_another_recipe(ledger: Ledger, plan: Plan) -> None:
 
 
 def _session(folder: Path, ledger: Ledger, key: bytes, plan: Plan, dataset, found: Checkpoint | None) -> Session:
-    last = lines_of.last_session(ledger.lines)
+    ledger.settle()
     digest_of_data = data_digest(key, dataset)
-    if plan.recipe.run.seed is None:
-        context = {"recipe": recipe_digest(plan.recipe), "data": digest_of_data}
-        session = {"number": last["session"], "environment": randomness.digest(last["environment"])}
-    else:
-        # A public seed makes common random numbers: runs that differ in batch size or
-        # data share their noise. Such a run is marked as not private.
-        context, session = {}, {"number": last["session"]}
-    streams = randomness.Streams(key, context, session)
-    return Session(folder, ledger, streams, last["session"], found, digest_of_data)
+    context = {"recipe": recipe_digest(plan.recipe), "data": digest_of_data}
+    # A public seed makes common random numbers: runs that differ in batch size or data share their noise.
+    # Such a run is marked as not private.
+    recipe = plan.recipe
+    draws = Draws(key, context, ledger, is_public=recipe.run.seed is not None, seals_sums=recipe.privacy is not None)
+    return Session(folder, key, ledger, draws, found, digest_of_data)
 
 
 def new_folder(name: str) -> Path:

@@ -1,7 +1,6 @@
 """One private update: De et al. (2022), Algorithm 1 and Eq. 3."""
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from sfumato.config import AugmentationConfig, AugmentationKind
 from sfumato.data.augmentation import augment
 from sfumato.data.dataset import ImageSet
 from sfumato.randomness import Stream
-from sfumato.training.noise import add_noise, words_needed
+from sfumato.training.noise import add_noise
 from sfumato.training.norm_histogram import NormHistogram, norm_histogram
 from sfumato.training.workers import Workers
 
@@ -34,17 +33,17 @@ class Views:
 
 @dataclasses.dataclass(frozen=True)
 class Randomness:
-    """The random bits of one update; each is used for nothing else.
+    """The random bits of one update's sum; each is used for nothing else.
+
+    The noise is not among them: its stream follows from the sum that it is added to (`sfumato.training.draws`).
 
     Attributes:
         indices: The sampled examples, shape (realised batch,). Sensitive.
-        noise_words: Uniform words for the Gaussian noise, uint64.
         view_bits: Uniform words for the views of every example, shape (N, K), or None.
         model_key: Of the random numbers inside the model, which it draws for each (example, view).
     """
 
     indices: np.ndarray
-    noise_words: np.ndarray
     view_bits: np.ndarray | None
     model_key: bytes
 
@@ -73,7 +72,9 @@ class PrivateStep:
 
     .. math:: \\frac1B \\Big( \\sum_i \\tfrac1C \\mathrm{clip}_C\\big(\\tfrac1K \\sum_j \\nabla\\ell(x_{ij})\\big) + \\sigma\\xi \\Big).
 
-    Guarantee: with indices from ``poisson_batch`` and fresh noise words, T calls are T
+    ``collect`` makes the inner sum, ``release`` the rest. Between the two the update is put on the ledger.
+
+    Guarantee: with indices from ``poisson_batch`` and a fresh noise stream, T updates are T
     compositions of the Poisson-subsampled Gaussian mechanism of ``mechanism``, one
     example's contribution replaced by zero. B and q are its constants; nothing depends
     on how many examples were drawn, and an empty batch is an update like any other.
@@ -85,7 +86,6 @@ class PrivateStep:
         microbatch_size: Examples differentiated at once; memory only.
         workers: Who computes microbatches; one after another unless given.
 
-    Called with ``with_norms``, it also looks at how long the gradients were; the update is the same.
     """
 
     def __init__(self, grad_fn: GradFn, mechanism: Mechanism, views: Views, microbatch_size: int, workers: Workers | None = None) -> None:
@@ -96,9 +96,10 @@ class PrivateStep:
         self.workers = workers or Workers(1)
         self.noise_stddev = mechanism.noise_multiplier * grad_fn.sensitivity
 
-    def __call__(
+    def collect(
         self, images: ImageSet, parameters: dict[str, torch.Tensor], randomness: Randomness, *, with_norms: bool = False
     ) -> tuple[dict[str, torch.Tensor], Statistics]:
+        """``grad_sum``, which nobody may see, and statistics; ``with_norms`` adds how long the gradients were."""
         device = next(iter(parameters.values())).device
         grad_sum: dict[str, torch.Tensor] = {}
         norms, losses = [], []
@@ -114,17 +115,18 @@ class PrivateStep:
                 norms.append(out.grad_norms)
                 losses.append(out.losses)
 
-        noisy_grad_sum = grad_sum
-        if self.noise_stddev > 0:
-            noisy_grad_sum = add_noise(grad_sum, self.noise_stddev, randomness.noise_words)
-        private_grad = {name: value / self.mechanism.batch_size for name, value in noisy_grad_sum.items()}
         statistics = self._statistics(norms, losses)
         if with_norms:
             readable = images.readable[torch.from_numpy(randomness.indices)]
             norm, loss = torch.cat(norms).cpu()[readable], torch.cat(losses).cpu()[readable]
             histogram = norm_histogram(norm, loss, self.grad_fn.clipping_norm, grad_sum, self.noise_stddev)
             statistics = dataclasses.replace(statistics, norms=histogram)
-        return private_grad, statistics
+        return grad_sum, statistics
+
+    def release(self, grad_sum: dict[str, torch.Tensor], noise: Stream) -> dict[str, torch.Tensor]:
+        """``private_grad``: noise added once, divided by the constant expected batch."""
+        noisy_grad_sum = add_noise(grad_sum, self.noise_stddev, noise) if self.noise_stddev > 0 else grad_sum
+        return {name: value / self.mechanism.batch_size for name, value in noisy_grad_sum.items()}
 
     def _views_of(self, images: ImageSet, indices: torch.Tensor, randomness: Randomness, device: torch.device) -> torch.Tensor:
         inputs = images.batch(indices, device)  # (b, C, H, W)
@@ -146,13 +148,10 @@ class PrivateStep:
         return Statistics(float(loss[finite].mean()), float(clipped), float(norm[finite].square().mean().sqrt()), float(square))
 
 
-def draw(
-    mechanism: Mechanism, sampler: Callable[[], np.ndarray], num_parameters: int, views: Views, noise: Stream, view: Stream, model: Stream
-) -> Randomness:
-    """The random bits of one update from their streams; independent of the parameters, so made ahead."""
-    noise_words = noise.uint64(words_needed(num_parameters) if mechanism.noise_multiplier > 0 else 0)
+def draw(mechanism: Mechanism, indices: np.ndarray, views: Views, view: Stream, model: Stream) -> Randomness:
+    """The sampled examples, the bits of their views, and the key of the random numbers inside the model."""
     view_bits = None
     if views.augmult:
         # Bits for every example, so that a view depends on (example, view) alone.
         view_bits = view.uint32(mechanism.num_examples * views.augmult).reshape(mechanism.num_examples, views.augmult)
-    return Randomness(sampler(), noise_words, view_bits, bytes(model.bytes(32)))
+    return Randomness(indices, view_bits, bytes(model.bytes(32)))
