@@ -229,3 +229,16 @@ def test_two_copies_that_begin_a_session_each_have_nothing_in_common(tmp_path):
     for one, other in zip(first, second, strict=True):
         assert overlap(one, other) < 0.55
         assert abs(correlation(one["released"] - one["sum"], other["released"] - other["sum"])) < 0.15
+
+
+@pytest.mark.parametrize("engine", ["graph", "func"])
+def test_a_model_that_draws_random_numbers_repeats_bit_for_bit_after_kills(tmp_path, engine):
+    """Its masks come from the run's key, by step, image and view."""
+    beside = "nn.functional.dropout(torch.ones_like(images[:, 0, 0, :1]), 0.5)"
+    one, other, code = interrupted(tmp_path, engine, beside=beside)
+    assert faults.run([*command(other, engine), "--resume"], modules=code, die_at=("ledger", 3, 1.0)) == -signal.SIGKILL
+    for folder in (one, other):
+        finish(folder, engine, code, tmp_path)
+    weights = [load_file(folder / "model.safetensors") for folder in (one, other)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert lines_of(one) == lines_of(other) == [(0, step) for step in range(1, STEPS + 1)]
