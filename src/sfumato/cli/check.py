@@ -42,16 +42,26 @@ def check(
             for name, kind in before.items()
             if name in now and type(now[name]) is not kind
         ]
-    found = findings(network, example)
-    uses, refusal = ([], None) if found else _uses(network, example)
+    found = [
+        {"module": finding.path, "kind": finding.kind, "reason": finding.reason, "remedy": finding.remedy, "says": str(finding)}
+        for finding in findings(network, example)
+    ]
+    grad_fn = None
+    if not found:
+        try:
+            grad_fn = _try(network, example)
+        except InputError as error:  # what shows only when gradients are compared
+            found = [{"module": "", "kind": type(network).__name__, "reason": str(error), "remedy": "", "says": str(error)}]
+    uses = grad_fn.uses if grad_fn else []
+    refusal = grad_fn.refusal if grad_fn else None
     if json_:
         output.print_json(
             {
                 "model": model,
                 "compatible": not found,
-                "findings": [{"module": finding.path, "kind": finding.kind, "reason": finding.reason, "remedy": finding.remedy} for finding in found],
+                "findings": [{key: value for key, value in finding.items() if key != "says"} for finding in found],
                 "replaced": replaced,
-                "engine": None if found else "func" if refusal else "graph",
+                "engine": grad_fn.engine if grad_fn else None,
                 "engine_refusal": refusal,
                 "uses": [dataclasses.asdict(use) for use in uses],
             }
@@ -60,7 +70,7 @@ def check(
     for line in replaced:
         output.say(f"replaced: {line}")
     for finding in found:
-        output.say(str(finding))
+        output.say(finding["says"])
     for use in uses:
         derived = "" if use.kind == "parameter" else f", {use.kind}"
         output.say(f"{use.module or 'model'}: {use.operation} {use.argument} ({', '.join(use.parameters)}{derived}): {use.method}")
@@ -69,25 +79,27 @@ def check(
     output.say(f"{model}: {'compatible' if not found else 'cannot be trained privately as it is'}")
 
 
-def _uses(network: Any, example: Any) -> tuple[list[Any], str | None]:
-    """Where weights meet images and by which methods, tried out on a few made-up images; or why the fast engine cannot."""
+def _try(network: Any, example: Any) -> Any:
+    """Gradients of a few made-up images, as training would compute them.
+
+    Returns:
+        The function that computed them.
+
+    Raises:
+        InputError: If training would refuse the model.
+    """
     import torch
     from torch.utils._pytree import tree_leaves
 
-    from sfumato.clipping.engine import Batch
-    from sfumato.clipping.graph_engine import GraphEngine
+    from sfumato.clipping import clipped_grad
 
     def loss(outputs: Any) -> torch.Tensor:
         return torch.stack([leaf.square().flatten(1).sum(1) for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]).sum(0)
 
-    try:
-        engine = GraphEngine(network, loss, example[:1])
-    except InputError as error:
-        return [], str(error)
-    images = torch.randn(_EXAMPLES, 1, *example.shape[1:], generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        engine.choose_methods(Batch(images, (), torch.ones(_EXAMPLES, dtype=torch.bool), None))
-    return engine.uses(), None
+    grad_fn = clipped_grad(network, loss, clipping_norm=1.0)
+    images = torch.randn(_EXAMPLES, *example.shape[1:], generator=torch.Generator().manual_seed(0))
+    grad_fn(images, key=bytes(32), example_ids=torch.arange(_EXAMPLES))
+    return grad_fn
 
 
 def _build(model: str, image_size: int, channels: int, num_classes: int, trust: list[str]) -> tuple[Any, tuple[int, int, int]]:

@@ -11,7 +11,7 @@ from torch import nn
 from sfumato.clipping.draws import draw_seeds
 from sfumato.clipping.engine import Batch, ClippedGrad, Engine, Loss, add_to, is_out_of_memory
 from sfumato.clipping.func_engine import FuncEngine
-from sfumato.clipping.graph_engine import LOW_PRECISIONS, GraphEngine
+from sfumato.clipping.graph_engine import LOW_PRECISIONS, GraphEngine, Use
 from sfumato.clipping.law import Law, Truth
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.reference import ReferenceEngine
@@ -128,6 +128,7 @@ class GradFn:
         clipping_norm: C, as it was given.
         microbatch_size: Examples differentiated at once; None until the first batch decides.
         engine: The name of the engine in use; "auto" until the first batch decides.
+        refusal: Why "auto" could not take engine "graph"; None if it could.
     """
 
     def __init__(
@@ -156,11 +157,17 @@ class GradFn:
         self._engine: Engine | None = None
         self._signature: Any = None
         self._is_double = True
+        self.refusal: str | None = None
 
     @property
     def methods(self) -> dict[str, str]:
         """How engine "graph" computes at each operation: decides speed and rounding. Empty for other engines, and before the first batch."""
         return {} if self._engine is None else dict(self._engine.methods)
+
+    @property
+    def uses(self) -> list[Use]:
+        """Every place where a weight meets images, as engine "graph" sees it; empty for other engines, and before the first batch."""
+        return self._engine.uses() if isinstance(self._engine, GraphEngine) else []
 
     @property
     def parallel(self) -> bool:
@@ -316,9 +323,10 @@ class GradFn:
             try:
                 self._engine = self._build(name, row, truth, self._filled(min(count, self.microbatch_size)))
                 return
-            except InputError:  # what keeps it from the fast engine keeps nothing from the general one
+            except InputError as refusal:  # what keeps it from the fast engine keeps nothing from the general one
                 if name == names[-1]:
                     raise
+                self.refusal = str(refusal)
 
     def _build(self, name: str, row: torch.Tensor, truth: Truth, count: int) -> Engine:
         """An engine of that name, tried on so many made-up examples.
