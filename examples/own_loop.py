@@ -25,7 +25,8 @@ grad_fn = sfumato.clipped_grad(model, lambda out, y: torch.nn.functional.cross_e
 
 for step in range(1, mechanism.num_steps + 1):
     batch = torch.from_numpy(sfumato.poisson_batch(mechanism, streams.stream("sampling", step)))  # (private) the sampler of the accountant
-    grad_sum = grad_fn(images[train][batch], labels[train][batch]).grad_sum  # (private) every image's gradient clipped alone
+    chance = {"key": bytes(streams.stream("model", step).bytes(32)), "example_ids": batch}  # (private) of dropout, if the model has some
+    grad_sum = grad_fn(images[train][batch], labels[train][batch], **chance).grad_sum  # (private) every image's gradient clipped alone
     noise = streams.stream("noise", step)
     noisy = sfumato.add_noise(grad_sum, mechanism.noise_multiplier * grad_fn.sensitivity, noise)  # (private) noise, once
     for name, parameter in model.named_parameters():

@@ -163,3 +163,19 @@ def test_a_hook_on_a_layer_behind_zeros_is_not_lost():
 def test_lazy_layers_are_refused(engine):
     with pytest.raises(InputError, match="gets its shape from the first images"):
         clipped_grad(nn.LazyLinear(3), cross_entropy, clipping_norm=1.0, engine=engine)(torch.randn(2, 4), torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("engine", ["graph", "func"])
+def test_a_hook_that_comes_later_is_seen(engine):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine=engine)
+    batch = torch.randn(2, 4), torch.tensor([0, 1])
+    before = grad_fn(*batch).grad_norms
+    handle = model[0].weight.register_hook(lambda grad: -grad)
+    with pytest.raises(InputError, match="gives other gradients"):
+        grad_fn(*batch)
+    handle.remove()
+    later = model[1].register_forward_hook(lambda module, args, output: 2 * output)
+    assert not torch.allclose(grad_fn(*batch).grad_norms, before)
+    later.remove()
+    torch.testing.assert_close(grad_fn(*batch).grad_norms, before)

@@ -1,7 +1,7 @@
 r"""The one public way to a privatisable gradient: a sum of clipped per-example gradients."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -359,13 +359,20 @@ class GradFn:
             raise InputError(f'engine "{self.engine}" {complaint}. {remedy}.')
 
     def _signature_of(self, views: torch.Tensor, parameters: list[tuple[str, nn.Parameter]]) -> Any:
-        """What an engine was built for: another mode, frozen layer, image size or precision of convolutions is another computation."""
-        modules = tuple(module.training for module in self._model.modules())
+        """What an engine was built for: another mode, layer, hook, image size or precision of convolutions is another computation."""
         return (
             views.shape[2:],
             views.dtype,
             views.device,
             are_exact("conv", views.device),
-            modules,
-            tuple((name, parameter.requires_grad) for name, parameter in parameters),
+            tuple((id(module), module.training, *map(len, _hooks(module))) for module in self._model.modules()),
+            tuple((name, parameter.requires_grad, parameter.dtype, *map(len, _hooks_on(parameter))) for name, parameter in parameters),
         )
+
+
+def _hooks(module: nn.Module) -> tuple[Sized, ...]:
+    return module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks
+
+
+def _hooks_on(parameter: nn.Parameter) -> tuple[Sized, ...]:
+    return parameter._backward_hooks or (), getattr(parameter, "_post_accumulate_grad_hooks", None) or ()
