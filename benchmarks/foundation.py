@@ -68,7 +68,8 @@ def overhead() -> dict[str, Any]:
     streams = randomness.Streams(randomness.new_key(), {}, {})
 
     def bits():
-        return draw(mechanism, poisson_batch(mechanism, streams.stream("sampling")), Views.of(augmentation), streams.stream("views"))
+        indices, views = poisson_batch(mechanism, streams.stream("sampling")), Views.of(augmentation)
+        return draw(mechanism, indices, views, streams.stream("views"), streams.stream("model"))
 
     parts = {
         "sampling": median_seconds(bits, 50),

@@ -1,5 +1,9 @@
 """What is checked before a private image is seen, and with what: the zoo (tests/clipping/zoo) says what it finds."""
 
+import contextlib
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -17,15 +21,18 @@ def cross_entropy(outputs, targets):
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
+SEEN = []  # no attribute: those are put back
+
+
 class Watched(nn.Module):
     """Tells what its forward pass is given."""
 
     def __init__(self):
         super().__init__()
-        self.layer, self.seen = nn.Linear(4, 3), []
+        self.layer = nn.Linear(4, 3)
 
     def forward(self, x):
-        self.seen.append(x)
+        SEEN.append(x)
         return self.layer(x)
 
 
@@ -34,7 +41,8 @@ def test_what_is_checked_does_not_depend_on_the_images():
     for fill in (12345.0, float("nan")):
         model = Watched()
         clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="graph")(torch.full((3, 4), fill), torch.tensor([2, 2, 2]))
-        seen.append([x.detach() for x in model.seen if type(x) is torch.Tensor])
+        seen.append([x.detach() for x in SEEN if type(x) is torch.Tensor])
+        SEEN.clear()
     assert len(seen[0]) == len(seen[1]) > 5
     assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
 
@@ -179,3 +187,216 @@ def test_a_hook_that_comes_later_is_seen(engine):
     assert not torch.allclose(grad_fn(*batch).grad_norms, before)
     later.remove()
     torch.testing.assert_close(grad_fn(*batch).grad_norms, before)
+
+
+class Scripted(nn.Module):
+    """A frozen part of TorchScript under a trainable head."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.head = torch.jit.trace(nn.Linear(4, 4), torch.zeros(1, 4)), nn.Linear(4, 3)
+        self.trunk.requires_grad_(False)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.trunk(x)))
+
+
+def try_once(model, engine="auto", loss_fn=cross_entropy, **options):
+    grad_fn = clipped_grad(model, loss_fn, clipping_norm=1.0, engine=engine, **options)
+    return grad_fn, grad_fn(torch.rand(5, 4), torch.arange(5) % 3, key=bytes(32), example_ids=torch.arange(5))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+def test_parts_of_torchscript_are_left_as_they_were(engine):
+    model = Scripted()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with contextlib.suppress(InputError):
+        try_once(model, engine)
+    assert all(torch.equal(before[name], value) and value.dtype == torch.float32 for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+def test_hooks_on_the_nodes_that_add_gradients_up_outlive_the_checks(engine):
+    """DistributedDataParallel has such hooks."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    accumulators = [parameter.view_as(parameter).grad_fn.next_functions[0][0] for parameter in model.parameters()]
+    called = []
+    for accumulator in accumulators:
+        accumulator.register_hook(lambda *_: called.append(1))
+    with contextlib.suppress(InputError):
+        try_once(model, engine)
+    called.clear()
+    model(torch.ones(1, 4)).sum().backward()
+    assert len(called) == len(accumulators)
+
+
+class Remembering(nn.Module):
+    """Makes a table when it is first called, and notes what it last saw."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.table, self.last, self.calls = nn.Linear(4, 3), None, None, []
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.linspace(0, 1, 4, dtype=x.dtype)
+        self.last = x.detach()
+        self.calls.append(len(x))
+        return self.layer(x + self.table)
+
+
+@pytest.mark.parametrize("engine", ["auto", "func", "reference"])
+def test_attributes_are_what_they_were_and_hold_no_image(engine):
+    model = Remembering()
+    for _ in range(2):
+        try_once(model, engine)
+        assert model.table is None and model.last is None and model.calls == []
+    model(torch.ones(2, 4))
+
+
+class LateLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.made, self.layer = False, nn.Linear(4, 3)
+
+    def forward(self, x):
+        if not self.made:
+            self.made, self.late = True, nn.Linear(4, 4)
+        return self.layer(self.late(x))
+
+
+def test_a_model_that_is_refused_still_works():
+    model = LateLayer()
+    with pytest.raises(InputError):
+        try_once(model)
+    assert model(torch.ones(2, 4)).shape == (2, 3)
+
+
+class ExtraState(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.largest = nn.Linear(4, 3), [0.0]
+
+    def forward(self, x):
+        self.largest = [max(self.largest[0], float(x.detach().abs().max()))]
+        return self.layer(x)
+
+    def get_extra_state(self):
+        return self.largest
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_extra_state_is_state(engine):
+    with pytest.raises(InputError, match="changes its state 'extra state'"):
+        try_once(ExtraState(), engine)
+
+
+class Interrupting(nn.Module):
+    """Sends an interrupt at a call of its forward pass."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.first, self.layer, self.at = nn.Linear(4, 4), nn.Linear(4, 3), at
+
+    def forward(self, x):
+        COUNT.append(1)
+        if len(COUNT) == self.at:
+            signal.raise_signal(signal.SIGINT)
+        return self.layer(torch.tanh(self.first(x)))
+
+
+COUNT = []
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+def test_an_interrupt_leaves_the_model_as_it_was(at):
+    model = Interrupting(at)
+    before = Snapshot.of(model)
+    COUNT.clear()
+    with pytest.raises(KeyboardInterrupt):
+        try_once(model, "reference")
+    assert before.changed(model) is None
+    try_once(model)
+
+
+def test_two_threads_may_make_the_first_call_at_once():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    before = Snapshot.of(model)
+    grad_fns = [clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="graph") for _ in range(2)]
+    inputs, targets = torch.rand(5, 4), torch.arange(5) % 3
+
+    def norms(grad_fn):
+        return grad_fn(inputs, targets).grad_norms
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            found = list(pool.map(norms, grad_fns[:1] * 4))
+            assert all(torch.allclose(norm, found[0]) for norm in found)
+    assert before.changed(model) is None
+
+
+@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+def test_whole_numbers_are_drawn_for_each_row(engine):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x * torch.randint(1, 4, (x.shape[0], 1), device=x.device) + torch.randint_like(x, 3))
+
+    grad_fn, out = try_once(Scaled(), engine)
+    assert out.grad_norms.isfinite().all()
+
+
+@pytest.mark.parametrize("function", [torch.log1p, lambda x: x**0.45, lambda x: torch.log(x + 1e-3)])
+@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+def test_models_that_take_pixels_alone_are_checked_on_pixels(engine, function):
+    class OfPixels(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(function(x))
+
+    _, out = try_once(OfPixels(), engine)
+    assert out.grad_norms.isfinite().all() and out.grad_norms.all()
+
+
+def test_a_loss_of_classes_from_one_on():
+    _, out = try_once(nn.Linear(4, 3), loss_fn=lambda outputs, targets: cross_entropy(outputs, targets.clamp(min=1) - 1))
+    assert out.grad_norms.all()
+
+
+@pytest.mark.parametrize("engine", ["graph", "func"])
+def test_settings_that_change_between_two_calls_are_seen(engine):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 3))
+    grad_fn, dropped = try_once(model, engine)
+    model[1].p = 0.0
+    batch = torch.rand(5, 4), torch.arange(5) % 3
+    torch.testing.assert_close(grad_fn(*batch).grad_norms, clipped_grad(model, cross_entropy, clipping_norm=1.0)(*batch).grad_norms)
+
+
+def test_a_lazy_model_is_refused_with_an_empty_batch_too():
+    with pytest.raises(InputError, match="gets its shape"):
+        clipped_grad(nn.LazyLinear(3), cross_entropy, clipping_norm=1.0)(torch.zeros(0, 4), torch.zeros(0).long())
+
+
+def test_inference_mode_is_refused_by_name():
+    with torch.inference_mode(), pytest.raises(InputError, match="inference_mode"):
+        try_once(nn.Linear(4, 3))
+
+
+def test_as_many_views_as_an_image_has_are_tried_together():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(-x if len(x) > 13 else x)
+
+    with pytest.raises(InputError):
+        clipped_grad(Counts(), cross_entropy, clipping_norm=1.0, augmult=16)(torch.rand(2, 16, 4), torch.tensor([0, 1]))

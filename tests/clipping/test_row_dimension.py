@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from sfumato.clipping.capture import NotCapturable, capture
 
@@ -16,7 +17,41 @@ class Applies(nn.Module):
         return self.layer(self.function(x))
 
 
+ALL_ROWS_ALONG = torch.ones(1, 1, 2)
+
+
+def convolved_rows(x):
+    """Row i meets row i - 40: on few rows there is nothing to see."""
+    return F.conv1d(x.T.unsqueeze(1), ALL_ROWS_ALONG, padding=40, dilation=40)[:, 0, : x.shape[0]].T
+
+
+def place_by_pooling(x):
+    place = F.max_pool1d(x.T[None], 1, return_indices=True)[1][0].T
+    return torch.where(place > 40, -x, x)
+
+
+def attention_over_rows(x):
+    return F.scaled_dot_product_attention(x[None], x[None], x[None])[0]
+
+
+# The first ones begin to matter at more rows, or other values, than any test tries.
 REFUSED = {
+    "their number as a fill value": lambda x: x * (1 - 2 * x.new_full((1,), x.shape[0] // 80)),
+    "their number as a tensor": lambda x: x * torch.full((1,), x.shape[0] * 1.0),
+    "convolved": convolved_rows,
+    "unfolded": lambda x: x + F.unfold(x.T[None, None], (1, 2), padding=(0, 40), dilation=(1, 40)).sum() * 0,
+    "a step at place 40": lambda x: x + torch.tril(torch.ones(1, x.shape[0]), diagonal=40).T,
+    "places by pooling": place_by_pooling,
+    "a table of rows": lambda x: F.embedding((x[:, 0] > 100).long(), x),
+    "a table by views": lambda x: x + torch.arange(64.0).repeat(x.shape[0]).view(64, x.shape[0])[0][:, None],
+    "a place by views": lambda x: (x.view(2, x.shape[0], 2) + torch.arange(2.0)[:, None, None]).view(x.shape[0], 4),
+    "filled in their order": lambda x: x.masked_scatter(x == 0, x.flip(1)),
+    "values of others": lambda x: torch.where(torch.isin(x[:, :1], x[:, 1:2]), -x, x),
+    "attention": attention_over_rows,
+    "a mask cut to their number": lambda x: x * torch.ones(500).tril()[: x.shape[0], None],
+    "counted": lambda x: x + (x > 100).sum() * 1.0,
+    "shares of a histogram": lambda x: x + torch.histc(x)[0],
+    "the same order of another fold": lambda x: x + x.repeat(2, 1).view(x.shape[0], 2, 4)[:, 1],
     "code of the row": lambda x: x + torch.arange(x.shape[0], dtype=x.dtype)[:, None],
     "scaled by their number": lambda x: x / x.shape[0],
     "a table cut to their number": lambda x: x + torch.linspace(0, 1, 100)[: x.shape[0], None],
@@ -48,6 +83,12 @@ ALLOWED = {
     "tokens for each": lambda x: torch.cat([torch.ones(1, 2).expand(x.shape[0], 2), x[:, :2]], 1),
     "zeros for each": lambda x: x + torch.zeros(x.shape[0], 4) + x.new_ones(x.shape[0], 1),
     "all rows taken": lambda x: x[:][:, 0:4],
+    "viewed as themselves": lambda x: x.view_as(x),
+    "their own attention": lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0],
+    "their own table": lambda x: x + F.embedding((x[:, 0] > 0).long(), torch.ones(2, 4)),
+    "their own convolution": lambda x: F.conv1d(x[:, None], torch.ones(1, 1, 3), padding=1)[:, 0],
+    "their own lower triangle": lambda x: (x[:, None] * torch.ones(4, 1)).tril().sum(1),
+    "copies of rows": lambda x: x.repeat_interleave(2, 0).view(-1, 2, 4).mean(1),
     "a row's own mean": lambda x: x - x.mean(1, keepdim=True),
 }
 

@@ -23,7 +23,8 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_unflatten
 
-from sfumato.clipping.row_dimension import misuse
+from sfumato.clipping.row_dimension import RowDimension
+from sfumato.clipping.stand_in import attributes_kept
 from sfumato.errors import InputError
 
 # Rows that the graph is traced with; any number but one stands for "any number".
@@ -160,6 +161,7 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
         node: frozenset([name] if kind == "parameter" else []) for node, (kind, name) in placeholders.items()
     }
     shared, data, meetings, weights = [], [], {}, {}
+    rows = RowDimension(images[0])
     for node in program.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
@@ -177,14 +179,14 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
             if into.dtype != source.dtype or into.device != source.device or tuple(into.shape) != tuple(source.shape):
                 raise NotCapturable(f"the model assigns to a part of a tensor in {module_path(node) or 'the model'}, with another type or shape.")
             node.target, node.args, node.kwargs = torch.ops.aten.clone.default, (node.args[1],), {}
-        reason = misuse(node)
-        if reason is not None:
-            raise NotCapturable(f"{node.target} in '{module_path(node) or 'the model'}' {reason}: what a row gives could depend on the others.")
         inputs = node.all_input_nodes
         if not any(other in touched for other in inputs):
             parameters_of[node] = frozenset().union(*(parameters_of[other] for other in inputs))
             shared.append(node)
             continue
+        reason = rows.misuse(node)
+        if reason is not None:
+            raise NotCapturable(f"{node.target} in '{module_path(node) or 'the model'}' {reason}: what a row gives could depend on the others.")
         touched.add(node)
         data.append(node)
         met = [other for other in inputs if other not in touched and parameters_of[other]]
@@ -232,7 +234,7 @@ def _weight_name(node: Node, placeholders: dict[Node, tuple[str, str]]) -> str:
 
 def _export(model: nn.Module, rows: torch.Tensor) -> Any:
     try:
-        with _quiet(), torch.enable_grad():
+        with _quiet(), attributes_kept(model), torch.enable_grad():
             program = torch.export.export(model, (rows,), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},), strict=False)
             return program.run_decompositions({}) if _writes(program) else program
     except Exception as error:  # the exporter raises whatever the model's code runs into

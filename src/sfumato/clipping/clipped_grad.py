@@ -1,7 +1,8 @@
 r"""The one public way to a privatisable gradient: a sum of clipped per-example gradients."""
 
 import math
-from collections.abc import Callable, Sized
+import threading
+from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,9 +13,10 @@ from sfumato.clipping.draws import draw_seeds
 from sfumato.clipping.engine import Batch, ClippedGrad, Engine, Loss, add_to, is_out_of_memory
 from sfumato.clipping.func_engine import FuncEngine
 from sfumato.clipping.graph_engine import LOW_PRECISIONS, GraphEngine, Use
-from sfumato.clipping.law import Law, Truth
+from sfumato.clipping.law import Law, Truth, refuse_lazy
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.reference import ReferenceEngine
+from sfumato.clipping.stand_in import attributes_kept
 from sfumato.clipping.sums import are_exact
 from sfumato.errors import InputError
 
@@ -158,6 +160,7 @@ class GradFn:
         self._signature: Any = None
         self._is_double = True
         self.refusal: str | None = None
+        self._preparing = threading.Lock()
 
     @property
     def methods(self) -> dict[str, str]:
@@ -210,21 +213,24 @@ class GradFn:
         """
         views = self._as_views(inputs, targets, is_padding)  # (B, K, ...)
         real = torch.arange(len(views), device=views.device) if is_padding is None else (~is_padding).nonzero()[:, 0]
-        everything = list(self._model.named_parameters())
-        parameters = {name: parameter for name, parameter in everything if parameter.requires_grad}
+        if len(real) and (self._engine is None or self._signature_of(views) != self._signature):
+            with self._preparing:  # threads may call at once
+                if self._engine is None or self._signature_of(views) != self._signature:
+                    self._prepare(views, targets, len(real))
+                    self._signature = self._signature_of(views)
+        parameters = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
         dtype = next((torch.promote_types(parameter.dtype, torch.float32) for parameter in parameters.values()), torch.float32)
         grad_norms, losses = torch.zeros(2, len(views), dtype=dtype, device=views.device)
         grad_sum: dict[str, torch.Tensor] = {}
         if len(real) == 0:
+            refuse_lazy(self._model)
             grad_sum = {name: at_least_float32(torch.zeros_like(parameter, requires_grad=False)) for name, parameter in parameters.items()}
             return ClippedGrad(grad_sum, grad_norms, losses)
-        signature = self._signature_of(views, everything)
-        if self._engine is None or signature != self._signature:
-            self._prepare(views, targets, len(real))
-            self._signature = signature
         assert self._engine is not None and self.microbatch_size is not None
         seeds = self._seeds(key, example_ids, views)
-        with self._engine.parameters_fixed(), torch.no_grad():
+        # What a model's own code notes of private images in its attributes goes again.
+        kept = attributes_kept(self._model) if self.engine != "graph" else nullcontext()
+        with self._engine.parameters_fixed(), torch.no_grad(), kept:
             for chosen in real.split(self.microbatch_size):
                 # The last microbatch repeats an example, and does not count it.
                 filled = torch.cat([chosen, chosen[:1].expand(self._filled(len(chosen)) - len(chosen))])
@@ -358,16 +364,28 @@ class GradFn:
             remedy = "Take out what the message names" if self.engine == "reference" else 'Take that out, or use engine="reference", which is slow'
             raise InputError(f'engine "{self.engine}" {complaint}. {remedy}.')
 
-    def _signature_of(self, views: torch.Tensor, parameters: list[tuple[str, nn.Parameter]]) -> Any:
-        """What an engine was built for: another mode, layer, hook, image size or precision of convolutions is another computation."""
+    def _signature_of(self, views: torch.Tensor) -> Any:
+        """What an engine was built for: another mode, layer, setting, hook, image size or precision of convolutions is another computation."""
         return (
             views.shape[2:],
             views.dtype,
             views.device,
             are_exact("conv", views.device),
-            tuple((id(module), module.training, *map(len, _hooks(module))) for module in self._model.modules()),
-            tuple((name, parameter.requires_grad, parameter.dtype, *map(len, _hooks_on(parameter))) for name, parameter in parameters),
+            tuple((id(module), *map(len, _hooks(module)), *_settings(module)) for module in self._model.modules()),
+            tuple(
+                (name, parameter.requires_grad, parameter.dtype, *map(len, _hooks_on(parameter)))
+                for name, parameter in self._model.named_parameters()
+            ),
         )
+
+
+def _settings(module: nn.Module) -> Iterator[Any]:
+    """A module's plain attributes (a dropout's rate, a mode), and which tensors others are."""
+    for value in vars(module).values():
+        if value is None or isinstance(value, (bool, int, float, str)):
+            yield value
+        elif isinstance(value, torch.Tensor):
+            yield id(value), value._version
 
 
 def _hooks(module: nn.Module) -> tuple[Sized, ...]:

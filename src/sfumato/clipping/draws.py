@@ -87,7 +87,9 @@ class KeyedDraws(TorchDispatchMode):
         if given.get("dropout_p") == 0 or given.get("train") is False or given.get("training") is False:
             return func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        if name not in _MAKERS:
+        kind = given.get("dtype") or given.get("self")
+        is_complex = kind.is_complex() if isinstance(kind, torch.Tensor) else isinstance(kind, torch.dtype) and kind.is_complex
+        if name not in _MAKERS or is_complex:
             raise InputError(
                 f"the model draws random numbers by {name}, which cannot be drawn for each image by itself. Use dropout, bernoulli, rand, randn, "
                 "randint or exponential draws with one entry or more for each row."
@@ -208,8 +210,14 @@ def _shape_and_device(given: dict[str, Any]) -> tuple[Sequence[int], Any]:
 
 
 def _typed(given: dict[str, Any], values: torch.Tensor, default: torch.dtype | None = None) -> torch.Tensor:
-    like = given.get("self")
-    return values.to(given.get("dtype") or (like.dtype if like is not None else default or torch.get_default_dtype()))
+    like, asked = given.get("self"), given.get("dtype")
+    dtype = asked if isinstance(asked, torch.dtype) else like.dtype if like is not None else default or torch.get_default_dtype()
+    return values.to(dtype)
+
+
+def _below_one(uniform: torch.Tensor) -> torch.Tensor:
+    """Rounded to fewer digits, the largest would be one."""
+    return uniform.clamp(max=1 - torch.finfo(uniform.dtype).eps / 2)
 
 
 def _dropout(draws: KeyedDraws, given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -223,8 +231,8 @@ _MAKERS: dict[str, Callable[[KeyedDraws, dict[str, Any]], Any]] = {
     "bernoulli": _bernoulli,
     "bernoulli_": lambda draws, given: _into(given, _bernoulli(draws, given)),
     "native_dropout": _dropout,
-    "rand": lambda draws, given: _typed(given, draws.uniform(*_shape_and_device(given))),
-    "rand_like": lambda draws, given: _typed(given, draws.uniform(*_shape_and_device(given))),
+    "rand": lambda draws, given: _below_one(_typed(given, draws.uniform(*_shape_and_device(given)))),
+    "rand_like": lambda draws, given: _below_one(_typed(given, draws.uniform(*_shape_and_device(given)))),
     "uniform": lambda draws, given: _uniform_between(draws, given).to(given["self"].dtype),
     "uniform_": lambda draws, given: _into(given, _uniform_between(draws, given)),
     "randn": lambda draws, given: _typed(given, draws.normal(*_shape_and_device(given))),

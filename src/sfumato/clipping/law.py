@@ -25,7 +25,7 @@ from sfumato.clipping.checks import complex_findings, findings, random_state_kep
 from sfumato.clipping.draws import DrawShapes, KeyedDraws, draw_seeds, row_dims
 from sfumato.clipping.engine import Batch, Coefficient, Engine, Loss, is_out_of_memory
 from sfumato.clipping.made_up import made_up_images, made_up_targets
-from sfumato.clipping.stand_in import Place, Snapshot, stand_in
+from sfumato.clipping.stand_in import Place, Snapshot, has_accumulator_hooks, stand_in
 from sfumato.errors import InputError
 
 # Of four made-up examples, by number: alone, two in another order, an odd number of them.
@@ -51,6 +51,10 @@ _REDRAWN = (
 
 class BrokenLaw(InputError):
     """The model, or its loss, is not a function of one image at a time; the message says where."""
+
+
+class _NothingFinite(BrokenLaw):
+    """Too few made-up images gave finite gradients for anything to be checked."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +113,7 @@ class Law:
         self.model, self.loss_fn, self.row, self.targets, self.all_views = model, loss_fn, row, targets, views
         # Odd where all batches have an odd number of views, so that numbers of rows of both kinds are tried.
         self.views = views if views <= 2 else 2 + views % 2
+        self._pixels = False
 
     def examine(self) -> Truth:
         """Refuses a model whose rows are not computed one by one, or that keeps something of them.
@@ -119,32 +124,38 @@ class Law:
         Raises:
             BrokenLaw: Naming the module.
         """
-        self._refuse_lazy()
+        if torch.is_inference_mode_enabled():
+            raise BrokenLaw("there are no gradients within torch.inference_mode. Leave it around this call.")
+        refuse_lazy(self.model)
         refused = complex_findings(self.model)
         if refused:
             raise BrokenLaw(str(refused[0]))
-        try:
-            return self.truth(True, _SEED)
-        except InputError:
-            raise
-        except Exception:  # the model has constants of its own type, or is wrong: then it fails again
+        doubles = (False,) if has_accumulator_hooks(self.model) else (True, False)
+        failure: Exception | None = None
+        for self._pixels, double in ((pixels, double) for pixels in (False, True) for double in doubles):
             try:
-                return self.truth(False, _SEED)
+                return self.truth(double, _SEED)
+            except _NothingFinite as nothing:
+                failure = nothing
             except InputError:
                 raise
-            except Exception as error:
+            except Exception as error:  # the model has constants of another type, asks for pixels, or is wrong
                 if is_out_of_memory(error):
                     raise
-                self._name_the_module()
-                reason = next((line for line in str(error).splitlines() if line.strip()), "").strip()
-                raise BrokenLaw(f"the model or its loss fails on made-up images of shape {tuple(self.row.shape)}: {reason}. Correct it.") from error
+                failure = failure or error
+        assert failure is not None
+        if isinstance(failure, InputError):
+            raise failure
+        self._name_the_module()
+        reason = next((line for line in str(failure).splitlines() if line.strip()), type(failure).__name__).strip()
+        raise BrokenLaw(f"the model or its loss fails on made-up images of shape {tuple(self.row.shape)}: {reason}. Correct it.") from failure
 
     def truth(self, double: bool, seed: int, *, shifted: bool = True) -> Truth:
         """The loop over single made-up images, and everything that does not depend on an engine."""
         dtype = torch.float64 if double else None
         examples, views = 1 + max(map(max, _BATCHES)), self.views
         row = self.row.to(dtype) if double and self.row.is_floating_point() else self.row
-        images = made_up_images(examples, views, row, seed)
+        images = made_up_images(examples, views, row, seed, only_pixels=self._pixels)
         seeds = draw_seeds(b"made up", torch.arange(examples, device=row.device), views)
         with random_state_kept(row), stand_in(self.model, dtype, seed if shifted else None), torch.enable_grad():
             before, random_state = Snapshot.of(self.model), torch.get_rng_state()
@@ -170,8 +181,10 @@ class Law:
         grads = [{name: torch.stack([view.grads[name] for view in example]).mean(0) for name in names} for example in singles]
         norms = torch.stack([_norm(grad.values()) for grad in grads])
         losses = torch.stack([torch.stack([view.loss for view in example]).mean() for example in singles])
-        if int(norms.isfinite().sum()) < 2:
-            raise BrokenLaw("the model gives no finite gradients on made-up images, so that nothing can be checked. Correct the model or its loss.")
+        if int(norms.isfinite().sum()) < len(norms) - 1:
+            raise _NothingFinite(
+                "the model gives no finite gradients on made-up images, so that nothing can be checked. Correct the model or its loss."
+            )
         exact = double and not any(view.narrow for example in singles for view in example)
         return Truth(double, exact, seed, shifted, images, targets, seeds, grads, norms, losses, draw_dims, values_saved)
 
@@ -283,13 +296,18 @@ class Law:
         apart = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, outputs)
         examples = 1 + max(map(max, _BATCHES))
         targets = made_up_targets(examples, self.targets, apart, seed)
-        try:
-            of_itself = self._loss(apart, tuple(target[:1] for target in targets))
-        except InputError:
-            raise
-        except Exception:  # they have a meaning of their own
-            targets = tuple(torch.zeros_like(target) for target in targets)
-            of_itself = self._loss(apart, tuple(target[:1] for target in targets))
+        # Of whole numbers some losses take others than class numbers.
+        choices = [targets, tuple(torch.ones_like(target) for target in targets), tuple(torch.zeros_like(target) for target in targets)]
+        while True:
+            targets = choices.pop(0)
+            try:
+                of_itself = self._loss(apart, tuple(target[:1] for target in targets))
+                break
+            except InputError:
+                raise
+            except Exception:  # they have a meaning of their own
+                if not choices:
+                    raise
         if of_itself.requires_grad:
             raise BrokenLaw("loss_fn takes trainable parameters besides the model's output: their gradient would be lost. Use them in the model.")
         return targets, _leaves(apart), of_itself.detach().double().sum(), values_saved
@@ -327,8 +345,10 @@ class Law:
         self, images: torch.Tensor, targets: tuple[torch.Tensor, ...], seeds: torch.Tensor, singles: Sequence[Sequence[_Single]], double: bool
     ) -> tuple[int, ...]:
         """Compares all rows at once with each row alone; returns which dimension of each draw counts rows."""
-        rows = images.flatten(0, 1)
         alone = [view for example in singles for view in example]
+        # As many as one image has views, at least: `torch.func` shows a model that many at once.
+        order = [i % len(alone) for i in range(max(len(alone), self.all_views))]
+        rows, alone, seeds = images.flatten(0, 1)[order], [alone[i] for i in order], seeds.reshape(-1, 1, 2)[order]
         shapes = alone[0].shapes
         if any(view.shapes != shapes for view in alone):
             row_dims([()], [], 1)
@@ -337,7 +357,7 @@ class Law:
             with DrawShapes() as draws:
                 self.model(rows)
             dims = row_dims(shapes, draws.shapes, len(rows))
-        with KeyedDraws(seeds.reshape(-1, 1, 2), dims):
+        with KeyedDraws(seeds, dims):
             together = self.model(rows)
         for number, leaf in enumerate(_leaves(together)):
             if not _rows_agree(leaf, [view.outputs[number] for view in alone], _ROWS[double]):
@@ -346,7 +366,7 @@ class Law:
                     "the model gives an image in a batch other outputs than the image alone: its rows depend on their place, their number or on "
                     "each other, so per-example gradients do not exist and no privacy guarantee holds. Make it an operation on each image alone."
                 )
-        losses = self.loss_fn(together, *(target.repeat_interleave(images.shape[1], 0) for target in targets)).detach()
+        losses = self.loss_fn(together, *(target.repeat_interleave(images.shape[1], 0)[order] for target in targets)).detach()
         if not _rows_agree(losses, [view.loss[None] for view in alone], _ROWS[double]):
             raise BrokenLaw(
                 "loss_fn gives a row another loss beside other rows than alone: it compares rows, counts them or keeps something of them. "
@@ -372,7 +392,7 @@ class Law:
         where = f"{type(module).__name__} at '{path}'" if path else f"the model ({type(module).__name__})"
         if name == "training":
             raise BrokenLaw(f"{where} changes its mode during a forward pass, so that images would be computed differently. Set it before training.")
-        what = "buffer" if name in module._buffers else "parameter"
+        what = "buffer" if name in module._buffers else "parameter" if name in module._parameters else "state"
         raise BrokenLaw(
             f"{where} changes its {what} '{name}' during a forward pass, so statistics of private images would be kept without noise. "
             "Turn that off (for example track_running_stats=False), or set it from public images before training."
@@ -390,10 +410,12 @@ class Law:
         if found:
             raise BrokenLaw(str(found[0]))
 
-    def _refuse_lazy(self) -> None:
-        for name, parameter in self.model.named_parameters():
-            if nn.parameter.is_lazy(parameter):
-                raise BrokenLaw(f"parameter '{name}' gets its shape from the first images. Call the model once on made-up ones before.")
+
+def refuse_lazy(model: nn.Module) -> None:
+    """Refuses a model whose parameters do not have shapes yet."""
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise BrokenLaw(f"parameter '{name}' gets its shape from the first images. Call the model once on made-up ones before.")
 
 
 def _leaves(outputs: Any) -> list[torch.Tensor]:

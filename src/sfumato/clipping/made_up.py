@@ -5,29 +5,38 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-# What makes images of each kind from standard normal values and uniform ones in [-1, 1]: ordinary, as dark to bright
-# pixels, far beyond ordinary ones, and large.
+# What makes images of each kind from standard normal values and uniform ones in [0, 1): ordinary ones, pixels of eight bits
+# with black areas and equal values, large ones, and between.
 _KINDS = (
     lambda normal, uniform: normal,
-    lambda normal, uniform: (uniform + 1) / 2,
-    lambda normal, uniform: 300 * uniform,
+    lambda normal, uniform: (256 * (2 * uniform - 1)).clamp(min=0).floor() / 255,
+    lambda normal, uniform: 300 * (2 * uniform - 1),
     lambda normal, uniform: 16 * normal,
+)
+# For models that take nothing else: as they come, mostly black, dark, and few shades.
+_PIXELS = (
+    lambda normal, uniform: uniform,
+    _KINDS[1],
+    lambda normal, uniform: uniform**4,
+    lambda normal, uniform: (4 * uniform).floor() / 4 + 0.1,
 )
 
 
-def made_up_images(examples: int, views: int, row: torch.Tensor, seed: int) -> torch.Tensor:
+def made_up_images(examples: int, views: int, row: torch.Tensor, seed: int, *, only_pixels: bool = False) -> torch.Tensor:
     """(examples, views, *one row): examples of different scales, so that what some values hide others show.
 
     Args:
         row: (1, ...): shape, type and device alone are used.
+        only_pixels: All values lie between 0 and 1.1.
     """
     generator = torch.Generator().manual_seed(seed)
     shape = (views, *row.shape[1:])
+    kinds = _PIXELS if only_pixels else _KINDS
     rows = []
     for example in range(examples):
         if row.is_floating_point():
-            normal, uniform = torch.randn(shape, generator=generator), 2 * torch.rand(shape, generator=generator) - 1
-            rows.append(_KINDS[example % len(_KINDS)](normal, uniform))
+            normal, uniform = torch.randn(shape, generator=generator), torch.rand(shape, generator=generator)
+            rows.append(kinds[example % len(kinds)](normal, uniform))
         else:
             rows.append(torch.randint(2, shape, generator=generator))
     return torch.stack(rows).to(device=row.device, dtype=row.dtype)

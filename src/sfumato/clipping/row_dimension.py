@@ -1,109 +1,233 @@
 """What a graph may do with the dimension that counts rows: hand it on, and nothing else.
 
-Tests on made-up images cannot try every number of rows. Therefore: in every value that the
-batch touches, rows lie along exactly one dimension, a whole multiple of their number long;
-no operation acts along that dimension; and the number itself goes into shapes of views,
-expansions and fills alone. So no row can learn its place, or how many others there are.
+Tests on made-up images cannot try every number of rows, every place, every value. Therefore the graph itself
+must show that no row can learn its place, how many others there are, or anything of them: in every value that
+the batch touches, rows lie along exactly one dimension, and every operation is one that is known to compute each row
+by itself. What is not known to is refused, and left to `torch.func`, which never shows a model two images.
+
+Along its dimension a value has outer * rows * inner entries: windows of one image may lie between rows, or be
+repeated around them (`Rows`). Views may fold rows in no other way, or a row would change its place.
 """
 
+import math
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
 
-# Operations that may be told the number of rows: they make shapes of it.
-_SHAPES = frozenset(
-    (
-        *("view", "reshape", "_unsafe_view", "expand", "broadcast_to", "repeat", "unflatten"),
-        *("zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"),
-        *("rand", "randn", "randint", "sym_size"),  # random numbers are drawn for each row by itself (`draws`)
-    )
-)
+
+class Rows(NamedTuple):
+    """Where rows lie along their dimension: row = index // inner % rows."""
+
+    outer: int = 1
+    inner: int = 1
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 _ARITHMETIC = (operator.mul, operator.floordiv, operator.add, operator.sub)
-# Operations whose dimension says where values lie, not along what they are computed.
-_MOVES = frozenset(
-    ("transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "unsqueeze", "squeeze", "sym_size", "unflatten", "flatten", "stack")
+# Arguments that may hold the number of rows: they make shapes of it.
+_SHAPE_ARGUMENTS = _names("size shape sizes repeats")
+# Each entry by itself, besides what PyTorch tags as such.
+_POINTWISE = _names(
+    "clone contiguous detach alias to _to_copy type_as lift_fresh_copy where masked_fill dropout native_dropout alpha_dropout feature_dropout "
+    "feature_alpha_dropout bernoulli normal_functional uniform exponential rand_like randn_like randint_like zeros_like ones_like "
+    "full_like empty_like "
+    "copy fill relu6 hardswish hardtanh mish selu elu celu softplus logsigmoid log_sigmoid gelu silu prelu rrelu clamp expand_as"
 )
-# Operations that take nothing of a tensor but its type, device or shape.
-_FACTORIES = frozenset(("new_zeros", "new_ones", "new_full", "new_empty", "sym_size", "_assert_tensor_metadata"))
-_DIMENSIONS = ("dim", "dims", "dim0", "dim1")
+# They change where entries lie, not their order.
+_VIEWS = _names("view reshape _unsafe_view flatten unflatten view_as reshape_as")
+# They take nothing of a tensor but its type, device or shape.
+_FACTORIES = _names("zeros ones full empty rand randn randint new_zeros new_ones new_full new_empty")
+_FORGETS = _names("new_zeros new_ones new_full new_empty sym_size")
+# A dimension of theirs says where values lie.
+_MOVES = _names("transpose permute movedim moveaxis swapaxes swapdims unsqueeze squeeze expand broadcast_to stack t mT numpy_T")
+# They work along the dimensions that they are told, which must not be the rows'.
+_ALONG = _names(
+    "sum mean amax amin max min argmax argmin var std var_mean std_mean norm linalg_vector_norm logsumexp softmax _softmax log_softmax _log_softmax "
+    "cumsum cumprod cummax cummin logcumsumexp sort argsort topk kthvalue median mode flip roll prod all any count_nonzero unbind split "
+    "split_with_sizes chunk tensor_split narrow slice select index_select index_fill index_add index_copy gather scatter scatter_add slice_scatter "
+    "select_scatter cat concat diff unfold glu aminmax linalg_norm normalize"
+)
+_DIMENSIONS = ("dim", "dims", "dim0", "dim1", "dimension")
+# They work on the last so many dimensions; rows must lie before these.
+_LAST = {
+    **dict.fromkeys(("linear", "layer_norm", "rms_norm", "native_layer_norm"), 1),
+    **dict.fromkeys(("scaled_dot_product_attention", "tril", "triu", "diagonal", "matrix_exp"), 2),
+    **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle", "channel_shuffle"), 3),
+}
+# They take rows first and then channels, followed by so many dimensions; None: by any number.
+_ROWS_FIRST: dict[str, int | None] = {
+    **{f"{name}{k}d": k for name in ("conv", "avg_pool", "max_pool", "adaptive_avg_pool", "adaptive_max_pool", "lp_pool") for k in (1, 2, 3)},
+    **{f"max_pool{k}d_with_indices": k for k in (2, 3)},
+    **{f"{name}{k}d": k for name in ("reflection_pad", "replication_pad", "_adaptive_avg_pool") for k in (1, 2, 3)},
+    **{"conv_transpose1d": 1, "conv_transpose2d": 2, "conv_transpose3d": 3, "im2col": 2, "col2im": 1, "grid_sampler": 2, "grid_sampler_2d": 2},
+    **{f"upsample_{kind}": k for kind, k in (("nearest1d", 1), ("nearest2d", 2), ("bilinear2d", 2), ("bicubic2d", 2), ("linear1d", 1))},
+    **dict.fromkeys(("convolution", "group_norm", "native_group_norm", "instance_norm", "batch_norm", "_native_batch_norm_legit_no_training"), None),
+    **dict.fromkeys(("feature_dropout", "feature_alpha_dropout"), None),
+}
+# Sums of products: rows that are added up are gone from the result, rows of two operands that meet stand in it twice.
+_PRODUCTS = _names("matmul mm bmm addmm baddbmm einsum mv addmv bilinear dot tensordot outer")
 _WHOLE = 2**63 - 1
 
 
-def misuse(node: Node) -> str | None:
-    """What an operation does with the rows that it may not, in words; None if nothing.
+class RowDimension:
+    """Walks along a graph and says what is not known to leave rows apart.
 
     Args:
-        node: An operation of a graph that was traced for any number of rows; its inputs are in order.
+        images: The graph's input, rows first.
     """
-    name = _name(node)
-    inputs = [other.meta.get("val") for other in node.all_input_nodes]
-    numbers = [value for value in inputs if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and _symbols(value)]
-    if numbers and not (name in _SHAPES or node.target in _ARITHMETIC):
-        return "computes with the number of rows"
-    if isinstance(node.meta.get("val"), (torch.SymFloat, torch.SymBool)):
-        return "computes with the number of rows"
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor) and _row_dims(value)]
-    made = node.meta.get("val")
-    for value in made if isinstance(made, (tuple, list)) else [made]:
-        if isinstance(value, torch.Tensor):
+
+    def __init__(self, images: Node) -> None:
+        self._rows: dict[Node, Rows] = {images: Rows()}
+
+    def misuse(self, node: Node) -> str | None:
+        """What an operation on data does with the rows that it may not, in words; None if nothing.
+
+        Args:
+            node: Operations must come in the order of the graph.
+        """
+        made = node.meta.get("val")
+        if isinstance(made, (torch.SymInt, int)) and not isinstance(made, bool):
+            is_size = node.target in _ARITHMETIC or _name(node) == "sym_size"
+            return None if is_size and _is_multiple(made) else "computes with the number of rows"
+        if node.target is operator.getitem:
+            return self._hand_on(node, [node.args[0]])  # type: ignore[list-item]
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return "is not one of PyTorch's operations"
+        given = _arguments(node)
+        for name, value in given.items():
+            if name not in _SHAPE_ARGUMENTS and any(_is_number_of_rows(entry) for entry in _entries(value)):
+                return "computes with the number of rows"
+        name = _name(node)
+        data = [other for other in node.all_input_nodes if other in self._rows and name not in _FORGETS]
+        refusal = self._refusal(node, name, given, data)
+        return refusal or self._hand_on(node, data)
+
+    def _refusal(self, node: Node, name: str, given: dict[str, Any], data: list[Node]) -> str | None:
+        """Whether the operation is not known, or works along rows."""
+        if name in _FACTORIES or name in ("repeat", "sym_size") or name in _VIEWS or name in _MOVES:
+            return None
+        if name in _LAST:
+            return None if all(_row_dim(other) < _ndim(other) - _LAST[name] for other in data) else "acts along the dimension of the rows"
+        if name in _ROWS_FIRST:
+            return self._refusal_of_rows_first(node, data, _ROWS_FIRST[name])
+        if name in ("constant_pad_nd", "pad"):
+            padded = len(given["pad"]) // 2
+            return None if _row_dim(data[0]) < _ndim(data[0]) - padded else "adds rows"
+        if name == "embedding":
+            return None if given["weight"] not in self._rows else "looks rows up in a table made of rows"
+        if name in ("index", "index_put", "_unsafe_index"):
+            return self._refusal_of_index(name, given)
+        if name == "repeat_interleave":
+            return None if isinstance(given.get("repeats"), int) and given.get("dim") is not None else "repeats rows"
+        if name in _ALONG:
+            return _refusal_along(node, name, given, data)
+        if name in _PRODUCTS or name in _POINTWISE or torch.Tag.pointwise in node.target.tags:  # type: ignore[union-attr]
+            return None
+        return "is not known to compute each row by itself"
+
+    def _refusal_of_rows_first(self, node: Node, data: list[Node], spatial: int | None) -> str | None:
+        image, *others = node.all_input_nodes
+        is_first = data[:1] == [image] and _row_dim(image) == 0 and (spatial is None or _ndim(image) == spatial + 2)
+        of_rows = [other for other in others if other in self._rows]
+        is_grid = "grid" in _name(node) and all(_row_dim(other) == 0 for other in of_rows)
+        return None if is_first and (not of_rows or is_grid) else "acts along the dimension of the rows"
+
+    def _refusal_of_index(self, name: str, given: dict[str, Any]) -> str | None:
+        value, indices = given["self"], given["indices"]
+        if value not in self._rows:
+            return "looks rows up in a table" if sum(index in self._rows for index in indices if index is not None) > 1 else None
+        dim = _row_dim(value)
+        if dim >= len(indices) or indices[dim] is None:
+            return None if not any(index in self._rows for index in indices if index is not None) else "picks values by values of rows"
+        # One value, written where a condition on the tensor's own values holds: to each by itself.
+        is_mask = len(indices) == 1 and indices[0].meta["val"].dtype == torch.bool
+        one_value = name == "index_put" and given["values"] not in self._rows and given["values"].meta["val"].numel() == 1
+        return None if is_mask and one_value else "picks rows by their place"
+
+    def _hand_on(self, node: Node, data: list[Node]) -> str | None:
+        """Notes where the rows of a result lie."""
+        made, name = node.meta.get("val"), _name(node)
+        values = [value for value in (made if isinstance(made, (tuple, list)) else [made]) if isinstance(value, torch.Tensor)]
+        known = {self._rows[other] for other in data}
+        for value in values:
             dims = _row_dims(value)
             if len(dims) > 1 or any(not _is_multiple(value.shape[dim]) for dim in dims):
                 return "takes rows together in groups"
-            if tensors and not dims and name not in _FACTORIES:
-                return "makes one value of all rows"
-    return _acts_along_rows(node, name) if tensors else None
+            if not dims:
+                if data:
+                    return "makes one value of all rows"
+                continue
+            per_row = _per_row(value.shape[dims[0]])
+            if not data:  # the same for every row
+                known = {Rows(1, per_row)}
+            elif name in _VIEWS:
+                source = data[0].meta["val"]
+                refolded = _refolded(source.shape, self._rows[data[0]], value.shape)
+                if refolded is None:
+                    return "folds rows so that they change their places"
+                known = {refolded}
+            elif name in ("repeat", "repeat_interleave"):
+                before = self._rows[data[0]]
+                factor = per_row // (before.outer * before.inner)
+                known = {Rows(before.outer * factor, before.inner) if name == "repeat" else Rows(before.outer, before.inner * factor)}
+            if len(known) != 1 or math.prod(next(iter(known))) != per_row:
+                return "joins rows that lie in different orders"
+            self._rows[node] = next(iter(known))
+        return None
 
 
-def _acts_along_rows(node: Node, name: str) -> str | None:
-    """Whether an operation selects, orders or adds up along the dimension of the rows."""
-    if name in _MOVES or not isinstance(node.target, torch._ops.OpOverload):
+def _refusal_along(node: Node, name: str, given: dict[str, Any], data: list[Node]) -> str | None:
+    if name in ("slice", "slice_scatter") and given.get("start") in (None, 0) and given.get("end") in (None, _WHOLE) and given.get("step", 1) == 1:
         return None
-    given: dict[str, Any] = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False)) | dict(node.kwargs)
-    lists = given.get("tensors") if name in ("cat", "concat") else None
-    value = (lists[0] if lists else given.get("self", node.all_input_nodes[0])).meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return None
-    (row_dim,) = _row_dims(value) or (None,)
-    if name in ("index", "index_put", "_unsafe_index") and row_dim is not None:
-        indices = given["indices"]
-        if row_dim >= len(indices) or indices[row_dim] is None or (name == "index_put" and _is_mask(indices, given["values"])):
-            return None
-        return "picks rows by their place"
-    if name in ("take", "masked_select", "nonzero", "put"):
-        return "picks values wherever they lie"
-    if name == "repeat_interleave" or (name in ("slice", "slice_scatter") and _takes_all(given)):
-        return None
-    along = [given[argument] for argument in _DIMENSIONS if argument in given]
     if name == "roll" and not given.get("dims"):
         return "rolls rows"
-    dims = [dim for entry in along for dim in (entry if isinstance(entry, (list, tuple)) else [entry]) if isinstance(dim, int)]
-    if not along and any(argument.name == "dim" for argument in node.target._schema.arguments):
-        dims = [_default_dim(node.target)]
-    if row_dim is not None and any(dim % max(value.ndim, 1) == row_dim for dim in dims):
-        return "acts along the dimension of the rows"
-    return None
+    told = [given[argument] for argument in _DIMENSIONS if argument in given]
+    dims = [dim for entry in told for dim in (entry if isinstance(entry, (list, tuple)) else [entry])]
+    if not dims or not all(isinstance(dim, int) for dim in dims):
+        return "acts on all rows at once"
+    is_along = any(dim % _ndim(other) == _row_dim(other) for other in data for dim in dims)
+    return "acts along the dimension of the rows" if is_along else None
 
 
-def _is_mask(indices: list[Any], values: Node) -> bool:
-    """Whether one value is written where a condition on the tensor's own values holds: to each by itself."""
-    return len(indices) == 1 and indices[0].meta["val"].dtype == torch.bool and values.meta["val"].numel() == 1
+def _refolded(shape: torch.Size, rows: Rows, other: torch.Size) -> Rows | None:
+    """Where rows lie after a view; None if they would lie otherwise than one after another."""
+
+    def around(shape: torch.Size) -> tuple[int, int]:
+        (dim,) = (dim for dim, size in enumerate(shape) if isinstance(size, torch.SymInt) and _symbols(size))
+        return math.prod(int(size) for size in shape[:dim]), math.prod(int(size) for size in shape[dim + 1 :])
+
+    (before, after), (new_before, new_after) = around(shape), around(other)
+    outer, inner = before * rows.outer, rows.inner * after  # of the whole list of entries
+    if not new_before or not new_after or outer % new_before or inner % new_after:
+        return None
+    return Rows(outer // new_before, inner // new_after)
 
 
-def _takes_all(given: dict[str, Any]) -> bool:
-    return given.get("start") in (None, 0) and given.get("end") in (None, _WHOLE) and given.get("step", 1) == 1
+def _arguments(node: Node) -> dict[str, Any]:
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    given = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    return given | dict(zip((argument.name for argument in schema), node.args, strict=False)) | dict(node.kwargs)
 
 
-def _default_dim(target: torch._ops.OpOverload) -> int:
-    default = next(argument.default_value for argument in target._schema.arguments if argument.name == "dim")
-    return default if isinstance(default, int) else _WHOLE
+def _entries(value: Any) -> list[Any]:
+    return [entry for each in value for entry in _entries(each)] if isinstance(value, (list, tuple)) else [value]
 
 
 def _name(node: Node) -> str:
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target.overloadpacket.__name__
     return getattr(node.target, "__name__", str(node.target))
+
+
+def _is_number_of_rows(value: Any) -> bool:
+    if isinstance(value, Node):
+        value = value.meta.get("val")
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and _symbols(value)
 
 
 def _symbols(value: Any) -> bool:
@@ -115,7 +239,23 @@ def _row_dims(value: torch.Tensor) -> list[int]:
     return [dim for dim, size in enumerate(value.shape) if isinstance(size, torch.SymInt) and _symbols(size)]
 
 
+def _row_dim(node: Node) -> int:
+    value = node.meta["val"]
+    return next(iter(_row_dims(value[0] if isinstance(value, (tuple, list)) else value)))
+
+
+def _ndim(node: Node) -> int:
+    value = node.meta["val"]
+    return (value[0] if isinstance(value, (tuple, list)) else value).ndim
+
+
 def _is_multiple(size: Any) -> bool:
-    """Whether a size is the number of rows times a whole number."""
+    """Whether a size is the number of rows times a whole number, or has nothing to do with it."""
+    if not isinstance(size, torch.SymInt) or not _symbols(size):
+        return True
     symbols = size.node.expr.free_symbols
     return len(symbols) == 1 and bool((size.node.expr / next(iter(symbols))).is_Integer)
+
+
+def _per_row(size: Any) -> int:
+    return int(size.node.expr / next(iter(size.node.expr.free_symbols)))

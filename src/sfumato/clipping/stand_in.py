@@ -5,6 +5,10 @@ they are will not do either: behind a head of zeros nothing shows.
 """
 
 import dataclasses
+import pickle
+import signal
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,49 +18,109 @@ from torch import nn
 
 # A module's dotted path and the name of one of its parameters or buffers.
 Place = tuple[str, str]
+# One model may be shared by threads: while one holds it to other values, no other does.
+_one_at_a_time = threading.RLock()
 
 
 @contextmanager
 def stand_in(model: nn.Module, dtype: torch.dtype | None, shift_seed: int | None) -> Iterator[None]:
     """Within, every parameter and buffer holds a copy; afterwards its own memory again, whatever happened to the copy.
 
-    Every `.grad` is None within, and what it was afterwards; parameters, buffers and modules that are registered
-    within are taken away again, and modes and `requires_grad` are as before.
+    Every `.grad` is None within. Afterwards it is what it was, and so are attributes, modes, hooks, `requires_grad` and what
+    modules are made of. An interrupt waits until then.
 
     Args:
         dtype: Of the copies of floating-point values; None leaves each as it is.
         shift_seed: Moves parameters by a tenth of their spread, by 0.1 where they have none. None: they stay.
     """
-    parameters = list(model.parameters())
-    tensors = [*parameters, *model.buffers()]
-    grads = [parameter.grad for parameter in parameters]
-    own = [tensor.data for tensor in tensors]  # the same memory
-    trains = [parameter.requires_grad for parameter in parameters]
-    modules = list(model.modules())
-    modes = [module.training for module in modules]
-    registered = [[dict(registry) for registry in _registries(module)] for module in modules]
-    generator = torch.Generator().manual_seed(shift_seed or 0)
-    try:
-        for number, tensor in enumerate(tensors):
-            if number < len(parameters):
+    with _one_at_a_time, _interrupts_wait(), attributes_kept(model):
+        parameters = list(model.parameters())
+        tensors = [*parameters, *model.buffers()]
+        own = [(tensor, tensor.data, tensor.grad, tensor.requires_grad) for tensor in tensors]  # the same memory
+        generator = torch.Generator().manual_seed(shift_seed or 0)
+        try:
+            for number, tensor in enumerate(tensors):
                 tensor.grad = None
-            value = tensor.data.clone()
-            if shift_seed is not None and number < len(parameters) and value.is_floating_point():
-                value = _shifted(value, generator)
-            tensor.data = value.to(dtype) if dtype is not None and value.is_floating_point() else value
+                value = tensor.data.clone()
+                if shift_seed is not None and number < len(parameters) and value.is_floating_point():
+                    value = _shifted(value, generator)
+                tensor.data = value.to(dtype) if dtype is not None and value.is_floating_point() else value
+            yield
+        finally:
+            for tensor, data, grad, trains in own:
+                tensor.grad = None
+                tensor.data = data
+                tensor.requires_grad_(trains)
+                tensor.grad = grad
+
+
+@contextmanager
+def attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Afterwards every module has the attributes, hooks and parts that it had, lists and dictionaries among them with what was in them."""
+    before = [
+        (vars(module), dict(vars(module)), [(value, value.copy()) for value in vars(module).values() if type(value) in (dict, OrderedDict, list)])
+        for module in model.modules()
+    ]
+    try:
         yield
     finally:
-        for module, mode, before in zip(modules, modes, registered, strict=True):
-            module.training = mode
-            for registry, entries in zip(_registries(module), before, strict=True):
-                _restore(registry, entries)
-        for parameter, trainable in zip(parameters, trains, strict=True):
-            parameter.grad = None
-            parameter.requires_grad_(trainable)
-        for tensor, data in zip(tensors, own, strict=True):
-            tensor.data = data
-        for parameter, grad in zip(parameters, grads, strict=True):
-            parameter.grad = grad
+        for now, attributes, contents in before:
+            for name in now.keys() - attributes.keys():
+                del now[name]
+            for name, value in attributes.items():
+                if now.get(name) is not value:
+                    now[name] = value
+            for value, content in contents:
+                if isinstance(value, list):
+                    value[:] = content
+                elif list(value) != list(content) or any(value[name] is not content[name] for name in content):
+                    value.clear()
+                    value.update(content)
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """SIGINT and SIGTERM within are delivered afterwards; the third one at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    waiting: list[int] = []
+
+    def wait(number: int, frame: Any) -> None:
+        waiting.append(number)
+        handler = before[signal.Signals(number)]
+        if len(waiting) > 2 and callable(handler):
+            handler(number, frame)
+
+    caught = [number for number, handler in before.items() if callable(handler)]
+    for number in caught:
+        signal.signal(number, wait)
+    try:
+        yield
+    finally:
+        for number in caught:
+            signal.signal(number, before[number])
+        if waiting:
+            signal.raise_signal(waiting[0])
+
+
+def has_accumulator_hooks(model: nn.Module) -> bool:
+    """Whether somebody (DistributedDataParallel, for one) holds on to the nodes that add gradients up.
+
+    PyTorch lets go of such a node when its parameter's type changes, and with it of the hooks on it.
+    """
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            with torch.enable_grad():
+                _accumulator(parameter).metadata["sfumato"] = True
+                if "sfumato" in _accumulator(parameter).metadata:  # it outlived our own reference
+                    return True
+    return False
+
+
+def _accumulator(parameter: nn.Parameter) -> Any:
+    return parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +128,7 @@ class Snapshot:
     """What a model keeps: parameters, frozen ones included, buffers, kept in checkpoints or not, and what of it trains."""
 
     tensors: dict[Place, torch.Tensor]
-    flags: dict[Place, bool]
+    flags: dict[Place, Any]
 
     @classmethod
     def of(cls, model: nn.Module) -> "Snapshot":
@@ -99,19 +163,12 @@ def _places(model: nn.Module) -> dict[Place, torch.Tensor]:
     }
 
 
-def _flags(model: nn.Module) -> dict[Place, bool]:
-    flags = {(path, "training"): module.training for path, module in model.named_modules()}
+def _flags(model: nn.Module) -> dict[Place, Any]:
+    flags: dict[Place, Any] = {(path, "training"): module.training for path, module in model.named_modules()}
+    for path, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            flags[path, "extra state"] = pickle.dumps(module.get_extra_state())
     return flags | {place: tensor.requires_grad for place, tensor in _places(model).items()}
-
-
-def _registries(module: nn.Module) -> tuple[dict[str, Any], ...]:
-    return module._parameters, module._buffers, module._modules
-
-
-def _restore(registry: dict[str, Any], before: dict[str, Any]) -> None:
-    if registry.keys() != before.keys() or any(registry[name] is not tensor for name, tensor in before.items()):
-        registry.clear()
-        registry.update(before)
 
 
 def _shifted(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

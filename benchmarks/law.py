@@ -1,0 +1,122 @@
+"""What it costs to hold an engine to the law before its first batch, and what random numbers inside a model cost.
+
+    python -m benchmarks.law [first draws]
+
+Prints one JSON object. `first`: seconds of the first call, of the checks within it and of a later call. `draws`: images a
+second of a private model with dropout, by one thread and by two workers, and without dropout. Nothing else should run meanwhile.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from benchmarks.machine import machine
+from sfumato.clipping import GradFn, clipped_grad
+from sfumato.clipping.law import Law
+from sfumato.models import registry
+from sfumato.training.workers import Workers
+
+ROUNDS = 7
+
+
+def wide_resnet() -> nn.Module:
+    return registry.build("wide_resnet", image_size=32, channels=3, num_classes=10, options={"depth": 16, "width": 4}, seed=0)
+
+
+def vision_transformer(**options: Any) -> nn.Module:
+    import timm
+
+    return timm.create_model("vit_tiny_patch16_224", num_classes=10, **options)
+
+
+def grad_fn_of(model: nn.Module, microbatch_size: int) -> GradFn:
+    def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(outputs, labels, reduction="none")
+
+    return clipped_grad(model.train(), loss, clipping_norm=1.0, microbatch_size=microbatch_size)
+
+
+def first() -> dict[str, Any]:
+    """Seconds of a first call, of the checks in it, and of a second call."""
+    out = {}
+    for name, make, size, count in (("WRN-16-4, 32 px", wide_resnet, 32, 32), ("ViT-tiny, 224 px", vision_transformer, 224, 8)):
+        torch.manual_seed(0)
+        grad_fn, checks = grad_fn_of(make(), count), [0.0]
+        held = {attribute: getattr(Law, attribute) for attribute in ("examine", "complaint")}
+        for attribute, method in held.items():
+            setattr(Law, attribute, _timed(method, checks))
+        try:
+            batch = torch.randn(count, 3, size, size), torch.randint(10, (count,))
+            seconds = [_seconds(lambda grad_fn=grad_fn, batch=batch: grad_fn(*batch)) for _ in range(2)]
+        finally:
+            for attribute, method in held.items():
+                setattr(Law, attribute, method)
+        out[name] = {"first": round(seconds[0], 2), "checks": round(checks[0], 2), "second": round(seconds[1], 2)}
+    return out
+
+
+def draws() -> dict[str, Any]:
+    """Images a second of ViT-tiny at 64 px, medians of rounds in turns."""
+    images, labels, key = torch.randn(64, 3, 64, 64), torch.randint(10, (64,)), bytes(32)
+    rates = {"drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.1}
+    works: dict[str, Callable[[], Any]] = {}
+    for name, options, count in (("dropout, one thread", rates, 1), ("dropout, two workers", rates, 2), ("none, two workers", {}, 2)):
+        torch.manual_seed(0)
+        grad_fn, workers = grad_fn_of(vision_transformer(img_size=64, **options), 16), Workers(count)
+
+        def part(indices: torch.Tensor, grad_fn: GradFn = grad_fn) -> Any:
+            return grad_fn(images[indices], labels[indices], key=key, example_ids=indices)
+
+        one = Workers(2) if count == 1 else workers  # a pool's threads compute on one thread each
+        single = list(one.map(part, torch.arange(64).split(16)[:1]))
+        assert single
+
+        def work(part: Any = part, workers: Workers = workers, count: int = count) -> None:
+            if count > 1:
+                list(workers.map(part, torch.arange(64).split(16)))
+                return
+            before = torch.get_num_threads()
+            torch.set_num_threads(1)
+            try:
+                list(map(part, torch.arange(64).split(16)))
+            finally:
+                torch.set_num_threads(before)
+
+        works[name] = work
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(ROUNDS):
+        for name, work in works.items():
+            seconds[name].append(_seconds(work))
+    rates_of = {name: round(64 / statistics.median(values), 1) for name, values in seconds.items()}
+    return {**rates_of, "two workers over one thread": round(rates_of["dropout, two workers"] / rates_of["dropout, one thread"], 2)}
+
+
+def _timed(method: Callable[..., Any], total: list[float]) -> Callable[..., Any]:
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return method(*args, **kwargs)
+        finally:
+            total[0] += time.perf_counter() - start
+
+    return timed
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", default=["first", "draws"], choices=["first", "draws"])
+    chosen = parser.parse_args().parts
+    print(json.dumps({"machine": machine(), **{name: {"first": first, "draws": draws}[name]() for name in chosen}}, indent=2))
