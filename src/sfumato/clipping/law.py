@@ -35,6 +35,8 @@ _TRIES = (True, True, False, False, False, False)
 _SEED = 1
 # Gradients shorter than what may be clipped to at all count as none.
 _SHORTEST = 1e-12
+# Longer ones say nothing: float32 does not hold their squares.
+_LONGEST = 1e30
 # How far an engine may lie from the loop, relative to gradients of norm one. Single precision is for models that do not run in
 # double precision throughout: rounding moves some of their values across a kink.
 _GRADIENTS = {True: 1e-6, False: 3e-4}
@@ -160,32 +162,34 @@ class Law:
         with random_state_kept(row), stand_in(self.model, dtype, seed if shifted else None), torch.enable_grad():
             before, random_state = Snapshot.of(self.model), torch.get_rng_state()
             targets, outputs_at_first, loss_at_first, values_saved = self._first_call(images[0, :1], seeds[:1, :1], seed)
-            singles = [
-                [
-                    self._single(images[i, j : j + 1], tuple(target[i : i + 1] for target in targets), seeds[i : i + 1, j : j + 1])
-                    for j in range(views)
-                ]
-                for i in range(examples)
-            ]
+            alone: list[_Single] = []
+            grads: list[dict[str, torch.Tensor]] = []
+            of_examples: list[tuple[torch.Tensor, torch.Tensor]] = []
+            for i in range(examples):
+                own = tuple(target[i : i + 1] for target in targets)
+                seen = [self._single(images[i, j : j + 1], own, seeds[i : i + 1, j : j + 1]) for j in range(views)]
+                if i == 0:
+                    first = seen[0]
+                mean = {name: torch.stack([view.grads[name] for view in seen]).mean(0) for name in seen[0].grads}
+                of_examples.append((_norm(mean.values()), torch.stack([view.loss for view in seen]).mean()))
+                grads.append({name: value.float() for name, value in mean.items()})  # eight digits are enough to compare with
+                alone += [dataclasses.replace(view, grads={}) for view in seen]
             self._refuse_changes(before)
-            draw_dims = self._refuse_mixing(images, targets, seeds, singles, double)
+            draw_dims = self._refuse_mixing(images, targets, seeds, alone, double)
             again = self._single(images[0, :1], tuple(target[:1] for target in targets), seeds[:1, :1])
-            first = singles[0][0]
             self._refuse_memory([*outputs_at_first, loss_at_first], [*first.outputs, first.loss], double)
             one, other = ([*view.outputs, view.loss, *view.grads.values()] for view in (first, again))
             self._refuse_memory(one, other, double)
             if not torch.equal(random_state, torch.get_rng_state()):
                 raise BrokenLaw("the model or its loss sets PyTorch's random state, which undoes what others draw. Leave that to their caller.")
             self._refuse_changes(before)
-        names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
-        grads = [{name: torch.stack([view.grads[name] for view in example]).mean(0) for name in names} for example in singles]
-        norms = torch.stack([_norm(grad.values()) for grad in grads])
-        losses = torch.stack([torch.stack([view.loss for view in example]).mean() for example in singles])
+        norms, losses = (torch.stack(values) for values in zip(*of_examples, strict=True))
+        norms = torch.where(norms < _LONGEST, norms, torch.inf)
         if int(norms.isfinite().sum()) < len(norms) - 1:
             raise _NothingFinite(
                 "the model gives no finite gradients on made-up images, so that nothing can be checked. Correct the model or its loss."
             )
-        exact = double and not any(view.narrow for example in singles for view in example)
+        exact = double and not any(view.narrow for view in alone)
         return Truth(double, exact, seed, shifted, images, targets, seeds, grads, norms, losses, draw_dims, values_saved)
 
     def batch(self, count: int, truth: Truth, seed: int = 0) -> Batch:
@@ -342,10 +346,9 @@ class Law:
         return _Single(_leaves(outputs), loss.detach().double(), grads, draws.shapes, draws.narrow)
 
     def _refuse_mixing(
-        self, images: torch.Tensor, targets: tuple[torch.Tensor, ...], seeds: torch.Tensor, singles: Sequence[Sequence[_Single]], double: bool
+        self, images: torch.Tensor, targets: tuple[torch.Tensor, ...], seeds: torch.Tensor, alone: list[_Single], double: bool
     ) -> tuple[int, ...]:
         """Compares all rows at once with each row alone; returns which dimension of each draw counts rows."""
-        alone = [view for example in singles for view in example]
         # As many as one image has views, at least: `torch.func` shows a model that many at once.
         order = [i % len(alone) for i in range(max(len(alone), self.all_views))]
         rows, alone, seeds = images.flatten(0, 1)[order], [alone[i] for i in order], seeds.reshape(-1, 1, 2)[order]
