@@ -16,7 +16,7 @@ from sfumato.clipping.graph_engine import LOW_PRECISIONS, GraphEngine, Use
 from sfumato.clipping.law import Law, Truth, refuse_lazy
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.reference import ReferenceEngine
-from sfumato.clipping.stand_in import attributes_kept
+from sfumato.clipping.stand_in import put_back
 from sfumato.clipping.sums import are_exact
 from sfumato.errors import InputError
 
@@ -229,7 +229,7 @@ class GradFn:
         assert self._engine is not None and self.microbatch_size is not None
         seeds = self._seeds(key, example_ids, views)
         # What a model's own code notes of private images in its attributes goes again.
-        kept = attributes_kept(self._model) if self.engine != "graph" else nullcontext()
+        kept = put_back(self._model) if self.engine != "graph" else nullcontext()
         with self._engine.parameters_fixed(), torch.no_grad(), kept:
             for chosen in real.split(self.microbatch_size):
                 # The last microbatch repeats an example, and does not count it.

@@ -79,6 +79,20 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def put_back(model: nn.Module) -> Iterator[None]:
+    """For calls of a model's own code on private images: `.grad` is None within, and it and all attributes are put back."""
+    grads = [(tensor, tensor.grad) for tensor in [*model.parameters(), *model.buffers()]]
+    with attributes_kept(model):
+        try:
+            for tensor, _ in grads:
+                tensor.grad = None
+            yield
+        finally:
+            for tensor, grad in grads:
+                tensor.grad = grad
+
+
+@contextmanager
 def _interrupts_wait() -> Iterator[None]:
     """SIGINT and SIGTERM within are delivered afterwards; the third one at once."""
     if threading.current_thread() is not threading.main_thread():
