@@ -1,6 +1,7 @@
 """What is checked before a private image is seen, and with what: the zoo (tests/clipping/zoo) says what it finds."""
 
 import contextlib
+import functools
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
@@ -400,3 +401,56 @@ def test_as_many_views_as_an_image_has_are_tried_together():
 
     with pytest.raises(InputError):
         clipped_grad(Counts(), cross_entropy, clipping_norm=1.0, augmult=16)(torch.rand(2, 16, 4), torch.tensor([0, 1]))
+
+
+@functools.lru_cache
+def table(count, dtype):
+    return torch.linspace(0, 1, count, dtype=dtype)
+
+
+def test_tables_outside_of_the_model_are_not_left_empty():
+    class Coded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x + table(4, x.dtype))
+
+    table.cache_clear()
+    model = Coded()
+    try_once(model, "graph")
+    assert type(table(4, torch.float32)) is torch.Tensor and type(model(torch.ones(1, 4))) is torch.Tensor
+
+
+@pytest.mark.parametrize("change", ["stride", "function", "dictionary", "list", "forward", "class"])
+def test_every_kind_of_setting_is_seen(change):
+    class Set(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.layer = nn.Conv1d(1, 4, 2), nn.LazyLinear(3)
+            self.act, self.settings, self.active = F.relu, {"scale": 1.0}, [1]
+
+        def forward(self, x):
+            return self.layer(self.act(self.conv(x[:, None])).mean(2) * self.settings["scale"] * len(self.active))
+
+    class Other(Set):
+        def forward(self, x):
+            return -super().forward(x)
+
+    torch.manual_seed(0)
+    model = Set()
+    model(torch.ones(1, 4))
+    grad_fn, _ = try_once(model, "graph")
+    changes = {
+        "stride": lambda: setattr(model.conv, "stride", (2,)),
+        "function": lambda: setattr(model, "act", F.gelu),
+        "dictionary": lambda: model.settings.update(scale=3.0),
+        "list": lambda: model.active.append(2),
+        "forward": lambda: setattr(model, "forward", lambda x: -Set.forward(model, x)),
+        "class": lambda: setattr(model, "__class__", Other),
+    }
+    changes[change]()
+    batch = torch.rand(5, 4), torch.arange(5) % 3
+    expected = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="reference")(*batch).grad_norms
+    torch.testing.assert_close(grad_fn(*batch).grad_norms, expected)

@@ -35,7 +35,35 @@ def attention_over_rows(x):
 
 
 # The first ones begin to matter at more rows, or other values, than any test tries.
+@torch.library.custom_op("sfumato_tests::silu", mutates_args=())
+def flipped_rows(x: torch.Tensor) -> torch.Tensor:
+    """Bears the name of an operation that leaves rows apart."""
+    return x.flip(0)
+
+
+flipped_rows.register_fake(torch.empty_like)
+
+
+def counted_by_einsum(x):
+    return x * torch.where(torch.einsum("n,md->md", torch.ones_like(x)[:, 0], torch.ones_like(x)) > 32, -1, 1)
+
+
+def counted_by_tensordot(x):
+    return x * torch.where(torch.tensordot(x * 0 + 1, x.new_ones(1, x.shape[0]), dims=([0], [0])).T[:, :4] > 32, -1, 1)
+
+
 REFUSED = {
+    "counted by einsum": counted_by_einsum,
+    "counted by tensordot": counted_by_tensordot,
+    "a sum of products of rows": lambda x: torch.einsum("nd,me->me", x, x),
+    "batch statistics of large values": lambda x: x + F.batch_norm((x - 1e5).relu(), None, None, training=True),
+    "written to the first row": lambda x: x.scatter(1, torch.arange(4)[None], 0.0),
+    "added to the first row": lambda x: torch.zeros_like(x).scatter_add(1, torch.arange(4)[None], x),
+    "written behind a mask": lambda x: (
+        x + torch.index_put(x.new_zeros(2, 2, x.shape[0]), (torch.ones(2, 2).bool(), torch.tensor([0])), x.new_ones(())).sum(0).sum(0)[:, None]
+    ),
+    "channels of rows": lambda x: torch.channel_shuffle(x.reshape(1, -1, 2, 2), 2).reshape(x.shape[0], 4),
+    "another's operation of a known name": lambda x: torch.ops.sfumato_tests.silu(x),
     "their number as a fill value": lambda x: x * (1 - 2 * x.new_full((1,), x.shape[0] // 80)),
     "their number as a tensor": lambda x: x * torch.full((1,), x.shape[0] * 1.0),
     "convolved": convolved_rows,
@@ -83,6 +111,8 @@ ALLOWED = {
     "tokens for each": lambda x: torch.cat([torch.ones(1, 2).expand(x.shape[0], 2), x[:, :2]], 1),
     "zeros for each": lambda x: x + torch.zeros(x.shape[0], 4) + x.new_ones(x.shape[0], 1),
     "all rows taken": lambda x: x[:][:, 0:4],
+    "their own products": lambda x: torch.einsum("nd,nd->nd", x, x) + torch.einsum("nd,de->ne", x, torch.ones(4, 4)),
+    "their own places": lambda x: torch.zeros_like(x).scatter_add(1, x.argsort(1), x) + x.gather(1, x.argsort(1)),
     "viewed as themselves": lambda x: x.view_as(x),
     "their own attention": lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0],
     "their own table": lambda x: x + F.embedding((x[:, 0] > 0).long(), torch.ones(2, 4)),

@@ -23,8 +23,9 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_unflatten
 
+from sfumato.clipping.checks import random_state_kept
 from sfumato.clipping.row_dimension import RowDimension
-from sfumato.clipping.stand_in import attributes_kept
+from sfumato.clipping.stand_in import attributes_kept, stand_in
 from sfumato.errors import InputError
 
 # Rows that the graph is traced with; any number but one stands for "any number".
@@ -234,6 +235,8 @@ def _weight_name(node: Node, placeholders: dict[Node, tuple[str, str]]) -> str:
 
 def _export(model: nn.Module, rows: torch.Tensor) -> Any:
     try:
+        with _quiet(), stand_in(model, None, None), random_state_kept(rows):
+            model(rows[:2])  # what it keeps of shapes outside of itself shall be of real tensors, not of the exporter's
         with _quiet(), attributes_kept(model), torch.enable_grad():
             program = torch.export.export(model, (rows,), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},), strict=False)
             return program.run_decompositions({}) if _writes(program) else program

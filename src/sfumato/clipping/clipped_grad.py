@@ -371,7 +371,7 @@ class GradFn:
             views.dtype,
             views.device,
             are_exact("conv", views.device),
-            tuple((id(module), *map(len, _hooks(module)), *_settings(module)) for module in self._model.modules()),
+            tuple((id(module), type(module), *map(len, _hooks(module)), *_settings(module)) for module in self._model.modules()),
             tuple(
                 (name, parameter.requires_grad, parameter.dtype, *map(len, _hooks_on(parameter)))
                 for name, parameter in self._model.named_parameters()
@@ -379,13 +379,19 @@ class GradFn:
         )
 
 
+# What every module has, its mode aside.
+_OF_ALL_MODULES = frozenset(vars(nn.Module())) - {"training"}
+
+
 def _settings(module: nn.Module) -> Iterator[Any]:
-    """A module's plain attributes (a dropout's rate, a mode), and which tensors others are."""
-    for value in vars(module).values():
-        if value is None or isinstance(value, (bool, int, float, str)):
-            yield value
-        elif isinstance(value, torch.Tensor):
-            yield id(value), value._version
+    """A module's own attributes: plain ones, and those in lists and dictionaries, by value (a dropout's rate, a stride); others by what they are."""
+    for name, value in vars(module).items():
+        if name not in _OF_ALL_MODULES:
+            entries = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else (value,)
+            yield from (entry if isinstance(entry, _PLAIN) else (id(entry), getattr(entry, "_version", None)) for entry in entries)
+
+
+_PLAIN = (type(None), bool, int, float, str)
 
 
 def _hooks(module: nn.Module) -> tuple[Sized, ...]:

@@ -55,9 +55,9 @@ _ALONG = _names(
 _DIMENSIONS = ("dim", "dims", "dim0", "dim1", "dimension")
 # They work on the last so many dimensions; rows must lie before these.
 _LAST = {
-    **dict.fromkeys(("linear", "layer_norm", "rms_norm", "native_layer_norm"), 1),
+    **dict.fromkeys(("linear", "layer_norm", "rms_norm", "native_layer_norm", "bilinear"), 1),
     **dict.fromkeys(("scaled_dot_product_attention", "tril", "triu", "diagonal", "matrix_exp"), 2),
-    **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle", "channel_shuffle"), 3),
+    **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle"), 3),
 }
 # They take rows first and then channels, followed by so many dimensions; None: by any number.
 _ROWS_FIRST: dict[str, int | None] = {
@@ -67,10 +67,13 @@ _ROWS_FIRST: dict[str, int | None] = {
     **{"conv_transpose1d": 1, "conv_transpose2d": 2, "conv_transpose3d": 3, "im2col": 2, "col2im": 1, "grid_sampler": 2, "grid_sampler_2d": 2},
     **{f"upsample_{kind}": k for kind, k in (("nearest1d", 1), ("nearest2d", 2), ("bilinear2d", 2), ("bicubic2d", 2), ("linear1d", 1))},
     **dict.fromkeys(("convolution", "group_norm", "native_group_norm", "instance_norm", "batch_norm", "_native_batch_norm_legit_no_training"), None),
-    **dict.fromkeys(("feature_dropout", "feature_alpha_dropout"), None),
+    **dict.fromkeys(("feature_dropout", "feature_alpha_dropout", "channel_shuffle", "native_channel_shuffle"), None),
 }
-# Sums of products: rows that are added up are gone from the result, rows of two operands that meet stand in it twice.
-_PRODUCTS = _names("matmul mm bmm addmm baddbmm einsum mv addmv bilinear dot tensordot outer")
+# Sums of products of two operands along a dimension that both must have: rows that are added up are gone from the result,
+# and rows of two operands that do not belong together stand in it twice.
+_PRODUCTS = _names("matmul mm bmm addmm baddbmm")
+# A shared index, or a shared source, may be shorter than the rows: it would be meant for the first ones alone.
+_SCATTERED = _names("scatter scatter_add gather index_add index_copy")
 _WHOLE = 2**63 - 1
 
 
@@ -96,7 +99,7 @@ class RowDimension:
             return None if is_size and _is_multiple(made) else "computes with the number of rows"
         if node.target is operator.getitem:
             return self._hand_on(node, [node.args[0]])  # type: ignore[list-item]
-        if not isinstance(node.target, torch._ops.OpOverload):
+        if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
             return "is not one of PyTorch's operations"
         given = _arguments(node)
         for name, value in given.items():
@@ -113,6 +116,8 @@ class RowDimension:
             return None
         if name in _LAST:
             return None if all(_row_dim(other) < _ndim(other) - _LAST[name] for other in data) else "acts along the dimension of the rows"
+        if name == "batch_norm" and given.get("training"):
+            return "takes statistics of all rows"
         if name in _ROWS_FIRST:
             return self._refusal_of_rows_first(node, data, _ROWS_FIRST[name])
         if name in ("constant_pad_nd", "pad"):
@@ -122,6 +127,13 @@ class RowDimension:
             return None if given["weight"] not in self._rows else "looks rows up in a table made of rows"
         if name in ("index", "index_put", "_unsafe_index"):
             return self._refusal_of_index(name, given)
+        if name == "einsum":
+            return self._refusal_of_einsum(given)
+        if name in _SCATTERED:
+            tensors = [value for value in given.values() if isinstance(value, Node) and isinstance(value.meta.get("val"), torch.Tensor)]
+            alike = [value for value in tensors if value.meta["val"].ndim == _ndim(data[0])]  # an index along one dimension is for all rows
+            if not all(value in self._rows for value in (alike[1:] if name == "gather" else alike)):
+                return "picks rows by their place"
         if name == "repeat_interleave":
             return None if isinstance(given.get("repeats"), int) and given.get("dim") is not None else "repeats rows"
         if name in _ALONG:
@@ -141,13 +153,23 @@ class RowDimension:
         value, indices = given["self"], given["indices"]
         if value not in self._rows:
             return "looks rows up in a table" if sum(index in self._rows for index in indices if index is not None) > 1 else None
+        spread = [index for index in indices for _ in range(index.meta["val"].ndim if _is_condition(index) else 1)]  # one for each dimension
         dim = _row_dim(value)
-        if dim >= len(indices) or indices[dim] is None:
+        if dim >= len(spread) or spread[dim] is None:
             return None if not any(index in self._rows for index in indices if index is not None) else "picks values by values of rows"
         # One value, written where a condition on the tensor's own values holds: to each by itself.
-        is_mask = len(indices) == 1 and indices[0].meta["val"].dtype == torch.bool
+        is_mask = len(indices) == 1 and _is_condition(indices[0]) and indices[0] in self._rows
         one_value = name == "index_put" and given["values"] not in self._rows and given["values"].meta["val"].numel() == 1
         return None if is_mask and one_value else "picks rows by their place"
+
+    def _refusal_of_einsum(self, given: dict[str, Any]) -> str | None:
+        """The rows must bear one label in every operand that has them, and keep it."""
+        equation = given["equation"].replace(" ", "")
+        inputs, arrow, output = equation.partition("->")
+        labels = {part[_row_dim(operand)] for part, operand in zip(inputs.split(","), given["tensors"], strict=True) if operand in self._rows}
+        if not arrow or "." in equation or len(labels) != 1 or next(iter(labels)) not in output:
+            return "adds rows up"
+        return None
 
     def _hand_on(self, node: Node, data: list[Node]) -> str | None:
         """Notes where the rows of a result lie."""
@@ -206,6 +228,10 @@ def _refolded(shape: torch.Size, rows: Rows, other: torch.Size) -> Rows | None:
     if not new_before or not new_after or outer % new_before or inner % new_after:
         return None
     return Rows(outer // new_before, inner // new_after)
+
+
+def _is_condition(index: Node | None) -> bool:
+    return index is not None and index.meta["val"].dtype in (torch.bool, torch.uint8)
 
 
 def _arguments(node: Node) -> dict[str, Any]:

@@ -56,15 +56,23 @@ def stand_in(model: nn.Module, dtype: torch.dtype | None, shift_seed: int | None
 
 @contextmanager
 def attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Afterwards every module has the attributes, hooks and parts that it had, lists and dictionaries among them with what was in them."""
+    """Afterwards every module has the attributes, hooks and parts that it had; lists, dictionaries and tensors among them hold what they held.
+
+    Not what helpers, other containers and globals hold.
+    """
     before = [
-        (vars(module), dict(vars(module)), [(value, value.copy()) for value in vars(module).values() if type(value) in (dict, OrderedDict, list)])
+        (
+            vars(module),
+            dict(vars(module)),
+            [(value, value.copy()) for value in vars(module).values() if type(value) in (dict, OrderedDict, list)],
+            [(value, value.detach().clone(), value._version) for value in vars(module).values() if type(value) is torch.Tensor],
+        )
         for module in model.modules()
     ]
     try:
         yield
     finally:
-        for now, attributes, contents in before:
+        for now, attributes, contents, tensors in before:
             for name in now.keys() - attributes.keys():
                 del now[name]
             for name, value in attributes.items():
@@ -76,6 +84,10 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
                 elif list(value) != list(content) or any(value[name] is not content[name] for name in content):
                     value.clear()
                     value.update(content)
+            for tensor, held, version in tensors:
+                if tensor._version != version:
+                    with torch.no_grad():
+                        tensor.copy_(held)
 
 
 @contextmanager
