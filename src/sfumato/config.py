@@ -79,9 +79,11 @@ class AugmentationConfig(Section):
 class PrivacyConfig(Section):
     """The budget, and the mechanism that spends it."""
 
-    target_epsilon: PositiveFloat | None = None
-    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
-    noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    target_epsilon: Annotated[float, Field(ge=1e-9, allow_inf_nan=False)] | None = None
+    """Below 1e-9, rounding is no longer small beside it."""
+    delta: Annotated[float, Field(ge=1e-100, lt=1)] | None = None
+    noise_multiplier: Literal[0] | Annotated[float, Field(ge=1e-3, le=1e12)] | None = None
+    """0, or what can be computed with."""
     clipping_norm: Annotated[float, Field(ge=1e-12, allow_inf_nan=False)] = 1.0
     """Below 1e-12 the squares of a gradient's entries vanish in float32, and it would not be clipped."""
     sampling: Literal["poisson", "shuffled"] = "poisson"
@@ -89,11 +91,11 @@ class PrivacyConfig(Section):
     max_images_per_person: PositiveInt | None = None
     search_data: Literal["public", "private"] | None = None
     """On which images the hyper-parameters were searched, if they were: the certificate repeats it."""
-    selected_from: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    selected_from: Annotated[float, Field(ge=1, le=1e6)] | None = None
     """Expected number of private runs, random and secret, of which this one is published because it scored best: epsilon covers that."""
     selection_shape: Annotated[float, Field(gt=-1, le=100)] = 0.0
     """Shape of that number's distribution, a truncated negative binomial; 0 is logarithmic, 1 geometric."""
-    score_noise: PositiveFloat | None = None
+    score_noise: Annotated[float, Field(ge=1e-3, le=1e9)] | None = None
     """Standard deviation of the noise on how many images of the validation split a run judges right, by which runs are compared."""
 
 

@@ -6,7 +6,9 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,7 +66,7 @@ def read_json(path: Path) -> Any:
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # lists within lists
         raise InputError(f"{path} is missing or damaged ({type(error).__name__}). Give the folder of a run that this tool wrote.") from None
 
 
@@ -82,12 +84,25 @@ class JsonLines:
                 file.write((json.dumps(value, allow_nan=False) + "\n").encode())
 
     def read(self) -> list[dict[str, Any]]:
-        """All whole lines; a torn last one is passed over."""
+        """All whole lines; a torn last one is passed over.
+
+        Raises:
+            InputError: If a line is no JSON object of a step.
+        """
         lines = []
         if self.path.exists():
-            for line in self.path.read_bytes().split(b"\n"):
-                with contextlib.suppress(ValueError):
-                    lines.append(json.loads(line))
+            for number, raw in enumerate(self.path.read_bytes().split(b"\n"), start=1):
+                try:
+                    line = json.loads(raw)
+                except ValueError:
+                    continue
+                except RecursionError:
+                    line = None
+                if not isinstance(line, dict) or type(line.get("step")) is not int:
+                    raise InputError(
+                        f"{self.path}, line {number}, is no line about a step: the file is damaged. Restore it from a copy, or delete it."
+                    )
+                lines.append(line)
         return lines
 
     def keep_up_to(self, step: int) -> None:
@@ -156,7 +171,7 @@ class Ledger:
             try:
                 line = json.loads(raw)
                 intact = line["prev"] == head and line["hash"] == _line_hash(line)
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 intact = False
             if not intact:
                 raise InputError(
@@ -192,7 +207,7 @@ class Ledger:
             content = json.loads(path.read_bytes())
             count, line = content["lines"], content["line"]
             authentic = hmac.compare_digest(content["mac"], self._head_mac(count, line))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             authentic = False
         if not authentic:
             raise InputError(f"{path} was altered or damaged, or it or the file {KEY_FILE} is another run's, {restore}")
@@ -202,6 +217,19 @@ class Ledger:
         elif (count, line["hash"]) != (len(self.lines), self.head):
             lack = f"{self.path} has not the {count} lines that {path.name} states: lines were removed or are another copy's"
             raise InputError(f"{lack}, {restore}")
+
+    def refuse_another_head(self) -> None:
+        """Compares with the count and the last line that the head's file states, where there is no key to authenticate it.
+
+        Raises:
+            InputError: If they differ, or the file is missing or damaged.
+        """
+        stated = read_json(self.head_path)
+        if not isinstance(stated, dict) or not self.lines or (stated.get("lines"), stated.get("line")) != (len(self.lines), self.lines[-1]):
+            raise InputError(
+                f"{self.head_path} states another number of lines or another last line than {self.path} has: lines were removed, or one of the "
+                "two is another copy's. Restore the folder from a copy."
+            )
 
     def append(self, entry: dict[str, Any]) -> dict[str, Any]:
         """Adds a line and returns it, once it is on disk.
@@ -271,14 +299,17 @@ def create(path: Path) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuses a run folder in which a name leads elsewhere: whoever goes on with it would read, append to or overwrite that file.
+    """Refuses a folder of a run or a search in which a name leads elsewhere: whoever goes on there would read, append to or overwrite that file.
 
     Raises:
-        InputError: Naming the link.
+        InputError: Naming the link, or what else is no ordinary file or folder.
     """
-    for path in [*folder.iterdir(), *(folder / "checkpoints").glob("*")]:
-        if path.is_symlink():
-            raise InputError(f"{path} is a symbolic link, and going on with this run would write where it leads. Put the file itself there.")
+    for root, folders, files in os.walk(folder):
+        for path in (Path(root) / name for name in [*folders, *files]):
+            if path.is_symlink():
+                raise InputError(f"{path} is a symbolic link, and going on here would write where it leads. Put the file itself there.")
+            if not (path.is_dir() or path.is_file()):
+                raise InputError(f"{path} is no ordinary file. Take it out of the folder.")
 
 
 def write_data_root(folder: Path, root: str) -> None:
@@ -316,17 +347,40 @@ def read_key(folder: Path) -> bytes:
     return key
 
 
-def delete_key(folder: Path) -> None:
-    """Overwrites the key and removes it, so that the noise cannot be regenerated."""
+_KEY = re.compile(rb"[0-9a-f]{64}[\n0]")  # as `write_key` writes it, or as `delete_key` overwrote it before a crash
+_ERASED = b"0" * 65
+
+
+def has_key(folder: Path) -> bool:
+    """Whether a run's key is there; one that was overwritten, but whose file a crash left, is not."""
     path = folder / KEY_FILE
+    return os.path.lexists(path) and not (path.is_file() and path.read_bytes() == _ERASED)
+
+
+def delete_key(folder: Path) -> None:
+    """Overwrites the key and removes it, so that the noise cannot be regenerated.
+
+    Raises:
+        InputError: If what bears its name is no key: that is somebody's file, and is left as it is.
+        MachineError: If it cannot be written.
+    """
+    path = folder / KEY_FILE
+    if not os.path.lexists(path):
+        return
+    no_key = InputError(f"{path} is no key that this tool wrote, so it is not overwritten. Move it away.")
+    if path.is_symlink() or not path.is_file():
+        raise no_key
     with machine_faults(path):
-        if path.exists():
-            with path.open("r+b") as file:
-                file.write(b"0" * path.stat().st_size)
-                file.flush()
-                os.fsync(file.fileno())
-            path.unlink()
-            _sync_folder(folder)
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "r+b") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not _KEY.fullmatch(file.read(len(_ERASED) + 1)):
+                raise no_key
+            file.seek(0)
+            file.write(_ERASED)
+            file.flush()
+            os.fsync(descriptor)
+        path.unlink()
+        _sync_folder(folder)
 
 
 def _as_bytes(line: dict[str, Any]) -> bytes:

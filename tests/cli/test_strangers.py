@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -204,3 +205,52 @@ def test_a_dry_run_counts_the_images_of_each_person_as_the_run_does(owned, capsy
     assert line == refused(capsys, *words, "--set", "privacy.max_images_per_person=3", "--output", tmp_path / "run")
     facts = json_of(capsys, *words, "--set", "privacy.max_images_per_person=22", "--dry-run")
     assert facts["person_groups"] == "checked"
+
+
+@pytest.mark.parametrize("options", [{"depth": 3_600_004}, {"width": 2**40}, {"groups": 10**9}], ids=str)
+def test_an_architecture_that_takes_all_time_to_build_is_refused_at_once(tmp_path, capsys, options):
+    run = write_run(tmp_path / "run", model_recipe("wide_resnet", **options))
+    started = time.monotonic()
+    assert "is not possible: at most" in refused(capsys, "check", run) and time.monotonic() - started < 5
+
+
+def test_a_module_in_the_working_folder_does_not_run(tmp_path):
+    (tmp_path / "safetensors.py").write_text("import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n")
+    run = write_run(tmp_path / "run")
+    source = str(Path(sfumato.__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": source}
+    subprocess.run([sys.executable, "-m", "sfumato", "predict", str(run), "none.png"], cwd=tmp_path, env=environment, capture_output=True)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_console_that_cannot_show_a_name_shows_it_spelled_out(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(sfumato.__file__).parent.parent), "PYTHONIOENCODING": "ascii"}
+    words = [sys.executable, "-m", "sfumato", "predict", str(tmp_path / "\u732b"), "x.png"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and "\\u732b" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_model_without_finite_outputs_is_one_line(tmp_path, capsys):
+    weights = {name: value * float("nan") if value.is_floating_point() else value for name, value in _ten().items()}
+    run = write_run(tmp_path / "run", facts={"classes": [str(number) for number in range(10)]}, tensors=weights)
+    Image.new("L", (8, 8)).save(tmp_path / "x.png")
+    assert "no finite outputs" in refused(capsys, "predict", run, tmp_path / "x.png", "--json")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "demo/digits", "--dry-run", "--epsilon", "1e-300"],
+        ["train", "demo/digits", "--dry-run", "--set", "privacy.delta=1e-320"],
+        ["train", "demo/digits", "--dry-run", "--set", "privacy.noise_multiplier=1e-310"],
+        ["train", "demo/digits", "--output", "never", "--device", "meta"],
+        ["search", "demo/digits", "--paid", "--trials", "4", "--score-noise", "1e300", "--output", "never"],
+        ["search", "demo/digits", "--paid", "--trials", "4", "--score-noise", "1e-300", "--output", "never"],
+        ["search", "demo/digits", "--paid", "--trials", "99999999999999999999", "--score-noise", "3", "--output", "never"],
+    ],
+    ids=lambda words: words[-1] if words[-1] != "never" else words[-3],
+)
+def test_numbers_that_cannot_be_computed_with_are_one_line(tmp_path, capsys, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    refused(capsys, *words)
+    assert not (tmp_path / "never").exists()

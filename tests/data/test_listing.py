@@ -5,7 +5,7 @@ import unicodedata
 import pytest
 
 from sfumato.data.labels_csv import has_groups, read_labels
-from sfumato.data.listing import find_images, find_labelled, with_groups
+from sfumato.data.listing import find_images, find_labelled, group_name, with_groups
 from sfumato.errors import InputError
 
 
@@ -225,3 +225,19 @@ def test_dicom_in_a_table_is_refused_as_well(table):
     write_table(table, GOOD + "x.dcm,cat\n")
     with pytest.raises(InputError, match="is DICOM"):
         read_labels(table, with_groups=False)
+
+
+@pytest.mark.parametrize(
+    "sign", "\u034f \ufe0f \U000e0100 \u180b \u180f \u115f \u3164 \uffa0 \u17b4 \u2800 \u2065 \ufff0 \U000e0fff \u200b".split(), ids=ascii
+)
+def test_a_person_with_an_invisible_sign_in_the_name_is_the_same_person(sign):
+    assert {group_name(text) for text in (f"An{sign}na", f"{sign}Anna", f"Anna{sign}")} == {"Anna"}
+    assert group_name(f"An{sign} na") == "An na"
+
+
+def test_all_that_unicode_calls_ignorable_is_dropped_whatever_its_category():
+    """Categories Cf and Cc alone would leave 13 kinds of signs: marks, letters and code points kept for later."""
+    signs = [*range(0xFE00, 0xFE10), *range(0xFFF0, 0xFFF9), *range(0xE0000, 0xE1000)]
+    kept = [number for number in signs if group_name(chr(number))]
+    assert kept == []
+    assert [group_name(sign) for sign in ("\ufffd", "\ufe10", "\u10ff", "e\u0301")] == ["\ufffd", "\ufe10", "\u10ff", "\u00e9"]

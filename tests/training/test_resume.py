@@ -264,6 +264,110 @@ def test_an_altered_certificate_of_a_finished_run_is_refused(finished, tmp_path,
     assert faults.run(command(folder, "--resume"), log=log) == 2 and "states another" in log.read_text()
 
 
+def alter(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def alter_weights(path, **changes):
+    with safe_open(path, framework="pt") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    save_file(tensors, path, {**metadata, "sfumato": json.dumps({**json.loads(metadata["sfumato"]), **changes})})
+
+
+@pytest.mark.parametrize("altered", ["all alike", "rdp", "relation", "not_covered", "unit", "person", "delta", "metadata"])
+def test_a_finished_run_claims_what_its_ledger_and_recipe_give_or_is_refused(finished, tmp_path, altered):
+    """Nobody needs a key to edit these; what they must be is computed anew."""
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    privacy, result, weights = (folder / name for name in ("privacy.json", "result.json", "model.safetensors"))
+    if altered in ("all alike", "delta"):
+        changes = {"epsilon": 0.01} if altered == "all alike" else {"delta": 1e-9}
+        alter(privacy, **changes)
+        alter(result, **changes)
+        alter_weights(weights, **changes)
+    elif altered == "rdp":
+        alter(result, epsilon_rdp=0.01)
+    elif altered == "person":
+        alter(privacy, epsilon_person=0.5, max_images_per_person=6, person_groups="checked")
+    elif altered == "metadata":
+        alter_weights(weights, epsilon=0.01)
+    else:
+        alter(privacy, **{altered: [] if altered == "not_covered" else "all images of everybody"})
+    assert "states another" in refused(folder, tmp_path, "--resume")
+
+
+def forged(folder, donor, steps):
+    """As somebody without the key would: another run's result, its numbers fitted to the first lines of this one's ledger."""
+    path = folder / "ledger.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)[: 2 + steps]
+    path.write_bytes(b"".join(lines))
+    ledger = Ledger.open(path)
+    steps = sum(line["kind"] == "step" for line in ledger.lines)
+    of_run = {"run_id": ledger.lines[0]["run_id"], "num_steps": steps, "epsilon": 0.01, "epsilon_rdp": 0.01, "epsilon_pld": 0.01}
+    heads = {"ledger_lines": len(ledger.lines), "ledger_head": ledger.head}
+    for name in ("privacy.json", "result.json", "model.safetensors"):
+        shutil.copy2(donor / name, folder / name)
+    alter(folder / "privacy.json", **of_run, **heads)
+    alter(folder / "result.json", **of_run)
+    alter_weights(folder / "model.safetensors", run_id=of_run["run_id"], epsilon=0.01, **heads)
+
+
+@pytest.mark.parametrize("steps", [1, 99])
+def test_a_result_put_into_an_unfinished_run_does_not_end_it(interrupted, finished, tmp_path, steps):
+    forged(interrupted, finished, steps)
+    refused(interrupted, tmp_path, "--resume")  # nothing is written, the key is there
+
+
+def test_honest_claims_of_another_run_s_weights_do_not_delete_the_key(begun, another, tmp_path):
+    """The run is complete and its key still there, as after a crash: the weights must be the last checkpoint's."""
+    folder, log = tmp_path / "run", tmp_path / "log"
+    shutil.copytree(begun, folder)
+    assert faults.run(command(folder, "--resume", "--set", "run.keep_key=true"), log=log) == 0, log.read_text()
+    log.unlink()
+    weights = folder / "model.safetensors"
+    honest = weights.read_bytes()
+    with safe_open(weights, framework="pt") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    save_file({name: value + 1 for name, value in tensors.items()}, weights, metadata)
+    assert "other weights" in refused(folder, tmp_path, "--resume")
+    weights.write_bytes(honest)
+    log.unlink()
+    assert faults.run(command(folder, "--resume"), log=log) == 0, log.read_text()
+    assert not (folder / "key").exists()
+
+
+def test_without_a_key_the_head_s_file_still_counts_the_lines(finished, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    forged(folder, finished, 5)
+    assert "ledger.head" in refused(folder, tmp_path, "--resume")
+
+
+@pytest.mark.parametrize("file", ["result.json", "privacy.json", "metrics.jsonl", "ledger.jsonl", "ledger.head"])
+@pytest.mark.parametrize("content", ["[" * 200_000 + "\n", "[]\n", "1\n2\n", "{}\n", "null\n"], ids=["deep", "list", "numbers", "empty", "null"])
+def test_a_damaged_file_of_a_finished_run_is_one_line(finished, tmp_path, file, content):
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    (folder / file).write_text(content)
+    assert file in refused(folder, tmp_path, "--resume")
+
+
+@pytest.mark.parametrize("changes", [{"test_accuracy": None}, {"test_accuracy": "x"}, {"per_class": []}, {"held_out": 5}], ids=str)
+def test_a_measurement_of_another_type_is_one_line(finished, tmp_path, changes):
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    alter(folder / "result.json", **changes)
+    assert "is damaged" in refused(folder, tmp_path, "--resume")
+
+
+def test_a_key_whose_file_a_crash_left_overwritten_is_no_key(finished, tmp_path):
+    folder, log = tmp_path / "run", tmp_path / "log"
+    shutil.copytree(finished, folder)
+    (folder / "key").write_text("0" * 65)
+    assert faults.run(command(folder, "--resume"), log=log) == 0, log.read_text()
+    assert not (folder / "key").exists()
+
+
 def test_a_reworded_help_text_repeats_every_bit_and_spends_nothing(begun, finished, tmp_path):
     """A copy of the package, in which nothing but words for people differ."""
     package, folder = tmp_path / "package", tmp_path / "run"

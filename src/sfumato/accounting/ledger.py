@@ -44,6 +44,28 @@ def step_line(session: int, step: int, sum_mac: str | None) -> dict[str, Any]:
     return {"kind": "step", "session": session, "step": step, "sum_mac": sum_mac}
 
 
+_NUMBERS: dict[str, dict[str, type]] = {
+    "run": {"num_examples": int, "batch_size": int, "noise_multiplier": float},
+    "session": {"session": int, "first_step": int},
+    "step": {"session": int, "step": int},
+}
+
+
+def refuse_other_lines(lines: list[dict[str, Any]]) -> None:
+    """Refuses chained lines that are none of a run: anybody can chain lines.
+
+    Raises:
+        InputError: Naming the line.
+    """
+    if not lines or lines[0].get("kind") != "run":
+        raise InputError("the ledger has no first line that states the mechanism, so its epsilon is not known. Restore it from a copy.")
+    for number, line in enumerate(lines, start=1):
+        numbers = _NUMBERS.get(str(line.get("kind")), {"kind": int})
+        of_its_kind = all(type(line.get(key)) in (kind, int) for key, kind in numbers.items())
+        if not of_its_kind or (line["kind"] == "run") != (number == 1) or (number == 2 and line["kind"] != "session"):
+            raise InputError(f"line {number} of the ledger is no line of a run, so its epsilon is not known. Restore the ledger from a copy.")
+
+
 def releases(lines: list[dict[str, Any]]) -> set[tuple[int, int]]:
     """The (session, step) of every release."""
     return {(line["session"], line["step"]) for line in lines if line["kind"] == "step"}
@@ -63,8 +85,7 @@ def spent_mechanism(lines: list[dict[str, Any]]) -> Mechanism:
     Raises:
         InputError: If the lines do not form a ledger.
     """
-    if not lines or lines[0]["kind"] != "run":
-        raise InputError("the ledger has no first line that states the mechanism, so its epsilon is not known. Restore it from a copy.")
+    refuse_other_lines(lines)
     steps = [line for line in lines if line["kind"] == "step"]
     counted = releases(lines)
     if len(counted) != len(steps):

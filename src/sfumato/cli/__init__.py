@@ -1,5 +1,6 @@
 """The command line. One file per command; nothing imports torch before it must."""
 
+import io
 import os
 import sys
 import traceback
@@ -10,6 +11,9 @@ def main() -> None:
     """Runs one command and ends the process: 0 done, 2 the input is wrong, 1 anything else."""
     # Threads that wait by spinning make steps many times slower on busy cores; read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for stream in (sys.stdout, sys.stderr):  # a name that the console's encoding lacks is spelled out
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
 
 

@@ -11,6 +11,7 @@ from sfumato import config, randomness
 from sfumato.cli import output
 from sfumato.errors import InputError
 from sfumato.reporting import formats
+from sfumato.run_folder import Ledger
 
 
 def refuse(given: dict[str, Any], sampler: str | None, data: str | None, score_noise: float | None) -> None:
@@ -68,6 +69,7 @@ def run(
     from sfumato.training.interrupt import Interrupted, stop_on_sigterm
     from sfumato.training.resolve import resolve
     from sfumato.training.trained import load_run
+    from sfumato.training.verification import verify as verify_run
 
     plan = resolve(recipe, datasets.facts(recipe.data, data_root, output.note))
     choices = read_space(space) if space else _without_steps(paper_space(plan.recipe))
@@ -97,12 +99,16 @@ def run(
         trained = load_run(where, trust)
         return judged_right(trained.objective.decision_logits(predict_logits(trained.model, judges)), judges)
 
+    def verify(where: Path) -> dict[str, Any]:
+        published = resolve(config.parse(config.read(where / "recipe.toml")), dataset.facts)
+        return verify_run(where, published, dataset, Ledger.open(where / "ledger.jsonl"))
+
     def fingerprint_of_all(key: bytes) -> str:
         return randomness.digest([fingerprint(dataset, key), fingerprint(scoring, key)])
 
     try:
         with stop_on_sigterm():
-            result = paid.paid_search(plan.recipe, choices, folder, paid.Trials(train, score, fingerprint_of_all, write_report))
+            result = paid.paid_search(plan.recipe, choices, folder, paid.Trials(train, score, fingerprint_of_all, write_report, verify))
     except (Interrupted, KeyboardInterrupt):
         output.note(f"interrupted; everything is kept. Go on with the same command: {shlex.join(['sfumato', *sys.argv[1:]])}")
         raise typer.Exit(1) from None

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from sfumato.cli import options, output
+from sfumato.errors import InputError
 
 
 def predict(
@@ -26,6 +27,8 @@ def predict(
         images, image_size=trained.image_size, channels=trained.channels, mean=trained.mean, std=trained.std, report=output.note
     )
     logits = trained.objective.decision_logits(predict_logits(trained.model, decoded))
+    if not logits[decoded.readable].isfinite().all():
+        raise InputError(f"the model of {run} gives no finite outputs, so it names no class. Train again with a smaller optimizer.learning_rate.")
     rows: list[dict[str, Any]] = []
     for path, readable, probabilities in zip(paths, decoded.readable.tolist(), torch.softmax(logits.double(), 1).tolist(), strict=True):
         best = max(range(len(probabilities)), key=probabilities.__getitem__)

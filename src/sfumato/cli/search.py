@@ -52,6 +52,8 @@ def search(
     trusted = trusted_modules(parsed, set_ or [], trust or [])
     if trials < 1:
         raise InputError(f"--trials must be at least 1, not {trials}.")
+    if trials > 1_000_000:
+        raise InputError(f"--trials must be at most 1000000, not {trials}: nobody can make so many.")
     if data is not None and data == parsed.data.name:
         raise InputError(f"--data {data} are the private images themselves. Name other, public images, or leave --data out.")
     folder = output_folder or Path("runs") / f"{name.replace('/', '-')}-{'paid-search' if paid else 'search'}"

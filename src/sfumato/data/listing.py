@@ -111,6 +111,34 @@ def find_labelled(root: Path, classes: Sequence[str] | None) -> list[LabelledFil
     return found
 
 
+# Default_Ignorable_Code_Point of Unicode 16.0's DerivedCoreProperties.txt (as in 14.0), which no font shows, those kept for later
+# included; and the blank of Braille.
+_INVISIBLE = (
+    (0x00AD, 0x00AD),
+    (0x034F, 0x034F),
+    (0x061C, 0x061C),
+    (0x115F, 0x1160),
+    (0x17B4, 0x17B5),
+    (0x180B, 0x180F),
+    (0x200B, 0x200F),
+    (0x202A, 0x202E),
+    (0x2060, 0x206F),
+    (0x2800, 0x2800),
+    (0x3164, 0x3164),
+    (0xFE00, 0xFE0F),
+    (0xFEFF, 0xFEFF),
+    (0xFFA0, 0xFFA0),
+    (0xFFF0, 0xFFF8),
+    (0x1BCA0, 0x1BCA3),
+    (0x1D173, 0x1D17A),
+    (0xE0000, 0xE0FFF),
+)
+
+
+def _is_invisible(sign: str) -> bool:
+    return unicodedata.category(sign) in ("Cf", "Cc") or any(low <= ord(sign) <= high for low, high in _INVISIBLE)
+
+
 def group_name(text: str) -> str:
     """One spelling for what is one group to the eye: Unicode NFC, one blank between words, no invisible signs.
 
@@ -120,7 +148,7 @@ def group_name(text: str) -> str:
         >>> group_name(" Zoe\u0308\u00a0\u200bK. ") == "Zo\u00eb K."
         True
     """
-    visible = "".join(sign for sign in text if unicodedata.category(sign) not in ("Cf", "Cc") or sign.isspace())
+    visible = "".join(sign for sign in text if sign.isspace() or not _is_invisible(sign))
     return " ".join(unicodedata.normalize("NFC", visible).split())
 
 

@@ -45,6 +45,9 @@ MODELS: dict[str, Network] = {
     ),
 }
 
+# No useful network is larger; a file of a few bytes may ask for one that takes all time or memory to build.
+_LARGEST = {"depth": 1000, "width": 4096, "groups": 4096}
+
 # Named by recipes that can be planned and verified, not yet built.
 NOT_YET = ("nf_resnet50",)
 
@@ -84,6 +87,9 @@ def build(
     """
     options = dict(options or {})
     network = MODELS.get(name)
+    for key, most in _LARGEST.items() if network else ():
+        if isinstance(options.get(key), int | float) and not options[key] <= most:
+            raise InputError(f"model {name}: {key} = {options[key]} is not possible: at most {most}. Correct model.options.")
     factory, min_size = (network.factory, network.min_size) if network else (_import_factory(name, trust), 1)
     if image_size < min_size:
         raise InputError(

@@ -71,6 +71,19 @@ def certificate(plan: Plan, mechanism: Mechanism, ledger: Ledger, status: str, d
     return {"status": status, "private": plan.private, **claims(plan, mechanism), **numbers, "public_inputs": public, "not_covered": not_covered}
 
 
+def in_result(claim: dict[str, Any]) -> dict[str, Any]:
+    """What of a certificate result.json repeats."""
+    numbers = ("delta", "noise_multiplier", "batch_size", "num_steps", "num_examples")
+    claims = {key: value for key, value in claim.items() if key.startswith(("private", "epsilon", "why", "max_images"))}
+    return {"run_id": claim["run_id"], **claims, **{key: claim[key] for key in numbers}, "classes": claim["public_inputs"]["classes"]}
+
+
+def in_weights(claim: dict[str, Any]) -> dict[str, Any]:
+    """What of a certificate the metadata of model.safetensors repeats."""
+    public = {key: claim["public_inputs"][key] for key in ("classes", "mean", "std", "image_size", "channels")}
+    return {**public, **{key: claim[key] for key in ("run_id", "private", "epsilon", "delta", "ledger_lines", "ledger_head")}}
+
+
 def public_inputs(plan: Plan, dataset: Dataset) -> dict[str, Any]:
     """What the guarantee takes to be known to everybody: the weights, the result and the report show it without noise."""
     data = plan.recipe.data

@@ -76,7 +76,7 @@ def load(path: Path, key: bytes) -> Checkpoint:
         with safe_open(path, framework="pt") as file:
             facts = json.loads(file.metadata()["facts"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (safe_open is no mapping)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
         raise damaged from None
     if not hmac.compare_digest(str(facts.pop("mac", "")), _mac(key, facts, tensors)):
         raise InputError(f"checkpoint {path} is damaged, altered or another run's: its code is not of this run's key. {remedy}")

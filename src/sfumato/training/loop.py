@@ -14,11 +14,11 @@ from sfumato.accounting.accountants import EpsilonCurve
 from sfumato.accounting.ledger import spent_mechanism
 from sfumato.data.dataset import Dataset
 from sfumato.errors import InputError
-from sfumato.run_folder import JsonLines, read_json, write_json
+from sfumato.run_folder import JsonLines, write_json
 from sfumato.training import session as sessions
 from sfumato.training.allocator import give_freed_memory_back
 from sfumato.training.augtest import augtest
-from sfumato.training.certificate import certificate, claims
+from sfumato.training.certificate import certificate, claims, in_result, in_weights
 from sfumato.training.checkpoint import Checkpoint
 from sfumato.training.draws import SumChanged
 from sfumato.training.environment import describe, pick_device
@@ -26,7 +26,7 @@ from sfumato.training.evaluation import predict_logits, score
 from sfumato.training.interrupt import Interrupted, watch_for_interrupts
 from sfumato.training.learner import Learner, build_learner
 from sfumato.training.resolve import Plan
-from sfumato.training.verification import verify
+from sfumato.training.verification import verify_finished
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +74,11 @@ def train(
         run_folder.refuse_links(folder)
     if resume and (folder / "result.json").exists():
         sessions.refuse_changed_recipe(folder, plan)
-        verify(folder)
+        refuse_large_groups(plan, dataset.train.largest_group())
+        result = verify_finished(folder, plan, dataset)
         if not plan.recipe.run.keep_key:
             run_folder.delete_key(folder)
-        return read_json(folder / "result.json")
+        return result
     if resume and not folder.is_dir():
         raise InputError(f"{folder} is no run folder, so there is nothing to resume. Name the folder of a run, or leave out --resume.")
     refuse_large_groups(plan, dataset.train.largest_group())
@@ -196,6 +197,7 @@ class _Run:
             for step in range(self.first_step, num_steps + 1):
                 if not self._budget_covers(step):
                     self.progress.message(f"stopped after step {step - 1}: updates that were drawn afresh used up the budget")
+                    self._checkpoint(step - 1)
                     break
                 with self._timed("sampling"):
                     randomness = draws.of_step(step, self.mechanism, self.learner.views)
@@ -307,16 +309,13 @@ class _Run:
         seconds = self._elapsed()
         result = {
             "run": str(self.folder),
-            "run_id": claim["run_id"],
-            **{key: value for key, value in claim.items() if key.startswith(("private", "epsilon", "why", "max_images"))},
-            **{key: claim[key] for key in ("delta", "noise_multiplier", "batch_size", "num_steps", "num_examples")},
+            **in_result(claim),
             "held_out": self.dataset.held_out_name,
             "test_accuracy": scores["accuracy"],
             "test_accuracy_last": scores["accuracy_last"],
             "test_accuracy_top5": scores["accuracy_top5"],
             **with_views,
             **{key: scores[key] for key in ("balanced_accuracy", "per_class", "auroc", "majority_rate")},
-            "classes": list(self.dataset.classes),
             "num_parameters": self.learner.num_parameters,
             "images_per_second": self.mechanism.batch_size * max(last_step, 1) / max(seconds, 1e-9),
             "seconds": seconds,
@@ -330,16 +329,8 @@ class _Run:
         """model.safetensors: the averaged weights, with what is needed to use and to judge them."""
         from safetensors.torch import save as to_bytes
 
-        facts = {
-            "classes": list(self.dataset.classes),
-            "mean": list(self.dataset.mean),
-            "std": list(self.dataset.std),
-            "image_size": self.dataset.facts.image_size,
-            "channels": self.dataset.facts.channels,
-            **{key: claim[key] for key in ("run_id", "private", "epsilon", "delta", "ledger_lines", "ledger_head")},
-        }
         tensors = {name: value.detach().cpu().contiguous() for name, value in self.state.averaged_state_dict().items()}
-        metadata = {"sfumato": json.dumps(facts, allow_nan=False), "recipe": config.to_toml(config.shareable(self.plan.recipe))}
+        metadata = {"sfumato": json.dumps(in_weights(claim), allow_nan=False), "recipe": config.to_toml(config.shareable(self.plan.recipe))}
         run_folder.write_atomically(self.folder / "model.safetensors", to_bytes(tensors, metadata))
 
 

@@ -68,8 +68,8 @@ def begin(folder: Path, plan: Plan, dataset, environment: dict[str, Any], ledger
         run_folder.write_key(folder, randomness.new_key() if seed is None else randomness.key_from_seed(seed))
     key = _key_of(folder, ledger)
     if len(ledger.lines) == 0:
-        ledger.append(_run_line(key, plan))
-    _refuse_another_recipe(ledger, key, plan)
+        ledger.append(_run_line(randomness.run_id(key), plan))
+    refuse_another_recipe(ledger, plan)
     if len(ledger.lines) == 1:
         ledger.append(lines_of.first_session_line(environment))
     last = lines_of.last_session(ledger.lines)
@@ -102,6 +102,51 @@ def _resume(folder: Path, plan: Plan, dataset, environment: dict[str, Any], ledg
     key = _key_of(folder, ledger)
     if not checkpoints.paths(folder) and not lines_of.releases(ledger.lines):
         return begin(folder, plan, dataset, environment, ledger)
+    found = _authentic_checkpoint(folder, plan, dataset, ledger, key)
+    facts = found.facts
+    last = lines_of.last_session(ledger.lines)
+    continues = facts["session"] == last["session"] or (facts["session"], facts["step"]) == (last["from_session"], last["first_step"] - 1)
+    if environment != last["environment"] or not continues:
+        ledger.append(lines_of.next_session_line(last, facts["step"], facts["session"], environment))
+    return _session(folder, ledger, key, plan, dataset, found)
+
+
+def authenticated(folder: Path, plan: Plan, dataset) -> tuple[Ledger, Checkpoint]:
+    """Ledger and newest checkpoint of a run that says it is complete while its key is still there. Nothing is written.
+
+    Raises:
+        InputError: If one is not of this key, the recipe or the images are others, or the ledger or the checkpoint is not that of a
+            complete run.
+    """
+    ledger = Ledger.open(folder / "ledger.jsonl")
+    key = _key_of(folder, ledger)
+    lines_of.refuse_other_lines(ledger.lines)
+    found = _authentic_checkpoint(folder, plan, dataset, ledger, key)
+    refuse_incomplete(folder, plan, ledger)
+    if lines_of.releases(ledger.lines[found.facts["ledger_lines"] :]):
+        raise _incomplete(folder)
+    return ledger, found
+
+
+def refuse_incomplete(folder: Path, plan: Plan, ledger: Ledger) -> None:
+    """Refuses a ledger that has fewer releases than a complete run of the plan leaves.
+
+    Raises:
+        InputError: Naming the result that belongs to no such ledger.
+    """
+    if len(lines_of.releases(ledger.lines)) < plan.mechanism.num_steps:
+        raise _incomplete(folder)
+
+
+def _incomplete(folder: Path) -> InputError:
+    return InputError(
+        f"{folder / 'result.json'} says that this run is complete, but ledger or checkpoints end before its last update: the result is another "
+        "run's, or lines were removed. Take result.json away to go on with the run."
+    )
+
+
+def _authentic_checkpoint(folder: Path, plan: Plan, dataset, ledger: Ledger, key: bytes) -> Checkpoint:
+    """The newest checkpoint, once ledger, images and recipe are found to be what it was made with."""
     found = checkpoints.load_newest(folder, key)
     facts = found.facts
     if len(ledger.lines) < facts["ledger_lines"] or ledger.head_at(facts["ledger_lines"]) != facts["ledger_head"]:
@@ -114,12 +159,8 @@ def _resume(folder: Path, plan: Plan, dataset, environment: dict[str, Any], ledg
             "the training images changed since this run began (one was added, removed, altered, relabelled or reordered): going on would reuse "
             "its noise on other data. Restore the images, or start a new run with another --output; both runs then add up."
         )
-    _refuse_another_recipe(ledger, key, plan)
-    last = lines_of.last_session(ledger.lines)
-    continues = facts["session"] == last["session"] or (facts["session"], facts["step"]) == (last["from_session"], last["first_step"] - 1)
-    if environment != last["environment"] or not continues:
-        ledger.append(lines_of.next_session_line(last, facts["step"], facts["session"], environment))
-    return _session(folder, ledger, key, plan, dataset, found)
+    refuse_another_recipe(ledger, plan)
+    return found
 
 
 def begin_again(session: Session, plan: Plan, dataset) -> Session:
@@ -156,7 +197,11 @@ def _key_of(folder: Path, ledger: Ledger) -> bytes:
 def recorded_environment(folder: Path) -> dict[str, Any] | None:
     """The environment of the last session, which a resume restores as far as it can."""
     ledger = Ledger.open(folder / "ledger.jsonl")
-    return lines_of.last_session(ledger.lines)["environment"] if len(ledger.lines) > 1 else None
+    if len(ledger.lines) < 2:
+        return None
+    lines_of.refuse_other_lines(ledger.lines)
+    environment = lines_of.last_session(ledger.lines).get("environment")
+    return environment if isinstance(environment, dict) else None
 
 
 def write_recipe(folder: Path, plan: Plan) -> None:
@@ -195,14 +240,19 @@ def recipe_digest(recipe: config.Recipe) -> str:
     return randomness.digest({key: value for key, value in keys.items() if key not in config.ADDED or value != config.ADDED[key]})
 
 
-def _run_line(key: bytes, plan: Plan) -> dict[str, Any]:
+def _run_line(run_id: str, plan: Plan) -> dict[str, Any]:
     privacy = plan.recipe.privacy
-    return lines_of.run_line(randomness.run_id(key), plan.mechanism, privacy.clipping_norm if privacy else None, recipe_digest(plan.recipe))
+    return lines_of.run_line(run_id, plan.mechanism, privacy.clipping_norm if privacy else None, recipe_digest(plan.recipe))
 
 
-def _refuse_another_recipe(ledger: Ledger, key: bytes, plan: Plan) -> None:
-    """recipe.toml can be edited or lost; the chained ledger cannot, and the certificate is computed from it."""
-    if any(ledger.lines[0].get(key) != value for key, value in _run_line(key, plan).items()):
+def refuse_another_recipe(ledger: Ledger, plan: Plan) -> None:
+    """recipe.toml can be edited or lost; the chained ledger cannot, and the certificate is computed from it.
+
+    Raises:
+        InputError: If the ledger was begun under another recipe or number of images.
+    """
+    first = ledger.lines[0]
+    if any(first.get(key) != value for key, value in _run_line(str(first.get("run_id")), plan).items()):
         raise InputError(
             f"{ledger.path} was begun under another recipe or number of images than this one: its epsilon would be wrong for these updates. "
             "Give the recipe as it was, or start a new run with another --output."

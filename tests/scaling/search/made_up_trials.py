@@ -6,7 +6,7 @@ import json
 import torch
 from safetensors.torch import save_file
 
-from sfumato import run_folder
+from sfumato import config, run_folder
 from sfumato.run_folder import chained_line
 
 
@@ -26,7 +26,7 @@ class Trials:
             raise KeyboardInterrupt
         self.made.append((where.name, trial.optimizer.learning_rate, trial.ema.decay))
         if not where.exists():
-            write_run(where, trial.optimizer.learning_rate, trial.ema.decay, self.sessions(len(self.made)))
+            write_run(where, trial, self.sessions(len(self.made)))
 
     def decay(self, where):
         return json.loads((where / "result.json").read_text())["decay"]
@@ -40,9 +40,13 @@ class Trials:
     def report(self, where):
         (where / "report.html").write_text(where.name)
 
+    def verify(self, where):
+        return json.loads((where / "result.json").read_text())
 
-def write_run(folder, rate, decay, sessions=1):
+
+def write_run(folder, recipe, sessions=1):
     """What a finished run leaves, its weights two numbers."""
+    rate, decay = recipe.optimizer.learning_rate, recipe.ema.decay
     run_folder.create(folder)
     lines = [chained_line({"kind": "run", "num_examples": 10}, run_folder.GENESIS)]
     for session in range(sessions):
@@ -52,7 +56,8 @@ def write_run(folder, rate, decay, sessions=1):
     facts = {"epsilon": 1.0, "ledger_lines": len(lines), "ledger_head": lines[-1]["hash"]}
     (folder / "privacy.json").write_text(json.dumps(facts))
     save_file({"weights": torch.tensor([rate, decay])}, folder / "model.safetensors", {"sfumato": json.dumps(facts), "recipe": ""})
-    for name in ("recipe.toml", "metrics.jsonl", "metrics_private.jsonl", "key", "checkpoints/step-000000001.safetensors"):
+    (folder / "recipe.toml").write_text(config.to_toml(config.shareable(recipe)))
+    for name in ("metrics.jsonl", "metrics_private.jsonl", "key", "checkpoints/step-000000001.safetensors"):
         (folder / name).write_text("")
     result = {"run": str(folder), "rate": rate, "decay": decay, "seconds": 12.3, "images_per_second": 45.6}
     (folder / "result.json").write_text(json.dumps(result))

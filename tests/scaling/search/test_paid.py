@@ -375,3 +375,47 @@ def test_a_kept_key_is_refused():
     kept = kept.model_copy(update={"run": kept.run.model_copy(update={"keep_key": True})})
     with pytest.raises(InputError, match="keep_key"):
         paid_recipe(kept, SPACE, Selection(6.0, 0.0))
+
+
+@pytest.mark.parametrize("name", ["secret/key", "secret/trials/aabb", "paid-search.json", "selected/result.json", "secret"])
+def test_a_search_folder_with_a_link_is_refused_before_anything_is_touched(tmp_path, name):
+    target, folder = tmp_path / "precious", tmp_path / "search"
+    target.write_text("precious\n")
+    os.utime(target, ns=(5, 5))
+    (folder / name).parent.mkdir(parents=True)
+    (folder / name).symlink_to(target)
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(InputError, match="symbolic link"):
+        paid_search(recipe(), SPACE, folder, Trials())
+    assert target.read_text() == "precious\n" and target.stat().st_mtime_ns == 5 and sorted(folder.rglob("*")) == before
+
+
+def test_what_lies_in_a_key_s_place_and_is_no_key_is_left_as_it_is(tmp_path):
+    folder, target = tmp_path / "search", tmp_path / "precious"
+    paid_search(recipe(), SPACE, folder, Trials())
+    target.write_text("x" * 65)
+    (folder / "secret").mkdir()
+    os.link(target, folder / "secret" / "key")
+    with pytest.raises(InputError, match="is no key"):
+        paid_search(recipe(), SPACE, folder, Trials())
+    assert target.read_text() == "x" * 65
+
+
+@pytest.mark.parametrize("altered", ["result", "recipe", "verdict"])
+def test_a_finished_search_is_verified_before_it_is_told_again(tmp_path, altered):
+    paid_search(recipe(), SPACE, tmp_path, Trials())
+    selected, trials = tmp_path / "selected", Trials()
+    if altered == "result":
+        (selected / "result.json").write_text("{}")
+    elif altered == "recipe":
+        text = (selected / "recipe.toml").read_text()
+        (selected / "recipe.toml").write_text(text.replace("selected_from = 6.0", "selected_from = 1.0"))
+        assert (selected / "recipe.toml").read_text() != text
+    else:
+
+        def refuse(where):
+            raise InputError(f"{where} was altered")
+
+        trials.verify = refuse
+    with pytest.raises(InputError, match={"result": "no score", "recipe": "selected_from", "verdict": "was altered"}[altered]):
+        paid_search(recipe(), SPACE, tmp_path, trials)

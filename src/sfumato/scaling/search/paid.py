@@ -43,12 +43,14 @@ class Trials:
         score: How many of the scoring images a finished run judges right; one image moves it by at most 1.
         fingerprint: HMAC under a key of all images that trials see, those that score among them.
         report: Writes the page about a run into its folder.
+        verify: The result of a published run, once its claims are found to be those of its ledger and recipe.
     """
 
     train: Callable[[Recipe, Path], object]
     score: Callable[[Path], int]
     fingerprint: Callable[[bytes], str]
     report: Callable[[Path], object]
+    verify: Callable[[Path], dict[str, Any]]
 
 
 def paid_recipe(recipe: Recipe, space: Space, selection: Selection) -> Recipe:
@@ -92,8 +94,8 @@ def paid_search(recipe: Recipe, space: Space, folder: Path, trials: Trials) -> d
         The selected run's result, and its ``score``, noise included.
 
     Raises:
-        InputError: If the folder holds something else, the images changed since the search began, or another process
-            makes it.
+        InputError: If the folder holds something else, the images changed since the search began, another process
+            makes it, or the published run claims another thing than its ledger and recipe give.
     """
     where = {"data": {"path"}}  # the images are known by their fingerprint, and their place is nobody's business
     identity = randomness.digest({"recipe": recipe.model_dump(mode="json", exclude=where), "space": space.as_json()})
@@ -108,13 +110,29 @@ def paid_search(recipe: Recipe, space: Space, folder: Path, trials: Trials) -> d
             write_anew(best, public, selected, score)
             trials.report(public)
             os.rename(public, selected)
-        result = read_json(selected / "result.json")
+        _refuse_another_budget(selected, recipe, space)
+        result = trials.verify(selected)
+        if type(result.get("score")) not in (int, float):
+            raise InputError(f"{selected / 'result.json'} is damaged: it has no score. Restore it from a copy.")
+        result["run"] = str(selected)
         if secret.exists():
             set_times(selected, start)
             run_folder.delete_key(secret)
             shutil.rmtree(secret)
         os.utime(folder, ns=(start, start))
         return result
+
+
+def _refuse_another_budget(selected: Path, recipe: Recipe, space: Space) -> None:
+    """The published recipe is one of the search's, but for what the space may change."""
+    now = config.flatten(config.parse(config.read(selected / "recipe.toml")))
+    for key, value in config.flatten(recipe).items():
+        section = key.split(".")[0]
+        if section in ("data", "privacy", "training") and key not in config.SPEED_ONLY and key not in space.choices and now.get(key) != value:
+            raise InputError(
+                f"{selected / 'recipe.toml'} has {key} = {now.get(key)!r}, this search {value!r}: it was altered, or is another's. "
+                "Restore it from a copy."
+            )
 
 
 @contextlib.contextmanager
@@ -124,6 +142,8 @@ def _claimed(folder: Path, identity: str) -> Iterator[int]:
     Yields the search's start in nanoseconds: when its first file was written, and so known again after a crash.
     """
     facts = folder / FACTS
+    if folder.is_dir():
+        run_folder.refuse_links(folder)
     if not facts.exists() and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} holds what no paid search made. Choose another --output.")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -136,7 +156,7 @@ def _claimed(folder: Path, identity: str) -> Iterator[int]:
             file.write(json.dumps({"identity": identity}) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        if read_json(facts).get("identity") != identity:
+        if read_json(facts) != {"identity": identity}:
             raise InputError(
                 f"{folder} holds a search of another recipe or space. Give what it was begun with, or another --output: both then add up."
             )
