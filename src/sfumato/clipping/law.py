@@ -225,6 +225,9 @@ class Law:
                 complaint = complaint or f"fails: {next(iter(str(failure).splitlines()), type(failure).__name__)}"
                 continue
             if error <= _GRADIENTS[double]:
+                if tried is not truth:  # chance, or something that has changed since
+                    again = self.truth(truth.double, truth.seed, shifted=truth.shifted)
+                    self._refuse_memory([truth.norms, truth.losses], [again.norms, again.losses], truth.double)
                 return None
             path = name.rpartition(".")[0]
             place = f"'{path}' ({type(self.model.get_submodule(path)).__name__})" if path else "the model"
