@@ -1,0 +1,203 @@
+"""Do the tests notice a wrong line? Mutants of what epsilon rests on, a few hundred at random, each before its own tests.
+
+    python -m benchmarks.mutation [--mutants 160] [--workers 1] [--limit 300] [--results FILE] [--only ID ...] [--summary]
+
+A mutant is one small change (benchmarks/mutants.py) to a *copy* of the package in a temporary folder, which stands first on
+PYTHONPATH; the checkout is never changed. Its tests, `TESTS`, run fastest first and stop at the first failure. One JSON line
+for each mutant is added to the results file as soon as it is known, so the same command goes on after a kill: mutants that
+have a line are not run again. Which mutants are chosen depends on `SEED` and on the mutated lines themselves alone, whatever
+changes elsewhere. To run one again, take its line out of the file.
+
+What tests do on the unchanged copy comes first (`"before": null` in the results): where they fail, no mutant means anything,
+and the run stops. Verdicts: "killed", by the test that is named; "time", stopped after --limit seconds, which are to be many
+times what the unchanged copy takes; "survived", a law that is missing or a change that changes nothing: LOG.md says which.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import machine
+from benchmarks.mutants import Mutant, mutants
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "sfumato"
+RESULTS = Path(__file__).parent / "results" / "mutation.jsonl"
+SEED = "1"
+
+# In every round each of these gives one mutant; those of three folders, which hold most of the code, come twice.
+GROUPS = ["accounting", "clipping", "training", "run_folder.py", "accounting", "clipping", "training", "data/poisson.py", "randomness.py", "scaling/search/paid.py"]
+
+_QUICK = "certificate defaults evaluation microbatch state trained noise session draws norm_histogram workers augtest step environment".split()
+_TRAINING = " ".join(f"training/test_{name}.py" for name in _QUICK)
+# Processes that are interrupted and go on: seconds each, so one of every kind.
+_RESUMED = " ".join(
+    f"training/test_resume.py::test_{name}"
+    for name in (
+        "another_microbatch_draws_updates_afresh_and_counts_them_again",
+        "what_an_optimizer_remembers_survives_a_kill_bit_for_bit[name=adam]",
+        "a_shortened_ledger_is_refused",
+        "a_missing_key_is_refused",
+        "an_altered_ledger_is_refused",
+        "a_changed_recipe_is_refused_naming_the_key[optimizer.learning_rate=1.5]",
+        "no_artefact_of_a_run_holds_the_key",
+    )
+)
+
+# The tests that should notice, fastest first; the longest path that a file's path begins with counts.
+TESTS = {
+    "accounting/": "accounting training/test_certificate.py",
+    "accounting/calibration.py": "accounting/test_calibration.py accounting",
+    "accounting/gaussian.py": "accounting/test_pld.py accounting",
+    "accounting/ledger.py": "accounting/test_accountants.py training/test_certificate.py training/test_session.py training/test_replay.py",
+    "accounting/pld.py": "accounting/test_pld.py accounting",
+    "accounting/rdp.py": "accounting/test_rdp.py accounting",
+    "accounting/selection.py": "accounting/test_selection.py accounting",
+    "accounting/tan.py": "accounting/test_tan.py accounting",
+    "clipping/": "clipping/test_norms.py clipping/test_derived.py clipping/test_sums.py clipping/test_law.py clipping/test_totals.py "
+    "clipping/test_checks.py clipping/test_rules.py clipping/test_clipped_grad.py clipping/test_graph_engine.py",
+    "clipping/draws.py": "clipping/test_law.py clipping/zoo/test_draws.py",
+    **dict.fromkeys(
+        ("clipping/law.py", "clipping/made_up.py", "clipping/row_dimension.py", "clipping/stand_in.py"),
+        "clipping/test_law.py clipping/test_row_dimension.py clipping/test_checks.py clipping/zoo/test_zoo.py",
+    ),
+    "clipping/rules/": "clipping/test_rules.py clipping/test_layers.py clipping/test_totals.py clipping/test_graph_engine.py",
+    "training/": f"{_TRAINING} cli/test_cli.py {_RESUMED}",
+    "run_folder.py": f"test_run_folder.py training/test_session.py {_RESUMED}",
+    "data/poisson.py": "data/test_poisson.py training/test_step.py",
+    "randomness.py": "test_randomness.py data/test_poisson.py training/test_noise.py",
+    "scaling/search/paid.py": "scaling/search/test_paid.py scaling/search/test_paid_published.py",
+}
+
+
+def tests_of(file: str) -> tuple[str, ...]:
+    prefix = max((prefix for prefix in TESTS if file.startswith(prefix)), key=len)
+    return tuple(f"tests/{path}" for path in TESTS[prefix].split())
+
+
+def chosen(number: int) -> list[Mutant]:
+    """`number` mutants, in rounds over GROUPS, within a group in an order that is random and always the same."""
+    queues = {}
+    for group in dict.fromkeys(GROUPS):
+        files = sorted((PACKAGE / group).rglob("*.py")) or [PACKAGE / group]
+        all_of_them = [mutant for file in files for mutant in mutants(str(file.relative_to(PACKAGE)), file.read_bytes())]
+        queues[group] = iter(sorted(all_of_them, key=lambda mutant: hashlib.sha256(f"{SEED} {mutant.id}".encode()).digest()))
+    taken: list[Mutant] = []
+    while len(taken) < number:
+        these = [mutant for group in GROUPS for mutant in islice(queues[group], 1)]
+        if not these:
+            break
+        taken += these
+    return taken[:number]
+
+
+def verdict(tests: tuple[str, ...], mutant: Mutant | None, limit: float) -> dict[str, Any]:
+    """What the tests say of a copy of the package, mutated perhaps."""
+    with tempfile.TemporaryDirectory(prefix="sfumato-mutant-") as folder:
+        shutil.copytree(PACKAGE, Path(folder, "sfumato"), ignore=shutil.ignore_patterns("__pycache__"))
+        if mutant is not None:
+            Path(folder, "sfumato", mutant.file).write_bytes(mutant.source)
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", *tests]
+        environment = {**os.environ, "PYTHONPATH": folder, "OMP_WAIT_POLICY": "PASSIVE", "HYPOTHESIS_STORAGE_DIRECTORY": f"{folder}/hypothesis"}
+        start = time.monotonic()
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
+        )
+        try:
+            output, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return {"verdict": "time", "by": None, "seconds": round(limit, 1)}
+    seconds = round(time.monotonic() - start, 1)
+    if process.returncode == 0:
+        return {"verdict": "survived", "by": None, "seconds": seconds}
+    named = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    return {"verdict": "killed", "by": named.group(1) if named else f"pytest ended with status {process.returncode}", "seconds": seconds}
+
+
+def run(wanted: list[Mutant], results: Path, workers: int, limit: float) -> None:
+    known = read(results)
+    lock = threading.Lock()
+
+    def note(line: dict[str, Any]) -> None:
+        with lock, results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            print(json.dumps(line), flush=True)
+
+    def unchanged(tests: tuple[str, ...]) -> None:
+        line = {"id": " ".join(tests), "before": None, **verdict(tests, None, limit)}
+        if line["verdict"] != "survived":
+            raise SystemExit(f"Without any mutant, {line['id']} fails: {line['by']}.")
+        note(line)
+
+    def judge(mutant: Mutant) -> None:
+        about = {"id": mutant.id, "file": mutant.file, "line": mutant.line, "before": mutant.before, "after": mutant.after}
+        note({**about, **verdict(tests_of(mutant.file), mutant, limit), "commit": commit})
+
+    commit = machine()["commit"]
+    with ThreadPoolExecutor(workers) as pool:
+        suites = dict.fromkeys(tests_of(mutant.file) for mutant in wanted if mutant.id not in known)
+        list(pool.map(unchanged, [tests for tests in suites if " ".join(tests) not in known]))
+        list(pool.map(judge, [mutant for mutant in wanted if mutant.id not in known]))
+
+
+def read(results: Path) -> dict[str, dict[str, Any]]:
+    """The lines of a results file by their ids; a line that a kill cut off counts as not written."""
+    known = {}
+    text = results.read_text(encoding="utf-8") if results.exists() else ""
+    for line in text.splitlines():
+        try:
+            known[json.loads(line)["id"]] = json.loads(line)
+        except ValueError:
+            continue
+    if text and not text.endswith("\n"):
+        with results.open("a", encoding="utf-8") as file:
+            file.write("\n")
+    return known
+
+
+def summary(wanted: list[Mutant], results: Path) -> None:
+    known = read(results)
+    done = [(group_of(mutant), known[mutant.id]) for mutant in wanted if mutant.id in known]
+    for group in dict.fromkeys(GROUPS):
+        verdicts = Counter(line["verdict"] for of, line in done if of == group)
+        print(f"{group:24} {sum(verdicts.values()):4} mutants, {verdicts['killed']:4} killed, {verdicts['time']:3} time, {verdicts['survived']:3} survived")
+    for _, line in done:
+        if line["verdict"] != "killed":
+            print(f"{line['verdict']} {line['id']} {line['file']}:{line['line']}: {line['before']} -> {line['after']}")
+
+
+def group_of(mutant: Mutant) -> str:
+    return next(group for group in GROUPS if mutant.file.startswith(group))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mutants", type=int, default=160)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--limit", type=float, default=300)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--only", nargs="*", default=[], metavar="ID or file")
+    parser.add_argument("--summary", action="store_true", help="run nothing")
+    arguments = parser.parse_args()
+    wanted = chosen(arguments.mutants)
+    if arguments.only:
+        wanted = [mutant for mutant in wanted if mutant.id in arguments.only or mutant.file.startswith(tuple(arguments.only))]
+    if not arguments.summary:
+        run(wanted, arguments.results, arguments.workers, arguments.limit)
+    summary(wanted, arguments.results)
