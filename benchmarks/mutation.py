@@ -40,7 +40,18 @@ RESULTS = Path(__file__).parent / "results" / "mutation.jsonl"
 SEED = "1"
 
 # In every round each of these gives one mutant; those of three folders, which hold most of the code, come twice.
-GROUPS = ["accounting", "clipping", "training", "run_folder.py", "accounting", "clipping", "training", "data/poisson.py", "randomness.py", "scaling/search/paid.py"]
+GROUPS = [
+    "accounting",
+    "clipping",
+    "training",
+    "run_folder.py",
+    "accounting",
+    "clipping",
+    "training",
+    "data/poisson.py",
+    "randomness.py",
+    "scaling/search/paid.py",
+]
 
 _QUICK = "certificate defaults evaluation microbatch state trained noise session draws norm_histogram workers augtest step environment".split()
 _TRAINING = " ".join(f"training/test_{name}.py" for name in _QUICK)
@@ -176,7 +187,8 @@ def summary(wanted: list[Mutant], results: Path) -> None:
     done = [(group_of(mutant), known[mutant.id]) for mutant in wanted if mutant.id in known]
     for group in dict.fromkeys(GROUPS):
         verdicts = Counter(line["verdict"] for of, line in done if of == group)
-        print(f"{group:24} {sum(verdicts.values()):4} mutants, {verdicts['killed']:4} killed, {verdicts['time']:3} time, {verdicts['survived']:3} survived")
+        counts = ", ".join(f"{verdicts[verdict]:3} {verdict}" for verdict in ("killed", "time", "survived"))
+        print(f"{group:24} {sum(verdicts.values()):4} mutants, {counts}")
     for _, line in done:
         if line["verdict"] != "killed":
             print(f"{line['verdict']} {line['id']} {line['file']}:{line['line']}: {line['before']} -> {line['after']}")

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
@@ -37,6 +39,13 @@ def test_the_key_does_not_show_in_a_printed_stream():
 
 def test_digest_ignores_the_order_of_keys_and_sees_every_value():
     assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 1, "b": 3})
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_what_is_not_a_json_value_has_no_digest(number):
+    """Not a number is not equal to itself, so equal values would not be what gives equal bytes."""
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        digest({"a": [number]})
 
 
 def test_words_are_found_at_any_place_as_reading_to_there_finds_them():
