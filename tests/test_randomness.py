@@ -25,6 +25,14 @@ def test_reading_in_parts_reads_the_same_bits():
     assert np.array_equal(whole.uint64(100), np.concatenate([parts.uint64(n) for n in (1, 7, 64, 28)]))
 
 
+@pytest.mark.parametrize("count", [1, 4, 100])
+def test_words_of_either_width_are_the_stream_s_bytes_little_endian(count):
+    key = new_key()
+    for width, words in ((4, Stream(key).uint32(count)), (8, Stream(key).uint64(count))):
+        content = Stream(key).bytes(width * count)
+        assert words.tolist() == [int.from_bytes(content[i : i + width], "little") for i in range(0, width * count, width)]
+
+
 @pytest.mark.parametrize("purposes", [("noise", "sampling"), ("noise", "noise")])
 def test_streams_of_two_purposes_or_steps_share_no_bits(purposes):
     streams = Streams(new_key(), {}, {"number": 0})
