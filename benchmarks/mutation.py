@@ -84,7 +84,7 @@ TESTS = {
     "clipping/draws.py": "clipping/test_law.py clipping/zoo/test_draws.py",
     **dict.fromkeys(
         ("clipping/law.py", "clipping/made_up.py", "clipping/row_dimension.py", "clipping/stand_in.py"),
-        "clipping/test_law.py clipping/test_row_dimension.py clipping/test_checks.py clipping/zoo/test_zoo.py",
+        "clipping/test_made_up.py clipping/test_law.py clipping/test_row_dimension.py clipping/test_checks.py clipping/zoo/test_zoo.py",
     ),
     "clipping/rules/": "clipping/test_rules.py clipping/test_layers.py clipping/test_totals.py clipping/test_graph_engine.py",
     "training/": f"{_TRAINING} cli/test_cli.py {_RESUMED}",

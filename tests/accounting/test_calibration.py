@@ -3,9 +3,11 @@ import math
 
 import pytest
 
+from sfumato.accounting import calibration
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.calibration import SMALLEST_SIGMA, solve_batch_size, solve_noise_multiplier, solve_num_steps
 from sfumato.accounting.mechanism import Mechanism
+from sfumato.accounting.selection import Selection
 from sfumato.errors import InputError
 
 # N, batch size, steps, delta, sigma for the solvers of steps and batch; times targets: 5 x 7 x 3 solvers = 105 targets.
@@ -76,6 +78,26 @@ def test_pld_allows_more_than_rdp():
     by_rdp = solve_noise_multiplier(batch_size=2048, num_steps=1500, accountant="rdp", **budget)
     assert 0.9 * by_rdp < by_pld < 0.97 * by_rdp
     assert solve_num_steps(batch_size=2048, noise_multiplier=by_rdp, **budget) > 1550
+
+
+@pytest.mark.parametrize("run", RUNS[:3])
+@pytest.mark.parametrize("target", [0.5, 8.0])
+def test_what_takes_long_is_asked_a_few_times_after_a_search_by_what_does_not(run, target, monkeypatch):
+    """The search alone would ask for 20 and more."""
+    asked = []
+
+    def counted(mechanism, delta, accountant="pld", selection=None):
+        asked.append((accountant, selection))
+        return epsilon(mechanism, delta, accountant, selection)
+
+    monkeypatch.setattr(calibration, "epsilon", counted)
+    n, batch, steps, delta, _ = run
+    budget = {"num_examples": n, "batch_size": batch, "num_steps": steps, "target_epsilon": target, "delta": delta}
+    solve_noise_multiplier(**budget)
+    assert 0 < asked.count(("pld", None)) <= 12
+    asked.clear()
+    solve_noise_multiplier(**budget, selection=Selection(10.0, 0.0))
+    assert 0 < len(asked) <= 13
 
 
 @pytest.mark.parametrize("target", [0.0, -1.0, math.nan, math.inf])
