@@ -59,6 +59,7 @@ _TRAINING = " ".join(f"training/test_{name}.py" for name in _QUICK)
 _RESUMED = " ".join(
     f"training/test_resume.py::test_{name}"
     for name in (
+        "the_certificate_of_an_unfinished_run_counts_every_update_that_is_planned",
         "another_microbatch_draws_updates_afresh_and_counts_them_again",
         "what_an_optimizer_remembers_survives_a_kill_bit_for_bit[name=adam]",
         "a_shortened_ledger_is_refused",

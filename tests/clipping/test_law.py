@@ -110,6 +110,43 @@ def test_a_model_that_computes_otherwise_later_is_found_when_it_is_verified(engi
     grad_fn.verify(3)
 
 
+class RemembersBatches(nn.Module):
+    """Keeps something of several images at once, never of one alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.kept = nn.Linear(4, 3), torch.zeros(())
+
+    def forward(self, x):
+        out = self.layer(x) + self.kept
+        if len(x) > 1:
+            self.kept = x.detach().mean()
+        return out
+
+
+class CountsBackwardPasses(nn.Module):
+    """Its outputs tell nothing; its gradients grow from call to call."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.count = nn.Linear(4, 3), 0
+        self.layer.weight.register_hook(self.grown)
+
+    def grown(self, grad):
+        self.count += 1
+        return grad * (1 + self.count / 10)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+@pytest.mark.parametrize("model", [RemembersBatches, CountsBackwardPasses])
+def test_what_a_model_remembers_of_batches_or_shows_in_gradients_alone_is_told_as_memory(model, engine):
+    with pytest.raises(InputError, match="another result after other images"):
+        clipped_grad(model(), lambda outputs: outputs.square().sum(1), clipping_norm=1.0, engine=engine)(torch.randn(3, 4))
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_tiny_clipping_norms_are_refused(engine):
     """From the square of 1e-23 on, norms in float32 are zero, and nothing would be clipped."""
