@@ -138,3 +138,5 @@ def test_without_noise_nothing_meets_a_target():
 def test_a_budget_larger_than_needed_gives_the_ends_of_the_range():
     assert solve_noise_multiplier(num_examples=1000, batch_size=1, num_steps=1, target_epsilon=1e6, delta=1e-5) == SMALLEST_SIGMA
     assert solve_batch_size(num_examples=1000, num_steps=1, noise_multiplier=100.0, target_epsilon=8.0, delta=1e-5) == 1000
+    endless = {"num_examples": 10**9, "batch_size": 1, "noise_multiplier": 200.0, "target_epsilon": 8.0, "delta": 1e-5, "accountant": "rdp"}
+    assert solve_num_steps(**endless) == 10**9
