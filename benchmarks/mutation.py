@@ -53,7 +53,9 @@ GROUPS = [
     "scaling/search/paid.py",
 ]
 
-_QUICK = "certificate defaults evaluation microbatch state trained noise session draws norm_histogram workers augtest step environment".split()
+_QUICK = (
+    "certificate defaults resolve evaluation microbatch state trained noise session draws norm_histogram workers augtest step environment".split()
+)
 _TRAINING = " ".join(f"training/test_{name}.py" for name in _QUICK)
 # Processes that are interrupted and go on: seconds each, so one of every kind.
 _RESUMED = " ".join(
