@@ -40,7 +40,7 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """`before` at `line` of `file` becomes `after`; `source` is the whole mutated file, `id` outlives other lines' changes."""
+    """`before` at `line` of `file` becomes `after`; `source` is that file; `id` outlives changes of other lines."""
 
     id: str
     file: str
@@ -110,7 +110,8 @@ def _of_one(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
     if isinstance(node, ast.If | ast.IfExp | ast.While) and not isinstance(node.test, ast.Compare | ast.UnaryOp):
         yield node.test, f"(not ({ast.unparse(node.test)}))"
     if isinstance(node, ast.comprehension):
-        yield from ((condition, f"(not ({ast.unparse(condition)}))") for condition in node.ifs if not isinstance(condition, ast.Compare))
+        conditions = [condition for condition in node.ifs if not isinstance(condition, ast.Compare)]
+        yield from ((condition, f"(not ({ast.unparse(condition)}))") for condition in conditions)
 
 
 def _written(node: ast.AST, **fields: object) -> str:

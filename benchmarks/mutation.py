@@ -1,19 +1,22 @@
-"""Do the tests notice a wrong line? Mutants of what epsilon rests on, a few hundred at random, each before its own tests.
+"""Do the tests notice a wrong line? Mutants of what epsilon rests on, drawn at random, each before its own tests.
 
-    python -m benchmarks.mutation [--mutants 160] [--workers 1] [--limit 300] [--results FILE] [--only ID ...] [--summary]
+    python -m benchmarks.mutation [--mutants 160] [--workers 1] [--limit 300] [--results FILE]
+                                  [--only ID, file or group ...]
 
-A mutant is one small change (benchmarks/mutants.py) to a *copy* of the package in a temporary folder, which stands first on
-PYTHONPATH; the checkout is never changed. Its tests, `TESTS`, run fastest first and stop at the first failure. One JSON line
-for each mutant is added to the results file as soon as it is known, so the same command goes on after a kill: mutants that
-have a line are not run again. Which mutants are chosen depends on `SEED` and on the mutated lines themselves alone, whatever
-changes elsewhere. To run one again, take its line out of the file.
+A mutant is one small change (benchmarks/mutants.py) to a *copy* of the package in a temporary folder, which stands
+first on PYTHONPATH; the checkout is never changed. Its tests, `TESTS`, run fastest first and stop at the first
+failure. One JSON line for each mutant is added to the results file as soon as it is known, so the same command goes
+on after a kill: mutants that have a line there are not run again. To run some anew, take their lines out. Which ones
+are drawn depends on `SEED` and on the mutated lines alone, whatever changes elsewhere.
 
-What tests do on the unchanged copy comes first (`"before": null` in the results): where they fail, no mutant means anything,
-and the run stops. Verdicts: "killed", by the test that is named; "time", stopped after --limit seconds, which are to be many
-times what the unchanged copy takes; "survived", a law that is missing or a change that changes nothing: LOG.md says which.
+What the tests say of the unchanged copy is found first ("before": null in the results): where they fail, no mutant
+means anything, and the run stops. Verdicts: "killed", by the test that is named; "time", stopped after --limit
+seconds, many times what the unchanged copy takes; "survived": a law is missing, or the change changes nothing that
+is promised. LOG.md says which.
 """
 
 import argparse
+import dataclasses
 import hashlib
 import json
 import os
@@ -53,13 +56,14 @@ GROUPS = [
     "scaling/search/paid.py",
 ]
 
-_QUICK = (
-    "certificate defaults resolve evaluation microbatch state trained noise session draws norm_histogram workers augtest step environment".split()
-)
-_TRAINING = " ".join(f"training/test_{name}.py" for name in _QUICK)
-# Processes that are interrupted and go on: seconds each, so one of every kind.
-_RESUMED = " ".join(
-    f"training/test_resume.py::test_{name}"
+
+def _tests(folder: str, names: str) -> list[str]:
+    return [f"tests/{folder}/test_{name}.py" for name in names.split()]
+
+
+# Of runs that are interrupted and go on, which take seconds each, one of every kind.
+_RESUMED = [
+    f"tests/training/test_resume.py::test_{name}"
     for name in (
         "the_certificate_of_an_unfinished_run_counts_every_update_that_is_planned",
         "another_microbatch_draws_updates_afresh_and_counts_them_again",
@@ -70,37 +74,35 @@ _RESUMED = " ".join(
         "a_changed_recipe_is_refused_naming_the_key[optimizer.learning_rate=1.5]",
         "no_artefact_of_a_run_holds_the_key",
     )
+]
+_OF_LAW = _tests("clipping", "made_up law row_dimension checks") + _tests("clipping/zoo", "zoo")
+_OF_TRAINING = _tests(
+    "training",
+    "certificate defaults resolve evaluation microbatch state trained noise session draws norm_histogram workers augtest step environment",
 )
+
+_WITH_TESTS_OF_THEIR_OWN = ("calibration", "pld", "rdp", "selection", "tan")
 
 # The tests that should notice, fastest first; the longest path that a file's path begins with counts.
 TESTS = {
-    "accounting/": "accounting training/test_certificate.py",
-    "accounting/calibration.py": "accounting/test_calibration.py accounting",
-    "accounting/gaussian.py": "accounting/test_pld.py accounting",
-    "accounting/ledger.py": "accounting/test_accountants.py training/test_certificate.py training/test_session.py training/test_replay.py",
-    "accounting/pld.py": "accounting/test_pld.py accounting",
-    "accounting/rdp.py": "accounting/test_rdp.py accounting",
-    "accounting/selection.py": "accounting/test_selection.py accounting",
-    "accounting/tan.py": "accounting/test_tan.py accounting",
-    "clipping/": "clipping/test_norms.py clipping/test_derived.py clipping/test_sums.py clipping/test_law.py clipping/test_totals.py "
-    "clipping/test_checks.py clipping/test_rules.py clipping/test_clipped_grad.py clipping/test_graph_engine.py",
-    "clipping/draws.py": "clipping/test_law.py clipping/zoo/test_draws.py",
-    **dict.fromkeys(
-        ("clipping/law.py", "clipping/made_up.py", "clipping/row_dimension.py", "clipping/stand_in.py"),
-        "clipping/test_made_up.py clipping/test_law.py clipping/test_row_dimension.py clipping/test_checks.py clipping/zoo/test_zoo.py",
-    ),
-    "clipping/rules/": "clipping/test_rules.py clipping/test_layers.py clipping/test_totals.py clipping/test_graph_engine.py",
-    "training/": f"{_TRAINING} cli/test_cli.py {_RESUMED}",
-    "run_folder.py": f"test_run_folder.py training/test_session.py {_RESUMED}",
-    "data/poisson.py": "data/test_poisson.py training/test_step.py",
-    "randomness.py": "test_randomness.py data/test_poisson.py training/test_noise.py",
-    "scaling/search/paid.py": "scaling/search/test_paid.py scaling/search/test_paid_published.py",
+    "accounting/": ["tests/accounting", *_tests("training", "certificate")],
+    **{f"accounting/{name}.py": [*_tests("accounting", name), "tests/accounting"] for name in _WITH_TESTS_OF_THEIR_OWN},
+    "accounting/gaussian.py": [*_tests("accounting", "pld"), "tests/accounting"],
+    "accounting/ledger.py": _tests("accounting", "accountants") + _tests("training", "certificate session replay"),
+    "clipping/": _tests("clipping", "norms derived sums law totals checks rules clipped_grad graph_engine"),
+    "clipping/draws.py": _tests("clipping", "law") + _tests("clipping/zoo", "draws"),
+    **{f"clipping/{name}.py": _OF_LAW for name in ("law", "made_up", "row_dimension", "stand_in")},
+    "clipping/rules/": _tests("clipping", "rules layers totals graph_engine"),
+    "training/": [*_OF_TRAINING, *_tests("cli", "cli"), *_RESUMED],
+    "run_folder.py": ["tests/test_run_folder.py", *_tests("training", "session"), *_RESUMED],
+    "data/poisson.py": _tests("data", "poisson") + _tests("training", "step"),
+    "randomness.py": ["tests/test_randomness.py", *_tests("data", "poisson"), *_tests("training", "noise")],
+    "scaling/search/paid.py": _tests("scaling/search", "paid paid_published"),
 }
 
 
-def tests_of(file: str) -> tuple[str, ...]:
-    prefix = max((prefix for prefix in TESTS if file.startswith(prefix)), key=len)
-    return tuple(f"tests/{path}" for path in TESTS[prefix].split())
+def tests_of(file: str) -> list[str]:
+    return TESTS[max((prefix for prefix in TESTS if file.startswith(prefix)), key=len)]
 
 
 def chosen(number: int) -> list[Mutant]:
@@ -108,8 +110,8 @@ def chosen(number: int) -> list[Mutant]:
     queues = {}
     for group in dict.fromkeys(GROUPS):
         files = sorted((PACKAGE / group).rglob("*.py")) or [PACKAGE / group]
-        all_of_them = [mutant for file in files for mutant in mutants(str(file.relative_to(PACKAGE)), file.read_bytes())]
-        queues[group] = iter(sorted(all_of_them, key=lambda mutant: hashlib.sha256(f"{SEED} {mutant.id}".encode()).digest()))
+        found = [mutant for file in files for mutant in mutants(str(file.relative_to(PACKAGE)), file.read_bytes())]
+        queues[group] = iter(sorted(found, key=lambda mutant: hashlib.sha256(f"{SEED} {mutant.id}".encode()).digest()))
     taken: list[Mutant] = []
     while len(taken) < number:
         these = [mutant for group in GROUPS for mutant in islice(queues[group], 1)]
@@ -119,17 +121,24 @@ def chosen(number: int) -> list[Mutant]:
     return taken[:number]
 
 
-def verdict(tests: tuple[str, ...], mutant: Mutant | None, limit: float) -> dict[str, Any]:
+def verdict(tests: list[str], mutant: Mutant | None, limit: float) -> dict[str, Any]:
     """What the tests say of a copy of the package, mutated perhaps."""
     with tempfile.TemporaryDirectory(prefix="sfumato-mutant-") as folder:
         shutil.copytree(PACKAGE, Path(folder, "sfumato"), ignore=shutil.ignore_patterns("__pycache__"))
         if mutant is not None:
             Path(folder, "sfumato", mutant.file).write_bytes(mutant.source)
         command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", *tests]
-        environment = {**os.environ, "PYTHONPATH": folder, "OMP_WAIT_POLICY": "PASSIVE", "HYPOTHESIS_STORAGE_DIRECTORY": f"{folder}/hypothesis"}
+        of_tests = {"PYTHONPATH": folder, "OMP_WAIT_POLICY": "PASSIVE", "HYPOTHESIS_STORAGE_DIRECTORY": folder}
         start = time.monotonic()
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
+            command,
+            cwd=ROOT,
+            env={**os.environ, **of_tests},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
         )
         try:
             output, _ = process.communicate(timeout=limit)
@@ -141,7 +150,8 @@ def verdict(tests: tuple[str, ...], mutant: Mutant | None, limit: float) -> dict
     if process.returncode == 0:
         return {"verdict": "survived", "by": None, "seconds": seconds}
     named = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-    return {"verdict": "killed", "by": named.group(1) if named else f"pytest ended with status {process.returncode}", "seconds": seconds}
+    by = named.group(1) if named else f"pytest ended with status {process.returncode}"
+    return {"verdict": "killed", "by": by, "seconds": seconds}
 
 
 def run(wanted: list[Mutant], results: Path, workers: int, limit: float) -> None:
@@ -153,21 +163,23 @@ def run(wanted: list[Mutant], results: Path, workers: int, limit: float) -> None
             file.write(json.dumps(line) + "\n")
             print(json.dumps(line), flush=True)
 
-    def unchanged(tests: tuple[str, ...]) -> None:
-        line = {"id": " ".join(tests), "before": None, **verdict(tests, None, limit)}
+    def unchanged(tests: str) -> None:
+        line = {"id": tests, "before": None, **verdict(tests.split(), None, limit)}
         if line["verdict"] != "survived":
             raise SystemExit(f"Without any mutant, {line['id']} fails: {line['by']}.")
         note(line)
 
     def judge(mutant: Mutant) -> None:
-        about = {"id": mutant.id, "file": mutant.file, "line": mutant.line, "before": mutant.before, "after": mutant.after}
+        about = dataclasses.asdict(mutant)
+        del about["source"]
         note({**about, **verdict(tests_of(mutant.file), mutant, limit), "commit": commit})
 
     commit = machine()["commit"]
     with ThreadPoolExecutor(workers) as pool:
-        suites = dict.fromkeys(tests_of(mutant.file) for mutant in wanted if mutant.id not in known)
-        list(pool.map(unchanged, [tests for tests in suites if " ".join(tests) not in known]))
-        list(pool.map(judge, [mutant for mutant in wanted if mutant.id not in known]))
+        new = [mutant for mutant in wanted if mutant.id not in known]
+        suites = dict.fromkeys(" ".join(tests_of(mutant.file)) for mutant in new)
+        list(pool.map(unchanged, [tests for tests in suites if tests not in known]))
+        list(pool.map(judge, new))
 
 
 def read(results: Path) -> dict[str, dict[str, Any]]:
@@ -207,12 +219,11 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--limit", type=float, default=300)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--only", nargs="*", default=[], metavar="ID or file")
-    parser.add_argument("--summary", action="store_true", help="run nothing")
+    parser.add_argument("--only", nargs="*", default=[], metavar="ID, file or group")
     arguments = parser.parse_args()
     wanted = chosen(arguments.mutants)
     if arguments.only:
-        wanted = [mutant for mutant in wanted if mutant.id in arguments.only or mutant.file.startswith(tuple(arguments.only))]
-    if not arguments.summary:
-        run(wanted, arguments.results, arguments.workers, arguments.limit)
+        only = set(arguments.only)
+        wanted = [mutant for mutant in wanted if only & {mutant.id, mutant.file, group_of(mutant)}]
+    run(wanted, arguments.results, arguments.workers, arguments.limit)
     summary(wanted, arguments.results)
