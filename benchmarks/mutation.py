@@ -75,7 +75,7 @@ _RESUMED = [
         "no_artefact_of_a_run_holds_the_key",
     )
 ]
-_OF_LAW = _tests("clipping", "made_up law row_dimension checks") + _tests("clipping/zoo", "zoo")
+_OF_LAW = _tests("clipping", "made_up law row_dimension checks clipped_grad") + _tests("clipping/zoo", "zoo")
 _OF_TRAINING = _tests(
     "training",
     "certificate defaults resolve evaluation microbatch state trained noise session draws norm_histogram workers augtest step environment",

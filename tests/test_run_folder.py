@@ -232,6 +232,18 @@ def test_an_existing_run_is_refused_naming_resume(tmp_path):
     assert (tmp_path / "new" / "checkpoints").is_dir()
 
 
+@pytest.mark.parametrize("name", ["ledger.jsonl", "checkpoints", "checkpoints/step-3.safetensors"])
+def test_a_run_folder_with_a_name_that_leads_elsewhere_is_refused_by_that_name(tmp_path, name):
+    run_folder.create(tmp_path / "run")
+    run_folder.refuse_links(tmp_path / "run")
+    link = tmp_path / "run" / name
+    if link.is_dir():
+        link.rmdir()
+    link.symlink_to(tmp_path / "elsewhere")  # whether that is there or not
+    with pytest.raises(InputError, match=f"{name} is a symbolic link"):
+        run_folder.refuse_links(tmp_path / "run")
+
+
 def test_json_lines_can_be_cut_back_to_a_step_and_pass_over_a_torn_line(tmp_path):
     lines = JsonLines(tmp_path / "metrics.jsonl", 0o600)
     for step in range(1, 6):
