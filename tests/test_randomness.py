@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
@@ -23,6 +25,14 @@ def test_reading_in_parts_reads_the_same_bits():
     assert np.array_equal(whole.uint64(100), np.concatenate([parts.uint64(n) for n in (1, 7, 64, 28)]))
 
 
+@pytest.mark.parametrize("count", [1, 4, 100])
+def test_words_of_either_width_are_the_stream_s_bytes_little_endian(count):
+    key = new_key()
+    for width, words in ((4, Stream(key).uint32(count)), (8, Stream(key).uint64(count))):
+        content = Stream(key).bytes(width * count)
+        assert words.tolist() == [int.from_bytes(content[i : i + width], "little") for i in range(0, width * count, width)]
+
+
 @pytest.mark.parametrize("purposes", [("noise", "sampling"), ("noise", "noise")])
 def test_streams_of_two_purposes_or_steps_share_no_bits(purposes):
     streams = Streams(new_key(), {}, {"number": 0})
@@ -37,6 +47,13 @@ def test_the_key_does_not_show_in_a_printed_stream():
 
 def test_digest_ignores_the_order_of_keys_and_sees_every_value():
     assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 1, "b": 3})
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_what_is_not_a_json_value_has_no_digest(number):
+    """Not a number is not equal to itself, so equal values would not be what gives equal bytes."""
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        digest({"a": [number]})
 
 
 def test_words_are_found_at_any_place_as_reading_to_there_finds_them():

@@ -1,6 +1,9 @@
 import json
+import math
 import os
 import stat
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -128,9 +131,9 @@ def test_every_change_of_a_whole_line_is_refused(tmp_path):
         [*lines[:2], b"not json\n", *lines[2:]],
         [*lines[:-1], b"{}\n"],
     ]
-    for version in altered:
+    for version, number in zip(altered, (2, 3, 1, 1, 3, 5), strict=True):
         path.write_bytes(b"".join(version))
-        with pytest.raises(InputError, match="line"):
+        with pytest.raises(InputError, match=rf"ledger\.jsonl, line {number},"):
             Ledger.open(path)
 
 
@@ -175,6 +178,51 @@ def test_a_failing_write_keeps_the_old_file_and_leaves_no_other(tmp_path, monkey
     assert run_folder.read_json(path) == {"version": 1} and list(tmp_path.iterdir()) == [path]
 
 
+@pytest.fixture
+def synced(monkeypatch):
+    """What was brought to the disk, in this order: (inode, names in it) of folders, (inode, content) of files."""
+    done, fsync = [], os.fsync
+
+    def noted(descriptor):
+        status = os.fstat(descriptor)
+        path = Path(f"/proc/self/fd/{descriptor}")
+        done.append((status.st_ino, sorted(os.listdir(path)) if stat.S_ISDIR(status.st_mode) else path.read_bytes()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    return done
+
+
+def test_a_written_file_is_on_disk_with_its_content_and_then_under_its_name(tmp_path, synced):
+    run_folder.write_atomically(tmp_path / "file", b"content")
+    assert synced == [((tmp_path / "file").stat().st_ino, b"content"), (tmp_path.stat().st_ino, ["file"])]
+
+
+def test_a_new_ledger_is_on_disk_under_its_name_before_anything_stands_in_it(tmp_path, synced):
+    Ledger.open(tmp_path / "ledger.jsonl", exclusive=True).close()
+    assert synced == [(tmp_path.stat().st_ino, ["ledger.jsonl"])]
+
+
+def test_a_deleted_key_is_overwritten_on_disk_and_then_gone_from_it(tmp_path, synced):
+    run_folder.write_key(tmp_path, KEY)
+    of_key, size = (tmp_path / "key").stat().st_ino, (tmp_path / "key").stat().st_size
+    synced.clear()
+    run_folder.delete_key(tmp_path)
+    assert synced == [(of_key, b"0" * size), (tmp_path.stat().st_ino, [])]
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_no_file_of_a_run_takes_a_number_that_json_has_not(tmp_path, number):
+    for write in (
+        partial(run_folder.write_json, tmp_path / "file.json"),
+        JsonLines(tmp_path / "lines.jsonl").append,
+        opened(tmp_path / "ledger.jsonl").append,
+    ):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            write({"number": number})
+    assert all(path.stat().st_size == 0 for path in tmp_path.iterdir())
+
+
 def test_an_existing_run_is_refused_naming_resume(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "something").touch()
@@ -182,6 +230,18 @@ def test_an_existing_run_is_refused_naming_resume(tmp_path):
         run_folder.create(tmp_path / "run")
     run_folder.create(tmp_path / "new")
     assert (tmp_path / "new" / "checkpoints").is_dir()
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "checkpoints", "checkpoints/step-3.safetensors"])
+def test_a_run_folder_with_a_name_that_leads_elsewhere_is_refused_by_that_name(tmp_path, name):
+    run_folder.create(tmp_path / "run")
+    run_folder.refuse_links(tmp_path / "run")
+    link = tmp_path / "run" / name
+    if link.is_dir():
+        link.rmdir()
+    link.symlink_to(tmp_path / "elsewhere")  # whether that is there or not
+    with pytest.raises(InputError, match=f"{name} is a symbolic link"):
+        run_folder.refuse_links(tmp_path / "run")
 
 
 def test_json_lines_can_be_cut_back_to_a_step_and_pass_over_a_torn_line(tmp_path):

@@ -3,9 +3,11 @@ import math
 
 import pytest
 
+from sfumato.accounting import calibration
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.calibration import SMALLEST_SIGMA, solve_batch_size, solve_noise_multiplier, solve_num_steps
 from sfumato.accounting.mechanism import Mechanism
+from sfumato.accounting.selection import Selection
 from sfumato.errors import InputError
 
 # N, batch size, steps, delta, sigma for the solvers of steps and batch; times targets: 5 x 7 x 3 solvers = 105 targets.
@@ -78,6 +80,26 @@ def test_pld_allows_more_than_rdp():
     assert solve_num_steps(batch_size=2048, noise_multiplier=by_rdp, **budget) > 1550
 
 
+@pytest.mark.parametrize("run", RUNS[:3])
+@pytest.mark.parametrize("target", [0.5, 8.0])
+def test_what_takes_long_is_asked_a_few_times_after_a_search_by_what_does_not(run, target, monkeypatch):
+    """The search alone would ask for 20 and more."""
+    asked = []
+
+    def counted(mechanism, delta, accountant="pld", selection=None):
+        asked.append((accountant, selection))
+        return epsilon(mechanism, delta, accountant, selection)
+
+    monkeypatch.setattr(calibration, "epsilon", counted)
+    n, batch, steps, delta, _ = run
+    budget = {"num_examples": n, "batch_size": batch, "num_steps": steps, "target_epsilon": target, "delta": delta}
+    solve_noise_multiplier(**budget)
+    assert 0 < asked.count(("pld", None)) <= 12
+    asked.clear()
+    solve_noise_multiplier(**budget, selection=Selection(10.0, 0.0))
+    assert 0 < len(asked) <= 13
+
+
 @pytest.mark.parametrize("target", [0.0, -1.0, math.nan, math.inf])
 def test_an_impossible_epsilon_is_refused(target):
     with pytest.raises(InputError, match="epsilon must be positive"):
@@ -116,3 +138,5 @@ def test_without_noise_nothing_meets_a_target():
 def test_a_budget_larger_than_needed_gives_the_ends_of_the_range():
     assert solve_noise_multiplier(num_examples=1000, batch_size=1, num_steps=1, target_epsilon=1e6, delta=1e-5) == SMALLEST_SIGMA
     assert solve_batch_size(num_examples=1000, num_steps=1, noise_multiplier=100.0, target_epsilon=8.0, delta=1e-5) == 1000
+    endless = {"num_examples": 10**9, "batch_size": 1, "noise_multiplier": 200.0, "target_epsilon": 8.0, "delta": 1e-5, "accountant": "rdp"}
+    assert solve_num_steps(**endless) == 10**9

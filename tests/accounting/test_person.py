@@ -21,8 +21,11 @@ def test_several_images_cost_more_than_as_many_times_one(images, about):
     assert exact <= found <= 1.002 * exact
 
 
-def test_one_image_costs_epsilon():
-    assert epsilon_person(MNIST, 1e-5, 1) == epsilon(MNIST, 1e-5).epsilon
+@pytest.mark.parametrize("delta", [1e-5, 1e-12])
+def test_one_image_costs_epsilon(delta):
+    """RDP's where PLD certifies none."""
+    assert epsilon_person(MNIST, delta, 1) == epsilon(MNIST, delta).epsilon < math.inf
+    assert epsilon(MNIST, delta).accountant == ("pld" if delta == 1e-5 else "rdp")
 
 
 def test_without_sampling_k_images_are_k_times_the_sensitivity():

@@ -444,6 +444,19 @@ def test_no_microbatch_size_means_one_rule_that_shrinks_with_the_model(engine):
     assert 1 < grad_fn.microbatch_size < 2**26 / 2.6e6
 
 
+@pytest.mark.parametrize(("augmult", "views"), [(0, 1), (3, 3)])
+def test_no_microbatch_size_means_one_that_shrinks_with_what_is_kept_for_the_backward_pass_too(augmult, views):
+    """A tanh keeps its result: eight of them with 100,000 values each beside 3,000 parameters."""
+    model = nn.Sequential(nn.Linear(10, 300), *[nn.Tanh() for _ in range(8)])
+    wide = nn.Sequential(nn.Unflatten(-1, (-1, 10)), model, nn.Flatten(), nn.LazyLinear(1))
+    inputs = torch.randn(1, *([augmult] if augmult else []), 3330)
+    wide(inputs.reshape(views, 3330))  # gives the lazy layer its shape
+    grad_fn = clipped_grad(wide, lambda outputs: outputs.sum(1), clipping_norm=1.0, augmult=augmult, engine="func")
+    grad_fn(inputs)
+    kept = 8 * 333 * 300 * views
+    assert 0.7 * 2**26 / kept < grad_fn.microbatch_size <= 2**26 / kept
+
+
 @pytest.mark.parametrize(
     ("num_examples", "microbatch_size", "expected"),
     [

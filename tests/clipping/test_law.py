@@ -81,6 +81,15 @@ def test_standing_in_gives_every_tensor_its_own_memory_back(dtype):
     assert torch.equal(model[0].weight.grad, torch.ones(3, 4)) and model[0].bias.grad is None and len(model) == 3
 
 
+@pytest.mark.parametrize(("values", "moves"), [(1000 * torch.arange(4096.0), 118_242), (torch.zeros(4096), 0.1), (torch.empty(0, 3), 0.0)])
+def test_parameters_move_by_a_tenth_of_their_spread_and_by_a_tenth_where_they_have_none(values, moves):
+    """Enough that nothing hides behind zeros, and not so much that what a network computes with such weights is something else."""
+    model = nn.ParameterList([nn.Parameter(values.clone())])
+    with stand_in(model, None, shift_seed=3):
+        moved = (model[0].detach() - values).square().sum().div(max(values.numel(), 1)).sqrt().item()
+    assert moved == pytest.approx(moves, rel=0.1)
+
+
 class Turning(nn.Module):
     """Computes something else once it is told to."""
 
@@ -108,6 +117,43 @@ def test_a_model_that_computes_otherwise_later_is_found_when_it_is_verified(engi
         model.layer.weight.zero_()
     model.turned = False
     grad_fn.verify(3)
+
+
+class RemembersBatches(nn.Module):
+    """Keeps something of several images at once, never of one alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.kept = nn.Linear(4, 3), torch.zeros(())
+
+    def forward(self, x):
+        out = self.layer(x) + self.kept
+        if len(x) > 1:
+            self.kept = x.detach().mean()
+        return out
+
+
+class CountsBackwardPasses(nn.Module):
+    """Its outputs tell nothing; its gradients grow from call to call."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.count = nn.Linear(4, 3), 0
+        self.layer.weight.register_hook(self.grown)
+
+    def grown(self, grad):
+        self.count += 1
+        return grad * (1 + self.count / 10)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+@pytest.mark.parametrize("model", [RemembersBatches, CountsBackwardPasses])
+def test_what_a_model_remembers_of_batches_or_shows_in_gradients_alone_is_told_as_memory(model, engine):
+    with pytest.raises(InputError, match="another result after other images"):
+        clipped_grad(model(), lambda outputs: outputs.square().sum(1), clipping_norm=1.0, engine=engine)(torch.randn(3, 4))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -166,6 +212,20 @@ def test_a_hook_on_a_layer_behind_zeros_is_not_lost():
     with pytest.raises(InputError, match="at '0' .Linear. or before it.*engine=\"reference\""):
         clipped_grad(model, cross_entropy, clipping_norm=1.0)(torch.randn(2, 4), torch.tensor([0, 1]))
     assert clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="reference")(torch.randn(2, 4), torch.tensor([0, 1])).grad_norms.all()
+
+
+@pytest.mark.parametrize("angle", [1e-5, 1e-3])
+def test_a_gradient_that_is_turned_by_a_small_angle_is_not_lost(angle):
+    """Its norm tells nothing."""
+
+    def turned(grad):
+        pairs = grad.view(-1, 2)
+        return grad + angle * torch.stack([-pairs[:, 1], pairs[:, 0]], 1).view_as(grad)
+
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 3))
+    model[0].weight.register_hook(turned)
+    with pytest.raises(InputError, match="other gradients than plain autograd"):
+        clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="graph")(torch.randn(2, 4), torch.tensor([0, 1]))
 
 
 @pytest.mark.parametrize("engine", ["auto", *ENGINES])

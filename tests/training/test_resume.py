@@ -119,6 +119,12 @@ def test_a_start_that_was_killed_anywhere_is_finished_by_resume(tmp_path, die_at
     assert json.loads((folder / "privacy.json").read_text())["num_steps"] == 3 and not (folder / "key").exists()
 
 
+def test_the_certificate_of_an_unfinished_run_counts_every_update_that_is_planned(begun):
+    """It is shown as it is where the run never ends."""
+    claim = json.loads((begun / "privacy.json").read_text())
+    assert (claim["status"], claim["num_steps"]) == ("running", STEPS) and len(Ledger.open(begun / "ledger.jsonl").lines) < STEPS
+
+
 @pytest.mark.parametrize(
     "full_at", [("full ledger", 9, 0.5), ("full ledger", 12, 0.0), *[("full file", number, 0.5) for number in (5, 6, 7, 12)]], ids=str
 )

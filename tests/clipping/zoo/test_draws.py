@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad
+from sfumato.clipping.draws import _mix
 from sfumato.errors import InputError
 from tests.clipping.zoo.catalogue import BY_NAME, ENTRIES
 from tests.clipping.zoo.entry import Do
@@ -321,3 +322,17 @@ def test_one_number_for_each_row_is_each_row_s_own(engine):
     factors = seen(lambda x: x * torch.randn(x.shape[0], 1), torch.eye(400), engine)
     assert stats.kstest(factors.double().numpy(), "norm").pvalue > 1e-6
     assert len(factors.unique()) == 400
+
+
+def lowbias32(word):
+    """As its author prints it in C, for unsigned words: https://nullprogram.com/blog/2018/07/31/."""
+    word = (word ^ word >> 16) * 0x7FEB352D % 2**32
+    word = (word ^ word >> 15) * 0x846CA68B % 2**32
+    return word ^ word >> 16
+
+
+def test_words_are_mixed_by_the_published_bijection():
+    """One constant off, and two of all words may meet: with an even factor half of them do."""
+    words = [0, 1, 2**15, 2**31 - 1, 2**31, 2**32 - 1, *np.random.default_rng(0).integers(2**32, size=1000).tolist()]
+    signed = torch.tensor(words, dtype=torch.int64).to(torch.int32)  # as PyTorch wraps around
+    assert [word % 2**32 for word in _mix(signed).tolist()] == [lowbias32(word) for word in words]

@@ -8,10 +8,12 @@ import shutil
 import stat
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from scipy import stats
 
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.calibration import solve_noise_multiplier
@@ -114,6 +116,27 @@ def test_settings_are_drawn_evenly_and_independently():
     decays = [settings["ema.decay"] for settings in drawn]
     assert abs(sum(decays) / 2000 - 0.7) < 4 * 0.4 / math.sqrt(12 * 2000)
     assert 0.5 <= min(decays) < 0.51 and 0.89 < max(decays) < 0.9
+
+
+@pytest.mark.parametrize(
+    ("choices", "distribution"),
+    [
+        (Range(2, 5), stats.randint(2, 6)),  # whole numbers, both ends among them
+        (Range(0, 0.8), stats.uniform(0, 0.8)),  # one end is not whole
+        (Range(0.5, 4), stats.uniform(0.5, 3.5)),
+        (Range(0.25, 16.0, log=True), stats.loguniform(0.25, 16.0)),
+    ],
+)
+def test_a_range_is_drawn_from_evenly_to_both_ends(choices, distribution):
+    """By the draw's own distribution: at the p-th part of all uniform numbers stands its p-quantile."""
+    space, key = Space((Group("g", {"optimizer.learning_rate": choices}),)), "optimizer.learning_rate"
+    streams = Streams(bytes(32), {}, {})
+    drawn = np.sort([draw(recipe(), space, streams.stream("settings", i))[key] for i in range(1000)])
+    for p in (0.05, 0.3, 0.55, 0.8, 0.95):
+        below = np.searchsorted(drawn, distribution.ppf(p), side="right") / 1000
+        assert below == pytest.approx(distribution.cdf(distribution.ppf(p)), abs=4 * math.sqrt(p * (1 - p) / 1000))
+    least, most = distribution.support()
+    assert least <= drawn[0] and drawn[-1] <= most and drawn[-1] - drawn[0] > 0.95 * (most - least)
 
 
 def test_expected_cost_is_that_of_the_expected_number_of_trials():
