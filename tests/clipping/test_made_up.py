@@ -18,17 +18,25 @@ def test_images_have_the_shape_and_type_of_a_row_and_depend_on_nothing_but_the_s
     assert torch.equal(of((4,), examples=3), of((4,), examples=8)[:3])  # more of them change none
 
 
-def test_no_two_entries_of_an_image_and_no_two_images_are_alike():
-    """Alike, they would hide what mixes them up."""
-    images = of((3, 4, 5), torch.float64)
-    assert images.unique().numel() == images.numel()
+def test_entries_are_alike_where_those_of_real_images_are_and_nowhere_else():
+    """Alike, they would hide what mixes them up; never alike, what looks for equal values."""
+    images = of((3, 4, 5), torch.float64, examples=4)
+    for kind, values in enumerate(images):
+        assert (values.unique().numel() == values.numel()) == (kind != 1)
+    shades = 255 * images[1]
+    assert torch.equal(shades, shades.round()) and 0.3 < (shades == 0).double().mean() < 0.7
+
+
+def test_models_that_take_pixels_alone_are_shown_nothing_else():
+    images = made_up_images(4, 2, torch.zeros(1, 3, 20, 20), 5, only_pixels=True)
+    assert images.min() >= 0 and images.max() <= 1.1 and images.std(dim=(1, 2, 3, 4)).min() > 0.1
 
 
 def test_of_four_images_one_is_ordinary_one_dark_to_bright_one_far_beyond_and_one_large():
     ordinary, pixels, far, large = of((3, 40, 40), torch.float64, views=1)[4:, 0]
-    for values, mean, spread in ((ordinary, 0, 1), (pixels, 0.5, 12**-0.5), (far, 0, 300 / 3**0.5), (large, 0, 16)):
+    for values, mean, spread in ((ordinary, 0, 1), (pixels, 0.25, (1 / 6 - 1 / 16) ** 0.5), (far, 0, 300 / 3**0.5), (large, 0, 16)):
         assert values.std().item() == pytest.approx(spread, rel=0.05) and values.mean().item() == pytest.approx(mean, abs=0.1 * spread)
-    assert 0 <= pixels.min() < 0.01 and 0.99 < pixels.max() <= 1
+    assert pixels.min() == 0 and pixels.max() == 1
     assert -300 <= far.min() < -295 and 295 < far.max() <= 300
 
 
