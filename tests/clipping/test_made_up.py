@@ -24,7 +24,7 @@ def test_entries_are_alike_where_those_of_real_images_are_and_nowhere_else():
     for kind, values in enumerate(images):
         assert (values.unique().numel() == values.numel()) == (kind != 1)
     shades = 255 * images[1]
-    assert torch.equal(shades, shades.round()) and 0.3 < (shades == 0).double().mean() < 0.7
+    assert torch.allclose(shades, shades.round(), atol=1e-4) and 0.3 < (shades == 0).double().mean() < 0.7
 
 
 def test_models_that_take_pixels_alone_are_shown_nothing_else():
