@@ -370,6 +370,15 @@ class Interrupting(nn.Module):
 COUNT = []
 
 
+@pytest.fixture
+def interruptible():
+    """A shell starts what runs in the background with interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("at", range(1, 9))
 def test_an_interrupt_leaves_the_model_as_it_was(at):
     model = Interrupting(at)
