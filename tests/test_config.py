@@ -17,7 +17,7 @@ LEAST = {"data": {"name": "digits"}}
         ({**LEAST, "privacy": {"target_epsilom": 1.0}}, ["privacy.target_epsilom", "privacy.target_epsilon"]),
         ({**LEAST, "training": {"batchsize": 3}}, ["training.batchsize", "training.batch_size"]),
         ({}, ["data"]),
-        ({**LEAST, "privacy": {"target_epsilon": 0}}, ["privacy.target_epsilon", "greater than 0"]),
+        ({**LEAST, "privacy": {"target_epsilon": 0}}, ["privacy.target_epsilon", "greater than or equal to 0.000000001"]),
         ({**LEAST, "privacy": {"target_epsilon": float("nan")}}, ["privacy.target_epsilon"]),
         ({**LEAST, "privacy": {"delta": 1.0}}, ["privacy.delta", "less than 1"]),
         ({**LEAST, "privacy": {"clipping_norm": -1}}, ["privacy.clipping_norm"]),

@@ -82,7 +82,7 @@ class PrivacyConfig(Section):
     target_epsilon: Annotated[float, Field(ge=1e-9, allow_inf_nan=False)] | None = None
     """Below 1e-9, rounding is no longer small beside it."""
     delta: Annotated[float, Field(ge=1e-100, lt=1)] | None = None
-    noise_multiplier: Literal[0] | Annotated[float, Field(ge=1e-3, le=1e12)] | None = None
+    noise_multiplier: Literal[0] | Annotated[float, Field(ge=1e-12, le=1e12)] | None = None
     """0, or what can be computed with."""
     clipping_norm: Annotated[float, Field(ge=1e-12, allow_inf_nan=False)] = 1.0
     """Below 1e-12 the squares of a gradient's entries vanish in float32, and it would not be clipped."""

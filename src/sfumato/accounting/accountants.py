@@ -11,6 +11,8 @@ from sfumato.accounting.rdp import epsilon_rdp
 from sfumato.accounting.selection import Selection, epsilon_of_best
 from sfumato.errors import InputError
 
+# Below, one step may spend half a million, and the numerics of it take memory without bound; infinity is above that.
+_LEAST_NOISE = 1e-3
 _CURVE_POINTS = 30
 # A curve takes PLD at every point where one costs at most this; else RDP before the last.
 _CURVE_SECONDS = 0.05
@@ -75,8 +77,8 @@ def _epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection) -
 def _epsilon(mechanism: Mechanism, delta: float, accountant: Accountant) -> Spent:
     if mechanism.num_steps == 0:
         return Spent(0.0, 0.0, 0.0 if accountant == "pld" else None, accountant)
-    if mechanism.noise_multiplier == 0:
-        return Spent(math.inf, math.inf, None, "rdp", "without noise no epsilon is finite.")
+    if mechanism.noise_multiplier < _LEAST_NOISE:
+        return Spent(math.inf, math.inf, None, "rdp", "without noise, or with next to none, no finite epsilon is stated.")
     numbers = (mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps, delta)
     by_rdp = epsilon_rdp(*numbers)
     if accountant == "rdp":
@@ -118,7 +120,7 @@ class EpsilonCurve:
 
 
 def _is_cheap(mechanism: Mechanism) -> bool:
-    if mechanism.sampling_prob == 1 or mechanism.num_steps == 0 or mechanism.noise_multiplier == 0:
+    if mechanism.sampling_prob == 1 or mechanism.num_steps == 0 or mechanism.noise_multiplier < _LEAST_NOISE:
         return True
     cost = Cost.of(mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps)
     return cost.seconds(cost.interval) <= _CURVE_SECONDS
