@@ -94,6 +94,7 @@ TESTS = {
     **{f"clipping/{name}.py": _OF_LAW for name in ("law", "made_up", "row_dimension", "stand_in")},
     "clipping/rules/": _tests("clipping", "rules layers totals graph_engine"),
     "training/": [*_OF_TRAINING, *_tests("cli", "cli"), *_RESUMED],
+    "training/loop.py": [*_OF_TRAINING, *_RESUMED, *_tests("training", "replay"), *_tests("cli", "cli")],
     "run_folder.py": ["tests/test_run_folder.py", *_tests("training", "session"), *_RESUMED],
     "data/poisson.py": _tests("data", "poisson") + _tests("training", "step"),
     "randomness.py": ["tests/test_randomness.py", *_tests("data", "poisson"), *_tests("training", "noise")],

@@ -7,7 +7,18 @@ import torch
 
 from sfumato.errors import MachineError
 from sfumato.training.loop import said_when_long
-from sfumato.training.microbatch import find_microbatch_size
+from sfumato.training.microbatch import default_microbatch_size, find_microbatch_size
+
+
+@pytest.mark.parametrize("augmult", [0, 1, 4, 16])
+@pytest.mark.parametrize("num_parameters", [100, 130_000, 500_000, 2_000_000, 2_200_000, 30_000_000, 10**9])
+def test_gradients_of_a_microbatch_take_64_mb_where_8_to_128_examples_may_do_so(num_parameters, augmult):
+    """More views take more memory beside their mean gradient, from four on."""
+    size = default_microbatch_size(num_parameters, augmult)
+    taken = 4 * num_parameters * size * max(1, augmult // 4)
+    assert size in (8, 16, 32, 64, 128)
+    assert taken <= 2**26 or size == 8
+    assert 2 * taken > 0.9 * 2**26 or size == 128
 
 
 class Machine:
