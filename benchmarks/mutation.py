@@ -78,7 +78,7 @@ _RESUMED = [
 _OF_LAW = _tests("clipping", "made_up law row_dimension checks clipped_grad") + _tests("clipping/zoo", "zoo")
 _OF_TRAINING = _tests(
     "training",
-    "certificate defaults resolve evaluation microbatch state trained noise session draws norm_histogram workers augtest step environment",
+    "certificate defaults resolve learner evaluation microbatch state trained noise session draws norm_histogram workers augtest step environment",
 )
 
 _WITH_TESTS_OF_THEIR_OWN = ("calibration", "pld", "rdp", "selection", "tan")

@@ -1,0 +1,50 @@
+"""The learner of a run, beside what its parts promise by themselves: models that draw random numbers."""
+
+import pytest
+import torch
+from torch import nn
+
+from sfumato.config import DataConfig, parse
+from sfumato.data import datasets
+from sfumato.randomness import Streams
+from sfumato.training.learner import build_learner
+from sfumato.training.resolve import resolve
+from sfumato.training.step import draw
+
+
+def drops(channels, num_classes, **options):
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64 * channels, num_classes))
+
+
+class Update:
+    """Sums of one update by learners that cut it into microbatches in their own way."""
+
+    def __init__(self, augmult):
+        self.dataset = datasets.load(DataConfig(name="digits"), None, lambda text: None)
+        self.recipe = {
+            "data": {"name": "digits"},
+            "model": {"name": f"{__name__}:drops"},
+            "augmentation": {"kind": "flip" if augmult else "none", "augmult": augmult},
+            "privacy": {"noise_multiplier": 1.0, "delta": 1e-4},
+        }
+
+    def sum(self, microbatch_size, model_key):
+        training = {"batch_size": 16, "num_steps": 2, "microbatch_size": microbatch_size, "engine": "graph"}
+        plan = resolve(parse({**self.recipe, "training": training}), self.dataset.facts)
+        learner = build_learner(plan, self.dataset, torch.device("cpu"), None, trust=[__name__])
+        streams = Streams(bytes(32), {}, {})
+        learner.initialise(streams.stream("weights").uint64(1))
+        indices = torch.arange(3, 40, 2).numpy()
+        randomness = draw(plan.mechanism, indices, learner.views, streams.stream("views"), streams.stream(model_key))
+        grad_sum, _ = learner.collect(self.dataset.train, randomness, 1)
+        return torch.cat([value.flatten() for value in grad_sum.values()])
+
+
+@pytest.mark.parametrize("augmult", [0, 2])
+def test_what_a_model_draws_in_an_update_follows_from_the_update_s_key_however_it_is_cut_into_microbatches(augmult):
+    update = Update(augmult)
+    whole = update.sum(32, "a key")
+    assert whole.norm() > 0
+    assert torch.equal(update.sum(32, "a key"), whole)
+    assert (update.sum(5, "a key") - whole).norm() < 1e-5 * whole.norm()
+    assert (update.sum(32, "another") - whole).norm() > 0.1 * whole.norm()
