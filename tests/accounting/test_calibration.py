@@ -100,6 +100,24 @@ def test_what_takes_long_is_asked_a_few_times_after_a_search_by_what_does_not(ru
     assert 0 < len(asked) <= 13
 
 
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("target", [0.5, 2.93, 8.0])
+def test_a_search_starts_near_its_answer(run, target, monkeypatch):
+    """From anywhere in a range of a billion steps it would ask for up to 60."""
+    asked = []
+    monkeypatch.setattr(calibration, "epsilon", lambda *given: asked.append(given) or epsilon(*given))
+    n, batch, steps, delta, sigma = run
+    budget = {"num_examples": n, "target_epsilon": target, "delta": delta, "accountant": "rdp"}
+    for solve, given in (
+        (solve_noise_multiplier, {"batch_size": batch, "num_steps": steps}),
+        (solve_num_steps, {"batch_size": batch, "noise_multiplier": sigma}),
+        (solve_batch_size, {"num_steps": steps, "noise_multiplier": sigma}),
+    ):
+        asked.clear()
+        solve(**budget, **given)
+        assert 0 < len(asked) <= 30
+
+
 @pytest.mark.parametrize("target", [0.0, -1.0, math.nan, math.inf])
 def test_an_impossible_epsilon_is_refused(target):
     with pytest.raises(InputError, match="epsilon must be positive"):
