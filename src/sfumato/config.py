@@ -229,6 +229,18 @@ def parse(values: dict[str, Any]) -> Recipe:
         raise InputError(_explain(error)) from None
 
 
+def why_impossible(key: str, value: Any) -> str | None:
+    """Why no recipe can have this value of a known "section.key", whatever its other keys say; None if one can."""
+    section, _, name = key.partition(".")
+    own = {section: {name: value}}
+    try:
+        Recipe.model_validate({"data": {"name": "digits"}, **own})
+    except pydantic.ValidationError as error:
+        reasons = [found["msg"] for found in error.errors(include_url=False) if found["loc"][:2] == (section, name)]
+        return ", or ".join(dict.fromkeys(reason[0].lower() + reason[1:] for reason in reasons)) or None
+    return None
+
+
 def read(path: Path) -> dict[str, Any]:
     """The nested dictionaries of a TOML file, not yet validated.
 

@@ -197,6 +197,16 @@ def test_going_on_with_a_strangers_folder_never_writes_where_a_link_leads(owned,
     assert "symbolic link" in line and mine.read_text() == "precious\n"
 
 
+@pytest.mark.parametrize("name", ["search.json", "recipe.toml", "study.db"])
+def test_a_search_in_a_strangers_folder_never_writes_where_a_link_leads(capsys, tmp_path, name):
+    mine, folder = tmp_path / "mine", tmp_path / "theirs"
+    mine.write_text("precious\n")
+    folder.mkdir()
+    (folder / name).symlink_to(mine)
+    line = refused(capsys, "search", "demo/digits", "--trials", "1", "--output", folder)
+    assert "symbolic link" in line and mine.read_text() == "precious\n"
+
+
 def test_a_dry_run_counts_the_images_of_each_person_as_the_run_does(owned, capsys, tmp_path):
     _, images = owned
     words = ["train", "image-folder", "--data-root", images, "--epsilon", 8, *SHORT, "--set", r"data.group_by=/(\d)", "--set", "data.image_size=8"]

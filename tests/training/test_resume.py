@@ -270,6 +270,15 @@ def test_an_altered_certificate_of_a_finished_run_is_refused(finished, tmp_path,
     assert faults.run(command(folder, "--resume"), log=log) == 2 and "states another" in log.read_text()
 
 
+@pytest.mark.parametrize(("factor", "status"), [(1 + 1e-9, 0), (1 - 1e-5, 2), (1 + 1e-5, 2)])
+def test_a_finished_run_s_epsilon_may_differ_in_its_last_digits_alone(finished, tmp_path, factor, status):
+    """Another machine's logarithms may round otherwise."""
+    folder, log = tmp_path / "run", tmp_path / "log"
+    shutil.copytree(finished, folder)
+    alter(folder / "privacy.json", epsilon=json.loads((folder / "privacy.json").read_text())["epsilon"] * factor)
+    assert faults.run(command(folder, "--resume"), log=log) == status, log.read_text()
+
+
 def alter(path, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 

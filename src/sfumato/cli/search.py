@@ -16,7 +16,7 @@ from sfumato.cli.simulate import parse_seeds
 from sfumato.cli.train import find_recipe, override, trust_options, trusted_modules
 from sfumato.errors import InputError
 from sfumato.reporting import formats
-from sfumato.run_folder import write_atomically, write_json
+from sfumato.run_folder import refuse_links, write_atomically, write_json
 
 
 def search(
@@ -98,6 +98,7 @@ def search(
     )
     dataset = datasets.load(looked_at, data_root, output.note)
     trials_folder = folder / ".sfumato-trials"
+    refuse_links(folder)
     trials_folder.mkdir(parents=True, exist_ok=True)
     url = storage or f"sqlite:///{folder / 'study.db'}"
 

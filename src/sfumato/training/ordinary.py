@@ -28,8 +28,8 @@ class OrdinaryStep:
         views: Views,
         microbatch_size: int,
         max_grad_norm: float | None,
-        precision: str = "float32",
-        compile: bool = False,
+        precision: str,
+        compile: bool,
     ) -> None:
         self.model: Any = torch.compile(model) if compile else model
         self.precision = precision

@@ -85,6 +85,13 @@ def test_a_file_gives_groups_in_order_with_lists_and_ranges(tmp_path):
         ('[a]\n"optimizer.learning_rate" = {low = 0.0, high = 0.8, log = true}', "neither a list of values nor a range"),
         ('[a]\n"ema.decay" = [0.9]\n[b]\n"ema.decay" = [0.99]', "in two groups"),
         ("[a", "is not valid TOML"),
+        ('[a]\n"ema.decay" = [0.9, "high"]', "ema.decay = 'high' is not possible"),
+        ('[a]\n"optimizer.momentum" = {low = 0.0, high = 2.0}', "less than or equal to 1"),
+        ('[a]\n"augmentation.augmult" = {low = 1.0, high = 8.0}', "valid integer"),
+        ('[a]\n"augmentation.kind" = ["rcc"]', "augmentation.kind = 'rcc' is not possible"),
+        ('[a]\n"model.options.width.x" = [1, 2]', "no key of a recipe"),
+        ('[a]\n"model.options.width" = [[1]]', "model.options.width"),
+        ('[a]\n"ema.decay" = {low = 0.0, high = inf}', "neither a list of values nor a range"),
     ],
 )
 def test_a_bad_space_is_refused_by_name(tmp_path, text, says):

@@ -38,6 +38,12 @@ class Range:
     high: float
     log: bool = False
 
+    def ends(self) -> list[float]:
+        """The least and the largest number that may be drawn; of real numbers, hardly any that is drawn is a whole one."""
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return [self.low, self.high]
+        return [math.nextafter(self.low, math.inf), math.nextafter(self.high, -math.inf)]
+
 
 @dataclasses.dataclass(frozen=True)
 class Group:
@@ -105,6 +111,9 @@ def read_space(path: Path) -> Space:
         _refuse_key(path, key)
         if keys.count(key) > 1:
             raise InputError(f"{path} names {key} in two groups. Leave it in one.")
+    for group in groups:
+        for key, values in group.choices.items():
+            _refuse_values(path, key, values)
     return Space(tuple(groups))
 
 
@@ -125,11 +134,22 @@ def _choices(path: Path, key: str, values: Any) -> list[Any] | Range:
     if isinstance(values, dict):
         try:
             found = Range(**values)
-            if found.low < found.high and (found.low > 0 or not found.log):
+            if -math.inf < found.low < found.high < math.inf and (found.low > 0 or not found.log):
                 return found
         except TypeError:
             pass
     raise InputError(f"{path}: {key} = {values!r} is neither a list of values nor a range such as {{low = 0.5, high = 16.0, log = true}}. Write one.")
+
+
+def _refuse_values(path: Path, key: str, values: list[Any] | Range) -> None:
+    """A value that its key cannot take would fail in every trial that draws it."""
+    tried: list[Any] = values.ends() if isinstance(values, Range) else values
+    of_options = key.startswith("model.options.")
+    for value in tried:
+        reason = config.why_impossible("model.options", {key.split(".")[2]: value}) if of_options else config.why_impossible(key, value)
+        if reason is not None:
+            shown = dataclasses.asdict(values) if isinstance(values, Range) else value
+            raise InputError(f"{path}: {key} = {shown!r} is not possible: {reason}. Correct it.")
 
 
 _ALLOWED = ("model", "augmentation", "optimizer", "ema")
@@ -146,7 +166,8 @@ def _refuse_key(path: Path, key: str) -> None:
     if section in ("data", "run"):
         raise InputError(f"{path}: {key} cannot be searched: every trial must see the same images and seeds. Leave it out.")
     near = [known for known in config.known_keys() if known.startswith(_ALLOWED)]
-    if key not in near and not key.startswith("model.options."):
+    an_option = key.startswith("model.options.") and key.count(".") == 2
+    if key not in near and not an_option:
         raise InputError(f"{path}: {key} is no key of a recipe. {config.nearest(key, near)}")
 
 
