@@ -19,8 +19,8 @@ from sfumato import cli
 from tests.cli.test_cli import call, json_of, refused
 from tests.training import faults
 from tests.training.test_resume import wait_for_step
-from tests.training.test_trained import AUGMENTATION, write_run
-from tests.training.test_trained import recipe as model_recipe
+from tests.evaluation.test_trained import AUGMENTATION, write_run
+from tests.evaluation.test_trained import recipe as model_recipe
 
 SHORT = ["--set", "training.num_steps=2", "--set", "training.batch_size=32", "--set", "training.engine=reference", "--accountant", "rdp"]
 NET = """

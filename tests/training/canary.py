@@ -16,7 +16,7 @@ from torch import nn
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping import clipped_grad
 from sfumato.data.dataset import ImageSet
-from sfumato.data.poisson import poisson_batch
+from sfumato.data.sampling import poisson_batch
 from sfumato.randomness import Streams
 from sfumato.training.step import PrivateStep, Views, draw
 

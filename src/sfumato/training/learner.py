@@ -11,13 +11,13 @@ import torch
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.identity import identity
 from sfumato.data.dataset import Dataset, ImageSet
+from sfumato.evaluation.objective import Objective
 from sfumato.models import registry
+from sfumato.planning.resolve import Plan
 from sfumato.randomness import Stream
 from sfumato.training.allocator import keep_freed_memory
 from sfumato.training.microbatch import default_microbatch_size, find_microbatch_size
-from sfumato.training.objective import Objective
-from sfumato.training.ordinary import OrdinaryStep
-from sfumato.training.resolve import Plan
+from sfumato.training.nonprivate import OrdinaryStep
 from sfumato.training.state import State
 from sfumato.training.step import PrivateStep, Randomness, Statistics, Views
 from sfumato.training.workers import Workers, workers_for

@@ -7,7 +7,7 @@ import torch
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping.clipped_grad import ClippedGrad, GradFn
-from sfumato.clipping.engine import add_to
+from sfumato.clipping.protocol import add_to
 from sfumato.config import AugmentationConfig, AugmentationKind
 from sfumato.data.augmentation import augment
 from sfumato.data.dataset import ImageSet
