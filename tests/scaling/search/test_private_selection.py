@@ -246,7 +246,7 @@ def test_all_that_is_published_bears_the_time_of_the_start_after_crashes_too(tmp
     def killed(*arguments, **options):
         raise KeyboardInterrupt
 
-    for crash in ("write_anew", "set_times", "os.rename", "run_folder.delete_key", "shutil.rmtree"):
+    for crash in ("write_anew", "set_times", "os.rename", "key_file.delete_key", "shutil.rmtree"):
         folder = tmp_path / crash
         with monkeypatch.context() as patch:
             patch.setattr(f"sfumato.scaling.search.private_selection.{crash}", killed)
