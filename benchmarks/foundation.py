@@ -56,8 +56,9 @@ def overhead() -> dict[str, Any]:
     from sfumato import randomness
     from sfumato.accounting.mechanism import Mechanism
     from sfumato.data.sampling import poisson_batch
+    from sfumato.data.views import Views
     from sfumato.evaluation.trained import load_run
-    from sfumato.training.step import Views, draw
+    from sfumato.training.step import draw
 
     steps = 40
     _, folder, line = train_briefly(f"--set=training.evaluate_every={steps}", steps=steps)

@@ -12,7 +12,7 @@ _PUBLIC = {
     "epsilon": "sfumato.accounting.accountants",
     "load_run": "sfumato.evaluation.trained",
     "new_key": "sfumato.randomness",
-    "plan": "sfumato.planning.solve",
+    "plan": "sfumato.scaling.plan",
     "poisson_batch": "sfumato.data.sampling",
     "train": "sfumato.training.run",
 }

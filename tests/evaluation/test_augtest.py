@@ -9,9 +9,9 @@ from torch import nn
 
 from sfumato.data.augmentation import augment
 from sfumato.data.dataset import ImageSet
+from sfumato.data.views import Views
 from sfumato.evaluation.augtest import _public_bits, augtest, decide_together
 from sfumato.evaluation.scores import predict_logits, score
-from sfumato.training.step import Views
 
 FLIP = Views("flip", 2, 0)
 KEYS = ("test_accuracy_augtest_vote", "test_accuracy_augtest_mean")

@@ -12,7 +12,17 @@ from sfumato.errors import InputError
 from sfumato.evaluation.trained import load_run
 from sfumato.models import build
 
-AUGMENTATION = '[augmentation]\nkind = "none"\naugmult = 0\npadding = 4\n'
+RESOLVED = """[augmentation]
+kind = "none"
+augmult = 0
+padding = 4
+[optimizer]
+name = "sgd"
+learning_rate = 2.0
+[training]
+batch_size = 16
+num_steps = 3
+"""
 FACTS = {"classes": ["a", "b"], "mean": [0.5], "std": [0.5], "image_size": 8, "channels": 1}
 
 
@@ -22,7 +32,7 @@ def write_run(folder, recipe=None, facts=None, tensors=None, raw=None):
     weights = build("small_cnn", image_size=8, channels=1, num_classes=2, seed=0).state_dict() if tensors is None else tensors
     metadata = {
         "sfumato": json.dumps({**FACTS, **(facts or {})}),
-        "recipe": recipe or f'[data]\nname = "digits"\n{AUGMENTATION}[model]\nname = "small_cnn"\n',
+        "recipe": recipe or f'[data]\nname = "digits"\n{RESOLVED}[model]\nname = "small_cnn"\n',
     }
     save_file(weights, folder / "model.safetensors", {**metadata, **(raw or {})})
     return folder
@@ -30,7 +40,7 @@ def write_run(folder, recipe=None, facts=None, tensors=None, raw=None):
 
 def recipe(name, **options):
     lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in options.items())
-    return f'[data]\nname = "digits"\n{AUGMENTATION}[model]\nname = "{name}"\n[model.options]\n{lines}'
+    return f'[data]\nname = "digits"\n{RESOLVED}[model]\nname = "{name}"\n[model.options]\n{lines}'
 
 
 @pytest.fixture
@@ -111,7 +121,7 @@ def test_an_impossible_architecture_is_refused_in_one_line(tmp_path, options):
 
 
 def test_where_images_lie_is_not_taken_from_a_file(tmp_path):
-    run = write_run(tmp_path / "run", f'[data]\nname = "folder"\npath = "{tmp_path}"\n{AUGMENTATION}[model]\nname = "small_cnn"\n')
+    run = write_run(tmp_path / "run", f'[data]\nname = "folder"\npath = "{tmp_path}"\n{RESOLVED}[model]\nname = "small_cnn"\n')
     assert load_run(run).recipe.data.path is None
 
 

@@ -3,10 +3,10 @@
 import pytest
 
 from sfumato import config
+from sfumato.config import releasing_keys
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
 from sfumato.planning.resolve import resolve
-from sfumato.run_folder.session import result_keys
 
 
 def plan_of(image_size, **augmentation):
@@ -39,6 +39,6 @@ def test_views_that_cannot_be_made_are_refused():
 
 
 def test_testing_with_views_changes_no_release():
-    keys = [result_keys(plan_of(32, kind="rrc", test_views=number).recipe) for number in (0, 8)]
+    keys = [releasing_keys(plan_of(32, kind="rrc", test_views=number).recipe) for number in (0, 8)]
     assert keys[0] == keys[1]
-    assert keys[0] != result_keys(plan_of(32, kind="simclr").recipe)
+    assert keys[0] != releasing_keys(plan_of(32, kind="simclr").recipe)

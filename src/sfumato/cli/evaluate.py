@@ -22,10 +22,10 @@ def evaluate(
 ) -> None:
     """Scores the averaged weights on the run's held-out images. These numbers are not private."""
     from sfumato.data import loading as datasets
+    from sfumato.data.views import Views
     from sfumato.evaluation.augtest import augtest
     from sfumato.evaluation.scores import predict_logits, score
     from sfumato.evaluation.trained import load_run
-    from sfumato.training.step import Views
 
     trained = load_run(run, trust or ())
     if data_root is None and (noted := read_data_root(run)) is not None:

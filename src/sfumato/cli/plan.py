@@ -40,8 +40,8 @@ def plan(
     if devices < 1 or (throughput is not None and not throughput > 0):
         raise InputError(f"--throughput must be above 0 and --devices at least 1, not {throughput} and {devices}.")
     from sfumato.accounting.mechanism import Mechanism
-    from sfumato.planning.solve import plan as solve
     from sfumato.scaling import equal_noise as trade
+    from sfumato.scaling.plan import plan as solve
 
     facts = solve(num_examples, delta, accountant, **given)
     mechanism = Mechanism(num_examples, facts["batch_size"], facts["noise_multiplier"], facts["num_steps"])

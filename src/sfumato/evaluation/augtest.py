@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from sfumato.data.augmentation import augment
 from sfumato.data.dataset import ImageSet
+from sfumato.data.views import Views
 from sfumato.randomness import Streams, key_from_seed
-from sfumato.training.step import Views
 
 
 @torch.no_grad()

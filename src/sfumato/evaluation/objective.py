@@ -20,17 +20,17 @@ class Objective:
 
     class_proportions: tuple[float, ...] | None = None
 
-    def _log_prior(self, outputs: torch.Tensor) -> torch.Tensor:
-        assert self.class_proportions is not None
-        shares = torch.tensor(self.class_proportions, dtype=outputs.dtype, device=outputs.device)
-        return torch.log(shares / shares.mean())
-
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """One loss per row: (rows, classes), (rows,) -> (rows,)."""
         if self.class_proportions is not None:
-            outputs = outputs + self._log_prior(outputs)
+            outputs = outputs + _log_prior(self.class_proportions, outputs)
         return F.cross_entropy(outputs, labels, reduction="none")
 
     def decision_logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """What the decision takes the largest of: (rows, classes)."""
-        return outputs if self.class_proportions is None else outputs - self._log_prior(outputs)
+        return outputs if self.class_proportions is None else outputs - _log_prior(self.class_proportions, outputs)
+
+
+def _log_prior(class_proportions: tuple[float, ...], outputs: torch.Tensor) -> torch.Tensor:
+    shares = torch.tensor(class_proportions, dtype=outputs.dtype, device=outputs.device)
+    return torch.log(shares / shares.mean())

@@ -23,7 +23,7 @@ class Trained:
     """The averaged weights of a run in evaluation mode, and what using them needs."""
 
     model: nn.Module
-    recipe: config.Recipe
+    recipe: config.ResolvedRecipe
     objective: Objective
     classes: tuple[str, ...]
     mean: tuple[float, ...]
@@ -67,7 +67,7 @@ def load_run(folder: Path, trust: Collection[str] = ()) -> Trained:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
             facts = _Facts.model_validate_json(metadata["sfumato"])
-            recipe = config.shareable(config.parse(tomllib.loads(metadata["recipe"])))
+            recipe = config.shareable(config.parse_resolved(tomllib.loads(metadata["recipe"])))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (safe_open is no mapping)
         normalisation(facts.mean, facts.std, facts.channels, ((), ()))
         check_proportions(recipe.data, len(facts.classes))
@@ -75,9 +75,7 @@ def load_run(folder: Path, trust: Collection[str] = ()) -> Trained:
             raise damaged
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
         raise damaged from None
-    name, augmentation = recipe.model.name, recipe.augmentation
-    if name is None or None in (augmentation.kind, augmentation.augmult, augmentation.padding):  # a run's recipe is resolved
-        raise damaged
+    name = recipe.model.name
     shape = {"image_size": facts.image_size, "channels": facts.channels, "num_classes": len(facts.classes)}
     build = functools.partial(registry.build, name, **shape, options=recipe.model.options, seed=0, trust=trust)
     if registry.imported_module(name) is None:

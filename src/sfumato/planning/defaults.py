@@ -7,7 +7,7 @@ budget; never on an image or a label. docs/defaults.md tells how they were chose
 import dataclasses
 from typing import Any
 
-from sfumato.config import Recipe, delta_default
+from sfumato.config import FilledRecipe, Recipe, delta_default
 from sfumato.data.catalogue import Facts
 
 
@@ -20,7 +20,7 @@ class Choice:
     why: str
 
 
-def fill_in(recipe: Recipe, facts: Facts) -> tuple[Recipe, list[Choice]]:
+def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
     """Fills in everything but the quantity that calibration solves for.
 
     Returns:
@@ -60,7 +60,7 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[Recipe, list[Choice]]:
         choose("optimizer", "beta2", 0.999, usual)
         choose("optimizer", "adam_epsilon", 1e-8, usual)
         choose("optimizer", "learning_rate", 0.01, "Adam moves each weight by about this much, whatever the size of its gradients")
-    return Recipe.model_validate(values), choices
+    return FilledRecipe.model_validate(values), choices
 
 
 def default_batch_size(num_examples: int) -> int:

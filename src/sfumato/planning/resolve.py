@@ -5,10 +5,11 @@ import dataclasses
 from sfumato.accounting import printed
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection
-from sfumato.config import AugmentationConfig, PrivacyConfig, Recipe
+from sfumato.config import PrivacyConfig, Recipe, ResolvedAugmentation, ResolvedPrivacy, ResolvedRecipe, parse_resolved
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
 from sfumato.planning.defaults import Choice, fill_in
+from sfumato.planning.solve import Budget, Solved, solve
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Plan:
         warnings: Lines the user should read.
     """
 
-    recipe: Recipe
+    recipe: ResolvedRecipe
     mechanism: Mechanism
     private: bool
     why_not_private: str | None
@@ -33,8 +34,15 @@ class Plan:
 
     @property
     def delta(self) -> float:
-        assert self.recipe.privacy is not None and self.recipe.privacy.delta is not None
-        return self.recipe.privacy.delta
+        """Of a recipe with a budget."""
+        return self.privacy.delta
+
+    @property
+    def privacy(self) -> ResolvedPrivacy:
+        """The budget of a recipe that has one."""
+        if self.recipe.privacy is None:
+            raise AttributeError("an ordinary run has no budget")
+        return self.recipe.privacy
 
     @property
     def selection(self) -> Selection | None:
@@ -57,14 +65,11 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     Raises:
         InputError: If the budget is impossible or incomplete.
     """
-    from sfumato.accounting import calibration
-
     recipe, choices = fill_in(recipe, facts)
     _refuse_impossible_views(recipe.augmentation, facts.image_size)
     n = facts.num_examples
     privacy, training, optimizer = recipe.privacy, recipe.training, recipe.optimizer
     warnings: list[str] = []
-    assert optimizer.learning_rate is not None
     if optimizer.name != "sgd" and optimizer.learning_rate >= 0.1:
         warnings.append(
             f"optimizer.learning_rate = {optimizer.learning_rate:g} is a rate for sgd: {optimizer.name} moves every weight by about that much "
@@ -76,13 +81,11 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
                 "training.norm_histogram_every needs the gradient of each image, which training without a [privacy] section does not compute. "
                 "Leave it out."
             )
-        assert training.batch_size is not None and training.num_steps is not None
-        mechanism = Mechanism(n, min(training.batch_size, n), 0.0, training.num_steps, "shuffled")
-        return Plan(recipe, mechanism, False, "the recipe has no [privacy] section: this is ordinary training", choices, warnings)
+        ordinary = parse_resolved(recipe.model_dump())
+        mechanism = Mechanism(n, min(ordinary.training.batch_size, n), 0.0, ordinary.training.num_steps, "shuffled")
+        return Plan(ordinary, mechanism, False, "the recipe has no [privacy] section: this is ordinary training", choices, warnings)
 
     target, sigma, delta = privacy.target_epsilon, privacy.noise_multiplier, privacy.delta
-    batch_size, num_steps = training.batch_size, training.num_steps
-    assert delta is not None
     if delta > 1 / n:
         warnings.append(
             f"delta = {printed.delta(delta)} is more than 1/N = {1 / n:.3g}: publishing one image at random would satisfy it. Choose a smaller delta."
@@ -91,8 +94,8 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
         raise InputError(
             "the recipe states no budget: give --epsilon E (smaller is more private; 1 is strong, 3 usual, 8 weak), or privacy.noise_multiplier."
         )
-    if batch_size is not None and batch_size > n:
-        raise InputError(f"training.batch_size = {batch_size} is more than the {n} training images. Choose a smaller one.")
+    if training.batch_size is not None and training.batch_size > n:
+        raise InputError(f"training.batch_size = {training.batch_size} is more than the {n} training images. Choose a smaller one.")
     if privacy.max_images_per_person is not None and privacy.sampling == "shuffled":
         raise InputError('privacy.max_images_per_person needs privacy.sampling = "poisson": no epsilon is known for shuffled batches.')
     selection = _selection(privacy)
@@ -100,52 +103,36 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     if target is not None and sigma == 0:
         raise InputError("noise_multiplier 0 has no finite epsilon, so it cannot meet a target_epsilon. Leave one of them out.")
 
+    budget = Budget(n, delta, target, training.batch_size, training.num_steps, sigma, privacy.accountant, selection)
+    mechanism, solved_for = solve(budget)
     if target is not None:
-        if sigma is None:
-            assert batch_size is not None and num_steps is not None
-            sigma = calibration.solve_noise_multiplier(
-                batch_size=batch_size,
-                num_steps=num_steps,
-                num_examples=n,
-                target_epsilon=target,
-                delta=delta,
-                accountant=privacy.accountant,
-                selection=selection,
-            )
-            choices.append(Choice("privacy.noise_multiplier", sigma, f"the least noise within epsilon {printed.epsilon(target)}"))
+        if solved_for is not None:
+            key, why = _SOLVED[solved_for]
+            choices.append(Choice(key, getattr(mechanism, solved_for), f"{why} within epsilon {printed.epsilon(target)}"))
         elif selection is not None:
-            if batch_size is None or num_steps is None:
-                raise InputError("for a run selected from others only the noise is solved for. Give training.batch_size and training.num_steps.")
-            _refuse_overspent_selection(Mechanism(n, batch_size, sigma, num_steps), target, delta, selection)
-        elif batch_size is None:
-            assert num_steps is not None
-            batch_size = calibration.solve_batch_size(
-                num_steps=num_steps, noise_multiplier=sigma, num_examples=n, target_epsilon=target, delta=delta, accountant=privacy.accountant
-            )
-            choices.append(Choice("training.batch_size", batch_size, f"the largest batch within epsilon {printed.epsilon(target)}"))
-        elif num_steps is None or cut_to_target:
-            most = calibration.solve_num_steps(
-                batch_size=batch_size, noise_multiplier=sigma, num_examples=n, target_epsilon=target, delta=delta, accountant=privacy.accountant
-            )
-            if num_steps is None:
-                choices.append(Choice("training.num_steps", most, f"the most updates within epsilon {printed.epsilon(target)}"))
-            elif num_steps > most:
+            _refuse_overspent_selection(mechanism, target, delta, selection)
+        elif cut_to_target:
+            most, _ = solve(dataclasses.replace(budget, num_steps=None))
+            if mechanism.num_steps > most.num_steps:
                 warnings.append(
-                    f"only {most} of {num_steps} steps fit epsilon {printed.epsilon(target)}: the run stops there. "
+                    f"only {most.num_steps} of {mechanism.num_steps} steps fit epsilon {printed.epsilon(target)}: the run stops there. "
                     "Raise the noise or the target for more."
                 )
-            num_steps = most if num_steps is None else min(num_steps, most)
-
-    assert batch_size is not None and num_steps is not None and sigma is not None
-    resolved = recipe.model_copy(
-        update={
-            "privacy": privacy.model_copy(update={"noise_multiplier": sigma}),
-            "training": training.model_copy(update={"batch_size": batch_size, "num_steps": num_steps}),
-        }
-    )
-    mechanism = Mechanism(n, batch_size, sigma, num_steps, privacy.sampling)
+                mechanism = most
+    mechanism = mechanism.replace(sampling=privacy.sampling)
+    values = recipe.model_dump()
+    values["privacy"]["noise_multiplier"] = mechanism.noise_multiplier
+    values["training"] |= {"batch_size": mechanism.batch_size, "num_steps": mechanism.num_steps}
+    resolved = parse_resolved(values)
     reason = _why_not_private(resolved, mechanism)
     return Plan(resolved, mechanism, reason is None, reason, choices, warnings)
+
+
+_SOLVED: dict[Solved, tuple[str, str]] = {
+    "noise_multiplier": ("privacy.noise_multiplier", "the least noise"),
+    "batch_size": ("training.batch_size", "the largest batch"),
+    "num_steps": ("training.num_steps", "the most updates"),
+}
 
 
 def _selection(privacy: PrivacyConfig | None) -> Selection | None:
@@ -194,9 +181,8 @@ def without_privacy(plan: Plan) -> Plan:
     return dataclasses.replace(plan, recipe=plain, mechanism=mechanism, private=False, why_not_private="privacy was switched off by --non-private")
 
 
-def _refuse_impossible_views(augmentation: AugmentationConfig, image_size: int) -> None:
+def _refuse_impossible_views(augmentation: ResolvedAugmentation, image_size: int) -> None:
     kind, augmult, padding = augmentation.kind, augmentation.augmult, augmentation.padding
-    assert padding is not None
     if kind in ("rrc", "tan", "simclr") and augmult == 0:
         raise InputError(
             f'augmentation.kind = "{kind}" makes no views with augmult = 0. Set augmentation.augmult to 1 or more, or augmentation.kind to "none".'

@@ -1,95 +1,82 @@
-"""Three of batch size, steps, noise and epsilon give the fourth."""
+"""Which of noise, batch size and steps a budget leaves open, and what it allows: decided here alone."""
 
-import math
-from typing import Any
+import dataclasses
+from typing import Literal
 
-from sfumato.accounting import accountants, calibration, printed, tan
 from sfumato.accounting.mechanism import Accountant, Mechanism
-from sfumato.config import delta_default
+from sfumato.accounting.selection import Selection
 from sfumato.errors import InputError
-from sfumato.scaling import equal_noise as trade
+
+Solved = Literal["noise_multiplier", "batch_size", "num_steps"]
 
 
-def plan(
-    num_examples: int,
-    delta: float | None = None,
-    accountant: Accountant = "pld",
-    *,
-    batch_size: int | None = None,
-    num_steps: int | None = None,
-    noise_multiplier: float | None = None,
-    epsilon: float | None = None,
-) -> dict[str, Any]:
-    """Solves for the one of batch size, steps, noise and epsilon that is left out.
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What is known of a run in advance. None is what is to be solved for.
 
-    Args:
+    Attributes:
         num_examples: N.
-        delta: In (0, 1); None: the largest power of ten below 1/N.
-        accountant: "pld" or "rdp".
+        delta: In (0, 1).
+        target_epsilon: Never exceeded. None: there is no target, and nothing is solved for.
         batch_size: The expected batch qN.
         num_steps: T.
         noise_multiplier: sigma.
-        epsilon: The target, which is never exceeded.
+        accountant: Whose epsilon is held to the target.
+        selection: How the run is selected from others, which epsilon then covers.
+    """
+
+    num_examples: int
+    delta: float
+    target_epsilon: float | None
+    batch_size: int | None
+    num_steps: int | None
+    noise_multiplier: float | None
+    accountant: Accountant = "pld"
+    selection: Selection | None = None
+
+
+def solve(budget: Budget) -> tuple[Mechanism, Solved | None]:
+    """The Poisson-sampled mechanism of a budget of which at most one number is left open.
+
+    Guarantee: what was solved for spends at most the target.
 
     Returns:
-        JSON-ready: all four, epsilon by each accountant (epsilon_tan is a guide, never a
-        guarantee), signal-to-noise ratios, epochs, overcharge and warnings.
+        The mechanism, and the name of the number that was solved for; None if all were given.
 
     Raises:
-        InputError: If not exactly one is left out, or the budget is impossible.
+        InputError: If the budget is impossible, or leaves more open than can be solved for.
     """
-    given = {"batch_size": batch_size, "num_steps": num_steps, "noise_multiplier": noise_multiplier, "epsilon": epsilon}
-    left_out = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is None]
-    if len(left_out) != 1:
-        verb = "all are given" if not left_out else f"{', '.join(left_out)} are left out"
-        raise InputError(f"three of --batch-size, --num-steps, --noise-multiplier and --epsilon give the fourth, but {verb}. Leave out exactly one.")
-    if num_examples < 1:
-        raise InputError(f"--num-examples must be at least 1, not {num_examples}.")
-    delta = delta_default(num_examples) if delta is None else delta
-    if not 0 < delta < 1:
-        raise InputError(f"--delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")
-    budget: dict[str, Any] = {"num_examples": num_examples, "target_epsilon": epsilon, "delta": delta, "accountant": accountant}
-    if noise_multiplier is None:
-        assert batch_size is not None and num_steps is not None
-        noise_multiplier = calibration.solve_noise_multiplier(batch_size=batch_size, num_steps=num_steps, **budget)
-    elif num_steps is None:
-        assert batch_size is not None
-        num_steps = calibration.solve_num_steps(batch_size=batch_size, noise_multiplier=noise_multiplier, **budget)
-    elif batch_size is None:
-        assert num_steps is not None
-        batch_size = calibration.solve_batch_size(num_steps=num_steps, noise_multiplier=noise_multiplier, **budget)
-    assert batch_size is not None and num_steps is not None
-    mechanism = Mechanism(num_examples, batch_size, noise_multiplier, num_steps)
-    spent = accountants.epsilon(mechanism, delta, accountant)
-    warnings = (
-        [f"delta = {printed.delta(delta)} is more than 1/N = {1 / num_examples:.3g}. Choose a smaller one."] if delta > 1 / num_examples else []
-    )
-    if 0 < noise_multiplier < 0.5:
-        warnings.append("below sigma = 0.5 no budget is meaningful: take a larger batch with more noise (TAN, Figure 2)")
-    elif 0 < noise_multiplier < 2:
-        warnings.append("below sigma = 2 a budget is overcharged: a larger batch with as much more noise spends less (TAN, Figure 2)")
-    if spent.note:
-        warnings.append(spent.note)
+    from sfumato.accounting import calibration
 
-    def finite(value: float | None) -> float | None:
-        return value if value is not None and math.isfinite(value) else None
-
-    return {
-        "epsilon": finite(spent.epsilon),
-        "epsilon_rdp": finite(spent.epsilon_rdp),
-        "epsilon_pld": finite(spent.epsilon_pld),
-        "epsilon_tan": finite(tan.epsilon_tan(mechanism, delta)),
-        "delta": delta,
-        "accountant": spent.accountant,
-        "noise_multiplier": noise_multiplier,
-        "batch_size": batch_size,
-        "num_examples": num_examples,
-        "sampling_prob": mechanism.sampling_prob,
-        "num_steps": num_steps,
-        "num_epochs": num_steps * mechanism.sampling_prob,
-        "snr_per_step": finite(tan.snr_per_step(mechanism)),
-        "snr": finite(tan.snr(mechanism)),
-        "overcharge": finite(tan.overcharge(mechanism, delta, spent.epsilon)),
-        **(trade.advice(mechanism, delta) if noise_multiplier > 0 and num_steps else {}),
-        "warnings": warnings,
-    }
+    n, target = budget.num_examples, budget.target_epsilon
+    match budget.noise_multiplier, budget.batch_size, budget.num_steps:
+        case (float() | int()) as sigma, int() as batch_size, int() as num_steps:
+            return Mechanism(n, batch_size, sigma, num_steps), None
+    if target is None:
+        raise InputError("without a target epsilon the batch size, the number of steps and the noise multiplier must all be given.")
+    delta, accountant = budget.delta, budget.accountant
+    match budget.noise_multiplier, budget.batch_size, budget.num_steps:
+        case None, int() as batch_size, int() as num_steps:
+            sigma = calibration.solve_noise_multiplier(
+                num_examples=n,
+                batch_size=batch_size,
+                num_steps=num_steps,
+                target_epsilon=target,
+                delta=delta,
+                accountant=accountant,
+                selection=budget.selection,
+            )
+            return Mechanism(n, batch_size, sigma, num_steps), "noise_multiplier"
+        case _ if budget.selection is not None:
+            raise InputError("for a run selected from others only the noise is solved for. Give training.batch_size and training.num_steps.")
+        case (float() | int()) as sigma, None, int() as num_steps:
+            batch_size = calibration.solve_batch_size(
+                num_examples=n, num_steps=num_steps, noise_multiplier=sigma, target_epsilon=target, delta=delta, accountant=accountant
+            )
+            return Mechanism(n, batch_size, sigma, num_steps), "batch_size"
+        case (float() | int()) as sigma, int() as batch_size, None:
+            num_steps = calibration.solve_num_steps(
+                num_examples=n, batch_size=batch_size, noise_multiplier=sigma, target_epsilon=target, delta=delta, accountant=accountant
+            )
+            return Mechanism(n, batch_size, sigma, num_steps), "num_steps"
+    raise InputError("more than one of batch size, number of steps and noise multiplier is left out. Give all but one.")

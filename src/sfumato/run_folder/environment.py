@@ -40,6 +40,7 @@ COMPUTES = (
     "data/augmentation",
     "data/dataset.py",
     "data/sampling.py",
+    "data/views.py",
     "evaluation/objective.py",
     "models",
     "nn",

@@ -220,8 +220,8 @@ def refuse_changed_recipe(folder: Path, plan: Plan) -> None:
     path = folder / "recipe.toml"
     if not path.exists():
         return
-    before = result_keys(config.parse(config.read(path)))
-    now = result_keys(plan.recipe)
+    before = config.releasing_keys(config.parse(config.read(path)))
+    now = config.releasing_keys(plan.recipe)
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key):
             raise InputError(
@@ -230,15 +230,9 @@ def refuse_changed_recipe(folder: Path, plan: Plan) -> None:
             )
 
 
-def result_keys(recipe: config.Recipe) -> dict[str, Any]:
-    """The keys of a recipe that change what it releases."""
-    return {key: value for key, value in config.flatten(recipe).items() if key not in config.SPEED_ONLY}
-
-
 def recipe_digest(recipe: config.Recipe) -> str:
-    """SHA-256 of every key that changes a result; the same for a run that was begun before a key came, if it is as it was then."""
-    keys = result_keys(recipe)
-    return randomness.digest({key: value for key, value in keys.items() if key not in config.ADDED or value != config.ADDED[key]})
+    """SHA-256 of every key that changes a result."""
+    return randomness.digest(config.releasing_keys(recipe))
 
 
 def _run_line(run_id: str, plan: Plan) -> dict[str, Any]:

@@ -14,11 +14,12 @@ import torch
 from sfumato import randomness
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.data.sampling import poisson_batch, shuffled_batch
+from sfumato.data.views import Views
 from sfumato.randomness import Stream, Streams
 from sfumato.run_folder import entries as lines_of
 from sfumato.run_folder.ledger import Ledger
 from sfumato.run_folder.tensor_mac import tensor_mac
-from sfumato.training.step import Randomness, Views, draw
+from sfumato.training.step import Randomness, draw
 
 
 class SumChanged(Exception):

@@ -263,11 +263,10 @@ class _Run:
         """Epsilon after a step, counting releases that an earlier session spent besides."""
         if not self.plan.private:
             return lambda step: None
-        assert self.plan.recipe.privacy is not None
         if self.plan.selection is not None:  # what the best of all runs spends in the end bounds every step before
             total = claims(self.plan, self.mechanism.replace(num_steps=self._planned()))["epsilon"]
             return lambda step: total
-        curve = EpsilonCurve(self.mechanism.replace(num_steps=self._planned()), self.plan.delta, self.plan.recipe.privacy.accountant)
+        curve = EpsilonCurve(self.mechanism.replace(num_steps=self._planned()), self.plan.delta, self.plan.privacy.accountant)
         draws = self.session.draws
         return lambda step: curve.at(max(draws.num_releases, step))
 

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from sfumato.data.augmentation import augment
 from sfumato.data.dataset import ImageSet
+from sfumato.data.views import Views
 from sfumato.evaluation.objective import Objective
 from sfumato.randomness import Stream
-from sfumato.training.step import Randomness, Statistics, Views
+from sfumato.training.step import Randomness, Statistics
 
 
 class OrdinaryStep:
@@ -46,11 +46,9 @@ class OrdinaryStep:
         gradient = {name: torch.zeros_like(value) for name, value in parameters.items()}
         total_loss = 0.0
         for indices in drawn.split(self.microbatch_size):
-            inputs, labels = images.batch(indices, device), images.labels[indices].to(device)
+            inputs, labels = self.views.make(images, indices, randomness.view_bits, device), images.labels[indices].to(device)
             if self.views.augmult:
-                assert randomness.view_bits is not None
-                bits = torch.from_numpy(randomness.view_bits[indices.numpy()].astype("int64")).to(device)
-                inputs = augment(inputs, bits, self.views.kind, self.views.padding, images.mean, images.std).flatten(0, 1)  # (B·K, C, H, W)
+                inputs = inputs.flatten(0, 1)  # (b K, C, H, W)
                 labels = labels.repeat_interleave(self.views.augmult)
             with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
                 outputs = self.model(inputs)

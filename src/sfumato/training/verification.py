@@ -95,7 +95,7 @@ def verify(folder: Path, plan: Plan, dataset: Dataset, ledger: Ledger) -> dict[s
     _compare(folder / "result.json", result, claims, of_all=("private", "epsilon", "why", "max_images"))
     facts, recipe = _metadata(folder / "model.safetensors")
     _compare(folder / "model.safetensors", facts, in_weights(truth))
-    _compare(folder / "model.safetensors", sessions.result_keys(recipe), sessions.result_keys(plan.recipe))
+    _compare(folder / "model.safetensors", config.releasing_keys(recipe), config.releasing_keys(plan.recipe))
     _refuse_other_types(folder, result, len(claims["classes"]))
     return result
 

@@ -127,10 +127,10 @@ def paid_search(recipe: Recipe, space: Space, folder: Path, trials: Trials) -> d
 
 def _refuse_another_budget(selected: Path, recipe: Recipe, space: Space) -> None:
     """The published recipe is one of the search's, but for what the space may change."""
-    now = config.flatten(config.parse(config.read(selected / "recipe.toml")))
-    for key, value in config.flatten(recipe).items():
+    now = config.releasing_keys(config.parse(config.read(selected / "recipe.toml")))
+    for key, value in config.releasing_keys(recipe).items():
         section = key.split(".")[0]
-        if section in ("data", "privacy", "training") and key not in config.SPEED_ONLY and key not in space.choices and now.get(key) != value:
+        if section in ("data", "privacy", "training") and key not in space.choices and now.get(key) != value:
             raise InputError(
                 f"{selected / 'recipe.toml'} has {key} = {now.get(key)!r}, this search {value!r}: it was altered, or is another's. "
                 "Restore it from a copy."

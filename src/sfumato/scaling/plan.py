@@ -1,0 +1,95 @@
+"""Three of batch size, steps, noise and epsilon give the fourth."""
+
+import math
+from typing import Any
+
+from sfumato.accounting import accountants, calibration, printed, tan
+from sfumato.accounting.mechanism import Accountant, Mechanism
+from sfumato.config import delta_default
+from sfumato.errors import InputError
+from sfumato.scaling import equal_noise as trade
+
+
+def plan(
+    num_examples: int,
+    delta: float | None = None,
+    accountant: Accountant = "pld",
+    *,
+    batch_size: int | None = None,
+    num_steps: int | None = None,
+    noise_multiplier: float | None = None,
+    epsilon: float | None = None,
+) -> dict[str, Any]:
+    """Solves for the one of batch size, steps, noise and epsilon that is left out.
+
+    Args:
+        num_examples: N.
+        delta: In (0, 1); None: the largest power of ten below 1/N.
+        accountant: "pld" or "rdp".
+        batch_size: The expected batch qN.
+        num_steps: T.
+        noise_multiplier: sigma.
+        epsilon: The target, which is never exceeded.
+
+    Returns:
+        JSON-ready: all four, epsilon by each accountant (epsilon_tan is a guide, never a
+        guarantee), signal-to-noise ratios, epochs, overcharge and warnings.
+
+    Raises:
+        InputError: If not exactly one is left out, or the budget is impossible.
+    """
+    given = {"batch_size": batch_size, "num_steps": num_steps, "noise_multiplier": noise_multiplier, "epsilon": epsilon}
+    left_out = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is None]
+    if len(left_out) != 1:
+        verb = "all are given" if not left_out else f"{', '.join(left_out)} are left out"
+        raise InputError(f"three of --batch-size, --num-steps, --noise-multiplier and --epsilon give the fourth, but {verb}. Leave out exactly one.")
+    if num_examples < 1:
+        raise InputError(f"--num-examples must be at least 1, not {num_examples}.")
+    delta = delta_default(num_examples) if delta is None else delta
+    if not 0 < delta < 1:
+        raise InputError(f"--delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")
+    budget: dict[str, Any] = {"num_examples": num_examples, "target_epsilon": epsilon, "delta": delta, "accountant": accountant}
+    if noise_multiplier is None:
+        assert batch_size is not None and num_steps is not None
+        noise_multiplier = calibration.solve_noise_multiplier(batch_size=batch_size, num_steps=num_steps, **budget)
+    elif num_steps is None:
+        assert batch_size is not None
+        num_steps = calibration.solve_num_steps(batch_size=batch_size, noise_multiplier=noise_multiplier, **budget)
+    elif batch_size is None:
+        assert num_steps is not None
+        batch_size = calibration.solve_batch_size(num_steps=num_steps, noise_multiplier=noise_multiplier, **budget)
+    assert batch_size is not None and num_steps is not None
+    mechanism = Mechanism(num_examples, batch_size, noise_multiplier, num_steps)
+    spent = accountants.epsilon(mechanism, delta, accountant)
+    warnings = (
+        [f"delta = {printed.delta(delta)} is more than 1/N = {1 / num_examples:.3g}. Choose a smaller one."] if delta > 1 / num_examples else []
+    )
+    if 0 < noise_multiplier < 0.5:
+        warnings.append("below sigma = 0.5 no budget is meaningful: take a larger batch with more noise (TAN, Figure 2)")
+    elif 0 < noise_multiplier < 2:
+        warnings.append("below sigma = 2 a budget is overcharged: a larger batch with as much more noise spends less (TAN, Figure 2)")
+    if spent.note:
+        warnings.append(spent.note)
+
+    def finite(value: float | None) -> float | None:
+        return value if value is not None and math.isfinite(value) else None
+
+    return {
+        "epsilon": finite(spent.epsilon),
+        "epsilon_rdp": finite(spent.epsilon_rdp),
+        "epsilon_pld": finite(spent.epsilon_pld),
+        "epsilon_tan": finite(tan.epsilon_tan(mechanism, delta)),
+        "delta": delta,
+        "accountant": spent.accountant,
+        "noise_multiplier": noise_multiplier,
+        "batch_size": batch_size,
+        "num_examples": num_examples,
+        "sampling_prob": mechanism.sampling_prob,
+        "num_steps": num_steps,
+        "num_epochs": num_steps * mechanism.sampling_prob,
+        "snr_per_step": finite(tan.snr_per_step(mechanism)),
+        "snr": finite(tan.snr(mechanism)),
+        "overcharge": finite(tan.overcharge(mechanism, delta, spent.epsilon)),
+        **(trade.advice(mechanism, delta) if noise_multiplier > 0 and num_steps else {}),
+        "warnings": warnings,
+    }
