@@ -75,17 +75,17 @@ _RESUMED = [
 ]
 _OF_LAW = _tests("clipping", "made_up law row_independence checks clipped_grad") + _tests("clipping/zoo", "zoo")
 _OF_TRAINING = [
-    *_tests("training", "certificate learner microbatch state noise draws norm_histogram workers step"),
+    *_tests("training", "learner microbatch state noise draws norm_histogram workers step"),
     *_tests("planning", "defaults resolve"),
     *_tests("evaluation", "scores trained augtest"),
-    *_tests("run_folder", "session environment"),
+    *_tests("run_folder", "certificate session environment"),
 ]
 
 _WITH_TESTS_OF_THEIR_OWN = ("calibration", "pld", "rdp", "selection", "tan")
 
 # The tests that should notice, fastest first; the longest path that a file's path begins with counts.
 TESTS = {
-    "accounting/": ["tests/accounting", *_tests("training", "certificate")],
+    "accounting/": ["tests/accounting", *_tests("run_folder", "certificate")],
     **{f"accounting/{name}.py": [*_tests("accounting", name), "tests/accounting"] for name in _WITH_TESTS_OF_THEIR_OWN},
     "accounting/gaussian.py": [*_tests("accounting", "pld"), "tests/accounting"],
     "clipping/": _tests("clipping", "norms parametrization numerics law clip checks rules clipped_grad graph_engine"),
@@ -97,7 +97,11 @@ TESTS = {
     "training/": [*_OF_TRAINING, *_tests("cli", "cli"), *_RESUMED],
     "training/loop.py": [*_OF_TRAINING, *_RESUMED, *_tests("training", "replay"), *_tests("cli", "cli")],
     "run_folder/": [*_tests("run_folder", "ledger_and_files session environment"), *_OF_TRAINING, *_RESUMED, *_tests("training", "replay")],
-    "run_folder/entries.py": _tests("accounting", "accountants") + _tests("training", "certificate replay") + _tests("run_folder", "session"),
+    "run_folder/entries.py": [
+        *_tests("accounting", "accountants"),
+        *_tests("run_folder", "certificate session"),
+        *_tests("training", "replay"),
+    ],
     "data/sampling.py": _tests("data", "sampling") + _tests("training", "step"),
     "randomness.py": ["tests/test_randomness.py", *_tests("data", "sampling"), *_tests("training", "noise")],
     "scaling/search/private_selection.py": _tests("scaling/search", "private_selection publication"),

@@ -12,7 +12,7 @@ import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import pydantic
 from pydantic import Field
@@ -264,6 +264,17 @@ class ResolvedRecipe(FilledRecipe):
     privacy: ResolvedPrivacy | None = None
     training: ResolvedTraining
 
+    @property
+    def budget(self) -> ResolvedPrivacy:
+        """The privacy section of a recipe that has one.
+
+        Raises:
+            InputError: If this is ordinary training.
+        """
+        if self.privacy is None:
+            raise InputError("this recipe has no budget: it is ordinary training. Give it a [privacy] section, or --epsilon E.")
+        return self.privacy
+
 
 def parse(values: dict[str, Any]) -> Recipe:
     """Validates a recipe given as nested dictionaries.
@@ -378,11 +389,14 @@ def delta_default(num_examples: int) -> float:
     return float(f"1e{exponent}")
 
 
+_OPTIMIZERS = get_args(OptimizerConfig.model_fields["name"].annotation)
+
+
 def _explain(error: pydantic.ValidationError) -> str:
     """The first validation error in one line."""
     errors = error.errors(include_url=False)
     first = errors[0]
-    path = [str(part) for part in first["loc"]]
+    path = [str(part) for part in first["loc"] if part not in _OPTIMIZERS]  # which tell the kinds of resolved optimizers apart
     if isinstance(first.get("ctx", {}).get("error"), InputError):  # from a check of ours, which says it all
         return str(first["ctx"]["error"])
     if first["type"] == "extra_forbidden":

@@ -216,7 +216,7 @@ def test_a_folder_is_trained_on_and_every_file_of_the_run_is_there(trained):
 def test_the_trained_model_evaluates_to_what_training_said_and_predicts_files_and_folders(trained, folder, capsys):
     run, result, _ = trained
     again = json_of(capsys, "evaluate", run, "--data-root", folder)
-    assert again["accuracy"] == pytest.approx(result["test_accuracy"])
+    assert again["accuracy"] == pytest.approx(result["accuracy"])
     rows = json_of(capsys, "predict", run, folder / "checks")["predictions"]
     assert len(rows) == 60 and {row["class"] for row in rows} <= {"stripes", "checks"}
     assert all(sum(row["probabilities"].values()) == pytest.approx(1) for row in rows)
@@ -241,23 +241,23 @@ def test_a_test_with_views_stands_beside_the_plain_accuracy_and_comes_out_the_sa
     status, out, err = call(capsys, "train", "demo/digits", "--output", run, *words, "--set", "augmentation.test_views=3")
     assert status == 0 and "chosen: augmentation.padding = 1 " in err
     result = json.loads((run / "result.json").read_text())
-    vote, mean = result["test_accuracy_augtest_vote"], result["test_accuracy_augtest_mean"]
+    vote, mean = result["accuracy_augtest_vote"], result["accuracy_augtest_mean"]
     assert result["test_views"] == 3 and 0 < vote < 1 and 0 < mean < 1
     lines = out.splitlines()
     assert lines[0].startswith(f"held-out accuracy {100 * result['test_accuracy']:.2f} %")
     assert lines[1] == f"with 3 random views of each image: {100 * vote:.2f} % by majority, {100 * mean:.2f} % by mean probability"
-    keys = ("test_views", "test_accuracy_augtest_vote", "test_accuracy_augtest_mean")
+    keys = ("test_views", "accuracy_augtest_vote", "accuracy_augtest_mean")
     again = json_of(capsys, "evaluate", run)
-    assert [again[key] for key in keys] == [3, vote, mean] and again["accuracy"] == result["test_accuracy"]
-    assert json_of(capsys, "evaluate", run, "--test-views", 0)["test_accuracy_augtest_vote"] is None
+    assert [again[key] for key in keys] == [3, vote, mean] and again["accuracy"] == result["accuracy"]
+    assert json_of(capsys, "evaluate", run, "--test-views", 0)["accuracy_augtest_vote"] is None
     one = json_of(capsys, "evaluate", run, "--test-views", 1)
-    assert one["test_views"] == 1 and one["test_accuracy_augtest_vote"] == one["test_accuracy_augtest_mean"]
+    assert one["test_views"] == 1 and one["accuracy_augtest_vote"] == one["accuracy_augtest_mean"]
     assert "--test-views" in refused(capsys, "evaluate", run, "--test-views", -1)
 
 
 def test_without_augmentation_there_are_no_views_to_test_with(capsys, tmp_path):
     result = json_of(capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, "--set", "augmentation.test_views=3")
-    assert result["test_views"] == 0 and result["test_accuracy_augtest_vote"] is None and result["test_accuracy_augtest_mean"] is None
+    assert result["test_views"] == 0 and result["accuracy_augtest_vote"] is None and result["accuracy_augtest_mean"] is None
     status, out, err = call(capsys, "evaluate", tmp_path / "run", "--test-views", 4)
     assert status == 0 and "no test with views" in err and "views" not in out
 
@@ -336,7 +336,7 @@ def test_a_rate_for_sgd_is_warned_about_under_adam(capsys):
 def test_non_private_training_shows_the_price_of_privacy(capsys, tmp_path):
     steps = "training.num_steps=15"  # after three, one run in thirty knows no more than chance
     result = json_of(capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, "--set", steps, "--non-private")
-    assert result["private"] is False and result["epsilon"] is None and result["delta"] is None and result["test_accuracy"] > 0.4
+    assert result["private"] is False and result["epsilon"] is None and result["delta"] is None and result["accuracy"] > 0.4
 
 
 def test_two_runs_of_one_seed_are_equal_and_two_private_runs_are_not(capsys, tmp_path):

@@ -10,11 +10,10 @@ from torch import nn
 from sfumato.data.augmentation import augment
 from sfumato.data.dataset import ImageSet
 from sfumato.data.views import Views
-from sfumato.evaluation.augtest import _public_bits, augtest, decide_together
+from sfumato.evaluation.augtest import WithViews, _public_bits, augtest, decide_together
 from sfumato.evaluation.scores import predict_logits, score
 
 FLIP = Views("flip", 2, 0)
-KEYS = ("test_accuracy_augtest_vote", "test_accuracy_augtest_mean")
 
 
 def images(number=60, size=8, seed=0, symmetric=False):
@@ -52,23 +51,23 @@ def naive(network, held_out, views, num_views, decide=unchanged):
         tied = [name for name, count in votes.items() if count == max(votes.values())]
         right["vote"] += max(tied, key=lambda name: total[name]) == int(held_out.labels[i])
         right["mean"] += int(total.argmax()) == int(held_out.labels[i])
-    return {f"test_accuracy_augtest_{how}": count / len(held_out) for how, count in right.items()}
+    return WithViews(num_views, **{how: count / len(held_out) for how, count in right.items()})
 
 
 @pytest.mark.parametrize("kind, num_views, rows", [("crop_flip", 1, 128), ("crop_flip", 4, 7), ("rrc", 7, 128), ("tan", 3, 2), ("simclr", 6, 128)])
 def test_vote_and_mean_equal_a_naive_loop(kind, num_views, rows):
     held_out, network, views = images(), model(), Views(kind, 2, 3)
     found = augtest(network.train(), held_out, views, num_views, unchanged, rows)
-    assert found == {"test_views": num_views, **naive(network.eval(), held_out, views, num_views)}
+    assert found == naive(network.eval(), held_out, views, num_views)
     assert augtest(network, held_out, views, num_views, unchanged) == found  # the same again, in whatever pieces
 
 
 def test_where_views_are_alike_both_equal_the_plain_accuracy():
     held_out, network = images(symmetric=True), model().train()  # a mirror image is the image
-    plain = score(predict_logits(network, held_out), held_out.labels)["accuracy"]
+    plain = score(predict_logits(network, held_out), held_out.labels).accuracy
     for num_views in (1, 2, 5):
         found = augtest(network, held_out, FLIP, num_views, unchanged)
-        assert [found[key] for key in KEYS] == [plain, plain]
+        assert (found.vote, found.mean) == (plain, plain)
     assert network.training  # left as it was
 
 
@@ -78,21 +77,21 @@ def test_one_view_decides_alone():
     view = augment(held_out.batch(torch.arange(60)), _public_bits(60, 1), "flip")[:, 0]
     with torch.no_grad():
         alone = float((network.eval()(view).argmax(1) == held_out.labels).double().mean())
-    assert found["test_accuracy_augtest_vote"] == found["test_accuracy_augtest_mean"] == alone
+    assert found.vote == found.mean == alone
 
 
 def test_nothing_is_tested_without_views():
     for views, number in ((FLIP, 0), (Views("none", 2, 4), 8)):
-        assert augtest(model(), images(), views, number, unchanged) == {"test_views": 0, **dict.fromkeys(KEYS)}
+        assert augtest(model(), images(), views, number, unchanged) == WithViews(0, None, None)
 
 
 def test_the_decision_is_that_of_the_objective():
     held_out, network = images(), model()
     favour_last = lambda outputs: outputs + torch.tensor([0.0, 0.0, 100.0])  # noqa: E731
     found = augtest(network, held_out, FLIP, 3, favour_last)
-    assert found["test_accuracy_augtest_vote"] == float((held_out.labels == 2).double().mean())
+    assert found.vote == float((held_out.labels == 2).double().mean())
     mild = lambda outputs: outputs + torch.tensor([0.0, 0.4, 0.0])  # noqa: E731
-    assert augtest(network, held_out, FLIP, 3, mild) == {"test_views": 3, **naive(network, held_out, FLIP, 3, mild)}
+    assert augtest(network, held_out, FLIP, 3, mild) == naive(network, held_out, FLIP, 3, mild)
 
 
 def test_vote_mean_and_the_first_view_may_all_differ():

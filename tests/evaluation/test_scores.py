@@ -14,23 +14,23 @@ def test_scores_equal_scikit_learns():
     labels = (torch.rand(400, generator=source) < 0.3).long()
     logits = torch.randn(400, 2, generator=source) + torch.stack([1 - labels, labels], 1)
     scores = score(logits, labels)
-    assert scores["accuracy"] == pytest.approx(float((logits.argmax(1) == labels).float().mean()))
-    assert scores["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, logits.argmax(1)))
-    assert scores["auroc"] == pytest.approx(roc_auc_score(labels, torch.softmax(logits, 1)[:, 1]))
-    assert scores["majority_rate"] == pytest.approx(1 - float(labels.float().mean()))
-    assert scores["accuracy_top5"] is None
+    assert scores.accuracy == pytest.approx(float((logits.argmax(1) == labels).float().mean()))
+    assert scores.balanced_accuracy == pytest.approx(balanced_accuracy_score(labels, logits.argmax(1)))
+    assert scores.auroc == pytest.approx(roc_auc_score(labels, torch.softmax(logits, 1)[:, 1]))
+    assert scores.majority_rate == pytest.approx(1 - float(labels.float().mean()))
+    assert scores.accuracy_top5 is None
 
 
 def test_a_class_without_images_has_no_accuracy_and_does_not_count():
     scores = score(torch.eye(7)[[0, 1, 1, 3]], torch.tensor([0, 1, 2, 3]))
-    assert scores["per_class"] == [1.0, 1.0, 0.0, 1.0, None, None, None]
-    assert scores["balanced_accuracy"] == pytest.approx(0.75) and scores["auroc"] is None
-    assert scores["accuracy_top5"] is not None
+    assert scores.per_class == [1.0, 1.0, 0.0, 1.0, None, None, None]
+    assert scores.balanced_accuracy == pytest.approx(0.75) and scores.auroc is None
+    assert scores.accuracy_top5 is not None
 
 
 def test_top5_counts_the_label_among_the_five_largest():
     logits = torch.arange(10.0).repeat(10, 1)
-    assert score(logits, torch.arange(10))["accuracy_top5"] == pytest.approx(0.5)
+    assert score(logits, torch.arange(10)).accuracy_top5 == pytest.approx(0.5)
 
 
 def test_class_proportions_shift_loss_and_decision_towards_the_smaller_class():
@@ -51,7 +51,7 @@ def test_equal_proportions_change_nothing():
 @pytest.mark.parametrize("outputs", [[float("nan"), 0.0], [float("inf"), 0.0], [3e38, -3e38]], ids=["nan", "infinite", "overflowing difference"])
 def test_a_run_that_diverged_is_scored_and_not_a_fault(outputs):
     scores = score(torch.tensor([outputs] * 4), torch.tensor([0, 1, 0, 1]))
-    assert scores["accuracy"] == 0.5 and scores["auroc"] in (None, 0.5)
+    assert scores.accuracy == 0.5 and scores.auroc in (None, 0.5)
 
 
 def test_an_image_that_is_damaged_or_relabelled_moves_the_number_judged_right_by_itself_alone():

@@ -23,7 +23,8 @@ learning_rate = 2.0
 batch_size = 16
 num_steps = 3
 """
-FACTS = {"classes": ["a", "b"], "mean": [0.5], "std": [0.5], "image_size": 8, "channels": 1}
+CLAIMS = {"run_id": "0f" * 16, "private": True, "epsilon": 3.0, "delta": 1e-4, "ledger_lines": 5, "ledger_head": "ab" * 32}
+FACTS = {"classes": ["a", "b"], "mean": [0.5], "std": [0.5], "image_size": 8, "channels": 1, **CLAIMS}
 
 
 def write_run(folder, recipe=None, facts=None, tensors=None, raw=None):

@@ -6,6 +6,8 @@ from typing import Any
 
 KEY = "c0ffee" * 10 + "abcd"
 PRIVATE_LOSS = 1.2345678901
+_OF_IMAGES = {"loss": PRIVATE_LOSS, "clipped_fraction": 0.777123, "grad_norm": 1.0, "clipped_square": 0.5}
+PRIVATE_LINE: dict[str, Any] = {"step": 6, **_OF_IMAGES, "seconds": 1.5, "phases": {}}
 
 RECIPE = """
 [data]
@@ -53,9 +55,21 @@ NUMBERS: dict[str, Any] = {
     "num_examples": 1437,
     "num_steps": 60,
     "clipping_norm": 1.0,
+    "run_id": "0f" * 16,
     "ledger_lines": 61,
     "ledger_head": "5d41402abc4b2a76b9719d911017c592" * 2,
     "not_covered": ["other runs on the same images: their epsilons add up", "the running time of the training"],
+}
+PUBLIC: dict[str, Any] = {
+    "num_examples": 1437,
+    "classes_from": "the data set digits",
+    "class_proportions": None,
+    "image_size": 8,
+    "channels": 1,
+    "mean": [0.5],
+    "std": [0.5],
+    "split": "train+valid",
+    "group_by": None,
 }
 RELATION = "one image's contribution replaced by zero; the number of images is fixed and public"
 
@@ -104,11 +118,19 @@ def finished(classes: list[str], **changes: Any) -> dict[str, Any]:
     """result.json of a run over these classes; the accuracies differ from class to class."""
     per_class = [0.88 + 0.11 * (7 * i % len(classes)) / len(classes) for i in range(len(classes))]
     result = {
+        **{key: NUMBERS[key] for key in ("run_id", "noise_multiplier", "batch_size", "num_examples", "num_steps")},
+        "private": True,
+        "why_not_private": None,
+        **dict.fromkeys(("epsilon", "epsilon_pld"), 2.996123),
+        "epsilon_rdp": 3.2104,
+        "delta": 0.0001,
         "run": "/somewhere/else",
         "held_out": "test",
-        "test_accuracy": 0.9638888,
-        "test_accuracy_last": 0.9583333,
-        "test_accuracy_top5": 0.9972222 if len(classes) >= 6 else None,
+        **_twice(accuracy=0.9638888, accuracy_last=0.9583333, accuracy_top5=0.9972222 if len(classes) >= 6 else None),
+        "test_views": 0,
+        "accuracy_augtest_vote": None,
+        "accuracy_augtest_mean": None,
+        "num_parameters": 12_345,
         "balanced_accuracy": 0.9612345,
         "per_class": per_class,
         "auroc": 0.87654 if len(classes) == 2 else None,
@@ -117,7 +139,13 @@ def finished(classes: list[str], **changes: Any) -> dict[str, Any]:
         "images_per_second": 54321.0,
         "seconds": 27.1828,
     }
-    return {**result, **changes}
+    return {**result, **_twice(**{key: value for key, value in changes.items() if key.startswith("accuracy")}), **changes}
+
+
+def _twice(**accuracies: float | None) -> dict[str, float | None]:
+    """Accuracies on the test split, under both names."""
+    with_views = ("accuracy_augtest_vote", "accuracy_augtest_mean")
+    return {**accuracies, **{f"test_{key}": value for key, value in accuracies.items() if key not in with_views}}
 
 
 def curve(num_lines: int, *, private: bool = True) -> list[dict[str, Any]]:
@@ -142,11 +170,12 @@ def write_run(
 ) -> Path:
     """A run folder, with the files that nobody else may see."""
     folder.mkdir(parents=True)
-    (folder / "privacy.json").write_text(json.dumps(privacy))
+    classes = result["classes"] if result else [str(digit) for digit in range(10)]
+    (folder / "privacy.json").write_text(json.dumps({"public_inputs": {**PUBLIC, "classes": classes}, **privacy}))
     if result is not None:
         (folder / "result.json").write_text(json.dumps(result))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
-    (folder / "metrics_private.jsonl").write_text(json.dumps({"step": 6, "loss": PRIVATE_LOSS, "clipped_fraction": 0.777123}) + "\n")
+    (folder / "metrics_private.jsonl").write_text(json.dumps(PRIVATE_LINE) + "\n")
     (folder / "key").write_text(KEY + "\n")
     (folder / "checkpoints").mkdir()
     (folder / "recipe.toml").write_text(recipe)

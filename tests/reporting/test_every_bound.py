@@ -18,6 +18,7 @@ from sfumato.accounting.selection import Selection
 from sfumato.cli import paid_search, search
 from sfumato.errors import InputError
 from sfumato.reporting import formats, plots
+from sfumato.run_folder.record import Metrics
 from sfumato.scaling.search import final_recipe as final
 from tests.reporting import folders
 from tests.scaling.search.one_worker import made_up_search
@@ -103,7 +104,7 @@ def test_what_train_and_the_report_print(spent, capsys, tmp_path):
 
 
 def test_what_the_figures_print(spent):
-    curve = [{**line, "epsilon": spent} for line in folders.curve(4)]
+    curve = [Metrics(**{**line, "epsilon": spent}) for line in folders.curve(4)]
     figure = plots.training_curves(curve, with_epsilon=True, target=spent)
     assert_bounds(re.sub(r"<[^>]*>", " ", figure), spent, at_least=2)
 
@@ -122,7 +123,7 @@ def test_what_searches_print(spent, capsys):
         "epsilon_final": spent,
         "epsilon_search_inclusive": spent,
         "delta": DELTA,
-        "test_accuracy": 0.5,
+        "accuracy": 0.5,
         "trials": 3,
     }
     for show in (lambda: search._show(found, []), lambda: paid_search.show(found)):

@@ -9,6 +9,7 @@ from sfumato.reporting.norms import draw_norms, read_norms
 from tests.reporting import folders
 from tests.reporting.test_page import RUNS
 
+REST = {"loss": 1.0, "clipped_fraction": 0.5, "grad_norm": 1.0, "clipped_square": 0.5, "seconds": 1.5, "phases": {}}
 EDGES = [0.01, 0.1, 1.0, 10.0, 100.0]
 
 
@@ -18,7 +19,7 @@ def watched(tmp_path, steps):
     norms = {"edges": EDGES, "counts": [1, 2, 3, 4, 0, 2], "not_finite": 1, "median": 0.75, "signal_to_noise": 0.5}
     with (folder / "metrics_private.jsonl").open("a") as file:
         for step in steps:
-            file.write(json.dumps({"step": step, "loss": 1.0, "norms": norms}) + "\n")
+            file.write(json.dumps({"step": step, "norms": norms, **REST}) + "\n")
     return folder
 
 

@@ -8,12 +8,17 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from sfumato.reporting.plots import FIRST, INK, SECOND, training_curves
+from sfumato.run_folder.record import Metrics
 from tests.reporting import folders
 
 
 def draw(lines=10, *, with_epsilon=True, metrics=None, **options) -> ElementTree.Element:
     metrics = folders.curve(lines) if metrics is None else metrics
-    return ElementTree.fromstring(training_curves(metrics, with_epsilon=with_epsilon, **options))
+    return ElementTree.fromstring(training_curves(recorded(metrics), with_epsilon=with_epsilon, **options))
+
+
+def recorded(metrics):
+    return [Metrics(**line) for line in metrics]
 
 
 def polylines(svg: ElementTree.Element, colour: str) -> list[list[tuple[float, float]]]:
@@ -84,7 +89,7 @@ def test_any_number_of_lines_can_be_drawn(lines):
 
 
 def test_the_figure_takes_colours_and_font_from_the_page():
-    text = training_curves(folders.curve(5), with_epsilon=True, majority_rate=0.1, target=3.0)
+    text = training_curves(recorded(folders.curve(5)), with_epsilon=True, majority_rate=0.1, target=3.0)
     assert not re.search(r"#[0-9a-f]{6}\b(?![0-9a-f])", text) and "rgb" not in text
     assert "font-family" not in text and "<style" not in text and "xlink" not in text and "xmlns" not in text
     assert {"var(--first)", "var(--second)", "var(--muted)", "var(--line)"} == set(re.findall(r"var\([^)]*\)", text))
@@ -107,9 +112,9 @@ def test_the_callers_matplotlib_is_left_as_it_was():
 
     with matplotlib.rc_context({"font.size": 31.0, "svg.fonttype": "path", "axes.facecolor": "red", "text.usetex": False}):
         before = dict(matplotlib.rcParams)
-        bold = training_curves(folders.curve(5), with_epsilon=True)
+        bold = training_curves(recorded(folders.curve(5)), with_epsilon=True)
         assert dict(matplotlib.rcParams) == before
-    assert training_curves(folders.curve(5), with_epsilon=True) == bold
+    assert training_curves(recorded(folders.curve(5)), with_epsilon=True) == bold
 
 
 def test_drawing_neither_chooses_a_backend_nor_opens_pyplot_and_the_modules_import_neither_torch_nor_matplotlib():
@@ -122,7 +127,8 @@ assert not [name for name in sys.modules if name.startswith(("sfumato.training",
 import matplotlib
 backend = matplotlib.rcParams._get_backend_or_none()
 from sfumato.reporting.plots import training_curves
-training_curves([{"step": 1, "epsilon": 1.0, "accuracy": 0.5, "accuracy_last": 0.5}], with_epsilon=True)
+from sfumato.run_folder.record import Metrics
+training_curves([Metrics(step=1, epsilon=1.0, accuracy=0.5, accuracy_last=0.5)], with_epsilon=True)
 assert "matplotlib.pyplot" not in sys.modules and "torch" not in sys.modules
 assert matplotlib.rcParams._get_backend_or_none() == backend
 """

@@ -56,7 +56,7 @@ def test_every_change_of_a_computing_line_is_another_environment(package, path):
 
 
 @pytest.mark.parametrize(
-    "path", ["cli/train.py", "cli/options.py", "reporting/page.py", "reporting/page.css", "training/certificate.py", "config.py"]
+    "path", ["cli/train.py", "cli/options.py", "reporting/page.py", "reporting/page.css", "run_folder/certificate.py", "config.py"]
 )
 def test_what_is_told_to_people_is_no_other_environment(package, path):
     before, text = digest(package), package / path

@@ -8,14 +8,18 @@ import pytest
 from sfumato import config
 from sfumato.cli import run as sfumato
 from sfumato.errors import InputError
+from sfumato.run_folder.record import Result
 from sfumato.scaling.law_runs import read_study, scaling_law
 from sfumato.scaling.simulate import simulate, simulated
+from tests.reporting import folders
 
-RECIPE = config.parse(
+RECIPE = config.parse_resolved(
     {
+        "model": {"name": "small_cnn"},
+        "augmentation": {"kind": "none", "augmult": 0, "padding": 4},
         "data": {"name": "mnist"},
         "privacy": {"noise_multiplier": 3.0, "target_epsilon": 2.93, "delta": 1e-5},
-        "optimizer": {"learning_rate": 4.0},
+        "optimizer": {"name": "sgd", "learning_rate": 4.0},
         "training": {"batch_size": 4096, "num_steps": 220},
     }
 )
@@ -36,13 +40,13 @@ def test_each_seed_is_one_run_and_the_price_is_the_batch_s_share():
 
     def train(recipe):
         trained.append(recipe)
-        with_views = {"test_accuracy_augtest_vote": 0.4 + recipe.run.seed / 10, "test_accuracy_augtest_mean": None}
-        return {"test_accuracy": 0.5 + recipe.run.seed / 10, "test_accuracy_last": 0.5, "private": False, **with_views}
+        with_views = {"test_views": 2, "accuracy_augtest_vote": 0.4 + recipe.run.seed / 10}
+        return Result(**folders.finished(["a", "b"], accuracy=0.5 + recipe.run.seed / 10, accuracy_last=0.5, **with_views))
 
     found = simulate(RECIPE, 512, [0, 1, 2], train)
     assert [recipe.run.seed for recipe in trained] == [0, 1, 2]
-    assert found["test_accuracy_augtest_vote"] == pytest.approx(0.5) and found["test_accuracy_augtest_mean"] is None
-    assert found["compute_fraction"] == 512 / 4096 and found["test_accuracy"] == pytest.approx(0.6) and len(found["runs"]) == 3
+    assert found.accuracy_augtest_vote == pytest.approx(0.5) and found.accuracy_augtest_mean is None
+    assert found.compute_fraction == 512 / 4096 and found.accuracy == pytest.approx(0.6) == found.test_accuracy and len(found.runs) == 3
 
 
 @pytest.mark.parametrize(
@@ -85,7 +89,7 @@ def test_the_same_command_again_goes_on_where_it_stopped(study, tmp_path, capsys
     one, two = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert two["runs"][0] == one["runs"][0]
     first = json.loads((study / "16" / "seed-1" / "result.json").read_text())
-    assert two["runs"][1]["test_accuracy"] == first["test_accuracy"]  # equal seeds, equal runs
+    assert two["runs"][1]["accuracy"] == first["accuracy"]  # equal seeds, equal runs
     assert sfumato([*arguments, "--seeds", "0", "--set", "optimizer.learning_rate=9.0"]) == 2
     assert "optimizer.learning_rate" in capsys.readouterr().err
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from sfumato.cli import output
 from sfumato.reporting import formats
-from sfumato.training.loop import Progress
+from sfumato.training.loop import Progress, StepFacts
 
 
 class Display:
@@ -41,21 +41,19 @@ class Display:
         else:
             output.note(text)
 
-    def step(self, facts: dict[str, Any]) -> None:
+    def step(self, facts: StepFacts) -> None:
         if self.first_step is None:
-            self.first_step, self.start = facts["step"], time.perf_counter()
+            self.first_step, self.start = facts.step, time.perf_counter()
         text = self._line(facts)
         if self.live is not None:
             self.live.update(text)
-        elif facts["evaluated"]:
+        elif facts.evaluated:
             output.note(text)
 
-    def _line(self, facts: dict[str, Any]) -> str:
-        done = facts["step"] - (self.first_step or 0)
-        left = (time.perf_counter() - self.start) / max(done, 1) * (facts["num_steps"] - facts["step"])
-        epsilon = f"  epsilon {formats.epsilon(facts['epsilon'])}" if facts["epsilon"] is not None else ""
-        accuracy = f"  held-out {output.per_cent(facts['accuracy'])}" if facts["accuracy"] is not None else ""
+    def _line(self, facts: StepFacts) -> str:
+        done = facts.step - (self.first_step or 0)
+        left = (time.perf_counter() - self.start) / max(done, 1) * (facts.num_steps - facts.step)
+        epsilon = f"  epsilon {formats.epsilon(facts.epsilon)}" if facts.epsilon is not None else ""
+        accuracy = f"  held-out {output.per_cent(facts.accuracy)}" if facts.accuracy is not None else ""
         minutes, seconds = divmod(int(left), 60)
-        return (
-            f"step {facts['step']}/{facts['num_steps']}{epsilon}{accuracy}  {facts['images_per_second']:,.0f} images/s  {minutes}:{seconds:02d} left"
-        )
+        return f"step {facts.step}/{facts.num_steps}{epsilon}{accuracy}  {facts.images_per_second:,.0f} images/s  {minutes}:{seconds:02d} left"

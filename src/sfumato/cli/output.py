@@ -42,8 +42,7 @@ def per_cent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{100 * fraction:.2f} %"
 
 
-def print_augtest(facts: dict[str, Any]) -> None:
+def print_augtest(views: int, vote: float | None, mean: float | None) -> None:
     """One line on stdout, if a test with views was done."""
-    if facts.get("test_views"):
-        vote, mean = per_cent(facts["test_accuracy_augtest_vote"]), per_cent(facts["test_accuracy_augtest_mean"])
-        say(f"with {facts['test_views']} random views of each image: {vote} by majority, {mean} by mean probability")
+    if views:
+        say(f"with {views} random views of each image: {per_cent(vote)} by majority, {per_cent(mean)} by mean probability")

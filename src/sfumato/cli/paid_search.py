@@ -64,12 +64,13 @@ def run(
     from sfumato.evaluation.trained import load_run
     from sfumato.planning.resolve import resolve
     from sfumato.reporting.page import write_report
+    from sfumato.run_folder.record import Result
+    from sfumato.run_folder.verification import verify as verify_run
     from sfumato.scaling.search import private_selection as paid
     from sfumato.scaling.search.space import paper_space, read_space
     from sfumato.scaling.search.trials import searched_data
     from sfumato.training import loop
     from sfumato.training.interrupt import Interrupted, stop_on_sigterm
-    from sfumato.training.verification import verify as verify_run
 
     plan = resolve(recipe, datasets.facts(recipe.data, data_root, output.note))
     choices = read_space(space) if space else _without_steps(paper_space(plan.recipe))
@@ -92,14 +93,14 @@ def run(
     if not plan.private:
         raise InputError(f"--paid: no trial would be private: {plan.why_not_private}. Correct the recipe.")
 
-    def train(trial: config.Recipe, where: Path) -> dict[str, Any]:
+    def train(trial: config.Recipe, where: Path) -> Result:
         return loop.train(resolve(trial, dataset.facts), dataset, where, device=device, resume=where.exists(), trust=trust)
 
     def score(where: Path) -> int:
         trained = load_run(where, trust)
         return judged_right(trained.objective.decision_logits(predict_logits(trained.model, judges)), judges)
 
-    def verify(where: Path) -> dict[str, Any]:
+    def verify(where: Path) -> Result:
         published = resolve(config.parse(config.read(where / "recipe.toml")), dataset.facts)
         return verify_run(where, published, dataset, Ledger.open(where / "ledger.jsonl"))
 
@@ -112,21 +113,23 @@ def run(
     except (Interrupted, KeyboardInterrupt):
         output.note(f"interrupted; everything is kept. Go on with the same command: {shlex.join(['sfumato', *sys.argv[1:]])}")
         raise typer.Exit(1) from None
-    selected = Path(result["run"])
+    selected = Path(result.run)
     return {
-        "best": {"run": str(selected), "accuracy": min(max(result["score"] / len(judges), 0.0), 1.0)},
+        "best": {"run": str(selected), "accuracy": min(max((result.score or 0.0) / len(judges), 0.0), 1.0)},
         "trials": None,
         "expected_trials": float(trials),
         "recipe": str(selected / "recipe.toml"),
         "storage": None,
         "search_data": data or "private",
-        "private": result["private"],
-        "epsilon_final": result["epsilon"],
-        "epsilon_search_inclusive": result["epsilon"],
-        "delta": result["delta"],
-        "noise_multiplier": result["noise_multiplier"],
+        "private": result.private,
+        "epsilon_final": result.epsilon,
+        "epsilon_search_inclusive": result.epsilon,
+        "delta": result.delta,
+        "noise_multiplier": result.noise_multiplier,
         "predicted_accuracy": None,
-        "test_accuracy": result["test_accuracy"],
+        "held_out": result.held_out,
+        "accuracy": result.accuracy,
+        "test_accuracy": result.test_accuracy,
         "cost": paid.expected_cost(plan.recipe, choices),
     }
 
@@ -141,6 +144,6 @@ def _without_steps(space: Any) -> Any:
 def show(found: dict[str, Any]) -> None:
     """The result in words."""
     output.say(f"selected {found['best']['run']}: {output.per_cent(found['best']['accuracy'])} on the images by which it was selected")
-    output.say(f"held-out accuracy {output.per_cent(found['test_accuracy'])}")
+    output.say(f"held-out accuracy {output.per_cent(found['accuracy'])}")
     output.say(f"epsilon {formats.epsilon(found['epsilon_search_inclusive'])} at delta {formats.delta(found['delta'])}, the search included (by RDP)")
     output.say("not covered: the running time; how many trials there were must stay secret, and nothing here tells")

@@ -74,6 +74,7 @@ def search(
 
     from sfumato.data import loading as datasets
     from sfumato.planning.resolve import resolve
+    from sfumato.run_folder.record import Result
     from sfumato.scaling.search import final_recipe as final
     from sfumato.scaling.search.schedule import plan_search
     from sfumato.scaling.search.space import paper_space, read_space
@@ -102,10 +103,10 @@ def search(
     trials_folder.mkdir(parents=True, exist_ok=True)
     url = storage or f"sqlite:///{folder / 'study.db'}"
 
-    def train(recipe: config.Recipe, name: str, watch: Callable[[int, float], None]) -> dict[str, Any]:
-        def step(facts: dict[str, Any]) -> None:
-            if facts["evaluated"]:
-                watch(facts["step"], facts["accuracy"])
+    def train(recipe: config.Recipe, name: str, watch: Callable[[int, float], None]) -> Result:
+        def step(facts: loop.StepFacts) -> None:
+            if facts.evaluated and facts.accuracy is not None:
+                watch(facts.step, facts.accuracy)
 
         # What a trial leaves is in the storage; weights of simulations are not private, and nobody needs them.
         with tempfile.TemporaryDirectory(prefix=f"trial-{name}-", dir=trials_folder) as run:

@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -37,6 +37,7 @@ def simulate(
     from sfumato.planning.resolve import resolve
     from sfumato.reporting.page import write_report
     from sfumato.run_folder import session
+    from sfumato.run_folder.record import Result
     from sfumato.scaling.simulate import simulate as run_all
     from sfumato.training import loop
     from sfumato.training.interrupt import Interrupted
@@ -45,7 +46,7 @@ def simulate(
     plan = resolve(parsed, dataset.facts)
     folder = output_folder or session.new_folder(f"{name}-b{batch_size}")
 
-    def train(simulation: config.Recipe) -> dict[str, Any]:
+    def train(simulation: config.ResolvedRecipe) -> Result:
         run = folder / f"seed-{simulation.run.seed}"
         with Display() as display:  # what an earlier call with the same --output left is gone on with
             plan = resolve(simulation, dataset.facts)
@@ -59,13 +60,11 @@ def simulate(
         output.note(f"{interrupted}; everything is kept. Go on with the same command and --output {shlex.quote(str(folder))}")
         raise typer.Exit(1) from None
     if json_:
-        output.print_json(result)
+        output.print_json(result.as_json())
         return
-    for run in result["runs"]:
-        output.say(
-            f"{run['run']}: held-out accuracy {output.per_cent(run['test_accuracy'])} (last weights {output.per_cent(run['test_accuracy_last'])})"
-        )
-    mean, fraction = output.per_cent(result["test_accuracy"]), output.per_cent(result["compute_fraction"])
+    for run in result.runs:
+        output.say(f"{run.run}: held-out accuracy {output.per_cent(run.accuracy)} (last weights {output.per_cent(run.accuracy_last)})")
+    mean, fraction = output.per_cent(result.accuracy), output.per_cent(result.compute_fraction)
     output.say(f"mean {mean} of {len(numbers)}; each costs {fraction} of the run that it stands for")
     output.say("not private: simulations train on the images with a public seed")
 

@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from sfumato.accounting.mechanism import Accountant
 from sfumato.cli import options, output
 from sfumato.errors import InputError
 from sfumato.reporting import formats
+
+if TYPE_CHECKING:
+    from sfumato.run_folder.record import Result
 
 
 def train(
@@ -67,7 +70,7 @@ def train(
 
     page = write_report(folder)
     if json_:
-        output.print_json(result)
+        output.print_json(result.as_json())
     else:
         _show_result(result, page, trusted)
 
@@ -117,8 +120,8 @@ def trusted_modules(recipe: config.Recipe, assignments: list[str], trust: list[s
 
 def _show_plan(parsed: config.Recipe, data_root: Path | None, device: str, non_private: bool, trust: list[str], json_: bool) -> None:
     from sfumato.data import loading as datasets
+    from sfumato.planning.claims import claims, finite
     from sfumato.planning.resolve import resolve, without_privacy
-    from sfumato.training.certificate import claims, finite
     from sfumato.training.estimate import expected_seconds
     from sfumato.training.loop import refuse_large_groups
 
@@ -131,8 +134,7 @@ def _show_plan(parsed: config.Recipe, data_root: Path | None, device: str, non_p
     seconds = expected_seconds(plan, facts_of_data, device, trust)
     mechanism = plan.mechanism
     facts = {
-        "private": plan.private,
-        **claims(plan, mechanism),
+        **claims(plan, mechanism).as_json(),
         "noise_multiplier": finite(mechanism.noise_multiplier),
         "batch_size": mechanism.batch_size,
         "sampling_prob": mechanism.sampling_prob,
@@ -162,21 +164,21 @@ def _show_plan(parsed: config.Recipe, data_root: Path | None, device: str, non_p
     )
 
 
-def _show_result(result: dict[str, Any], page: Path, trust: list[str]) -> None:
-    balanced, majority = output.per_cent(result["balanced_accuracy"]), output.per_cent(result["majority_rate"])
+def _show_result(result: "Result", page: Path, trust: list[str]) -> None:
+    balanced, majority = output.per_cent(result.balanced_accuracy), output.per_cent(result.majority_rate)
     output.say(
-        f"held-out accuracy {output.per_cent(result['test_accuracy'])} (last weights {output.per_cent(result['test_accuracy_last'])}), "
+        f"held-out accuracy {output.per_cent(result.accuracy)} (last weights {output.per_cent(result.accuracy_last)}), "
         f"balanced {balanced}; always naming the largest class: {majority}"
     )
-    output.print_augtest(result)
-    if result["private"]:
-        epsilon, by_rdp = formats.epsilon(result["epsilon"]), formats.epsilon(result["epsilon_rdp"])
-        output.say(f"epsilon {epsilon} at delta {formats.delta(result['delta'])}, one image replaced by zero (RDP {by_rdp})")
+    output.print_augtest(result.test_views, result.accuracy_augtest_vote, result.accuracy_augtest_mean)
+    if (guarantee := result.guarantee) is not None:
+        epsilon, by_rdp = formats.epsilon(guarantee.epsilon), formats.epsilon(result.epsilon_rdp)
+        output.say(f"epsilon {epsilon} at delta {formats.delta(guarantee.delta)}, one image replaced by zero (RDP {by_rdp})")
     else:
-        output.say(f"not private: {result['why_not_private']}")
-    output.say(f"certificate {Path(result['run']) / 'privacy.json'}")
+        output.say(f"not private: {result.why_not_private}")
+    output.say(f"certificate {Path(result.run) / 'privacy.json'}")
     output.say(f"report      {page}")
-    output.say(f"use it      sfumato predict {shlex.join([result['run'], *trust_options(trust)])} IMAGE...")
+    output.say(f"use it      sfumato predict {shlex.join([result.run, *trust_options(trust)])} IMAGE...")
 
 
 def _resume_command(

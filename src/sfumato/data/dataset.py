@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import math
+from typing import Literal
 
 import torch
 
@@ -107,7 +108,7 @@ class Dataset:
     classes: tuple[str, ...]
     train: ImageSet
     held_out_files: ImageSet
-    held_out_name: str
+    held_out_name: Literal["test", "valid"]
 
     def __post_init__(self) -> None:
         for part, images in (("train", self.train), (self.held_out_name, self.held_out_files)):

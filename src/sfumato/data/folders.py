@@ -170,7 +170,7 @@ class _Listing:
     classes: tuple[str, ...]
     train: list[LabelledFile]
     held_out: list[LabelledFile]
-    held_out_name: Part
+    held_out_name: Literal["test", "valid"]
     image_size: int
     channels: int
 
@@ -184,7 +184,7 @@ def _list(config: DataConfig, root: Path, report: Callable[[str], None]) -> _Lis
     if config.group_by is not None:
         _warn_of_like_groups({str(item.group) for item in files}, report)
     parts = split(files, config.split)
-    held_out_name: Part = "valid" if config.split == "train" else "test"
+    held_out_name: Literal["test", "valid"] = "valid" if config.split == "train" else "test"
     if held_out_name not in {item.part for item in files}:
         what = "image" if config.group_by is None else "group"
         report(f"no {held_out_name}/ folder: {HELD_OUT_FRACTION:.0%} are held out by a fixed hash of each {what}'s name")

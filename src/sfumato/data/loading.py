@@ -164,14 +164,14 @@ def _load_named(config: DataConfig, data_root: Path | None) -> Dataset:
     else:
         train, test = list(range(named.num_train)), list(range(named.num_train, total))
     if config.split == "train+valid":
-        held_out, held_out_name = test, "test"
+        held_out, on_test = test, True
     else:
         kept, valid = hold_out(f"{config.name} valid", len(train), named.num_valid)
-        train, held_out, held_out_name = [train[i] for i in kept], [train[i] for i in valid], "valid"
+        train, held_out, on_test = [train[i] for i in kept], [train[i] for i in valid], False
     if config.num_examples is not None:
         portion, _ = hold_out(f"{config.name} portion", len(train), len(train) - config.num_examples)
         train = [train[i] for i in portion]
-    return Dataset(config.name, named.classes, everything.subset(train), everything.subset(held_out), held_out_name)
+    return Dataset(config.name, named.classes, everything.subset(train), everything.subset(held_out), "test" if on_test else "valid")
 
 
 def _digits() -> tuple[torch.Tensor, torch.Tensor]:

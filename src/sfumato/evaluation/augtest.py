@@ -1,5 +1,6 @@
 """Testing with the views of training: AugTest (Sander et al. 2022, Section 4.2). These numbers are not private."""
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -13,10 +14,25 @@ from sfumato.data.views import Views
 from sfumato.randomness import Streams, key_from_seed
 
 
+@dataclasses.dataclass(frozen=True)
+class WithViews:
+    """Accuracies of a test with views.
+
+    Attributes:
+        views: K; 0 where nothing was tested: none was asked for, or all views are alike.
+        vote: By the majority of the K decisions; None without a test.
+        mean: By the mean of the K probabilities; None without a test.
+    """
+
+    views: int
+    vote: float | None
+    mean: float | None
+
+
 @torch.no_grad()
 def augtest(
     model: nn.Module, images: ImageSet, views: Views, num_views: int, decide: Callable[[torch.Tensor], torch.Tensor], rows: int = 128
-) -> dict[str, float | int | None]:
+) -> WithViews:
     """Accuracy when several random views of each image decide together, as they were made in training.
 
     The views come from a fixed public seed: the same images and model give the same numbers
@@ -30,14 +46,9 @@ def augtest(
         num_views: K; 0 for no test.
         decide: From outputs to what a decision takes the largest of: (rows, classes) -> (rows, classes).
         rows: Views that the model sees at once, or the views of one image if they are more.
-
-    Returns:
-        test_views, K; test_accuracy_augtest_vote, by the majority of the K decisions; test_accuracy_augtest_mean, by the
-        mean of the K probabilities. Where kind is "none" all views are alike and nothing is tested: K is 0. Without a
-        test both accuracies are None.
     """
     if num_views == 0 or views.kind == "none":
-        return {"test_views": 0, "test_accuracy_augtest_vote": None, "test_accuracy_augtest_mean": None}
+        return WithViews(0, None, None)
     device = next(model.parameters()).device
     bits = _public_bits(len(images), num_views)
     was_training = model.training
@@ -50,7 +61,7 @@ def augtest(
         correct += torch.stack([(decision == images.labels[indices]).sum() for decision in decisions])
     model.train(was_training)
     vote, mean = (correct.double() / max(len(images), 1)).tolist()
-    return {"test_views": num_views, "test_accuracy_augtest_vote": vote, "test_accuracy_augtest_mean": mean}
+    return WithViews(num_views, vote, mean)
 
 
 def decide_together(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,12 +1,32 @@
 """How good a model is on held-out images. These numbers are not private."""
 
-from typing import Any
+import dataclasses
 
 import numpy as np
 import torch
 from torch import nn
 
 from sfumato.data.dataset import ImageSet
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """How decisions compare with labels.
+
+    Attributes:
+        balanced_accuracy: Mean of the per-class accuracies of the classes that occur.
+        per_class: None for a class that does not occur.
+        accuracy_top5: None below six classes.
+        auroc: For two classes and finite outputs, else None.
+        majority_rate: The accuracy of always naming the most frequent class.
+    """
+
+    accuracy: float
+    balanced_accuracy: float
+    per_class: list[float | None]
+    accuracy_top5: float | None
+    auroc: float | None
+    majority_rate: float
 
 
 @torch.no_grad()
@@ -36,18 +56,12 @@ def judged_right(logits: torch.Tensor, images: ImageSet) -> int:
     return int(((logits.argmax(1) == images.labels) & images.readable).sum())
 
 
-def score(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+def score(logits: torch.Tensor, labels: torch.Tensor) -> Scores:
     """Scores decisions against labels.
 
     Args:
         logits: (N, classes), already shifted as the decision demands.
         labels: (N,), int64.
-
-    Returns:
-        accuracy; balanced_accuracy (mean of the per-class accuracies of the classes that
-        occur); per_class (None for a class that does not occur); accuracy_top5 (None below
-        six classes); auroc (two classes and finite outputs, else None); majority_rate, the accuracy of always
-        naming the most frequent class.
     """
     num_classes = logits.shape[1]
     decided = logits.argmax(1)
@@ -57,14 +71,14 @@ def score(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
     per_class = [float(hit / count) if count else None for hit, count in zip(hits, counts, strict=True)]
     present = [value for value in per_class if value is not None]
     top5 = float((logits.topk(5, dim=1).indices == labels[:, None]).any(1).double().mean()) if num_classes >= 6 else None
-    return {
-        "accuracy": float(correct.mean()),
-        "balanced_accuracy": float(np.mean(present)),
-        "per_class": per_class,
-        "accuracy_top5": top5,
-        "auroc": _auroc(logits, labels) if num_classes == 2 and len(present) == 2 and logits.isfinite().all() else None,
-        "majority_rate": float(counts.max() / counts.sum()),
-    }
+    return Scores(
+        accuracy=float(correct.mean()),
+        balanced_accuracy=float(np.mean(present)),
+        per_class=per_class,
+        accuracy_top5=top5,
+        auroc=_auroc(logits, labels) if num_classes == 2 and len(present) == 2 and logits.isfinite().all() else None,
+        majority_rate=float(counts.max() / counts.sum()),
+    )
 
 
 def _auroc(logits: torch.Tensor, labels: torch.Tensor) -> float:

@@ -5,9 +5,7 @@ import functools
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Literal
 
-import pydantic
 import torch
 from torch import nn
 
@@ -16,6 +14,7 @@ from sfumato.data.dataset import check_proportions, normalisation
 from sfumato.errors import InputError
 from sfumato.evaluation.objective import Objective
 from sfumato.models import registry
+from sfumato.run_folder.record import WeightsFacts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,16 +29,6 @@ class Trained:
     std: tuple[float, ...]
     image_size: int
     channels: int
-
-
-class _Facts(pydantic.BaseModel):
-    """What the weights' metadata says of images and classes; the file may be a stranger's."""
-
-    classes: Annotated[list[str], pydantic.Field(min_length=2)]
-    mean: list[pydantic.FiniteFloat]
-    std: list[config.PositiveFloat]
-    image_size: Annotated[int, pydantic.Field(ge=8, le=1024)]
-    channels: Literal[1, 3]
 
 
 def load_run(folder: Path, trust: Collection[str] = ()) -> Trained:
@@ -66,7 +55,7 @@ def load_run(folder: Path, trust: Collection[str] = ()) -> Trained:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
-            facts = _Facts.model_validate_json(metadata["sfumato"])
+            facts = WeightsFacts.model_validate_json(metadata["sfumato"])
             recipe = config.shareable(config.parse_resolved(tomllib.loads(metadata["recipe"])))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (safe_open is no mapping)
         normalisation(facts.mean, facts.std, facts.channels, ((), ()))

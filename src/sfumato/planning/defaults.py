@@ -10,6 +10,8 @@ from typing import Any
 from sfumato.config import FilledRecipe, Recipe, delta_default
 from sfumato.data.catalogue import Facts
 
+ADAM = {"beta1": 0.9, "beta2": 0.999, "adam_epsilon": 1e-8}
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
@@ -55,10 +57,8 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
     if recipe.optimizer.name == "sgd":
         choose("optimizer", "learning_rate", 2.0, "the sum of clipped gradients is divided by the batch size, so one rate suits all batches")
     else:
-        usual = "as Kingma and Ba (2015) have it"
-        choose("optimizer", "beta1", 0.9, usual)
-        choose("optimizer", "beta2", 0.999, usual)
-        choose("optimizer", "adam_epsilon", 1e-8, usual)
+        for key, value in ADAM.items():
+            choose("optimizer", key, value, "as Kingma and Ba (2015) have it")
         choose("optimizer", "learning_rate", 0.01, "Adam moves each weight by about this much, whatever the size of its gradients")
     return FilledRecipe.model_validate(values), choices
 

@@ -5,7 +5,7 @@ import dataclasses
 from sfumato.accounting import printed
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection
-from sfumato.config import PrivacyConfig, Recipe, ResolvedAugmentation, ResolvedPrivacy, ResolvedRecipe, parse_resolved
+from sfumato.config import PrivacyConfig, Recipe, ResolvedAugmentation, ResolvedRecipe, parse_resolved
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
 from sfumato.planning.defaults import Choice, fill_in
@@ -35,19 +35,12 @@ class Plan:
     @property
     def delta(self) -> float:
         """Of a recipe with a budget."""
-        return self.privacy.delta
-
-    @property
-    def privacy(self) -> ResolvedPrivacy:
-        """The budget of a recipe that has one."""
-        if self.recipe.privacy is None:
-            raise AttributeError("an ordinary run has no budget")
-        return self.recipe.privacy
+        return self.recipe.budget.delta
 
     @property
     def selection(self) -> Selection | None:
         """How this run is selected from others; None where nothing is selected."""
-        return _selection(self.recipe.privacy)
+        return selection_of(self.recipe.privacy)
 
 
 def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan:
@@ -98,7 +91,7 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
         raise InputError(f"training.batch_size = {training.batch_size} is more than the {n} training images. Choose a smaller one.")
     if privacy.max_images_per_person is not None and privacy.sampling == "shuffled":
         raise InputError('privacy.max_images_per_person needs privacy.sampling = "poisson": no epsilon is known for shuffled batches.')
-    selection = _selection(privacy)
+    selection = selection_of(privacy)
     _refuse_what_selection_does_not_cover(recipe, privacy)
     if target is not None and sigma == 0:
         raise InputError("noise_multiplier 0 has no finite epsilon, so it cannot meet a target_epsilon. Leave one of them out.")
@@ -135,7 +128,8 @@ _SOLVED: dict[Solved, tuple[str, str]] = {
 }
 
 
-def _selection(privacy: PrivacyConfig | None) -> Selection | None:
+def selection_of(privacy: PrivacyConfig | None) -> Selection | None:
+    """How a run under this budget is selected from others; None where nothing is selected."""
     if privacy is None or privacy.selected_from is None:
         return None
     return Selection(privacy.selected_from, privacy.selection_shape, privacy.score_noise)

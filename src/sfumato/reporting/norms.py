@@ -9,7 +9,9 @@ from typing import Any
 
 from sfumato import config
 from sfumato.errors import InputError
-from sfumato.run_folder.files import JsonLines, write_atomically
+from sfumato.run_folder import record
+from sfumato.run_folder.files import write_atomically
+from sfumato.run_folder.record import NormHistogram, PrivateMetrics
 
 FORMATS = (".svg", ".png")
 WARNING = "not private: exact statistics of the training images, for the owner alone"
@@ -25,20 +27,21 @@ def read_norms(folder: Path) -> dict[str, Any]:
     if not (folder / "recipe.toml").exists():
         raise InputError(f"{folder} holds no run. Give the folder of a run that was trained with --set training.norm_histogram_every=10.")
     recipe = config.parse(config.read(folder / "recipe.toml"))
-    lines = [line for line in JsonLines(folder / "metrics_private.jsonl").read() if "norms" in line]
-    if recipe.privacy is None or not lines:
+    lines = record.read_lines(folder / record.PRIVATE_METRICS_FILE, PrivateMetrics)
+    seen = [(line.step, line.norms) for line in lines if line.norms is not None]
+    if recipe.privacy is None or not seen:
         raise InputError(
             f"{folder} recorded no gradient norms. Train under a [privacy] section with --set training.norm_histogram_every=10; "
             "--resume may add it to a run that is unfinished."
         )
-    histograms = [{"step": line["step"], "clipped_fraction": _above_one(line["norms"]), **line["norms"]} for line in lines]
+    histograms = [{"step": step, "clipped_fraction": _above_one(norms), **norms.as_json()} for step, norms in seen]
     return {"run": str(folder), "private": False, "warning": WARNING, "clipping_norm": recipe.privacy.clipping_norm, "histograms": histograms}
 
 
-def _above_one(norms: dict[str, Any]) -> float | None:
+def _above_one(norms: NormHistogram) -> float | None:
     """The share of norms above C, which are those that clipping shortened."""
-    total = sum(norms["counts"])
-    return sum(norms["counts"][norms["edges"].index(1.0) + 1 :]) / total if total else None
+    total = sum(norms.counts)
+    return sum(norms.counts[norms.edges.index(1.0) + 1 :]) / total if total else None
 
 
 def draw_norms(facts: dict[str, Any], path: Path) -> None:

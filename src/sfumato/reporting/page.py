@@ -7,8 +7,8 @@ from typing import Any
 from sfumato.reporting import formats, wording
 from sfumato.reporting.markup import Html, element
 from sfumato.reporting.plots import training_curves
-from sfumato.reporting.recorded import Recorded, read_run
 from sfumato.run_folder.files import write_atomically
+from sfumato.run_folder.record import Recorded, read_run
 
 MOST_ROWS = 25
 MANY_CLASSES = 12
@@ -32,8 +32,7 @@ def write_report(folder: Path) -> Path:
         MachineError: If the page cannot be written; an older one is then intact.
     """
     path = folder / "report.html"
-    # A file name that is no UTF-8 may have become a class name with lone surrogates: they print as "?".
-    write_atomically(path, render(read_run(folder)).encode("utf-8", errors="replace"))
+    write_atomically(path, render(read_run(folder)).encode())
     return path
 
 
@@ -58,7 +57,7 @@ def _header(run: Recorded) -> Html:
     model = run.recipe.get("model", {}).get("name", "a network")
     classes = f" for {formats.count(len(run.classes))} classes" if run.classes else ""
     how = "with differential privacy" if run.is_private else "without a privacy guarantee"
-    lead = f"An image classifier ({model}){classes}, trained on {formats.count(run.privacy['num_examples'])} images {how}."
+    lead = f"An image classifier ({model}){classes}, trained on {formats.count(run.certificate.num_examples)} images {how}."
     parts = [element("p", "Sfumato report", class_="kicker"), element("h1", run.name), element("p", lead, class_="lead")]
     if run.result is None:
         parts.append(element("p", "This run is unfinished: there is no final model yet, and accuracies are those so far.", class_="unfinished"))
@@ -75,7 +74,7 @@ def _certificate(run: Recorded) -> Html:
 
 
 def _not_covered(run: Recorded) -> Html:
-    points = element("ul", *(element("li", point) for point in run.privacy["not_covered"]))
+    points = element("ul", *(element("li", point) for point in run.certificate.not_covered))
     intro = "The guarantee says nothing about:" if run.is_private else "Even a private run would say nothing about:"
     return element("section", element("h2", "What is not covered"), element("p", intro), points)
 
@@ -86,30 +85,30 @@ def _accuracy(run: Recorded) -> Html:
         if not run.metrics:
             return element("section", title, element("p", "Nothing has been evaluated yet."))
         last = run.metrics[-1]
-        tiles = [_tile("accuracy so far", formats.per_cent(last["accuracy"])), _tile("at step", formats.count(last["step"]))]
+        tiles = [_tile("accuracy so far", formats.per_cent(last.accuracy)), _tile("at step", formats.count(last.step))]
         return element("section", title, element("div", *tiles, class_="tiles"))
     result = run.result
     tiles = [
-        _tile("accuracy", formats.per_cent(result["test_accuracy"])),
-        _tile("balanced accuracy", formats.per_cent(result["balanced_accuracy"])),
-        _tile("always the most frequent class", formats.per_cent(result["majority_rate"])),
+        _tile("accuracy", formats.per_cent(result.accuracy)),
+        _tile("balanced accuracy", formats.per_cent(result.balanced_accuracy)),
+        _tile("always the most frequent class", formats.per_cent(result.majority_rate)),
     ]
-    if result.get("test_accuracy_top5") is not None:
-        tiles.append(_tile("among the first five", formats.per_cent(result["test_accuracy_top5"])))
-    if result.get("auroc") is not None:
-        tiles.append(_tile("AUROC", f"{result['auroc']:.4f}"))
-    tiles.append(_tile("accuracy of the last weights", formats.per_cent(result["test_accuracy_last"])))
-    if result.get("test_views"):
-        tiles.append(_tile(f"majority of {result['test_views']} views", formats.per_cent(result["test_accuracy_augtest_vote"])))
-        tiles.append(_tile(f"mean probability of {result['test_views']} views", formats.per_cent(result["test_accuracy_augtest_mean"])))
+    if result.accuracy_top5 is not None:
+        tiles.append(_tile("among the first five", formats.per_cent(result.accuracy_top5)))
+    if result.auroc is not None:
+        tiles.append(_tile("AUROC", f"{result.auroc:.4f}"))
+    tiles.append(_tile("accuracy of the last weights", formats.per_cent(result.accuracy_last)))
+    if result.test_views:
+        tiles.append(_tile(f"majority of {result.test_views} views", formats.per_cent(result.accuracy_augtest_vote)))
+        tiles.append(_tile(f"mean probability of {result.test_views} views", formats.per_cent(result.accuracy_augtest_mean)))
     text = (
-        f"Measured on the held-out images ({result['held_out']}), with the averaged weights, which are the ones kept. Balanced accuracy is the mean "
+        f"Measured on the held-out images ({result.held_out}), with the averaged weights, which are the ones kept. Balanced accuracy is the mean "
         "over the classes, each counting the same. These numbers are not private with respect to the held-out images."
     )
-    if result.get("test_views"):
+    if result.test_views:
         text += " The last two let several random views of each image decide together; results are compared by the plain accuracy."
     parts = [element("h2", "How good it is"), element("div", *tiles, class_="tiles"), element("p", text)]
-    if result["test_accuracy"] <= result["majority_rate"]:
+    if result.accuracy <= result.majority_rate:
         parts.append(element("p", "The classifier is no better than always naming the most frequent class.", class_="remark"))
     return element("section", *parts)
 
@@ -122,7 +121,7 @@ def _curves(run: Recorded) -> Html:
     title = element("h2", "How it was reached")
     if not run.metrics:
         return element("section", title, element("p", "No step has been evaluated yet, so there is no curve."))
-    majority_rate = run.result["majority_rate"] if run.result else None
+    majority_rate = run.result.majority_rate if run.result else None
     target = run.recipe.get("privacy", {}).get("target_epsilon")
     figure = training_curves(run.metrics, with_epsilon=run.is_private, majority_rate=majority_rate, target=target)
     caption = "Accuracy on held-out images after each evaluated step"
@@ -134,8 +133,8 @@ def _per_class(run: Recorded) -> Html:
     title = element("h2", "Accuracy per class")
     if run.result is None:
         return element("section", title, element("p", "Known once the run has finished."))
-    majority_rate = run.result["majority_rate"]
-    pairs = list(zip(run.result["classes"], run.result["per_class"], strict=True))
+    majority_rate = run.result.majority_rate
+    pairs = list(zip(run.result.classes, run.result.per_class, strict=True))
     bars = element("dl", *(_bar(name, value, majority_rate) for name, value in pairs), class_="bars many" if len(pairs) > MANY_CLASSES else "bars")
     text = f"The line across the bars marks {formats.per_cent(majority_rate)}, the accuracy of always naming the most frequent class."
     known = [(value, name) for name, value in pairs if value is not None]
@@ -191,9 +190,9 @@ def _values(run: Recorded) -> Html:
     head = element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
     rows = []
     for line in shown:
-        cells = [formats.count(line["step"]), formats.per_cent(line["accuracy"]), formats.per_cent(line["accuracy_last"])]
+        cells = [formats.count(line.step), formats.per_cent(line.accuracy), formats.per_cent(line.accuracy_last)]
         if run.is_private:
-            cells.append(formats.epsilon(line["epsilon"]))
+            cells.append(formats.epsilon(line.epsilon))
         rows.append(element("tr", *(element("td", cell) for cell in cells)))
     note = [element("p", f"One of every {every} lines of metrics.jsonl.")] if every > 1 else []
     return element("section", element("h2", "Numbers of the curves"), *note, element("table", head, element("tbody", *rows), class_="numbers"))

@@ -13,6 +13,7 @@ from typing import Any
 
 from sfumato.reporting.formats import count, epsilon, per_cent
 from sfumato.reporting.markup import Html, element
+from sfumato.run_folder.record import Metrics
 
 # Stand-ins that matplotlib accepts for the page's colours; `_into_page` swaps them.
 INK, FAINT, FIRST, SECOND = "#000001", "#000002", "#000003", "#000004"
@@ -49,7 +50,7 @@ SETTINGS: Any = {
 }
 
 
-def training_curves(metrics: list[dict[str, Any]], *, with_epsilon: bool, majority_rate: float | None = None, target: float | None = None) -> Html:
+def training_curves(metrics: list[Metrics], *, with_epsilon: bool, majority_rate: float | None = None, target: float | None = None) -> Html:
     """Held-out accuracy over steps and, below it, epsilon over steps.
 
     Args:
@@ -66,7 +67,7 @@ def training_curves(metrics: list[dict[str, Any]], *, with_epsilon: bool, majori
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    spent = [line for line in metrics if line["epsilon"] is not None] if with_epsilon else []
+    spent = [(line.step, line.epsilon) for line in metrics if line.epsilon is not None] if with_epsilon else []
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(SETTINGS)
@@ -81,7 +82,7 @@ def training_curves(metrics: list[dict[str, Any]], *, with_epsilon: bool, majori
         if spent:
             _draw_epsilon(panels[1], spent, target)
         panels[-1].set_xlabel("step")
-        panels[-1].set_xlim(0, max(line["step"] for line in metrics) * 1.02 or 1)
+        panels[-1].set_xlim(0, max(line.step for line in metrics) * 1.02 or 1)
         panels[-1].xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
         panels[-1].xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         written = io.StringIO()
@@ -89,20 +90,20 @@ def training_curves(metrics: list[dict[str, Any]], *, with_epsilon: bool, majori
     return _into_page(written.getvalue(), "Training curves", describe(metrics, spent))
 
 
-def describe(metrics: list[dict[str, Any]], spent: list[dict[str, Any]]) -> str:
+def describe(metrics: list[Metrics], spent: list[tuple[int, float]]) -> str:
     """What the curves show, for those who cannot see them."""
     first, last = metrics[0], metrics[-1]
-    text = f"Held-out accuracy is {per_cent(first['accuracy'])} at step {count(first['step'])}"
+    text = f"Held-out accuracy is {per_cent(first.accuracy)} at step {count(first.step)}"
     if len(metrics) > 1:
-        text += f" and {per_cent(last['accuracy'])} at step {count(last['step'])}"
+        text += f" and {per_cent(last.accuracy)} at step {count(last.step)}"
     if spent:
-        text += f". Epsilon has then reached {epsilon(spent[-1]['epsilon'])}"
+        text += f". Epsilon has then reached {epsilon(spent[-1][1])}"
     return text + "."
 
 
-def _draw_accuracy(axes: Any, metrics: list[dict[str, Any]], majority_rate: float | None) -> None:
-    steps = [line["step"] for line in metrics]
-    series = {key: [100 * line[key] for line in metrics] for key in ("accuracy", "accuracy_last")}
+def _draw_accuracy(axes: Any, metrics: list[Metrics], majority_rate: float | None) -> None:
+    steps = [line.step for line in metrics]
+    series = {key: [100 * getattr(line, key) for line in metrics] for key in ("accuracy", "accuracy_last")}
     marker = "o" if len(steps) <= MOST_MARKERS else None
     axes.plot(steps, series["accuracy_last"], color=SECOND, marker=marker, markersize=4, linewidth=1.5, label="last weights")
     axes.plot(steps, series["accuracy"], color=FIRST, marker=marker, label="averaged weights")
@@ -121,8 +122,8 @@ def _draw_accuracy(axes: Any, metrics: list[dict[str, Any]], majority_rate: floa
     axes.legend([handles[i] for i in order], [labels[i] for i in order], **legend)
 
 
-def _draw_epsilon(axes: Any, spent: list[dict[str, Any]], target: float | None) -> None:
-    steps, values = [line["step"] for line in spent], [line["epsilon"] for line in spent]
+def _draw_epsilon(axes: Any, spent: list[tuple[int, float]], target: float | None) -> None:
+    steps, values = [step for step, _ in spent], [epsilon for _, epsilon in spent]
     axes.plot(steps, values, color=FIRST, marker="o" if len(steps) <= MOST_MARKERS else None)
     highest = max(values)
     if target is not None:

@@ -1,7 +1,6 @@
 """Runs of one study, read from their folders, and what their accuracies say about larger batches."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,8 @@ from typing import Any
 
 from sfumato import config
 from sfumato.errors import InputError
-from sfumato.run_folder.files import read_json
+from sfumato.run_folder import record
+from sfumato.run_folder.record import PrivateMetrics, Result
 from sfumato.scaling.law import NOT_TOLD_APART, Fit, Point, fit, predict, rivals
 
 # sigma / B may differ by rounding of sigma to four digits.
@@ -73,29 +73,26 @@ def read_study(folders: Sequence[Path]) -> Study:
 
 
 def _read(folder: Path) -> Run:
-    result = read_json(folder / "result.json")
+    result = record.read(folder / record.RESULT_FILE, Result)
     recipe = config.parse(config.read(folder / "recipe.toml"))
-    sigma, batch_size = result["noise_multiplier"], result["batch_size"]
+    sigma, batch_size = result.noise_multiplier, result.batch_size
     if not sigma:
         raise InputError(f"{folder} was trained without noise: it belongs to no study at a constant total amount of noise. Leave it out.")
     return Run(
         folder=folder,
-        point=Point(batch_size, recipe.run.seed, result["test_accuracy"]),
-        num_steps=result["num_steps"],
-        num_examples=result["num_examples"],
+        point=Point(batch_size, recipe.run.seed, result.accuracy),
+        num_steps=result.num_steps,
+        num_examples=result.num_examples,
         noise_per_image=sigma / batch_size,
-        num_parameters=result["num_parameters"],
+        num_parameters=result.num_parameters,
         clipped_square=_clipped_square(folder),
     )
 
 
 def _clipped_square(folder: Path) -> float | None:
     """Mean over the logged steps."""
-    path = folder / "metrics_private.jsonl"
-    if not path.exists():
-        return None
-    values = [json.loads(line).get("clipped_square") for line in path.read_text(encoding="utf-8").splitlines()]
-    values = [value for value in values if value is not None]
+    lines = record.read_lines(folder / record.PRIVATE_METRICS_FILE, PrivateMetrics)
+    values = [line.clipped_square for line in lines if line.clipped_square is not None]
     return sum(values) / len(values) if values else None
 
 

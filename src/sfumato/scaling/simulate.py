@@ -3,21 +3,22 @@
 from collections.abc import Callable
 from typing import Any
 
-from sfumato.config import Recipe
+from sfumato.config import ResolvedRecipe, parse_resolved
 from sfumato.errors import InputError
+from sfumato.run_folder.record import Result
 
 # From a recipe to its result, as `sfumato.train` gives it.
-Train = Callable[[Recipe], dict[str, Any]]
+Train = Callable[[ResolvedRecipe], Result]
 
 
-def simulated(recipe: Recipe, batch_size: int, seed: int) -> Recipe:
+def simulated(recipe: ResolvedRecipe, batch_size: int, seed: int) -> ResolvedRecipe:
     """The recipe of one simulation: steps, learning rate and sigma / B as they are.
 
     Runs of equal seed share initial weights and noise whatever their batch size: the noise of sigma / B is the same.
     Never private: the seed is public.
 
     Args:
-        recipe: Resolved: its noise multiplier, batch size and steps are set.
+        recipe: Of the run that is simulated.
 
     Raises:
         InputError: If the recipe has no noise to scale, or the batch is not smaller than its own.
@@ -25,7 +26,6 @@ def simulated(recipe: Recipe, batch_size: int, seed: int) -> Recipe:
     privacy, training = recipe.privacy, recipe.training
     if privacy is None or not privacy.noise_multiplier:
         raise InputError("a simulation scales the noise with the batch, but this recipe has none. Give it a [privacy] section with a budget.")
-    assert training.batch_size is not None
     if not 1 <= batch_size <= training.batch_size:
         raise InputError(
             f"--batch-size must lie between 1 and the recipe's own {training.batch_size}, not {batch_size}: a simulation is the cheaper run."
@@ -38,15 +38,27 @@ def simulated(recipe: Recipe, batch_size: int, seed: int) -> Recipe:
     values["privacy"] |= {"target_epsilon": None, "noise_multiplier": sigma, "selected_from": None}
     values["training"]["batch_size"] = batch_size
     values["run"]["seed"] = seed
-    return Recipe.model_validate(values)
+    return parse_resolved(values)
 
 
-def simulate(recipe: Recipe, batch_size: int, seeds: list[int], train: Train) -> dict[str, Any]:
+class Simulation(Result):
+    """The result of the first seed, accuracies averaged over seeds.
+
+    Attributes:
+        runs: Each seed's own.
+        compute_fraction: What one simulation computes, as a fraction of one run of the recipe.
+    """
+
+    seeds: list[int]
+    runs: list[Result]
+    compute_fraction: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {**super().as_json(), "runs": [run.as_json() for run in self.runs]}
+
+
+def simulate(recipe: ResolvedRecipe, batch_size: int, seeds: list[int], train: Train) -> Simulation:
     """One simulation for each seed.
-
-    Returns:
-        JSON-ready: the keys of the first run, accuracies averaged over seeds, each run's own result under ``runs``,
-        and ``compute_fraction``: what one simulation computes, as a fraction of one run of the recipe.
 
     Raises:
         InputError: As `simulated`, or if seeds are repeated.
@@ -55,8 +67,10 @@ def simulate(recipe: Recipe, batch_size: int, seeds: list[int], train: Train) ->
         raise InputError("--seeds must name each seed once: equal seeds give equal runs, which say nothing about the spread.")
     simulations = [simulated(recipe, batch_size, seed) for seed in seeds]
     runs = [train(simulation) for simulation in simulations]
-    assert recipe.training.batch_size is not None
-    keys = ("test_accuracy", "test_accuracy_last", "test_accuracy_augtest_vote", "test_accuracy_augtest_mean")
-    accuracies = {key: [run[key] for run in runs] for key in keys if runs[0].get(key) is not None}
-    mean = {key: sum(values) / len(values) for key, values in accuracies.items()}
-    return {**runs[0], **mean, "seeds": seeds, "runs": runs, "compute_fraction": batch_size / recipe.training.batch_size}
+    averaged = [key for key in _ACCURACIES if getattr(runs[0], key) is not None]
+    mean = {key: sum(getattr(run, key) for run in runs) / len(runs) for key in averaged}
+    fraction = batch_size / recipe.training.batch_size
+    return Simulation(**{**dict(runs[0]), **mean}, seeds=seeds, runs=runs, compute_fraction=fraction)
+
+
+_ACCURACIES = ("accuracy", "accuracy_last", "test_accuracy", "test_accuracy_last", "accuracy_augtest_vote", "accuracy_augtest_mean")

@@ -74,7 +74,7 @@ class Learner:
         self.grad_fn = clipped_grad(
             self.model,
             self.objective.loss,
-            clipping_norm=self.plan.privacy.clipping_norm,
+            clipping_norm=self.plan.recipe.budget.clipping_norm,
             augmult=self.views.augmult,
             microbatch_size=microbatch_size,
             engine=self.engine,

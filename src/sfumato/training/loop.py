@@ -1,33 +1,32 @@
 """A whole run, from a recipe to a trained model and its certificate."""
 
 import dataclasses
-import json
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from sfumato import config
 from sfumato.accounting.accountants import EpsilonCurve
 from sfumato.data.dataset import Dataset
 from sfumato.errors import InputError
-from sfumato.evaluation.augtest import augtest
-from sfumato.evaluation.scores import predict_logits, score
+from sfumato.evaluation.augtest import WithViews, augtest
+from sfumato.evaluation.scores import Scores, predict_logits, score
+from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
-from sfumato.run_folder import files, key_file
+from sfumato.run_folder import files, key_file, record
 from sfumato.run_folder import session as sessions
+from sfumato.run_folder.certificate import certificate, result_claims, weights_facts
 from sfumato.run_folder.checkpoint import Checkpoint
 from sfumato.run_folder.entries import spent_mechanism
 from sfumato.run_folder.environment import describe, pick_device
-from sfumato.run_folder.files import JsonLines, write_json
+from sfumato.run_folder.record import Certificate, Metrics, PrivateMetrics, RecordLines, Result
+from sfumato.run_folder.verification import verify_finished
 from sfumato.training.allocator import give_freed_memory_back
-from sfumato.training.certificate import certificate, claims, in_result, in_weights
 from sfumato.training.draws import SumChanged
 from sfumato.training.interrupt import Interrupted, watch_for_interrupts
 from sfumato.training.learner import Learner, build_learner
-from sfumato.training.verification import verify_finished
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +34,25 @@ class Progress:
     """What a run tells whoever watches it; every call may be ignored."""
 
     message: Callable[[str], None] = lambda text: None
-    step: Callable[[dict[str, Any]], None] = lambda facts: None
+    step: Callable[["StepFacts"], None] = lambda facts: None
+
+
+@dataclasses.dataclass(frozen=True)
+class StepFacts:
+    """Where a run stands after a step.
+
+    Attributes:
+        epsilon: Spent so far; None where the run is not private.
+        accuracy: On held-out images when they were last looked at; None before.
+        evaluated: Whether that was after this step.
+    """
+
+    step: int
+    num_steps: int
+    epsilon: float | None
+    accuracy: float | None
+    images_per_second: float
+    evaluated: bool
 
 
 def train(
@@ -47,7 +64,7 @@ def train(
     resume: bool = False,
     trust: Collection[str] = (),
     progress: Progress = Progress(),  # noqa: B008  (immutable)
-) -> dict[str, Any]:
+) -> Result:
     """Trains a model and writes the run folder.
 
     Guarantee: where ``plan.private``, everything that the run releases (model.safetensors,
@@ -64,7 +81,7 @@ def train(
         progress: Who watches.
 
     Returns:
-        The result as the command line prints it.
+        What result.json holds.
 
     Raises:
         InputError: If the input is wrong; nothing that was there is lost.
@@ -73,7 +90,7 @@ def train(
     """
     if resume and folder.is_dir():
         files.refuse_links(folder)
-    if resume and (folder / "result.json").exists():
+    if resume and (folder / record.RESULT_FILE).exists():
         sessions.refuse_changed_recipe(folder, plan)
         refuse_large_groups(plan, dataset.train.largest_group())
         result = verify_finished(folder, plan, dataset)
@@ -141,6 +158,14 @@ def refuse_large_groups(plan: Plan, largest: tuple[str, int] | None) -> None:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class HeldOutScores:
+    """Of the averaged weights, and the accuracy of the last ones."""
+
+    averaged: Scores
+    accuracy_last: float
+
+
 class _Run:
     """The loop's variables; ``finish`` reads from top to bottom."""
 
@@ -151,8 +176,8 @@ class _Run:
         self.progress = progress
         self.folder = session.folder
         self.mechanism = plan.mechanism
-        self.metrics = JsonLines(self.folder / "metrics.jsonl")
-        self.metrics_private = JsonLines(self.folder / "metrics_private.jsonl", mode=0o600)
+        self.metrics = RecordLines(self.folder / record.METRICS_FILE)
+        self.metrics_private = RecordLines(self.folder / record.PRIVATE_METRICS_FILE, mode=0o600)
         self.seconds: dict[str, float] = {}
         learner.initialise(session.draws.initial_weights())
         self.learner = learner
@@ -170,7 +195,7 @@ class _Run:
         self.metrics.keep_up_to(self.first_step - 1)
         self.metrics_private.keep_up_to(self.first_step - 1)
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> Result:
         """Takes every step that is left, evaluates, and writes what a finished run leaves."""
         try:
             return self._complete(*self._take_steps())
@@ -181,7 +206,7 @@ class _Run:
             self._go_on_from(self.session.checkpoint)
             return self._complete(*self._take_steps())
 
-    def _take_steps(self) -> tuple[int, dict[str, Any]]:
+    def _take_steps(self) -> tuple[int, HeldOutScores]:
         """The last step, and the scores after it."""
         recipe, num_steps, draws = self.plan.recipe, self.mechanism.num_steps, self.session.draws
         evaluate_every = recipe.training.evaluate_every or max(num_steps // 10, 1)
@@ -192,7 +217,7 @@ class _Run:
             self._checkpoint(0)
 
         last_step = self.first_step - 1
-        scores: dict[str, Any] = {}
+        scores: HeldOutScores | None = None
         evaluated = False
         with watch_for_interrupts() as interrupted:
             for step in range(self.first_step, num_steps + 1):
@@ -214,27 +239,20 @@ class _Run:
                 if evaluated:
                     with self._timed("evaluation"):
                         scores = self._evaluate()
-                    self.metrics.append({"step": step, "epsilon": curve(step), **{key: scores[key] for key in ("accuracy", "accuracy_last")}})
+                    reached = {"accuracy": scores.averaged.accuracy, "accuracy_last": scores.accuracy_last}
+                    self.metrics.append(Metrics(step=step, epsilon=curve(step), **reached))
                 if evaluated or statistics.norms is not None:
-                    noted = {key: value for key, value in dataclasses.asdict(statistics).items() if value is not None}
-                    self.metrics_private.append({"step": step, **noted, "seconds": self._elapsed(), "phases": self.seconds})
-                self.progress.step(
-                    {
-                        "step": step,
-                        "num_steps": num_steps,
-                        "epsilon": curve(step),
-                        "accuracy": scores.get("accuracy"),
-                        "images_per_second": self._images_per_second(step),
-                        "evaluated": evaluated,
-                    }
-                )
+                    noted = {field.name: getattr(statistics, field.name) for field in dataclasses.fields(statistics)}
+                    self.metrics_private.append(PrivateMetrics(step=step, **noted, seconds=self._elapsed(), phases=self.seconds))
+                accuracy = scores.averaged.accuracy if scores else None
+                self.progress.step(StepFacts(step, num_steps, curve(step), accuracy, self._images_per_second(step), evaluated))
                 if interrupted():
                     self._checkpoint(step)
                     raise Interrupted(step, num_steps)
                 if step % checkpoint_every == 0 or step == num_steps:
                     with self._timed("checkpoint"):
                         self._checkpoint(step)
-        return last_step, scores if evaluated else self._evaluate()
+        return last_step, scores if evaluated and scores else self._evaluate()
 
     def _budget_covers(self, step: int) -> bool:
         """Whether an update is a repetition, or fits the target beside everything in the ledger."""
@@ -257,28 +275,28 @@ class _Run:
     def _state_what_is_planned(self) -> None:
         """Writes a certificate that holds whenever the run ends: it counts all that is planned."""
         planned = self.mechanism.replace(num_steps=self._planned())
-        write_json(self.folder / "privacy.json", certificate(self.plan, planned, self.session.ledger, "running", self.dataset))
+        record.write(self.folder / record.CERTIFICATE_FILE, certificate(self.plan, planned, self.session.ledger, "running", self.dataset))
 
     def _curve(self) -> Callable[[int], float | None]:
         """Epsilon after a step, counting releases that an earlier session spent besides."""
         if not self.plan.private:
             return lambda step: None
         if self.plan.selection is not None:  # what the best of all runs spends in the end bounds every step before
-            total = claims(self.plan, self.mechanism.replace(num_steps=self._planned()))["epsilon"]
+            total = claims(self.plan, self.mechanism.replace(num_steps=self._planned())).epsilon
             return lambda step: total
-        curve = EpsilonCurve(self.mechanism.replace(num_steps=self._planned()), self.plan.delta, self.plan.privacy.accountant)
+        curve = EpsilonCurve(self.mechanism.replace(num_steps=self._planned()), self.plan.delta, self.plan.recipe.budget.accountant)
         draws = self.session.draws
         return lambda step: curve.at(max(draws.num_releases, step))
 
-    def _evaluate(self) -> dict[str, Any]:
+    def _evaluate(self) -> HeldOutScores:
         """Scores of the averaged weights, and the accuracy of the last ones."""
         held_out, decide = self.dataset.held_out, self.learner.objective.decision_logits
         last = score(decide(predict_logits(self.state.model, held_out)), held_out.labels)
         with self.state.averaged_weights():
             averaged = score(decide(predict_logits(self.state.model, held_out)), held_out.labels)
-        return {**averaged, "accuracy_last": last["accuracy"]}
+        return HeldOutScores(averaged, last.accuracy)
 
-    def _augtest(self) -> dict[str, float | int | None]:
+    def _augtest(self) -> WithViews:
         learner, num_views = self.learner, self.plan.recipe.augmentation.test_views
         if num_views and learner.views.kind != "none":
             self.progress.message(f"testing with {num_views} views of each held-out image")
@@ -298,39 +316,47 @@ class _Run:
     def _timed(self, phase: str) -> "_Timed":
         return _Timed(self.seconds, phase)
 
-    def _complete(self, last_step: int, scores: dict[str, Any]) -> dict[str, Any]:
+    def _complete(self, last_step: int, scores: HeldOutScores) -> Result:
         """Writes weights, certificate and result, then deletes the key."""
-        ledger, recipe = self.session.ledger, self.plan.recipe
-        spent = spent_mechanism(ledger.lines)
-        claim = certificate(self.plan, spent, ledger, "complete", self.dataset)
+        spent = spent_mechanism(self.session.ledger.lines)
+        claim = certificate(self.plan, spent, self.session.ledger, "complete", self.dataset)
         self._save_weights(claim)
-        write_json(self.folder / "privacy.json", claim)
+        record.write(self.folder / record.CERTIFICATE_FILE, claim)
         with_views = self._augtest()
-        seconds = self._elapsed()
-        result = {
-            "run": str(self.folder),
-            **in_result(claim),
-            "held_out": self.dataset.held_out_name,
-            "test_accuracy": scores["accuracy"],
-            "test_accuracy_last": scores["accuracy_last"],
-            "test_accuracy_top5": scores["accuracy_top5"],
-            **with_views,
-            **{key: scores[key] for key in ("balanced_accuracy", "per_class", "auroc", "majority_rate")},
-            "num_parameters": self.learner.num_parameters,
-            "images_per_second": self.mechanism.batch_size * max(last_step, 1) / max(seconds, 1e-9),
-            "seconds": seconds,
-        }
-        write_json(self.folder / "result.json", result)
-        if not recipe.run.keep_key:
+        seconds, averaged, held_out = self._elapsed(), scores.averaged, self.dataset.held_out_name
+        on_test = held_out == "test"
+        result = Result(
+            **dict(result_claims(claim)),
+            run=str(self.folder),
+            held_out=held_out,
+            accuracy=averaged.accuracy,
+            accuracy_last=scores.accuracy_last,
+            accuracy_top5=averaged.accuracy_top5,
+            test_accuracy=averaged.accuracy if on_test else None,
+            test_accuracy_last=scores.accuracy_last if on_test else None,
+            test_accuracy_top5=averaged.accuracy_top5 if on_test else None,
+            test_views=with_views.views,
+            accuracy_augtest_vote=with_views.vote,
+            accuracy_augtest_mean=with_views.mean,
+            balanced_accuracy=averaged.balanced_accuracy,
+            per_class=averaged.per_class,
+            auroc=averaged.auroc,
+            majority_rate=averaged.majority_rate,
+            num_parameters=self.learner.num_parameters,
+            images_per_second=self.mechanism.batch_size * max(last_step, 1) / max(seconds, 1e-9),
+            seconds=seconds,
+        )
+        record.write(self.folder / record.RESULT_FILE, result)
+        if not self.plan.recipe.run.keep_key:
             key_file.delete_key(self.folder)
         return result
 
-    def _save_weights(self, claim: dict[str, Any]) -> None:
+    def _save_weights(self, claim: Certificate) -> None:
         """model.safetensors: the averaged weights, with what is needed to use and to judge them."""
         from safetensors.torch import save as to_bytes
 
         tensors = {name: value.detach().cpu().contiguous() for name, value in self.state.averaged_state_dict().items()}
-        metadata = {"sfumato": json.dumps(in_weights(claim), allow_nan=False), "recipe": config.to_toml(config.shareable(self.plan.recipe))}
+        metadata = {"sfumato": weights_facts(claim).model_dump_json(), "recipe": config.to_toml(config.shareable(self.plan.recipe))}
         files.write_atomically(self.folder / "model.safetensors", to_bytes(tensors, metadata))
 
 

@@ -1,34 +1,11 @@
 """How long the gradients of one update were before clipping (Sander et al. 2022, Figure 7). Not private."""
 
-import dataclasses
-
 import torch
+
+from sfumato.run_folder.record import NormHistogram
 
 # Edges are public and fixed, so that they say nothing of the images: ten to a decade, from C / 10^4 to 10^4 C.
 _PER_DECADE, _DECADES = 10, 4
-
-
-@dataclasses.dataclass(frozen=True)
-class NormHistogram:
-    """Norms of per-example gradients, averaged over views and before clipping, in units of the clipping norm C.
-
-    Not private: exact statistics of the training images, the realised batch among them.
-
-    Attributes:
-        edges: Between bins, ascending; 1 is among them.
-        counts: len(edges) + 1 numbers: norms up to the first edge, above each edge up to the next, above the last.
-            They sum to the examples of the batch that have a finite norm and loss.
-        not_finite: The examples that have not; they contribute nothing to the update.
-        median: Of the finite norms; None without any.
-        signal_to_noise: Norm of the sum of clipped gradients over the root mean square norm of the noise,
-            ||sum_i clip(g_i) / C|| / (sigma sqrt(d)) for d parameters; None without noise.
-    """
-
-    edges: list[float]
-    counts: list[int]
-    not_finite: int
-    median: float | None
-    signal_to_noise: float | None
 
 
 def norm_histogram(

@@ -8,6 +8,7 @@ from sfumato import config
 from sfumato.data import loading as datasets
 from sfumato.planning.resolve import resolve, without_privacy
 from sfumato.run_folder import files
+from sfumato.run_folder.record import Result
 from sfumato.training import loop
 from sfumato.training.loop import Progress
 
@@ -22,7 +23,7 @@ def train(
     resume: bool = False,
     trust: Collection[str] = (),
     progress: Progress = Progress(),  # noqa: B008  (immutable)
-) -> dict[str, Any]:
+) -> Result:
     """Trains a classifier under a recipe's budget and writes the run folder ``output``.
 
     Args:
@@ -36,7 +37,7 @@ def train(
         progress: Who watches; what was chosen and every warning are messages.
 
     Returns:
-        The result, as `sfumato train --json` prints it.
+        What result.json holds.
 
     Raises:
         InputError, MachineError, Interrupted: See `sfumato.training.loop.train`.

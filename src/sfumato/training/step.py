@@ -11,8 +11,9 @@ from sfumato.clipping.protocol import add_to
 from sfumato.data.dataset import ImageSet
 from sfumato.data.views import Views
 from sfumato.randomness import Stream
+from sfumato.run_folder.record import NormHistogram
 from sfumato.training.noise import add_noise
-from sfumato.training.norm_histogram import NormHistogram, norm_histogram
+from sfumato.training.norm_histogram import norm_histogram
 from sfumato.training.workers import Workers
 
 

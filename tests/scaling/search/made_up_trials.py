@@ -7,8 +7,9 @@ import torch
 from safetensors.torch import save_file
 
 from sfumato import config
-from sfumato.run_folder import files, ledger
+from sfumato.run_folder import files, ledger, record
 from sfumato.run_folder.ledger import chained_line
+from tests.reporting.folders import finished
 
 
 class Trials:
@@ -30,7 +31,7 @@ class Trials:
             write_run(where, trial, self.sessions(len(self.made)))
 
     def decay(self, where):
-        return json.loads((where / "result.json").read_text())["decay"]
+        return decay_of(where)
 
     def score(self, where):
         return self.scored_by(where)
@@ -42,7 +43,11 @@ class Trials:
         (where / "report.html").write_text(where.name)
 
     def verify(self, where):
-        return json.loads((where / "result.json").read_text())
+        return record.read(where / "result.json", record.Result)
+
+
+def decay_of(folder):
+    return config.parse(config.read(folder / "recipe.toml")).ema.decay
 
 
 def write_run(folder, recipe, sessions=1):
@@ -60,5 +65,4 @@ def write_run(folder, recipe, sessions=1):
     (folder / "recipe.toml").write_text(config.to_toml(config.shareable(recipe)))
     for name in ("metrics.jsonl", "metrics_private.jsonl", "key", "checkpoints/step-000000001.safetensors"):
         (folder / name).write_text("")
-    result = {"run": str(folder), "rate": rate, "decay": decay, "seconds": 12.3, "images_per_second": 45.6}
-    (folder / "result.json").write_text(json.dumps(result))
+    (folder / "result.json").write_text(json.dumps(finished(["a", "b"], run=str(folder), seconds=12.3, images_per_second=45.6)))

@@ -5,20 +5,20 @@ import sys
 import time
 from pathlib import Path
 
-from sfumato.config import Recipe
+from sfumato.config import parse_resolved
 from sfumato.scaling.search.schedule import Outcome, Search
 from sfumato.scaling.search.space import Group, Space
 from sfumato.scaling.search.worker import Worker
 
 
 def made_up_search() -> Search:
-    recipe = Recipe.model_validate(
+    recipe = parse_resolved(
         {
             "data": {"name": "digits"},
             "model": {"name": "small_cnn"},
-            "augmentation": {"kind": "none", "augmult": 0},
+            "augmentation": {"kind": "none", "augmult": 0, "padding": 4},
             "privacy": {"target_epsilon": 3.0, "delta": 1e-4, "noise_multiplier": 4.0},
-            "optimizer": {"learning_rate": 2.0},
+            "optimizer": {"name": "sgd", "learning_rate": 2.0},
             "training": {"batch_size": 512, "num_steps": 60},
         }
     )

@@ -122,7 +122,7 @@ def test_simulations_are_private_of_nobody_and_see_no_test_image(capsys, tmp_pat
 
     def spy(plan, dataset, folder, **options):
         result = real(plan, dataset, folder, **options)
-        seen.append((plan.private, result["epsilon"], dataset.held_out_name, plan.recipe.data.split, plan.recipe.privacy.noise_multiplier / 8))
+        seen.append((plan.private, result.epsilon, dataset.held_out_name, plan.recipe.data.split, plan.recipe.privacy.noise_multiplier / 8))
         return result
 
     monkeypatch.setattr(loop, "train", spy)
@@ -183,7 +183,7 @@ def test_paid_trials_that_private_images_judge_are_charged_for_it_and_publish_on
     assert any("validation images" in line for line in claim["not_covered"])
     result = json.loads((folder / "selected" / "result.json").read_text())
     assert result["held_out"] == "test" and isinstance(result["score"], int)  # no exact number of the validation images anywhere
-    assert {json.loads(line)["accuracy"] for line in (folder / "selected" / "metrics.jsonl").read_text().splitlines()} >= {result["test_accuracy"]}
+    assert {json.loads(line)["accuracy"] for line in (folder / "selected" / "metrics.jsonl").read_text().splitlines()} >= {result["accuracy"]}
 
 
 def test_while_paid_trials_run_all_is_secret(tmp_path, space):

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from scipy import stats
 
+from sfumato import config
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.calibration import solve_noise_multiplier
 from sfumato.accounting.mechanism import Mechanism
@@ -24,7 +26,7 @@ from sfumato.randomness import Streams
 from sfumato.run_folder.ledger import Ledger
 from sfumato.scaling.search.private_selection import _score_noise, draw, expected_cost, paid_recipe, paid_search
 from sfumato.scaling.search.space import STEPS, Group, Range, Space
-from tests.scaling.search.made_up_trials import Trials
+from tests.scaling.search.made_up_trials import Trials, decay_of
 from tests.scaling.search.one_worker import made_up_search
 
 SPACE = Space((Group("g", {"optimizer.learning_rate": [1.0, 2.0, 4.0, 8.0], "ema.decay": Range(0.5, 0.9)}),))
@@ -46,11 +48,11 @@ def many_trials(folder, at_least=3):
 
 def test_the_best_trial_alone_is_left_and_nothing_tells_how_many_there_were(tmp_path):
     folder, trials, result = many_trials(tmp_path)
-    assert result["decay"] == max(decay for _, _, decay in trials.made)
+    assert decay_of(Path(result.run)) == max(decay for _, _, decay in trials.made)
     assert sorted(path.name for path in folder.iterdir()) == ["paid-search.json", "selected"]
     left = "".join(str(path) + path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
     assert not any(name in left for name, _, _ in trials.made)
-    assert result["run"] == str(folder / "selected")
+    assert result.run == str(folder / "selected")
 
 
 def test_a_killed_search_goes_on_with_the_same_trials_and_no_others(tmp_path):
@@ -171,7 +173,7 @@ def test_a_score_on_private_images_has_the_noise_that_is_paid_for_and_is_a_whole
     assert one.data.split == "train"  # the validation split scores
     scores = []
     for attempt in range(200):
-        scores.append(paid_search(one, SPACE, tmp_path / str(attempt), Trials(score=lambda where: 1000))["score"])
+        scores.append(paid_search(one, SPACE, tmp_path / str(attempt), Trials(score=lambda where: 1000)).score)
     assert all(isinstance(score, int) for score in scores)
     mean = sum(scores) / 200
     spread = math.sqrt(sum((score - mean) ** 2 for score in scores) / 199)
@@ -197,15 +199,15 @@ def test_folders_that_no_search_made_are_left_alone(tmp_path, name):
 
 def test_a_selected_run_is_never_certified_for_fewer_steps_than_the_others_may_have_taken():
     from sfumato.data.catalogue import Facts
+    from sfumato.planning.claims import claims
     from sfumato.planning.resolve import resolve
-    from sfumato.training.certificate import claims
 
     stated = recipe()  # its noise, and no target
     stated = stated.model_copy(update={"privacy": stated.privacy.model_copy(update={"target_epsilon": None})})
     plan = resolve(stated, Facts(1437, 10, 8, 1))
-    whole = claims(plan, plan.mechanism)["epsilon"]
-    assert claims(plan, plan.mechanism.replace(num_steps=5))["epsilon"] == whole
-    assert claims(plan, plan.mechanism.replace(num_steps=75))["epsilon"] > whole
+    whole = claims(plan, plan.mechanism).epsilon
+    assert claims(plan, plan.mechanism.replace(num_steps=5)).epsilon == whole
+    assert claims(plan, plan.mechanism.replace(num_steps=75)).epsilon > whole
 
 
 def test_what_is_secret_shows_nothing_while_trials_come_and_are_for_the_owner_alone(tmp_path):
@@ -254,7 +256,7 @@ def test_all_that_is_published_bears_the_time_of_the_start_after_crashes_too(tmp
                 paid_search(recipe(), SPACE, folder, Trials())
         start = (folder / "paid-search.json").stat().st_mtime_ns
         result = paid_search(recipe(), SPACE, folder, Trials())
-        assert result["run"] == str(folder / "selected") and not (folder / "secret").exists()
+        assert result.run == str(folder / "selected") and not (folder / "secret").exists()
         assert times(folder) == {start}
         paid_search(recipe(), SPACE, folder, Trials())  # told again
         assert times(folder) == {start}
@@ -266,15 +268,16 @@ def test_what_is_published_holds_no_time_no_environment_and_nothing_for_the_owne
     names = {"ledger.jsonl", "metrics.jsonl", "model.safetensors", "privacy.json", "recipe.toml", "report.html", "result.json"}
     assert {path.name for path in selected.iterdir()} == names
     assert (selected / "report.html").read_text() == "selected"
-    assert result["seconds"] is None and result["images_per_second"] is None
+    assert result.seconds is None and result.images_per_second is None
     content = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert b"abacus" not in content and b"12.3" not in content and b"45.6" not in content
     ledger = Ledger.open(selected / "ledger.jsonl")  # whole, and what the others state of it is true
     facts = json.loads((selected / "privacy.json").read_text())
     assert (facts["ledger_head"], facts["ledger_lines"]) == (ledger.head, len(ledger.lines))
+    published = config.parse(config.read(selected / "recipe.toml"))
     with safe_open(selected / "model.safetensors", "pt") as file:
         assert json.loads(file.metadata()["sfumato"])["ledger_head"] == ledger.head
-        assert file.get_tensor("weights").tolist() == pytest.approx([result["rate"], result["decay"]])
+        assert file.get_tensor("weights").tolist() == pytest.approx([published.optimizer.learning_rate, published.ema.decay])
 
 
 def test_the_same_weights_and_facts_are_the_same_bytes(tmp_path):
@@ -335,7 +338,7 @@ def published_noise(folder, key, score, images=b"images", decay=0.5):
     space = Space((Group("g", {"ema.decay": [decay]}),))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sfumato.randomness.new_key", lambda: key)
-        found = paid_search(one, space, folder, Trials(score=lambda where: score, images=images))["score"]
+        found = paid_search(one, space, folder, Trials(score=lambda where: score, images=images)).score
     shutil.rmtree(folder)
     return found - score
 
@@ -440,5 +443,5 @@ def test_a_finished_search_is_verified_before_it_is_told_again(tmp_path, altered
             raise InputError(f"{where} was altered")
 
         trials.verify = refuse
-    with pytest.raises(InputError, match={"result": "no score", "recipe": "selected_from", "verdict": "was altered"}[altered]):
+    with pytest.raises(InputError, match={"result": "is damaged", "recipe": "selected_from", "verdict": "was altered"}[altered]):
         paid_search(recipe(), SPACE, tmp_path, trials)

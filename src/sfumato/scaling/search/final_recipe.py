@@ -7,15 +7,16 @@ from typing import Any
 from sfumato import config
 from sfumato.accounting import printed
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.config import Recipe
+from sfumato.config import ResolvedRecipe, parse_resolved
 from sfumato.errors import InputError
+from sfumato.planning.solve import Budget, solve
 from sfumato.scaling.law import NOT_TOLD_APART, Fit, Point, Prediction, fit, predict, rivals
 from sfumato.scaling.search.schedule import Agenda, Outcome, Search
 from sfumato.scaling.search.space import Settings, apply
 from sfumato.scaling.search.trials import work
 
 
-def final_recipe(search: Search, settings: Settings, public: bool) -> tuple[Recipe, float]:
+def final_recipe(search: Search, settings: Settings, public: bool) -> tuple[ResolvedRecipe, float]:
     """The settings at the reference batch, the noise calibrated anew to the budget.
 
     Args:
@@ -27,27 +28,20 @@ def final_recipe(search: Search, settings: Settings, public: bool) -> tuple[Reci
         The recipe, and the epsilon that it will spend: never above its target.
     """
     from sfumato.accounting.accountants import epsilon
-    from sfumato.accounting.calibration import solve_noise_multiplier
 
     recipe = apply(search.recipe, settings)
-    privacy, training = recipe.privacy, recipe.training
-    assert privacy is not None and privacy.delta is not None and privacy.noise_multiplier is not None
-    assert training.batch_size is not None and training.num_steps is not None
-    batch_size, num_steps, n = training.batch_size, training.num_steps, search.num_examples
+    privacy, training, n = recipe.budget, recipe.training, search.num_examples
     target = privacy.target_epsilon
     if target is None:  # the recipe states its noise: what that spends is the budget
         before = search.recipe.training
-        assert before.batch_size is not None and before.num_steps is not None
         reference = Mechanism(n, before.batch_size, privacy.noise_multiplier, before.num_steps)
         target = epsilon(reference, privacy.delta, privacy.accountant).epsilon
-    sigma = solve_noise_multiplier(
-        batch_size=batch_size, num_steps=num_steps, num_examples=n, target_epsilon=target, delta=privacy.delta, accountant=privacy.accountant
-    )
-    spent = epsilon(Mechanism(n, batch_size, sigma, num_steps), privacy.delta, privacy.accountant).epsilon
+    mechanism, _ = solve(Budget(n, privacy.delta, target, training.batch_size, training.num_steps, None, privacy.accountant))
+    spent = epsilon(mechanism, privacy.delta, privacy.accountant).epsilon
     values = recipe.model_dump()
-    values["privacy"] |= {"target_epsilon": target, "noise_multiplier": sigma, "search_data": "public" if public else "private"}
+    values["privacy"] |= {"target_epsilon": target, "noise_multiplier": mechanism.noise_multiplier, "search_data": "public" if public else "private"}
     values["run"]["seed"] = None
-    return config.parse(values), spent
+    return parse_resolved(values), spent
 
 
 def predicted(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> tuple[list[Fit], Prediction]:
@@ -59,7 +53,6 @@ def predicted(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -
         points += [Point(slot.batch_size, seed, accuracy) for seed, accuracy in zip(slot.seeds, accuracies, strict=True)]
     fits = fit(points)
     reference = apply(search.recipe, agenda.settings).training.batch_size
-    assert reference is not None
     return fits, predict(fits, reference)
 
 
@@ -76,10 +69,8 @@ def cost(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> dic
             continue
         views += work(recipe, slot.batch_size, len(slot.seeds))
     training = search.recipe.training
-    assert training.batch_size is not None
     reference = work(search.recipe, training.batch_size, 1)
     best = apply(search.recipe, agenda.settings)
-    assert best.training.batch_size is not None
     return {"search_views": views, "search_fraction": views / reference, "final_views": work(best, best.training.batch_size, 1)}
 
 
@@ -91,15 +82,14 @@ def summary(search: Search, agenda: Agenda, finished: Mapping[str, Outcome], pub
         {"name": stage.name, **dataclasses.asdict(stage.gain), "counts": stage.gain.counts, "settings": stage.settings} for stage in agenda.stages
     ]
     found = [outcome for name, outcome in finished.items() if not name.startswith("law/")]
-    assert recipe.privacy is not None
     return {
         "best": {"settings": agenda.settings, "accuracy": _accuracy_of(agenda.settings, found)},
         "stages": stages,
         "trials": len(found),
         "given_up": sum(outcome.accuracies is None for outcome in found),
         "epsilon_final": epsilon,
-        "delta": recipe.privacy.delta,
-        "noise_multiplier": recipe.privacy.noise_multiplier,
+        "delta": recipe.budget.delta,
+        "noise_multiplier": recipe.budget.noise_multiplier,
         "epsilon_search_inclusive": epsilon if public else None,
         "predicted_accuracy": {"value": prediction.accuracy, "low": prediction.low, "high": prediction.high},
         "augtest_gain": augtest_gain(search, agenda, finished),

@@ -21,12 +21,14 @@ from typing import Any
 
 from sfumato import config, randomness
 from sfumato.accounting.selection import Selection
-from sfumato.config import Recipe
+from sfumato.config import Recipe, ResolvedRecipe
 from sfumato.errors import InputError
+from sfumato.planning.resolve import selection_of
 from sfumato.randomness import Stream, Streams
 from sfumato.run_folder import files, key_file
 from sfumato.run_folder.files import read_json, write_atomically
 from sfumato.run_folder.ledger import Ledger
+from sfumato.run_folder.record import Result
 from sfumato.scaling.search.publication import parts, set_times, write_anew
 from sfumato.scaling.search.space import STEPS, Range, Settings, Space, apply, possible
 from sfumato.scaling.search.trials import work
@@ -48,11 +50,11 @@ class Trials:
         verify: The result of a published run, once its claims are found to be those of its ledger and recipe.
     """
 
-    train: Callable[[Recipe, Path], object]
+    train: Callable[[ResolvedRecipe, Path], object]
     score: Callable[[Path], int]
     fingerprint: Callable[[bytes], str]
     report: Callable[[Path], object]
-    verify: Callable[[Path], dict[str, Any]]
+    verify: Callable[[Path], Result]
 
 
 def paid_recipe(recipe: Recipe, space: Space, selection: Selection) -> Recipe:
@@ -76,7 +78,7 @@ def paid_recipe(recipe: Recipe, space: Space, selection: Selection) -> Recipe:
     return config.parse(values)
 
 
-def paid_search(recipe: Recipe, space: Space, folder: Path, trials: Trials) -> dict[str, Any]:
+def paid_search(recipe: ResolvedRecipe, space: Space, folder: Path, trials: Trials) -> Result:
     """Draws how many trials there are, makes them, and keeps the best alone; called again, it goes on.
 
     Guarantee: the folder ``selected`` satisfies the epsilon of its certificate, which covers the selection, if the number of
@@ -114,18 +116,17 @@ def paid_search(recipe: Recipe, space: Space, folder: Path, trials: Trials) -> d
             os.rename(public, selected)
         _refuse_another_budget(selected, recipe, space)
         result = trials.verify(selected)
-        if type(result.get("score")) not in (int, float):
+        if result.score is None:
             raise InputError(f"{selected / 'result.json'} is damaged: it has no score. Restore it from a copy.")
-        result["run"] = str(selected)
         if secret.exists():
             set_times(selected, start)
             key_file.delete_key(secret)
             shutil.rmtree(secret)
         os.utime(folder, ns=(start, start))
-        return result
+        return result.model_copy(update={"run": str(selected)})
 
 
-def _refuse_another_budget(selected: Path, recipe: Recipe, space: Space) -> None:
+def _refuse_another_budget(selected: Path, recipe: ResolvedRecipe, space: Space) -> None:
     """The published recipe is one of the search's, but for what the space may change."""
     now = config.releasing_keys(config.parse(config.read(selected / "recipe.toml")))
     for key, value in config.releasing_keys(recipe).items():
@@ -188,11 +189,9 @@ def _begin(secret: Path, identity: str, trials: Trials) -> Streams:
     return Streams(key, {"search": identity, "images": images}, {})
 
 
-def _best(recipe: Recipe, space: Space, streams: Streams, folder: Path, trials: Trials) -> tuple[int, Path]:
+def _best(recipe: ResolvedRecipe, space: Space, streams: Streams, folder: Path, trials: Trials) -> tuple[int, Path]:
     """Makes all trials and returns the best one's score, noise included, and its folder."""
-    privacy = recipe.privacy
-    assert privacy is not None and privacy.selected_from is not None
-    selection = Selection(privacy.selected_from, privacy.selection_shape, privacy.score_noise)
+    selection = _selection(recipe)
     best: tuple[int, Path] | None = None
     for index in range(selection.draw(_uniform(streams.stream("number of trials")))):
         trial = folder / bytes(streams.stream("name", index).bytes(8)).hex()
@@ -206,7 +205,7 @@ def _best(recipe: Recipe, space: Space, streams: Streams, folder: Path, trials: 
     return best
 
 
-def _train_in_one_session(recipe: Recipe, trial: Path, trials: Trials) -> None:
+def _train_in_one_session(recipe: ResolvedRecipe, trial: Path, trials: Trials) -> None:
     """Makes a trial, anew if its updates were drawn afresh on the way.
 
     That happens where it was cut short and went on in another environment. Nothing of it has been released, so making it
@@ -233,7 +232,7 @@ def _score_noise(streams: Streams, index: int, score: int, trial: Path, stddev: 
     return round(stddev * _gaussian(of_this.stream("score", index)))
 
 
-def draw(recipe: Recipe, space: Space, stream: Stream) -> Settings:
+def draw(recipe: ResolvedRecipe, space: Space, stream: Stream) -> Settings:
     """Settings drawn evenly from a space, again until they are possible.
 
     Raises:
@@ -245,9 +244,7 @@ def draw(recipe: Recipe, space: Space, stream: Stream) -> Settings:
             uniform = _uniform(stream)
             settings[key] = choices[int(uniform * len(choices))] if isinstance(choices, list) else _between(choices, uniform)
         try:
-            batch_size = recipe.training.batch_size
-            assert batch_size is not None
-            if possible(apply(recipe, settings), batch_size):
+            if possible(apply(recipe, settings), recipe.training.batch_size):
                 return settings
         except InputError:
             continue
@@ -273,12 +270,18 @@ def _gaussian(stream: Stream) -> float:
     return math.sqrt(-2 * math.log(radius)) * math.cos(2 * math.pi * angle)
 
 
-def expected_cost(recipe: Recipe, space: Space) -> dict[str, Any]:
+def expected_cost(recipe: ResolvedRecipe, space: Space) -> dict[str, Any]:
     """Views that the search is expected to differentiate; what it really did is secret. Averaged over drawn settings."""
-    privacy, training = recipe.privacy, recipe.training
-    assert privacy is not None and privacy.selected_from is not None and training.batch_size is not None
+    batch_size, expected = recipe.training.batch_size, _selection(recipe).mean
     streams = Streams(randomness.key_from_seed(0), {}, {})
     count = 200
     drawn = [apply(recipe, draw(recipe, space, streams.stream("settings", i))) for i in range(count)]
-    mean = sum(work(settings, training.batch_size, 1) for settings in drawn) / count
-    return {"search_views": mean * privacy.selected_from, "search_fraction": mean * privacy.selected_from / work(recipe, training.batch_size, 1)}
+    mean = sum(work(settings, batch_size, 1) for settings in drawn) / count
+    return {"search_views": mean * expected, "search_fraction": mean * expected / work(recipe, batch_size, 1)}
+
+
+def _selection(recipe: ResolvedRecipe) -> Selection:
+    found = selection_of(recipe.privacy)
+    if found is None:
+        raise InputError("--paid: nothing is selected under this recipe. Set privacy.selected_from.")
+    return found

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, cast, get_args
 
-from sfumato.config import Recipe
+from sfumato.config import ResolvedRecipe
 from sfumato.errors import InputError
 from sfumato.scaling.search.significance import Gain, gain
 from sfumato.scaling.search.space import Range, Settings, Space, apply, proposals
@@ -100,7 +100,7 @@ class Search:
         data: Name of the public images that are searched on; None for the recipe's own.
     """
 
-    recipe: Recipe
+    recipe: ResolvedRecipe
     space: Space
     sampler: Sampler
     prune: bool
@@ -125,7 +125,6 @@ class Search:
         Their seeds are new ones: the accuracies that chose the settings are those of the luckiest.
         """
         reference = apply(self.recipe, settings).training.batch_size
-        assert reference is not None
         smallest = max(1, min(self.batch_size // 2, reference // 8))
         seeds = tuple(max(self.seeds) + 1 + i for i in range(max(3, len(self.seeds))))
         return [Slot(f"law/{size}", settings, size, seeds) for size in (smallest, 2 * smallest, 4 * smallest, 8 * smallest)]
@@ -182,7 +181,7 @@ class Search:
 
 
 def plan_search(
-    recipe: Recipe,
+    recipe: ResolvedRecipe,
     space: Space,
     *,
     sampler: str,
@@ -208,7 +207,6 @@ def plan_search(
         raise InputError("this recipe is itself selected from several private runs (privacy.selected_from). Leave that out, or search with --paid.")
     if privacy.sampling != "poisson":
         raise InputError('the final run would have no certificate: its batches are shuffled. Set privacy.sampling = "poisson".')
-    assert training.batch_size is not None
     if sampler not in get_args(Sampler):
         raise InputError(f"--sampler {sampler!r} is not known. Known are {', '.join(get_args(Sampler))}.")
     if sampler == "greedy" and prune:

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from sfumato import config
-from sfumato.config import Recipe
+from sfumato.config import ResolvedRecipe
 from sfumato.errors import InputError
+from sfumato.planning.defaults import ADAM
 
 STEPS = "training.num_steps"
 """The one privacy parameter that may be searched: batch size and learning rate follow it, at constant eta and sigma (Section 4.3)."""
@@ -75,10 +76,9 @@ class Space:
         }
 
 
-def paper_space(recipe: Recipe) -> Space:
+def paper_space(recipe: ResolvedRecipe) -> Space:
     """The grid of Sander et al. 2022, Section 4.2, in the order of Table 2, then steps against batch size as in Table 3."""
     steps = recipe.training.num_steps
-    assert steps is not None
     groups: dict[str, dict[str, list[Any] | Range]] = {
         "learning rate": {
             "optimizer.learning_rate": [1.0, 2.0, 4.0, 8.0, 12.0, 16.0],
@@ -171,14 +171,15 @@ def _refuse_key(path: Path, key: str) -> None:
         raise InputError(f"{path}: {key} is no key of a recipe. {config.nearest(key, near)}")
 
 
-def apply(recipe: Recipe, settings: Settings) -> Recipe:
+def apply(recipe: ResolvedRecipe, settings: Settings) -> ResolvedRecipe:
     r"""The recipe with settings in place, at the same total amount of noise.
 
     Other steps S' at constant eta and sigma need B' = B \sqrt{S / S'}; the learning rate, given for the recipe's own S,
     becomes lr S / S' (Sander et al. 2022, Section 4.3). Keys that the chosen optimizer does not have are left out.
 
     Args:
-        recipe: Resolved.
+        recipe: Of the run that the search is for.
+        settings: From a recipe key to its value.
 
     Raises:
         InputError: If such a recipe is not possible.
@@ -191,19 +192,20 @@ def apply(recipe: Recipe, settings: Settings) -> Recipe:
             section = section[name]
         section[last] = value
     # What the chosen optimizer does not have was set for another one.
-    values["optimizer"] |= (
-        {"beta1": None, "beta2": None, "adam_epsilon": None} if values["optimizer"]["name"] == "sgd" else {"momentum": 0.0, "dampening": 0.0}
-    )
+    optimizer = values["optimizer"]
+    if optimizer["name"] == "sgd":
+        optimizer |= dict.fromkeys(ADAM)
+    else:
+        optimizer |= {"momentum": 0.0, "dampening": 0.0, **{key: usual for key, usual in ADAM.items() if optimizer[key] is None}}
     steps, batch_size = recipe.training.num_steps, recipe.training.batch_size
-    assert steps is not None and batch_size is not None
     if settings.get(STEPS, steps) != steps:
         factor = steps / settings[STEPS]
         values["training"]["batch_size"] = round(batch_size * math.sqrt(factor))
         values["optimizer"]["learning_rate"] *= factor
-    return config.parse(values)
+    return config.parse_resolved(values)
 
 
-def proposals(recipe: Recipe, group: Group, current: Settings, count: int, num_examples: int) -> list[Settings]:
+def proposals(recipe: ResolvedRecipe, group: Group, current: Settings, count: int, num_examples: int) -> list[Settings]:
     """At most ``count`` different possible settings of a group, on top of the current ones and none equal to them.
 
     Where the group has more, they are drawn from it, the same ones each time.
@@ -227,15 +229,14 @@ def proposals(recipe: Recipe, group: Group, current: Settings, count: int, num_e
     return [found[i] for i in sorted(chosen)]
 
 
-def possible(recipe: Recipe, num_examples: int) -> bool:
+def possible(recipe: ResolvedRecipe, num_examples: int) -> bool:
     """Whether a recipe can be trained and says something that another does not say more cheaply."""
-    assert recipe.training.batch_size is not None
-    views_of_nothing = recipe.augmentation.kind == "none" and (recipe.augmentation.augmult or 0) > 0
+    views_of_nothing = recipe.augmentation.kind == "none" and recipe.augmentation.augmult > 0
     no_views = recipe.augmentation.kind != "none" and recipe.augmentation.augmult == 0
     return recipe.training.batch_size <= num_examples and not views_of_nothing and not no_views
 
 
-def _identity(recipe: Recipe) -> str:
+def _identity(recipe: ResolvedRecipe) -> str:
     """Equal for recipes that train alike: dampening means nothing without momentum."""
     if recipe.optimizer.momentum == 0:
         recipe = recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"dampening": 0.0})})

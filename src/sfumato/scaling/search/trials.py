@@ -1,10 +1,11 @@
 """One trial: the same settings simulated with each seed, on images that are held apart from the training images."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
-from sfumato.config import DataConfig, Recipe, parse
+from sfumato.config import DataConfig, Recipe, ResolvedRecipe, parse
 from sfumato.errors import InputError
+from sfumato.run_folder.record import Result
 from sfumato.scaling.search.schedule import Outcome, Search, Slot
 from sfumato.scaling.search.space import Settings, apply, possible
 from sfumato.scaling.search.worker import Evaluate, GivenUp
@@ -16,7 +17,7 @@ Watch = Callable[[int, float], None]
 class Train(Protocol):
     """Trains a recipe in a folder of that name and returns its result; ``watch`` is told each step with a held-out accuracy."""
 
-    def __call__(self, recipe: Recipe, name: str, watch: Watch) -> dict[str, Any]: ...
+    def __call__(self, recipe: ResolvedRecipe, name: str, watch: Watch) -> Result: ...
 
 
 def searched_data(recipe: Recipe, public: str | None) -> DataConfig:
@@ -51,8 +52,9 @@ def evaluator(search: Search, data: DataConfig, train: Train) -> Evaluate:
                 results.append(train(simulated(recipe, slot.batch_size, seed), f"{number}-seed-{seed}", watch if first else _nobody))
         except InputError as error:
             raise GivenUp(str(error)) from None
-        voted = tuple(result["test_accuracy_augtest_vote"] for result in results)
-        return Outcome(settings, tuple(result["test_accuracy"] for result in results), None if None in voted else voted)
+        voted = [result.accuracy_augtest_vote for result in results if result.accuracy_augtest_vote is not None]
+        with_views = tuple(voted) if len(voted) == len(results) else None
+        return Outcome(settings, tuple(result.accuracy for result in results), with_views)
 
     return evaluate
 
@@ -61,7 +63,6 @@ def _nobody(step: int, accuracy: float) -> None:
     pass
 
 
-def work(recipe: Recipe, batch_size: int, num_runs: int) -> int:
+def work(recipe: ResolvedRecipe, batch_size: int, num_runs: int) -> int:
     """Views that so many simulations differentiate."""
-    assert recipe.training.num_steps is not None
-    return num_runs * batch_size * recipe.training.num_steps * max(1, recipe.augmentation.augmult or 0)
+    return num_runs * batch_size * recipe.training.num_steps * max(1, recipe.augmentation.augmult)

@@ -1,0 +1,134 @@
+"""What a mechanism costs: every epsilon that a plan, a certificate or a result states. No run is needed for it."""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+from sfumato.accounting.mechanism import Accountant, Mechanism
+from sfumato.record import Record
+
+if TYPE_CHECKING:
+    from sfumato.planning.resolve import Plan
+
+RELATION = "one image's contribution replaced by zero; the number of images is fixed and public (the same epsilon as adding or removing one image)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarantee:
+    """(epsilon, delta)-differential privacy for one unit.
+
+    Attributes:
+        person: Epsilon for a person with several images, and how many at most; None where nothing is said of that.
+    """
+
+    epsilon: float
+    delta: float
+    accountant: Accountant
+    unit: str
+    person: tuple[float | None, int] | None
+
+
+class Claims(Record):
+    """Every epsilon of a mechanism. One that is not private has none: "if private" says what secret noise would have given.
+
+    Attributes:
+        epsilon: By PLD, capped by RDP's, or by RDP where that is the accountant. None: not private, or infinite.
+        epsilon_search_inclusive: The search for hyper-parameters included; None where none was made, or it is not covered.
+        epsilon_person: For all images of one person together.
+        person_groups: Whether it was checked which images belong together.
+    """
+
+    private: bool
+    why_not_private: str | None
+    epsilon: float | None
+    epsilon_rdp: float | None
+    epsilon_pld: float | None
+    epsilon_if_private: float | None = None
+    epsilon_rdp_if_private: float | None = None
+    epsilon_pld_if_private: float | None = None
+    delta: float | None
+    accountant: Accountant | None = None
+    accountant_note: str | None = None
+    relation: str | None = None
+    unit: str | None = None
+    selected_from: float | None = None
+    selection_shape: float | None = None
+    score_noise: float | None = None
+    epsilon_search_inclusive: float | None = None
+    max_images_per_person: int | None = None
+    epsilon_person: float | None = None
+    epsilon_person_if_private: float | None = None
+    person_groups: str | None = None
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """What is guaranteed; None where nothing is."""
+        return self._of(self.epsilon, self.epsilon_person) if self.private else None
+
+    @property
+    def hypothetical(self) -> Guarantee | None:
+        """What secret noise and Poisson sampling would have guaranteed; None where that is nothing, or something is guaranteed."""
+        return None if self.private else self._of(self.epsilon_if_private, self.epsilon_person_if_private)
+
+    def _of(self, epsilon: float | None, of_person: float | None) -> Guarantee | None:
+        if epsilon is None or self.delta is None or self.accountant is None or self.unit is None:
+            return None
+        person = None if self.max_images_per_person is None else (of_person, self.max_images_per_person)
+        return Guarantee(epsilon, self.delta, self.accountant, self.unit, person)
+
+
+def claims(plan: "Plan", mechanism: Mechanism) -> Claims:
+    """Every epsilon of a mechanism under the plan's delta and accountant.
+
+    Where the run is not private, ``epsilon`` is None and ``epsilon_if_private`` says what Poisson sampling with secret noise
+    would have given.
+    """
+    from sfumato.accounting.accountants import epsilon
+
+    privacy = plan.recipe.privacy
+    if privacy is None:
+        return Claims(private=False, why_not_private=plan.why_not_private, epsilon=None, epsilon_rdp=None, epsilon_pld=None, delta=None)
+    if plan.selection is not None:  # the others may have taken all steps, whatever this one did
+        mechanism = mechanism.replace(num_steps=max(mechanism.num_steps, plan.mechanism.num_steps))
+    spent = epsilon(mechanism.replace(sampling="poisson"), plan.delta, privacy.accountant, plan.selection)
+    found, by_rdp, by_pld = finite(spent.epsilon), finite(spent.epsilon_rdp), finite(spent.epsilon_pld)
+    real, hypothetical = ((found, by_rdp, by_pld), (None,) * 3) if plan.private else ((None,) * 3, (found, by_rdp, by_pld))
+    person = None
+    if privacy.max_images_per_person is not None:
+        from sfumato.accounting.user_level import epsilon_person
+
+        person = finite(epsilon_person(mechanism, plan.delta, privacy.max_images_per_person))
+    covers_the_search = plan.selection is not None or privacy.search_data == "public"
+    selection = plan.selection
+    return Claims(
+        private=plan.private,
+        why_not_private=plan.why_not_private,
+        epsilon=real[0],
+        epsilon_rdp=real[1],
+        epsilon_pld=real[2],
+        epsilon_if_private=hypothetical[0],
+        epsilon_rdp_if_private=hypothetical[1],
+        epsilon_pld_if_private=hypothetical[2],
+        delta=plan.delta,
+        accountant=spent.accountant,
+        accountant_note=spent.note,
+        relation=RELATION,
+        unit="one image",
+        selected_from=None if selection is None else selection.mean,
+        selection_shape=None if selection is None else selection.shape,
+        score_noise=None if selection is None else selection.score_noise,
+        epsilon_search_inclusive=real[0] if covers_the_search else None,
+        max_images_per_person=privacy.max_images_per_person,
+        epsilon_person=person if plan.private else None,
+        epsilon_person_if_private=None if plan.private else person,
+        person_groups=_groups(plan) if privacy.max_images_per_person is not None else None,
+    )
+
+
+def _groups(plan: "Plan") -> str:
+    return "checked" if plan.recipe.data.group_by else "declared, not checked"
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no Infinity: None where there is no finite number."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,15 @@
+"""What stands in a JSON file, as a type: the one place that says which keys there are."""
+
+from typing import Any
+
+import pydantic
+
+
+class Record(pydantic.BaseModel):
+    """A JSON object with exactly these keys. Numbers are finite, and nothing is taken for what it is not."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """For a file, or for ``--json``."""
+        return self.model_dump(mode="json")

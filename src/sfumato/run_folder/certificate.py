@@ -1,0 +1,108 @@
+"""privacy.json: what a run claims, and what it does not."""
+
+from typing import Literal
+
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.data.dataset import Dataset
+from sfumato.planning.claims import claims
+from sfumato.planning.resolve import Plan
+from sfumato.run_folder.ledger import Ledger
+from sfumato.run_folder.record import Certificate, PublicInputs, ResultClaims, WeightsFacts
+
+HELD_OUT = "held-out images, on which accuracies are computed: they get no guarantee, and the accuracies are not private"
+SCORED = (
+    "test images, on which accuracies are computed: they get no guarantee, and the accuracies are not private; the "
+    "validation images, by whose noisy score this run was selected, are covered, unreadable ones and labels included"
+)
+NOT_COVERED = [  # the first line is replaced where it is known how hyper-parameters were searched
+    "the choice of hyper-parameters, if it looked at these images",
+    "pre-training data, if the model started from other weights",
+    "several images of one person, beyond what epsilon_person says",
+    "other runs on the same images: their epsilons add up",
+    "the running time of the training",
+    HELD_OUT,
+    "public_inputs: they were taken to be known to everybody, and are published as they are",
+    "metrics_private.jsonl, data_root and checkpoints/: for the owner alone",
+]
+SEARCH = {
+    "private": "the search on the private data is not covered: hyper-parameters were chosen by simulations on these images",
+    "public": "a search beside the one on public images that chose the hyper-parameters, if it looked at these images",
+}
+SELECTION = [
+    "a search beside the selection of this run from a random number of private ones, which epsilon covers",
+    "anyone who learns how many runs there were, or sees another of them",
+]
+KEY_KEPT = "anyone who reads the file `key`, which this run keeps: it regenerates the noise"
+
+
+def certificate(plan: Plan, mechanism: Mechanism, ledger: Ledger, status: Literal["running", "complete"], dataset: Dataset) -> Certificate:
+    """What was released, or will have been.
+
+    Args:
+        plan: The resolved run.
+        mechanism: Its num_steps counts every release: those in the ledger when the run
+            has ended; while it is running also those still planned, so that the number
+            read from the file is never below what was spent.
+        ledger: Its line count and head are stated.
+        status: "running" or "complete".
+        dataset: What is taken to be public about it is stated.
+    """
+    privacy = plan.recipe.privacy
+    return Certificate(
+        **dict(claims(plan, mechanism)),
+        status=status,
+        sampling=mechanism.sampling,
+        noise_multiplier=mechanism.noise_multiplier,
+        sampling_prob=mechanism.sampling_prob,
+        batch_size=mechanism.batch_size,
+        num_examples=mechanism.num_examples,
+        num_steps=mechanism.num_steps,
+        clipping_norm=privacy.clipping_norm if privacy else None,
+        run_id=ledger.lines[0]["run_id"],
+        ledger_lines=len(ledger.lines),
+        ledger_head=ledger.head,
+        public_inputs=public_inputs(plan, dataset),
+        not_covered=not_covered(plan),
+    )
+
+
+def not_covered(plan: Plan) -> list[str]:
+    """What the claims say nothing about, a line each."""
+    lines = list(NOT_COVERED)
+    if plan.recipe.privacy is not None and plan.recipe.privacy.search_data is not None:
+        lines[0] = SEARCH[plan.recipe.privacy.search_data]
+    if plan.selection is not None:
+        lines[:1] = SELECTION
+        if plan.selection.score_noise is not None:
+            lines[lines.index(HELD_OUT)] = SCORED
+    return [*lines, KEY_KEPT] if plan.recipe.run.keep_key else lines
+
+
+def result_claims(certificate: Certificate) -> ResultClaims:
+    """What of a certificate result.json repeats."""
+    kept = {key: value for key, value in certificate if key in ResultClaims.model_fields}
+    return ResultClaims(**kept, classes=certificate.public_inputs.classes)
+
+
+def weights_facts(certificate: Certificate) -> WeightsFacts:
+    """What of a certificate and of the public inputs the metadata of model.safetensors repeats."""
+    known = {**dict(certificate), **dict(certificate.public_inputs)}
+    return WeightsFacts(**{key: known[key] for key in WeightsFacts.model_fields})
+
+
+def public_inputs(plan: Plan, dataset: Dataset) -> PublicInputs:
+    """What the guarantee takes to be known to everybody."""
+    data = plan.recipe.data
+    named = f"the data set {data.name}" if data.name != "folder" else "the names of the class folders"
+    return PublicInputs(
+        num_examples=len(dataset.train),
+        classes=list(dataset.classes),
+        classes_from=named if data.name != "folder" or data.classes is None else "data.classes",
+        class_proportions=data.class_proportions,
+        image_size=dataset.image_size,
+        channels=dataset.channels,
+        mean=list(dataset.mean),
+        std=list(dataset.std),
+        split=data.split,
+        group_by=data.group_by,
+    )

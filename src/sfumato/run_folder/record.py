@@ -1,0 +1,303 @@
+"""The public files of a run as types: what is written is what is read, by everybody."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import pydantic
+from pydantic import Field
+
+from sfumato import config
+from sfumato.errors import InputError
+from sfumato.planning.claims import Claims
+from sfumato.record import Record
+from sfumato.run_folder.files import JsonLines, write_json
+
+CERTIFICATE_FILE, RESULT_FILE, METRICS_FILE, PRIVATE_METRICS_FILE = "privacy.json", "result.json", "metrics.jsonl", "metrics_private.jsonl"
+
+Kind = TypeVar("Kind", bound=Record)
+
+
+def _one_or_three(channels: int) -> int:
+    if channels not in (1, 3):
+        raise ValueError("images have 1 channel or 3")
+    return channels
+
+
+# Files may be a stranger's, and what is read here decides how large a model is built.
+Classes = Annotated[list[str], Field(min_length=2)]
+ImageSize = Annotated[int, Field(ge=8, le=1024)]
+Channels = Annotated[int, pydantic.AfterValidator(_one_or_three)]
+Spread = Annotated[list[config.PositiveFloat], Field(min_length=1)]
+
+
+class PublicInputs(Record):
+    """What the guarantee takes to be known to everybody: the weights, the result and the report show it without noise."""
+
+    num_examples: int
+    classes: Classes
+    classes_from: str
+    class_proportions: list[float] | None
+    image_size: ImageSize
+    channels: Channels
+    mean: list[float]
+    std: Spread
+    split: str
+    group_by: str | None
+
+
+class Certificate(Claims):
+    """privacy.json: what a run claims, and what it does not.
+
+    Attributes:
+        status: While a run is "running" its claims count every update that is planned.
+        num_steps: Releases that are counted.
+        ledger_head: Hash of the ledger's last line.
+    """
+
+    status: Literal["running", "complete"]
+    sampling: str
+    noise_multiplier: float
+    sampling_prob: float
+    batch_size: int
+    num_examples: int
+    num_steps: int
+    clipping_norm: float | None
+    run_id: str
+    ledger_lines: int
+    ledger_head: str
+    public_inputs: PublicInputs
+    not_covered: list[str]
+
+
+class ResultClaims(Claims):
+    """What of a certificate result.json repeats."""
+
+    run_id: str
+    noise_multiplier: float
+    batch_size: int
+    num_steps: int
+    num_examples: int
+    classes: Classes
+
+
+class Result(ResultClaims):
+    """result.json: what a finished run reached. Accuracies are fractions, of the averaged weights, and not private.
+
+    Attributes:
+        run: The folder.
+        held_out: The split that accuracies were measured on.
+        accuracy_last: Of the last weights, not averaged.
+        accuracy_top5: None below six classes.
+        test_accuracy: `accuracy` again, where `held_out` is "test"; like the two after it, absent from the file elsewhere.
+        test_views: K of the test with views (`accuracy_augtest_vote`, `accuracy_augtest_mean`); 0 where none was made.
+        per_class: None for a class that has no held-out image.
+        images_per_second, seconds: None in what a private search publishes.
+        score: By which a private search selected this run, noise included.
+    """
+
+    run: str
+    held_out: Literal["test", "valid"]
+    accuracy: float
+    accuracy_last: float
+    accuracy_top5: float | None
+    test_accuracy: float | None = None
+    test_accuracy_last: float | None = None
+    test_accuracy_top5: float | None = None
+    test_views: int
+    accuracy_augtest_vote: float | None
+    accuracy_augtest_mean: float | None
+    balanced_accuracy: float
+    per_class: list[float | None]
+    auroc: float | None
+    majority_rate: float
+    num_parameters: int
+    images_per_second: float | None
+    seconds: float | None
+    score: float | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _refuse_what_disagrees(self) -> "Result":
+        if self._on_test() != (self.test_accuracy, self.test_accuracy_last, self.test_accuracy_top5):
+            raise ValueError("test_accuracy is accuracy again where held_out is the test split, and nowhere else")
+        if len(self.per_class) != len(self.classes):
+            raise ValueError("per_class has one number for each class")
+        return self
+
+    def _on_test(self) -> tuple[float | None, ...]:
+        return (self.accuracy, self.accuracy_last, self.accuracy_top5) if self.held_out == "test" else (None, None, None)
+
+    def as_json(self) -> dict[str, Any]:
+        absent = set() if self.held_out == "test" else {"test_accuracy", "test_accuracy_last", "test_accuracy_top5"}
+        return self.model_dump(mode="json", exclude=absent)
+
+
+class WeightsFacts(Record):
+    """What the metadata of model.safetensors says: enough to use the weights, and to find the run that made them."""
+
+    classes: Classes
+    mean: list[float]
+    std: Spread
+    image_size: ImageSize
+    channels: Channels
+    run_id: str
+    private: bool
+    epsilon: float | None
+    delta: float | None
+    ledger_lines: int
+    ledger_head: str
+
+
+class Metrics(Record):
+    """A line of metrics.jsonl: what an evaluated step reached, and epsilon until then (None where a run is not private)."""
+
+    step: int
+    epsilon: float | None
+    accuracy: float
+    accuracy_last: float
+
+
+class NormHistogram(Record):
+    """Norms of per-example gradients, averaged over views and before clipping, in units of the clipping norm C.
+
+    Not private: exact statistics of the training images, the realised batch among them.
+
+    Attributes:
+        edges: Between bins, ascending; 1 is among them.
+        counts: len(edges) + 1 numbers: norms up to the first edge, above each edge up to the next, above the last.
+            They sum to the examples of the batch that have a finite norm and loss.
+        not_finite: The examples that have not; they contribute nothing to the update.
+        median: Of the finite norms; None without any.
+        signal_to_noise: Norm of the sum of clipped gradients over the root mean square norm of the noise,
+            ||sum_i clip(g_i) / C|| / (sigma sqrt(d)) for d parameters; None without noise.
+    """
+
+    edges: list[float]
+    counts: list[int]
+    not_finite: int
+    median: float | None
+    signal_to_noise: float | None
+
+
+class PrivateMetrics(Record):
+    """A line of metrics_private.jsonl, for the owner alone: aggregates over the training images of one update, and times.
+
+    Attributes:
+        clipped_square: Mean square of the clipped gradients' norms, in units of the clipping norm.
+        norms: At the steps where it was asked for.
+        seconds: Since the run began.
+        phases: Seconds of each phase until then.
+    """
+
+    step: int
+    loss: float | None
+    clipped_fraction: float | None
+    grad_norm: float | None
+    clipped_square: float | None
+    norms: NormHistogram | None = None
+    seconds: float
+    phases: dict[str, float]
+
+
+def write(path: Path, record: Record) -> None:
+    """Writes a record as strict JSON, atomically.
+
+    Raises:
+        MachineError: If the disk fails.
+    """
+    write_json(path, record.as_json())
+
+
+def read(path: Path, kind: type[Kind]) -> Kind:
+    """Reads what `write` wrote.
+
+    Raises:
+        InputError: If the file is missing, damaged, or says something else than this kind of record does.
+    """
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}. Give the folder of a run that this tool wrote.") from None
+    except pydantic.ValidationError as error:
+        raise _damaged(path, error) from None
+
+
+class RecordLines:
+    """An append-only file with a record about a step in each line; lines may be cut back to a step."""
+
+    def __init__(self, path: Path, mode: int = 0o644) -> None:
+        self._lines = JsonLines(path, mode)
+
+    def append(self, line: Metrics | PrivateMetrics) -> None:
+        """Adds a line; what has its default is left out."""
+        self._lines.append(line.model_dump(mode="json", exclude_defaults=True))
+
+    def keep_up_to(self, step: int) -> None:
+        """Drops the lines of later steps, which are about to be made again."""
+        self._lines.keep_up_to(step)
+
+
+def read_lines(path: Path, kind: type[Kind]) -> list[Kind]:
+    """The lines of a file about steps, in the order in which they were written; a torn last one is passed over.
+
+    Raises:
+        InputError: If a line is not of this kind.
+    """
+    try:
+        return [kind.model_validate(line) for line in JsonLines(path).read()]
+    except pydantic.ValidationError as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: pydantic.ValidationError) -> InputError:
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"])) or "its content"
+    what = {"missing": "is missing", "extra_forbidden": "is no key of it"}.get(first["type"], "is of another type")
+    return InputError(f"{path} is damaged: {where} {what}. Restore it from a copy.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """The public files of one run. The key, checkpoints and metrics_private.jsonl are never opened.
+
+    Attributes:
+        name: Of the folder.
+        result: None while the run is unfinished.
+        metrics: By step.
+        recipe: recipe.toml as nested dictionaries, without data.path.
+    """
+
+    name: str
+    certificate: Certificate
+    result: Result | None
+    metrics: list[Metrics]
+    recipe: dict[str, Any]
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the certificate claims a finite epsilon; everything else is reported as no guarantee."""
+        return self.certificate.guarantee is not None
+
+    @property
+    def classes(self) -> list[str]:
+        """Class names in label order."""
+        return self.certificate.public_inputs.classes
+
+
+def read_run(folder: Path) -> Recorded:
+    """Reads the public files of a run.
+
+    Raises:
+        InputError: If one is missing or damaged.
+    """
+    recipe = config.read(folder / "recipe.toml")
+    config.parse(recipe)  # a file that is no recipe is not shown
+    recipe["data"].pop("path", None)  # nor where the images lie, whoever wrote that there
+    has_result = (folder / RESULT_FILE).exists()
+    return Recorded(
+        name=folder.resolve().name,
+        certificate=read(folder / CERTIFICATE_FILE, Certificate),
+        result=read(folder / RESULT_FILE, Result) if has_result else None,
+        metrics=sorted(read_lines(folder / METRICS_FILE, Metrics), key=lambda line: line.step),
+        recipe=recipe,
+    )
