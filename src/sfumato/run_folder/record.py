@@ -114,7 +114,7 @@ class Result(ResultClaims):
     num_parameters: int
     images_per_second: float | None
     seconds: float | None
-    score: float | None = None
+    score: int | None = None
 
     @pydantic.model_validator(mode="after")
     def _refuse_what_disagrees(self) -> "Result":

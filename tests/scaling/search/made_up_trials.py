@@ -31,7 +31,7 @@ class Trials:
             write_run(where, trial, self.sessions(len(self.made)))
 
     def decay(self, where):
-        return decay_of(where)
+        return round(1e9 * decay_of(where))
 
     def score(self, where):
         return self.scored_by(where)

@@ -76,7 +76,7 @@ def test_a_killed_search_goes_on_with_the_same_trials_and_no_others(tmp_path):
     third = Trials()
     again = paid_search(recipe(), SPACE, folder, third)
     assert third.made == []
-    assert again["decay"] == max(decay for _, _, decay in second.made)
+    assert decay_of(Path(again.run)) == max(decay for _, _, decay in second.made)
 
 
 def test_a_crash_between_selecting_and_forgetting_loses_nothing_and_forgets(tmp_path):
