@@ -14,7 +14,7 @@ from pathlib import Path
 from PIL import Image
 
 from sfumato.config import DataConfig
-from sfumato.data import datasets
+from sfumato.data import loading as datasets
 
 PAIRS = {  # majority, minority
     "sneaker-boot": (7, 9),

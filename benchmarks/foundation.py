@@ -55,9 +55,10 @@ def overhead() -> dict[str, Any]:
     """Sampling, noise, ledger and checkpoint, as a share of a run and per step; the ledger's seconds hold the sum's code."""
     from sfumato import randomness
     from sfumato.accounting.mechanism import Mechanism
-    from sfumato.data.poisson import poisson_batch
-    from sfumato.training.step import Views, draw
-    from sfumato.training.trained import load_run
+    from sfumato.data.sampling import poisson_batch
+    from sfumato.data.views import Views
+    from sfumato.evaluation.trained import load_run
+    from sfumato.training.step import draw
 
     steps = 40
     _, folder, line = train_briefly(f"--set=training.evaluate_every={steps}", steps=steps)
@@ -86,8 +87,8 @@ def noise_seconds(num_parameters: int) -> dict[str, float]:
     import torch
 
     from sfumato.randomness import Stream, new_key
+    from sfumato.run_folder.tensor_mac import tensor_mac
     from sfumato.training.noise import add_noise
-    from sfumato.training.tensor_mac import tensor_mac
 
     key, grad_sum = new_key(), {"weights": torch.randn(num_parameters)}
     return {
@@ -124,7 +125,7 @@ def decoding() -> dict[str, Any]:
         noisy = np.clip(np.asarray(pattern).astype(int) + source.integers(-8, 9, (512, 512, 3)), 0, 255).astype(np.uint8)
         Image.fromarray(noisy).save(name / f"{number}.jpg", quality=90)
     from sfumato.config import DataConfig
-    from sfumato.data import datasets
+    from sfumato.data import loading as datasets
 
     rates = {}
     for size in (64, 224):

@@ -42,19 +42,17 @@ PACKAGE = ROOT / "src" / "sfumato"
 RESULTS = Path(__file__).parent / "results" / "mutation.jsonl"
 SEED = "1"
 
-# In every round each of these gives one mutant; those of three folders, which hold most of the code, come twice.
-GROUPS = [
-    "accounting",
-    "clipping",
-    "training",
-    "run_folder.py",
-    "accounting",
-    "clipping",
-    "training",
-    "data/poisson.py",
-    "randomness.py",
-    "scaling/search/paid.py",
-]
+# In every round each of these gives one mutant; those of three parts, which hold most of the code, come twice.
+GROUPS = {
+    "accounting": ["accounting"],
+    "clipping": ["clipping"],
+    "training": ["training", "planning", "evaluation"],
+    "run_folder": ["run_folder"],
+    "sampling": ["data/sampling.py"],
+    "randomness": ["randomness.py"],
+    "private selection": ["scaling/search/private_selection.py"],
+}
+ROUND = ["accounting", "clipping", "training", "run_folder", "accounting", "clipping", "training", "sampling", "randomness", "private selection"]
 
 
 def _tests(folder: str, names: str) -> list[str]:
@@ -75,11 +73,13 @@ _RESUMED = [
         "no_artefact_of_a_run_holds_the_key",
     )
 ]
-_OF_LAW = _tests("clipping", "made_up law row_dimension checks clipped_grad") + _tests("clipping/zoo", "zoo")
-_OF_TRAINING = _tests(
-    "training",
-    "certificate defaults resolve learner evaluation microbatch state trained noise session draws norm_histogram workers augtest step environment",
-)
+_OF_LAW = _tests("clipping", "made_up law row_independence checks clipped_grad") + _tests("clipping/zoo", "zoo")
+_OF_TRAINING = [
+    *_tests("training", "certificate learner microbatch state noise draws norm_histogram workers step"),
+    *_tests("planning", "defaults resolve"),
+    *_tests("evaluation", "scores trained augtest"),
+    *_tests("run_folder", "session environment"),
+]
 
 _WITH_TESTS_OF_THEIR_OWN = ("calibration", "pld", "rdp", "selection", "tan")
 
@@ -88,17 +88,19 @@ TESTS = {
     "accounting/": ["tests/accounting", *_tests("training", "certificate")],
     **{f"accounting/{name}.py": [*_tests("accounting", name), "tests/accounting"] for name in _WITH_TESTS_OF_THEIR_OWN},
     "accounting/gaussian.py": [*_tests("accounting", "pld"), "tests/accounting"],
-    "accounting/ledger.py": _tests("accounting", "accountants") + _tests("training", "certificate session replay"),
-    "clipping/": _tests("clipping", "norms derived sums law totals checks rules clipped_grad graph_engine"),
+    "clipping/": _tests("clipping", "norms parametrization numerics law clip checks rules clipped_grad graph_engine"),
     "clipping/draws.py": _tests("clipping", "law") + _tests("clipping/zoo", "draws"),
-    **{f"clipping/{name}.py": _OF_LAW for name in ("law", "made_up", "row_dimension", "stand_in")},
-    "clipping/rules/": _tests("clipping", "rules layers totals graph_engine"),
+    **{f"clipping/{name}.py": _OF_LAW for name in ("law", "made_up", "graph/row_independence", "stand_in")},
+    "clipping/graph/rules/": _tests("clipping", "rules layers clip graph_engine"),
+    "planning/": [*_tests("planning", "defaults resolve"), *_OF_TRAINING, *_tests("cli", "cli")],
+    "evaluation/": [*_tests("evaluation", "scores trained augtest"), *_OF_TRAINING, *_tests("cli", "cli"), *_RESUMED],
     "training/": [*_OF_TRAINING, *_tests("cli", "cli"), *_RESUMED],
     "training/loop.py": [*_OF_TRAINING, *_RESUMED, *_tests("training", "replay"), *_tests("cli", "cli")],
-    "run_folder.py": ["tests/test_run_folder.py", *_tests("training", "session"), *_RESUMED],
-    "data/poisson.py": _tests("data", "poisson") + _tests("training", "step"),
-    "randomness.py": ["tests/test_randomness.py", *_tests("data", "poisson"), *_tests("training", "noise")],
-    "scaling/search/paid.py": _tests("scaling/search", "paid paid_published"),
+    "run_folder/": [*_tests("run_folder", "ledger_and_files session environment"), *_OF_TRAINING, *_RESUMED, *_tests("training", "replay")],
+    "run_folder/entries.py": _tests("accounting", "accountants") + _tests("training", "certificate replay") + _tests("run_folder", "session"),
+    "data/sampling.py": _tests("data", "sampling") + _tests("training", "step"),
+    "randomness.py": ["tests/test_randomness.py", *_tests("data", "sampling"), *_tests("training", "noise")],
+    "scaling/search/private_selection.py": _tests("scaling/search", "private_selection publication"),
 }
 
 
@@ -109,13 +111,14 @@ def tests_of(file: str) -> list[str]:
 def chosen(number: int) -> list[Mutant]:
     """`number` mutants, in rounds over GROUPS, within a group in an order that is random and always the same."""
     queues = {}
-    for group in dict.fromkeys(GROUPS):
-        files = sorted((PACKAGE / group).rglob("*.py")) or [PACKAGE / group]
+    for group, parts in GROUPS.items():
+        paths = [PACKAGE / part for part in parts]
+        files = [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
         found = [mutant for file in files for mutant in mutants(str(file.relative_to(PACKAGE)), file.read_bytes())]
         queues[group] = iter(sorted(found, key=lambda mutant: hashlib.sha256(f"{SEED} {mutant.id}".encode()).digest()))
     taken: list[Mutant] = []
     while len(taken) < number:
-        these = [mutant for group in GROUPS for mutant in islice(queues[group], 1)]
+        these = [mutant for group in ROUND for mutant in islice(queues[group], 1)]
         if not these:
             break
         taken += these
@@ -201,7 +204,7 @@ def read(results: Path) -> dict[str, dict[str, Any]]:
 def summary(wanted: list[Mutant], results: Path) -> None:
     known = read(results)
     done = [(group_of(mutant), known[mutant.id]) for mutant in wanted if mutant.id in known]
-    for group in dict.fromkeys(GROUPS):
+    for group in GROUPS:
         verdicts = Counter(line["verdict"] for of, line in done if of == group)
         counts = ", ".join(f"{verdicts[verdict]:3} {verdict}" for verdict in ("killed", "time", "survived"))
         print(f"{group:24} {sum(verdicts.values()):4} mutants, {counts}")
@@ -211,7 +214,7 @@ def summary(wanted: list[Mutant], results: Path) -> None:
 
 
 def group_of(mutant: Mutant) -> str:
-    return next(group for group in GROUPS if mutant.file.startswith(group))
+    return next(group for group, parts in GROUPS.items() if mutant.file.startswith(tuple(parts)))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ _PUBLIC = {
     "add_noise": "sfumato.training.noise",
     "clipped_grad": "sfumato.clipping",
     "epsilon": "sfumato.accounting.accountants",
-    "load_run": "sfumato.training.trained",
+    "load_run": "sfumato.evaluation.trained",
     "new_key": "sfumato.randomness",
     "plan": "sfumato.scaling.plan",
-    "poisson_batch": "sfumato.data.poisson",
+    "poisson_batch": "sfumato.data.sampling",
     "train": "sfumato.training.run",
 }
 __all__ = sorted(_PUBLIC)

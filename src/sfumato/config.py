@@ -5,23 +5,35 @@ one; a key left out takes its default here or is filled in by a stated rule when
 the run starts, and the resolved recipe in the run folder holds every value.
 """
 
+import dataclasses
 import difflib
 import math
 import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 from pydantic import Field
+from pydantic.fields import FieldInfo
 
 from sfumato.errors import InputError
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveInt = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+R = TypeVar("R", bound="Recipe")
 AugmentationKind = Literal["none", "flip", "crop", "crop_flip", "rrc", "tan", "simclr"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MayChange:
+    """Marks a key that says where and how fast a run happens, or what it notes for its owner: never what it releases.
+
+    A run may go on with another value of it. (Where rounding follows from it, as from `training.precision`, updates are
+    then drawn afresh: `sfumato.run_folder.environment`.)
+    """
 
 
 class Section(pydantic.BaseModel):
@@ -34,7 +46,7 @@ class DataConfig(Section):
     """Which images. Every value here is a public input, never computed from private images."""
 
     name: Literal["digits", "mnist", "fashion_mnist", "cifar10", "imagenet", "folder"]
-    path: str | None = None
+    path: Annotated[str | None, MayChange()] = None
     """Folder of images (`folder`), relative to the working directory; `--data-root` overrides it. A run keeps it for its owner alone."""
     split: Literal["train", "train+valid"] = "train+valid"
     """What is trained on: "train" holds out the validation split, "train+valid" the test split."""
@@ -72,7 +84,7 @@ class AugmentationConfig(Section):
     """K views per image, averaged before clipping; 0 means no augmentation."""
     padding: Annotated[int, Field(ge=0, le=64)] | None = None
     """Pixels of mirror padding on each edge before a random crop."""
-    test_views: Annotated[int, Field(ge=0, le=256)] = 0
+    test_views: Annotated[int, Field(ge=0, le=256), MayChange()] = 0
     """Views of each held-out image that decide together, reported beside the plain accuracy (AugTest); 0: not done."""
 
 
@@ -144,21 +156,21 @@ class EmaConfig(Section):
 
 
 class TrainingConfig(Section):
-    """How long, and how fast. From `microbatch_size` on, nothing here changes a privacy claim."""
+    """How long, and how fast."""
 
     batch_size: PositiveInt | None = None
     num_steps: Annotated[int, Field(ge=0)] | None = None
-    microbatch_size: PositiveInt | Literal["auto"] = "auto"
-    engine: Literal["auto", "graph", "func", "reference"] = "auto"
-    precision: Literal["float32", "bf16"] = "float32"
-    compile: bool = False
-    evaluate_every: PositiveInt | None = None
+    microbatch_size: Annotated[PositiveInt | Literal["auto"], MayChange()] = "auto"
+    engine: Annotated[Literal["auto", "graph", "func", "reference"], MayChange()] = "auto"
+    precision: Annotated[Literal["float32", "bf16"], MayChange()] = "float32"
+    compile: Annotated[bool, MayChange()] = False
+    evaluate_every: Annotated[PositiveInt | None, MayChange()] = None
     """Steps between two evaluations on held-out images."""
-    checkpoint_every: PositiveInt | None = None
+    checkpoint_every: Annotated[PositiveInt | None, MayChange()] = None
     """Steps between two checkpoints."""
-    verify_every: PositiveInt | None = None
+    verify_every: Annotated[PositiveInt | None, MayChange()] = None
     """Steps between two checks of the engine on made-up images through the model as it then is; the run stops if one fails."""
-    norm_histogram_every: PositiveInt | None = None
+    norm_histogram_every: Annotated[PositiveInt | None, MayChange()] = None
     """Steps between two histograms of gradient norms, step 1 included, in metrics_private.jsonl: not private, for the owner alone."""
 
 
@@ -167,7 +179,7 @@ class RunConfig(Section):
 
     seed: Annotated[int, Field(ge=0)] | None = None
     """For tests and simulations: all randomness from a public seed, hence not private."""
-    keep_key: bool = False
+    keep_key: Annotated[bool, MayChange()] = False
     """Keep the run's secret key after the run completes."""
 
 
@@ -184,36 +196,73 @@ class Recipe(Section):
     run: RunConfig = RunConfig()
 
 
-SPEED_ONLY = frozenset(
-    {
-        "data.path",
-        "augmentation.test_views",
-        "training.microbatch_size",
-        "training.engine",
-        "training.precision",
-        "training.compile",
-        "training.evaluate_every",
-        "training.checkpoint_every",
-        "training.norm_histogram_every",
-        "training.verify_every",
-        "run.keep_key",
-    }
-)
-"""Keys that change where and how fast a run happens and what it notes for its owner, not what it releases."""
+class ResolvedModel(ModelConfig):
+    """`ModelConfig`, resolved."""
 
-ADDED: dict[str, Any] = {
-    "optimizer.beta1": None,
-    "optimizer.beta2": None,
-    "optimizer.adam_epsilon": None,
-    "optimizer.weight_decay": 0.0,
-    "data.num_examples": None,
-    "privacy.search_data": None,
-    "privacy.selected_from": None,
-    "privacy.selection_shape": 0.0,
-    "privacy.score_noise": None,
-}
-"""Keys that did not always exist, with the value that means what was done without them: at that value they stay out of a
-recipe's digest, so that a run that was begun before they came can go on as the same run."""
+    name: str
+
+
+class ResolvedAugmentation(AugmentationConfig):
+    """`AugmentationConfig`, resolved."""
+
+    kind: AugmentationKind
+    augmult: Annotated[int, Field(ge=0, le=256)]
+    padding: Annotated[int, Field(ge=0, le=64)]
+
+
+class FilledPrivacy(PrivacyConfig):
+    """`PrivacyConfig`, where the noise may be left to be solved for."""
+
+    delta: Annotated[float, Field(ge=1e-100, lt=1)]
+
+
+class ResolvedPrivacy(FilledPrivacy):
+    """`PrivacyConfig`, resolved."""
+
+    noise_multiplier: Literal[0] | Annotated[float, Field(ge=1e-12, le=1e12)]
+
+
+class ResolvedSgd(OptimizerConfig):
+    """`OptimizerConfig` of SGD, resolved."""
+
+    name: Literal["sgd"]
+    learning_rate: PositiveFloat
+
+
+class ResolvedAdam(OptimizerConfig):
+    """`OptimizerConfig` of Adam or AdamW, resolved."""
+
+    name: Literal["adam", "adamw"]
+    learning_rate: PositiveFloat
+    beta1: Fraction
+    beta2: Fraction
+    adam_epsilon: PositiveFloat
+
+
+class ResolvedTraining(TrainingConfig):
+    """`TrainingConfig`, resolved."""
+
+    batch_size: PositiveInt
+    num_steps: Annotated[int, Field(ge=0)]
+
+
+ResolvedOptimizer = ResolvedSgd | ResolvedAdam
+
+
+class FilledRecipe(Recipe):
+    """A recipe that leaves out nothing but what its budget decides."""
+
+    model: ResolvedModel
+    augmentation: ResolvedAugmentation
+    privacy: FilledPrivacy | None = None
+    optimizer: Annotated[ResolvedOptimizer, Field(discriminator="name")]
+
+
+class ResolvedRecipe(FilledRecipe):
+    """What will run: a recipe in which nothing is left to be filled in (`sfumato.planning.resolve`)."""
+
+    privacy: ResolvedPrivacy | None = None
+    training: ResolvedTraining
 
 
 def parse(values: dict[str, Any]) -> Recipe:
@@ -223,8 +272,21 @@ def parse(values: dict[str, Any]) -> Recipe:
         InputError: One line that names the key, what is wrong and the remedy; for an
             unknown key, the nearest known one.
     """
+    return _validated(Recipe, values)
+
+
+def parse_resolved(values: dict[str, Any]) -> ResolvedRecipe:
+    """Validates what a run wrote: every value is there.
+
+    Raises:
+        InputError: Like `parse`; also where a value is left out.
+    """
+    return _validated(ResolvedRecipe, values)
+
+
+def _validated(kind: type[R], values: dict[str, Any]) -> R:
     try:
-        return Recipe.model_validate(values)
+        return kind.model_validate(values)
     except pydantic.ValidationError as error:
         raise InputError(_explain(error)) from None
 
@@ -284,7 +346,7 @@ def to_toml(recipe: Recipe) -> str:
     return tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True))
 
 
-def shareable(recipe: Recipe) -> Recipe:
+def shareable(recipe: R) -> R:
     """The recipe without `data.path`: where images lie on their owner's machine goes into no file that is for sharing."""
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": None})})
 
@@ -356,10 +418,20 @@ def nearest(name: str, candidates: list[str]) -> str:
 
 def known_keys() -> list[str]:
     """Every section, and every "section.key"."""
-    names: list[str] = []
+    return [name for section, fields in _sections().items() for name in (section, *(f"{section}.{key}" for key in fields))]
+
+
+def releasing_keys(recipe: Recipe) -> dict[str, Any]:
+    """The keys that change what a run releases, with their values: all but those that are marked `MayChange`."""
+    free = {f"{section}.{key}" for section, fields in _sections().items() for key, field in fields.items() if MayChange() in field.metadata}
+    return {key: value for key, value in flatten(recipe).items() if key not in free}
+
+
+def _sections() -> dict[str, dict[str, FieldInfo]]:
+    """The fields of each section."""
+    sections = {}
     for section, field in Recipe.model_fields.items():
-        names.append(section)
         options = [field.annotation, *getattr(field.annotation, "__args__", ())]
         model = next(option for option in options if isinstance(option, type) and issubclass(option, Section))
-        names.extend(f"{section}.{key}" for key in model.model_fields)
-    return names
+        sections[section] = dict(model.model_fields)
+    return sections

@@ -17,10 +17,10 @@ from PIL import Image
 import sfumato
 from sfumato import cli
 from tests.cli.test_cli import call, json_of, refused
+from tests.evaluation.test_trained import RESOLVED, write_run
+from tests.evaluation.test_trained import recipe as model_recipe
 from tests.training import faults
 from tests.training.test_resume import wait_for_step
-from tests.training.test_trained import AUGMENTATION, write_run
-from tests.training.test_trained import recipe as model_recipe
 
 SHORT = ["--set", "training.num_steps=2", "--set", "training.batch_size=32", "--set", "training.engine=reference", "--accountant", "rdp"]
 NET = """
@@ -162,7 +162,7 @@ def test_where_the_images_lie_stands_in_a_file_for_the_owner_alone(owned, capsys
 
 @pytest.mark.parametrize("content", [b"relative/folder", b"/a\0b", b"\xff", b""])
 def test_a_note_of_where_images_lie_that_no_run_wrote_is_not_followed(tmp_path, capsys, content):
-    recipe = f'[data]\nname = "folder"\n{AUGMENTATION}[model]\nname = "small_cnn"\n'
+    recipe = f'[data]\nname = "folder"\n{RESOLVED}[model]\nname = "small_cnn"\n'
     run = write_run(tmp_path / "run", recipe)
     (run / "data_root").write_bytes(content)
     assert "--data-root" in refused(capsys, "evaluate", run)

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.clipped_grad import ENGINES as BUILDERS
-from sfumato.clipping.engine import Batch
-from sfumato.clipping.func_engine import FuncEngine
+from sfumato.clipping.func import FuncEngine
+from sfumato.clipping.protocol import Batch
 from sfumato.errors import InputError
 from sfumato.nn import WeightStandardizedConv2d
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad
-from sfumato.clipping.graph_engine import GraphEngine
+from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.errors import InputError
 from sfumato.nn import WeightStandardizedConv2d
 

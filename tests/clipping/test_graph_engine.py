@@ -9,11 +9,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sfumato.clipping import clipped_grad, graph_engine
-from sfumato.clipping.engine import Batch
-from sfumato.clipping.graph_engine import GraphEngine
-from sfumato.clipping.rules import GHOSTS, METHODS, Rows
-from sfumato.clipping.tracing import trace
+from sfumato.clipping import clipped_grad
+from sfumato.clipping.graph import engine as graph_engine
+from sfumato.clipping.graph.engine import GraphEngine
+from sfumato.clipping.graph.rules import GHOSTS, METHODS, Rows
+from sfumato.clipping.graph.sites import trace
+from sfumato.clipping.protocol import Batch
 from sfumato.errors import InputError
 from sfumato.nn import WeightStandardizedConv2d
 
@@ -268,7 +269,7 @@ def test_methods_are_recorded_and_repeated():
 
 
 def test_with_a_memory_format_alone_nothing_is_measured(monkeypatch):
-    monkeypatch.setattr("sfumato.clipping.graph_engine._fastest", None)
+    monkeypatch.setattr("sfumato.clipping.graph.engine._fastest", None)
     model = nn.Sequential(WeightStandardizedConv2d(3, 4, 3), nn.SiLU(), nn.Flatten(), nn.Linear(64, 3))
     for augmult in (0, 4):
         grad_fn = assert_exact(model, (3, 6, 6), augmult, methods={"memory_format": "contiguous"})
@@ -465,9 +466,9 @@ class Repeated(nn.Module):
 @pytest.mark.parametrize("method", ["loop", "grouped", "unfold"])
 def test_gradients_in_blocks(method, augmult, monkeypatch):
     """Whatever is done with them afterwards; where a weight is a parameter they are never put together."""
-    monkeypatch.setattr("sfumato.clipping.rules.convolution._MAX_IN_ONE", 0)
-    monkeypatch.setattr("sfumato.clipping.rules.convolution._BLOCK", 300)  # two examples of most
-    monkeypatch.setattr("sfumato.clipping.totals._FEW", 0)
+    monkeypatch.setattr("sfumato.clipping.graph.rules.convolution._MAX_IN_ONE", 0)
+    monkeypatch.setattr("sfumato.clipping.graph.rules.convolution._BLOCK", 300)  # two examples of most
+    monkeypatch.setattr("sfumato.clipping.graph.clip._FEW", 0)
     put_together, written_out = [], Rows.written_out
     monkeypatch.setattr(Rows, "written_out", lambda self: put_together.append((len(self.blocks), self.shape)) or written_out(self))
     torch.manual_seed(0)
@@ -563,9 +564,9 @@ def test_planted_faults_are_seen(fault, monkeypatch):
         bias = METHODS["conv_bias"]
         monkeypatch.setitem(METHODS, "conv_bias", lambda met, slot: Rows(torch.zeros_like(bias(met, slot).written_out())))
     elif fault == "a meeting is left out":
-        monkeypatch.setattr("sfumato.clipping.graph_engine.trace", lambda *args: without_first_meeting(trace(*args)))
+        monkeypatch.setattr("sfumato.clipping.graph.engine.trace", lambda *args: without_first_meeting(trace(*args)))
     elif fault == "an operation writes past the labels":
-        monkeypatch.setattr(sys.modules["sfumato.clipping.capture"], "_writes", lambda program: False)
+        monkeypatch.setattr(sys.modules["sfumato.clipping.graph.export"], "_writes", lambda program: False)
         model, shape = ScaledInPlace(), (4,)
     if fault == "none":
         assert_exact(model, shape, augmult=2)

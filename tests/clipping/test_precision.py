@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad
-from sfumato.clipping.rules import Rows
+from sfumato.clipping.graph.rules import Rows
 from sfumato.errors import InputError
 from sfumato.nn import WeightStandardizedConv2d
 

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.fx import Graph
 
-from sfumato.clipping.assumptions import recording
-from sfumato.clipping.capture import capture
-from sfumato.clipping.layout import Layout
-from sfumato.clipping.rules import METHODS, Meeting, Met, Rows, candidates, named_args, worth_trying
-from sfumato.clipping.rules.convolution import Ghost
-from sfumato.clipping.rules.normalization import has_statistics, with_statistics
+from sfumato.clipping.graph.batch_dim import Layout
+from sfumato.clipping.graph.export import capture
+from sfumato.clipping.graph.guards import recording
+from sfumato.clipping.graph.rules import METHODS, Meeting, Met, Rows, candidates, named_args, worth_trying
+from sfumato.clipping.graph.rules.convolution import Ghost
+from sfumato.clipping.graph.rules.normalization import has_statistics, with_statistics
 
 ROWS_FIRST = Layout(dim=0, outer=1, inner=1)
 EXAMPLES = 4
@@ -158,7 +158,7 @@ def test_patches_of_a_few_examples_at_a_time(memory_format, name, examples_at_on
     operation, args = convolution(name, memory_format)
     met, true = meet(operation, args(torch.randn(EXAMPLES * 3, 4, 9, 7, dtype=torch.float64)), "weight", 3)
     values = met.args["weight"][0].numel() * met.example_grad()[0, :, 0].numel()
-    monkeypatch.setattr("sfumato.kernels.conv_weight_gradients_by_patches.naive._AT_ONCE", examples_at_once * values)
+    monkeypatch.setattr("sfumato.clipping.graph.rules.conv_operators._AT_ONCE", examples_at_once * values)
     assert_contribution(METHODS["unfold"](met, "weight"), true)
 
 
@@ -169,9 +169,9 @@ def test_large_written_out_gradients_lie_in_blocks(name, per_block, monkeypatch)
     operation, args = convolution(name, torch.contiguous_format)
     met, true = meet(operation, args(torch.randn(EXAMPLES * 3, 4, 9, 7, dtype=torch.float64)), "weight", 3)
     values = met.args["weight"].numel()
-    monkeypatch.setattr("sfumato.clipping.rules.convolution._BLOCK", per_block * values)
+    monkeypatch.setattr("sfumato.clipping.graph.rules.convolution._BLOCK", per_block * values)
     for most, blocks in ((EXAMPLES * values, 1), (EXAMPLES * values - 1, -(-EXAMPLES // per_block))):
-        monkeypatch.setattr("sfumato.clipping.rules.convolution._MAX_IN_ONE", most)
+        monkeypatch.setattr("sfumato.clipping.graph.rules.convolution._MAX_IN_ONE", most)
         for method in {"loop", "grouped", "unfold"} & {*candidates(met, "weight", EXAMPLES)}:
             contribution = METHODS[method](met, "weight")
             assert len({row.untyped_storage().data_ptr() for row in contribution.blocks}) == len(contribution.blocks) == blocks

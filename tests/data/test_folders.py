@@ -6,9 +6,9 @@ import torch
 from PIL import Image
 
 from sfumato.config import DataConfig
-from sfumato.data.datasets import facts, largest_group, load
 from sfumato.data.folders import decode_images, split
 from sfumato.data.listing import FoundFile, LabelledFile
+from sfumato.data.loading import facts, largest_group, load
 from sfumato.data.splitting import HELD_OUT_FRACTION, hash_fraction, hold_out, is_held_out
 from sfumato.errors import InputError
 

@@ -9,10 +9,10 @@ from sfumato import cli, config, recipes
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.rdp import epsilon_rdp
 from sfumato.accounting.tan import snr
-from sfumato.data.facts import public_facts
+from sfumato.data.catalogue import public_facts
 from sfumato.models.registry import MODELS, NOT_YET
+from sfumato.planning.resolve import resolve
 from sfumato.scaling.simulate import simulated
-from sfumato.training.resolve import resolve
 from tests.accounting.tables import TAN_MISPRINTS, TAN_ROWS
 
 ON_IMAGENET = [row for row in TAN_ROWS if row.recipe.startswith("imagenet")]

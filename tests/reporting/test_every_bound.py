@@ -10,14 +10,15 @@ import pytest
 
 import sfumato
 from sfumato import cli, config
-from sfumato.accounting import accountants, calibration, person, printed, tan
+from sfumato.accounting import accountants, calibration, printed, tan
+from sfumato.accounting import user_level as person
 from sfumato.accounting.accountants import Spent
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection
 from sfumato.cli import paid_search, search
 from sfumato.errors import InputError
 from sfumato.reporting import formats, plots
-from sfumato.scaling.search import final
+from sfumato.scaling.search import final_recipe as final
 from tests.reporting import folders
 from tests.scaling.search.one_worker import made_up_search
 
@@ -150,7 +151,7 @@ def test_what_refusals_say_that_is_spent(spent):
         with pytest.raises(InputError) as caught:
             solve(**budget, **numbers)
         assert_bounds(str(caught.value), spent)
-    from sfumato.training.resolve import _refuse_overspent_selection
+    from sfumato.planning.resolve import _refuse_overspent_selection
 
     with pytest.raises(InputError) as caught:
         _refuse_overspent_selection(Mechanism(1000, 10, 1.0, 10), spent / 2, DELTA, Selection(3.0, 0.0))

@@ -8,8 +8,8 @@ import pytest
 from sfumato import config
 from sfumato.cli import run as sfumato
 from sfumato.errors import InputError
+from sfumato.scaling.law_runs import read_study, scaling_law
 from sfumato.scaling.simulate import simulate, simulated
-from sfumato.scaling.study import read_study, scaling_law
 
 RECIPE = config.parse(
     {

@@ -16,9 +16,10 @@ from torch import nn
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping import clipped_grad
 from sfumato.data.dataset import ImageSet
-from sfumato.data.poisson import poisson_batch
+from sfumato.data.sampling import poisson_batch
+from sfumato.data.views import Views
 from sfumato.randomness import Streams
-from sfumato.training.step import PrivateStep, Views, draw
+from sfumato.training.step import PrivateStep, draw
 
 HEIGHT, WIDTH = 8, 16
 NUM_EXAMPLES, BATCH_SIZE, SIGMA, CLIPPING_NORM, AUGMULT = 64, 16, 0.4, 0.5, 4

@@ -116,8 +116,6 @@ def _plant(where: str, count: int, share: float) -> None:
 
         os.write = written
         return
-    from sfumato import run_folder
-
     real_open = os.fdopen
 
     def opened(descriptor, *args, **kwargs):
@@ -126,7 +124,7 @@ def _plant(where: str, count: int, share: float) -> None:
             file = _Dying(file, dies)
         return file
 
-    run_folder.os.fdopen = opened  # type: ignore[attr-defined]
+    os.fdopen = opened  # type: ignore[assignment]
 
 
 class _Dying:

@@ -9,7 +9,7 @@ import torch
 from sfumato import randomness
 from sfumato.clipping import GradFn
 from sfumato.clipping import clipped_grad as module_of_grad  # noqa: F401  (imported before its parts are patched)
-from sfumato.data.poisson import shuffled_batch
+from sfumato.data.sampling import shuffled_batch
 from sfumato.training import step as step_module
 from sfumato.training.noise import add_noise
 from sfumato.training.step import PrivateStep

@@ -2,12 +2,12 @@
 
 import pytest
 
-from sfumato.accounting import ledger as lines_of
 from sfumato.config import DataConfig, parse
-from sfumato.data import datasets
-from sfumato.run_folder import Ledger
+from sfumato.data import loading as datasets
+from sfumato.planning.resolve import resolve
+from sfumato.run_folder import entries as lines_of
+from sfumato.run_folder.ledger import Ledger
 from sfumato.training.certificate import NOT_COVERED, SEARCH, certificate
-from sfumato.training.resolve import resolve
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from sfumato.accounting import ledger as lines_of
 from sfumato.accounting.mechanism import Mechanism
+from sfumato.data.views import Views
 from sfumato.randomness import new_key
-from sfumato.run_folder import Ledger
+from sfumato.run_folder import entries as lines_of
+from sfumato.run_folder.ledger import Ledger
+from sfumato.run_folder.tensor_mac import tensor_mac
 from sfumato.training.draws import Draws, SumChanged
-from sfumato.training.step import Views
-from sfumato.training.tensor_mac import tensor_mac
 
 MECHANISM, VIEWS = Mechanism(400, 100, 1.0, 5), Views("flip", 2, 0)
 SUM = {"a": torch.tensor([0.5, -1.0]), "b": torch.zeros(3)}

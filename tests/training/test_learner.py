@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from sfumato.config import DataConfig, parse
-from sfumato.data import datasets
+from sfumato.data import loading as datasets
+from sfumato.planning.resolve import resolve
 from sfumato.randomness import Streams
 from sfumato.training.learner import build_learner
-from sfumato.training.resolve import resolve
 from sfumato.training.step import draw
 
 

@@ -21,7 +21,7 @@ def one_at_a_time(step, model, images, indices, randomness):
     """Gradient of each image's mean loss over its views, by plain autograd."""
     gradients = []
     for index in indices:
-        inputs = step._views_of(images, torch.tensor([index]), randomness, torch.device("cpu"))
+        inputs = step.views.make(images, torch.tensor([index]), randomness.view_bits, torch.device("cpu"))
         rows = inputs.flatten(0, 1) if step.views.augmult else inputs
         value = nn.functional.cross_entropy(model(rows), images.labels[[index]].expand(len(rows)))
         gradients.append(torch.cat([part.flatten() for part in torch.autograd.grad(value, list(model.parameters()))]).numpy())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sfumato.run_folder import Ledger
+from sfumato.run_folder.ledger import Ledger
 from tests.training import faults
 from tests.training.test_resume import wait_for_step
 

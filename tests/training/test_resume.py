@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 import sfumato
 from sfumato.randomness import run_id, subkey
-from sfumato.run_folder import Ledger
-from sfumato.training.tensor_mac import tensor_mac
+from sfumato.run_folder.ledger import Ledger
+from sfumato.run_folder.tensor_mac import tensor_mac
 from tests.training import faults
 
 STEPS = 30

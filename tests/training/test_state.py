@@ -5,14 +5,15 @@ import torch
 from torch import nn
 
 from sfumato.config import parse
+from sfumato.data.catalogue import Facts
+from sfumato.planning.resolve import resolve
 from sfumato.training.ema import Ema, warmed_up_decay
 from sfumato.training.state import State, learning_rate
 
 
 def recipe(**optimizer):
-    return parse(
-        {"data": {"name": "digits"}, "optimizer": {"learning_rate": 0.5, **optimizer}, "ema": {"decay": [0.9, 0.5]}, "training": {"num_steps": 9}}
-    )
+    asked = {"data": {"name": "digits"}, "optimizer": {"learning_rate": 0.5, **optimizer}, "ema": {"decay": [0.9, 0.5]}, "training": {"num_steps": 9}}
+    return resolve(parse(asked), Facts(1437, 10, 8, 1)).recipe
 
 
 def test_ema_follows_the_papers_warm_up_once_per_update():

@@ -6,10 +6,12 @@ import torch
 from torch import nn
 
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.clipping import clipped_grad, graph_engine
+from sfumato.clipping import clipped_grad
+from sfumato.clipping.graph import engine as graph_engine
 from sfumato.data.dataset import ImageSet
+from sfumato.data.views import Views
 from sfumato.randomness import Streams, new_key
-from sfumato.training.step import PrivateStep, Randomness, Views, draw
+from sfumato.training.step import PrivateStep, Randomness, draw
 
 NUM_EXAMPLES, CLIPPING_NORM = 24, 0.7
 

@@ -1,6 +1,6 @@
 """`training.verify_every`: a model that begins to compute otherwise stops the run."""
 
-from sfumato.run_folder import Ledger
+from sfumato.run_folder.ledger import Ledger
 from tests.training import faults
 
 MODEL = """

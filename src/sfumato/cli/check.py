@@ -108,7 +108,7 @@ def _build(model: str, image_size: int, channels: int, num_classes: int, trust: 
     from sfumato.models import registry
 
     if Path(model).is_dir():
-        from sfumato.training.trained import load_run
+        from sfumato.evaluation.trained import load_run
 
         trained = load_run(Path(model), trust)
         return trained.model.train(), (trained.channels, trained.image_size, trained.image_size)

@@ -7,7 +7,7 @@ import typer
 
 from sfumato.cli import options, output
 from sfumato.errors import InputError
-from sfumato.run_folder import DATA_ROOT_FILE, read_data_root
+from sfumato.run_folder.files import DATA_ROOT_FILE, read_data_root
 
 
 def evaluate(
@@ -21,11 +21,11 @@ def evaluate(
     json_: options.Json = False,
 ) -> None:
     """Scores the averaged weights on the run's held-out images. These numbers are not private."""
-    from sfumato.data import datasets
-    from sfumato.training.augtest import augtest
-    from sfumato.training.evaluation import predict_logits, score
-    from sfumato.training.step import Views
-    from sfumato.training.trained import load_run
+    from sfumato.data import loading as datasets
+    from sfumato.data.views import Views
+    from sfumato.evaluation.augtest import augtest
+    from sfumato.evaluation.scores import predict_logits, score
+    from sfumato.evaluation.trained import load_run
 
     trained = load_run(run, trust or ())
     if data_root is None and (noted := read_data_root(run)) is not None:

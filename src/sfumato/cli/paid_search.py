@@ -11,7 +11,7 @@ from sfumato import config, randomness
 from sfumato.cli import output
 from sfumato.errors import InputError
 from sfumato.reporting import formats
-from sfumato.run_folder import Ledger
+from sfumato.run_folder.ledger import Ledger
 
 
 def refuse(given: dict[str, Any], sampler: str | None, data: str | None, score_noise: float | None) -> None:
@@ -58,17 +58,17 @@ def run(
 ) -> dict[str, Any]:
     """The whole search; says nothing that depends on how many trials there are."""
     from sfumato.accounting.selection import Selection
-    from sfumato.data import datasets
+    from sfumato.data import loading as datasets
     from sfumato.data.digest import fingerprint
+    from sfumato.evaluation.scores import judged_right, predict_logits
+    from sfumato.evaluation.trained import load_run
+    from sfumato.planning.resolve import resolve
     from sfumato.reporting.page import write_report
-    from sfumato.scaling.search import paid
-    from sfumato.scaling.search.simulations import searched_data
+    from sfumato.scaling.search import private_selection as paid
     from sfumato.scaling.search.space import paper_space, read_space
+    from sfumato.scaling.search.trials import searched_data
     from sfumato.training import loop
-    from sfumato.training.evaluation import judged_right, predict_logits
     from sfumato.training.interrupt import Interrupted, stop_on_sigterm
-    from sfumato.training.resolve import resolve
-    from sfumato.training.trained import load_run
     from sfumato.training.verification import verify as verify_run
 
     plan = resolve(recipe, datasets.facts(recipe.data, data_root, output.note))

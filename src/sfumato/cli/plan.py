@@ -40,7 +40,7 @@ def plan(
     if devices < 1 or (throughput is not None and not throughput > 0):
         raise InputError(f"--throughput must be above 0 and --devices at least 1, not {throughput} and {devices}.")
     from sfumato.accounting.mechanism import Mechanism
-    from sfumato.scaling import trade
+    from sfumato.scaling import equal_noise as trade
     from sfumato.scaling.plan import plan as solve
 
     facts = solve(num_examples, delta, accountant, **given)
@@ -54,7 +54,7 @@ def plan(
     if more_data is not None:
         facts["more_data"] = trade.with_more_data(mechanism, facts["delta"], more_data, accountant)
     if plot is not None:
-        from sfumato.scaling.plan_plot import draw
+        from sfumato.reporting.plan_plot import draw
 
         draw(mechanism, facts["delta"], plot)
     if json_:
@@ -67,7 +67,7 @@ def _numbers_of(recipe: str) -> tuple[int, float | None, dict[str, Any], Account
     """N, delta, the four quantities, the accountant, views and learning rate of a recipe whose data set has a public N."""
     from sfumato import config
     from sfumato.cli.train import find_recipe
-    from sfumato.data import facts
+    from sfumato.data import catalogue as facts
 
     _, values = find_recipe(recipe)
     parsed = config.parse(values)

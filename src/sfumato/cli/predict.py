@@ -19,8 +19,8 @@ def predict(
     import torch
 
     from sfumato.data.folders import decode_images
-    from sfumato.training.evaluation import predict_logits
-    from sfumato.training.trained import load_run
+    from sfumato.evaluation.scores import predict_logits
+    from sfumato.evaluation.trained import load_run
 
     trained = load_run(run, trust or ())
     paths, decoded = decode_images(

@@ -50,8 +50,8 @@ def verified(name: str) -> dict[str, Any]:
     """What a recipe spends, and whether its printed numbers meet their nominal epsilon by RDP."""
     from sfumato import config, recipes
     from sfumato.accounting.accountants import epsilon
-    from sfumato.data.facts import public_facts
-    from sfumato.training.resolve import resolve
+    from sfumato.data.catalogue import public_facts
+    from sfumato.planning.resolve import resolve
 
     row = describe(name)
     parsed = config.parse(config.read(recipes.find(name)))

@@ -15,12 +15,12 @@ def scaling_law(
     json_: options.Json = False,
 ) -> None:
     """Fits accuracy against batch size, and extrapolates to the batch that nobody has paid for yet."""
-    from sfumato.scaling.study import read_study, scaling_law
+    from sfumato.scaling.law_runs import read_study, scaling_law
 
     study = read_study(runs)
     facts = scaling_law(study, predict_batch_size or [])
     if plot is not None:
-        from sfumato.scaling.law_plot import draw
+        from sfumato.reporting.law_plot import draw
 
         draw(study, facts, plot)
     if json_:

@@ -16,7 +16,7 @@ from sfumato.cli.simulate import parse_seeds
 from sfumato.cli.train import find_recipe, override, trust_options, trusted_modules
 from sfumato.errors import InputError
 from sfumato.reporting import formats
-from sfumato.run_folder import refuse_links, write_atomically, write_json
+from sfumato.run_folder.files import refuse_links, write_atomically, write_json
 
 
 def search(
@@ -72,16 +72,16 @@ def search(
     if worker and storage is None:
         raise InputError("--worker joins a search that others take part in: name their --storage.")
 
-    from sfumato.data import datasets
-    from sfumato.scaling.search import final
-    from sfumato.scaling.search.agenda import plan_search
-    from sfumato.scaling.search.simulations import evaluator, searched_data
+    from sfumato.data import loading as datasets
+    from sfumato.planning.resolve import resolve
+    from sfumato.scaling.search import final_recipe as final
+    from sfumato.scaling.search.schedule import plan_search
     from sfumato.scaling.search.space import paper_space, read_space
     from sfumato.scaling.search.storage import shown
+    from sfumato.scaling.search.trials import evaluator, searched_data
     from sfumato.scaling.search.worker import Worker
     from sfumato.training import loop
     from sfumato.training.interrupt import Interrupted, stop_on_sigterm
-    from sfumato.training.resolve import resolve
 
     plan = resolve(parsed, datasets.facts(parsed.data, data_root, output.note))
     looked_at = searched_data(plan.recipe, data)

@@ -33,12 +33,13 @@ def simulate(
     numbers = parse_seeds(seeds)
 
     from sfumato.cli.display import Display
-    from sfumato.data import datasets
+    from sfumato.data import loading as datasets
+    from sfumato.planning.resolve import resolve
     from sfumato.reporting.page import write_report
+    from sfumato.run_folder import session
     from sfumato.scaling.simulate import simulate as run_all
-    from sfumato.training import loop, session
+    from sfumato.training import loop
     from sfumato.training.interrupt import Interrupted
-    from sfumato.training.resolve import resolve
 
     dataset = datasets.load(parsed.data, data_root, output.note)
     plan = resolve(parsed, dataset.facts)

@@ -39,7 +39,7 @@ def train(
         return
 
     from sfumato.cli.display import Display
-    from sfumato.training import session
+    from sfumato.run_folder import session
     from sfumato.training.interrupt import Interrupted
     from sfumato.training.run import train as run_training
 
@@ -116,11 +116,11 @@ def trusted_modules(recipe: config.Recipe, assignments: list[str], trust: list[s
 
 
 def _show_plan(parsed: config.Recipe, data_root: Path | None, device: str, non_private: bool, trust: list[str], json_: bool) -> None:
-    from sfumato.data import datasets
+    from sfumato.data import loading as datasets
+    from sfumato.planning.resolve import resolve, without_privacy
     from sfumato.training.certificate import claims, finite
     from sfumato.training.estimate import expected_seconds
     from sfumato.training.loop import refuse_large_groups
-    from sfumato.training.resolve import resolve, without_privacy
 
     facts_of_data = datasets.facts(parsed.data, data_root, output.note)
     plan = resolve(parsed, facts_of_data)

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from sfumato.clipping.draws import draw_seeds
-from sfumato.clipping.engine import Batch, ClippedGrad, Engine, Loss, add_to, is_out_of_memory
-from sfumato.clipping.func_engine import FuncEngine
-from sfumato.clipping.graph_engine import LOW_PRECISIONS, GraphEngine, Use
+from sfumato.clipping.func import FuncEngine
+from sfumato.clipping.graph.engine import LOW_PRECISIONS, GraphEngine, Use
 from sfumato.clipping.law import Law, Truth, refuse_lazy
 from sfumato.clipping.norms import at_least_float32
+from sfumato.clipping.numerics import are_exact
+from sfumato.clipping.protocol import Batch, ClippedGrad, Engine, Loss, add_to, is_out_of_memory
 from sfumato.clipping.reference import ReferenceEngine
 from sfumato.clipping.stand_in import put_back
-from sfumato.clipping.sums import are_exact
 from sfumato.errors import InputError
 
 # Below, gradients of norm C have entries whose squares vanish in float32: they would be taken for zero, and not be clipped.

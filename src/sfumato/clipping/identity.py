@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from sfumato.clipping.capture import Capture
-from sfumato.clipping.engine import Engine
-from sfumato.clipping.graph_engine import GraphEngine
+from sfumato.clipping.graph.engine import GraphEngine
+from sfumato.clipping.graph.export import Capture
+from sfumato.clipping.protocol import Engine
 from sfumato.randomness import digest
 
 # Packages whose code is told by other means: the environment names torch's version and digests our own code.

@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sfumato.clipping.checks import complex_findings, findings, random_state_kept
 from sfumato.clipping.draws import DrawShapes, KeyedDraws, draw_seeds, row_dims
-from sfumato.clipping.engine import Batch, Coefficient, Engine, Loss, is_out_of_memory
 from sfumato.clipping.made_up import made_up_images, made_up_targets
+from sfumato.clipping.protocol import Batch, Coefficient, Engine, Loss, is_out_of_memory
 from sfumato.clipping.stand_in import Place, Snapshot, has_accumulator_hooks, stand_in
 from sfumato.errors import InputError
 

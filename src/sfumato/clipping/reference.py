@@ -5,19 +5,19 @@ from torch import nn
 from torch.func import functional_call
 
 from sfumato.clipping.draws import KeyedDraws
-from sfumato.clipping.engine import Batch, ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.norms import at_least_float32
+from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
 
 
 class ReferenceEngine(Engine):
-    """See `sfumato.clipping.engine.Engine`."""
+    """See `sfumato.clipping.protocol.Engine`."""
 
     def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, methods: dict[str, str] | None = None) -> None:
         self.model, self.loss_fn = model, loss_fn
         self.methods: dict[str, str] = {}
 
     def clipped_sum(self, coefficient: Coefficient, batch: Batch) -> ClippedGrad:
-        """See `sfumato.clipping.engine.Engine`."""
+        """See `sfumato.clipping.protocol.Engine`."""
         inputs, seeds = batch.inputs, batch.seeds
         named = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
         parameters = list(named.values())

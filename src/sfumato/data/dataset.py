@@ -8,7 +8,7 @@ import math
 import torch
 
 from sfumato.config import DataConfig
-from sfumato.data.facts import Facts
+from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
 
 

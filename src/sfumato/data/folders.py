@@ -19,8 +19,8 @@ import torch
 from sfumato.config import DataConfig
 from sfumato.data import decoding, labels_csv
 from sfumato.data.cache import decode_cached
+from sfumato.data.catalogue import Facts
 from sfumato.data.dataset import Dataset, ImageSet, check_proportions, normalisation
-from sfumato.data.facts import Facts
 from sfumato.data.listing import LabelledFile, check_file, find_images, find_labelled, with_groups
 from sfumato.data.splitting import HELD_OUT_FRACTION, is_held_out
 from sfumato.errors import InputError

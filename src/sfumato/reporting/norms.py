@@ -9,7 +9,7 @@ from typing import Any
 
 from sfumato import config
 from sfumato.errors import InputError
-from sfumato.run_folder import JsonLines, write_atomically
+from sfumato.run_folder.files import JsonLines, write_atomically
 
 FORMATS = (".svg", ".png")
 WARNING = "not private: exact statistics of the training images, for the owner alone"

@@ -8,7 +8,7 @@ from sfumato.reporting import formats, wording
 from sfumato.reporting.markup import Html, element
 from sfumato.reporting.plots import training_curves
 from sfumato.reporting.recorded import Recorded, read_run
-from sfumato.run_folder import write_atomically
+from sfumato.run_folder.files import write_atomically
 
 MOST_ROWS = 25
 MANY_CLASSES = 12

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato import config
-from sfumato.run_folder import JsonLines, read_json
+from sfumato.run_folder.files import JsonLines, read_json
 
 
 @dataclasses.dataclass(frozen=True)

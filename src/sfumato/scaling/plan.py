@@ -7,7 +7,7 @@ from sfumato.accounting import accountants, calibration, printed, tan
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.config import delta_default
 from sfumato.errors import InputError
-from sfumato.scaling import trade
+from sfumato.scaling import equal_noise as trade
 
 
 def plan(

@@ -4,8 +4,8 @@ from typing import Any
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.data.dataset import Dataset
-from sfumato.run_folder import Ledger
-from sfumato.training.resolve import Plan
+from sfumato.planning.resolve import Plan
+from sfumato.run_folder.ledger import Ledger
 
 RELATION = "one image's contribution replaced by zero; the number of images is fixed and public (the same epsilon as adding or removing one image)"
 HELD_OUT = "held-out images, on which accuracies are computed: they get no guarantee, and the accuracies are not private"
@@ -135,7 +135,7 @@ def claims(plan: Plan, mechanism: Mechanism) -> dict[str, Any]:
     elif privacy.search_data is not None:
         out["epsilon_search_inclusive"] = out["epsilon"] if privacy.search_data == "public" else None
     if privacy.max_images_per_person is not None:
-        from sfumato.accounting.person import epsilon_person
+        from sfumato.accounting.user_level import epsilon_person
 
         person = finite(epsilon_person(mechanism, plan.delta, privacy.max_images_per_person))
         out["max_images_per_person"] = privacy.max_images_per_person

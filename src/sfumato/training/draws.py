@@ -12,13 +12,14 @@ import numpy as np
 import torch
 
 from sfumato import randomness
-from sfumato.accounting import ledger as lines_of
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.data.poisson import poisson_batch, shuffled_batch
+from sfumato.data.sampling import poisson_batch, shuffled_batch
+from sfumato.data.views import Views
 from sfumato.randomness import Stream, Streams
-from sfumato.run_folder import Ledger
-from sfumato.training.step import Randomness, Views, draw
-from sfumato.training.tensor_mac import tensor_mac
+from sfumato.run_folder import entries as lines_of
+from sfumato.run_folder.ledger import Ledger
+from sfumato.run_folder.tensor_mac import tensor_mac
+from sfumato.training.step import Randomness, draw
 
 
 class SumChanged(Exception):

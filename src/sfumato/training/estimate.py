@@ -6,11 +6,11 @@ from collections.abc import Collection
 import numpy as np
 import torch
 
+from sfumato.data.catalogue import Facts
 from sfumato.data.dataset import Dataset, ImageSet
-from sfumato.data.facts import Facts
-from sfumato.training.environment import pick_device
+from sfumato.planning.resolve import Plan
+from sfumato.run_folder.environment import pick_device
 from sfumato.training.learner import build_learner
-from sfumato.training.resolve import Plan
 from sfumato.training.step import draw
 
 

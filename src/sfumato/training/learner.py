@@ -11,15 +11,16 @@ import torch
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.identity import identity
 from sfumato.data.dataset import Dataset, ImageSet
+from sfumato.data.views import Views
+from sfumato.evaluation.objective import Objective
 from sfumato.models import registry
+from sfumato.planning.resolve import Plan
 from sfumato.randomness import Stream
 from sfumato.training.allocator import keep_freed_memory
 from sfumato.training.microbatch import default_microbatch_size, find_microbatch_size
-from sfumato.training.objective import Objective
-from sfumato.training.ordinary import OrdinaryStep
-from sfumato.training.resolve import Plan
+from sfumato.training.nonprivate import OrdinaryStep
 from sfumato.training.state import State
-from sfumato.training.step import PrivateStep, Randomness, Statistics, Views
+from sfumato.training.step import PrivateStep, Randomness, Statistics
 from sfumato.training.workers import Workers, workers_for
 
 
@@ -70,17 +71,15 @@ class Learner:
 
         Its methods are chosen by their speed.
         """
-        recipe = self.plan.recipe
-        assert recipe.privacy is not None
         self.grad_fn = clipped_grad(
             self.model,
             self.objective.loss,
-            clipping_norm=recipe.privacy.clipping_norm,
+            clipping_norm=self.plan.privacy.clipping_norm,
             augmult=self.views.augmult,
             microbatch_size=microbatch_size,
             engine=self.engine,
             methods=self._methods,
-            precision=recipe.training.precision,
+            precision=self.plan.recipe.training.precision,
             compile=compile,
         )
 
@@ -96,7 +95,6 @@ class Learner:
 
     def _build(self, seed: int) -> torch.nn.Module:
         recipe, dataset = self.plan.recipe, self.dataset
-        assert recipe.model.name is not None
         return registry.build(
             recipe.model.name,
             image_size=dataset.facts.image_size,

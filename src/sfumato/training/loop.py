@@ -9,23 +9,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sfumato import config, run_folder
+from sfumato import config
 from sfumato.accounting.accountants import EpsilonCurve
-from sfumato.accounting.ledger import spent_mechanism
 from sfumato.data.dataset import Dataset
 from sfumato.errors import InputError
-from sfumato.run_folder import JsonLines, write_json
-from sfumato.training import session as sessions
+from sfumato.evaluation.augtest import augtest
+from sfumato.evaluation.scores import predict_logits, score
+from sfumato.planning.resolve import Plan
+from sfumato.run_folder import files, key_file
+from sfumato.run_folder import session as sessions
+from sfumato.run_folder.checkpoint import Checkpoint
+from sfumato.run_folder.entries import spent_mechanism
+from sfumato.run_folder.environment import describe, pick_device
+from sfumato.run_folder.files import JsonLines, write_json
 from sfumato.training.allocator import give_freed_memory_back
-from sfumato.training.augtest import augtest
 from sfumato.training.certificate import certificate, claims, in_result, in_weights
-from sfumato.training.checkpoint import Checkpoint
 from sfumato.training.draws import SumChanged
-from sfumato.training.environment import describe, pick_device
-from sfumato.training.evaluation import predict_logits, score
 from sfumato.training.interrupt import Interrupted, watch_for_interrupts
 from sfumato.training.learner import Learner, build_learner
-from sfumato.training.resolve import Plan
 from sfumato.training.verification import verify_finished
 
 
@@ -71,13 +72,13 @@ def train(
         Interrupted: After SIGINT or SIGTERM, once a checkpoint is written.
     """
     if resume and folder.is_dir():
-        run_folder.refuse_links(folder)
+        files.refuse_links(folder)
     if resume and (folder / "result.json").exists():
         sessions.refuse_changed_recipe(folder, plan)
         refuse_large_groups(plan, dataset.train.largest_group())
         result = verify_finished(folder, plan, dataset)
         if not plan.recipe.run.keep_key:
-            run_folder.delete_key(folder)
+            key_file.delete_key(folder)
         return result
     if resume and not folder.is_dir():
         raise InputError(f"{folder} is no run folder, so there is nothing to resume. Name the folder of a run, or leave out --resume.")
@@ -98,7 +99,7 @@ def train(
     if resume:
         session = sessions.resume(folder, plan, dataset, environment)
     else:
-        run_folder.create(folder)
+        files.create(folder)
         session = sessions.begin(folder, plan, dataset, environment)
     try:
         return _Run(plan, dataset, learner, session, progress).finish()
@@ -262,11 +263,10 @@ class _Run:
         """Epsilon after a step, counting releases that an earlier session spent besides."""
         if not self.plan.private:
             return lambda step: None
-        assert self.plan.recipe.privacy is not None
         if self.plan.selection is not None:  # what the best of all runs spends in the end bounds every step before
             total = claims(self.plan, self.mechanism.replace(num_steps=self._planned()))["epsilon"]
             return lambda step: total
-        curve = EpsilonCurve(self.mechanism.replace(num_steps=self._planned()), self.plan.delta, self.plan.recipe.privacy.accountant)
+        curve = EpsilonCurve(self.mechanism.replace(num_steps=self._planned()), self.plan.delta, self.plan.privacy.accountant)
         draws = self.session.draws
         return lambda step: curve.at(max(draws.num_releases, step))
 
@@ -322,7 +322,7 @@ class _Run:
         }
         write_json(self.folder / "result.json", result)
         if not recipe.run.keep_key:
-            run_folder.delete_key(self.folder)
+            key_file.delete_key(self.folder)
         return result
 
     def _save_weights(self, claim: dict[str, Any]) -> None:
@@ -331,7 +331,7 @@ class _Run:
 
         tensors = {name: value.detach().cpu().contiguous() for name, value in self.state.averaged_state_dict().items()}
         metadata = {"sfumato": json.dumps(in_weights(claim), allow_nan=False), "recipe": config.to_toml(config.shareable(self.plan.recipe))}
-        run_folder.write_atomically(self.folder / "model.safetensors", to_bytes(tensors, metadata))
+        files.write_atomically(self.folder / "model.safetensors", to_bytes(tensors, metadata))
 
 
 class _Timed:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from sfumato.clipping.engine import is_out_of_memory
+from sfumato.clipping.protocol import is_out_of_memory
 from sfumato.errors import MachineError
 
 _MOST = 4096

@@ -4,11 +4,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from sfumato import config, run_folder
-from sfumato.data import datasets
+from sfumato import config
+from sfumato.data import loading as datasets
+from sfumato.planning.resolve import resolve, without_privacy
+from sfumato.run_folder import files
 from sfumato.training import loop
 from sfumato.training.loop import Progress
-from sfumato.training.resolve import resolve, without_privacy
 
 
 def train(
@@ -42,7 +43,7 @@ def train(
     """
     parsed = config.parse(recipe) if isinstance(recipe, dict) else recipe
     if resume and data_root is None and parsed.data.path is None:
-        data_root = run_folder.read_data_root(output)
+        data_root = files.read_data_root(output)
     if parsed.data.name == "folder" and data_root is not None:
         parsed = parsed.model_copy(update={"data": parsed.data.model_copy(update={"path": str(data_root)})})
     dataset = datasets.load_for(parsed, data_root, progress.message)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 
-from sfumato.config import OptimizerConfig, Recipe
+from sfumato.config import ResolvedOptimizer, ResolvedRecipe, ResolvedSgd
 from sfumato.training.ema import Ema
 
 # What torch's optimizers remember of each parameter, and its name in a checkpoint.
@@ -17,19 +17,18 @@ _MEMORY = {"momentum_buffer": "momentum", "exp_avg": "first_moment", "exp_avg_sq
 class State:
     """The model, its optimizer and its averages, moved together by one update."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
+    def __init__(self, model: nn.Module, recipe: ResolvedRecipe) -> None:
         self.model = model
         self.parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self.ema = Ema(self.parameters, recipe.ema.decays)
         self.config = recipe.optimizer
-        self.num_steps = recipe.training.num_steps or 0
+        self.num_steps = recipe.training.num_steps
         self.optimizer = make_optimizer(self.parameters, self.config)
 
     def update(self, gradient: dict[str, torch.Tensor], step: int) -> None:
         """Applies update number ``step``, which starts at 1, and moves the averages once."""
         for name, value in self.parameters.items():
             value.grad = gradient[name].to(value.dtype)
-        assert self.config.learning_rate is not None
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config.learning_rate, self.config.schedule, self.config.warmup_steps, step, self.num_steps)
         self.optimizer.step()
@@ -79,18 +78,16 @@ class State:
         return {**self.model.state_dict(), **self.ema.averages[0]}
 
 
-def make_optimizer(parameters: Mapping[str, torch.Tensor], config: OptimizerConfig) -> torch.optim.Optimizer:
+def make_optimizer(parameters: Mapping[str, torch.Tensor], config: ResolvedOptimizer) -> torch.optim.Optimizer:
     """The optimizer of a resolved recipe, over all trainable parameters alike.
 
     Guarantee: it sees private gradients, weights made from them and public numbers alone, so its moments and its weight
     decay are post-processing: they cost no privacy.
     """
-    assert config.learning_rate is not None
-    if config.name == "sgd":
+    if isinstance(config, ResolvedSgd):
         return torch.optim.SGD(
             parameters.values(), lr=config.learning_rate, momentum=config.momentum, dampening=config.dampening, weight_decay=config.weight_decay
         )
-    assert config.beta1 is not None and config.beta2 is not None and config.adam_epsilon is not None
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.name]
     return kind(
         parameters.values(),

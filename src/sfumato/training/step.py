@@ -7,28 +7,13 @@ import torch
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping.clipped_grad import ClippedGrad, GradFn
-from sfumato.clipping.engine import add_to
-from sfumato.config import AugmentationConfig, AugmentationKind
-from sfumato.data.augmentation import augment
+from sfumato.clipping.protocol import add_to
 from sfumato.data.dataset import ImageSet
+from sfumato.data.views import Views
 from sfumato.randomness import Stream
 from sfumato.training.noise import add_noise
 from sfumato.training.norm_histogram import NormHistogram, norm_histogram
 from sfumato.training.workers import Workers
-
-
-@dataclasses.dataclass(frozen=True)
-class Views:
-    """Which views of an image are averaged; ``augmult`` = K, 0 for the image as it is."""
-
-    kind: AugmentationKind
-    augmult: int
-    padding: int
-
-    @classmethod
-    def of(cls, resolved: AugmentationConfig) -> "Views":
-        assert resolved.kind is not None and resolved.augmult is not None and resolved.padding is not None
-        return cls(resolved.kind, resolved.augmult, resolved.padding)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +24,12 @@ class Randomness:
 
     Attributes:
         indices: The sampled examples, shape (realised batch,). Sensitive.
-        view_bits: Uniform words for the views of every example, shape (N, K), or None.
+        view_bits: Uniform words for the views of every example, shape (N, K).
         model_key: Of the random numbers inside the model, which it draws for each (example, view).
     """
 
     indices: np.ndarray
-    view_bits: np.ndarray | None
+    view_bits: np.ndarray
     model_key: bytes
 
 
@@ -105,7 +90,7 @@ class PrivateStep:
         norms, losses = [], []
 
         def clipped(indices: torch.Tensor) -> ClippedGrad:
-            inputs, labels = self._views_of(images, indices, randomness, device), images.labels[indices].to(device)
+            inputs, labels = self.views.make(images, indices, randomness.view_bits, device), images.labels[indices].to(device)
             is_padding = ~images.readable[indices].to(device)
             return self.grad_fn(inputs, labels, is_padding=is_padding, key=randomness.model_key, example_ids=indices.to(device))
 
@@ -128,14 +113,6 @@ class PrivateStep:
         noisy_grad_sum = add_noise(grad_sum, self.noise_stddev, noise) if self.noise_stddev > 0 else grad_sum
         return {name: value / self.mechanism.batch_size for name, value in noisy_grad_sum.items()}
 
-    def _views_of(self, images: ImageSet, indices: torch.Tensor, randomness: Randomness, device: torch.device) -> torch.Tensor:
-        inputs = images.batch(indices, device)  # (b, C, H, W)
-        if self.views.augmult:
-            assert randomness.view_bits is not None
-            bits = torch.from_numpy(randomness.view_bits[indices.numpy()].astype(np.int64)).to(device)  # (b, K)
-            inputs = augment(inputs, bits, self.views.kind, self.views.padding, images.mean, images.std)  # (b, K, C, H, W)
-        return inputs
-
     def _statistics(self, norms: list[torch.Tensor], losses: list[torch.Tensor]) -> Statistics:
         if not norms:
             return Statistics(0.0, 0.0, 0.0, 0.0)
@@ -150,8 +127,6 @@ class PrivateStep:
 
 def draw(mechanism: Mechanism, indices: np.ndarray, views: Views, view: Stream, model: Stream) -> Randomness:
     """The sampled examples, the bits of their views, and the key of the random numbers inside the model."""
-    view_bits = None
-    if views.augmult:
-        # Bits for every example, so that a view depends on (example, view) alone.
-        view_bits = view.uint32(mechanism.num_examples * views.augmult).reshape(mechanism.num_examples, views.augmult)
+    # Bits for every example, so that a view depends on (example, view) alone.
+    view_bits = view.uint32(mechanism.num_examples * views.augmult).reshape(mechanism.num_examples, views.augmult)
     return Randomness(indices, view_bits, bytes(model.bytes(32)))

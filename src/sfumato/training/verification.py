@@ -10,15 +10,17 @@ from typing import Any
 import pydantic
 import torch
 
-from sfumato import config, run_folder
-from sfumato.accounting.ledger import spent_mechanism
+from sfumato import config
 from sfumato.data.dataset import Dataset
 from sfumato.errors import InputError
-from sfumato.run_folder import JsonLines, Ledger, read_json
-from sfumato.training import session as sessions
+from sfumato.planning.resolve import Plan
+from sfumato.run_folder import key_file
+from sfumato.run_folder import session as sessions
+from sfumato.run_folder.checkpoint import Checkpoint
+from sfumato.run_folder.entries import spent_mechanism
+from sfumato.run_folder.files import JsonLines, read_json
+from sfumato.run_folder.ledger import Ledger
 from sfumato.training.certificate import certificate, in_result, in_weights
-from sfumato.training.checkpoint import Checkpoint
-from sfumato.training.resolve import Plan
 
 
 class _Result(pydantic.BaseModel):
@@ -59,7 +61,7 @@ def verify_finished(folder: Path, plan: Plan, dataset: Dataset) -> dict[str, Any
     Raises:
         InputError: Naming the file that does not belong, or that is missing or damaged.
     """
-    if not run_folder.has_key(folder):
+    if not key_file.has_key(folder):
         ledger = Ledger.open(folder / "ledger.jsonl")
         ledger.refuse_another_head()
         return verify(folder, plan, dataset, ledger)
@@ -93,7 +95,7 @@ def verify(folder: Path, plan: Plan, dataset: Dataset, ledger: Ledger) -> dict[s
     _compare(folder / "result.json", result, claims, of_all=("private", "epsilon", "why", "max_images"))
     facts, recipe = _metadata(folder / "model.safetensors")
     _compare(folder / "model.safetensors", facts, in_weights(truth))
-    _compare(folder / "model.safetensors", sessions.result_keys(recipe), sessions.result_keys(plan.recipe))
+    _compare(folder / "model.safetensors", config.releasing_keys(recipe), config.releasing_keys(plan.recipe))
     _refuse_other_types(folder, result, len(claims["classes"]))
     return result
 

@@ -6,8 +6,9 @@ import json
 import torch
 from safetensors.torch import save_file
 
-from sfumato import config, run_folder
-from sfumato.run_folder import chained_line
+from sfumato import config
+from sfumato.run_folder import files, ledger
+from sfumato.run_folder.ledger import chained_line
 
 
 class Trials:
@@ -47,8 +48,8 @@ class Trials:
 def write_run(folder, recipe, sessions=1):
     """What a finished run leaves, its weights two numbers."""
     rate, decay = recipe.optimizer.learning_rate, recipe.ema.decay
-    run_folder.create(folder)
-    lines = [chained_line({"kind": "run", "num_examples": 10}, run_folder.GENESIS)]
+    files.create(folder)
+    lines = [chained_line({"kind": "run", "num_examples": 10}, ledger.GENESIS)]
     for session in range(sessions):
         lines.append(chained_line({"kind": "session", "session": session, "environment": {"device": "abacus"}}, lines[-1]["hash"]))
         lines.append(chained_line({"kind": "step", "session": session, "step": 1}, lines[-1]["hash"]))

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from sfumato.config import Recipe
-from sfumato.scaling.search.agenda import Outcome, Search
+from sfumato.scaling.search.schedule import Outcome, Search
 from sfumato.scaling.search.space import Group, Space
 from sfumato.scaling.search.worker import Worker
 

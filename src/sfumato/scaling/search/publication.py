@@ -5,7 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sfumato.run_folder import GENESIS, Ledger, chained_line, read_json, write_atomically, write_json
+from sfumato.run_folder.files import read_json, write_atomically, write_json
+from sfumato.run_folder.ledger import GENESIS, Ledger, chained_line
 
 
 def write_anew(trial: Path, folder: Path, name: Path, score: int) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import InputError
-from sfumato.scaling.search.agenda import Agenda, Outcome, Search, Slot
+from sfumato.scaling.search.schedule import Agenda, Outcome, Search, Slot
 from sfumato.scaling.search.space import Settings
 from sfumato.scaling.search.storage import answers, close_storage, open_storage, shown
 

@@ -1,0 +1,75 @@
+"""What all meetings together make: each example's norm, and the clipped sum for each parameter."""
+
+import torch
+
+from sfumato.clipping.graph.rules import Contribution, Rows
+from sfumato.clipping.graph.weights import Weights
+
+# What roundings, all going one way, could have taken from a norm is added to it, as far as it is more than this share.
+_TOLERANCE = 1e-4
+# Written-out gradients of no more values than this lie side by side: one norm and one product for all of them.
+_FEW = 4096
+
+
+class Totals:
+    """Per-example gradients with respect to all parameters.
+
+    Args:
+        contributions: To each weight's gradients.
+    """
+
+    def __init__(self, weights: Weights, contributions: dict[str, Contribution]) -> None:
+        self._weights, self._contributions = weights, contributions
+        small: dict[torch.dtype, dict[str, torch.Tensor]] = {}
+        for group in weights.traced.groups:
+            contribution = contributions[group.weights[0]]
+            if group.kind == "parameter" and isinstance(contribution, Rows) and contribution.shape.numel() <= _FEW:
+                rows = contribution.written_out()
+                rows = rows.reshape(len(rows), -1)
+                small.setdefault(rows.dtype, {})[group.weights[0]] = rows
+        # Weights' names, numbers of values, and their gradients side by side.
+        self._small = [
+            (list(parts), [part.shape[1] for part in parts.values()], Rows(torch.cat(list(parts.values()), 1))) for parts in small.values()
+        ]
+        self._alone = {*contributions} - {name for names, _, _ in self._small for name in names}
+
+    def norms(self) -> torch.Tensor:
+        """(m,) L2 norms, each as long as roundings could have hidden, but for the tolerance."""
+        weights, contributions = self._weights, self._contributions
+        squares = [rows.square_norms()[0] for _, _, rows in self._small]
+        errors = []
+        for groups, closed in weights.closed:
+            names = [group.weights[0] for group in groups]
+            moments = [contributions[name].moments(weights.directions[name], weights.values[name]) for name in names]  # type: ignore[attr-defined]
+            square, error = closed.square_norms(moments)
+            squares.append(square)
+            errors.append(error)
+        for group in weights.traced.groups:
+            name = group.weights[0]
+            if name not in self._alone or name in weights.directions:
+                continue
+            if group.kind == "parameter":
+                square, error = contributions[name].square_norms()
+                squares.append(square)
+                errors.append(error)
+            else:
+                squares.append(weights.square_norms(group, [contributions[name].written_out() for name in group.weights]))  # type: ignore[attr-defined]
+        total = _sum(squares)
+        if errors:
+            total = total + (_sum(errors) - 2 * _TOLERANCE * total).clamp(min=0)
+        return total.sqrt()
+
+    def clipped_sums(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        """Each parameter's sum of coefficient_i times gradient_i over those that count (None: all do). Lets go of all contributions."""
+        values, contributions = self._weights.values, self._contributions
+        # One after another they make room: per-example gradients take more memory than anything else.
+        of_weights = {name: contributions.pop(name).weighted_sum(coefficients, counts) for name in [*contributions] if name in self._alone}
+        for names, sizes, rows in self._small:
+            for name, part in zip(names, rows.weighted_sum(coefficients, counts).split(sizes), strict=True):
+                of_weights[name] = part.view(values[name].shape)
+        return self._weights.pull_back(of_weights)
+
+
+def _sum(parts: list[torch.Tensor]) -> torch.Tensor:
+    """The sum of (m,) tensors."""
+    return torch.stack(parts).sum(0)

@@ -1,0 +1,54 @@
+"""One compiled graph for a microbatch: forward, backward, norms and clipped sum."""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from sfumato.clipping.graph.guards import recording
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class CompiledPass:
+    """Compiles a function of tensors, once for each set of their shapes.
+
+    The function may differentiate inside. It is written down operation by operation, backward
+    pass included, and that list is compiled: no value may decide what happens (`assumptions`).
+
+    Args:
+        function: From tensors to tensors.
+    """
+
+    def __init__(self, function: Callable[..., Tensors]) -> None:
+        self._function = function
+        self._graphs: dict[tuple[object, ...], Callable[..., Tensors]] = {}
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[Tensors, bool]:
+        """What the function gives, and whether everything that it took for granted was so."""
+        key = tuple((tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors)
+        if key not in self._graphs:
+            self._graphs[key] = self._compile(tensors)
+        *results, holds = self._graphs[key](*tensors)
+        return tuple(results), bool(holds)
+
+    def _compile(self, tensors: Tensors) -> Callable[..., Tensors]:
+        def straight(*tensors: torch.Tensor) -> Tensors:
+            with recording() as assumed:
+                results = self._function(*tensors)
+            return *results, torch.stack([torch.ones((), dtype=torch.bool, device=tensors[0].device), *assumed]).all()
+
+        # Without threads of its own the backward pass is written down as well.
+        with torch.autograd.set_multithreading_enabled(False):
+            graph = make_fx(straight, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
+        for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.alias.default):  # a fifth of all operations
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)
+        graph.recompile()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the compiler's, about itself
+            from torch import _inductor  # large, and of no use without a compiler
+
+            # Straight to the compiler: the list is one graph already, and torch.compile would take it down once more.
+            return _inductor.compile(graph, list(tensors))

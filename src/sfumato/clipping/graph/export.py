@@ -1,0 +1,267 @@
+"""A model as a list of operations, and where its trainable parameters meet its images.
+
+Every value of the model's graph is *shared* (computed from parameters and constants alone,
+the same for all examples) or *data* (touched by the batch). An operation on data that takes
+a shared value with a trainable parameter in it is a *meeting*: only there does a per-example
+gradient arise. The trainable shared values that meetings take are the *weights*; each is a
+parameter, or derived from parameters by functions that all examples share.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_unflatten
+
+from sfumato.clipping.checks import random_state_kept
+from sfumato.clipping.graph.row_independence import RowDimension
+from sfumato.clipping.stand_in import attributes_kept, stand_in
+from sfumato.errors import InputError
+
+# Rows that the graph is traced with; any number but one stands for "any number".
+_TRACED_ROWS = 6
+# Operations that only check something, or that do nothing.
+_ASSERTIONS = ("_assert_scalar", "_assert_tensor_metadata", "_assert_async", "sym_constrain_range", "sym_constrain_range_for_size")
+
+
+class NotCapturable(InputError):
+    """The model cannot be written as one graph of operations; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Operations:
+    """Operations of a graph, in an order in which they can run."""
+
+    nodes: tuple[Node, ...]
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    def run(
+        self,
+        values: dict[Node, Any],
+        keep: Callable[[Node], bool] = lambda node: True,
+        call: Callable[[Node, tuple[Any, ...], dict[str, Any]], Any] = lambda node, args, kwargs: node.target(*args, **kwargs),  # type: ignore[operator]
+    ) -> None:
+        """Adds what they give to `values`; what `keep` does not keep is dropped after its last use."""
+        for node, done in self._last_uses.items():
+            args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = call(node, args, kwargs)
+            del args, kwargs
+            for other in done:
+                if not keep(other):
+                    values.pop(other, None)
+
+    @functools.cached_property
+    def _last_uses(self) -> dict[Node, list[Node]]:
+        """Each operation, and the inputs that no later one takes."""
+        last = {other: node for node in self.nodes for other in node.all_input_nodes}
+        return {node: [other for other in node.all_input_nodes if last[other] is node] for node in self.nodes}
+
+
+@dataclasses.dataclass(frozen=True)
+class Capture:
+    """A model's operations in order, sorted by what touches them.
+
+    Attributes:
+        input: Stands for the rows.
+        shared: Operations on shared values alone.
+        data: Operations that the batch touches, in order.
+        meetings: Those of `data` that take a weight, with the weights' names.
+        weights: Name -> the trainable shared values that meetings take.
+        sources: A weight's name -> the trainable parameters that it is computed from.
+    """
+
+    input: Node
+    shared: Operations
+    data: Operations
+    meetings: dict[Node, tuple[str, ...]]
+    weights: dict[str, Node]
+    sources: dict[str, tuple[str, ...]]
+    _placeholders: dict[Node, tuple[str, str]]
+    _constants: Mapping[str, Any]
+    _outputs: tuple[Any, ...]
+    _out_spec: Any
+
+    @property
+    def outputs(self) -> tuple[Node, ...]:
+        """The operations whose results the model returns."""
+        return tuple(output for output in self._outputs if isinstance(output, Node))
+
+    @property
+    def parameters(self) -> dict[str, Node]:
+        """The trainable parameters' names -> what stands for them."""
+        return {name: node for node, (kind, name) in self._placeholders.items() if kind == "parameter"}
+
+    def state(self, model: nn.Module) -> dict[Node, Any]:
+        """What the graph is given besides the images: parameters, buffers, constants, none of them to be differentiated.
+
+        A model that computes in double precision for a while finds its float32 constants as wide.
+        """
+        tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+        wide = any(tensor.dtype == torch.float64 for tensor in tensors.values())
+        constants = {
+            name: value.double() if wide and isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
+            for name, value in self._constants.items()
+        }
+        values = {node: constants[name] if kind == "constant" else tensors[name] for node, (kind, name) in self._placeholders.items()}
+        return {node: value.detach() if isinstance(value, torch.Tensor) else value for node, value in values.items()}
+
+    def output(self, values: Mapping[Node, Any]) -> Any:
+        """The model's output, in the structure that the model gives it."""
+        return tree_unflatten([map_arg(output, lambda node: values[node]) for output in self._outputs], self._out_spec)
+
+
+def capture(model: nn.Module, row: torch.Tensor) -> Capture:
+    """Traces a model in its present mode.
+
+    Args:
+        model: Takes one tensor of rows.
+        row: (1, ...): one input, of which only shape, type and device are used.
+
+    Raises:
+        NotCapturable: If the model cannot be traced for any number of rows.
+        InputError: If a trainable parameter reaches no operation on the images.
+    """
+    trainable = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    named = dict(model.named_parameters(remove_duplicate=False))
+    program = _export(model, torch.zeros(_TRACED_ROWS, *row.shape[1:], dtype=row.dtype, device=row.device))
+    placeholders: dict[Node, tuple[str, str]] = {}
+    images: list[Node] = []
+    nodes = {node.name: node for node in program.graph.nodes}
+    for spec in program.graph_signature.input_specs:
+        node = nodes[spec.arg.name]
+        if spec.kind is InputKind.USER_INPUT:
+            images.append(node)
+        elif spec.kind is InputKind.PARAMETER:
+            name = trainable.get(id(named[spec.target]))
+            placeholders[node] = ("parameter", name) if name else ("frozen", spec.target)
+        elif spec.kind is InputKind.BUFFER:
+            placeholders[node] = ("buffer", spec.target)
+        elif spec.kind is InputKind.CONSTANT_TENSOR:
+            placeholders[node] = ("constant", spec.target)
+        else:
+            raise NotCapturable(f"the model's graph has an input of kind {spec.kind.name}, which has no per-example gradient.")
+    if any(spec.kind is not OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
+        raise NotCapturable("the model changes its own buffers in a forward pass.")
+    if len(images) != 1:
+        raise NotCapturable(f"the model takes {len(images)} inputs, not one tensor of rows.")
+
+    touched = {images[0]}  # by the batch
+    parameters_of: dict[Node, frozenset[str]] = {
+        node: frozenset([name] if kind == "parameter" else []) for node, (kind, name) in placeholders.items()
+    }
+    shared, data, meetings, weights = [], [], {}, {}
+    rows = RowDimension(images[0])
+    for node in program.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        if node.op != "call_function":
+            raise NotCapturable(f"the model's graph has '{node.format_node()}' in {module_path(node) or 'the model'}, which is not one operation.")
+        if any(name in str(node.target) for name in _ASSERTIONS):
+            continue
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default  # the same for any memory format
+        if node.target is torch.ops.aten.type_as.default and len({other.meta["val"].device for other in node.args}) == 1:
+            # Of its second argument it takes the type alone, which is no example's.
+            node.target, node.args = torch.ops.aten.to.dtype, (node.args[0], node.args[1].meta["val"].dtype)
+        if node.target is torch.ops.aten.copy.default:  # left by an assignment to a slice; it has no derivative
+            into, source = (other.meta["val"] for other in node.args[:2])
+            if into.dtype != source.dtype or into.device != source.device or tuple(into.shape) != tuple(source.shape):
+                raise NotCapturable(f"the model assigns to a part of a tensor in {module_path(node) or 'the model'}, with another type or shape.")
+            node.target, node.args, node.kwargs = torch.ops.aten.clone.default, (node.args[1],), {}
+        inputs = node.all_input_nodes
+        if not any(other in touched for other in inputs):
+            parameters_of[node] = frozenset().union(*(parameters_of[other] for other in inputs))
+            shared.append(node)
+            continue
+        reason = rows.misuse(node)
+        if reason is not None:
+            raise NotCapturable(f"{node.target} in '{module_path(node) or 'the model'}' {reason}: what a row gives could depend on the others.")
+        touched.add(node)
+        data.append(node)
+        met = [other for other in inputs if other not in touched and parameters_of[other]]
+        if met:
+            meetings[node] = tuple(_weight_name(other, placeholders) for other in met)
+            weights.update({_weight_name(other, placeholders): other for other in met})
+    sources = {name: tuple(name for name in trainable.values() if name in parameters_of[node]) for name, node in weights.items()}
+    reached = {source for names in sources.values() for source in names}
+    for name in trainable.values():
+        if name not in reached:
+            raise InputError(
+                f"parameter '{name}' reaches no operation on the images, so it would never be trained. Freeze it by requires_grad_(False), or use it."
+            )
+    (output,) = (node for node in program.graph.nodes if node.op == "output")
+    for value in output.args[0]:
+        if isinstance(value, Node) and (value not in touched or not isinstance(value.meta["val"], torch.Tensor)):
+            raise NotCapturable("the model returns, besides what belongs to rows, a value of all rows.")
+    return Capture(
+        input=images[0],
+        shared=Operations(tuple(shared)),
+        data=Operations(tuple(data)),
+        meetings=meetings,
+        weights=weights,
+        sources=sources,
+        _placeholders=placeholders,
+        _constants=program.constants,
+        _outputs=tuple(output.args[0]),
+        _out_spec=program.call_spec.out_spec,
+    )
+
+
+def module_path(node: Node) -> str:
+    """The dotted path of the module that an operation belongs to."""
+    stack = node.meta.get("nn_module_stack")
+    return list(stack.values())[-1][0] if stack else ""
+
+
+def _weight_name(node: Node, placeholders: dict[Node, tuple[str, str]]) -> str:
+    """A parameter's own name; for a derived weight, its operation's name, which no parameter has."""
+    if node in placeholders:
+        return placeholders[node][1]
+    path = module_path(node)
+    return f"{path}:{node.name}"
+
+
+def _export(model: nn.Module, rows: torch.Tensor) -> Any:
+    try:
+        with _quiet(), stand_in(model, None, None), random_state_kept(rows):
+            model(rows[:2])  # what it keeps of shapes outside of itself shall be of real tensors, not of the exporter's
+        with _quiet(), attributes_kept(model), torch.enable_grad():
+            program = torch.export.export(model, (rows,), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},), strict=False)
+            return program.run_decompositions({}) if _writes(program) else program
+    except Exception as error:  # the exporter raises whatever the model's code runs into
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise NotCapturable(f"the model cannot be traced for any number of images: {reason}") from error
+
+
+def _writes(program: Any) -> bool:
+    """Whether an operation writes to a tensor in place, so that the list must be rewritten without: that takes as long as tracing."""
+    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    return any(
+        target._schema.is_mutable if isinstance(target, torch._ops.OpOverload) else isinstance(target, torch._ops.HigherOrderOperator)
+        for target in targets
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter's warnings and logs are about itself, not about the user's model."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -1,0 +1,119 @@
+"""How per-example gradients are had at each operation where weights meet images."""
+
+import torch
+
+from sfumato.clipping.graph.rules import convolution, expansion, generic, linear, normalization
+from sfumato.clipping.graph.rules.per_example import ChannelContribution, Contribution, Moments, Rows
+from sfumato.clipping.graph.rules.site import Meeting, Met, Method, named_args
+from sfumato.errors import InputError
+
+__all__ = [
+    "ChannelContribution",
+    "Contribution",
+    "Meeting",
+    "Met",
+    "Method",
+    "Moments",
+    "Rows",
+    "METHODS",
+    "candidates",
+    "named_args",
+    "refuse",
+    "worth_trying",
+]
+
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", *convolution.TRANSPOSED)
+EXPANSIONS = ("expand", "repeat")
+NORMS = ("group_norm", "layer_norm", "instance_norm", "rms_norm")
+
+METHODS: dict[str, Method] = {
+    "bias": linear.bias,
+    "rows": linear.rows,
+    "ghost": linear.ghost,
+    "ghost_at_once": linear.ghost_at_once,
+    "conv_bias": convolution.bias,
+    "loop": convolution.loop,
+    "grouped": convolution.grouped,
+    "unfold": convolution.unfold,
+    "conv_ghost": convolution.ghost,
+    "patch_ghost": convolution.patch_ghost,
+    "affine": normalization.affine,
+    "repeated": expansion.repeated,
+    "vmap": generic.by_vmap,
+}
+# They never write per-example gradients out; how many numbers they keep at their peak.
+GHOSTS = {
+    "ghost": linear.gram_values,
+    "ghost_at_once": linear.gram_values,
+    "conv_ghost": convolution.gram_values,
+    "patch_ghost": convolution.patch_gram_values,
+}
+
+# From so many views on, one image's convolution is large enough to be computed by itself.
+_MANY_VIEWS = 4
+# Numbers that a ghost norm's inner products may take: 256 MiB in float32.
+_MAX_GRAM_VALUES = 2**26
+# Where inner products take less than this part of the memory of written-out gradients, these are not tried.
+_FAR_LESS = 0.3
+
+
+def candidates(met: Met, slot: str, examples: int) -> list[str]:
+    """Names of the methods that fit a meeting and, for so many examples, its memory; what is most often the fastest first."""
+    operation = met.meeting.operation
+    if operation == "linear":
+        if slot == "bias":
+            return ["bias"]
+        values = linear.gram_values(met) * examples // met.examples
+        ghosts = ["ghost", "ghost_at_once"] if linear.is_divided(met) else ["ghost"]
+        if values > _MAX_GRAM_VALUES:
+            return ["rows"]
+        return [*ghosts, "rows"] if values <= met.args["weight"].numel() * examples else ["rows", *ghosts]
+    if operation in CONVOLUTIONS:
+        if slot == "bias":
+            return ["conv_bias"]
+        found = ["loop"]
+        if operation not in convolution.TRANSPOSED:
+            found = ["loop", "grouped"] if met.views >= _MANY_VIEWS else ["grouped", "loop"]
+        if convolution.can_unfold(met):
+            ghosts = [] if convolution.overlaps(met) else ["patch_ghost"]
+            ghosts += ["conv_ghost"] if convolution.can_ghost(met) else []
+            found += ["unfold", *(name for name in ghosts if GHOSTS[name](met) * examples // met.examples <= _MAX_GRAM_VALUES)]
+        return found
+    if operation in NORMS:
+        return ["affine"]
+    if operation in EXPANSIONS:
+        return ["repeated"]
+    return ["vmap"]
+
+
+def worth_trying(names: list[str], met: Met, slot: str) -> list[str]:
+    """The methods that fit, without those that write gradients out where a ghost norm needs far less memory.
+
+    The clock would mislead: on the few images that methods are tried on, written-out gradients stay in the processor's
+    cache, and few share a ghost norm's one weight gradient.
+    """
+    written_out = met.args[slot].numel() * met.examples
+    sparing = [name for name in names if name in GHOSTS and GHOSTS[name](met) < _FAR_LESS * written_out]
+    return sparing or names
+
+
+def refuse(meeting: Meeting) -> None:
+    """Raises InputError for an operation with weights whose per-example gradient is not known to be right."""
+    target = meeting.node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        why = "is not one of PyTorch's operations"
+    elif len(target._schema.returns) != 1 or not isinstance(meeting.node.meta.get("val"), torch.Tensor):
+        why = "gives several results"
+    elif meeting.operation == "scaled_dot_product_attention":
+        dropout = named_args(meeting.node, meeting.node.args, dict(meeting.node.kwargs))["dropout_p"]
+        why = "draws random numbers" if dropout else ""
+    elif torch.Tag.nondeterministic_seeded in target.tags:
+        why = "draws random numbers"
+    elif meeting.operation not in EXPANSIONS and any(not isinstance(other.meta.get("val"), torch.Tensor) for other in meeting.node.all_input_nodes):
+        why = "depends on the number of rows"
+    else:
+        why = ""
+    if why:
+        raise InputError(
+            f'operation {target} at {meeting.name} takes trainable parameters and {why}: engine "graph" has no rule. Use engine="reference".'
+        )

@@ -1,0 +1,109 @@
+"""Linear layers: per-example gradients written out, or only their norms (ghost norms, Goodfellow 2015; Li et al. 2022)."""
+
+from collections.abc import Callable
+
+import torch
+
+from sfumato.clipping.graph.rules.per_example import Rows
+from sfumato.clipping.graph.rules.site import Met
+from sfumato.clipping.norms import at_least_float32
+from sfumato.clipping.numerics import hidden, products, roundings, unit
+
+# Of so few positions some CPUs multiply a transpose that is written out twice as fast as one that is read as it lies.
+_FEW_POSITIONS = 64
+# Of fewer still, with many features, those are at their best with so many rows at once: 17 positions take half the time.
+_MOST_IN_BLOCKS, _LEAST_IN_BLOCKS, _BLOCK = 40, 128, 8
+# So many features at once: of few positions, smaller parts would cost more time than their smaller rounding is worth.
+_FEATURES = 384
+
+
+def bias(met: Met, slot: str) -> Rows:
+    """The output's gradient summed over positions."""
+    return Rows(met.example_grad().flatten(1, -2).sum(dim=1))
+
+
+def rows(met: Met, slot: str) -> Rows:
+    """A batched matrix product."""
+    return Rows(torch.bmm(_positions(met.example_grad()).transpose(1, 2), _positions(met.example_arg("input"))))
+
+
+def ghost(met: Met, slot: str) -> "Ghost":
+    """Norms from inner products of positions; the clipped sum as one matrix product."""
+    return Ghost(_positions(met.example_arg("input")), _positions(met.example_grad()), gram)
+
+
+def ghost_at_once(met: Met, slot: str) -> "Ghost":
+    """The same, all inner products of an image at once, however few: the fastest on other CPUs."""
+    return Ghost(_positions(met.example_arg("input")), _positions(met.example_grad()), gram_at_once)
+
+
+def is_divided(met: Met) -> bool:
+    """Whether `ghost` differs from `ghost_at_once`."""
+    grad = met.example_grad()
+    return grad.device.type == "cpu" and 1 < grad.shape[1:-1].numel() < _FEW_POSITIONS
+
+
+def gram_values(met: Met) -> int:
+    """Numbers that `ghost` keeps at its peak."""
+    grads, inputs = _positions(met.example_grad()), _positions(met.example_arg("input"))
+    positions = grads.shape[1]
+    return 2 * met.examples * positions * (positions + max(grads.shape[2], inputs.shape[2]))
+
+
+def gram(rows: torch.Tensor) -> torch.Tensor:
+    """(m, positions, positions) inner products of (m, positions, features)."""
+    positions, features = rows.shape[1:]
+    transposed = rows.transpose(1, 2)
+    if rows.device.type == "cpu" and positions <= _MOST_IN_BLOCKS and features >= _LEAST_IN_BLOCKS:
+        blocks = rows.chunk(-(-positions // _BLOCK), dim=1)
+        return torch.cat([products(block, transposed, _FEATURES) for block in blocks], dim=1)
+    if rows.device.type == "cpu" and positions < _FEW_POSITIONS:
+        transposed = transposed.contiguous()
+    return products(rows, transposed, _FEATURES)
+
+
+def gram_at_once(rows: torch.Tensor) -> torch.Tensor:
+    """The same of all rows at once, of the transpose as it lies."""
+    return products(rows, rows.transpose(1, 2), _FEATURES)
+
+
+def _positions(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.flatten(1, -2)  # (m, positions, features)
+
+
+class Ghost:
+    """Per-example gradients grads' inputs that are never written out."""
+
+    def __init__(self, inputs: torch.Tensor, grads: torch.Tensor, inner_products: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        # Norms and the sum see the very same products, none of them rounded to less than float32.
+        self.inputs, self.grads = at_least_float32(inputs), at_least_float32(grads)
+        self._squares = self._square_norms(inner_products)  # now: the gradient is in the processor's cache
+
+    def square_norms(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._squares
+
+    def _square_norms(self, inner_products: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        features, positions = (self.inputs.shape[2], self.grads.shape[2]), self.inputs.shape[1]
+        share = unit(self.grads) * (sum(roundings(number, _FEATURES) for number in features) + 1 + 2 * roundings(positions))
+        of_inputs, of_grads = (hidden(number, share, self.grads) for number in features)
+        if positions == 1:
+            inputs, grads = (side.square().sum(dim=(1, 2)) for side in (self.inputs, self.grads))
+            return inputs * grads, share * (inputs + of_inputs) * (grads + of_grads)
+        inputs, grads = inner_products(self.inputs), inner_products(self.grads)
+        # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled, and so what roundings are a share of.
+        squares = (inputs.diagonal(dim1=1, dim2=2) + of_inputs) * (grads.diagonal(dim1=1, dim2=2) + of_grads)
+        largest = torch.linalg.vector_norm(squares, 0.5, dim=1)  # the square of a sum of roots
+        terms = inputs * grads  # their sum over pairs of positions is the square
+        return terms.sum(2).sum(1).clamp(min=0), share * largest
+
+    def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+        grads, inputs = self.grads, self.inputs
+        if counts is not None:  # a coefficient of zero does not silence it: 0 * NaN is NaN
+            mask = counts[:, None, None]
+            grads, inputs = torch.where(mask, grads, 0.0), torch.where(mask, inputs, 0.0)
+        weights = coefficients.to(grads.dtype)[:, None, None]
+        if inputs.shape[2] < grads.shape[2]:  # the narrower side is less work
+            inputs = inputs * weights
+        else:
+            grads = grads * weights
+        return grads.flatten(0, 1).T @ inputs.flatten(0, 1)

@@ -1,0 +1,111 @@
+"""From a model to its meetings and its groups of weights: what the engine needs to know before it sees an image."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+from sfumato.clipping.checks import random_state_kept
+from sfumato.clipping.graph.batch_dim import Layout, find_layouts
+from sfumato.clipping.graph.export import Capture, capture, module_path
+from sfumato.clipping.graph.parametrization import Group, group_weights, is_standardized
+from sfumato.clipping.graph.rules import Meeting, named_args, refuse
+from sfumato.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """What tracing a model gives: nothing in it depends on parameter values or images."""
+
+    capture: Capture
+    meetings: dict[Node, Meeting]
+    groups: tuple[Group, ...]
+    outputs: dict[Node, Layout]
+
+
+def trace(model: nn.Module, row: torch.Tensor) -> Traced:
+    """Traces a model and finds its meetings.
+
+    Args:
+        row: (1, ...): an input, of which only shape, type and device are used.
+
+    Raises:
+        InputError: If the model cannot be traced, mixes examples, or has a meeting without a rule (it is named).
+    """
+    traced = capture(model, row)
+    parameters = {name: _shifted(value.detach(), seed) for seed, (name, value) in enumerate(model.named_parameters()) if value.requires_grad}
+    with random_state_kept(row):
+        layouts = find_layouts(traced, model, parameters, row)
+    meetings = {}
+    for node, met in traced.meetings.items():
+        arguments = named_args(node, node.args, dict(node.kwargs))
+        names = {traced.weights[name]: name for name in met}
+        slots = {argument: names[value] for argument, value in arguments.items() if isinstance(value, Node) and value in names}
+        arg_layouts = {argument: layouts[value] for argument, value in arguments.items() if isinstance(value, Node) and value in layouts}
+        if node not in layouts or set(slots.values()) != set(met):
+            raise InputError(
+                f'operation {node.target} takes trainable parameters in a way that engine "graph" has no rule for. Use engine="reference".'
+            )
+        meeting = Meeting(node, slots, arg_layouts, layouts[node])
+        refuse(meeting)
+        meetings[node] = meeting
+    groups = []
+    for weights, sources in group_weights(traced.sources):
+        groups.append(Group(weights, sources, _kind(traced, model, parameters, weights, sources)))
+    return Traced(traced, meetings, tuple(groups), {node: layouts[node] for node in traced.outputs})
+
+
+def _shifted(value: torch.Tensor, seed: int) -> torch.Tensor:
+    """A parameter moved a little: zeros must not hide what comes after them."""
+    if not value.is_floating_point():
+        return value
+    generator = torch.Generator().manual_seed(seed)
+    spread = value.float().std(correction=0)
+    noise = torch.randn(value.shape, generator=generator).to(value)
+    return value + noise * torch.where(spread > 0, 0.1 * spread, 0.1).to(value)
+
+
+def _kind(traced: Capture, model: nn.Module, parameters: dict[str, torch.Tensor], weights: tuple[str, ...], sources: tuple[str, ...]) -> str:
+    if weights == sources and len(weights) == 1:
+        return "parameter"
+    _refuse_low_precision(traced, parameters, weights, sources)
+    if len(weights) > 1:
+        return "general"
+    with torch.enable_grad():
+        exact = {name: value.double().requires_grad_(name in sources) for name, value in parameters.items()}
+        values = {node: _wide(value) for node, value in traced.state(model).items()} | {node: exact[name] for name, node in traced.parameters.items()}
+        try:
+            traced.shared.run(values)
+        except RuntimeError:  # types that are written into the graph meet others
+            return "general"
+        weight = values[traced.weights[weights[0]]]
+        if weight.dtype != torch.float64:
+            return "general"
+        return "standardized" if is_standardized(weight, [exact[name] for name in sources]) else "general"
+
+
+def _wide(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _refuse_low_precision(traced: Capture, parameters: dict[str, torch.Tensor], weights: tuple[str, ...], sources: tuple[str, ...]) -> None:
+    """Refuses weights computed in less than float32: their norms would be those of gradients that the way back then rounds."""
+    low = next((name for name in sources if parameters[name].dtype not in (torch.float32, torch.float64)), None)
+    if low is not None:
+        raise InputError(
+            f"parameter '{low}' is {parameters[low].dtype}, and a weight is computed from it: the clipped sum would be rounded on the way back. "
+            "Keep the parameters in float32."
+        )
+    way = {traced.weights[name] for name in weights}
+    for node in reversed(traced.shared.nodes):
+        if node not in way:
+            continue
+        way.update(node.all_input_nodes)
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype not in (torch.float32, torch.float64):
+            raise InputError(
+                f"{node.target} in '{module_path(node) or 'the model'}' makes {value.dtype} of parameter '{sources[0]}': the clipped sum would be "
+                'rounded on the way back. Compute weights in float32, with precision "bf16" if the rest shall be in bfloat16.'
+            )

@@ -1,0 +1,245 @@
+"""Data sets by name: public benchmark images, or a user's folder."""
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from sfumato import config as recipes
+from sfumato.config import DataConfig, Recipe
+from sfumato.data import folders
+from sfumato.data.catalogue import Facts, public_facts
+from sfumato.data.dataset import Dataset, ImageSet, check_proportions, normalisation
+from sfumato.data.splitting import hold_out
+from sfumato.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedSet:
+    """The public facts of a benchmark.
+
+    Attributes:
+        classes: Names in label order.
+        num_train: Images of its training part: what "train+valid" trains on.
+        num_valid: How many of them "train" holds out (De et al. 2022, Table 11).
+        num_test: Images of its test part.
+        shape: (channels, height, width).
+        mean: Per channel, published.
+        std: Per channel, published.
+        max_value: The integer that is scaled to 1.
+        files: Below the data root, with the size in bytes where it is fixed.
+    """
+
+    classes: tuple[str, ...]
+    num_train: int
+    num_valid: int
+    num_test: int
+    shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    max_value: int = 255
+    files: tuple[tuple[str, int | None], ...] = ()
+
+
+def _idx_files(folder: str) -> tuple[tuple[str, int], ...]:
+    """MNIST's four files: 28 x 28 bytes an image after a header of 16, one byte a label after 8."""
+    sizes = []
+    for part, count in (("train", 60_000), ("t10k", 10_000)):
+        sizes.append((f"{folder}/raw/{part}-images-idx3-ubyte", 16 + 28 * 28 * count))
+        sizes.append((f"{folder}/raw/{part}-labels-idx1-ubyte", 8 + count))
+    return tuple(sizes)
+
+
+_DIGITS = tuple("0123456789")
+_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CIFAR10_FILES = tuple((f"cifar-10-batches-py/{name}", None) for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"))
+
+NAMED: dict[str, NamedSet] = {
+    "digits": NamedSet(_DIGITS, 1437, 287, 360, (1, 8, 8), (0.5,), (0.5,), max_value=16),
+    "mnist": NamedSet(_DIGITS, 60_000, 5_000, 10_000, (1, 28, 28), (0.1307,), (0.3081,), files=_idx_files("MNIST")),
+    "fashion_mnist": NamedSet(_FASHION, 60_000, 5_000, 10_000, (1, 28, 28), (0.2860,), (0.3530,), files=_idx_files("FashionMNIST")),
+    "cifar10": NamedSet(
+        _CIFAR10,
+        50_000,
+        5_000,
+        10_000,
+        (3, 32, 32),
+        (0.49139968, 0.48215841, 0.44653091),
+        (0.24703223, 0.24348513, 0.26158784),
+        files=_CIFAR10_FILES,
+    ),
+}
+
+
+def facts(config: DataConfig, data_root: Path | None, report: Callable[[str], None]) -> Facts:
+    """The public numbers of the data set; of a folder by its files' names, without decoding an image.
+
+    Raises:
+        InputError: As `load` does for a folder, or if this data set can only be planned with.
+    """
+    _refuse_unloadable(config)
+    return public_facts(config) or folders.folder_facts(config, _folder(config, data_root), report)
+
+
+def largest_group(config: DataConfig, data_root: Path | None) -> tuple[str, int] | None:
+    """The group with most training images and how many it has, without decoding an image; None where images are not grouped."""
+    return folders.largest_group(config, _folder(config, data_root)) if config.name == "folder" else None
+
+
+def load(config: DataConfig, data_root: Path | None, report: Callable[[str], None]) -> Dataset:
+    """The data set that a recipe asks for.
+
+    Args:
+        config: The recipe's `data` section.
+        data_root: For a folder, the folder itself (else `config.path`); for a named data set
+            the folder that holds it (else `config.path`, else SFUMATO_DATA). Digits need none.
+        report: Takes lines for the user: progress, images that cannot be read.
+
+    Raises:
+        InputError: If a file is missing or damaged, the recipe contradicts the data, or this data set can only be planned with.
+    """
+    _refuse_unloadable(config)
+    if config.name == "folder":
+        return folders.load_folder(config, _folder(config, data_root), report)
+    return _load_named(config, data_root)
+
+
+def load_for(recipe: Recipe, data_root: Path | None, report: Callable[[str], None]) -> Dataset:
+    """The data set that a run of this recipe trains on, held out what its accuracies are measured on.
+
+    Those are the test images where the validation images score under `privacy.score_noise`: an exact accuracy on them
+    would undo that noise.
+
+    Raises:
+        InputError: As `load`.
+    """
+    dataset = load(recipe.data, data_root, report)
+    if recipe.privacy is None or recipe.privacy.score_noise is None:
+        return dataset
+    return tested_on_test_images(dataset, recipe.data, data_root, report)
+
+
+def tested_on_test_images(dataset: Dataset, config: DataConfig, data_root: Path | None, report: Callable[[str], None]) -> Dataset:
+    """The same training images, but the test images held out in place of the validation images."""
+    whole = load(config.model_copy(update={"split": "train+valid"}), data_root, report)
+    return dataclasses.replace(dataset, held_out_files=whole.held_out_files, held_out_name=whole.held_out_name)
+
+
+def _refuse_unloadable(config: DataConfig) -> None:
+    if config.name != "folder" and config.name not in NAMED:
+        raise InputError(
+            f"data set {config.name} cannot be loaded by this version, so its recipes are planned (`sfumato plan --recipe NAME`) and verified "
+            "(`sfumato recipes verify`), not trained or simulated. Choose a recipe on another data set."
+        )
+
+
+def _folder(config: DataConfig, data_root: Path | None) -> Path:
+    """A folder is private data: it is named for each run, never found by SFUMATO_DATA."""
+    if config.num_examples is not None:
+        raise InputError(f"data.num_examples = {config.num_examples} does not fit a folder, whose images are counted. Take the key out.")
+    if data_root is None and config.path is None:
+        raise InputError("the recipe trains on a folder of images and none is named. Give it by --data-root FOLDER or data.path.")
+    return data_root if data_root is not None else Path(str(config.path))
+
+
+def _load_named(config: DataConfig, data_root: Path | None) -> Dataset:
+    named = NAMED[config.name]
+    _check_agrees(config, named)
+    public_facts(config)  # refuses more images than there are, before a file is read
+    mean, std = normalisation(config.mean, config.std, named.shape[0], default=(named.mean, named.std))
+    if config.name == "digits":
+        images, labels = _digits()
+    else:
+        root = recipes.data_root(data_root or (Path(config.path) if config.path else None))
+        images, labels = _benchmark(config.name, named, root)
+    total = named.num_train + named.num_test
+    if images.shape != (total, *named.shape) or labels.shape != (total,):
+        raise InputError(f"data set {config.name}: its files hold {tuple(images.shape)}, not {(total, *named.shape)}. Put the original files there.")
+    everything = ImageSet(images, labels, torch.ones(total, dtype=torch.bool), mean, std, named.max_value)
+    if config.name == "digits":
+        train, test = hold_out("digits test", total, named.num_test)
+    else:
+        train, test = list(range(named.num_train)), list(range(named.num_train, total))
+    if config.split == "train+valid":
+        held_out, held_out_name = test, "test"
+    else:
+        kept, valid = hold_out(f"{config.name} valid", len(train), named.num_valid)
+        train, held_out, held_out_name = [train[i] for i in kept], [train[i] for i in valid], "valid"
+    if config.num_examples is not None:
+        portion, _ = hold_out(f"{config.name} portion", len(train), len(train) - config.num_examples)
+        train = [train[i] for i in portion]
+    return Dataset(config.name, named.classes, everything.subset(train), everything.subset(held_out), held_out_name)
+
+
+def _digits() -> tuple[torch.Tensor, torch.Tensor]:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return torch.from_numpy(bunch.images).to(torch.uint8)[:, None], torch.from_numpy(bunch.target).to(torch.int64)
+
+
+def _benchmark(name: str, named: NamedSet, root: Path | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """All images (training part first) as (N, C, H, W) uint8, and their labels."""
+    if root is None:
+        raise InputError(f"data set {name} lies in no known folder. Name the folder that holds it by --data-root or the variable SFUMATO_DATA.")
+    for relative, size in named.files:
+        path = root / relative
+        if not path.is_file():
+            raise InputError(f"data set {name}: {path} is missing. Name the folder that holds it by --data-root or the variable SFUMATO_DATA.")
+        if size is not None and path.stat().st_size != size:
+            raise InputError(f"data set {name}: {path} is damaged: it has {path.stat().st_size} bytes, not {size}. Put the original file there.")
+    import torchvision.datasets
+
+    kind = {"mnist": torchvision.datasets.MNIST, "fashion_mnist": torchvision.datasets.FashionMNIST, "cifar10": torchvision.datasets.CIFAR10}[name]
+    try:
+        if name == "cifar10":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # NumPy's about the pickles of CIFAR-10, which are read only if their published checksums are right
+                parts = [kind(str(root), train=train, download=False) for train in (True, False)]
+            images = torch.cat([torch.as_tensor(part.data) for part in parts])
+            labels = torch.cat([torch.as_tensor(part.targets, dtype=torch.int64) for part in parts])
+        else:  # torchvision's own class would prefer other files beside these, pickles of which nothing is known
+            from torchvision.datasets.mnist import read_image_file, read_label_file
+
+            images = torch.cat([read_image_file(str(root / file)) for file, _ in named.files if "idx3" in file])
+            labels = torch.cat([read_label_file(str(root / file)) for file, _ in named.files if "idx1" in file])
+    except Exception as error:
+        raise InputError(
+            f"data set {name}: {_damaged_file(kind, root, named)} is damaged ({_one_line(error)}). Put the original file there."
+        ) from None
+    return (images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)).contiguous(), labels
+
+
+def _damaged_file(kind: type, root: Path, named: NamedSet) -> str:
+    """The first file whose published checksum (CIFAR-10) or header (MNIST) is wrong."""
+    from torchvision.datasets.utils import check_integrity
+
+    md5 = dict([*getattr(kind, "train_list", []), *getattr(kind, "test_list", [])])
+    for file, _ in named.files:
+        path = root / file
+        if path.name in md5 and not check_integrity(str(path), md5[path.name]):
+            return str(path)
+        if path.name.endswith("ubyte") and path.read_bytes()[:4] != (b"\0\0\x08\x03" if "idx3" in path.name else b"\0\0\x08\x01"):
+            return str(path)
+    return f"a file below {root}"
+
+
+def _one_line(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:200]
+
+
+def _check_agrees(config: DataConfig, named: NamedSet) -> None:
+    """What only a folder lets one choose may be stated for a named data set, but not changed."""
+    channels, size, _ = named.shape
+    for key, given, truth in (
+        ("classes", config.classes, list(named.classes)),
+        ("image_size", config.image_size, size),
+        ("channels", config.channels, channels),
+        ("group_by", config.group_by, None),
+    ):
+        if given is not None and given != truth:
+            raise InputError(f"data.{key} = {given!r} does not fit data set {config.name}, where it is {truth!r}. Take the key out.")
+    check_proportions(config, len(named.classes))

@@ -1,0 +1,38 @@
+"""Which views of each image a step averages, and how they are made."""
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from sfumato.config import AugmentationKind, ResolvedAugmentation
+from sfumato.data.augmentation import augment
+from sfumato.data.dataset import ImageSet
+
+
+@dataclasses.dataclass(frozen=True)
+class Views:
+    """Which views of an image are averaged; ``augmult`` = K, 0 for the image as it is."""
+
+    kind: AugmentationKind
+    augmult: int
+    padding: int
+
+    @classmethod
+    def of(cls, resolved: ResolvedAugmentation) -> "Views":
+        return cls(resolved.kind, resolved.augmult, resolved.padding)
+
+    def make(self, images: ImageSet, indices: torch.Tensor, view_bits: np.ndarray, device: torch.device) -> torch.Tensor:
+        """(b, K, C, H, W), or the images as they are, (b, C, H, W), where K is 0.
+
+        Args:
+            images: All of them.
+            indices: (b,), which ones.
+            view_bits: (N, K), uniform words: a view depends on (example, view) alone, whatever else is drawn.
+            device: Where they are made.
+        """
+        inputs = images.batch(indices, device)
+        if not self.augmult:
+            return inputs
+        bits = torch.from_numpy(view_bits[indices.numpy()].astype(np.int64)).to(device)  # (b, K)
+        return augment(inputs, bits, self.kind, self.padding, images.mean, images.std)

@@ -1,0 +1,75 @@
+"""Testing with the views of training: AugTest (Sander et al. 2022, Section 4.2). These numbers are not private."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sfumato.data.augmentation import augment
+from sfumato.data.dataset import ImageSet
+from sfumato.data.views import Views
+from sfumato.randomness import Streams, key_from_seed
+
+
+@torch.no_grad()
+def augtest(
+    model: nn.Module, images: ImageSet, views: Views, num_views: int, decide: Callable[[torch.Tensor], torch.Tensor], rows: int = 128
+) -> dict[str, float | int | None]:
+    """Accuracy when several random views of each image decide together, as they were made in training.
+
+    The views come from a fixed public seed: the same images and model give the same numbers
+    again, and the views of fewer are the first of more. To be read beside the plain
+    accuracy, which needs one view an image and is what results are compared by.
+
+    Args:
+        model: Used in evaluation mode.
+        images: Held-out images.
+        views: The kind and the padding of training; its multiplicity is not used.
+        num_views: K; 0 for no test.
+        decide: From outputs to what a decision takes the largest of: (rows, classes) -> (rows, classes).
+        rows: Views that the model sees at once, or the views of one image if they are more.
+
+    Returns:
+        test_views, K; test_accuracy_augtest_vote, by the majority of the K decisions; test_accuracy_augtest_mean, by the
+        mean of the K probabilities. Where kind is "none" all views are alike and nothing is tested: K is 0. Without a
+        test both accuracies are None.
+    """
+    if num_views == 0 or views.kind == "none":
+        return {"test_views": 0, "test_accuracy_augtest_vote": None, "test_accuracy_augtest_mean": None}
+    device = next(model.parameters()).device
+    bits = _public_bits(len(images), num_views)
+    was_training = model.training
+    model.eval()
+    correct = torch.zeros(2, dtype=torch.int64)
+    for indices in torch.arange(len(images)).split(max(rows // num_views, 1)):
+        inputs = augment(images.batch(indices, device), bits[indices].to(device), views.kind, views.padding, images.mean, images.std)
+        outputs = model(inputs.flatten(0, 1)).float().cpu()
+        decisions = decide_together(decide(outputs).view(len(indices), num_views, -1))
+        correct += torch.stack([(decision == images.labels[indices]).sum() for decision in decisions])
+    model.train(was_training)
+    vote, mean = (correct.double() / max(len(images), 1)).tolist()
+    return {"test_views": num_views, "test_accuracy_augtest_vote": vote, "test_accuracy_augtest_mean": mean}
+
+
+def decide_together(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The class that most views choose, and the class of the largest mean probability.
+
+    Among classes with equally many votes the mean probability chooses.
+
+    Args:
+        logits: (N, K, classes).
+
+    Returns:
+        Two tensors (N,), int64.
+    """
+    votes = F.one_hot(logits.argmax(2), logits.shape[2]).sum(1)  # (N, classes)
+    mean = logits.double().softmax(2).mean(1)
+    return (votes + mean / 2).argmax(1), mean.argmax(1)  # half a probability never outweighs a vote
+
+
+def _public_bits(num_images: int, num_views: int) -> torch.Tensor:
+    """(N, K), int64 in [0, 2^32): the bits of a view depend on the number of images and the view's place alone."""
+    words = Streams(key_from_seed(0), {}, {}).stream("test views").uint32(num_views * num_images)
+    return torch.from_numpy(words.reshape(num_views, num_images).T.astype(np.int64))

@@ -1,0 +1,36 @@
+"""The loss of one row, and the decision, where class proportions are public."""
+
+import dataclasses
+
+import torch
+from torch.nn import functional as F
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """Cross-entropy, adjusted by public class proportions where they are given.
+
+    Privacy noise costs the smaller class first. With proportions p the loss sees
+    outputs + log p, so that the outputs themselves score balanced classes, and the
+    decision subtracts log p once more (docs/imbalance.md has the measurements).
+
+    Attributes:
+        class_proportions: Public, positive, one a class; None: plain cross-entropy.
+    """
+
+    class_proportions: tuple[float, ...] | None = None
+
+    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """One loss per row: (rows, classes), (rows,) -> (rows,)."""
+        if self.class_proportions is not None:
+            outputs = outputs + _log_prior(self.class_proportions, outputs)
+        return F.cross_entropy(outputs, labels, reduction="none")
+
+    def decision_logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """What the decision takes the largest of: (rows, classes)."""
+        return outputs if self.class_proportions is None else outputs - _log_prior(self.class_proportions, outputs)
+
+
+def _log_prior(class_proportions: tuple[float, ...], outputs: torch.Tensor) -> torch.Tensor:
+    shares = torch.tensor(class_proportions, dtype=outputs.dtype, device=outputs.device)
+    return torch.log(shares / shares.mean())

@@ -1,0 +1,101 @@
+"""A trained model, read back from its run folder."""
+
+import dataclasses
+import functools
+import tomllib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pydantic
+import torch
+from torch import nn
+
+from sfumato import config
+from sfumato.data.dataset import check_proportions, normalisation
+from sfumato.errors import InputError
+from sfumato.evaluation.objective import Objective
+from sfumato.models import registry
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """The averaged weights of a run in evaluation mode, and what using them needs."""
+
+    model: nn.Module
+    recipe: config.ResolvedRecipe
+    objective: Objective
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    image_size: int
+    channels: int
+
+
+class _Facts(pydantic.BaseModel):
+    """What the weights' metadata says of images and classes; the file may be a stranger's."""
+
+    classes: Annotated[list[str], pydantic.Field(min_length=2)]
+    mean: list[pydantic.FiniteFloat]
+    std: list[config.PositiveFloat]
+    image_size: Annotated[int, pydantic.Field(ge=8, le=1024)]
+    channels: Literal[1, 3]
+
+
+def load_run(folder: Path, trust: Collection[str] = ()) -> Trained:
+    """Reads ``model.safetensors`` of a finished run; nothing else of the folder is needed.
+
+    Guarantee: the file may come from anybody. It names a network of the registry and numbers of its architecture;
+    no code is imported or called that it chooses, nothing is downloaded, and no path is followed.
+
+    Args:
+        folder: Of the run.
+        trust: Modules that may be imported for a model that is not of the registry, each by its full name.
+
+    Raises:
+        InputError: If there is no such file, it is damaged, or it names a module that is not trusted.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = folder / "model.safetensors"
+    if not path.exists():
+        raise InputError(
+            f"{folder} has no model.safetensors: it is no finished run. Finish it by `sfumato train ... --resume`, or name another folder."
+        )
+    damaged = InputError(f"{path} is damaged. Restore it from a copy, or train again.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
+            facts = _Facts.model_validate_json(metadata["sfumato"])
+            recipe = config.shareable(config.parse_resolved(tomllib.loads(metadata["recipe"])))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (safe_open is no mapping)
+        normalisation(facts.mean, facts.std, facts.channels, ((), ()))
+        check_proportions(recipe.data, len(facts.classes))
+        if len(set(facts.classes)) < len(facts.classes):
+            raise damaged
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
+        raise damaged from None
+    name = recipe.model.name
+    shape = {"image_size": facts.image_size, "channels": facts.channels, "num_classes": len(facts.classes)}
+    build = functools.partial(registry.build, name, **shape, options=recipe.model.options, seed=0, trust=trust)
+    if registry.imported_module(name) is None:
+        with torch.device("meta"):  # takes no memory: an architecture that is not that of the weights may be of any size
+            sizes = {key: value.shape for key, value in build().state_dict().items()}
+        if sizes != {key: value.shape for key, value in tensors.items()}:
+            raise damaged
+    model = build()
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError:
+        raise InputError(f"the weights of {path} are not those of model {name}. Give the module that it was trained with, or train again.") from None
+    proportions = recipe.data.class_proportions
+    return Trained(
+        model=model.eval(),
+        recipe=recipe,
+        objective=Objective(tuple(proportions) if proportions else None),
+        classes=tuple(facts.classes),
+        mean=tuple(facts.mean),
+        std=tuple(facts.std),
+        image_size=facts.image_size,
+        channels=facts.channels,
+    )

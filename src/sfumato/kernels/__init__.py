@@ -1,1 +1,0 @@
-"""Operations that PyTorch has not, each a custom operator; beside a device's kernel lies a plain `naive.py`."""

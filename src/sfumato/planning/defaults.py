@@ -1,0 +1,77 @@
+"""What a recipe leaves out, filled in by rules of public numbers alone.
+
+The rules depend on the number of images, their size, the number of classes and the
+budget; never on an image or a label. docs/defaults.md tells how they were chosen.
+"""
+
+import dataclasses
+from typing import Any
+
+from sfumato.config import FilledRecipe, Recipe, delta_default
+from sfumato.data.catalogue import Facts
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One value that was filled in, and why."""
+
+    key: str
+    value: Any
+    why: str
+
+
+def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
+    """Fills in everything but the quantity that calibration solves for.
+
+    Returns:
+        The recipe, and a list of what was chosen.
+    """
+    choices: list[Choice] = []
+    values = recipe.model_dump()
+
+    def choose(section: str, key: str, value: Any, why: str) -> None:
+        if values[section][key] is None:
+            values[section][key] = value
+            choices.append(Choice(f"{section}.{key}", value, why))
+
+    n = facts.num_examples
+    if recipe.data.name == "folder":
+        choose("data", "image_size", facts.image_size, "small images keep training fast and private; state a larger size if details matter")
+        choose("data", "channels", facts.channels, "colour; state 1 for grey images")
+    choose("model", "name", "small_cnn", "a group-norm CNN takes any size and has few parameters, so little noise")
+    choose("augmentation", "kind", "none" if not recipe.augmentation.augmult else "flip", "views cost time; mirror images where views are asked for")
+    choose("augmentation", "augmult", 0 if values["augmentation"]["kind"] == "none" else 2, "each image as it is, unless views are asked for")
+    if values["augmentation"]["kind"] == "tan":
+        choose("augmentation", "padding", max(round(facts.image_size * 20 / 224), 1), "20 pixels at 224, as in the paper, in proportion")
+    elif values["augmentation"]["padding"] is None:
+        values["augmentation"]["padding"] = 4
+    if recipe.privacy is not None:
+        choose("privacy", "delta", delta_default(n), f"the largest power of ten below 1/N = 1/{n}")
+    solved = _solved_quantity(values)
+    if solved != "batch_size":
+        choose("training", "batch_size", default_batch_size(n), f"a quarter of N = {n}, between 256 and 4096, at most N")
+    if solved != "num_steps":
+        choose("training", "num_steps", 150, "more updates need more noise in each")
+    if recipe.optimizer.name == "sgd":
+        choose("optimizer", "learning_rate", 2.0, "the sum of clipped gradients is divided by the batch size, so one rate suits all batches")
+    else:
+        usual = "as Kingma and Ba (2015) have it"
+        choose("optimizer", "beta1", 0.9, usual)
+        choose("optimizer", "beta2", 0.999, usual)
+        choose("optimizer", "adam_epsilon", 1e-8, usual)
+        choose("optimizer", "learning_rate", 0.01, "Adam moves each weight by about this much, whatever the size of its gradients")
+    return FilledRecipe.model_validate(values), choices
+
+
+def default_batch_size(num_examples: int) -> int:
+    """A quarter of the images, between 256 and 4096, and never more than there are."""
+    return min(max(num_examples // 4, 256), 4096, num_examples)
+
+
+def _solved_quantity(values: dict[str, Any]) -> str:
+    """What calibration will solve for: the one quantity left out, else the noise."""
+    privacy = values["privacy"]
+    if privacy is None or privacy["target_epsilon"] is None or privacy["noise_multiplier"] is None:
+        return "noise_multiplier"
+    left_out = [key for key in ("batch_size", "num_steps") if values["training"][key] is None]
+    return left_out[-1] if left_out else "none"

@@ -1,0 +1,204 @@
+"""From a recipe and the public numbers of a data set to the run that will happen."""
+
+import dataclasses
+
+from sfumato.accounting import printed
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.accounting.selection import Selection
+from sfumato.config import PrivacyConfig, Recipe, ResolvedAugmentation, ResolvedPrivacy, ResolvedRecipe, parse_resolved
+from sfumato.data.catalogue import Facts
+from sfumato.errors import InputError
+from sfumato.planning.defaults import Choice, fill_in
+from sfumato.planning.solve import Budget, Solved, solve
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A recipe in which every value is set, and what it means for privacy.
+
+    Attributes:
+        recipe: Resolved: enough to run again.
+        mechanism: The public numbers of the run.
+        private: Whether the run can carry a certificate.
+        why_not_private: The reason where it cannot.
+        choices: What was filled in, and why.
+        warnings: Lines the user should read.
+    """
+
+    recipe: ResolvedRecipe
+    mechanism: Mechanism
+    private: bool
+    why_not_private: str | None
+    choices: list[Choice]
+    warnings: list[str]
+
+    @property
+    def delta(self) -> float:
+        """Of a recipe with a budget."""
+        return self.privacy.delta
+
+    @property
+    def privacy(self) -> ResolvedPrivacy:
+        """The budget of a recipe that has one."""
+        if self.recipe.privacy is None:
+            raise AttributeError("an ordinary run has no budget")
+        return self.recipe.privacy
+
+    @property
+    def selection(self) -> Selection | None:
+        """How this run is selected from others; None where nothing is selected."""
+        return _selection(self.recipe.privacy)
+
+
+def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan:
+    """Fills in what the recipe leaves out and calibrates it to its budget.
+
+    With a target, the one of noise_multiplier, num_steps and batch_size that is left out
+    is solved for and never exceeds the target; with none left out the number of steps is
+    cut to what the target allows.
+
+    Args:
+        recipe: As it was given.
+        facts: The public numbers of its data set.
+        cut_to_target: False keeps printed steps that exceed the target, to verify a table.
+
+    Raises:
+        InputError: If the budget is impossible or incomplete.
+    """
+    recipe, choices = fill_in(recipe, facts)
+    _refuse_impossible_views(recipe.augmentation, facts.image_size)
+    n = facts.num_examples
+    privacy, training, optimizer = recipe.privacy, recipe.training, recipe.optimizer
+    warnings: list[str] = []
+    if optimizer.name != "sgd" and optimizer.learning_rate >= 0.1:
+        warnings.append(
+            f"optimizer.learning_rate = {optimizer.learning_rate:g} is a rate for sgd: {optimizer.name} moves every weight by about that much "
+            "in each update. 0.01 is its default; set a smaller one."
+        )
+    if privacy is None:
+        if training.norm_histogram_every is not None:
+            raise InputError(
+                "training.norm_histogram_every needs the gradient of each image, which training without a [privacy] section does not compute. "
+                "Leave it out."
+            )
+        ordinary = parse_resolved(recipe.model_dump())
+        mechanism = Mechanism(n, min(ordinary.training.batch_size, n), 0.0, ordinary.training.num_steps, "shuffled")
+        return Plan(ordinary, mechanism, False, "the recipe has no [privacy] section: this is ordinary training", choices, warnings)
+
+    target, sigma, delta = privacy.target_epsilon, privacy.noise_multiplier, privacy.delta
+    if delta > 1 / n:
+        warnings.append(
+            f"delta = {printed.delta(delta)} is more than 1/N = {1 / n:.3g}: publishing one image at random would satisfy it. Choose a smaller delta."
+        )
+    if target is None and sigma is None:
+        raise InputError(
+            "the recipe states no budget: give --epsilon E (smaller is more private; 1 is strong, 3 usual, 8 weak), or privacy.noise_multiplier."
+        )
+    if training.batch_size is not None and training.batch_size > n:
+        raise InputError(f"training.batch_size = {training.batch_size} is more than the {n} training images. Choose a smaller one.")
+    if privacy.max_images_per_person is not None and privacy.sampling == "shuffled":
+        raise InputError('privacy.max_images_per_person needs privacy.sampling = "poisson": no epsilon is known for shuffled batches.')
+    selection = _selection(privacy)
+    _refuse_what_selection_does_not_cover(recipe, privacy)
+    if target is not None and sigma == 0:
+        raise InputError("noise_multiplier 0 has no finite epsilon, so it cannot meet a target_epsilon. Leave one of them out.")
+
+    budget = Budget(n, delta, target, training.batch_size, training.num_steps, sigma, privacy.accountant, selection)
+    mechanism, solved_for = solve(budget)
+    if target is not None:
+        if solved_for is not None:
+            key, why = _SOLVED[solved_for]
+            choices.append(Choice(key, getattr(mechanism, solved_for), f"{why} within epsilon {printed.epsilon(target)}"))
+        elif selection is not None:
+            _refuse_overspent_selection(mechanism, target, delta, selection)
+        elif cut_to_target:
+            most, _ = solve(dataclasses.replace(budget, num_steps=None))
+            if mechanism.num_steps > most.num_steps:
+                warnings.append(
+                    f"only {most.num_steps} of {mechanism.num_steps} steps fit epsilon {printed.epsilon(target)}: the run stops there. "
+                    "Raise the noise or the target for more."
+                )
+                mechanism = most
+    mechanism = mechanism.replace(sampling=privacy.sampling)
+    values = recipe.model_dump()
+    values["privacy"]["noise_multiplier"] = mechanism.noise_multiplier
+    values["training"] |= {"batch_size": mechanism.batch_size, "num_steps": mechanism.num_steps}
+    resolved = parse_resolved(values)
+    reason = _why_not_private(resolved, mechanism)
+    return Plan(resolved, mechanism, reason is None, reason, choices, warnings)
+
+
+_SOLVED: dict[Solved, tuple[str, str]] = {
+    "noise_multiplier": ("privacy.noise_multiplier", "the least noise"),
+    "batch_size": ("training.batch_size", "the largest batch"),
+    "num_steps": ("training.num_steps", "the most updates"),
+}
+
+
+def _selection(privacy: PrivacyConfig | None) -> Selection | None:
+    if privacy is None or privacy.selected_from is None:
+        return None
+    return Selection(privacy.selected_from, privacy.selection_shape, privacy.score_noise)
+
+
+def _refuse_what_selection_does_not_cover(recipe: Recipe, privacy: PrivacyConfig) -> None:
+    if privacy.score_noise is not None and (privacy.selected_from is None or recipe.data.split != "train"):
+        raise InputError(
+            "privacy.score_noise is for a run selected from others (privacy.selected_from) by images that it was not trained on "
+            '(data.split = "train"). Leave it out, or set both.'
+        )
+    if privacy.selected_from is None:
+        return
+    if privacy.sampling != "poisson" or privacy.max_images_per_person is not None:
+        what = "privacy.max_images_per_person" if privacy.max_images_per_person is not None else 'privacy.sampling = "shuffled"'
+        raise InputError(f"no epsilon is known for a run selected from others (privacy.selected_from) with {what}. Leave one of them out.")
+
+
+def _refuse_overspent_selection(mechanism: Mechanism, target: float, delta: float, selection: Selection) -> None:
+    from sfumato.accounting.accountants import epsilon
+
+    spent = epsilon(mechanism, delta, "rdp", selection).epsilon
+    if spent > target:
+        raise InputError(
+            f"the best of {selection.mean:g} expected runs spends epsilon {printed.epsilon(spent)}, more than {printed.epsilon(target)}. "
+            "Leave privacy.noise_multiplier out: it is then solved for."
+        )
+
+
+def without_privacy(plan: Plan) -> Plan:
+    """The same run without clipping per example and without noise, to show the price of privacy.
+
+    Batch, steps and learning rate stay; the mean gradient is bounded by the clipping norm,
+    so that SGD's learning rate keeps its meaning. (Adam's steps have their own scale.)
+    """
+    recipe = plan.recipe
+    if recipe.privacy is None:
+        return plan
+    optimizer = recipe.optimizer.model_copy(update={"max_grad_norm": recipe.privacy.clipping_norm})
+    mechanism = plan.mechanism.replace(noise_multiplier=0.0, sampling="shuffled")
+    training = recipe.training.model_copy(update={"norm_histogram_every": None})  # there are no gradients of single images
+    plain = recipe.model_copy(update={"privacy": None, "optimizer": optimizer, "training": training})
+    return dataclasses.replace(plan, recipe=plain, mechanism=mechanism, private=False, why_not_private="privacy was switched off by --non-private")
+
+
+def _refuse_impossible_views(augmentation: ResolvedAugmentation, image_size: int) -> None:
+    kind, augmult, padding = augmentation.kind, augmentation.augmult, augmentation.padding
+    if kind in ("rrc", "tan", "simclr") and augmult == 0:
+        raise InputError(
+            f'augmentation.kind = "{kind}" makes no views with augmult = 0. Set augmentation.augmult to 1 or more, or augmentation.kind to "none".'
+        )
+    if kind == "tan" and padding >= image_size:
+        raise InputError(
+            f"augmentation.padding = {padding} is too much for images of {image_size} pixels: reflected padding must be smaller than the image. "
+            f"Choose at most {image_size - 1}, or leave it out."
+        )
+
+
+def _why_not_private(recipe: Recipe, mechanism: Mechanism) -> str | None:
+    if recipe.run.seed is not None:
+        return "its randomness comes from a public seed, so anyone can subtract the noise"
+    if mechanism.noise_multiplier == 0:
+        return "noise_multiplier is 0: no noise was added"
+    if mechanism.sampling == "shuffled":
+        return "its batches are shuffled, not Poisson-sampled, so the epsilon of Poisson sampling is not a guarantee for it"
+    return None

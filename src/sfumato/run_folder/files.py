@@ -1,0 +1,154 @@
+"""What a run leaves on disk, written so that no fault loses or alters it."""
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sfumato.errors import InputError, MachineError
+
+DATA_ROOT_FILE = "data_root"
+
+
+@contextlib.contextmanager
+def machine_faults(path: Path) -> Iterator[None]:
+    """Turns a failing disk into one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise MachineError(
+            f"{path} cannot be written: {error.strerror}. What was written before is intact; make room or make it writable, then go on with --resume."
+        ) from error
+
+
+def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Writes a whole file or leaves the old one: a new file, synced, then renamed over it.
+
+    Raises:
+        MachineError: If the disk is full, read-only or failing.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    with machine_faults(path):
+        try:
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
+    """Writes strict JSON (no NaN, no Infinity) atomically."""
+    write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), mode)
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file of a run.
+
+    Raises:
+        InputError: If it is missing or damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # lists within lists
+        raise InputError(f"{path} is missing or damaged ({type(error).__name__}). Give the folder of a run that this tool wrote.") from None
+
+
+class JsonLines:
+    """An append-only file with one JSON object a line, whose lines may be cut back to a step."""
+
+    def __init__(self, path: Path, mode: int = 0o644) -> None:
+        self.path = path
+        self.mode = mode
+
+    def append(self, value: dict[str, Any]) -> None:
+        with machine_faults(self.path):
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, self.mode)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write((json.dumps(value, allow_nan=False) + "\n").encode())
+
+    def read(self) -> list[dict[str, Any]]:
+        """All whole lines; a torn last one is passed over.
+
+        Raises:
+            InputError: If a line is no JSON object of a step.
+        """
+        lines = []
+        if self.path.exists():
+            for number, raw in enumerate(self.path.read_bytes().split(b"\n"), start=1):
+                try:
+                    line = json.loads(raw)
+                except ValueError:
+                    continue
+                except RecursionError:
+                    line = None
+                if not isinstance(line, dict) or type(line.get("step")) is not int:
+                    raise InputError(
+                        f"{self.path}, line {number}, is no line about a step: the file is damaged. Restore it from a copy, or delete it."
+                    )
+                lines.append(line)
+        return lines
+
+    def keep_up_to(self, step: int) -> None:
+        """Drops the lines of later steps, which are about to be made again."""
+        if self.path.exists():
+            kept = [json.dumps(line) + "\n" for line in self.read() if line["step"] <= step]
+            write_atomically(self.path, "".join(kept).encode(), self.mode)
+
+
+def create(path: Path) -> None:
+    """Makes the folder of a new run.
+
+    Raises:
+        InputError: If something is there already.
+        MachineError: If it cannot be made.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path} is not empty: it may hold another run. Choose another --output, or go on with that run by --resume.")
+    with machine_faults(path):
+        (path / "checkpoints").mkdir(parents=True)
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuses a folder of a run or a search in which a name leads elsewhere: whoever goes on there would read, append to or overwrite that file.
+
+    Raises:
+        InputError: Naming the link, or what else is no ordinary file or folder.
+    """
+    for root, folders, files in os.walk(folder):
+        for path in (Path(root) / name for name in [*folders, *files]):
+            if path.is_symlink():
+                raise InputError(f"{path} is a symbolic link, and going on here would write where it leads. Put the file itself there.")
+            if not (path.is_dir() or path.is_file()):
+                raise InputError(f"{path} is no ordinary file. Take it out of the folder.")
+
+
+def write_data_root(folder: Path, root: str) -> None:
+    """Notes where the images lie, for the owner alone."""
+    write_atomically(folder / DATA_ROOT_FILE, os.fsencode(os.path.abspath(root)), 0o600)
+
+
+def read_data_root(folder: Path) -> Path | None:
+    """Where the images of a run lie; None where its owner's note is not there."""
+    path = folder / DATA_ROOT_FILE
+    if path.is_symlink() or not path.is_file():
+        return None
+    root = os.fsdecode(path.read_bytes())
+    return Path(root) if os.path.isabs(root) and "\0" not in root else None
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes names in a folder last through a crash."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

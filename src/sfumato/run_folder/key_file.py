@@ -1,0 +1,68 @@
+"""The file that holds a run's secret key."""
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from sfumato.errors import InputError
+from sfumato.run_folder.files import machine_faults, sync_folder, write_atomically
+
+KEY_FILE = "key"
+
+
+def write_key(folder: Path, key: bytes) -> None:
+    """Puts the run's key on disk, readable by its owner alone."""
+    write_atomically(folder / KEY_FILE, key.hex().encode() + b"\n", 0o600)
+
+
+def read_key(folder: Path) -> bytes:
+    """The run's key.
+
+    Raises:
+        InputError: If it is missing or damaged: the run cannot be continued without it.
+    """
+    path = folder / KEY_FILE
+    try:
+        key = bytes.fromhex(path.read_text().strip())
+    except (OSError, ValueError):
+        key = b""
+    if len(key) != 32:
+        raise InputError(f"{path} is missing or damaged: without the run's key its updates cannot be repeated. Start a new run.")
+    return key
+
+
+_KEY = re.compile(rb"[0-9a-f]{64}[\n0]")  # as `write_key` writes it, or as `delete_key` overwrote it before a crash
+_ERASED = b"0" * 65
+
+
+def has_key(folder: Path) -> bool:
+    """Whether a run's key is there; one that was overwritten, but whose file a crash left, is not."""
+    path = folder / KEY_FILE
+    return os.path.lexists(path) and not (path.is_file() and path.read_bytes() == _ERASED)
+
+
+def delete_key(folder: Path) -> None:
+    """Overwrites the key and removes it, so that the noise cannot be regenerated.
+
+    Raises:
+        InputError: If what bears its name is no key: that is somebody's file, and is left as it is.
+        MachineError: If it cannot be written.
+    """
+    path = folder / KEY_FILE
+    if not os.path.lexists(path):
+        return
+    no_key = InputError(f"{path} is no key that this tool wrote, so it is not overwritten. Move it away.")
+    if path.is_symlink() or not path.is_file():
+        raise no_key
+    with machine_faults(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "r+b") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not _KEY.fullmatch(file.read(len(_ERASED) + 1)):
+                raise no_key
+            file.seek(0)
+            file.write(_ERASED)
+            file.flush()
+            os.fsync(descriptor)
+        path.unlink()
+        sync_folder(folder)

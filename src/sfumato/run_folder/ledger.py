@@ -1,0 +1,198 @@
+"""The record of every release of a run, which nobody can shorten or alter unnoticed."""
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from sfumato.errors import InputError
+from sfumato.randomness import canonical, subkey
+from sfumato.run_folder.files import machine_faults, read_json, sync_folder, write_json
+from sfumato.run_folder.key_file import KEY_FILE
+
+GENESIS = "0" * 64
+
+
+class Ledger:
+    """Append-only record of every release, chained by hashes.
+
+    Each line holds the hash of the line before and its own. A line is on disk, synced,
+    before the update that it names is applied, so that no fault lowers the count. A hash
+    chain alone cannot show that whole last lines were removed. So the last line is kept in a
+    second file, ``ledger.head``, authenticated under the run's key and written first: that file
+    is at most one line ahead, and then gives the ledger the line that a crash kept from it.
+    """
+
+    def __init__(self, path: Path, lines: list[dict[str, Any]], size: int) -> None:
+        self.path = path
+        self.lines = lines
+        self._size = size  # bytes of whole lines on disk
+        self._unwritten = b""  # the line that only the head's file has
+        self._descriptor: int | None = None
+        self._key: bytes | None = None
+
+    @classmethod
+    def open(cls, path: Path, *, exclusive: bool = False) -> "Ledger":
+        """Reads and checks a ledger; an unfinished last line (a crash while it was written) is left out.
+
+        Args:
+            path: May be absent: an empty ledger.
+            exclusive: To append, once `appends_under` has the key; no other process may do so at the same time.
+
+        Raises:
+            InputError: If a line was altered, lines are missing between others, or another
+                process appends to it.
+            MachineError: If it cannot be written.
+        """
+        if exclusive:
+            with machine_faults(path):
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                sync_folder(path.parent)
+                ledger = cls.open(path)
+            except BlockingIOError:
+                os.close(descriptor)
+                raise InputError(f"another process is training in {path.parent}. Wait for it to end, or stop it first.") from None
+            except BaseException:
+                os.close(descriptor)
+                raise
+            ledger._descriptor = descriptor
+            return ledger
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            content = b""
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}. Make it readable.") from None
+        *whole, _torn = content.split(b"\n")
+        lines: list[dict[str, Any]] = []
+        head = GENESIS
+        for number, raw in enumerate(whole, start=1):
+            try:
+                line = json.loads(raw)
+                intact = line["prev"] == head and line["hash"] == _line_hash(line)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                intact = False
+            if not intact:
+                raise InputError(
+                    f"{path}, line {number}, does not follow from the lines before it: the ledger was altered or damaged, so what was spent "
+                    "is not known. Restore the file from a copy; without one, this run's epsilon cannot be stated."
+                )
+            head = line["hash"]
+            lines.append(line)
+        return cls(path, lines, len(content) - len(_torn))
+
+    @property
+    def head(self) -> str:
+        return self.lines[-1]["hash"] if self.lines else GENESIS
+
+    def head_at(self, count: int) -> str:
+        """The head when the ledger had ``count`` lines."""
+        return self.lines[count - 1]["hash"] if count else GENESIS
+
+    def appends_under(self, key: bytes) -> None:
+        """Takes the run's key, and a line that the head's file has and the ledger has not. Nothing is written yet.
+
+        Raises:
+            InputError: If the head's file is missing, not of this key, or not of this ledger.
+        """
+        self._key = subkey(key, "ledger head")
+        path = self.head_path
+        restore = "so what was spent is not known. Restore both files from one copy, or start a new run."
+        if not path.exists():
+            if self.lines:
+                raise InputError(f"{path} is missing: lines of {self.path} may be, too, {restore}")
+            return
+        try:
+            content = json.loads(path.read_bytes())
+            count, line = content["lines"], content["line"]
+            authentic = hmac.compare_digest(content["mac"], self._head_mac(count, line))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            authentic = False
+        if not authentic:
+            raise InputError(f"{path} was altered or damaged, or it or the file {KEY_FILE} is another run's, {restore}")
+        if (count, line["prev"]) == (len(self.lines) + 1, self.head):
+            self.lines.append(line)
+            self._unwritten = _as_bytes(line)
+        elif (count, line["hash"]) != (len(self.lines), self.head):
+            lack = f"{self.path} has not the {count} lines that {path.name} states: lines were removed or are another copy's"
+            raise InputError(f"{lack}, {restore}")
+
+    def refuse_another_head(self) -> None:
+        """Compares with the count and the last line that the head's file states, where there is no key to authenticate it.
+
+        Raises:
+            InputError: If they differ, or the file is missing or damaged.
+        """
+        stated = read_json(self.head_path)
+        if not isinstance(stated, dict) or not self.lines or (stated.get("lines"), stated.get("line")) != (len(self.lines), self.lines[-1]):
+            raise InputError(
+                f"{self.head_path} states another number of lines or another last line than {self.path} has: lines were removed, or one of the "
+                "two is another copy's. Restore the folder from a copy."
+            )
+
+    def append(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """Adds a line and returns it, once it is on disk.
+
+        Raises:
+            MachineError: If it cannot be written; the update must then not be applied.
+        """
+        self.settle()
+        line = chained_line(entry, self.head)
+        count = len(self.lines) + 1
+        write_json(self.head_path, {"lines": count, "line": line, "mac": self._head_mac(count, line)})
+        self.lines.append(line)
+        self._unwritten = _as_bytes(line)
+        self.settle()
+        return line
+
+    def settle(self) -> None:
+        """Writes the line that only the head's file has, if there is one.
+
+        Raises:
+            MachineError: If it cannot be written.
+        """
+        if not self._unwritten:
+            return
+        with machine_faults(self.path):
+            assert self._descriptor is not None, "opened to read only"
+            os.ftruncate(self._descriptor, self._size)  # a part of a line, which a crash left
+            os.lseek(self._descriptor, self._size, os.SEEK_SET)
+            data = self._unwritten
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+            os.fsync(self._descriptor)
+        self._size += len(self._unwritten)
+        self._unwritten = b""
+
+    @property
+    def head_path(self) -> Path:
+        return self.path.with_name("ledger.head")
+
+    def _head_mac(self, count: int, line: dict[str, Any]) -> str:
+        assert self._key is not None, "the key is not known yet"
+        return hmac.digest(self._key, canonical([count, line]), "sha256").hex()
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def chained_line(entry: dict[str, Any], head: str) -> dict[str, Any]:
+    """The line of a ledger that follows ``head``, the hash of the line before it."""
+    line = {**entry, "prev": head}
+    return {**line, "hash": _line_hash(line)}
+
+
+def _as_bytes(line: dict[str, Any]) -> bytes:
+    return (json.dumps(line, allow_nan=False) + "\n").encode()
+
+
+def _line_hash(line: dict[str, Any]) -> str:
+    content = {key: value for key, value in line.items() if key != "hash"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()

@@ -1,0 +1,286 @@
+"""Beginning a run and going on with it, without ever repeating noise on changed data."""
+
+import dataclasses
+import hmac
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sfumato import config, randomness
+from sfumato.errors import InputError
+from sfumato.planning.resolve import Plan
+from sfumato.run_folder import checkpoint as checkpoints
+from sfumato.run_folder import entries as lines_of
+from sfumato.run_folder import files, key_file
+from sfumato.run_folder.checkpoint import Checkpoint
+from sfumato.run_folder.ledger import Ledger
+from sfumato.training.draws import Draws
+
+
+@dataclasses.dataclass
+class Session:
+    """A run that may take steps.
+
+    Attributes:
+        folder: The run folder.
+        key: The run's.
+        ledger: Open for appending.
+        draws: The randomness of this session's updates.
+        checkpoint: Where to go on from; None at the very beginning.
+        data_digest: HMAC of the data under the run's key.
+    """
+
+    folder: Path
+    key: bytes = dataclasses.field(repr=False)
+    ledger: Ledger
+    draws: Draws
+    checkpoint: Checkpoint | None
+    data_digest: str
+
+    def save(self, tensors: dict[str, torch.Tensor], step: int, seconds: float) -> None:
+        """Writes the checkpoint of a step."""
+        facts = {
+            "run_id": self.ledger.lines[0]["run_id"],
+            "step": step,
+            "session": self.draws.session,
+            "ledger_lines": len(self.ledger.lines),
+            "ledger_head": self.ledger.head,
+            "data_digest": self.data_digest,
+            "seconds": seconds,
+        }
+        checkpoints.save(self.folder, Checkpoint(tensors, facts), self.key)
+
+
+def data_digest(key: bytes, dataset) -> str:
+    """HMAC of the data as training sees it; a plain hash would confirm membership."""
+    from sfumato.data.digest import fingerprint
+
+    return fingerprint(dataset, randomness.subkey(key, "data digest"))
+
+
+def begin(folder: Path, plan: Plan, dataset, environment: dict[str, Any], ledger: Ledger | None = None) -> Session:
+    """Starts a run, or finishes a start that was cut short before its first checkpoint (and whose ledger is open)."""
+    ledger = ledger or Ledger.open(folder / "ledger.jsonl", exclusive=True)
+    write_recipe(folder, plan)
+    if _is_untouched(folder, ledger):
+        seed = plan.recipe.run.seed
+        key_file.write_key(folder, randomness.new_key() if seed is None else randomness.key_from_seed(seed))
+    key = _key_of(folder, ledger)
+    if len(ledger.lines) == 0:
+        ledger.append(_run_line(randomness.run_id(key), plan))
+    refuse_another_recipe(ledger, plan)
+    if len(ledger.lines) == 1:
+        ledger.append(lines_of.first_session_line(environment))
+    last = lines_of.last_session(ledger.lines)
+    if last["environment"] != environment:
+        ledger.append(lines_of.next_session_line(last, 0, None, environment))
+    return _session(folder, ledger, key, plan, dataset, None)
+
+
+def resume(folder: Path, plan: Plan, dataset, environment: dict[str, Any]) -> Session:
+    """Goes on from the newest checkpoint.
+
+    In the environment of the last session the updates after the checkpoint are repeated
+    bit for bit and count once. In any other they are drawn afresh and count again.
+
+    Raises:
+        InputError: If the recipe or the data changed, or the folder's parts disagree.
+    """
+    refuse_changed_recipe(folder, plan)
+    ledger = Ledger.open(folder / "ledger.jsonl", exclusive=True)
+    try:
+        return _resume(folder, plan, dataset, environment, ledger)
+    except BaseException:
+        ledger.close()
+        raise
+
+
+def _resume(folder: Path, plan: Plan, dataset, environment: dict[str, Any], ledger: Ledger) -> Session:
+    if _is_untouched(folder, ledger):
+        return begin(folder, plan, dataset, environment, ledger)
+    key = _key_of(folder, ledger)
+    if not checkpoints.paths(folder) and not lines_of.releases(ledger.lines):
+        return begin(folder, plan, dataset, environment, ledger)
+    found = _authentic_checkpoint(folder, plan, dataset, ledger, key)
+    facts = found.facts
+    last = lines_of.last_session(ledger.lines)
+    continues = facts["session"] == last["session"] or (facts["session"], facts["step"]) == (last["from_session"], last["first_step"] - 1)
+    if environment != last["environment"] or not continues:
+        ledger.append(lines_of.next_session_line(last, facts["step"], facts["session"], environment))
+    return _session(folder, ledger, key, plan, dataset, found)
+
+
+def authenticated(folder: Path, plan: Plan, dataset) -> tuple[Ledger, Checkpoint]:
+    """Ledger and newest checkpoint of a run that says it is complete while its key is still there. Nothing is written.
+
+    Raises:
+        InputError: If one is not of this key, the recipe or the images are others, or the ledger or the checkpoint is not that of a
+            complete run.
+    """
+    ledger = Ledger.open(folder / "ledger.jsonl")
+    key = _key_of(folder, ledger)
+    lines_of.refuse_other_lines(ledger.lines)
+    found = _authentic_checkpoint(folder, plan, dataset, ledger, key)
+    refuse_incomplete(folder, plan, ledger)
+    if lines_of.releases(ledger.lines[found.facts["ledger_lines"] :]):
+        raise _incomplete(folder)
+    return ledger, found
+
+
+def refuse_incomplete(folder: Path, plan: Plan, ledger: Ledger) -> None:
+    """Refuses a ledger that has fewer releases than a complete run of the plan leaves.
+
+    Raises:
+        InputError: Naming the result that belongs to no such ledger.
+    """
+    if len(lines_of.releases(ledger.lines)) < plan.mechanism.num_steps:
+        raise _incomplete(folder)
+
+
+def _incomplete(folder: Path) -> InputError:
+    return InputError(
+        f"{folder / 'result.json'} says that this run is complete, but ledger or checkpoints end before its last update: the result is another "
+        "run's, or lines were removed. Take result.json away to go on with the run."
+    )
+
+
+def _authentic_checkpoint(folder: Path, plan: Plan, dataset, ledger: Ledger, key: bytes) -> Checkpoint:
+    """The newest checkpoint, once ledger, images and recipe are found to be what it was made with."""
+    found = checkpoints.load_newest(folder, key)
+    facts = found.facts
+    if len(ledger.lines) < facts["ledger_lines"] or ledger.head_at(facts["ledger_lines"]) != facts["ledger_head"]:
+        raise InputError(
+            f"{ledger.path} has fewer or other lines than the checkpoint of step {facts['step']} recorded: lines were removed, so what was "
+            "spent is not known. Restore the ledger from a copy, or start a new run."
+        )
+    if not hmac.compare_digest(facts["data_digest"], data_digest(key, dataset)):
+        raise InputError(
+            "the training images changed since this run began (one was added, removed, altered, relabelled or reordered): going on would reuse "
+            "its noise on other data. Restore the images, or start a new run with another --output; both runs then add up."
+        )
+    refuse_another_recipe(ledger, plan)
+    return found
+
+
+def begin_again(session: Session, plan: Plan, dataset) -> Session:
+    """Goes back to the newest checkpoint and draws all updates after it afresh, in a session of its own."""
+    found = checkpoints.load_newest(session.folder, session.key)
+    last = lines_of.last_session(session.ledger.lines)
+    facts = found.facts
+    session.ledger.append(lines_of.next_session_line(last, facts["step"], facts["session"], last["environment"]))
+    return _session(session.folder, session.ledger, session.key, plan, dataset, found)
+
+
+def _is_untouched(folder: Path, ledger: Ledger) -> bool:
+    """Whether a start was cut short before there was a key, so that a new one may be drawn."""
+    has_key = (folder / key_file.KEY_FILE).exists()
+    return not (ledger.lines or ledger.head_path.exists() or checkpoints.paths(folder) or has_key)
+
+
+def _key_of(folder: Path, ledger: Ledger) -> bytes:
+    """The key under which the ledger goes on.
+
+    Raises:
+        InputError: If it is missing, or the ledger is another run's.
+    """
+    key = key_file.read_key(folder)
+    if ledger.lines and ledger.lines[0].get("run_id") != randomness.run_id(key):
+        raise InputError(
+            f"{ledger.path} and {folder / key_file.KEY_FILE} are of two runs: what was spent under this key is not known. "
+            "Restore both files from one copy, or start a new run."
+        )
+    ledger.appends_under(key)
+    return key
+
+
+def recorded_environment(folder: Path) -> dict[str, Any] | None:
+    """The environment of the last session, which a resume restores as far as it can."""
+    ledger = Ledger.open(folder / "ledger.jsonl")
+    if len(ledger.lines) < 2:
+        return None
+    lines_of.refuse_other_lines(ledger.lines)
+    environment = lines_of.last_session(ledger.lines).get("environment")
+    return environment if isinstance(environment, dict) else None
+
+
+def write_recipe(folder: Path, plan: Plan) -> None:
+    files.write_atomically(folder / "recipe.toml", config.to_toml(config.shareable(plan.recipe)).encode())
+    if plan.recipe.data.path is not None:
+        files.write_data_root(folder, plan.recipe.data.path)
+
+
+def refuse_changed_recipe(folder: Path, plan: Plan) -> None:
+    """Compares with the recipe on disk, speed and device aside.
+
+    Raises:
+        InputError: Naming the first key that changed.
+    """
+    path = folder / "recipe.toml"
+    if not path.exists():
+        return
+    before = config.releasing_keys(config.parse(config.read(path)))
+    now = config.releasing_keys(plan.recipe)
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key):
+            raise InputError(
+                f"{key} was {before.get(key)!r} when this run began and is {now.get(key)!r} now: a resumed run must keep its recipe. "
+                f"Give it as it was, or start a new run with another --output."
+            )
+
+
+def recipe_digest(recipe: config.Recipe) -> str:
+    """SHA-256 of every key that changes a result."""
+    return randomness.digest(config.releasing_keys(recipe))
+
+
+def _run_line(run_id: str, plan: Plan) -> dict[str, Any]:
+    privacy = plan.recipe.privacy
+    return lines_of.run_line(run_id, plan.mechanism, privacy.clipping_norm if privacy else None, recipe_digest(plan.recipe))
+
+
+def refuse_another_recipe(ledger: Ledger, plan: Plan) -> None:
+    """recipe.toml can be edited or lost; the chained ledger cannot, and the certificate is computed from it.
+
+    Raises:
+        InputError: If the ledger was begun under another recipe or number of images.
+    """
+    first = ledger.lines[0]
+    if any(first.get(key) != value for key, value in _run_line(str(first.get("run_id")), plan).items()):
+        raise InputError(
+            f"{ledger.path} was begun under another recipe or number of images than this one: its epsilon would be wrong for these updates. "
+            "Give the recipe as it was, or start a new run with another --output."
+        )
+
+
+def _session(folder: Path, ledger: Ledger, key: bytes, plan: Plan, dataset, found: Checkpoint | None) -> Session:
+    ledger.settle()
+    digest_of_data = data_digest(key, dataset)
+    context = {"recipe": recipe_digest(plan.recipe), "data": digest_of_data}
+    # A public seed makes common random numbers: runs that differ in batch size or data share their noise.
+    # Such a run is marked as not private.
+    recipe = plan.recipe
+    draws = Draws(key, context, ledger, is_public=recipe.run.seed is not None, seals_sums=recipe.privacy is not None)
+    return Session(folder, key, ledger, draws, found, digest_of_data)
+
+
+def new_folder(name: str) -> Path:
+    """runs/<recipe>-<UTC time>-<4 hex>."""
+    import datetime
+    import secrets
+
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    return Path("runs") / f"{name.replace('/', '-')}-{now}-{secrets.token_hex(2)}"
+
+
+def newest_unfinished(name: str) -> Path:
+    """The newest run of that recipe in runs/ that did not finish.
+
+    Raises:
+        InputError: If there is none.
+    """
+    candidates = [path for path in Path("runs").glob(f"{name.replace('/', '-')}-*") if path.is_dir() and not (path / "result.json").exists()]
+    if not candidates:
+        raise InputError(f"there is no unfinished run of {name} in {os.path.join('runs', '')}. Name the folder by --output, or leave out --resume.")
+    return max(candidates, key=lambda path: path.stat().st_mtime)

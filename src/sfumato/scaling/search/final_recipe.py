@@ -1,0 +1,137 @@
+"""The one private recipe that a search ends with, its certificate computed in advance, its predicted accuracy and its price."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from sfumato import config
+from sfumato.accounting import printed
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.config import Recipe
+from sfumato.errors import InputError
+from sfumato.scaling.law import NOT_TOLD_APART, Fit, Point, Prediction, fit, predict, rivals
+from sfumato.scaling.search.schedule import Agenda, Outcome, Search
+from sfumato.scaling.search.space import Settings, apply
+from sfumato.scaling.search.trials import work
+
+
+def final_recipe(search: Search, settings: Settings, public: bool) -> tuple[Recipe, float]:
+    """The settings at the reference batch, the noise calibrated anew to the budget.
+
+    Args:
+        search: That found the settings.
+        settings: The best.
+        public: Whether the search looked at public images alone.
+
+    Returns:
+        The recipe, and the epsilon that it will spend: never above its target.
+    """
+    from sfumato.accounting.accountants import epsilon
+    from sfumato.accounting.calibration import solve_noise_multiplier
+
+    recipe = apply(search.recipe, settings)
+    privacy, training = recipe.privacy, recipe.training
+    assert privacy is not None and privacy.delta is not None and privacy.noise_multiplier is not None
+    assert training.batch_size is not None and training.num_steps is not None
+    batch_size, num_steps, n = training.batch_size, training.num_steps, search.num_examples
+    target = privacy.target_epsilon
+    if target is None:  # the recipe states its noise: what that spends is the budget
+        before = search.recipe.training
+        assert before.batch_size is not None and before.num_steps is not None
+        reference = Mechanism(n, before.batch_size, privacy.noise_multiplier, before.num_steps)
+        target = epsilon(reference, privacy.delta, privacy.accountant).epsilon
+    sigma = solve_noise_multiplier(
+        batch_size=batch_size, num_steps=num_steps, num_examples=n, target_epsilon=target, delta=privacy.delta, accountant=privacy.accountant
+    )
+    spent = epsilon(Mechanism(n, batch_size, sigma, num_steps), privacy.delta, privacy.accountant).epsilon
+    values = recipe.model_dump()
+    values["privacy"] |= {"target_epsilon": target, "noise_multiplier": sigma, "search_data": "public" if public else "private"}
+    values["run"]["seed"] = None
+    return config.parse(values), spent
+
+
+def predicted(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> tuple[list[Fit], Prediction]:
+    """The accuracy of the final run on the validation split, extrapolated from some batch sizes of the best settings."""
+    points = []
+    for slot in search.law_slots(agenda.settings):
+        accuracies = finished[slot.name].accuracies
+        assert accuracies is not None
+        points += [Point(slot.batch_size, seed, accuracy) for seed, accuracy in zip(slot.seeds, accuracies, strict=True)]
+    fits = fit(points)
+    reference = apply(search.recipe, agenda.settings).training.batch_size
+    assert reference is not None
+    return fits, predict(fits, reference)
+
+
+def cost(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> dict[str, Any]:
+    """Views differentiated by the simulations, and as a fraction of one run of the recipe that was searched.
+
+    A trial that fell behind is counted as if it had been made whole; one that was impossible was not made.
+    """
+    views = 0
+    for slot in agenda.slots:
+        try:
+            recipe = apply(search.recipe, finished[slot.name].settings)
+        except InputError:
+            continue
+        views += work(recipe, slot.batch_size, len(slot.seeds))
+    training = search.recipe.training
+    assert training.batch_size is not None
+    reference = work(search.recipe, training.batch_size, 1)
+    best = apply(search.recipe, agenda.settings)
+    assert best.training.batch_size is not None
+    return {"search_views": views, "search_fraction": views / reference, "final_views": work(best, best.training.batch_size, 1)}
+
+
+def summary(search: Search, agenda: Agenda, finished: Mapping[str, Outcome], public: bool) -> dict[str, Any]:
+    """What the command prints, as JSON, but for the storage and the path of the recipe."""
+    recipe, epsilon = final_recipe(search, agenda.settings, public)
+    laws, prediction = predicted(search, agenda, finished)
+    stages = [
+        {"name": stage.name, **dataclasses.asdict(stage.gain), "counts": stage.gain.counts, "settings": stage.settings} for stage in agenda.stages
+    ]
+    found = [outcome for name, outcome in finished.items() if not name.startswith("law/")]
+    assert recipe.privacy is not None
+    return {
+        "best": {"settings": agenda.settings, "accuracy": _accuracy_of(agenda.settings, found)},
+        "stages": stages,
+        "trials": len(found),
+        "given_up": sum(outcome.accuracies is None for outcome in found),
+        "epsilon_final": epsilon,
+        "delta": recipe.privacy.delta,
+        "noise_multiplier": recipe.privacy.noise_multiplier,
+        "epsilon_search_inclusive": epsilon if public else None,
+        "predicted_accuracy": {"value": prediction.accuracy, "low": prediction.low, "high": prediction.high},
+        "augtest_gain": augtest_gain(search, agenda, finished),
+        "law": laws[0].law,
+        "cost": cost(search, agenda, finished),
+        "warnings": [*laws[0].warnings, *NOT_TOLD_APART[: len(rivals(laws))]],
+    }
+
+
+def augtest_gain(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> float | None:
+    """What the majority of several views adds at the largest batch simulated; None where training has no views. No part of the prediction."""
+    last = finished[search.law_slots(agenda.settings)[-1].name]
+    if last.augtest is None or last.accuracies is None:
+        return None
+    return (sum(last.augtest) - sum(last.accuracies)) / len(last.augtest)
+
+
+def _accuracy_of(settings: Settings, outcomes: list[Outcome]) -> float | None:
+    for outcome in outcomes:
+        if outcome.settings == settings and outcome.accuracies is not None:
+            return sum(outcome.accuracies) / len(outcome.accuracies)
+    return None
+
+
+def as_toml(search: Search, agenda: Agenda, found: dict[str, Any], name: str) -> str:
+    """The final recipe as a file, with where it comes from."""
+    recipe, _ = final_recipe(search, agenda.settings, search.data is not None)
+    accuracy = found["predicted_accuracy"]
+    looked_at = f"{search.data}, public images" if search.data else "the private images: no certificate covers that"
+    head = [
+        f"Found by a search from {name}: {found['trials']} settings, simulated at batch {search.batch_size} on {looked_at}.",
+        f"Predicted accuracy on the validation split {accuracy['value']:.4f} ({accuracy['low']:.4f} to {accuracy['high']:.4f}, 95 %).",
+        f"It will spend epsilon {printed.epsilon(found['epsilon_final'])} at delta {printed.delta(found['delta'])}.",
+    ]
+    return "".join(f"# {line}\n" for line in head) + config.to_toml(config.shareable(recipe))

@@ -1,0 +1,246 @@
+"""What a search still has to try: a pure function of what has finished, so that any worker can work it out.
+
+Every place in a search has a name, its slot. The agenda grows as slots finish; it is complete when all that it names have.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, cast, get_args
+
+from sfumato.config import Recipe
+from sfumato.errors import InputError
+from sfumato.scaling.search.significance import Gain, gain
+from sfumato.scaling.search.space import Range, Settings, Space, apply, proposals
+
+Sampler = Literal["greedy", "tpe", "random"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """One trial to make.
+
+    Attributes:
+        name: Unique in the search.
+        settings: What differs from the recipe; None lets the sampler choose.
+        batch_size: Of the simulation.
+        seeds: One run for each.
+    """
+
+    name: str
+    settings: Settings | None
+    batch_size: int
+    seeds: tuple[int, ...]
+
+    @property
+    def tests_views(self) -> bool:
+        """Whether held-out images are also judged by several views (AugTest), as many as in training."""
+        return self.name.startswith("law/")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a finished trial found.
+
+    Attributes:
+        settings: That were tried.
+        accuracies: Of the averaged weights on the validation split, for each seed; None for a trial that was given up.
+        augtest: The same by the majority of several views, where that was measured.
+    """
+
+    settings: Settings
+    accuracies: tuple[float, ...] | None
+    augtest: tuple[float, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One group of the greedy order, or the whole of a sampler's trials: what was best, and whether it counts.
+
+    Attributes:
+        name: Of the group.
+        gain: Of the best over the settings so far.
+        settings: After the stage.
+    """
+
+    name: str
+    gain: Gain
+    settings: Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Agenda:
+    """Slots to be finished, and what the finished ones have shown.
+
+    Attributes:
+        slots: All so far, in order.
+        stages: Those that are decided.
+        settings: The best so far.
+        complete: Whether `slots` can grow no more.
+    """
+
+    slots: list[Slot]
+    stages: list[Stage]
+    settings: Settings
+    complete: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """A search, as all its workers know it.
+
+    Attributes:
+        recipe: Of the expensive run, resolved.
+        space: What may be changed.
+        sampler: "greedy" takes the groups in order; the others are Optuna's.
+        prune: Whether trials that fall behind are given up.
+        trials: How many settings are tried, the recipe's own included.
+        batch_size: Of the simulations.
+        seeds: One run for each in every trial.
+        num_examples: N of the expensive run.
+        data: Name of the public images that are searched on; None for the recipe's own.
+    """
+
+    recipe: Recipe
+    space: Space
+    sampler: Sampler
+    prune: bool
+    trials: int
+    batch_size: int
+    seeds: tuple[int, ...]
+    num_examples: int
+    data: str | None
+
+    def agenda(self, finished: Mapping[str, Outcome]) -> Agenda:
+        """The trials of the search itself, then the runs that its prediction rests on."""
+        agenda = self._greedy(finished) if self.sampler == "greedy" else self._sampled(finished)
+        if not agenda.complete:
+            return agenda
+        law = self.law_slots(agenda.settings)
+        complete = all(slot.name in finished for slot in law)
+        return dataclasses.replace(agenda, slots=[*agenda.slots, *law], complete=complete)
+
+    def law_slots(self, settings: Settings) -> list[Slot]:
+        """Four batch sizes of the best settings, from which the accuracy at the reference is predicted.
+
+        Their seeds are new ones: the accuracies that chose the settings are those of the luckiest.
+        """
+        reference = apply(self.recipe, settings).training.batch_size
+        assert reference is not None
+        smallest = max(1, min(self.batch_size // 2, reference // 8))
+        seeds = tuple(max(self.seeds) + 1 + i for i in range(max(3, len(self.seeds))))
+        return [Slot(f"law/{size}", settings, size, seeds) for size in (smallest, 2 * smallest, 4 * smallest, 8 * smallest)]
+
+    def _slot(self, name: str, settings: Settings | None) -> Slot:
+        return Slot(name, settings, self.batch_size, self.seeds)
+
+    def _greedy(self, finished: Mapping[str, Outcome]) -> Agenda:
+        """One group after another, each on top of what has counted as a gain (Sander et al. 2022, Table 2)."""
+        slots = [self._slot("baseline", {})]
+        stages: list[Stage] = []
+        settings: Settings = {}
+        if "baseline" not in finished:
+            return Agenda(slots, stages, settings, False)
+        accuracies = _accuracies(finished["baseline"])
+        groups = self.space.groups
+        for number, group in enumerate(groups):
+            share = (self.trials - len(slots)) // (len(groups) - number)
+            candidates = proposals(self.recipe, group, settings, share, self.num_examples)
+            tried = [self._slot(f"{group.name}/{i}", candidate) for i, candidate in enumerate(candidates)]
+            slots += tried
+            if any(slot.name not in finished for slot in tried):
+                return Agenda(slots, stages, settings, False)
+            found = gain(accuracies, [finished[slot.name].accuracies for slot in tried])
+            if found.counts:
+                assert found.best is not None
+                settings, accuracies = candidates[found.best], _accuracies(finished[tried[found.best].name])
+            stages.append(Stage(group.name, found, settings))
+        return Agenda(slots, stages, settings, True)
+
+    def _sampled(self, finished: Mapping[str, Outcome]) -> Agenda:
+        """The recipe's own settings, and what the sampler draws."""
+        tried = [self._slot(f"sample/{i}", None) for i in range(1, self.trials)]
+        slots = [self._slot("baseline", {}), *tried]
+        if any(slot.name not in finished for slot in slots):
+            return Agenda(slots, [], {}, False)
+        found = gain(_accuracies(finished["baseline"]), [finished[slot.name].accuracies for slot in tried])
+        settings = finished[tried[found.best].name].settings if found.counts and found.best is not None else {}
+        return Agenda(slots, [Stage(self.sampler, found, settings)], settings, True)
+
+    def as_json(self) -> dict[str, Any]:
+        """What all workers of one study must agree on."""
+        return {
+            "recipe": self.recipe.model_dump(mode="json"),
+            "space": self.space.as_json(),
+            "sampler": self.sampler,
+            "prune": self.prune,
+            "trials": self.trials,
+            "batch_size": self.batch_size,
+            "seeds": list(self.seeds),
+            "num_examples": self.num_examples,
+            "data": self.data,
+        }
+
+
+def plan_search(
+    recipe: Recipe,
+    space: Space,
+    *,
+    sampler: str,
+    prune: bool | None,
+    trials: int,
+    batch_size: int | None,
+    seeds: tuple[int, ...],
+    num_examples: int,
+    data: str | None,
+) -> Search:
+    """Fills in what was left open, and refuses what cannot be searched.
+
+    Args:
+        recipe: Resolved.
+
+    Raises:
+        InputError: Naming what and why.
+    """
+    privacy, training = recipe.privacy, recipe.training
+    if privacy is None or not privacy.noise_multiplier:
+        raise InputError("a search simulates a private run, but this recipe has no budget. Give it a [privacy] section, or --epsilon E.")
+    if privacy.selected_from is not None:
+        raise InputError("this recipe is itself selected from several private runs (privacy.selected_from). Leave that out, or search with --paid.")
+    if privacy.sampling != "poisson":
+        raise InputError('the final run would have no certificate: its batches are shuffled. Set privacy.sampling = "poisson".')
+    assert training.batch_size is not None
+    if sampler not in get_args(Sampler):
+        raise InputError(f"--sampler {sampler!r} is not known. Known are {', '.join(get_args(Sampler))}.")
+    if sampler == "greedy" and prune:
+        raise InputError(
+            "--prune gives up trials that fall behind those before, but the greedy order compares whole groups. Use --sampler tpe or random."
+        )
+    if batch_size is None:
+        batch_size = min(training.batch_size, max(16, training.batch_size // 64))
+    if not 1 <= batch_size <= training.batch_size:
+        raise InputError(
+            f"--batch-size must lie between 1 and the recipe's own {training.batch_size}, not {batch_size}: a simulation is the cheaper run."
+        )
+    if len(set(seeds)) != len(seeds):
+        raise InputError("--seeds must name each seed once: equal seeds give equal runs, which say nothing about the spread.")
+    for key, choices in space.choices.items():
+        if isinstance(choices, Range):
+            if sampler == "greedy":
+                raise InputError(f"{key} is a range, which the greedy order cannot try value by value. List values, or use --sampler tpe or random.")
+            continue
+        reasons = []
+        for value in choices:
+            try:
+                apply(recipe, {key: value})
+            except InputError as error:
+                reasons.append(str(error))
+        if len(reasons) == len(choices):
+            raise InputError(f"the space offers no possible value of {key}: {reasons[0]}")
+    return Search(
+        recipe, space, cast(Sampler, sampler), sampler != "greedy" if prune is None else prune, trials, batch_size, seeds, num_examples, data
+    )
+
+
+def _accuracies(outcome: Outcome) -> tuple[float, ...]:
+    assert outcome.accuracies is not None, "what a search starts from is never given up"
+    return outcome.accuracies

@@ -1,0 +1,221 @@
+import gzip
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sfumato.config import DataConfig
+from sfumato.data import loading as datasets
+from sfumato.data.catalogue import Facts, public_facts
+from sfumato.data.loading import NAMED, facts, load
+from sfumato.errors import InputError
+
+LAYOUT = {"mnist": "MNIST/raw", "fashion_mnist": "FashionMNIST/raw", "cifar10": "cifar-10-batches-py"}
+
+
+def quiet(line):
+    pass
+
+
+def real_data(name):
+    root = Path(os.environ.get("SFUMATO_DATA", "/nonexistent"))
+    if not (root / LAYOUT[name]).is_dir():
+        pytest.skip(f"{name} is not there: SFUMATO_DATA names no folder with {LAYOUT[name]}")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def no_data_root(request, monkeypatch):
+    if "real" not in request.node.name:
+        monkeypatch.delenv("SFUMATO_DATA", raising=False)
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
+def test_the_real_files_give_what_the_public_facts_say(name):
+    root = real_data(name)
+    final, tuning = (load(DataConfig(name=name, split=split), root, quiet) for split in ("train+valid", "train"))
+    for dataset, split in ((final, "train+valid"), (tuning, "train")):
+        assert dataset.facts == public_facts(DataConfig(name=name, split=split))
+        assert dataset.train.readable.all() and dataset.train.labels.bincount().min() > 4000
+    assert (final.held_out_name, len(final.held_out)) == ("test", 10_000)
+    assert (tuning.held_out_name, len(tuning.held_out)) == ("valid", 5_000)
+    assert final.held_out.labels.bincount().max() < 1200
+    # The published constants are those of the training images, to the digits that are printed.
+    for channel, (mean, std) in enumerate(zip(final.mean, final.std, strict=True)):
+        counts = np.bincount(final.train.images[:, channel].numpy().ravel(), minlength=256) / final.train.images[:, channel].numel()
+        levels = np.arange(256) / 255
+        assert abs(counts @ levels - mean) < 1e-4
+        assert abs(np.sqrt(counts @ (levels - mean) ** 2) - std) < 1e-4
+    # The validation images are training images, and no others.
+    assert contents(tuning.train, tuning.held_out) == contents(final.train)
+
+
+def contents(*parts):
+    """All images with their labels, whatever their order."""
+    return sorted(hashlib.sha256(p.images[i].numpy().tobytes() + bytes([int(p.labels[i])])).digest() for p in parts for i in range(len(p)))
+
+
+def test_the_first_real_mnist_image_is_a_five():
+    raw = (real_data("mnist") / "MNIST/raw/train-images-idx3-ubyte").read_bytes()
+    dataset = load(DataConfig(name="mnist"), None, quiet)
+    assert dataset.train.images[0].numpy().tobytes() == raw[16 : 16 + 784] and dataset.train.labels[0] == 5
+
+
+def test_digits_are_split_without_overlap_and_the_same_each_time():
+    final, tuning = load(DataConfig(name="digits"), None, quiet), load(DataConfig(name="digits", split="train"), None, quiet)
+    assert (len(final.train), len(final.held_out), len(tuning.train), len(tuning.held_out)) == (1437, 360, 1150, 287)
+    for split, dataset in (("train", tuning), ("train+valid", final)):
+        assert dataset.facts == public_facts(DataConfig(name="digits", split=split)) == facts(DataConfig(name="digits", split=split), None, quiet)
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    truth = sorted(
+        hashlib.sha256(image.astype(np.uint8).tobytes() + bytes([label])).digest() for image, label in zip(bunch.images, bunch.target, strict=True)
+    )
+    assert contents(final.train, final.held_out) == truth
+    assert contents(tuning.train, tuning.held_out) == contents(final.train)
+    assert torch.equal(load(DataConfig(name="digits"), None, quiet).train.images, final.train.images)
+    batch = final.train.batch(torch.arange(1437))
+    assert batch.min() == -1 and batch.max() == 1
+
+
+@pytest.mark.parametrize("split", ["train", "train+valid"])
+def test_a_smaller_portion_is_part_of_a_larger_and_the_held_out_images_stay(split):
+    everything = load(DataConfig(name="digits", split=split), None, quiet)
+    before: set = set()
+    for count in (1, 100, 101, 900, len(everything.train)):
+        config = DataConfig(name="digits", split=split, num_examples=count)
+        portion = load(config, None, quiet)
+        assert len(portion.train) == count and portion.facts == public_facts(config) == facts(config, None, quiet)
+        now = set(contents(portion.train))
+        assert before <= now <= set(contents(everything.train))
+        assert contents(portion.held_out) == contents(everything.held_out) and portion.held_out_name == everything.held_out_name
+        before = now
+    assert torch.equal(portion.train.images, everything.train.images)
+
+
+def test_more_images_than_there_are_are_refused_never_claimed(tmp_path):
+    for config in (DataConfig(name="digits", num_examples=1438), DataConfig(name="digits", split="train", num_examples=1151)):
+        for ask in (load, facts):
+            with pytest.raises(InputError, match=f"data.num_examples = {config.num_examples} is more than the {config.num_examples - 1} images"):
+                ask(config, None, quiet)
+
+
+def test_the_images_of_a_folder_are_counted_never_stated(two_classes):
+    for ask in (load, facts):
+        with pytest.raises(InputError, match="data.num_examples = 20 does not fit a folder"):
+            ask(DataConfig(name="folder", num_examples=20), two_classes, quiet)
+
+
+def test_imagenet_has_public_numbers_and_is_not_loaded(tmp_path):
+    """De et al. 2022, Table 11: 10,000 of the 1,281,167 training images are for validation."""
+    assert public_facts(DataConfig(name="imagenet")).num_examples == 1_281_167
+    assert public_facts(DataConfig(name="imagenet", split="train")) == Facts(1_271_167, 1000, 224, 3)
+    for ask in (load, facts):
+        with pytest.raises(InputError, match="data set imagenet cannot be loaded"):
+            ask(DataConfig(name="imagenet"), tmp_path, quiet)
+
+
+def test_every_named_set_has_public_facts():
+    for name, named in NAMED.items():
+        known = public_facts(DataConfig(name=name))
+        assert (known.num_examples, known.num_classes, known.channels, known.image_size) == (
+            named.num_train,
+            len(named.classes),
+            *named.shape[:2],
+        )
+        assert public_facts(DataConfig(name=name, split="train")).num_examples == named.num_train - named.num_valid
+
+
+def test_constants_of_the_recipe_take_precedence():
+    dataset = load(DataConfig(name="digits", mean=[0.25], std=[2.0]), None, quiet)
+    assert dataset.mean == (0.25,) and dataset.train.batch(torch.arange(9)).max() == (1 - 0.25) / 2
+
+
+def test_what_is_stated_of_a_named_set_must_be_true():
+    stated = {"classes": [str(i) for i in range(10)], "image_size": 8, "channels": 1}
+    assert load(DataConfig(name="digits", **stated), None, quiet).shape == (1, 8, 8)
+    for key, value in (("classes", list("abcdefghij")), ("image_size", 16), ("channels", 3), ("group_by", "(x)"), ("class_proportions", [1.0])):
+        with pytest.raises(InputError, match=f"data.{key}"):
+            load(DataConfig(name="digits", **{key: value}), None, quiet)
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_missing_files_are_named_with_the_remedy(name, tmp_path):
+    with pytest.raises(InputError, match=r"--data-root or the variable SFUMATO_DATA"):
+        load(DataConfig(name=name), None, quiet)
+    with pytest.raises(InputError, match=f"{tmp_path}/{LAYOUT[name]}.* is missing.*--data-root"):
+        load(DataConfig(name=name), tmp_path, quiet)
+
+
+def write_idx(root, labels=None, images_magic=0x803):
+    """Files in MNIST's form: sizes right, pixels zero."""
+    folder = root / "MNIST/raw"
+    folder.mkdir(parents=True)
+    for part, count in (("train", 60_000), ("t10k", 10_000)):
+        header = b"".join(number.to_bytes(4, "big") for number in (images_magic, count, 28, 28))
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(header + bytes(count * 784))
+        values = np.zeros(count, np.uint8)
+        values[: len(labels or [])] = labels or []
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes((0x801).to_bytes(4, "big") + count.to_bytes(4, "big") + values.tobytes())
+    return folder
+
+
+def test_damaged_idx_files_are_named(tmp_path):
+    folder = write_idx(tmp_path)
+    assert len(load(DataConfig(name="mnist"), tmp_path, quiet).train) == 60_000
+    images = folder / "train-images-idx3-ubyte"
+    data = images.read_bytes()
+    images.write_bytes(data[:-1])
+    with pytest.raises(InputError, match=f"{images} is damaged: it has 47040015 bytes, not 47040016"):
+        load(DataConfig(name="mnist"), tmp_path, quiet)
+    images.write_bytes(gzip.compress(data[:16]) + data[: len(data) - len(gzip.compress(data[:16]))])
+    with pytest.raises(InputError, match=f"{images} is damaged"):
+        load(DataConfig(name="mnist"), tmp_path, quiet)
+
+
+def test_a_label_out_of_range_is_refused(tmp_path):
+    write_idx(tmp_path, labels=[3, 10])
+    with pytest.raises(InputError, match="mnist: label 10 of train image 1 is out of range"):
+        load(DataConfig(name="mnist"), tmp_path, quiet)
+
+
+def test_damaged_real_cifar_batches_are_named_before_they_are_unpickled(tmp_path):
+    folder = real_data("cifar10") / LAYOUT["cifar10"]
+    copy = tmp_path / LAYOUT["cifar10"]
+    copy.mkdir()
+    for path in folder.iterdir():
+        if path.name != "data_batch_3":
+            os.symlink(path, copy / path.name)
+    shutil.copy(folder / "data_batch_3", copy)
+    with open(copy / "data_batch_3", "r+b") as file:
+        file.seek(1000)
+        file.write(b"\0\1\2\3")
+    with pytest.raises(InputError, match=f"{copy}/data_batch_3 is damaged"):
+        load(DataConfig(name="cifar10"), tmp_path, quiet)
+
+
+def test_the_loaders_never_download(monkeypatch, tmp_path):
+    assert "download=True" not in Path(datasets.__file__).read_text()
+
+
+def test_no_pickle_beside_the_images_is_read_in_their_place(tmp_path):
+    """torchvision's own class of MNIST prefers files of an old format, pickles, where they are there."""
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part, count in (("train", 60_000), ("t10k", 10_000)):
+        size = count.to_bytes(4, "big")
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + size + 2 * (28).to_bytes(4, "big") + b"\x07" * (count * 28 * 28))
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + size + b"\1" * count)
+    before = load(DataConfig(name="mnist"), tmp_path, quiet)
+    processed = tmp_path / "MNIST" / "processed"
+    processed.mkdir()
+    other = torch.zeros(60_000, 28, 28, dtype=torch.uint8), torch.zeros(60_000, dtype=torch.int64)
+    torch.save(other, processed / "training.pt")
+    torch.save((other[0][:10_000], other[1][:10_000]), processed / "test.pt")
+    after = load(DataConfig(name="mnist"), tmp_path, quiet)
+    assert torch.equal(before.train.images, after.train.images) and (after.train.images == 7).all() and (after.held_out.labels == 1).all()

@@ -1,0 +1,83 @@
+import numpy as np
+import pytest
+from scipy import stats
+
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.data.sampling import poisson_batch, shuffled_batch
+from sfumato.randomness import Streams, new_key
+
+
+def draws(mechanism, num_steps):
+    streams = Streams(new_key(), {}, {})
+    included = np.zeros((num_steps, mechanism.num_examples), dtype=bool)
+    for step in range(num_steps):
+        included[step, poisson_batch(mechanism, streams.stream("sampling", step))] = True
+    return included
+
+
+def test_every_example_is_included_with_probability_q():
+    mechanism = Mechanism(200, 37, 1.0, 1)
+    counts = draws(mechanism, 4000).sum(0)
+    expected = 4000 * mechanism.sampling_prob
+    statistic = ((counts - expected) ** 2 / (expected * (1 - mechanism.sampling_prob))).sum()
+    assert stats.chi2.sf(statistic, 200) > 1e-6
+    wrong = ((counts - expected * 1.05) ** 2 / (expected * (1 - mechanism.sampling_prob))).sum()
+    assert stats.chi2.sf(wrong, 200) < 1e-6  # the test sees a probability that is 5 % off
+
+
+def test_batch_sizes_are_binomial():
+    sizes = draws(Mechanism(100, 10, 1.0, 1), 5000).sum(1)
+    observed = np.bincount(np.clip(sizes, 3, 18), minlength=19)[3:]
+    edges = stats.binom(100, 0.1)
+    expected = 5000 * np.array([edges.cdf(3), *edges.pmf(np.arange(4, 18)), edges.sf(17)])
+    assert stats.chisquare(observed, expected).pvalue > 1e-6
+
+
+def test_examples_are_included_independently_of_one_another_and_of_other_steps():
+    included = draws(Mechanism(60, 20, 1.0, 1), 6000).astype(float)
+    standardised = (included - 1 / 3) / np.sqrt(2 / 9)
+    between_examples = (standardised.T @ standardised / 6000)[np.triu_indices(60, 1)]
+    between_steps = (standardised[1:] * standardised[:-1]).mean()
+    assert np.abs(between_examples).max() < 6 / np.sqrt(6000)
+    assert abs(between_steps) < 5 / np.sqrt(6000 * 60)
+
+
+def test_with_q_equal_to_one_every_example_is_drawn_at_every_step():
+    stream = Streams(new_key(), {}, {}).stream("sampling")
+    for _ in range(50):
+        assert poisson_batch(Mechanism(10, 10, 1.0, 1), stream).tolist() == list(range(10))
+
+
+class Words:
+    """A stream of given words."""
+
+    def __init__(self, *words):
+        self.words = np.array(words, dtype=np.uint64)
+
+    def uint64(self, count):
+        assert count == len(self.words)
+        return self.words
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_of_all_words_no_more_than_q_include_an_example(batch_size):
+    """The guarantee to its last bit: with the floor of 2^64 q words the probability is q at most, with one more it is above q."""
+    included = 2**64 * batch_size // 3
+    words = Words(included - 1, included, 0)
+    assert poisson_batch(Mechanism(3, batch_size, 1.0, 1), words).tolist() == [0, 2]
+    assert 3 * included <= 2**64 * batch_size < 3 * (included + 1)
+
+
+def test_an_empty_batch_occurs_and_is_an_ordinary_array():
+    sizes = [len(poisson_batch(Mechanism(20, 1, 1.0, 1), Streams(new_key(), {}, {}).stream("sampling", step))) for step in range(50)]
+    assert 0 in sizes
+
+
+@pytest.mark.parametrize("num_examples, batch_size", [(10, 3), (7, 7), (5, 4)])
+def test_a_shuffled_epoch_visits_every_example_once(num_examples, batch_size):
+    streams, mechanism = Streams(new_key(), {}, {}), Mechanism(num_examples, batch_size, 0.0, 1, "shuffled")
+    batches = [shuffled_batch(mechanism, step, lambda epoch: streams.stream("shuffling", epoch)) for step in range(1, 3 * num_examples + 1)]
+    visits = np.concatenate(batches)
+    assert all(len(batch) == batch_size for batch in batches)
+    for epoch in range(3 * batch_size):
+        assert sorted(visits[epoch * num_examples : (epoch + 1) * num_examples]) == list(range(num_examples))

@@ -1,0 +1,130 @@
+"""AugTest against naive loops: several views of each held-out image decide together."""
+
+import collections
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sfumato.data.augmentation import augment
+from sfumato.data.dataset import ImageSet
+from sfumato.data.views import Views
+from sfumato.evaluation.augtest import _public_bits, augtest, decide_together
+from sfumato.evaluation.scores import predict_logits, score
+
+FLIP = Views("flip", 2, 0)
+KEYS = ("test_accuracy_augtest_vote", "test_accuracy_augtest_mean")
+
+
+def images(number=60, size=8, seed=0, symmetric=False):
+    source = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (number, 1, size, size), generator=source, dtype=torch.uint8)
+    if symmetric:
+        pixels[..., size // 2 :] = pixels[..., : size // 2].flip(-1)
+    labels = torch.randint(0, 3, (number,), generator=source)
+    return ImageSet(pixels, labels, torch.ones(number, dtype=torch.bool), (0.3,), (0.2,))
+
+
+def model(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3))
+
+
+def unchanged(outputs):
+    return outputs
+
+
+def naive(network, held_out, views, num_views, decide=unchanged):
+    """One image, one view at a time, counting on fingers."""
+    network.eval()
+    right = {"vote": 0, "mean": 0}
+    bits = _public_bits(len(held_out), num_views)
+    for i in range(len(held_out)):
+        votes, total = collections.Counter(), np.zeros(3)
+        for k in range(num_views):
+            image = held_out.batch(torch.tensor([i]))
+            view = augment(image, bits[i : i + 1, k : k + 1], views.kind, views.padding, held_out.mean, held_out.std)[0]
+            with torch.no_grad():
+                logits = decide(network(view))[0].double().numpy()
+            votes[int(logits.argmax())] += 1
+            total += np.exp(logits) / np.exp(logits).sum()
+        tied = [name for name, count in votes.items() if count == max(votes.values())]
+        right["vote"] += max(tied, key=lambda name: total[name]) == int(held_out.labels[i])
+        right["mean"] += int(total.argmax()) == int(held_out.labels[i])
+    return {f"test_accuracy_augtest_{how}": count / len(held_out) for how, count in right.items()}
+
+
+@pytest.mark.parametrize("kind, num_views, rows", [("crop_flip", 1, 128), ("crop_flip", 4, 7), ("rrc", 7, 128), ("tan", 3, 2), ("simclr", 6, 128)])
+def test_vote_and_mean_equal_a_naive_loop(kind, num_views, rows):
+    held_out, network, views = images(), model(), Views(kind, 2, 3)
+    found = augtest(network.train(), held_out, views, num_views, unchanged, rows)
+    assert found == {"test_views": num_views, **naive(network.eval(), held_out, views, num_views)}
+    assert augtest(network, held_out, views, num_views, unchanged) == found  # the same again, in whatever pieces
+
+
+def test_where_views_are_alike_both_equal_the_plain_accuracy():
+    held_out, network = images(symmetric=True), model().train()  # a mirror image is the image
+    plain = score(predict_logits(network, held_out), held_out.labels)["accuracy"]
+    for num_views in (1, 2, 5):
+        found = augtest(network, held_out, FLIP, num_views, unchanged)
+        assert [found[key] for key in KEYS] == [plain, plain]
+    assert network.training  # left as it was
+
+
+def test_one_view_decides_alone():
+    held_out, network = images(), model()
+    found = augtest(network, held_out, FLIP, 1, unchanged)
+    view = augment(held_out.batch(torch.arange(60)), _public_bits(60, 1), "flip")[:, 0]
+    with torch.no_grad():
+        alone = float((network.eval()(view).argmax(1) == held_out.labels).double().mean())
+    assert found["test_accuracy_augtest_vote"] == found["test_accuracy_augtest_mean"] == alone
+
+
+def test_nothing_is_tested_without_views():
+    for views, number in ((FLIP, 0), (Views("none", 2, 4), 8)):
+        assert augtest(model(), images(), views, number, unchanged) == {"test_views": 0, **dict.fromkeys(KEYS)}
+
+
+def test_the_decision_is_that_of_the_objective():
+    held_out, network = images(), model()
+    favour_last = lambda outputs: outputs + torch.tensor([0.0, 0.0, 100.0])  # noqa: E731
+    found = augtest(network, held_out, FLIP, 3, favour_last)
+    assert found["test_accuracy_augtest_vote"] == float((held_out.labels == 2).double().mean())
+    mild = lambda outputs: outputs + torch.tensor([0.0, 0.4, 0.0])  # noqa: E731
+    assert augtest(network, held_out, FLIP, 3, mild) == {"test_views": 3, **naive(network, held_out, FLIP, 3, mild)}
+
+
+def test_vote_mean_and_the_first_view_may_all_differ():
+    probabilities = torch.tensor(
+        [
+            # First view says 0, two of three say 1, the mean says 2.
+            [[0.50, 0.05, 0.45], [0.02, 0.50, 0.48], [0.02, 0.50, 0.48]],
+        ]
+    )
+    vote, mean = decide_together(probabilities.log())
+    assert (vote.item(), mean.item()) == (1, 2)
+
+
+def test_ties_of_a_vote_are_broken_by_the_mean_probability():
+    probabilities = torch.tensor(
+        [
+            [[0.6, 0.4, 0.0], [0.1, 0.9, 0.0]],  # one vote each for 0 and 1; 1 is surer
+            [[0.9, 0.1, 0.0], [0.4, 0.6, 0.0]],
+            [[0.4, 0.3, 0.3], [0.3, 0.3, 0.4]],  # a tie in both: the first
+        ]
+    )
+    vote, _ = decide_together(probabilities.log())
+    assert vote.tolist() == [1, 0, 0]
+
+
+def test_a_vote_is_never_outweighed_by_probability():
+    probabilities = torch.tensor([[[0.51, 0.49], [0.51, 0.49], [0.51, 0.49], [0.0, 1.0], [0.0, 1.0]]])
+    vote, mean = decide_together(probabilities.log())
+    assert (vote.item(), mean.item()) == (0, 1)
+
+
+def test_views_of_more_begin_with_those_of_fewer():
+    assert torch.equal(_public_bits(9, 12)[:, :5], _public_bits(9, 5))
+    bits = _public_bits(500, 40)
+    assert bits.min() >= 0 and bits.max() < 2**32 and len(bits.unique()) > 19_990

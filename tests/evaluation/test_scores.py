@@ -1,0 +1,67 @@
+import dataclasses
+
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+
+from sfumato.data.dataset import ImageSet
+from sfumato.evaluation.objective import Objective
+from sfumato.evaluation.scores import judged_right, score
+
+
+def test_scores_equal_scikit_learns():
+    source = torch.Generator().manual_seed(0)
+    labels = (torch.rand(400, generator=source) < 0.3).long()
+    logits = torch.randn(400, 2, generator=source) + torch.stack([1 - labels, labels], 1)
+    scores = score(logits, labels)
+    assert scores["accuracy"] == pytest.approx(float((logits.argmax(1) == labels).float().mean()))
+    assert scores["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, logits.argmax(1)))
+    assert scores["auroc"] == pytest.approx(roc_auc_score(labels, torch.softmax(logits, 1)[:, 1]))
+    assert scores["majority_rate"] == pytest.approx(1 - float(labels.float().mean()))
+    assert scores["accuracy_top5"] is None
+
+
+def test_a_class_without_images_has_no_accuracy_and_does_not_count():
+    scores = score(torch.eye(7)[[0, 1, 1, 3]], torch.tensor([0, 1, 2, 3]))
+    assert scores["per_class"] == [1.0, 1.0, 0.0, 1.0, None, None, None]
+    assert scores["balanced_accuracy"] == pytest.approx(0.75) and scores["auroc"] is None
+    assert scores["accuracy_top5"] is not None
+
+
+def test_top5_counts_the_label_among_the_five_largest():
+    logits = torch.arange(10.0).repeat(10, 1)
+    assert score(logits, torch.arange(10))["accuracy_top5"] == pytest.approx(0.5)
+
+
+def test_class_proportions_shift_loss_and_decision_towards_the_smaller_class():
+    objective, plain = Objective((0.75, 0.25)), Objective()
+    outputs, labels = torch.zeros(1, 2), torch.tensor([1])
+    assert objective.loss(outputs, labels) == pytest.approx(-torch.log(torch.tensor([0.25])).numpy())
+    assert plain.loss(outputs, labels) == pytest.approx(-torch.log(torch.tensor([0.5])).numpy())
+    assert objective.decision_logits(outputs).argmax() == 1 and torch.equal(plain.decision_logits(outputs), outputs)
+
+
+def test_equal_proportions_change_nothing():
+    outputs, labels = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
+    equal = Objective((0.2, 0.2, 0.2))
+    assert torch.allclose(equal.loss(outputs, labels), Objective().loss(outputs, labels))
+    assert torch.allclose(equal.decision_logits(outputs), outputs)
+
+
+@pytest.mark.parametrize("outputs", [[float("nan"), 0.0], [float("inf"), 0.0], [3e38, -3e38]], ids=["nan", "infinite", "overflowing difference"])
+def test_a_run_that_diverged_is_scored_and_not_a_fault(outputs):
+    scores = score(torch.tensor([outputs] * 4), torch.tensor([0, 1, 0, 1]))
+    assert scores["accuracy"] == 0.5 and scores["auroc"] in (None, 0.5)
+
+
+def test_an_image_that_is_damaged_or_relabelled_moves_the_number_judged_right_by_itself_alone():
+    source = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(50, 3, generator=source), torch.randint(0, 3, (50,), generator=source)
+    images = ImageSet(torch.zeros(50, 1, 8, 8, dtype=torch.uint8), labels, torch.ones(50, dtype=torch.bool), (0.5,), (0.5,))
+    right = (logits.argmax(1) == labels).int().tolist()
+    assert judged_right(logits, images) == sum(right)
+    for i in range(50):
+        is_i = torch.arange(50) == i
+        assert judged_right(logits, dataclasses.replace(images, readable=~is_i)) == sum(right) - right[i]
+        relabelled = dataclasses.replace(images, labels=torch.where(is_i, (labels + 1) % 3, labels))
+        assert abs(judged_right(logits, relabelled) - sum(right)) <= 1

@@ -1,0 +1,130 @@
+"""A model file may be a stranger's: reading it runs no code that it names, and follows no path."""
+
+import json
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sfumato import config
+from sfumato.errors import InputError
+from sfumato.evaluation.trained import load_run
+from sfumato.models import build
+
+RESOLVED = """[augmentation]
+kind = "none"
+augmult = 0
+padding = 4
+[optimizer]
+name = "sgd"
+learning_rate = 2.0
+[training]
+batch_size = 16
+num_steps = 3
+"""
+FACTS = {"classes": ["a", "b"], "mean": [0.5], "std": [0.5], "image_size": 8, "channels": 1}
+
+
+def write_run(folder, recipe=None, facts=None, tensors=None, raw=None):
+    """model.safetensors as somebody else may have written it."""
+    folder.mkdir(exist_ok=True)
+    weights = build("small_cnn", image_size=8, channels=1, num_classes=2, seed=0).state_dict() if tensors is None else tensors
+    metadata = {
+        "sfumato": json.dumps({**FACTS, **(facts or {})}),
+        "recipe": recipe or f'[data]\nname = "digits"\n{RESOLVED}[model]\nname = "small_cnn"\n',
+    }
+    save_file(weights, folder / "model.safetensors", {**metadata, **(raw or {})})
+    return folder
+
+
+def recipe(name, **options):
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in options.items())
+    return f'[data]\nname = "digits"\n{RESOLVED}[model]\nname = "{name}"\n[model.options]\n{lines}'
+
+
+@pytest.fixture
+def theirs(tmp_path, monkeypatch):
+    """A module that notes that it was imported, and a hubconf.py that notes that it was run."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    note = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n"
+    net = "from torch import nn\ndef net(num_classes, **options): return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n"
+    (folder / "their_net.py").write_text(note + net)
+    (folder / "hubconf.py").write_text(note + net)
+    monkeypatch.syspath_prepend(str(folder))
+    yield folder
+    sys.modules.pop("their_net", None)
+
+
+def test_a_file_of_our_own_registry_is_read_and_says_what_it_was_trained_with(tmp_path):
+    trained = load_run(write_run(tmp_path / "run"))
+    assert trained.classes == ("a", "b") and trained.model(torch.zeros(1, 1, 8, 8)).shape == (1, 2)
+
+
+def test_code_that_a_file_names_is_imported_only_if_it_is_trusted(tmp_path, theirs):
+    weights = {"1.weight": torch.ones(2, 64), "1.bias": torch.zeros(2)}
+    run = write_run(tmp_path / "run", recipe("their_net:net"), tensors=weights)
+    with pytest.raises(InputError, match="add --trust their_net$"):
+        load_run(run)
+    assert not (theirs / "ran").exists()
+    assert load_run(run, trust=("their_net",)).model[1].weight.sum() == 128
+    assert (theirs / "ran").exists()
+
+
+def test_a_file_cannot_make_torch_hub_run_a_local_hubconf(tmp_path, theirs):
+    run = write_run(tmp_path / "run", recipe("torch.hub:load", repo_or_dir=str(theirs), model="net", source="local"))
+    with pytest.raises(InputError, match=r"add --trust torch\.hub$"):
+        load_run(run, trust=("torch", "torch.hub:load", "their_net"))
+    assert not (theirs / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"facts": {"classes": "ab"}},
+        {"facts": {"classes": ["a"]}},
+        {"facts": {"classes": ["a", 3]}},
+        {"facts": {"classes": ["a", "a"]}},
+        {"facts": {"classes": ["a", "b", "c"]}},
+        {"facts": {"image_size": 10**9}},
+        {"facts": {"image_size": -8}},
+        {"facts": {"channels": 2}},
+        {"facts": {"mean": ["x"]}},
+        {"facts": {"mean": [float("nan")]}},
+        {"facts": {"mean": [0.5, 0.5]}},
+        {"facts": {"std": [0.0]}},
+        {"raw": {"sfumato": "["}},
+        {"raw": {"sfumato": "[" * 100_000}},
+        {"raw": {"sfumato": "3"}},
+        {"raw": {"recipe": "x = " + "[" * 100_000}},
+        {"raw": {"recipe": "x = " + "9" * 10_000}},
+        {"raw": {"recipe": '[data]\nname = "digits"\n'}},
+        {"raw": {"recipe": '[data]\nname = "digits"\n[model]\nname = "small_cnn"\n'}},
+        {"recipe": recipe("small_cnn").replace("[augmentation]", "class_proportions = [0.2, 0.3, 0.5]\n[augmentation]")},
+        {"recipe": recipe("small_cnn", width=200_000)},
+        {"recipe": recipe("lenet")},
+        {"tensors": {}},
+        {"tensors": {"weight": torch.zeros(1)}},
+    ],
+    ids=lambda changes: str(changes)[:60],
+)
+def test_a_file_with_other_contents_than_a_run_writes_is_refused_in_one_line(tmp_path, changes):
+    with pytest.raises(InputError, match="is damaged|at least|at most"):
+        load_run(write_run(tmp_path / "run", **changes))
+
+
+@pytest.mark.parametrize("options", [{"width": 0}, {"width": -1}, {"width": 1.5}, {"width": True}, {"order": "__import__('os')"}, {"seed": 1}])
+def test_an_impossible_architecture_is_refused_in_one_line(tmp_path, options):
+    with pytest.raises(InputError):
+        load_run(write_run(tmp_path / "run", recipe("small_cnn", **options)))
+
+
+def test_where_images_lie_is_not_taken_from_a_file(tmp_path):
+    run = write_run(tmp_path / "run", f'[data]\nname = "folder"\npath = "{tmp_path}"\n{RESOLVED}[model]\nname = "small_cnn"\n')
+    assert load_run(run).recipe.data.path is None
+
+
+def test_a_recipe_is_written_for_others_without_the_place_of_the_images():
+    parsed = config.parse({"data": {"name": "folder", "path": "private"}})
+    assert config.shareable(parsed).data.path is None and parsed.data.path == "private" and "private" not in config.to_toml(config.shareable(parsed))

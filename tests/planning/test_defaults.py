@@ -1,0 +1,44 @@
+"""What a recipe leaves out about its views, and what of them changes a release."""
+
+import pytest
+
+from sfumato import config
+from sfumato.config import releasing_keys
+from sfumato.data.catalogue import Facts
+from sfumato.errors import InputError
+from sfumato.planning.resolve import resolve
+
+
+def plan_of(image_size, **augmentation):
+    values = {"data": {"name": "folder"}, "augmentation": augmentation, "training": {"batch_size": 8, "num_steps": 1}}
+    return resolve(config.parse(values), Facts(100, 2, image_size, 3))
+
+
+@pytest.mark.parametrize("image_size, padding", [(224, 20), (32, 3), (28, 2), (8, 1)])
+def test_tans_padding_is_20_pixels_at_224_in_proportion(image_size, padding):
+    plan = plan_of(image_size, kind="tan", augmult=2)
+    assert plan.recipe.augmentation.padding == padding
+    assert "augmentation.padding" in {choice.key for choice in plan.choices}
+    assert plan_of(image_size, kind="tan", augmult=2, padding=5).recipe.augmentation.padding == 5
+
+
+@pytest.mark.parametrize("kind", ["none", "flip", "crop", "crop_flip", "rrc", "simclr"])
+def test_the_padding_of_other_kinds_is_4_as_it_was(kind):
+    plan = plan_of(32, kind=kind)
+    assert plan.recipe.augmentation.padding == 4 and plan.recipe.augmentation.augmult == (0 if kind == "none" else 2)
+    assert "augmentation.padding" not in {choice.key for choice in plan.choices}
+
+
+def test_views_that_cannot_be_made_are_refused():
+    with pytest.raises(InputError, match="at most 31"):
+        plan_of(32, kind="tan", padding=32)
+    assert plan_of(32, kind="tan", padding=31).recipe.augmentation.padding == 31
+    for kind in ("rrc", "tan", "simclr"):
+        with pytest.raises(InputError, match=f'"{kind}".*augmult'):
+            plan_of(32, kind=kind, augmult=0)
+
+
+def test_testing_with_views_changes_no_release():
+    keys = [releasing_keys(plan_of(32, kind="rrc", test_views=number).recipe) for number in (0, 8)]
+    assert keys[0] == keys[1]
+    assert keys[0] != releasing_keys(plan_of(32, kind="simclr").recipe)

@@ -1,0 +1,166 @@
+"""What a search tries next follows from what has finished, and from nothing else."""
+
+import dataclasses
+import random
+
+import pytest
+
+from sfumato.errors import InputError
+from sfumato.scaling.search import final_recipe as final
+from sfumato.scaling.search.schedule import Outcome, plan_search
+from sfumato.scaling.search.space import STEPS, Group, Range, Space, apply
+from tests.scaling.search.one_worker import accuracy, made_up_search
+
+
+def complete(search, measure=accuracy):
+    """Finishes slot after slot; returns the last agenda and the outcomes."""
+    finished = {}
+    for _ in range(100):
+        agenda = search.agenda(finished)
+        if agenda.complete:
+            return agenda, finished
+        slot = next(slot for slot in agenda.slots if slot.name not in finished)
+        settings = slot.settings if slot.settings is not None else {"optimizer.learning_rate": 1.0 + len(finished)}
+        finished[slot.name] = Outcome(settings, tuple(measure(settings, slot, seed) for seed in slot.seeds))
+    raise AssertionError("the agenda never ends")
+
+
+def test_the_greedy_order_finds_the_best_of_each_group_on_top_of_the_one_before():
+    agenda, finished = complete(made_up_search())
+    assert agenda.settings == {"optimizer.learning_rate": 8.0, "ema.decay": 0.9}
+    assert [stage.name for stage in agenda.stages] == ["learning rate", "averaging"]
+    assert agenda.stages[0].gain.gain == pytest.approx(0.06)
+    assert agenda.stages[1].gain.gain == pytest.approx(0.1 * (0.9999 - 0.9))
+    assert all("optimizer.learning_rate" in finished[name].settings for name in finished if name.startswith("averaging"))
+
+
+@pytest.mark.parametrize("trials", [1, 2, 3, 5, 9, 50])
+def test_no_more_settings_are_tried_than_was_asked_for(trials):
+    for sampler in ("greedy", "random"):
+        agenda, finished = complete(dataclasses.replace(made_up_search(), trials=trials, sampler=sampler))
+        tried = [name for name in finished if not name.startswith("law/")]
+        assert len(tried) <= trials
+        assert len(tried) == trials or sampler == "greedy"
+
+
+def test_a_difference_within_the_spread_changes_nothing():
+    def noisy(settings, slot, seed):
+        return random.Random(f"{slot.name} {seed}").gauss(0.8, 0.02) + 0.001 * (settings != {})
+
+    agenda, _ = complete(dataclasses.replace(made_up_search(), seeds=(0, 1, 2)), noisy)
+    assert agenda.settings == {}
+
+
+def test_trials_that_were_given_up_are_passed_over():
+    search = made_up_search()
+    finished = {}
+    while not (agenda := search.agenda(finished)).complete:
+        for slot in agenda.slots:
+            lost = slot.settings.get("optimizer.learning_rate") == 8.0
+            finished.setdefault(slot.name, Outcome(slot.settings, None if lost else tuple(accuracy(slot.settings, slot, s) for s in slot.seeds)))
+    assert agenda.settings["optimizer.learning_rate"] == 4.0
+
+
+def test_the_prediction_rests_on_seeds_that_chose_nothing():
+    search = made_up_search()
+    agenda, _ = complete(search)
+    law = [slot for slot in agenda.slots if slot.name.startswith("law/")]
+    assert [slot.batch_size for slot in law] == [8, 16, 32, 64]
+    assert all(not set(slot.seeds) & set(search.seeds) and slot.settings == agenda.settings for slot in law)
+
+
+def test_the_prediction_meets_the_law_that_the_accuracies_follow():
+    search = made_up_search()
+    agenda, finished = complete(search)
+    _, prediction = final.predicted(search, agenda, finished)
+    seeds = search.law_slots(agenda.settings)[0].seeds
+    truth = 0.9 + 0.001 * sum(seeds) / len(seeds) - 0.1 / 512
+    assert prediction.accuracy == pytest.approx(truth, abs=1e-9)
+    assert prediction.low < truth < prediction.high
+
+
+@pytest.mark.parametrize("settings", [{}, {"optimizer.learning_rate": 8.0}, {STEPS: 30}, {STEPS: 240}])
+def test_the_final_recipe_is_calibrated_to_the_budget_and_never_above_it(settings):
+    from sfumato.accounting.accountants import epsilon
+    from sfumato.accounting.mechanism import Mechanism
+
+    search = made_up_search()
+    recipe, spent = final.final_recipe(search, settings, public=False)
+    reference = apply(search.recipe, settings)
+    assert (recipe.training.batch_size, recipe.training.num_steps) == (reference.training.batch_size, reference.training.num_steps)
+    mechanism = Mechanism(1437, recipe.training.batch_size, recipe.privacy.noise_multiplier, recipe.training.num_steps)
+    assert spent == epsilon(mechanism, 1e-4).epsilon <= 3.0
+    less = mechanism.replace(noise_multiplier=0.998 * mechanism.noise_multiplier)
+    assert epsilon(less, 1e-4).epsilon > 3.0
+    assert recipe.privacy.search_data == "private"
+    assert recipe.run.seed is None
+
+
+def test_a_recipe_that_states_its_noise_keeps_what_that_spends():
+    from sfumato.accounting.accountants import epsilon
+    from sfumato.accounting.mechanism import Mechanism
+
+    search = made_up_search()
+    privacy = search.recipe.privacy.model_copy(update={"target_epsilon": None})
+    search = dataclasses.replace(search, recipe=search.recipe.model_copy(update={"privacy": privacy}))
+    recipe, spent = final.final_recipe(search, {STEPS: 120}, public=True)
+    assert spent <= epsilon(Mechanism(1437, 512, 4.0, 60), 1e-4).epsilon == recipe.privacy.target_epsilon
+
+
+def test_the_search_that_was_on_public_images_costs_nothing_and_the_other_has_no_number():
+    search = made_up_search()
+    agenda, finished = complete(search)
+    private, public = final.summary(search, agenda, finished, False), final.summary(search, agenda, finished, True)
+    assert private["epsilon_search_inclusive"] is None
+    assert public["epsilon_search_inclusive"] == public["epsilon_final"] == private["epsilon_final"]
+
+
+def test_cost_counts_every_view_of_every_trial():
+    search = made_up_search()
+    agenda, finished = complete(search)
+    tried = sum(1 for name in finished if not name.startswith("law/"))
+    views = tried * 2 * 16 * 60 + 3 * 60 * (8 + 16 + 32 + 64)
+    assert final.cost(search, agenda, finished) == {
+        "search_views": views,
+        "search_fraction": pytest.approx(views / (512 * 60)),
+        "final_views": 512 * 60,
+    }
+
+
+def test_what_could_not_be_made_costs_nothing():
+    search = dataclasses.replace(made_up_search(), sampler="random", trials=3)
+    agenda, finished = complete(search)
+    before = final.cost(search, agenda, finished)["search_views"]
+    finished["sample/1"] = Outcome({"ema.decay": 2.0}, None)
+    assert before - final.cost(search, agenda, finished)["search_views"] == 2 * 16 * 60
+
+
+def planned(recipe=None, space=None, **changes):
+    search = made_up_search()
+    options = {"sampler": "greedy", "prune": None, "trials": 5, "batch_size": 16, "seeds": (0, 1), "num_examples": 1437, "data": None} | changes
+    return plan_search(recipe or search.recipe, space or search.space, **options)
+
+
+def test_searches_that_cannot_be_are_refused_by_name():
+    shuffled = made_up_search().recipe
+    shuffled = shuffled.model_copy(update={"privacy": shuffled.privacy.model_copy(update={"sampling": "shuffled"})})
+    ordinary = made_up_search().recipe.model_copy(update={"privacy": None})
+    privacy = made_up_search().recipe.privacy.model_copy(update={"selected_from": 5.0})
+    selected = made_up_search().recipe.model_copy(update={"privacy": privacy})
+    a_range = Space((Group("g", {"ema.decay": Range(0.5, 0.9)}),))
+    impossible = Space((Group("g", {"ema.decay": [1.5, 2.0]}),))
+    for options, says in [
+        ({"recipe": ordinary}, "has no budget"),
+        ({"recipe": shuffled}, "no certificate"),
+        ({"recipe": selected}, "privacy.selected_from"),
+        ({"sampler": "grid"}, "Known are greedy, tpe, random"),
+        ({"prune": True}, "--prune"),
+        ({"batch_size": 513}, "between 1 and the recipe's own 512"),
+        ({"seeds": (1, 1)}, "each seed once"),
+        ({"space": a_range}, "ema.decay is a range"),
+        ({"space": impossible}, "no possible value of ema.decay"),
+    ]:
+        with pytest.raises(InputError, match=says):
+            planned(**options)
+    assert planned(batch_size=None).batch_size == 16
+    assert planned(sampler="tpe", space=a_range).prune
