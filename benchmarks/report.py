@@ -1,0 +1,173 @@
+"""Writes docs/performance.md from the files in benchmarks/results.
+
+    python -m benchmarks.report
+
+New figures come to the page by replacing a file there, or by naming a new one below. No figure is typed by hand.
+"""
+
+import json
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "performance.md"
+
+# Files of one processor, newest first: a row that stands in two of them is taken from the first.
+ENGINE = [
+    [
+        "clipping-2-cores-epyc-graph.json",
+        "clipping-2-cores-epyc-compiled-vit.json",
+        "clipping-2-cores-epyc-compiled.json",
+    ],
+    ["clipping-2-cores-graph.json", "clipping-2-cores-compiled.json"],
+]
+PEERS = "clipping-2-cores.json"
+FOUNDATION = "foundation-2-cores.json"
+
+MODELS = {
+    "wrn-16-4": "WRN-16-4",
+    "wrn-16-4-no-ws": "WRN-16-4, no weight standardisation",
+    "wrn-16-4-last-layer": "WRN-16-4, last layer alone",
+    "vit-tiny-224": "ViT-tiny, 224 px",
+    "vit-tiny-64": "ViT-tiny, 64 px",
+    "small-cnn": "small CNN, 28 px",
+    "nf-resnet-50": "NF-ResNet-50, 224 px",
+    "vit-b-16": "ViT-B/16, 224 px",
+}
+
+INTRODUCTION = """\
+# Performance
+
+`python -m benchmarks.report` writes this page from `benchmarks/results`. [LOG.md](../LOG.md) tells how the figures vary
+from run to run, what was tried, and what is not measured yet.
+
+The ordinary step is forward and backward of the mean loss of the same network on the same images, in its faster memory
+format, and compiled where the private step is. The private step computes the sum of clipped per-image gradients. Both
+take turns in one process. A ratio is the median of the rounds' ratios, so it may differ from the ratio of the median
+seconds; 1.00 means that privacy costs no time. Memory is the growth of peak memory between steps. The first call traces
+the model, checks it and tries methods, once before training. A commit with "+" had changed files.
+"""
+
+OPACUS = """\
+## Price of privacy, beside Opacus
+
+Time and memory over the ordinary step; all three took turns in one process. This is the first version of the engine:
+later versions were not measured beside Opacus. The measure of memory was another then: it counted what tracing imports
+as well.
+"""
+
+REST = """\
+## What is not the gradient
+
+Sampling, noise, ledger and checkpoint of the MNIST recipe, start-up, decoding and memory. These figures are of an early
+version, with the engine `func` and a network of width 16. LOG.md has later ones for the recipe as it is shipped.
+"""
+
+
+def read(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def work(row: dict[str, Any]) -> str:
+    """The network and the microbatch, in words."""
+    views = f", {row['augmult']} views each" if row["augmult"] > 1 else ""
+    return f"{MODELS[row['model']]}: {row['examples']} images{views}"
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def number(value: float, digits: int) -> str:
+    """Rounded as a reader would round the printed figure: 1.265 is 1.27."""
+    return str(Decimal(str(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+
+
+def machine(*files: dict[str, Any]) -> str:
+    """What files of results from one machine say about hardware and versions, in a sentence."""
+    facts = files[0]["machine"]
+    names = {"x86_64": "x86-64 processor"}
+    python = f"Python {facts['python']}, " if "python" in facts else ""
+    commits = dict.fromkeys(file["machine"]["commit"] for file in files if "commit" in file["machine"])
+    commit = f", commit{'s' if len(commits) > 1 else ''} {' and '.join(commits)}" if commits else ""
+    processor = names.get(facts["processor"], facts["processor"])
+    return f"{processor}, {facts['cores']} cores, {python}torch {facts['torch']}{commit}."
+
+
+def steps(rows: list[dict[str, Any]]) -> dict[tuple[str, int, int], dict[str, dict[str, Any]]]:
+    """Rows by network and microbatch, then by engine."""
+    found: dict[tuple[str, int, int], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["model"], row["examples"], row["augmult"]), {})[row["engine"]] = row
+    return found
+
+
+def engine_part(names: list[str]) -> str:
+    """One processor: cost of private gradients beside ordinary ones."""
+    files = [read(name) for name in names]
+    rows, seen = [], set()
+    for file in files:
+        compiled = file["machine"]["mode"]["compile"]
+        for key, engines in steps(file["results"]).items():
+            if (compiled, key) in seen:
+                continue
+            seen.add((compiled, key))
+            own, ordinary = engines["graph"], engines["ordinary"]
+            rows.append(
+                [
+                    work(own) + (", compiled" if compiled else ""),
+                    number(own["ratio"], 2),
+                    f"{number(ordinary['seconds'], 3)}, {number(own['seconds'], 3)}",
+                    number(own["peak_memory_ratio"], 2),
+                    number(own["first_call_seconds"], 1),
+                ]
+            )
+    header = ["work", "time over ordinary", "seconds: ordinary, private", "memory over ordinary", "first call, s"]
+    return f"## Private gradients on {files[0]['machine']['processor']}\n\n{machine(*files)}\n\n{table(header, rows)}"
+
+
+def peers_part() -> str:
+    """Every network that Opacus could compute, and those that it could not."""
+    file = read(PEERS)
+    rows, refused = [], []
+    for engines in steps(file["results"]).values():
+        own, peer = engines["graph"], engines["opacus-hooks"]
+        if not peer["agrees"]:
+            refused.append(f"- {work(peer)}: {peer['why']}.\n")
+            continue
+        figures = [number(row[key], 2) for key in ("ratio", "peak_memory_ratio") for row in (own, peer)]
+        rows.append([work(own), *figures])
+    header = ["work", "Sfumato: time", "Opacus: time", "Sfumato: memory", "Opacus: memory"]
+    return f"{OPACUS}\n{machine(file)}\n\n{table(header, rows)}\nNot computed by Opacus:\n\n{''.join(refused)}"
+
+
+def foundation_part() -> str:
+    file = read(FOUNDATION)
+    overhead, memory, startup = file["overhead"], file["memory"], file["startup"]
+    share = f"{number(overhead['ms_a_step']['all'], 1)} ms, {number(100 * overhead['share'], 2)} % of it"
+    peaks = " and ".join(f"{number(peak, 2)} GB" for peak in memory["batch_peaks_gb"].values())
+    rows = [
+        ["sampling, noise, ledger and checkpoint, a step", share],
+        ["peak memory of the MNIST recipe", f"{number(memory['recipe_peak_gb'], 2)} GB"],
+        ["the same, batch of 512 and of 8,192", peaks],
+        ["`sfumato --help`", f"{number(startup['help']['seconds'], 2)} s"],
+        ["`sfumato plan` on Table 12 of De et al.", f"{number(startup['plan_table_12']['seconds'], 2)} s"],
+    ]
+    rows += [
+        [f"512 x 512 JPEG files decoded to {size.removeprefix('to_')} px, a second", str(rate)]
+        for size, rate in file["decoding"]["images_a_second"].items()
+    ]
+    return f"{REST}\n{machine(file)}\n\n{table(['what', 'measured'], rows)}"
+
+
+def page() -> str:
+    """The whole of docs/performance.md."""
+    parts = [INTRODUCTION, *(engine_part(names) for names in ENGINE), peers_part(), foundation_part()]
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
