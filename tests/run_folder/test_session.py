@@ -15,6 +15,7 @@ from sfumato.run_folder import session as sessions
 from sfumato.run_folder.entries import spent_mechanism
 from sfumato.run_folder.ledger import Ledger
 from sfumato.run_folder.session import recipe_digest
+from sfumato.training.draws import Draws
 
 
 def recipe(optimizer):
@@ -63,10 +64,11 @@ class Run:
         """One process: goes on, releases some steps, writes a checkpoint of one of them perhaps, and is gone."""
         go = sessions.begin if begins else sessions.resume
         session = go(self.folder, self.plan, self.dataset, {"host": environment})
+        draws = Draws(session.key, session.context, session.ledger, is_public=False, seals_sums=True)
         try:
             for step in steps:
-                session.draws.of_step(step, self.plan.mechanism, Views("none", 0, 0))
-                session.draws.record(step, {"w": torch.tensor([float(step)])})
+                draws.of_step(step, self.plan.mechanism, Views("none", 0, 0))
+                draws.record(step, {"w": torch.tensor([float(step)])})
                 if step == saves:
                     session.save({"w": torch.zeros(1)}, step, 0.0)
             if saves == 0:

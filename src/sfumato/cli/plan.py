@@ -54,7 +54,7 @@ def plan(
     if more_data is not None:
         facts["more_data"] = trade.with_more_data(mechanism, facts["delta"], more_data, accountant)
     if plot is not None:
-        from sfumato.reporting.plan_plot import draw
+        from sfumato.scaling.plan_plot import draw
 
         draw(mechanism, facts["delta"], plot)
     if json_:

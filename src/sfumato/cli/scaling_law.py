@@ -20,7 +20,7 @@ def scaling_law(
     study = read_study(runs)
     facts = scaling_law(study, predict_batch_size or [])
     if plot is not None:
-        from sfumato.reporting.law_plot import draw
+        from sfumato.scaling.law_plot import draw
 
         draw(study, facts, plot)
     if json_:

@@ -16,7 +16,6 @@ from sfumato.run_folder import entries as lines_of
 from sfumato.run_folder import files, key_file
 from sfumato.run_folder.checkpoint import Checkpoint
 from sfumato.run_folder.ledger import Ledger
-from sfumato.training.draws import Draws
 
 
 @dataclasses.dataclass
@@ -27,27 +26,25 @@ class Session:
         folder: The run folder.
         key: The run's.
         ledger: Open for appending.
-        draws: The randomness of this session's updates.
         checkpoint: Where to go on from; None at the very beginning.
-        data_digest: HMAC of the data under the run's key.
+        context: Digests of the recipe, and of the data under the run's key: what its randomness is derived from.
     """
 
     folder: Path
     key: bytes = dataclasses.field(repr=False)
     ledger: Ledger
-    draws: Draws
     checkpoint: Checkpoint | None
-    data_digest: str
+    context: dict[str, str]
 
     def save(self, tensors: dict[str, torch.Tensor], step: int, seconds: float) -> None:
         """Writes the checkpoint of a step."""
         facts = {
             "run_id": self.ledger.lines[0]["run_id"],
             "step": step,
-            "session": self.draws.session,
+            "session": lines_of.last_session(self.ledger.lines)["session"],
             "ledger_lines": len(self.ledger.lines),
             "ledger_head": self.ledger.head,
-            "data_digest": self.data_digest,
+            "data_digest": self.context["data"],
             "seconds": seconds,
         }
         checkpoints.save(self.folder, Checkpoint(tensors, facts), self.key)
@@ -256,13 +253,8 @@ def refuse_another_recipe(ledger: Ledger, plan: Plan) -> None:
 
 def _session(folder: Path, ledger: Ledger, key: bytes, plan: Plan, dataset, found: Checkpoint | None) -> Session:
     ledger.settle()
-    digest_of_data = data_digest(key, dataset)
-    context = {"recipe": recipe_digest(plan.recipe), "data": digest_of_data}
-    # A public seed makes common random numbers: runs that differ in batch size or data share their noise.
-    # Such a run is marked as not private.
-    recipe = plan.recipe
-    draws = Draws(key, context, ledger, is_public=recipe.run.seed is not None, seals_sums=recipe.privacy is not None)
-    return Session(folder, key, ledger, draws, found, digest_of_data)
+    context = {"recipe": recipe_digest(plan.recipe), "data": data_digest(key, dataset)}
+    return Session(folder, key, ledger, found, context)
 
 
 def new_folder(name: str) -> Path:

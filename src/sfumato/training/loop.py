@@ -24,7 +24,7 @@ from sfumato.run_folder.environment import describe, pick_device
 from sfumato.run_folder.record import Certificate, Metrics, PrivateMetrics, RecordLines, Result
 from sfumato.run_folder.verification import verify_finished
 from sfumato.training.allocator import give_freed_memory_back
-from sfumato.training.draws import SumChanged
+from sfumato.training.draws import Draws, SumChanged
 from sfumato.training.interrupt import Interrupted, watch_for_interrupts
 from sfumato.training.learner import Learner, build_learner
 
@@ -179,11 +179,19 @@ class _Run:
         self.metrics = RecordLines(self.folder / record.METRICS_FILE)
         self.metrics_private = RecordLines(self.folder / record.PRIVATE_METRICS_FILE, mode=0o600)
         self.seconds: dict[str, float] = {}
-        learner.initialise(session.draws.initial_weights())
+        self.draws = self._draws()
+        learner.initialise(self.draws.initial_weights())
         self.learner = learner
         self.state = learner.state
         self.seconds_before = 0.0
         self._go_on_from(session.checkpoint)
+
+    def _draws(self) -> Draws:
+        # A public seed makes common random numbers: runs that differ in batch size or data share their noise. Such a run
+        # is marked as not private.
+        recipe, session = self.plan.recipe, self.session
+        is_public, is_clipped = recipe.run.seed is not None, recipe.privacy is not None
+        return Draws(session.key, session.context, session.ledger, is_public=is_public, seals_sums=is_clipped)
 
     def _go_on_from(self, checkpoint: Checkpoint | None) -> None:
         self.first_step = 1
@@ -203,12 +211,13 @@ class _Run:
             # An operation that is not deterministic, or a model that computes otherwise than it did.
             self.progress.message(f"{changed}: going back to the last checkpoint; what follows is drawn afresh and counts again")
             self.session = sessions.begin_again(self.session, self.plan, self.dataset)
+            self.draws = self._draws()
             self._go_on_from(self.session.checkpoint)
             return self._complete(*self._take_steps())
 
     def _take_steps(self) -> tuple[int, HeldOutScores]:
         """The last step, and the scores after it."""
-        recipe, num_steps, draws = self.plan.recipe, self.mechanism.num_steps, self.session.draws
+        recipe, num_steps, draws = self.plan.recipe, self.mechanism.num_steps, self.draws
         evaluate_every = recipe.training.evaluate_every or max(num_steps // 10, 1)
         checkpoint_every = recipe.training.checkpoint_every or max(num_steps // 20, 1)
         self._state_what_is_planned()
@@ -257,14 +266,14 @@ class _Run:
     def _budget_covers(self, step: int) -> bool:
         """Whether an update is a repetition, or fits the target beside everything in the ledger."""
         privacy = self.plan.recipe.privacy
-        if self.session.draws.is_recorded(step) or privacy is None or not self._is_bounded():
+        if self.draws.is_recorded(step) or privacy is None or not self._is_bounded():
             return True
-        return self.session.draws.num_releases < self.mechanism.num_steps
+        return self.draws.num_releases < self.mechanism.num_steps
 
     def _planned(self) -> int:
         """How many releases there will have been at the end."""
         steps = range(self.first_step, self.mechanism.num_steps + 1)
-        planned = self.session.draws.num_releases + sum(not self.session.draws.is_recorded(step) for step in steps)
+        planned = self.draws.num_releases + sum(not self.draws.is_recorded(step) for step in steps)
         return min(planned, self.mechanism.num_steps) if self._is_bounded() else planned
 
     def _is_bounded(self) -> bool:
@@ -285,7 +294,7 @@ class _Run:
             total = claims(self.plan, self.mechanism.replace(num_steps=self._planned())).epsilon
             return lambda step: total
         curve = EpsilonCurve(self.mechanism.replace(num_steps=self._planned()), self.plan.delta, self.plan.recipe.budget.accountant)
-        draws = self.session.draws
+        draws = self.draws
         return lambda step: curve.at(max(draws.num_releases, step))
 
     def _evaluate(self) -> HeldOutScores:

@@ -8,7 +8,7 @@ import numpy as np
 from sfumato.accounting import printed, rdp, tan
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
-from sfumato.reporting.law_plot import FORMATS
+from sfumato.scaling.law_plot import FORMATS
 
 _SIGMAS = np.geomspace(0.3, 20, 40)
 _STEPS = (0.25, 1.0, 4.0)

@@ -1,0 +1,108 @@
+"""Who may import whom: the house as a table. Nothing imports upward, and there is no circle."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sfumato
+
+PACKAGE = Path(sfumato.__file__).parent
+
+# Each part may import itself, what stands in its own row, and `EVERYBODY`.
+EVERYBODY = {"config", "errors", "randomness", "record"}
+MAY_IMPORT = {
+    "errors": set(),
+    "randomness": set(),
+    "record": set(),
+    "config": set(),
+    "recipes": set(),
+    "accounting": set(),
+    "nn": set(),
+    "models": {"nn"},
+    "clipping": {"nn"},
+    "data": {"accounting"},
+    "planning": {"accounting", "data"},
+    "run_folder": {"planning", "accounting", "data"},
+    "evaluation": {"run_folder", "planning", "data", "models"},
+    "training": {"evaluation", "run_folder", "planning", "accounting", "clipping", "data", "models"},
+    "reporting": {"run_folder", "planning", "accounting"},
+    "scaling": {"training", "evaluation", "run_folder", "planning", "accounting", "data"},
+    "cli": {
+        *("recipes", "accounting", "models", "clipping", "data", "planning", "run_folder", "evaluation", "training", "reporting", "scaling"),
+    },
+}
+LIGHT = ("accounting", "planning", "reporting", "recipes", "config", "record", "errors")
+"""Parts that `sfumato --help`, `plan` and `recipes` need: they import no torch."""
+
+
+def part_of(module: str) -> str:
+    """The part of the house that a module of the package lies in."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports(path: Path, *, at_once: bool = False) -> set[str]:
+    """The package's modules that a file imports, in functions and for types too unless only what is imported `at_once` counts."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = set()
+    for node in tree.body if at_once else ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "sfumato":
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if is_module(name) else node.module for name in inside}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "sfumato"}
+    return found
+
+
+def is_module(name: str) -> bool:
+    path = PACKAGE.joinpath(*name.split(".")[1:])
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def files(part: str) -> list[Path]:
+    folder = PACKAGE / part
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+
+
+def test_every_part_stands_in_the_table():
+    parts = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert parts - {"__init__", "__main__"} == MAY_IMPORT.keys()
+
+
+def test_the_table_has_no_circle():
+    left = {part: set(others) for part, others in MAY_IMPORT.items()}
+    while left:
+        free = [part for part, others in left.items() if not others & left.keys()]
+        assert free, f"a circle among {sorted(left)}"
+        for part in free:
+            del left[part]
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_a_part_imports_only_what_the_table_allows(part):
+    allowed = MAY_IMPORT[part] | EVERYBODY | {part, "recipes"}
+    wrong = {f"{path.relative_to(PACKAGE)}: {name}" for path in files(part) for name in imports(path) if part_of(name) not in allowed}
+    assert not wrong
+
+
+def test_nothing_imports_the_command_line():
+    assert all(part_of(name) != "cli" for part in MAY_IMPORT if part != "cli" for path in files(part) for name in imports(path))
+
+
+def test_modules_do_not_import_each_other_in_a_circle():
+    known = {f"sfumato.{path.relative_to(PACKAGE).with_suffix('').as_posix().replace('/', '.')}": path for part in MAY_IMPORT for path in files(part)}
+    known = {name.removesuffix(".__init__"): path for name, path in known.items()}
+    left = {name: imports(path, at_once=True) & known.keys() - {name} for name, path in known.items()}
+    while left:
+        free = [name for name, others in left.items() if not others & left.keys()]
+        assert free, f"a circle among {sorted(left)}"
+        for name in free:
+            del left[name]
+
+
+def test_the_light_parts_import_no_torch():
+    modules = [f"sfumato.{path.relative_to(PACKAGE).with_suffix('').as_posix().replace('/', '.')}" for part in LIGHT for path in files(part)]
+    program = f"import importlib, sys\nfor name in {modules!r}:\n    importlib.import_module(name)\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
