@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import secrets
 from collections.abc import Iterator
@@ -60,6 +61,15 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # lists within lists
         raise InputError(f"{path} is missing or damaged ({type(error).__name__}). Give the folder of a run that this tool wrote.") from None
+
+
+def with_nulls(value: Any) -> Any:
+    """The same with None for every number that strict JSON has not: not one image may decide whether a line can be written."""
+    if isinstance(value, dict):
+        return {key: with_nulls(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_nulls(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class JsonLines:

@@ -21,7 +21,7 @@ from sfumato.run_folder import session as sessions
 from sfumato.run_folder.checkpoint import Checkpoint
 from sfumato.run_folder.entries import spent_mechanism
 from sfumato.run_folder.environment import describe, pick_device
-from sfumato.run_folder.files import JsonLines, write_json
+from sfumato.run_folder.files import JsonLines, with_nulls, write_json
 from sfumato.training.allocator import give_freed_memory_back
 from sfumato.training.certificate import certificate, claims, in_result, in_weights
 from sfumato.training.draws import SumChanged
@@ -217,7 +217,7 @@ class _Run:
                     self.metrics.append({"step": step, "epsilon": curve(step), **{key: scores[key] for key in ("accuracy", "accuracy_last")}})
                 if evaluated or statistics.norms is not None:
                     noted = {key: value for key, value in dataclasses.asdict(statistics).items() if value is not None}
-                    self.metrics_private.append({"step": step, **noted, "seconds": self._elapsed(), "phases": self.seconds})
+                    self.metrics_private.append({"step": step, **with_nulls(noted), "seconds": self._elapsed(), "phases": self.seconds})
                 self.progress.step(
                     {
                         "step": step,
