@@ -1,7 +1,7 @@
 """A user's folder of images as a data set.
 
-Three layouts: `<class>/*`, `{train,valid,test}/<class>/*`, or a labels.csv. What is held out is
-decided by the folder's own test/ (valid/), else by `splitting`'s hash of each name; what is
+Three layouts: `<class>/*`, `{train,valid,test}/<class>/*`, or a labels.csv (its images in {train,valid,test}/ or anywhere).
+What is held out is decided by the folder's own test/ (valid/), else by `splitting`'s hash of each name; what is
 public (classes, size, channels, normalisation) comes from the recipe and from folder names, never
 from pixels.
 """
@@ -199,11 +199,12 @@ def _list(config: DataConfig, root: Path, report: Callable[[str], None]) -> _Lis
 
 
 def _labelled(config: DataConfig, root: Path, report: Callable[[str], None]) -> list[LabelledFile]:
+    listed = None if config.classes is None else _listed_classes(config.classes)
     if not (root / labels_csv.NAME).is_file():
-        files = find_labelled(root, None if config.classes is None else _listed_classes(config.classes))
+        files = find_labelled(root, listed)
         return files if config.group_by is None else with_groups(files, config.group_by)
     by_column = config.group_by == "group"
-    files = labels_csv.read_labels(root, with_groups=by_column)
+    files = labels_csv.read_labels(root, with_groups=by_column, classes=listed)
     if config.classes is None:
         found = sorted({item.label for item in files})
         shown = ", ".join(map(repr, found[:_MOST_NAMED])) + (", ..." if len(found) > _MOST_NAMED else "")
