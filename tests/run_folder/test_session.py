@@ -163,3 +163,19 @@ def test_a_session_is_not_begun_twice_by_a_crash_after_its_line_was_made(tmp_pat
     assert run.sessions == [(0, None, 1)] and written
     run.process("b")
     assert run.sessions == [(0, None, 1), (1, 0, 2)]
+
+
+def test_the_newest_unfinished_run_is_one_of_that_very_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="no unfinished run of my"):
+        sessions.newest_unfinished("my")
+    names = [str(sessions.new_folder(name)) for name in ("my", "my", "my-wide", "[ab]", "a", "de2022/x")]
+    for age, name in enumerate([*names, "runs/my-paid-search", "runs/my-20260101T000000Z-00ff-more", "runs/my-20260101T000000Z"]):
+        os.makedirs(name)
+        os.utime(name, (1e9 + age, 1e9 + age))
+    for name, place in (("my", 1), ("my-wide", 2), ("[ab]", 3), ("a", 4), ("de2022/x", 5)):
+        assert str(sessions.newest_unfinished(name)) == names[place]
+    (tmp_path / names[1] / "result.json").touch()
+    assert str(sessions.newest_unfinished("my")) == names[0]
+    with pytest.raises(InputError, match="no unfinished run of b"):
+        sessions.newest_unfinished("b")

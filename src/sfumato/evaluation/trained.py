@@ -42,7 +42,7 @@ class _Facts(pydantic.BaseModel):
     channels: Literal[1, 3]
 
 
-def load_run(folder: Path, trust: Collection[str] = ()) -> Trained:
+def load_run(folder: Path | str, trust: Collection[str] = ()) -> Trained:
     """Reads ``model.safetensors`` of a finished run; nothing else of the folder is needed.
 
     Guarantee: the file may come from anybody. It names a network of the registry and numbers of its architecture;
@@ -57,7 +57,7 @@ def load_run(folder: Path, trust: Collection[str] = ()) -> Trained:
     """
     from safetensors import SafetensorError, safe_open
 
-    path = folder / "model.safetensors"
+    path = Path(folder) / "model.safetensors"
     if not path.exists():
         raise InputError(
             f"{folder} has no model.safetensors: it is no finished run. Finish it by `sfumato train ... --resume`, or name another folder."

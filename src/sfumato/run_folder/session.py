@@ -3,6 +3,7 @@
 import dataclasses
 import hmac
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def data_digest(key: bytes, dataset) -> str:
 def begin(folder: Path, plan: Plan, dataset, environment: dict[str, Any], ledger: Ledger | None = None) -> Session:
     """Starts a run, or finishes a start that was cut short before its first checkpoint (and whose ledger is open)."""
     ledger = ledger or Ledger.open(folder / "ledger.jsonl", exclusive=True)
+    (folder / "checkpoints").mkdir(exist_ok=True)
     write_recipe(folder, plan)
     if _is_untouched(folder, ledger):
         seed = plan.recipe.run.seed
@@ -171,6 +173,38 @@ def begin_again(session: Session, plan: Plan, dataset) -> Session:
     facts = found.facts
     session.ledger.append(lines_of.next_session_line(last, facts["step"], facts["session"], last["environment"]))
     return _session(session.folder, session.ledger, session.key, plan, dataset, found)
+
+
+# What a start that was cut short before its first checkpoint leaves, besides parts of files.
+_OF_A_START = {"checkpoints", "ledger.jsonl", "recipe.toml", files.DATA_ROOT_FILE, key_file.KEY_FILE, "ledger.head", "privacy.json"}
+
+
+def refuse_no_run(folder: Path) -> None:
+    """Refuses to go on in a folder without a checkpoint and without a release that holds anything but what the start of a run left.
+
+    Raises:
+        InputError: If there is nothing to resume: a run that began anew there would overwrite what is there.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder} is no run folder, so there is nothing to resume. Name the folder of a run, or leave out --resume.")
+    ledger = Ledger.open(folder / "ledger.jsonl")
+    if checkpoints.paths(folder) or any(line.get("kind") == "step" for line in ledger.lines):
+        return
+    found = [path for place in (folder, folder / "checkpoints") if place.is_dir() for path in sorted(place.iterdir())]
+    found = [path for path in found if not (path.name.startswith(".") and path.name.endswith(".part"))]
+    begun = {folder / name for name in _OF_A_START if ledger.path.exists() or name == "checkpoints"}
+    if not key_file.has_key(folder):  # then no certificate was written yet
+        begun.discard(folder / "privacy.json")
+    strange = next((path for path in found if path not in begun), None)
+    if strange is None and folder / "privacy.json" in found:
+        claim = files.read_json(folder / "privacy.json")
+        of_this_run = isinstance(claim, dict) and claim.get("run_id") == randomness.run_id(key_file.read_key(folder))
+        strange = None if of_this_run else folder / "privacy.json"
+    if strange is not None:
+        raise InputError(
+            f"{folder} holds {strange.name}, but no run that was begun there, so there is nothing to resume. Name the folder of a run, or "
+            "leave out --resume and choose another --output."
+        )
 
 
 def _is_untouched(folder: Path, ledger: Ledger) -> bool:
@@ -286,7 +320,9 @@ def newest_unfinished(name: str) -> Path:
     Raises:
         InputError: If there is none.
     """
-    candidates = [path for path in Path("runs").glob(f"{name.replace('/', '-')}-*") if path.is_dir() and not (path / "result.json").exists()]
+    named = re.compile(re.escape(name.replace("/", "-")) + r"-\d{8}T\d{6}Z-[0-9a-f]{4}")
+    found = Path("runs").iterdir() if Path("runs").is_dir() else []
+    candidates = [path for path in found if named.fullmatch(path.name) and path.is_dir() and not (path / "result.json").exists()]
     if not candidates:
         raise InputError(f"there is no unfinished run of {name} in {os.path.join('runs', '')}. Name the folder by --output, or leave out --resume.")
     return max(candidates, key=lambda path: path.stat().st_mtime)

@@ -71,6 +71,7 @@ def train(
         MachineError: If the disk fails; the run can be resumed.
         Interrupted: After SIGINT or SIGTERM, once a checkpoint is written.
     """
+    files.refuse_among_images(folder, plan.recipe.data)
     if resume and folder.is_dir():
         files.refuse_links(folder)
     if resume and (folder / "result.json").exists():
@@ -80,8 +81,8 @@ def train(
         if not plan.recipe.run.keep_key:
             key_file.delete_key(folder)
         return result
-    if resume and not folder.is_dir():
-        raise InputError(f"{folder} is no run folder, so there is nothing to resume. Name the folder of a run, or leave out --resume.")
+    if resume:
+        sessions.refuse_no_run(folder)
     refuse_large_groups(plan, dataset.train.largest_group())
     recorded = sessions.recorded_environment(folder) if resume else None
     compiles = "; compiling takes some minutes" if plan.recipe.training.compile else ""
