@@ -243,7 +243,7 @@ def test_no_run_is_written_among_the_images(folder, capsys, tmp_path, monkeypatc
     monkeypatch.chdir(folder)
     for root, output in ((".", None), (".", "run"), (folder, "stripes/run"), (tmp_path / "link", folder / "run"), (folder, tmp_path / "link/run")):
         where = ["--data-root", root, *(["--output", output] if output else [])]
-        for command in (["train", *words, *where], ["simulate", *words, "--batch-size", 8, *where], ["search", *words, *where]):
+        for command in (["train", *words, *where], ["simulate", *words, "--batch-size", 8, *where], ["search", *words, "--trials", 1, *where]):
             line = refused(capsys, *command)
             assert "lies in the folder of images" in line and "--output" in line
         assert sorted(folder.rglob("*")) == before
