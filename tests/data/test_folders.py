@@ -183,6 +183,8 @@ def test_a_folder_of_nothing_but_damage_is_refused(two_classes):
 def test_a_recipe_that_does_not_fit_the_folder_is_refused(two_classes, keys, message):
     with pytest.raises(InputError, match=message):
         load(config(**keys), two_classes, quiet)
+    with pytest.raises(InputError, match=message):  # before an image is decoded, too
+        facts(config(**keys), two_classes, quiet)
 
 
 def test_one_class_and_no_folder_are_refused(tmp_path, write_image, monkeypatch):

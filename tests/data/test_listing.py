@@ -228,6 +228,13 @@ def test_a_table_gives_labels_and_groups(table):
     assert has_groups(table)
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_a_table_may_be_written_as_other_countries_spreadsheets_do(table, delimiter):
+    rows = [["file", "label", ""], ["a.png", "cat", ""], ["sub/b.png", "a dog", "x"], ["", " ", ""], ["ü.png", "cat"], ["", "", ""]]
+    write_table(table, "\r\n".join(delimiter.join(row) for row in rows), "utf-8-sig")
+    assert [item.label for item in read_labels(table, with_groups=False)] == ["cat", "a dog", "cat"]
+
+
 GOOD = "file,label\na.png,cat\nsub/b.png,dog\nü.png,cat\n"
 
 

@@ -67,7 +67,7 @@ def nets(tmp_path, monkeypatch):
         ["model.name=extreme_nets:bright", "model.options.brightness=1e18"],
         ["model.name=extreme_nets:deep", "optimizer.learning_rate=1e3"],
         ["model.name=extreme_nets:deep", "optimizer.learning_rate=1e19"],
-        ["model.name=extreme_nets:deep", "optimizer.learning_rate=1e38"],
+        ["model.name=extreme_nets:deep", "optimizer.learning_rate=1e30"],
     ],
     ids=lambda settings: settings[-1],
 )

@@ -244,6 +244,7 @@ def test_a_finished_run_prints_its_result_again_and_changes_nothing(finished, tm
     before = (folder / "ledger.jsonl").read_bytes()
     assert faults.run(command(folder, "--resume", "--json"), log=log) == 0
     printed = json.loads(log.read_text().splitlines()[-1])
+    assert printed["run"] == str(folder)  # where it lies now
     assert printed["test_accuracy"] == json.loads((finished / "result.json").read_text())["test_accuracy"]
     assert (folder / "ledger.jsonl").read_bytes() == before
 

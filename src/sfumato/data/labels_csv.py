@@ -81,9 +81,11 @@ def _read(table: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """The header's column names, and each further non-empty line's cells with its number."""
     try:
         with open(table, encoding="utf-8-sig", newline="") as file:  # "-sig": spreadsheets put a mark at the start
-            reader = csv.reader(file, strict=True)
+            first = file.readline()
+            file.seek(0)
+            reader = csv.reader(file, strict=True, delimiter=max(",;\t", key=first.count))  # as spreadsheets of many countries write it
             header = [cell.strip() for cell in next(reader, [])]
-            return header, [(reader.line_num, cells) for cells in reader if cells]
+            return header, [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
     except OSError as error:
         raise InputError(f"{table} cannot be read: {error.strerror}. Make it readable.") from None
     except (csv.Error, UnicodeDecodeError) as error:

@@ -37,7 +37,7 @@ class _Facts(pydantic.BaseModel):
 
     classes: Annotated[list[str], pydantic.Field(min_length=2)]
     mean: list[pydantic.FiniteFloat]
-    std: list[config.PositiveFloat]
+    std: list[config.Spread]
     image_size: Annotated[int, pydantic.Field(ge=8, le=1024)]
     channels: Literal[1, 3]
 

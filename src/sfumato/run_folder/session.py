@@ -5,8 +5,9 @@ import hmac
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import pydantic
 import torch
 
 from sfumato import config, randomness
@@ -229,6 +230,15 @@ def _key_of(folder: Path, ledger: Ledger) -> bytes:
     return key
 
 
+class _Restored(pydantic.BaseModel):
+    """What of an environment is made use of before the ledger's head is authenticated."""
+
+    threads: Annotated[int, pydantic.Field(ge=1, le=4096)]
+    engine: Literal["auto", "graph", "func", "reference"]
+    microbatch_size: Annotated[int, pydantic.Field(ge=1, le=2**31)]
+    methods: dict[str, str] = {}
+
+
 def recorded_environment(folder: Path) -> dict[str, Any] | None:
     """The environment of the last session, which a resume restores as far as it can."""
     ledger = Ledger.open(folder / "ledger.jsonl")
@@ -236,7 +246,11 @@ def recorded_environment(folder: Path) -> dict[str, Any] | None:
         return None
     lines_of.refuse_other_lines(ledger.lines)
     environment = lines_of.last_session(ledger.lines).get("environment")
-    return environment if isinstance(environment, dict) else None
+    try:
+        _Restored.model_validate(environment, strict=True)
+    except pydantic.ValidationError:
+        raise InputError(f"{ledger.path} names an environment that no run has: it was altered or damaged. Restore it from a copy.") from None
+    return environment
 
 
 def write_recipe(folder: Path, plan: Plan) -> None:

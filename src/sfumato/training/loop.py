@@ -77,7 +77,7 @@ def train(
     if resume and (folder / "result.json").exists():
         sessions.refuse_changed_recipe(folder, plan)
         refuse_large_groups(plan, dataset.train.largest_group())
-        result = verify_finished(folder, plan, dataset)
+        result = {**verify_finished(folder, plan, dataset), "run": str(folder)}  # it may have been moved
         if not plan.recipe.run.keep_key:
             key_file.delete_key(folder)
         return result
