@@ -110,3 +110,27 @@ def test_a_value_with_alternatives_is_explained_by_its_key_and_all_of_them():
         config.parse({"data": {"name": "mnist"}, "training": {"microbatch_size": "auot"}})
     assert str(error.value).startswith("training.microbatch_size = 'auot'") and "'auto'" in str(error.value) and "integer" in str(error.value)
     assert "constrained" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "optimizer.learning_rate=1e45",
+        "optimizer.weight_decay=1e30",
+        "data.std=[1e-45]",
+        "data.std=[1e300]",
+        "data.mean=[nan]",
+        "data.mean=[-1e300]",
+        "data.classes=[]",
+    ],
+)
+def test_what_float32_cannot_hold_and_no_class_are_refused(setting):
+    values = {"data": {"name": "folder"}}
+    config.set_value(values, setting)
+    with pytest.raises(InputError, match=f"^{setting.partition('=')[0]} = .* is not possible"):
+        config.parse(values)
+
+
+def test_a_recipe_with_a_mark_at_its_start_is_read(tmp_path):
+    (tmp_path / "marked.toml").write_text('[data]\nname = "digits"\n', encoding="utf-8-sig")
+    assert config.parse(config.read(tmp_path / "marked.toml")).data.name == "digits"

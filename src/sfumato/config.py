@@ -24,6 +24,8 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveInt = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 R = TypeVar("R", bound="Recipe")
+Spread = Annotated[float, Field(ge=1e-6, le=1e6)]
+"""What images may be divided by: float32 holds the result."""
 AugmentationKind = Literal["none", "flip", "crop", "crop_flip", "rrc", "tan", "simclr"]
 
 
@@ -52,16 +54,16 @@ class DataConfig(Section):
     """What is trained on: "train" holds out the validation split, "train+valid" the test split."""
     num_examples: PositiveInt | None = None
     """Train on this many of a named data set's images: a fixed choice, of which a smaller one is a part."""
-    classes: list[str] | None = None
+    classes: Annotated[list[str], Field(min_length=1)] | None = None
     """Class names in label order; without them, the names of the class folders. A table of labels needs them stated."""
     class_proportions: list[PositiveFloat] | None = None
     """Public share of each class; used in the loss and in the decision."""
     image_size: Annotated[int, Field(ge=8, le=1024)] | None = None
     """Height and width in pixels to which a folder's images are resized."""
     channels: Literal[1, 3] | None = None
-    mean: list[float] | None = None
+    mean: list[Annotated[float, Field(ge=-1e6, le=1e6)]] | None = None
     """Public constant per channel, subtracted from images scaled to [0, 1]."""
-    std: list[PositiveFloat] | None = None
+    std: list[Spread] | None = None
     """Public constant per channel, by which images are divided."""
     group_by: str | None = None
     """What makes images belong together (a person): "group", the column of labels.csv, or a
@@ -115,7 +117,8 @@ class OptimizerConfig(Section):
     """What is done with the private gradient: post-processing, which costs no privacy whatever it is."""
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
-    learning_rate: PositiveFloat | None = None
+    learning_rate: Annotated[float, Field(gt=0, le=1e30)] | None = None
+    """Larger ones, and their products with a weight decay, leave float32."""
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.0
     """SGD alone, as is `dampening`."""
     dampening: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -125,7 +128,7 @@ class OptimizerConfig(Section):
     """Decay of the average of squared gradients."""
     adam_epsilon: PositiveFloat | None = None
     """Added to the root of that average; nothing to do with privacy."""
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """Each update pulls every weight towards 0. SGD and Adam add weight_decay x weight to the gradient; AdamW takes off
     learning_rate x weight_decay x weight, beside Adam's update (Loshchilov and Hutter 2019)."""
     schedule: Literal["constant", "cosine"] = "constant"
@@ -321,7 +324,7 @@ def read(path: Path) -> dict[str, Any]:
         InputError: If the file cannot be read or is no TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # "-sig": some editors put a mark at the start
     except OSError as error:
         raise InputError(f"recipe {path} cannot be read: {error.strerror}. `sfumato recipes list` names the recipes that are shipped.") from None
     except (ValueError, RecursionError) as error:  # whole numbers of thousands of digits, tables within tables

@@ -1,5 +1,6 @@
 """What stands in a JSON file, as a type: the one place that says which keys there are."""
 
+import math
 from typing import Any
 
 import pydantic
@@ -13,3 +14,8 @@ class Record(pydantic.BaseModel):
     def as_json(self) -> dict[str, Any]:
         """For a file, or for ``--json``."""
         return self.model_dump(mode="json")
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no Infinity: None where there is no finite number."""
+    return value if value is not None and math.isfinite(value) else None

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import sfumato
 from sfumato import cli
+from sfumato.errors import InputError
 from sfumato.models import registry
+from sfumato.reporting.page import write_report
 from tests.accounting.tables import TAN_MISPRINTS, TAN_ROWS
 
 TABLE_12 = ["plan", "--num-examples", "50000", "--delta", "1e-5", "--batch-size", "4096", "--noise-multiplier", "3", "--num-steps", "2468"]
@@ -93,7 +96,7 @@ def test_plan_solves_for_the_fourth_of_batch_steps_noise_and_epsilon(capsys):
         (["train", "demo/digits", "--resume"], "unfinished"),
         (["train", "no-such.toml"], "no-such.toml"),
         (["train", "image-folder", "--epsilon", "3"], "--data-root"),
-        (["train", "image-folder", "--data-root", "."], "epsilon"),
+        (["train", "image-folder", "--data-root", ".", "--output", "../run"], "epsilon"),
         (["train", "demo/digits", "--accountant", "guess"], "accountant"),
         (["evaluate", "no-such-run"], "no-such-run"),
         (["predict", "no-such-run", "image.png"], "no-such-run"),
@@ -233,6 +236,22 @@ def test_a_dry_run_shows_every_choice_and_writes_nothing(folder, capsys, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+def test_no_run_is_written_among_the_images(folder, capsys, tmp_path, monkeypatch):
+    words = ["image-folder", "--epsilon", 2, "--set", "privacy.accountant=rdp"]
+    before = sorted(folder.rglob("*"))
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(folder)
+    for root, output in ((".", None), (".", "run"), (folder, "stripes/run"), (tmp_path / "link", folder / "run"), (folder, tmp_path / "link/run")):
+        where = ["--data-root", root, *(["--output", output] if output else [])]
+        for command in (["train", *words, *where], ["simulate", *words, "--batch-size", 8, *where], ["search", *words, "--trials", 1, *where]):
+            line = refused(capsys, *command)
+            assert "lies in the folder of images" in line and "--output" in line
+        assert sorted(folder.rglob("*")) == before
+    with pytest.raises(InputError, match="lies in the folder of images"):
+        sfumato.train({"data": {"name": "folder"}, "privacy": {"target_epsilon": 2.0}}, "run", data_root=".")
+    assert sorted(folder.rglob("*")) == before
+
+
 SHORT = ["--set", "training.num_steps=3", "--set", "training.batch_size=32", "--accountant", "rdp"]
 
 
@@ -331,6 +350,19 @@ def test_a_rate_for_sgd_is_warned_about_under_adam(capsys):
     assert any("optimizer.learning_rate = 2" in warning and "adam" in warning for warning in facts["warnings"])
     assert {"optimizer.beta1": 0.9, "optimizer.beta2": 0.999}.items() <= {row["key"]: row["value"] for row in facts["choices"]}.items()
     assert not json_of(capsys, *arguments, "--set", "optimizer.learning_rate=0.01")["warnings"]
+
+
+def test_the_library_takes_paths_as_text_too(tmp_path):
+    recipe = {
+        "data": {"name": "digits"},
+        "model": {"name": "small_cnn", "options": {"width": 2}},
+        "training": {"num_steps": 1, "batch_size": 8},
+        "run": {"seed": 0},
+    }
+    result = sfumato.train(recipe, str(tmp_path / "run"), data_root=str(tmp_path))
+    assert sfumato.train(recipe, str(tmp_path / "run"), resume=True) == result
+    assert sfumato.load_run(str(tmp_path / "run")).classes == tuple("0123456789")
+    assert write_report(str(tmp_path / "run")) == tmp_path / "run" / "report.html"
 
 
 def test_non_private_training_shows_the_price_of_privacy(capsys, tmp_path):

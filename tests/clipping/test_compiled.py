@@ -179,3 +179,12 @@ def test_engines_that_cannot_be_compiled_say_so(problem):
     model, inputs, targets = problem
     with pytest.raises(InputError, match='need engine "graph"'):
         clipped_grad(model, loss_fn, clipping_norm=1.0, engine="func", compile=True)
+
+
+def test_images_whose_channels_lie_together_go_through_group_norms_one_after_another():
+    """Group norm keeps that order on a CPU; what traces it believes otherwise, and the second one's rows are then taken apart."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 4))
+    inputs, targets, methods = torch.randn(16, 2, 3, 8, 8), torch.randint(4, (16,)), {"memory_format": "channels_last"}
+    keys = {"clipping_norm": 0.5, "augmult": 2, "microbatch_size": 16, "engine": "graph", "methods": methods}
+    assert_equal([clipped_grad(model, loss_fn, **keys, compile=compile) for compile in (False, True)], inputs, targets)

@@ -183,6 +183,8 @@ def test_a_folder_of_nothing_but_damage_is_refused(two_classes):
 def test_a_recipe_that_does_not_fit_the_folder_is_refused(two_classes, keys, message):
     with pytest.raises(InputError, match=message):
         load(config(**keys), two_classes, quiet)
+    with pytest.raises(InputError, match=message):  # before an image is decoded, too
+        facts(config(**keys), two_classes, quiet)
 
 
 def test_one_class_and_no_folder_are_refused(tmp_path, write_image, monkeypatch):
@@ -249,6 +251,17 @@ def test_the_cache_is_no_part_of_the_result(two_classes, cache_home, monkeypatch
 
 def write_table(root, rows):
     (root / "labels.csv").write_text("\n".join(["file,label,group", *rows]), encoding="utf-8")
+
+
+def test_a_table_s_test_images_are_held_out_and_no_other(tmp_path, write_image):
+    names = [f"{part}/{i:02}.png" for part in ("train", "test") for i in range(20)]
+    for name in names:
+        write_image(name)
+    write_table(tmp_path / "images", [f"{name},{'cat' if i % 2 else 'dog'}" for i, name in enumerate(names)])
+    dataset = load(config(classes=["cat", "dog"]), tmp_path / "images", quiet)
+    assert (len(dataset.train), len(dataset.held_out), dataset.held_out_name) == (20, 20, "test")
+    truth = torch.from_numpy(np.asarray(Image.open(tmp_path / "images/test/03.png")).astype(np.int32)) * 257
+    assert torch.equal(pixels(dataset.held_out, 3)[0], truth)
 
 
 def test_classes_are_never_read_from_a_table_of_private_labels(tmp_path, write_image):

@@ -92,6 +92,50 @@ def test_a_folder_beside_train_and_test_is_refused_rather_than_taken_as_a_class(
         find_labelled(tmp_path / "images", ["cat", "dog"])
 
 
+SPELLINGS = [
+    ("Training", "train"),
+    ("TRAIN", "train"),
+    ("Test", "test"),
+    ("testing", "test"),
+    ("Val", "valid"),
+    ("Validation", "valid"),
+    ("DEV", "valid"),
+]
+
+
+@pytest.mark.parametrize("name, part", SPELLINGS)
+@pytest.mark.parametrize("beside", [None, "train", "Train", "extra"])
+@pytest.mark.parametrize("classes", [None, ["cat", "dog"]])
+def test_a_part_in_another_spelling_is_no_class(tmp_path, write_image, name, part, beside, classes):
+    for folder in filter(None, (name, beside)):
+        write_image(f"{folder}/cat/0.png")
+        write_image(f"{folder}/dog/0.png")
+    with pytest.raises(InputError, match=f"beside {name}/" if beside == "train" else rf"called {part}/|called train/") as caught:
+        find_labelled(tmp_path / "images", classes)
+    assert "train/, valid/ and test/" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_class_may_be_called_like_a_part_if_images_lie_in_it_beside_other_classes_or_if_it_is_listed(tmp_path, write_image):
+    for name in ("dev/0.png", "Test/0.png", "ops/0.png", "dev/deeper/1.png"):
+        write_image(name)
+    assert {item.label for item in find_labelled(tmp_path / "images", None)} == {"dev", "Test", "ops"}
+    (tmp_path / "images" / "ops/0.png").rename(tmp_path / "images" / "dev/2.png")
+    (tmp_path / "images" / "ops").rmdir()
+    with pytest.raises(InputError, match="Test/, but that part is called test/"):
+        find_labelled(tmp_path / "images", None)
+    assert {item.label for item in find_labelled(tmp_path / "images", ["dev", "Test"])} == {"dev", "Test"}
+
+
+def test_a_class_whose_name_is_no_utf8_is_refused_and_a_file_is_not(tmp_path, write_image):
+    write_image("cat/0.png")
+    path = write_image("dog/0.png")
+    path.rename(path.with_name("na\udcefve.png"))
+    assert len(find_labelled(tmp_path / "images", None)) == 2
+    path.parent.rename(tmp_path / "images" / "M\udcfcller")
+    with pytest.raises(InputError, match=r"M\\udcfcller.*not UTF-8. Rename the folder"):
+        find_labelled(tmp_path / "images", None)
+
+
 def test_a_class_may_be_called_train_when_it_is_listed(tmp_path, write_image):
     write_image("train/0.png")
     write_image("tram/0.png")
@@ -184,6 +228,13 @@ def test_a_table_gives_labels_and_groups(table):
     assert has_groups(table)
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_a_table_may_be_written_as_other_countries_spreadsheets_do(table, delimiter):
+    rows = [["file", "label", ""], ["a.png", "cat", ""], ["sub/b.png", "a dog", "x"], ["", " ", ""], ["ü.png", "cat"], ["", "", ""]]
+    write_table(table, "\r\n".join(delimiter.join(row) for row in rows), "utf-8-sig")
+    assert [item.label for item in read_labels(table, with_groups=False)] == ["cat", "a dog", "cat"]
+
+
 GOOD = "file,label\na.png,cat\nsub/b.png,dog\nü.png,cat\n"
 
 
@@ -241,3 +292,26 @@ def test_all_that_unicode_calls_ignorable_is_dropped_whatever_its_category():
     kept = [number for number in signs if group_name(chr(number))]
     assert kept == []
     assert [group_name(sign) for sign in ("\ufffd", "\ufe10", "\u10ff", "e\u0301")] == ["\ufffd", "\ufe10", "\u10ff", "\u00e9"]
+
+
+def test_a_table_s_images_keep_the_parts_that_they_lie_in(tmp_path, write_image):
+    names = ["test/a.png", "train/b.png", "train/more/c.png", "valid/d.png"]
+    for name in names:
+        write_image(name)
+    root = tmp_path / "images"
+    write_table(root, "file,label\n" + "".join(f"{name},cat\n" for name in names))
+    assert [item.part for item in read_labels(root, with_groups=False)] == ["test", "train", "train", "valid"]
+    (root / "valid").rename(root / "batch")
+    write_table(root, (root / "labels.csv").read_text().replace("valid", "batch"))
+    with pytest.raises(InputError, match="beside batch/"):
+        read_labels(root, with_groups=False)
+    assert {item.part for item in read_labels(root, with_groups=False, classes=["train", "test", "batch"])} == {None}
+    (root / "batch/d.png").rename(root / "d.png")
+    write_table(root, (root / "labels.csv").read_text().replace("batch/", ""))
+    with pytest.raises(InputError, match=r"d.png lies outside train/, valid/ and test/"):
+        read_labels(root, with_groups=False)
+    for part, other in (("train", "Training"), ("test", "Testing")):
+        (root / part).rename(root / other)
+        write_table(root, (root / "labels.csv").read_text().replace(f"{part}/", f"{other}/"))
+    with pytest.raises(InputError, match="that part is called test/"):
+        read_labels(root, with_groups=False)

@@ -1,8 +1,10 @@
 """Networks by name: initial weights from the seed alone, and bad names answered with the nearest good one."""
 
 import inspect
+import random
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -26,16 +28,20 @@ def test_initial_weights_depend_on_the_seed_alone(name):
     assert torch.equal(first, weights(7, name)) and not torch.equal(first, weights(8, name))
 
 
-def test_building_leaves_the_global_random_state_as_it_was():
-    state = torch.get_rng_state()
+def test_building_leaves_the_global_random_states_as_they_were(package):
+    torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state(), random.getstate()
     weights(7)
-    assert torch.equal(state, torch.get_rng_state())
+    build(f"{package}:drawn", **SHAPE, seed=7, trust=(package,))
+    with pytest.raises(InputError):
+        build(f"{package}:broken", **SHAPE, seed=7, trust=(package,))
+    assert torch.equal(torch_state, torch.get_rng_state()) and random.getstate() == python_state
+    assert all(np.array_equal(one, other) for one, other in zip(np.random.get_state(), numpy_state, strict=True))
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     (tmp_path / "their_models.py").write_text(
-        "import os, pathlib\n"
+        "import os, pathlib, random, numpy, torch\n"
         "from os import system\n"
         "from torch import nn\n"
         "pathlib.Path(os.environ['THEIRS_WAS_IMPORTED']).touch()\n"
@@ -51,9 +57,24 @@ def package(tmp_path, monkeypatch):
         "    return 3\n"
         "def broken(num_classes):\n"
         "    raise ValueError('no such thing')\n"
+        "def passes_on(num_classes, **options):\n"
+        "    return Net(num_classes, **options)\n"
+        "def drawn(num_classes, by='all'):\n"
+        "    model, source = nn.Linear(2, num_classes), numpy.random.default_rng()\n"
+        "    if by == 'attribute':\n"
+        "        model.directions = {'first': [torch.from_numpy(source.normal(size=3))]}\n"
+        "    elif by == 'parameter':\n"
+        "        nn.init.constant_(model.bias, source.normal())\n"
+        "    elif by == 'buffer':\n"
+        "        model.register_buffer('directions', torch.from_numpy(source.normal(size=3)))\n"
+        "    elif by == 'shape':\n"
+        "        model.directions = torch.zeros(int(source.integers(1, 10**6)))\n"
+        "    else:\n"
+        "        model.directions = torch.tensor([numpy.random.randn(), random.random(), float(torch.randn(())), float('nan')])\n"
+        "    return model\n"
         "class Net(nn.Linear):\n"
-        "    def __init__(self, num_classes):\n"
-        "        super().__init__(2, num_classes)\n"
+        "    def __init__(self, num_classes, bias=True):\n"
+        "        super().__init__(2, num_classes, bias)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("THEIRS_WAS_IMPORTED", str(tmp_path / "imported"))
@@ -67,6 +88,27 @@ def test_any_factory_is_given_what_it_accepts(package):
     assert build(f"{package}:classes_only", **SHAPE, seed=0, trust=(package,)).out_features == 4
     assert build(f"{package}:anything", **SHAPE, options={"a": 1}, seed=0, trust=(package,)).options == {**SHAPE, "a": 1}
     assert build(f"{package}:Net", **SHAPE, seed=0, trust=(package,)).out_features == 4
+
+
+def test_a_factory_that_takes_any_keyword_is_not_given_what_it_then_refuses(package):
+    name, keys = f"{package}:passes_on", {**SHAPE, "seed": 3, "trust": (package,)}
+    found = build(name, **keys, options={"bias": False})
+    assert found.out_features == 4 and found.bias is None
+    assert torch.equal(found.weight, build(f"{package}:Net", **keys, options={"bias": False}).weight)  # nothing was drawn before
+    with pytest.raises(InputError, match="unexpected keyword argument 'colour'"):
+        build(name, **keys, options={"colour": 1})
+
+
+def test_what_a_factory_draws_by_the_global_generators_depends_on_the_seed_alone(package):
+    draws = [build(f"{package}:drawn", **SHAPE, seed=seed, trust=(package,)).directions[:3] for seed in (7, 7, 8, 2**63 - 1)]
+    assert torch.equal(draws[0], draws[1])
+    assert all(bool((one != other).all()) for i, one in enumerate(draws[1:]) for other in draws[i + 2 :])
+
+
+@pytest.mark.parametrize("by", ["attribute", "parameter", "buffer", "shape"])
+def test_a_factory_that_draws_from_elsewhere_is_refused_in_one_line(package, by):
+    with pytest.raises(InputError, match=r"model their_models:drawn: (directions|bias) is another each time .* Draw it by torch"):
+        build(f"{package}:drawn", **SHAPE, options={"by": by}, seed=7, trust=(package,))
 
 
 @pytest.mark.parametrize(

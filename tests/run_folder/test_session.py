@@ -1,5 +1,6 @@
 """Which recipes are one run, and how its sessions follow one another."""
 
+import json
 import os
 import shutil
 
@@ -12,8 +13,8 @@ from sfumato.data.views import Views
 from sfumato.errors import InputError
 from sfumato.planning.resolve import resolve
 from sfumato.run_folder import session as sessions
-from sfumato.run_folder.entries import spent_mechanism
-from sfumato.run_folder.ledger import Ledger
+from sfumato.run_folder.entries import first_session_line, spent_mechanism
+from sfumato.run_folder.ledger import GENESIS, Ledger, chained_line
 from sfumato.run_folder.session import recipe_digest
 from sfumato.training.draws import Draws
 
@@ -153,3 +154,34 @@ def test_a_session_is_not_begun_twice_by_a_crash_after_its_line_was_made(tmp_pat
     assert run.sessions == [(0, None, 1)] and written
     run.process("b")
     assert run.sessions == [(0, None, 1), (1, 0, 2)]
+
+
+def test_the_newest_unfinished_run_is_one_of_that_very_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="no unfinished run of my"):
+        sessions.newest_unfinished("my")
+    names = [str(sessions.new_folder(name)) for name in ("my", "my", "my-wide", "[ab]", "a", "de2022/x")]
+    for age, name in enumerate([*names, "runs/my-paid-search", "runs/my-20260101T000000Z-00ff-more", "runs/my-20260101T000000Z"]):
+        os.makedirs(name)
+        os.utime(name, (1e9 + age, 1e9 + age))
+    for name, place in (("my", 1), ("my-wide", 2), ("[ab]", 3), ("a", 4), ("de2022/x", 5)):
+        assert str(sessions.newest_unfinished(name)) == names[place]
+    (tmp_path / names[1] / "result.json").touch()
+    assert str(sessions.newest_unfinished("my")) == names[0]
+    with pytest.raises(InputError, match="no unfinished run of b"):
+        sessions.newest_unfinished("b")
+
+
+@pytest.mark.parametrize(
+    "change", [{"threads": 0}, {"threads": "two"}, {"threads": 10**9}, {"engine": "fast"}, {"microbatch_size": -1}, {"methods": [1]}], ids=str
+)
+def test_what_a_ledger_s_environment_states_is_not_used_unless_a_run_can_have_it(tmp_path, change):
+    environment = {"threads": 2, "engine": "graph", "microbatch_size": 8, "methods": {"memory_format": "contiguous"}, "device": "x"}
+    for place, stated in ((tmp_path / "true", environment), (tmp_path / "forged", environment | change)):
+        place.mkdir()
+        first = chained_line({"kind": "run", "num_examples": 9, "batch_size": 3, "noise_multiplier": 1.0}, GENESIS)
+        second = chained_line(first_session_line(stated), first["hash"])
+        (place / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (first, second)))
+    assert sessions.recorded_environment(tmp_path / "true") == environment
+    with pytest.raises(InputError, match="environment that no run has"):
+        sessions.recorded_environment(tmp_path / "forged")

@@ -244,6 +244,7 @@ def test_a_finished_run_prints_its_result_again_and_changes_nothing(finished, tm
     before = (folder / "ledger.jsonl").read_bytes()
     assert faults.run(command(folder, "--resume", "--json"), log=log) == 0
     printed = json.loads(log.read_text().splitlines()[-1])
+    assert printed["run"] == str(folder)  # where it lies now
     assert printed["accuracy"] == json.loads((finished / "result.json").read_text())["accuracy"]
     assert (folder / "ledger.jsonl").read_bytes() == before
 
@@ -417,6 +418,54 @@ def interrupted(begun, tmp_path):
     folder = tmp_path / "run"
     killed(begun, folder, ("ledger", 17, 0.5))
     return folder
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["notes.txt"],
+        ["recipe.toml"],
+        ["checkpoints/notes.txt"],
+        ["privacy.json"],
+        ["ledger.jsonl", "privacy.json"],
+        ["privacy.json", "model.safetensors", "recipe.toml"],
+        ["ledger.jsonl", "metrics.jsonl"],
+        [".hidden"],
+    ],
+    ids="+".join,
+)
+def test_resuming_begins_no_run_among_other_files(tmp_path, names):
+    folder = tmp_path / "run"
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    assert "nothing to resume" in refused(folder, tmp_path, "--resume")
+
+
+def test_resuming_begins_no_run_over_what_another_has_published(begun, finished, tmp_path):
+    def logs(name):
+        (tmp_path / name).mkdir(exist_ok=True)
+        return tmp_path / name
+
+    published, start = tmp_path / "published", tmp_path / "start"
+    published.mkdir()
+    for name in ("privacy.json", "model.safetensors"):
+        shutil.copy(finished / name, published / name)
+    assert "nothing to resume" in refused(published, logs("stranger's"), "--resume")
+    assert faults.run(command(start), die_at=("file", 5, 0.5)) == -signal.SIGKILL  # key, head and two lines, no certificate yet
+    assert (start / "key").exists() and not (start / "privacy.json").exists()
+    shutil.copy(finished / "privacy.json", start)
+    assert "privacy.json" in refused(start, logs("another's"), "--resume")
+    (start / "privacy.json").write_text("[]")
+    assert "privacy.json" in refused(start, logs("nobody's"), "--resume")
+
+
+def test_an_empty_folder_is_what_the_earliest_kill_leaves(tmp_path):
+    for number, names in enumerate(([], ["checkpoints"])):
+        folder = tmp_path / str(number)
+        for name in ["", *names]:
+            (folder / name).mkdir(parents=True)
+        assert faults.run(command(folder, "--set", "training.num_steps=1", "--set", "model.options.width=2", "--resume")) == 0
 
 
 def test_an_existing_run_is_not_overwritten(interrupted, tmp_path):

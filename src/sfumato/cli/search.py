@@ -16,7 +16,7 @@ from sfumato.cli.simulate import parse_seeds
 from sfumato.cli.train import find_recipe, override, trust_options, trusted_modules
 from sfumato.errors import InputError
 from sfumato.reporting import formats
-from sfumato.run_folder.files import refuse_links, write_atomically, write_json
+from sfumato.run_folder.files import refuse_among_images, refuse_links, write_atomically, write_json
 
 
 def search(
@@ -57,6 +57,7 @@ def search(
     if data is not None and data == parsed.data.name:
         raise InputError(f"--data {data} are the private images themselves. Name other, public images, or leave --data out.")
     folder = output_folder or Path("runs") / f"{name.replace('/', '-')}-{'paid-search' if paid else 'search'}"
+    refuse_among_images(folder, parsed.data)
     if paid:
         refused = {"--storage": storage, "--worker": worker, "--prune": prune, "--batch-size": batch_size, "--seeds": seeds}
         paid_search.refuse(refused, sampler, data, score_noise)

@@ -120,8 +120,9 @@ def trusted_modules(recipe: config.Recipe, assignments: list[str], trust: list[s
 
 def _show_plan(parsed: config.Recipe, data_root: Path | None, device: str, non_private: bool, trust: list[str], json_: bool) -> None:
     from sfumato.data import loading as datasets
-    from sfumato.planning.claims import claims, finite
+    from sfumato.planning.claims import claims
     from sfumato.planning.resolve import resolve, without_privacy
+    from sfumato.record import finite
     from sfumato.training.estimate import expected_seconds
     from sfumato.training.loop import refuse_large_groups
 

@@ -1,7 +1,7 @@
 """A user's folder of images as a data set.
 
-Three layouts: `<class>/*`, `{train,valid,test}/<class>/*`, or a labels.csv. What is held out is
-decided by the folder's own test/ (valid/), else by `splitting`'s hash of each name; what is
+Three layouts: `<class>/*`, `{train,valid,test}/<class>/*`, or a labels.csv (its images in {train,valid,test}/ or anywhere).
+What is held out is decided by the folder's own test/ (valid/), else by `splitting`'s hash of each name; what is
 public (classes, size, channels, normalisation) comes from the recipe and from folder names, never
 from pixels.
 """
@@ -55,7 +55,7 @@ def load_folder(config: DataConfig, root: Path, report: Callable[[str], None]) -
             both sides, or nothing is held out.
     """
     listing = _list(config, root, report)
-    mean, std = normalisation(config.mean, config.std, listing.channels, default=((0.5,) * listing.channels, (0.5,) * listing.channels))
+    mean, std = _normalisation(config, listing.channels)
     chosen = [*listing.train, *listing.held_out]
     decoded = decode_cached(root, [item.file for item in chosen], image_size=listing.image_size, channels=listing.channels, report=report)
     _report_unreadable([str(item.file.path) for item in chosen], decoded, report)
@@ -77,6 +77,10 @@ def load_folder(config: DataConfig, root: Path, report: Callable[[str], None]) -
     return Dataset("folder", listing.classes, train, held_out, listing.held_out_name)
 
 
+def _normalisation(config: DataConfig, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return normalisation(config.mean, config.std, channels, default=((0.5,) * channels, (0.5,) * channels))
+
+
 def largest_group(config: DataConfig, root: Path) -> tuple[str, int] | None:
     """The group with most training images and how many it has, as `ImageSet.largest_group` counts them, by the names of files alone."""
     if config.group_by is None:
@@ -92,6 +96,7 @@ def folder_facts(config: DataConfig, root: Path, report: Callable[[str], None]) 
         InputError: As `load_folder` does for what it sees before decoding.
     """
     listing = _list(config, root, report)
+    _normalisation(config, listing.channels)
     return Facts(len(listing.train), len(listing.classes), listing.image_size, listing.channels)
 
 
@@ -199,11 +204,12 @@ def _list(config: DataConfig, root: Path, report: Callable[[str], None]) -> _Lis
 
 
 def _labelled(config: DataConfig, root: Path, report: Callable[[str], None]) -> list[LabelledFile]:
+    listed = None if config.classes is None else _listed_classes(config.classes)
     if not (root / labels_csv.NAME).is_file():
-        files = find_labelled(root, None if config.classes is None else _listed_classes(config.classes))
+        files = find_labelled(root, listed)
         return files if config.group_by is None else with_groups(files, config.group_by)
     by_column = config.group_by == "group"
-    files = labels_csv.read_labels(root, with_groups=by_column)
+    files = labels_csv.read_labels(root, with_groups=by_column, classes=listed)
     if config.classes is None:
         found = sorted({item.label for item in files})
         shown = ", ".join(map(repr, found[:_MOST_NAMED])) + (", ..." if len(found) > _MOST_NAMED else "")

@@ -2,27 +2,33 @@
 
 import csv
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from sfumato.data.listing import LabelledFile, find_images, group_name
+from sfumato.data.listing import LabelledFile, find_images, group_name, has_parts
 from sfumato.errors import InputError
 
 NAME = "labels.csv"
 
 
-def read_labels(root: Path, *, with_groups: bool) -> list[LabelledFile]:
+def read_labels(root: Path, *, with_groups: bool, classes: Sequence[str] | None = None) -> list[LabelledFile]:
     """The images that labels.csv lists, in the order of their names. Columns of other names are not read.
+
+    Where the folders at the top are train/, valid/ and test/, they are parts, as they are without a table.
 
     Args:
         root: The folder; the column `file` holds paths relative to it.
         with_groups: Whether the column `group` is read; it must then be there.
+        classes: The listed classes: folders of their names are no parts.
 
     Raises:
         InputError: If the table is malformed, names a file twice, outside the folder or
-            one that is not there, or if an image below the folder is not in the table.
+            one that is not there, or if an image below the folder is not in the table, or lies in none of the parts.
     """
     table = root / NAME
     files = {file.name: file for file in find_images(root)}
+    folders = sorted({name.split("/")[0] for name in files if "/" in name})
+    in_parts = has_parts(root, list(files.values()), folders, classes)
     found: dict[str, LabelledFile] = {}
     lines: dict[str, int] = {}
     needed = ["file", "label", *(["group"] if with_groups else [])]
@@ -39,7 +45,10 @@ def read_labels(root: Path, *, with_groups: bool) -> list[LabelledFile]:
         group = group_name(row["group"]) if with_groups else None
         if group == "":
             raise InputError(f"{table} line {line} has no group that could be seen. Fill it in, or take the line out.")
-        found[name] = LabelledFile(files[name], unicodedata.normalize("NFC", label), None, group)
+        if in_parts and "/" not in name:
+            raise InputError(f"{files[name].path} lies outside train/, valid/ and test/. Move it into one of them or away.")
+        part = name.split("/")[0] if in_parts else None
+        found[name] = LabelledFile(files[name], unicodedata.normalize("NFC", label), part, group)
         lines[name] = line
     for name, file in files.items():
         if name not in found:
@@ -72,9 +81,11 @@ def _read(table: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """The header's column names, and each further non-empty line's cells with its number."""
     try:
         with open(table, encoding="utf-8-sig", newline="") as file:  # "-sig": spreadsheets put a mark at the start
-            reader = csv.reader(file, strict=True)
+            first = file.readline()
+            file.seek(0)
+            reader = csv.reader(file, strict=True, delimiter=max(",;\t", key=first.count))  # as spreadsheets of many countries write it
             header = [cell.strip() for cell in next(reader, [])]
-            return header, [(reader.line_num, cells) for cells in reader if cells]
+            return header, [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
     except OSError as error:
         raise InputError(f"{table} cannot be read: {error.strerror}. Make it readable.") from None
     except (csv.Error, UnicodeDecodeError) as error:

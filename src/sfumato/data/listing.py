@@ -18,6 +18,7 @@ from sfumato.errors import InputError
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 PARTS = ("train", "valid", "test")
+_PART_MEANT = {"training": "train", "validation": "valid", "val": "valid", "dev": "valid", "testing": "test"} | {part: part for part in PARTS}
 _LEFT_OUT = ("thumbs.db", "desktop.ini", "__macosx")
 _DICOM_EXTENSIONS = (".dcm", ".dicom", ".ima")
 
@@ -95,7 +96,7 @@ def find_labelled(root: Path, classes: Sequence[str] | None) -> list[LabelledFil
     """
     files = find_images(root)
     folders = sorted({unicodedata.normalize("NFC", entry.name) for entry in root.iterdir() if entry.is_dir() and not _is_left_out(entry.name)})
-    in_parts = _has_parts(root, folders, classes)
+    in_parts = has_parts(root, files, folders, classes)
     found = []
     for file in files:
         *above, _ = file.name.split("/")
@@ -103,6 +104,8 @@ def find_labelled(root: Path, classes: Sequence[str] | None) -> list[LabelledFil
         if not above or (classes is not None and above[0] not in classes):
             listed = f"the classes {', '.join(classes)}" if classes is not None else "a class's folder"
             raise InputError(f"{file.path} lies outside {listed}. Move it into a class's folder or away, or list its class in data.classes.")
+        if any("\ud800" <= sign <= "\udfff" for sign in above[0]):  # it goes into files for sharing, which are UTF-8
+            raise InputError(f"the folder {above[0]!r} in {root} names a class, but its name is not UTF-8. Rename the folder; its files may stay.")
         found.append(LabelledFile(file, above[0], part))
     used = {item.label for item in found}
     for folder in [] if in_parts else folders:
@@ -177,16 +180,26 @@ def with_groups(files: Sequence[LabelledFile], pattern: str) -> list[LabelledFil
     return grouped
 
 
-def _has_parts(root: Path, folders: Sequence[str], classes: Sequence[str] | None) -> bool:
-    """Whether the folders are train, valid and test rather than classes; what could be both is refused."""
-    parts = [name for name in folders if name in PARTS]
-    if not parts or (classes is not None and set(folders) <= set(classes)):
+def has_parts(root: Path, files: Sequence[FoundFile], folders: Sequence[str], classes: Sequence[str] | None) -> bool:
+    """Whether the folders at the top are train, valid and test rather than classes; what could be both is refused.
+
+    Raises:
+        InputError: If a part is spelled otherwise, stands beside what is none, or there is no train/.
+    """
+    meant = {name: _PART_MEANT[name.casefold()] for name in folders if name.casefold() in _PART_MEANT}
+    parts, others = [name for name in folders if name in PARTS], [name for name in folders if name not in meant]
+    if not meant or (classes is not None and set(folders) <= set(classes)):
         return False
-    others = [name for name in folders if name not in PARTS]
-    if others:
+    listed = "or list all these folders in data.classes if they are classes."
+    if not parts:
+        if others and any(file.name.count("/") == 1 and file.name.split("/")[0] in meant for file in files):
+            return False  # a folder of images beside other classes is one of them
+        name, part = next(iter(meant.items()))
+        raise InputError(f"{root} holds {name}/, but that part is called {part}/, and the others train/, valid/ and test/. Rename it, {listed}")
+    beside = [name for name in folders if name not in PARTS]
+    if beside:
         raise InputError(
-            f"{root} holds {parts[0]}/ beside {others[0]}/. Keep only train/, valid/ and test/ (that is how the parts are called), "
-            "or list all these folders in data.classes if they are classes."
+            f"{root} holds {parts[0]}/ beside {beside[0]}/. Keep only train/, valid/ and test/ (that is how the parts are called), {listed}"
         )
     if "train" not in parts:
         raise InputError(f"{root} holds {parts[0]}/ but no train/. Add it, or name the folder above the classes.")

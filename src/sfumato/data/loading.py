@@ -81,6 +81,8 @@ def facts(config: DataConfig, data_root: Path | None, report: Callable[[str], No
         InputError: As `load` does for a folder, or if this data set can only be planned with.
     """
     _refuse_unloadable(config)
+    if config.name in NAMED:
+        _normalisation(config, NAMED[config.name])
     return public_facts(config) or folders.folder_facts(config, _folder(config, data_root), report)
 
 
@@ -147,9 +149,8 @@ def _folder(config: DataConfig, data_root: Path | None) -> Path:
 
 def _load_named(config: DataConfig, data_root: Path | None) -> Dataset:
     named = NAMED[config.name]
-    _check_agrees(config, named)
+    mean, std = _normalisation(config, named)
     public_facts(config)  # refuses more images than there are, before a file is read
-    mean, std = normalisation(config.mean, config.std, named.shape[0], default=(named.mean, named.std))
     if config.name == "digits":
         images, labels = _digits()
     else:
@@ -229,6 +230,12 @@ def _damaged_file(kind: type, root: Path, named: NamedSet) -> str:
 
 def _one_line(error: Exception) -> str:
     return (" ".join(str(error).split()) or type(error).__name__)[:200]
+
+
+def _normalisation(config: DataConfig, named: NamedSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Of a recipe that agrees with the data set."""
+    _check_agrees(config, named)
+    return normalisation(config.mean, config.std, named.shape[0], default=(named.mean, named.std))
 
 
 def _check_agrees(config: DataConfig, named: NamedSet) -> None:

@@ -31,7 +31,7 @@ class Trained:
     channels: int
 
 
-def load_run(folder: Path, trust: Collection[str] = ()) -> Trained:
+def load_run(folder: Path | str, trust: Collection[str] = ()) -> Trained:
     """Reads ``model.safetensors`` of a finished run; nothing else of the folder is needed.
 
     Guarantee: the file may come from anybody. It names a network of the registry and numbers of its architecture;
@@ -46,7 +46,7 @@ def load_run(folder: Path, trust: Collection[str] = ()) -> Trained:
     """
     from safetensors import SafetensorError, safe_open
 
-    path = folder / "model.safetensors"
+    path = Path(folder) / "model.safetensors"
     if not path.exists():
         raise InputError(
             f"{folder} has no model.safetensors: it is no finished run. Finish it by `sfumato train ... --resume`, or name another folder."

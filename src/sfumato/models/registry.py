@@ -4,16 +4,23 @@ Names and options also come from files that somebody else wrote. A network of th
 nothing but numbers of its architecture; a module is imported only if whoever runs the program trusts it by name.
 """
 
+import contextlib
 import dataclasses
 import difflib
+import functools
 import importlib
 import inspect
+import itertools
+import random
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from sfumato.errors import InputError
 from sfumato.models import lenet, small_cnn, wide_resnet
@@ -68,12 +75,13 @@ def build(
 ) -> nn.Module:
     """A network with initial weights that depend on `seed` alone.
 
-    The global random state is neither used nor changed.
+    The global random states of PyTorch, NumPy and Python are neither used nor changed. A network of a module of the user's
+    own is built twice, and both must hold the same.
 
     Args:
         name: "small_cnn", "tanh_cnn", "lenet", "wide_resnet", or "package.module:factory",
             any callable: it is given `num_classes`, those of `image_size` and `channels`
-            that it accepts, and the options, all by keyword.
+            that it accepts, and the options, all by keyword. It may draw by the global generators of PyTorch, NumPy and Python.
         image_size: Height and width of the images in pixels.
         channels: Of the images.
         num_classes: Outputs.
@@ -83,7 +91,7 @@ def build(
 
     Raises:
         InputError: If a module would be imported that is not trusted, the name or an option is unknown (the nearest known one is named),
-            the images are too small for the model, or the factory cannot be imported or called.
+            the images are too small for the model, the factory cannot be imported or called, or it draws from elsewhere.
     """
     options = dict(options or {})
     network = MODELS.get(name)
@@ -105,17 +113,62 @@ def build(
         if key not in known and (network is not None or not takes_any):
             raise InputError(f"model {name} has no option {key}. {_nearest(key, known)}")
     given = {key: value for key, value in shape.items() if key == "num_classes" or key in accepted or takes_any}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        try:
-            model = factory(**given, **options)
-        except InputError:
-            raise
-        except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-            raise InputError(f"model {name} cannot be built: {error}. Correct model.options.") from error
+    unnamed = [key for key in given if key not in accepted and key != "num_classes"]
+    make = functools.partial(_made, name, factory, given, options, unnamed, seed)
+    model = make()
     if not isinstance(model, nn.Module):
         raise InputError(f"model {name} gave a {type(model).__name__}, not a torch.nn.Module. Return a module from the factory.")
+    if network is None:
+        _refuse_other_draws(name, model, make())
     return model
+
+
+def _made(name: str, factory: Factory, given: dict[str, Any], options: dict[str, Any], unnamed: list[str], seed: int) -> Any:
+    """What the factory makes; one that takes any keyword and then refuses one of ``unnamed`` is not given that."""
+    try:
+        with _seeded(seed):
+            return factory(**given, **options)
+    except InputError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        refused = next((key for key in unnamed if f"unexpected keyword argument '{key}'" in str(error)), None)
+        if refused is None or refused not in given:
+            raise InputError(f"model {name} cannot be built: {error}. Correct model.options.") from error
+    return _made(name, factory, {key: value for key, value in given.items() if key != refused}, options, unnamed, seed)
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Within the block the global generators of PyTorch, NumPy and Python draw from `seed`; then they are as they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed([seed % 2**32, seed >> 32])
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def _refuse_other_draws(name: str, model: nn.Module, again: nn.Module) -> None:
+    """A model that is built anew, to resume or to evaluate, gets the saved parameters and buffers alone: all else must be as it was."""
+    for (path, one), (_, other) in itertools.zip_longest(_held(model), _held(again), fillvalue=("", None)):
+        if one is None or other is None or one.shape != other.shape or not bool(((one == other) | ((one != one) & (other != other))).all()):
+            raise InputError(
+                f"model {name}: {path or 'what it holds'} is another each time it is built, so the trained model could not be built again. "
+                "Draw it by torch (torch.randn and the like, whose seed is set here), and register it as a buffer."
+            )
+
+
+def _held(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, buffers, and tensors that are plain attributes or lie in one, by name."""
+    for path, module in model.named_modules():
+        for key, value in [*module._parameters.items(), *module._buffers.items(), *vars(module).items()]:
+            for leaf in tree_leaves(value):
+                if isinstance(leaf, torch.Tensor) and not is_lazy(leaf):
+                    yield f"{path}.{key}".lstrip("."), leaf
 
 
 def imported_module(name: str) -> str | None:

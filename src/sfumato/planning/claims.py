@@ -1,11 +1,10 @@
 """What a mechanism costs: every epsilon that a plan, a certificate or a result states. No run is needed for it."""
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING
 
 from sfumato.accounting.mechanism import Accountant, Mechanism
-from sfumato.record import Record
+from sfumato.record import Record, finite
 
 if TYPE_CHECKING:
     from sfumato.planning.resolve import Plan
@@ -127,8 +126,3 @@ def claims(plan: "Plan", mechanism: Mechanism) -> Claims:
 
 def _groups(plan: "Plan") -> str:
     return "checked" if plan.recipe.data.group_by else "declared, not checked"
-
-
-def finite(value: float | None) -> float | None:
-    """JSON has no Infinity: None where there is no finite number."""
-    return value if value is not None and math.isfinite(value) else None

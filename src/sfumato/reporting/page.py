@@ -15,7 +15,7 @@ MANY_CLASSES = 12
 NOTHING_FROM_ELSEWHERE = "default-src 'none'; style-src 'unsafe-inline'"  # the browser enforces that the page loads nothing
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path | str) -> Path:
     """Writes ``report.html`` into a run folder, finished or not.
 
     It shows the public files alone: privacy.json, result.json, metrics.jsonl, recipe.toml.
@@ -31,6 +31,7 @@ def write_report(folder: Path) -> Path:
         InputError: If the certificate or the recipe is missing or damaged.
         MachineError: If the page cannot be written; an older one is then intact.
     """
+    folder = Path(folder)
     path = folder / "report.html"
     write_atomically(path, render(read_run(folder)).encode())
     return path

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sfumato.config import DataConfig
 from sfumato.errors import InputError, MachineError
 
 DATA_ROOT_FILE = "data_root"
@@ -115,6 +116,20 @@ def create(path: Path) -> None:
         raise InputError(f"{path} is not empty: it may hold another run. Choose another --output, or go on with that run by --resume.")
     with machine_faults(path):
         (path / "checkpoints").mkdir(parents=True)
+
+
+def refuse_among_images(folder: Path, data: DataConfig) -> None:
+    """Refuses to write a run into the folder of images that it trains on: its files would be taken for images from then on.
+
+    Args:
+        folder: Of the run or of a search.
+        data: Says where a folder of images lies.
+
+    Raises:
+        InputError: If it lies there.
+    """
+    if data.name == "folder" and data.path is not None and folder.resolve().is_relative_to(Path(data.path).resolve()):
+        raise InputError(f"{folder} lies in the folder of images {data.path}: its files would be taken for images. Choose an --output elsewhere.")
 
 
 def refuse_links(folder: Path) -> None:

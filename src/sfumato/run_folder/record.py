@@ -28,7 +28,7 @@ def _one_or_three(channels: int) -> int:
 Classes = Annotated[list[str], Field(min_length=2)]
 ImageSize = Annotated[int, Field(ge=8, le=1024)]
 Channels = Annotated[int, pydantic.AfterValidator(_one_or_three)]
-Spread = Annotated[list[config.PositiveFloat], Field(min_length=1)]
+Spread = Annotated[list[config.Spread], Field(min_length=1)]
 
 
 class PublicInputs(Record):

@@ -3,9 +3,11 @@
 import dataclasses
 import hmac
 import os
+import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import pydantic
 import torch
 
 from sfumato import config, randomness
@@ -60,6 +62,7 @@ def data_digest(key: bytes, dataset) -> str:
 def begin(folder: Path, plan: Plan, dataset, environment: dict[str, Any], ledger: Ledger | None = None) -> Session:
     """Starts a run, or finishes a start that was cut short before its first checkpoint (and whose ledger is open)."""
     ledger = ledger or Ledger.open(folder / "ledger.jsonl", exclusive=True)
+    (folder / "checkpoints").mkdir(exist_ok=True)
     write_recipe(folder, plan)
     if _is_untouched(folder, ledger):
         seed = plan.recipe.run.seed
@@ -170,6 +173,38 @@ def begin_again(session: Session, plan: Plan, dataset) -> Session:
     return _session(session.folder, session.ledger, session.key, plan, dataset, found)
 
 
+# What a start that was cut short before its first checkpoint leaves, besides parts of files.
+_OF_A_START = {"checkpoints", "ledger.jsonl", "recipe.toml", files.DATA_ROOT_FILE, key_file.KEY_FILE, "ledger.head", "privacy.json"}
+
+
+def refuse_no_run(folder: Path) -> None:
+    """Refuses to go on in a folder without a checkpoint and without a release that holds anything but what the start of a run left.
+
+    Raises:
+        InputError: If there is nothing to resume: a run that began anew there would overwrite what is there.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder} is no run folder, so there is nothing to resume. Name the folder of a run, or leave out --resume.")
+    ledger = Ledger.open(folder / "ledger.jsonl")
+    if checkpoints.paths(folder) or any(line.get("kind") == "step" for line in ledger.lines):
+        return
+    found = [path for place in (folder, folder / "checkpoints") if place.is_dir() for path in sorted(place.iterdir())]
+    found = [path for path in found if not (path.name.startswith(".") and path.name.endswith(".part"))]
+    begun = {folder / name for name in _OF_A_START if ledger.path.exists() or name == "checkpoints"}
+    if not key_file.has_key(folder):  # then no certificate was written yet
+        begun.discard(folder / "privacy.json")
+    strange = next((path for path in found if path not in begun), None)
+    if strange is None and folder / "privacy.json" in found:
+        claim = files.read_json(folder / "privacy.json")
+        of_this_run = isinstance(claim, dict) and claim.get("run_id") == randomness.run_id(key_file.read_key(folder))
+        strange = None if of_this_run else folder / "privacy.json"
+    if strange is not None:
+        raise InputError(
+            f"{folder} holds {strange.name}, but no run that was begun there, so there is nothing to resume. Name the folder of a run, or "
+            "leave out --resume and choose another --output."
+        )
+
+
 def _is_untouched(folder: Path, ledger: Ledger) -> bool:
     """Whether a start was cut short before there was a key, so that a new one may be drawn."""
     has_key = (folder / key_file.KEY_FILE).exists()
@@ -192,6 +227,15 @@ def _key_of(folder: Path, ledger: Ledger) -> bytes:
     return key
 
 
+class _Restored(pydantic.BaseModel):
+    """What of an environment is made use of before the ledger's head is authenticated."""
+
+    threads: Annotated[int, pydantic.Field(ge=1, le=4096)]
+    engine: Literal["auto", "graph", "func", "reference"]
+    microbatch_size: Annotated[int, pydantic.Field(ge=1, le=2**31)]
+    methods: dict[str, str] = {}
+
+
 def recorded_environment(folder: Path) -> dict[str, Any] | None:
     """The environment of the last session, which a resume restores as far as it can."""
     ledger = Ledger.open(folder / "ledger.jsonl")
@@ -199,7 +243,11 @@ def recorded_environment(folder: Path) -> dict[str, Any] | None:
         return None
     lines_of.refuse_other_lines(ledger.lines)
     environment = lines_of.last_session(ledger.lines).get("environment")
-    return environment if isinstance(environment, dict) else None
+    try:
+        _Restored.model_validate(environment, strict=True)
+    except pydantic.ValidationError:
+        raise InputError(f"{ledger.path} names an environment that no run has: it was altered or damaged. Restore it from a copy.") from None
+    return environment
 
 
 def write_recipe(folder: Path, plan: Plan) -> None:
@@ -272,7 +320,9 @@ def newest_unfinished(name: str) -> Path:
     Raises:
         InputError: If there is none.
     """
-    candidates = [path for path in Path("runs").glob(f"{name.replace('/', '-')}-*") if path.is_dir() and not (path / "result.json").exists()]
+    named = re.compile(re.escape(name.replace("/", "-")) + r"-\d{8}T\d{6}Z-[0-9a-f]{4}")
+    found = Path("runs").iterdir() if Path("runs").is_dir() else []
+    candidates = [path for path in found if named.fullmatch(path.name) and path.is_dir() and not (path / "result.json").exists()]
     if not candidates:
         raise InputError(f"there is no unfinished run of {name} in {os.path.join('runs', '')}. Name the folder by --output, or leave out --resume.")
     return max(candidates, key=lambda path: path.stat().st_mtime)

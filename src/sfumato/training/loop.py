@@ -15,6 +15,7 @@ from sfumato.evaluation.augtest import WithViews, augtest
 from sfumato.evaluation.scores import Scores, predict_logits, score
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
+from sfumato.record import finite
 from sfumato.run_folder import files, key_file, record
 from sfumato.run_folder import session as sessions
 from sfumato.run_folder.certificate import certificate, result_claims, weights_facts
@@ -27,6 +28,7 @@ from sfumato.training.allocator import give_freed_memory_back
 from sfumato.training.draws import Draws, SumChanged
 from sfumato.training.interrupt import Interrupted, watch_for_interrupts
 from sfumato.training.learner import Learner, build_learner
+from sfumato.training.step import Statistics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,17 +90,18 @@ def train(
         MachineError: If the disk fails; the run can be resumed.
         Interrupted: After SIGINT or SIGTERM, once a checkpoint is written.
     """
+    files.refuse_among_images(folder, plan.recipe.data)
     if resume and folder.is_dir():
         files.refuse_links(folder)
     if resume and (folder / record.RESULT_FILE).exists():
         sessions.refuse_changed_recipe(folder, plan)
         refuse_large_groups(plan, dataset.train.largest_group())
-        result = verify_finished(folder, plan, dataset)
+        result = verify_finished(folder, plan, dataset).model_copy(update={"run": str(folder)})  # it may have been moved
         if not plan.recipe.run.keep_key:
             key_file.delete_key(folder)
         return result
-    if resume and not folder.is_dir():
-        raise InputError(f"{folder} is no run folder, so there is nothing to resume. Name the folder of a run, or leave out --resume.")
+    if resume:
+        sessions.refuse_no_run(folder)
     refuse_large_groups(plan, dataset.train.largest_group())
     recorded = sessions.recorded_environment(folder) if resume else None
     compiles = "; compiling takes some minutes" if plan.recipe.training.compile else ""
@@ -251,8 +254,7 @@ class _Run:
                     reached = {"accuracy": scores.averaged.accuracy, "accuracy_last": scores.accuracy_last}
                     self.metrics.append(Metrics(step=step, epsilon=curve(step), **reached))
                 if evaluated or statistics.norms is not None:
-                    noted = {field.name: getattr(statistics, field.name) for field in dataclasses.fields(statistics)}
-                    self.metrics_private.append(PrivateMetrics(step=step, **noted, seconds=self._elapsed(), phases=self.seconds))
+                    self.metrics_private.append(self._noted(step, statistics))
                 accuracy = scores.averaged.accuracy if scores else None
                 self.progress.step(StepFacts(step, num_steps, curve(step), accuracy, self._images_per_second(step), evaluated))
                 if interrupted():
@@ -304,6 +306,19 @@ class _Run:
         with self.state.averaged_weights():
             averaged = score(decide(predict_logits(self.state.model, held_out)), held_out.labels)
         return HeldOutScores(averaged, last.accuracy)
+
+    def _noted(self, step: int, statistics: Statistics) -> PrivateMetrics:
+        """For the owner; what a diverged run has no finite number for is None, and no reason to stop."""
+        return PrivateMetrics(
+            step=step,
+            loss=finite(statistics.loss),
+            clipped_fraction=finite(statistics.clipped_fraction),
+            grad_norm=finite(statistics.grad_norm),
+            clipped_square=finite(statistics.clipped_square),
+            norms=statistics.norms,
+            seconds=self._elapsed(),
+            phases=self.seconds,
+        )
 
     def _augtest(self) -> WithViews:
         learner, num_views = self.learner, self.plan.recipe.augmentation.test_views

@@ -2,6 +2,7 @@
 
 import torch
 
+from sfumato.record import finite
 from sfumato.run_folder.record import NormHistogram
 
 # Edges are public and fixed, so that they say nothing of the images: ten to a decade, from C / 10^4 to 10^4 C.
@@ -30,6 +31,6 @@ def norm_histogram(
         edges=edges,
         counts=counts.tolist(),
         not_finite=int((~is_finite).sum()),
-        median=float(relative.quantile(0.5)) if len(relative) else None,
-        signal_to_noise=float(signal) / noise if noise else None,
+        median=finite(float(relative.quantile(0.5))) if len(relative) else None,
+        signal_to_noise=finite(float(signal) / noise) if noise else None,
     )

@@ -15,9 +15,9 @@ from sfumato.training.loop import Progress
 
 def train(
     recipe: config.Recipe | dict[str, Any],
-    output: Path,
+    output: Path | str,
     *,
-    data_root: Path | None = None,
+    data_root: Path | str | None = None,
     device: str = "auto",
     non_private: bool = False,
     resume: bool = False,
@@ -43,10 +43,12 @@ def train(
         InputError, MachineError, Interrupted: See `sfumato.training.loop.train`.
     """
     parsed = config.parse(recipe) if isinstance(recipe, dict) else recipe
+    output, data_root = Path(output), None if data_root is None else Path(data_root)
     if resume and data_root is None and parsed.data.path is None:
         data_root = files.read_data_root(output)
     if parsed.data.name == "folder" and data_root is not None:
         parsed = parsed.model_copy(update={"data": parsed.data.model_copy(update={"path": str(data_root)})})
+    files.refuse_among_images(output, parsed.data)
     dataset = datasets.load_for(parsed, data_root, progress.message)
     plan = resolve(parsed, dataset.facts)
     if non_private:

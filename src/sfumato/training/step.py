@@ -117,13 +117,15 @@ class PrivateStep:
     def _statistics(self, norms: list[torch.Tensor], losses: list[torch.Tensor]) -> Statistics:
         if not norms:
             return Statistics(0.0, 0.0, 0.0, 0.0)
-        norm, loss = torch.cat(norms), torch.cat(losses)
+        # Finite float32 numbers whose squares and sums float32 could not hold: one image must not end the run.
+        norm, loss = torch.cat(norms).cpu().double(), torch.cat(losses).cpu().double()
         finite = torch.isfinite(norm) & torch.isfinite(loss)
         if not finite.any():
             return Statistics(0.0, 0.0, 0.0, 0.0)
-        clipped = (norm[finite] > self.grad_fn.clipping_norm).double().mean()
-        square = (norm[finite] / self.grad_fn.clipping_norm).clamp(max=1).square().mean()
-        return Statistics(float(loss[finite].mean()), float(clipped), float(norm[finite].square().mean().sqrt()), float(square))
+        norm, loss = norm[finite], loss[finite]
+        clipped = (norm > self.grad_fn.clipping_norm).double().mean()
+        square = (norm / self.grad_fn.clipping_norm).clamp(max=1).square().mean()
+        return Statistics(float(loss.mean()), float(clipped), float(norm.square().mean().sqrt()), float(square))
 
 
 def draw(mechanism: Mechanism, indices: np.ndarray, views: Views, view: Stream, model: Stream) -> Randomness:

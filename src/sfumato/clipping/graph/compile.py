@@ -45,6 +45,9 @@ class CompiledPass:
         for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.alias.default):  # a fifth of all operations
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
+        # Strides that were written down are not always those to come: group norm keeps channels_last on a CPU, its stand-in does not.
+        for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+            node.target = torch.ops.aten.reshape.default
         graph.recompile()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's, about itself
