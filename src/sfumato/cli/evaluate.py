@@ -23,6 +23,7 @@ def evaluate(
     """Scores the averaged weights on the run's held-out images. These numbers are not private."""
     from sfumato.data import loading as datasets
     from sfumato.evaluation.augtest import augtest
+    from sfumato.evaluation.row_independence import evaluation_finding
     from sfumato.evaluation.scores import predict_logits, score
     from sfumato.evaluation.trained import load_run
     from sfumato.training.step import Views
@@ -40,6 +41,8 @@ def evaluate(
     dataset = datasets.load_for(recipe, data_root, output.note)
     if (len(dataset.classes), dataset.shape) != (len(trained.classes), (trained.channels, trained.image_size, trained.image_size)):
         raise InputError(f"{run} judges other images or classes than data set {data.name} has. Give a run that was trained on it.")
+    if (mixing := evaluation_finding(trained.model, trained.row)) is not None:
+        output.warn(f"accuracies depend on which images are judged together: {mixing}")
     logits = trained.objective.decision_logits(predict_logits(trained.model, dataset.held_out))
     num_views = trained.recipe.augmentation.test_views if test_views is None else test_views
     views = Views.of(trained.recipe.augmentation)

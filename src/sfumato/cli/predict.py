@@ -19,6 +19,7 @@ def predict(
     import torch
 
     from sfumato.data.folders import decode_images
+    from sfumato.evaluation.row_independence import evaluation_finding
     from sfumato.evaluation.scores import predict_logits
     from sfumato.evaluation.trained import load_run
 
@@ -26,6 +27,8 @@ def predict(
     paths, decoded = decode_images(
         images, image_size=trained.image_size, channels=trained.channels, mean=trained.mean, std=trained.std, report=output.note
     )
+    if (mixing := evaluation_finding(trained.model, trained.row)) is not None:
+        output.warn(f"answers depend on which images are judged together: {mixing}")
     logits = trained.objective.decision_logits(predict_logits(trained.model, decoded))
     if not logits[decoded.readable].isfinite().all():
         raise InputError(f"the model of {run} gives no finite outputs, so it names no class. Train again with a smaller optimizer.learning_rate.")

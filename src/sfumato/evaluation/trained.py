@@ -31,6 +31,11 @@ class Trained:
     image_size: int
     channels: int
 
+    @property
+    def row(self) -> torch.Tensor:
+        """(1, channels, height, width): the shape of one image."""
+        return torch.zeros(1, self.channels, self.image_size, self.image_size)
+
 
 class _Facts(pydantic.BaseModel):
     """What the weights' metadata says of images and classes; the file may be a stranger's."""
