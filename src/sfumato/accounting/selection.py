@@ -160,7 +160,10 @@ def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection, re
     # Without steps the score is all there is: a Gaussian mechanism of its own, as a step at q = 1.
     sampled = (q, sigma) if steps else (1.0, selection.score_noise or 0.0)
     # Every order gives an upper bound: they are tried evenly in log(order - 1), then more of them around the best.
-    logs = np.linspace(math.log(1e-3), math.log(_largest_order(*sampled, delta, selection)), _ORDERS)
+    price = selection.log_mean - math.log(delta)
+    if not math.isinf(selection.shape):
+        price = max(price, -selection.log_gamma)
+    logs = np.linspace(math.log(1e-3), math.log(rdp.largest_order(*sampled, price)), _ORDERS)
     bounds = _Bounds(q, sigma, steps, delta, selection)
     for _ in range(_TIMES if refined else 0):
         finer = [np.linspace(logs[max(i - 1, 0)], logs[min(i + 1, len(logs) - 1)], _FINER + 2)[1:-1] for i in bounds.best(logs)]
@@ -208,14 +211,3 @@ class _Bounds:
                 moment = max(moment, (order - 1) * order / (2 * self.selection.score_noise**2))
             self._moments[order] = moment
         return self._moments[order]
-
-
-def _largest_order(q: float, sigma: float, delta: float, selection: Selection) -> float:
-    """Beyond the best order, as in `rdp.epsilon_rdp`, but never so large that the integral takes time and memory without end.
-
-    Orders above 1e4 sigma matter for epsilons below 1e-5 alone.
-    """
-    price = -math.log(delta) + selection.log_mean
-    if not math.isinf(selection.shape):
-        price = max(price, -selection.log_gamma)
-    return 2 + min(4 * sigma**2 * math.log(1 / q) + 2 * sigma * math.sqrt(2 * price), 1e4 * sigma)

@@ -3,11 +3,14 @@
 import math
 from typing import Any
 
+from sfumato import config
 from sfumato.accounting import accountants, calibration, printed, tan
 from sfumato.accounting.mechanism import Accountant, Mechanism
-from sfumato.config import delta_default
 from sfumato.errors import InputError
 from sfumato.scaling import equal_noise as trade
+
+# Images and steps: nobody has more, and beyond them rounding is no longer small beside q.
+MOST = 10**12
 
 
 def plan(
@@ -43,11 +46,20 @@ def plan(
     if len(left_out) != 1:
         verb = "all are given" if not left_out else f"{', '.join(left_out)} are left out"
         raise InputError(f"three of --batch-size, --num-steps, --noise-multiplier and --epsilon give the fourth, but {verb}. Leave out exactly one.")
-    if num_examples < 1:
-        raise InputError(f"--num-examples must be at least 1, not {num_examples}.")
-    delta = delta_default(num_examples) if delta is None else delta
-    if not 0 < delta < 1:
-        raise InputError(f"--delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")
+    if not 1 <= num_examples <= MOST:
+        raise InputError(f"--num-examples must lie between 1 and {MOST:g}, not {num_examples}.")
+    if num_steps is not None and num_steps > MOST:
+        raise InputError(f"--num-steps must be at most {MOST:g}, not {num_steps}.")
+    delta = config.delta_default(num_examples) if delta is None else delta
+    if not 1e-100 <= delta < 1:
+        raise InputError(f"--delta must lie between 0 and 1, and be 1e-100 at least, not {delta}. A power of ten below 1/N is usual.")
+    keys = ("training.batch_size", "training.num_steps", "privacy.noise_multiplier", "privacy.target_epsilon")
+    for (name, value), key in zip(given.items(), keys, strict=True):
+        reason = None if value is None else config.why_impossible(key, value)  # as in a recipe
+        if reason is not None:
+            raise InputError(f"--{name.replace('_', '-')} {value} is not possible: {reason}. Correct it.")
+    if noise_multiplier == 0 and epsilon is not None:
+        raise InputError("--noise-multiplier 0 has no finite epsilon, so it cannot meet one. Choose a positive one.")
     budget: dict[str, Any] = {"num_examples": num_examples, "target_epsilon": epsilon, "delta": delta, "accountant": accountant}
     if noise_multiplier is None:
         assert batch_size is not None and num_steps is not None
