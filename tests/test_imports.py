@@ -26,10 +26,10 @@ MAY_IMPORT = {
     "data": {"accounting"},
     "planning": {"accounting", "data"},
     "run_folder": {"planning", "accounting", "data"},
-    "evaluation": {"run_folder", "planning", "data", "models"},
+    "evaluation": {"run_folder", "planning", "clipping", "data", "models"},
     "training": {"evaluation", "run_folder", "planning", "accounting", "clipping", "data", "models"},
     "reporting": {"run_folder", "planning", "accounting"},
-    "scaling": {"training", "evaluation", "run_folder", "planning", "accounting", "data"},
+    "scaling": {"training", "evaluation", "run_folder", "planning", "accounting", "clipping", "data", "models"},
     "cli": {
         *("recipes", "accounting", "models", "clipping", "data", "planning", "run_folder", "evaluation", "training", "reporting", "scaling"),
     },

@@ -4,8 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from scipy import special, stats
 
 from sfumato.accounting import accountants
+from sfumato.accounting.calibration import solve_noise_multiplier
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection, epsilon_of_best
 from sfumato.errors import InputError
@@ -82,3 +84,93 @@ def test_a_score_costs_the_worse_of_training_and_scoring_never_both():
     both = epsilon_of_best(RUN, DELTA, Selection(10, 0.0, 0.5))
     assert both >= max(training, scoring) * (1 - 1e-9)
     assert both <= 1.02 * max(training, scoring)
+
+
+def _least(mu, delta, mean, shape, score_mu):
+    """By Theorem 2 in closed form, without sampling: the least over both orders, of 40,000 each."""
+    orders = 1 + np.geomspace(1e-4, 1e7, 40_000)
+    divergences = np.maximum(mu, score_mu) ** 2 * orders / 2
+    grid = np.geomspace(1e-12, 1 - 1e-12, 400_000)  # gamma, by a table of its mean
+    means = (1 / grid - 1) / np.log(1 / grid) if shape == 0 else shape * (1 - grid) / (grid * (1 - grid**shape))
+    gamma = np.exp(np.interp(-math.log(mean), -np.log(means), np.log(grid)))
+    others = (1 + shape) * min(math.log(1 / gamma), ((1 - 1 / orders) * divergences + math.log(1 / gamma) / orders).min())
+    spent = divergences + others + math.log(mean) / (orders - 1) + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+    return spent.min()
+
+
+@pytest.mark.parametrize("score_noise", [None, 5.0])
+@pytest.mark.parametrize("shape", [-0.5, 0.0, 1.0, 100.0])
+@pytest.mark.parametrize(("sigma", "steps"), [(2.0, 1), (30.0, 100), (1e5, 7)])
+def test_few_orders_are_as_good_as_very_many(sigma, steps, shape, score_noise):
+    """Every batch is all images, so that Renyi divergences are known: neither below the least of 40,000 orders, nor above."""
+    full, selection = Mechanism(1_000, 1_000, sigma, steps), Selection(30.0, shape, score_noise)
+    least = max(0.0, _least(math.sqrt(steps) / sigma, 1e-5, 30.0, shape, 1 / score_noise if score_noise else 0.0))
+    found = epsilon_of_best(full, 1e-5, selection)
+    assert least * (1 - 1e-6) - 1e-9 <= found <= least * (1 + 1e-5) + 1e-9
+
+
+@pytest.mark.parametrize(
+    "mechanism", [RUN.replace(noise_multiplier=1e6), Mechanism(10**9, 1, 1e6, 1), Mechanism(10**9, 1, 1e12, 1), RUN.replace(noise_multiplier=0.02)]
+)
+@pytest.mark.parametrize("shape", [0.0, math.inf])
+def test_no_noise_makes_the_integral_long(mechanism, shape, monkeypatch):
+    """At sigma = 1e6 orders up to 1e13 once asked for 7 GB each."""
+    from sfumato.accounting import rdp
+
+    lengths, grid = [], rdp._grid
+
+    def counted(*numbers):
+        points, step = grid(*numbers)
+        lengths.append(len(points))
+        return points, step
+
+    monkeypatch.setattr(rdp, "_grid", counted)
+    assert epsilon_of_best(mechanism, DELTA, Selection(10, shape)) >= 0.0
+    assert len(lengths) <= 400 and max(lengths) < 200_000
+
+
+def test_next_to_no_noise_bounds_nothing():
+    for mechanism, selection in [
+        (RUN.replace(noise_multiplier=1e-12), Selection(10, 0.0)),
+        (RUN, Selection(10, 0.0, 1e-200)),
+        (RUN.replace(num_steps=0), Selection(10, 0.0, 1e-9)),
+    ]:
+        assert epsilon_of_best(mechanism, DELTA, selection) == math.inf
+        spent = accountants.epsilon(mechanism, DELTA, selection=selection)
+        assert spent.epsilon == math.inf and "no finite epsilon" in spent.note
+
+
+@pytest.mark.parametrize("target", [1e-9, 1e-6, 1e-3])
+def test_the_smallest_budgets_of_a_selection_are_met_in_seconds(target):
+    numbers = {"num_examples": 60_000, "batch_size": 256, "num_steps": 2_000, "delta": DELTA}
+    sigma = solve_noise_multiplier(**numbers, target_epsilon=target, selection=Selection(10, 0.0))
+    assert epsilon_of_best(RUN.replace(noise_multiplier=sigma), DELTA, Selection(10, 0.0)) <= target
+
+
+@pytest.mark.parametrize(
+    ("mean", "shape"), [(1.0000000000001, 0.0), (1.001, -0.9), (5.0, -0.5), (50.0, 1e-300), (50.0, 1.0), (800.0, 1e6), (800.0, math.inf)]
+)
+def test_probabilities_of_all_numbers_of_trials_sum_to_one_and_have_the_stated_mean(mean, shape):
+    """By the places where `draw` goes from one number to the next, so that it is the distribution that is drawn from."""
+    selection = Selection(mean, shape)
+    assert math.exp(selection.log_mean) == pytest.approx(mean, rel=1e-9)
+    uniforms = (np.arange(4_000) + 0.5) / 4_000
+    drawn = np.array([selection.draw(uniform) for uniform in uniforms])
+    assert (np.diff(drawn) >= 0).all()
+    counts = np.arange(0 if math.isinf(shape) else 1, 10_000)
+    log_p = (
+        stats.poisson.logpmf(counts, mean)
+        if math.isinf(shape)
+        # Definition 1 without its constant, which the sum gives: at shape 0 Gamma(k) / k! = 1 / k
+        else counts * math.log1p(-selection.gamma) + special.gammaln(counts + shape) - special.gammaln(counts + 1)
+    )
+    below = np.cumsum(np.exp(log_p - special.logsumexp(log_p)))
+    expected = counts[np.searchsorted(below, uniforms, side="right").clip(max=len(counts) - 1)]
+    assert np.mean(drawn != expected) < 2e-3
+
+
+@pytest.mark.parametrize(("mean", "shape"), [(1000.0, -0.99), (2.0, -0.99), (10.0, 1e300), (1e6, -0.75)])
+def test_numbers_of_trials_that_nobody_can_make_are_refused(mean, shape):
+    with pytest.raises(InputError, match="number of trials") as refusal:
+        Selection(mean, shape)
+    assert "\n" not in str(refusal.value)

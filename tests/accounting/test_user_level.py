@@ -48,3 +48,17 @@ def test_shuffled_batches_and_no_images_are_refused():
         epsilon_person(MNIST.replace(sampling="shuffled"), 1e-5, 2)
     with pytest.raises(InputError, match="at least 1"):
         epsilon_person(MNIST, 1e-5, 0)
+
+
+def test_nobody_has_more_images_than_there_are_and_asking_for_many_takes_no_memory():
+    few = MNIST.replace(num_examples=12, batch_size=2, noise_multiplier=5.0, num_steps=10)
+    assert epsilon_person(few, 1e-5, 10**15) == epsilon_person(few, 1e-5, 12) < math.inf
+    many = MNIST.replace(num_examples=10**6, batch_size=1_000, noise_multiplier=50.0, num_steps=100)
+    most = epsilon_person(many, 1e-5, 10**15)  # every image is one person's: that the batches are samples is not used
+    assert most == epsilon_gaussian(10**6 * 10 / 50, 1e-5) > epsilon_person(many, 1e-5, 2_000) > epsilon_person(many, 1e-5, 1_000)
+
+
+@pytest.mark.parametrize("sigma", [1e-4, 1e12])
+def test_next_to_no_noise_and_all_noise_are_told_without_a_grid(sigma):
+    found = epsilon_person(MNIST.replace(noise_multiplier=sigma), 1e-5, 30)
+    assert found == (math.inf if sigma < 1 else 0.0)

@@ -5,14 +5,13 @@ import dataclasses
 import functools
 import math
 
-from sfumato.accounting.mechanism import Accountant, Mechanism
+from sfumato.accounting.mechanism import LEAST_NOISE, Accountant, Mechanism
 from sfumato.accounting.pld import Cost, epsilon_pld
 from sfumato.accounting.rdp import epsilon_rdp
 from sfumato.accounting.selection import Selection, epsilon_of_best
 from sfumato.errors import InputError
 
-# Below, one step may spend half a million, and the numerics of it take memory without bound; infinity is above that.
-_LEAST_NOISE = 1e-3
+_NO_NOISE = "without noise, or with next to none, no finite epsilon is stated."
 _CURVE_POINTS = 30
 # A curve takes PLD at every point where one costs at most this; else RDP before the last.
 _CURVE_SECONDS = 0.05
@@ -70,6 +69,8 @@ def epsilon(mechanism: Mechanism, delta: float, accountant: Accountant = "pld", 
 @functools.lru_cache(maxsize=4096)
 def _epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection) -> Spent:
     best = epsilon_of_best(mechanism, delta, selection)
+    if math.isinf(best):
+        return Spent(best, best, None, "rdp", _NO_NOISE)
     return Spent(best, best, None, "rdp", "epsilon covers that this run was selected from others; that is accounted for by RDP.")
 
 
@@ -77,8 +78,8 @@ def _epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection) -
 def _epsilon(mechanism: Mechanism, delta: float, accountant: Accountant) -> Spent:
     if mechanism.num_steps == 0:
         return Spent(0.0, 0.0, 0.0 if accountant == "pld" else None, accountant)
-    if mechanism.noise_multiplier < _LEAST_NOISE:
-        return Spent(math.inf, math.inf, None, "rdp", "without noise, or with next to none, no finite epsilon is stated.")
+    if mechanism.noise_multiplier < LEAST_NOISE:
+        return Spent(math.inf, math.inf, None, "rdp", _NO_NOISE)
     numbers = (mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps, delta)
     by_rdp = epsilon_rdp(*numbers)
     if accountant == "rdp":
@@ -120,7 +121,7 @@ class EpsilonCurve:
 
 
 def _is_cheap(mechanism: Mechanism) -> bool:
-    if mechanism.sampling_prob == 1 or mechanism.num_steps == 0 or mechanism.noise_multiplier < _LEAST_NOISE:
+    if mechanism.sampling_prob == 1 or mechanism.num_steps == 0 or mechanism.noise_multiplier < LEAST_NOISE:
         return True
     cost = Cost.of(mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps)
     return cost.seconds(cost.interval) <= _CURVE_SECONDS

@@ -164,8 +164,7 @@ def _largest(
         return _search(lambda n: epsilon(mechanism_of(n), delta, by, selection).epsilon <= target, low, high, start, gap)
 
     if selection is not None:
-        few = 40  # orders, to start from
-        guess = _search(lambda n: epsilon_of_best(mechanism_of(n), delta, selection, few) <= target, low, high, guess, gap) or guess
+        guess = _search(lambda n: epsilon_of_best(mechanism_of(n), delta, selection, refined=False) <= target, low, high, guess, gap) or guess
     elif accountant == "pld":
         relaxed = target
         for _ in range(2):

@@ -9,6 +9,9 @@ from sfumato.errors import InputError
 Sampling = Literal["poisson", "shuffled"]
 Accountant = Literal["pld", "rdp"]
 
+# Below, one step may spend half a million, and the numerics of it take memory without bound; infinity is above that.
+LEAST_NOISE = 1e-3
+
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:

@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from sfumato.accounting import rdp
-from sfumato.accounting.mechanism import Mechanism
+from sfumato.accounting.mechanism import LEAST_NOISE, Mechanism
 from sfumato.errors import InputError
 
 
@@ -37,69 +37,97 @@ class Selection:
     score_noise: float | None = None
 
     def __post_init__(self) -> None:
-        least = 0 if math.isinf(self.shape) else 1
-        if not (math.isfinite(self.mean) and self.mean > 0 and self.mean >= least):
+        poisson = math.isinf(self.shape)
+        if not (math.isfinite(self.mean) and self.mean > 0 and (poisson or self.mean >= 1)):
             raise InputError(f"the mean number of trials must be finite and at least 1, not {self.mean}.")
         if not self.shape > -1:
             raise InputError(f"the shape of the number of trials must lie above -1, not {self.shape}. 0, 1 and infinity (Poisson) are usual.")
+        if not poisson and self.shape > _LARGEST_SHAPE:
+            raise InputError(f"the shape of the number of trials must be at most {_LARGEST_SHAPE:g}, not {self.shape:g}. Infinity is Poisson.")
+        if not poisson and _log_mean(_LEAST_LOG_GAMMA, self.shape) < math.log(self.mean):
+            raise InputError(
+                f"the number of trials cannot have mean {self.mean:g} and shape {self.shape:g}: it would be 1 mostly, and now "
+                "and then more than 1e15, which nobody can make. Choose a shape nearer to 0, or fewer trials."
+            )
+        if self.score_noise is not None and not self.score_noise > 0:
+            raise InputError(f"the noise of scores must be above 0, not {self.score_noise}: without it nobody pays for them.")
 
     @functools.cached_property
-    def gamma(self) -> float:
-        """The truncated negative binomial's parameter in (0, 1], which gives it its mean; smaller for more trials."""
+    def log_gamma(self) -> float:
+        """Log of the truncated negative binomial's parameter, which gives it its mean: at most 0, lower for more trials."""
         from scipy.optimize import brentq
 
         if self.mean == 1:
-            return 1.0
+            return 0.0
 
-        def excess(log_gamma: float) -> float:
-            return math.log(_mean(math.exp(log_gamma), self.shape)) - math.log(self.mean)
+        def excess(log_minus: float) -> float:
+            return _log_mean(-math.exp(log_minus), self.shape) - math.log(self.mean)
 
-        lowest = -1.0
-        while excess(lowest) < 0:
-            lowest *= 2
-        # Rounded down: more trials than are drawn, never fewer.
-        return math.exp(brentq(excess, lowest, -1e-12, xtol=1e-13)) * (1 - 1e-9)
+        return -math.exp(brentq(excess, math.log(1e-30), math.log(-_LEAST_LOG_GAMMA), xtol=1e-13))
+
+    @property
+    def gamma(self) -> float:
+        """The parameter itself, in (0, 1]."""
+        return math.exp(self.log_gamma)
+
+    @property
+    def log_mean(self) -> float:
+        """Log of the mean that the number of trials has; of what was asked for, up to rounding."""
+        return math.log(self.mean) if math.isinf(self.shape) else _log_mean(self.log_gamma, self.shape)
 
     def draw(self, uniform: float) -> int:
         """K at one uniform number in [0, 1), by inverting the distribution; never capped.
 
         The uniform number must come from a key that nobody else has.
         """
-        count, probability = (0, math.exp(-self.mean)) if math.isinf(self.shape) else (1, self._of_one())
-        below = probability
-        while uniform >= below and probability > 0:
-            probability *= self._next_over(count)
+        if math.isinf(self.shape):
+            count, log_probability = 0, -self.mean
+        else:  # P[K = 1] = eta (1 - gamma) / (gamma^-eta - 1)
+            count, log_probability = 1, _log_relative(self.log_gamma) - _log_relative(-self.shape * self.log_gamma)
+        below = math.exp(log_probability)
+        while uniform >= below:
+            ratio = self._next_over(count)
+            if ratio < 1 and log_probability < _NOTHING:  # far in the tail: what is left adds nothing
+                break
+            log_probability += math.log(ratio)
             count += 1
-            below += probability
+            below += math.exp(log_probability)
         return count
-
-    def _of_one(self) -> float:
-        gamma, shape = self.gamma, self.shape
-        if gamma == 1:
-            return 1.0
-        if shape == 0:
-            return (1 - gamma) / math.log(1 / gamma)
-        return shape * (1 - gamma) / math.expm1(-shape * math.log(gamma))
 
     def _next_over(self, count: int) -> float:
         """P[K = count + 1] / P[K = count]."""
         if math.isinf(self.shape):
             return self.mean / (count + 1)
-        return (1 - self.gamma) * (count + self.shape) / (count + 1)
+        return -math.expm1(self.log_gamma) * (count + self.shape) / (count + 1)
 
 
-def _mean(gamma: float, shape: float) -> float:
-    """E[K] of the truncated negative binomial (Definition 1)."""
-    if shape == 0:
-        return (1 / gamma - 1) / math.log(1 / gamma)
-    return shape * (1 - gamma) / (gamma * -math.expm1(shape * math.log(gamma)))
+# Beyond, the negative binomial is Poisson's.
+_LARGEST_SHAPE = 1e6
+# Below it, a share of the mean comes from numbers of trials that nobody can make, nor a uniform number of 53 bits draw.
+_LEAST_LOG_GAMMA = -34.0
+# exp of less is 0.
+_NOTHING = -745.0
 
 
-# Enough that a finer grid changes nothing that is printed.
-_ORDERS = 1000
+def _log_mean(log_gamma: float, shape: float) -> float:
+    """log E[K] of the truncated negative binomial (Definition 1), eta (1 - gamma) / (gamma (1 - gamma^eta)), any eta > -1."""
+    return _log_relative(log_gamma) - _log_relative(shape * log_gamma) - log_gamma
 
 
-def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection, num_orders: int = _ORDERS) -> float:
+def _log_relative(x: float) -> float:
+    """log((e^x - 1) / x), 0 at 0; neither overflows nor cancels."""
+    if abs(x) < 1e-3:
+        return x / 2 + x**2 / 24
+    if x > 30:
+        return x - math.log(x) + math.log1p(-math.exp(-x))
+    return math.log(math.expm1(x) / x)
+
+
+# Orders to begin with, and those between the neighbours of the best two, so often: epsilon is then within 1e-6 of its least.
+_ORDERS, _FINER, _TIMES = 200, 16, 3
+
+
+def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection, refined: bool = True) -> float:
     r"""Epsilon of publishing the best of K runs of one mechanism, by RDP at real orders.
 
     For the truncated negative binomial (Theorem 2), at orders :math:`\lambda > 1` and any :math:`\hat\lambda \ge 1`,
@@ -119,37 +147,67 @@ def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection, nu
         mechanism: Of each run.
         delta: In (0, 1).
         selection: How many runs there are, and how their scores are made.
-        num_orders: Orders that are tried; fewer give a looser bound, sooner.
+        refined: False tries fewer orders: a looser bound, sooner.
 
     Returns:
-        Infinity where nothing bounds it (no noise).
+        Infinity where there is no noise, or next to none.
     """
     if mechanism.num_steps == 0 and selection.score_noise is None:
         return 0.0
-    if mechanism.num_steps and mechanism.noise_multiplier == 0:
-        return math.inf
     q, sigma, steps = mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps
+    if (steps and sigma < LEAST_NOISE) or (selection.score_noise is not None and selection.score_noise < LEAST_NOISE):
+        return math.inf
     # Without steps the score is all there is: a Gaussian mechanism of its own, as a step at q = 1.
-    highest = _largest_order(q, sigma, delta) if steps else _largest_order(1.0, selection.score_noise or 0.0, delta)
-    orders = 1 + np.exp(np.linspace(math.log(1e-3), math.log(highest), num_orders))
-    moments = np.array([steps * rdp.log_moment(q, sigma, order) for order in orders])  # (order - 1) times RDP
-    if selection.score_noise is not None:
-        # An image is trained on or held out, never both; the score of the latter is a Gaussian mechanism of sensitivity 1.
-        moments = np.maximum(moments, (orders - 1) * orders / (2 * selection.score_noise**2))
-    divergences = moments / (orders - 1)
-    if math.isinf(selection.shape):
-        # Every order gives an upper bound on delta (Canonne, Kamath, Steinke 2020, Proposition 12).
-        log_deltas = moments + (orders - 1) * np.log1p(-1 / orders) - np.log(orders)
-        thresholds = np.log1p(1 / (orders - 1))
-        hat_deltas = np.exp(np.minimum(0.0, (log_deltas[None] - (orders - 1)[None] * thresholds[:, None]).min(1)))
-        more = selection.mean * hat_deltas
-    else:
-        log_inverse_gamma = -math.log(selection.gamma)
-        more = (1 + selection.shape) * min(log_inverse_gamma, ((moments + log_inverse_gamma) / orders).min())
-    selected = divergences + more + math.log(selection.mean) / (orders - 1)
-    spent = selected + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
-    return max(0.0, float(spent.min()))
+    sampled = (q, sigma) if steps else (1.0, selection.score_noise or 0.0)
+    # Every order gives an upper bound: they are tried evenly in log(order - 1), then more of them around the best.
+    price = selection.log_mean - math.log(delta)
+    if not math.isinf(selection.shape):
+        price = max(price, -selection.log_gamma)
+    logs = np.linspace(math.log(1e-3), math.log(rdp.largest_order(*sampled, price)), _ORDERS)
+    bounds = _Bounds(q, sigma, steps, delta, selection)
+    for _ in range(_TIMES if refined else 0):
+        finer = [np.linspace(logs[max(i - 1, 0)], logs[min(i + 1, len(logs) - 1)], _FINER + 2)[1:-1] for i in bounds.best(logs)]
+        logs = np.unique(np.concatenate([logs, *finer]))
+    return max(0.0, float(bounds.epsilons(logs)[0].min()))
 
 
-def _largest_order(q: float, sigma: float, delta: float) -> float:
-    return 2 + 4 * sigma**2 * math.log(1 / q) + 2 * sigma * math.sqrt(-2 * math.log(delta))
+class _Bounds:
+    """Epsilons of `epsilon_of_best` at orders, of which each is computed once."""
+
+    def __init__(self, q: float, sigma: float, steps: int, delta: float, selection: Selection) -> None:
+        self.numbers, self.steps, self.delta, self.selection = (q, sigma), steps, delta, selection
+        self._moments: dict[float, float] = {}
+
+    def best(self, logs: np.ndarray) -> set[int]:
+        """Where the orders are that epsilon is least at, and that the price of the others is least at."""
+        epsilons, helping = self.epsilons(logs)
+        best = int(epsilons.argmin())
+        return {best, int(helping[best])}
+
+    def epsilons(self, logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Epsilon at each log(order - 1), and for each which of the orders helps it: the hat lambda of the others' price."""
+        selection, orders = self.selection, 1 + np.exp(logs)
+        moments = np.array([self._moment(float(order)) for order in orders])  # (order - 1) times RDP
+        if math.isinf(selection.shape):
+            # Every order gives an upper bound on delta (Canonne, Kamath, Steinke 2020, Proposition 12).
+            log_deltas = moments + (orders - 1) * np.log1p(-1 / orders) - np.log(orders)
+            thresholds = np.log1p(1 / (orders - 1))
+            each = log_deltas[None] - (orders - 1)[None] * thresholds[:, None]
+            helping = each.argmin(1)
+            more = selection.mean * np.exp(np.minimum(0.0, each.min(1)))
+        else:
+            each = (moments - selection.log_gamma) / orders
+            helping = np.full(len(orders), each.argmin())
+            more = (1 + selection.shape) * min(-selection.log_gamma, each.min())
+        selected = moments / (orders - 1) + more + selection.log_mean / (orders - 1)
+        return selected + np.log1p(-1 / orders) - (math.log(self.delta) + np.log(orders)) / (orders - 1), helping
+
+    def _moment(self, order: float) -> float:
+        if order not in self._moments:
+            moment = self.steps * rdp.log_moment(*self.numbers, order) if self.steps else 0.0
+            if self.selection.score_noise is not None:
+                # An image is trained on or held out, never both; the score of the latter is a Gaussian mechanism of
+                # sensitivity 1.
+                moment = max(moment, (order - 1) * order / (2 * self.selection.score_noise**2))
+            self._moments[order] = moment
+        return self._moments[order]

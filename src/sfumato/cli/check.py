@@ -27,6 +27,7 @@ def check(
     import torch
 
     from sfumato.clipping.checks import findings
+    from sfumato.evaluation.row_independence import evaluation_finding
 
     network, shape = _build(model, image_size, channels, num_classes, trust or [])
     example = torch.zeros(4, *shape)
@@ -42,14 +43,13 @@ def check(
             for name, kind in before.items()
             if name in now and type(now[name]) is not kind
         ]
-    found = [
-        {"module": finding.path, "kind": finding.kind, "reason": finding.reason, "remedy": finding.remedy, "says": str(finding)}
-        for finding in findings(network, example)
-    ]
+    found = [_as_json(finding) for finding in findings(network, example)]
     grad_fn = None
     if not found:
         try:
             grad_fn = _try(network, example)
+            if (mixing := evaluation_finding(network, example[:1])) is not None:
+                found = [_as_json(mixing)]
         except InputError as error:  # what shows only when gradients are compared
             found = [{"module": "", "kind": type(network).__name__, "reason": str(error), "remedy": "", "says": str(error)}]
     uses = grad_fn.uses if grad_fn else []
@@ -77,6 +77,10 @@ def check(
     if refusal:
         output.say(f'engine "graph" is not for this model, so that "func" takes it: {refusal}')
     output.say(f"{model}: {'compatible' if not found else 'cannot be trained privately as it is'}")
+
+
+def _as_json(finding: Any) -> dict[str, str]:
+    return {"module": finding.path, "kind": finding.kind, "reason": finding.reason, "remedy": finding.remedy, "says": str(finding)}
 
 
 def _try(network: Any, example: Any) -> Any:

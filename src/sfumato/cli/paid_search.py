@@ -60,7 +60,7 @@ def run(
     from sfumato.accounting.selection import Selection
     from sfumato.data import loading as datasets
     from sfumato.data.digest import fingerprint
-    from sfumato.evaluation.scores import judged_right, predict_logits
+    from sfumato.evaluation.scores import judged_right, predict_each_alone, predict_logits
     from sfumato.evaluation.trained import load_run
     from sfumato.planning.resolve import resolve
     from sfumato.reporting.page import write_report
@@ -93,12 +93,16 @@ def run(
     if not plan.private:
         raise InputError(f"--paid: no trial would be private: {plan.why_not_private}. Correct the recipe.")
 
+    paid.refuse_untrainable_choices(plan.recipe, choices, dataset.facts, trust)
+
     def train(trial: config.Recipe, where: Path) -> Result:
         return loop.train(resolve(trial, dataset.facts), dataset, where, device=device, resume=where.exists(), trust=trust)
 
     def score(where: Path) -> int:
         trained = load_run(where, trust)
-        return judged_right(trained.objective.decision_logits(predict_logits(trained.model, judges)), judges)
+        # What the score's noise covers is one image's own answer.
+        predict = predict_logits if score_noise is None else predict_each_alone
+        return judged_right(trained.objective.decision_logits(predict(trained.model, judges)), judges)
 
     def verify(where: Path) -> Result:
         published = resolve(config.parse(config.read(where / "recipe.toml")), dataset.facts)

@@ -1,5 +1,6 @@
 """`sfumato plan`: three of batch size, steps, noise and epsilon give the fourth."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,18 +33,27 @@ def plan(
     if recipe is not None:
         if any(value is not None for value in (*given.values(), num_examples, delta)):
             raise InputError("--recipe states every number itself. Leave out the others, or leave out --recipe.")
-        num_examples, delta, given, accountant, views, learning_rate = _numbers_of(recipe)
+        num_examples, delta, given, accountant, views, learning_rate, target, why_not_private = _numbers_of(recipe)
     else:
-        views, learning_rate = 1, None
+        views, learning_rate, target, why_not_private = 1, None, None, None
     if num_examples is None:
         raise InputError("--num-examples is needed: N, the public number of training images. Give it, or --recipe NAME.")
-    if devices < 1 or (throughput is not None and not throughput > 0):
-        raise InputError(f"--throughput must be above 0 and --devices at least 1, not {throughput} and {devices}.")
+    if devices < 1 or (throughput is not None and not 0 < throughput < math.inf):
+        raise InputError(f"--throughput must be above 0 and finite, and --devices at least 1, not {throughput} and {devices}.")
     from sfumato.accounting.mechanism import Mechanism
     from sfumato.scaling import equal_noise as trade
     from sfumato.scaling.plan import plan as solve
 
     facts = solve(num_examples, delta, accountant, **given)
+    if why_not_private is not None:  # as `train --dry-run` gives it
+        by = ("epsilon", "epsilon_rdp", "epsilon_pld")
+        facts |= {f"{name}_if_private": facts[name] for name in by} | {name: None for name in by}
+        facts["warnings"].insert(
+            0, f"recipe {recipe} is not private: {why_not_private}; each epsilon here is that of Poisson sampling with secret noise"
+        )
+    facts |= {"private": why_not_private is None, "why_not_private": why_not_private}
+    if target is not None and facts["noise_multiplier"] and (facts["epsilon"] or 0.0) > target:
+        facts["warnings"].append(f"that is more than privacy.target_epsilon = {formats.epsilon(target)}: `sfumato train` stops before it is spent")
     mechanism = Mechanism(num_examples, facts["batch_size"], facts["noise_multiplier"], facts["num_steps"])
     price = trade.Price(views, throughput, devices)
     facts |= price.of(mechanism)
@@ -63,11 +73,15 @@ def plan(
         _show(facts)
 
 
-def _numbers_of(recipe: str) -> tuple[int, float | None, dict[str, Any], Accountant, int, float | None]:
-    """N, delta, the four quantities, the accountant, views and learning rate of a recipe whose data set has a public N."""
+def _numbers_of(recipe: str) -> tuple[int, float | None, dict[str, Any], Accountant, int, float | None, float | None, str | None]:
+    """N, delta, the four quantities, the accountant, views and learning rate of a recipe whose data set has a public N.
+
+    Then come its target, and why a run of it would not be private; None if it would be.
+    """
     from sfumato import config
     from sfumato.cli.train import find_recipe
     from sfumato.data import catalogue as facts
+    from sfumato.planning.resolve import resolve
 
     _, values = find_recipe(recipe)
     parsed = config.parse(values)
@@ -89,17 +103,18 @@ def _numbers_of(recipe: str) -> tuple[int, float | None, dict[str, Any], Account
     }
     if None not in given.values():
         given["epsilon"] = None  # what the printed numbers spend
+    reason = resolve(parsed, known, cut_to_target=False).why_not_private
     views = max(1, parsed.augmentation.augmult or 0)
-    return known.num_examples, privacy.delta, given, privacy.accountant, views, parsed.optimizer.learning_rate
+    return known.num_examples, privacy.delta, given, privacy.accountant, views, parsed.optimizer.learning_rate, privacy.target_epsilon, reason
 
 
 def _show(facts: dict[str, Any]) -> None:
-    rows = [
-        ("epsilon", f"{formats.epsilon(facts['epsilon'])} at delta {formats.delta(facts['delta'])} ({facts['accountant']})"),
-        (
-            "by RDP / PLD",
-            f"{formats.epsilon(facts['epsilon_rdp'])} / {'-' if facts['epsilon_pld'] is None else formats.epsilon(facts['epsilon_pld'])}",
-        ),
+    shown = facts if facts["private"] else {**facts, **{name: facts[f"{name}_if_private"] for name in ("epsilon", "epsilon_rdp", "epsilon_pld")}}
+    epsilon, by_rdp = formats.epsilon(shown["epsilon"]), formats.epsilon(shown["epsilon_rdp"])
+    rows = [] if facts["private"] else [("not private", facts["why_not_private"])]
+    rows += [
+        ("epsilon" if facts["private"] else "if it were: epsilon", f"{epsilon} at delta {formats.delta(facts['delta'])} ({facts['accountant']})"),
+        ("by RDP / PLD", f"{by_rdp} / {'-' if shown['epsilon_pld'] is None else formats.epsilon(shown['epsilon_pld'])}"),
         ("by TAN, a guide", f"{formats.epsilon(facts['epsilon_tan'])}  never part of a certificate"),
         ("noise multiplier", f"{facts['noise_multiplier']:.4g}"),
         ("batch size", f"{facts['batch_size']} expected, of {facts['num_examples']} (q = {facts['sampling_prob']:.4g})"),
@@ -117,11 +132,11 @@ def _show(facts: dict[str, Any]) -> None:
     if facts["hours"] is not None:
         rows.append(("time", f"{facts['hours']:.2f} hours, {facts['device_hours']:.2f} device-hours"))
     for name, value in rows:
-        output.say(f"{name:<18}{value}")
-    output.say("relation          one image's contribution replaced by zero, N fixed and public (as add-or-remove)")
+        output.say(f"{name:<20}{value}")
+    output.say("relation            one image's contribution replaced by zero, N fixed and public (as add-or-remove)")
     if "more_data" in facts:
         more = facts["more_data"]
-        output.say(f"with more images  {more['num_examples']}: epsilon {formats.epsilon(more['epsilon'])} at delta {formats.delta(more['delta'])}")
+        output.say(f"with more images    {more['num_examples']}: epsilon {formats.epsilon(more['epsilon'])} at delta {formats.delta(more['delta'])}")
     for row in facts.get("table", []):
         rate = "" if row["learning_rate"] is None else f"  rate {row['learning_rate']:g}"
         hours = "" if row["hours"] is None else f"  {row['hours']:.2f} h"

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from sfumato.clipping.checks import random_state_kept
+from sfumato.clipping.stand_in import put_back
 from sfumato.data.dataset import ImageSet
 
 
@@ -42,12 +44,40 @@ def predict_logits(model: nn.Module, images: ImageSet, rows: int = 128) -> torch
     return torch.cat(chunks)
 
 
+@torch.no_grad()
+def predict_each_alone(model: nn.Module, images: ImageSet) -> torch.Tensor:
+    """As `predict_logits`, but the model never sees two images at once, nor anything that it kept of another.
+
+    Guarantee: an image's row is a function of the weights, its own pixels and its place: it is computed as a batch of one,
+    with random numbers of its place; before it, parameters, buffers and the attributes of all modules are put back to
+    what they were at first. What a model keeps elsewhere (in globals, files, generators of its own) is not seen here:
+    `require_rows_apart` tries for that.
+    """
+    device = next(model.parameters()).device
+    tensors = [*model.parameters(), *model.buffers()]
+    held = [(tensor, tensor.data, tensor.detach().clone()) for tensor in tensors]
+    was_training = model.training
+    model.eval()
+    outputs = []
+    with random_state_kept(next(model.parameters())):
+        for place in range(len(images)):
+            row = images.batch(torch.tensor([place]), device)
+            torch.manual_seed(place)
+            with put_back(model):
+                outputs.append(model(row).float().cpu())
+            for tensor, data, value in held:
+                tensor.data = data
+                data.copy_(value)
+    model.train(was_training)
+    return torch.cat(outputs)
+
+
 def judged_right(logits: torch.Tensor, images: ImageSet) -> int:
     """How many images are judged right; one that cannot be read is not.
 
-    Guarantee: a sum of one term in {0, 1} for each image, so that an image that is damaged, mended or relabelled moves it
-    by at most 1. For that ``images`` must hold unreadable ones in their places: where one is left out, others move into
-    other batches, which round otherwise.
+    Guarantee: where each row of ``logits`` is its own image's alone (`predict_each_alone`), a sum of one term in {0, 1}
+    for each image, so that an image that is damaged, mended or relabelled moves it by at most 1. For that ``images`` must
+    hold unreadable ones in their places.
 
     Args:
         logits: (N, classes), already shifted as the decision demands.

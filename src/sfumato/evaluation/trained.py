@@ -30,6 +30,11 @@ class Trained:
     image_size: int
     channels: int
 
+    @property
+    def row(self) -> torch.Tensor:
+        """(1, channels, height, width): the shape of one image."""
+        return torch.zeros(1, self.channels, self.image_size, self.image_size)
+
 
 def load_run(folder: Path | str, trust: Collection[str] = ()) -> Trained:
     """Reads ``model.safetensors`` of a finished run; nothing else of the folder is needed.

@@ -11,6 +11,7 @@ from sfumato.data.folders import decode_images
 from sfumato.data.views import Views
 from sfumato.errors import InputError
 from sfumato.evaluation.augtest import augtest
+from sfumato.evaluation.row_independence import evaluation_finding
 from sfumato.evaluation.scores import predict_logits, score
 from sfumato.evaluation.trained import load_run
 from sfumato.record import Record
@@ -82,6 +83,8 @@ def evaluate(
     dataset = loading.load_for(recipe, root, report)
     if (len(dataset.classes), dataset.shape) != (len(trained.classes), (trained.channels, trained.image_size, trained.image_size)):
         raise InputError(f"{folder} judges other images or classes than data set {data.name} has. Give a run that was trained on it.")
+    if (mixing := evaluation_finding(trained.model, trained.row)) is not None:
+        report(f"warning: accuracies depend on which images are judged together: {mixing}")
     held_out, decide = dataset.held_out, trained.objective.decision_logits
     found = score(decide(predict_logits(trained.model, held_out)), held_out.labels)
     num_views = recipe.augmentation.test_views if test_views is None else test_views
@@ -126,6 +129,8 @@ def predict(run: str | Path, images: Sequence[str | Path], *, trust: Collection[
         std=trained.std,
         report=report,
     )
+    if (mixing := evaluation_finding(trained.model, trained.row)) is not None:
+        report(f"warning: answers depend on which images are judged together: {mixing}")
     logits = trained.objective.decision_logits(predict_logits(trained.model, decoded))
     if not logits[decoded.readable].isfinite().all():
         raise InputError(f"the model of {run} gives no finite outputs, so it names no class. Train again with a smaller optimizer.learning_rate.")

@@ -20,6 +20,8 @@ _STEPS = (0.25, 0.5, 2.0, 4.0)
 _ENOUGH = 4.0
 # A batch is found to this share of the overcharge, in so many steps at most.
 _NEAR, _REFINEMENTS = 0.03, 5
+# and grows smaller by this factor at most at once.
+_STRIDE = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +80,12 @@ def batch_size_for_overcharge(mechanism: Mechanism, delta: float, target: float)
     batch_size = high
     for _ in range(_REFINEMENTS):
         found = overcharge(batch_size, by_pld=True)
-        if (1 - 2 * _NEAR) * target < found < target:
+        if not math.isfinite(found):
+            return None
+        if (1 - 2 * _NEAR) * target < found < target or (found < target and batch_size == 1):
             return batch_size
-        # Overcharge falls as 1 / sigma^2, and sigma grows with the batch.
-        batch_size = math.ceil(batch_size * math.sqrt(found / ((1 - _NEAR) * target)))
+        # Overcharge falls as 1 / sigma^2, and sigma grows with the batch; by PLD it may be 0 and less.
+        batch_size = math.ceil(batch_size * math.sqrt(max(found / ((1 - _NEAR) * target), _STRIDE**-2)))
         if batch_size > mechanism.num_examples:
             return None
     return batch_size if overcharge(batch_size, by_pld=True) < target else None
@@ -143,19 +147,23 @@ def with_more_data(mechanism: Mechanism, delta: float, factor: float, accountant
     """What factor times as many images buy at the same batch, sigma and steps (Tables 5 and 6): q, eta and delta fall by it.
 
     Raises:
-        InputError: If the factor leaves fewer images than a batch.
+        InputError: If the factor leaves fewer images than a batch, or is out of range.
     """
-    num_examples = round(mechanism.num_examples * factor)
+    if not 1e-12 <= factor <= 1e12:
+        raise InputError(f"--more-data must lie between 1e-12 and 1e12, not {factor}: how many times as many images.")
+    num_examples, delta = round(mechanism.num_examples * factor), delta / factor
+    if not 1e-100 <= delta < 1:
+        raise InputError(f"{factor:g} times as many images would go with delta {delta:g}, which is none. Choose a factor nearer to 1.")
     if num_examples < mechanism.batch_size:
         raise InputError(f"{factor:g} times as many images are {num_examples}, fewer than the batch of {mechanism.batch_size}. Take a larger factor.")
     more = mechanism.replace(num_examples=num_examples)
     return {
         "num_examples": num_examples,
-        "delta": delta / factor,
+        "delta": delta,
         "sampling_prob": more.sampling_prob,
         "snr": tan.snr(more),
-        "epsilon": _finite(accountants.epsilon(more, delta / factor, accountant).epsilon),
-        "epsilon_tan": _finite(tan.epsilon_tan(more, delta / factor)),
+        "epsilon": _finite(accountants.epsilon(more, delta, accountant).epsilon),
+        "epsilon_tan": _finite(tan.epsilon_tan(more, delta)),
     }
 
 

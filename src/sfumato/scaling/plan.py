@@ -1,13 +1,17 @@
 """Three of batch size, steps, noise and epsilon give the fourth."""
 
-import math
 from typing import Any
 
-from sfumato.accounting import accountants, calibration, printed, tan
-from sfumato.accounting.mechanism import Accountant, Mechanism
-from sfumato.config import delta_default
+from sfumato import config
+from sfumato.accounting import accountants, printed, tan
+from sfumato.accounting.mechanism import Accountant
 from sfumato.errors import InputError
+from sfumato.planning.solve import Budget, solve
+from sfumato.record import finite
 from sfumato.scaling import equal_noise as trade
+
+# Images and steps: nobody has more, and beyond them rounding is no longer small beside q.
+MOST = 10**12
 
 
 def plan(
@@ -43,36 +47,31 @@ def plan(
     if len(left_out) != 1:
         verb = "all are given" if not left_out else f"{', '.join(left_out)} are left out"
         raise InputError(f"three of --batch-size, --num-steps, --noise-multiplier and --epsilon give the fourth, but {verb}. Leave out exactly one.")
-    if num_examples < 1:
-        raise InputError(f"--num-examples must be at least 1, not {num_examples}.")
-    delta = delta_default(num_examples) if delta is None else delta
-    if not 0 < delta < 1:
-        raise InputError(f"--delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")
-    budget: dict[str, Any] = {"num_examples": num_examples, "target_epsilon": epsilon, "delta": delta, "accountant": accountant}
-    if noise_multiplier is None:
-        assert batch_size is not None and num_steps is not None
-        noise_multiplier = calibration.solve_noise_multiplier(batch_size=batch_size, num_steps=num_steps, **budget)
-    elif num_steps is None:
-        assert batch_size is not None
-        num_steps = calibration.solve_num_steps(batch_size=batch_size, noise_multiplier=noise_multiplier, **budget)
-    elif batch_size is None:
-        assert num_steps is not None
-        batch_size = calibration.solve_batch_size(num_steps=num_steps, noise_multiplier=noise_multiplier, **budget)
-    assert batch_size is not None and num_steps is not None
-    mechanism = Mechanism(num_examples, batch_size, noise_multiplier, num_steps)
+    if not 1 <= num_examples <= MOST:
+        raise InputError(f"--num-examples must lie between 1 and {MOST:g}, not {num_examples}.")
+    if num_steps is not None and num_steps > MOST:
+        raise InputError(f"--num-steps must be at most {MOST:g}, not {num_steps}.")
+    delta = config.delta_default(num_examples) if delta is None else delta
+    if not 1e-100 <= delta < 1:
+        raise InputError(f"--delta must lie between 0 and 1, and be 1e-100 at least, not {delta}. A power of ten below 1/N is usual.")
+    keys = ("training.batch_size", "training.num_steps", "privacy.noise_multiplier", "privacy.target_epsilon")
+    for (name, value), key in zip(given.items(), keys, strict=True):
+        reason = None if value is None else config.why_impossible(key, value)  # as in a recipe
+        if reason is not None:
+            raise InputError(f"--{name.replace('_', '-')} {value} is not possible: {reason}. Correct it.")
+    if noise_multiplier == 0 and epsilon is not None:
+        raise InputError("--noise-multiplier 0 has no finite epsilon, so it cannot meet one. Choose a positive one.")
+    mechanism, _ = solve(Budget(num_examples, delta, epsilon, batch_size, num_steps, noise_multiplier, accountant))
     spent = accountants.epsilon(mechanism, delta, accountant)
     warnings = (
         [f"delta = {printed.delta(delta)} is more than 1/N = {1 / num_examples:.3g}. Choose a smaller one."] if delta > 1 / num_examples else []
     )
-    if 0 < noise_multiplier < 0.5:
+    if 0 < mechanism.noise_multiplier < 0.5:
         warnings.append("below sigma = 0.5 no budget is meaningful: take a larger batch with more noise (TAN, Figure 2)")
-    elif 0 < noise_multiplier < 2:
+    elif 0 < mechanism.noise_multiplier < 2:
         warnings.append("below sigma = 2 a budget is overcharged: a larger batch with as much more noise spends less (TAN, Figure 2)")
     if spent.note:
         warnings.append(spent.note)
-
-    def finite(value: float | None) -> float | None:
-        return value if value is not None and math.isfinite(value) else None
 
     return {
         "epsilon": finite(spent.epsilon),
@@ -81,15 +80,15 @@ def plan(
         "epsilon_tan": finite(tan.epsilon_tan(mechanism, delta)),
         "delta": delta,
         "accountant": spent.accountant,
-        "noise_multiplier": noise_multiplier,
-        "batch_size": batch_size,
+        "noise_multiplier": mechanism.noise_multiplier,
+        "batch_size": mechanism.batch_size,
         "num_examples": num_examples,
         "sampling_prob": mechanism.sampling_prob,
-        "num_steps": num_steps,
-        "num_epochs": num_steps * mechanism.sampling_prob,
+        "num_steps": mechanism.num_steps,
+        "num_epochs": mechanism.num_steps * mechanism.sampling_prob,
         "snr_per_step": finite(tan.snr_per_step(mechanism)),
         "snr": finite(tan.snr(mechanism)),
         "overcharge": finite(tan.overcharge(mechanism, delta, spent.epsilon)),
-        **(trade.advice(mechanism, delta) if noise_multiplier > 0 and num_steps else {}),
+        **(trade.advice(mechanism, delta) if mechanism.noise_multiplier > 0 and mechanism.num_steps else {}),
         "warnings": warnings,
     }

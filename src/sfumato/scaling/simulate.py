@@ -35,7 +35,8 @@ def simulated(recipe: ResolvedRecipe, batch_size: int, seed: int) -> ResolvedRec
     else:
         sigma = privacy.noise_multiplier * batch_size / training.batch_size
     values = recipe.model_dump()
-    values["privacy"] |= {"target_epsilon": None, "noise_multiplier": sigma, "selected_from": None}
+    of_one_run = {"selected_from": None, "selection_shape": 0.0, "score_noise": None}  # nothing is selected
+    values["privacy"] |= {"target_epsilon": None, "noise_multiplier": sigma, **of_one_run}
     values["training"]["batch_size"] = batch_size
     values["run"]["seed"] = seed
     return parse_resolved(values)

@@ -13,6 +13,7 @@ from sfumato.clipping.identity import identity
 from sfumato.data.dataset import Dataset, ImageSet
 from sfumato.data.views import Views
 from sfumato.evaluation.objective import Objective
+from sfumato.evaluation.row_independence import require_rows_apart
 from sfumato.models import registry
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Stream
@@ -65,6 +66,7 @@ class Learner:
                     self._settle(self.microbatch_size, compile)
             self.engine, self.methods = self.grad_fn.engine, self.grad_fn.methods
             self.workers = workers_for(device, self.grad_fn.parallel)
+            require_rows_apart(self.model, torch.zeros(1, *dataset.shape, device=device))
 
     def _settle(self, microbatch_size: int, compile: bool) -> float:
         """Makes what sums clipped gradients and shows it a batch under the conditions of a run; returns the seconds of a second one.

@@ -19,9 +19,9 @@ def complete(search, measure=accuracy):
         agenda = search.agenda(finished)
         if agenda.complete:
             return agenda, finished
-        slot = next(slot for slot in agenda.slots if slot.name not in finished)
+        slot = next(slot for slot in agenda.slots if slot.key not in finished)
         settings = slot.settings if slot.settings is not None else {"optimizer.learning_rate": 1.0 + len(finished)}
-        finished[slot.name] = Outcome(settings, tuple(measure(settings, slot, seed) for seed in slot.seeds))
+        finished[slot.key] = Outcome(settings, tuple(measure(settings, slot, seed) for seed in slot.seeds))
     raise AssertionError("the agenda never ends")
 
 
@@ -31,16 +31,30 @@ def test_the_greedy_order_finds_the_best_of_each_group_on_top_of_the_one_before(
     assert [stage.name for stage in agenda.stages] == ["learning rate", "averaging"]
     assert agenda.stages[0].gain.gain == pytest.approx(0.06)
     assert agenda.stages[1].gain.gain == pytest.approx(0.1 * (0.9999 - 0.9))
-    assert all("optimizer.learning_rate" in finished[name].settings for name in finished if name.startswith("averaging"))
+    assert all("optimizer.learning_rate" in outcome.settings for (_, name), outcome in finished.items() if name.startswith("averaging"))
 
 
 @pytest.mark.parametrize("trials", [1, 2, 3, 5, 9, 50])
 def test_no_more_settings_are_tried_than_was_asked_for(trials):
     for sampler in ("greedy", "random"):
         agenda, finished = complete(dataclasses.replace(made_up_search(), trials=trials, sampler=sampler))
-        tried = [name for name in finished if not name.startswith("law/")]
+        tried = [name for kind, name in finished if kind != "law"]
         assert len(tried) <= trials
         assert len(tried) == trials or sampler == "greedy"
+
+
+@pytest.mark.parametrize("name", ["law", "baseline", "candidate", "sample", "law/8"])
+def test_a_group_may_have_any_name(name):
+    """A candidate of a group `law` was once taken for a run of the prediction: at batch size 1, the second is called as its first."""
+    plain = dataclasses.replace(made_up_search(), batch_size=2, trials=6)
+    plain = dataclasses.replace(plain, space=Space((Group("g", {"optimizer.learning_rate": [1.0, 4.0, 8.0, 16.0, 32.0]}),)))
+    named = dataclasses.replace(plain, space=Space((dataclasses.replace(plain.space.groups[0], name=name),)))
+    (expected, outcomes), (agenda, finished) = complete(plain), complete(named)
+    assert agenda.settings == expected.settings == {"optimizer.learning_rate": 8.0}
+    assert len({slot.key for slot in agenda.slots}) == len(agenda.slots) == len(expected.slots)
+    one, other = (final.summary(search, *found, False) for search, found in ((plain, (expected, outcomes)), (named, (agenda, finished))))
+    assert one["trials"] == other["trials"] == 6
+    assert {key: one[key] for key in one if key != "stages"} == {key: other[key] for key in other if key != "stages"}
 
 
 def test_a_difference_within_the_spread_changes_nothing():
@@ -57,14 +71,14 @@ def test_trials_that_were_given_up_are_passed_over():
     while not (agenda := search.agenda(finished)).complete:
         for slot in agenda.slots:
             lost = slot.settings.get("optimizer.learning_rate") == 8.0
-            finished.setdefault(slot.name, Outcome(slot.settings, None if lost else tuple(accuracy(slot.settings, slot, s) for s in slot.seeds)))
+            finished.setdefault(slot.key, Outcome(slot.settings, None if lost else tuple(accuracy(slot.settings, slot, s) for s in slot.seeds)))
     assert agenda.settings["optimizer.learning_rate"] == 4.0
 
 
 def test_the_prediction_rests_on_seeds_that_chose_nothing():
     search = made_up_search()
     agenda, _ = complete(search)
-    law = [slot for slot in agenda.slots if slot.name.startswith("law/")]
+    law = [slot for slot in agenda.slots if slot.kind == "law"]
     assert [slot.batch_size for slot in law] == [8, 16, 32, 64]
     assert all(not set(slot.seeds) & set(search.seeds) and slot.settings == agenda.settings for slot in law)
 
@@ -118,7 +132,7 @@ def test_the_search_that_was_on_public_images_costs_nothing_and_the_other_has_no
 def test_cost_counts_every_view_of_every_trial():
     search = made_up_search()
     agenda, finished = complete(search)
-    tried = sum(1 for name in finished if not name.startswith("law/"))
+    tried = sum(kind != "law" for kind, _ in finished)
     views = tried * 2 * 16 * 60 + 3 * 60 * (8 + 16 + 32 + 64)
     assert final.cost(search, agenda, finished) == {
         "search_views": views,
@@ -131,7 +145,7 @@ def test_what_could_not_be_made_costs_nothing():
     search = dataclasses.replace(made_up_search(), sampler="random", trials=3)
     agenda, finished = complete(search)
     before = final.cost(search, agenda, finished)["search_views"]
-    finished["sample/1"] = Outcome({"ema.decay": 2.0}, None)
+    finished["candidate", "sample/1"] = Outcome({"ema.decay": 2.0}, None)
     assert before - final.cost(search, agenda, finished)["search_views"] == 2 * 16 * 60
 
 

@@ -1,8 +1,11 @@
 """Many processes on one study: nothing is lost and nothing counted twice, whoever dies."""
 
 import contextlib
+import dataclasses
+import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -10,6 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import optuna
 import pytest
 
 from sfumato.errors import InputError, MachineError
@@ -228,3 +232,92 @@ def test_a_storage_that_goes_away_is_a_fault_of_the_machine_and_loses_nothing(Wo
     path.rmdir()
     (tmp_path / "gone.db").rename(path)
     assert len(Worker(made_up_search(), url, "digits").finished()) == 2
+
+
+def altered(path, name, value, slot="sample/1"):
+    """Writes what somebody else could into the trial of a slot."""
+    with sqlite3.connect(path) as database:
+        trials = {
+            json.loads(found): trial for trial, found in database.execute("SELECT trial_id, value_json FROM trial_user_attributes WHERE key = 'slot'")
+        }
+        done = database.execute(
+            "UPDATE trial_user_attributes SET value_json = ? WHERE key = ? AND trial_id = ?", (json.dumps(value), name, trials[slot])
+        )
+        assert done.rowcount == 1
+    database.close()
+
+
+def sampled_search():
+    return dataclasses.replace(made_up_search(), sampler="random", trials=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "slot"),
+    [
+        ("settings", {"privacy.delta": 0.5}, "sample/1"),
+        ("settings", {"model.name": "os:system"}, "sample/1"),
+        ("settings", {"optimizer.learning_rate": 3.0, "ema.decay": 0.9}, "sample/1"),  # offered are 1, 2, 4, 8 and 16
+        ("settings", {"optimizer.learning_rate": 1.0}, "sample/1"),
+        ("settings", {"optimizer.learning_rate": 8.0}, "baseline"),
+        ("settings", 7, "sample/2"),
+        ("accuracies", [0.5], "sample/1"),
+        ("accuracies", [0.5, 2.0], "sample/1"),
+        ("accuracies", "high", "sample/1"),
+        ("kind", "law", "sample/1"),
+        ("kind", ["law"], "sample/1"),
+        ("slot", "sample/9", "sample/1"),
+        ("batch_size", 512, "sample/1"),
+        ("seeds", [7, 8], "sample/1"),
+    ],
+)
+def test_what_a_storage_holds_and_no_search_wrote_is_refused_in_one_line(Worker, tmp_path, name, value, slot):
+    path = tmp_path / "study.db"
+    url = f"sqlite:///{path}"
+    with Worker(sampled_search(), url, "digits") as worker:
+        worker.run(lambda number, settings, slot, watch: measured(settings, slot))
+    with Worker(sampled_search(), url, "digits") as worker:
+        assert worker.run(lambda *asked: pytest.fail("all is finished")).complete
+    altered(path, name, value, slot)
+    for read in (lambda worker: worker.run(lambda *asked: pytest.fail("nothing of it is run")), lambda worker: worker.finished()):
+        with Worker(sampled_search(), url, "digits") as worker, pytest.raises(InputError, match="none of this search") as refusal:
+            read(worker)
+        assert "\n" not in str(refusal.value)
+
+
+def test_a_waiting_trial_with_other_settings_than_the_search_asks_for_is_not_run(Worker, tmp_path):
+    path = tmp_path / "study.db"
+    url = f"sqlite:///{path}"
+
+    def evaluate(number, settings, slot, watch):
+        raise KeyboardInterrupt
+
+    with Worker(made_up_search(), url, "digits") as worker, pytest.raises(KeyboardInterrupt):
+        worker.run(evaluate)
+    with Worker(made_up_search(), url, "digits") as worker:
+        worker.study.enqueue_trial(
+            {}, user_attrs={"kind": "baseline", "slot": "baseline", "settings_asked": {"data.path": "/etc"}, "batch_size": 16, "seeds": [0, 1]}
+        )
+        with pytest.raises(InputError, match="none of this search"):
+            worker.run(lambda *asked: pytest.fail("it is run"))
+    with Worker(made_up_search(), url, "other") as worker:
+        worker.study.add_trial(optuna.trial.create_trial(value=1.0))  # of another program
+        with pytest.raises(InputError, match="none of this search"):
+            worker.run(lambda *asked: pytest.fail("it is run"))
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_drawn_values_outside_of_the_space_are_not_run(Worker, tmp_path, other):
+    """A trial that failed is made again with what it drew; that, too, lies in the storage."""
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    kinds = (optuna.distributions.FloatDistribution(0, 99), optuna.distributions.CategoricalDistribution([1.0, 2.0, 4.0, 8.0, 16.0, 77.0]))
+    with Worker(sampled_search(), url, "digits") as worker:
+        facts = {"kind": "candidate", "slot": "sample/1", "settings_asked": None, "batch_size": 16, "seeds": [0, 1]}
+        drawn = {"params": {"optimizer.learning_rate": 77.0}, "distributions": {"optimizer.learning_rate": kinds[other]}}
+        worker.study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL, user_attrs=facts, **drawn))
+
+        def evaluate(number, settings, slot, watch):
+            assert settings == {} or settings["optimizer.learning_rate"] <= 16.0
+            return measured(settings, slot)
+
+        with pytest.raises(InputError, match="none of this search"):
+            worker.run(evaluate)

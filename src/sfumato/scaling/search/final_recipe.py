@@ -11,7 +11,7 @@ from sfumato.config import ResolvedRecipe, parse_resolved
 from sfumato.errors import InputError
 from sfumato.planning.solve import Budget, solve
 from sfumato.scaling.law import NOT_TOLD_APART, Fit, Point, Prediction, fit, predict, rivals
-from sfumato.scaling.search.schedule import Agenda, Outcome, Search
+from sfumato.scaling.search.schedule import Agenda, Key, Outcome, Search
 from sfumato.scaling.search.space import Settings, apply
 from sfumato.scaling.search.trials import work
 
@@ -44,11 +44,11 @@ def final_recipe(search: Search, settings: Settings, public: bool) -> tuple[Reso
     return parse_resolved(values), spent
 
 
-def predicted(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> tuple[list[Fit], Prediction]:
+def predicted(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -> tuple[list[Fit], Prediction]:
     """The accuracy of the final run on the validation split, extrapolated from some batch sizes of the best settings."""
     points = []
     for slot in search.law_slots(agenda.settings):
-        accuracies = finished[slot.name].accuracies
+        accuracies = finished[slot.key].accuracies
         assert accuracies is not None
         points += [Point(slot.batch_size, seed, accuracy) for seed, accuracy in zip(slot.seeds, accuracies, strict=True)]
     fits = fit(points)
@@ -56,7 +56,7 @@ def predicted(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -
     return fits, predict(fits, reference)
 
 
-def cost(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> dict[str, Any]:
+def cost(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -> dict[str, Any]:
     """Views differentiated by the simulations, and as a fraction of one run of the recipe that was searched.
 
     A trial that fell behind is counted as if it had been made whole; one that was impossible was not made.
@@ -64,7 +64,7 @@ def cost(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> dic
     views = 0
     for slot in agenda.slots:
         try:
-            recipe = apply(search.recipe, finished[slot.name].settings)
+            recipe = apply(search.recipe, finished[slot.key].settings)
         except InputError:
             continue
         views += work(recipe, slot.batch_size, len(slot.seeds))
@@ -74,14 +74,14 @@ def cost(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> dic
     return {"search_views": views, "search_fraction": views / reference, "final_views": work(best, best.training.batch_size, 1)}
 
 
-def summary(search: Search, agenda: Agenda, finished: Mapping[str, Outcome], public: bool) -> dict[str, Any]:
+def summary(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome], public: bool) -> dict[str, Any]:
     """What the command prints, as JSON, but for the storage and the path of the recipe."""
     recipe, epsilon = final_recipe(search, agenda.settings, public)
     laws, prediction = predicted(search, agenda, finished)
     stages = [
         {"name": stage.name, **dataclasses.asdict(stage.gain), "counts": stage.gain.counts, "settings": stage.settings} for stage in agenda.stages
     ]
-    found = [outcome for name, outcome in finished.items() if not name.startswith("law/")]
+    found = [outcome for (kind, _), outcome in finished.items() if kind != "law"]
     return {
         "best": {"settings": agenda.settings, "accuracy": _accuracy_of(agenda.settings, found)},
         "stages": stages,
@@ -99,9 +99,9 @@ def summary(search: Search, agenda: Agenda, finished: Mapping[str, Outcome], pub
     }
 
 
-def augtest_gain(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> float | None:
+def augtest_gain(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -> float | None:
     """What the majority of several views adds at the largest batch simulated; None where training has no views. No part of the prediction."""
-    last = finished[search.law_slots(agenda.settings)[-1].name]
+    last = finished[search.law_slots(agenda.settings)[-1].key]
     if last.augtest is None or last.accuracies is None:
         return None
     return (sum(last.augtest) - sum(last.accuracies)) / len(last.augtest)

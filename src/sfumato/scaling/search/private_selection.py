@@ -11,17 +11,19 @@ import dataclasses
 import fcntl
 import hashlib
 import hmac
+import itertools
 import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from sfumato import config, randomness
 from sfumato.accounting.selection import Selection
 from sfumato.config import Recipe, ResolvedRecipe
+from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
 from sfumato.planning.resolve import selection_of
 from sfumato.randomness import Stream, Streams
@@ -249,6 +251,69 @@ def draw(recipe: ResolvedRecipe, space: Space, stream: Stream) -> Settings:
         except InputError:
             continue
     raise InputError("--paid: the space offers no possible settings. Look for choices that contradict each other.")
+
+
+def refuse_untrainable_choices(recipe: ResolvedRecipe, space: Space, facts: Facts, trust: Collection[str] = ()) -> None:
+    """Tries what may be drawn before anything is: a trial that cannot be made would end the search, and tell when it came.
+
+    Keys of one section are tried together, a range at its ends. Networks of the registry are built without memory; those
+    of trusted modules are built, and held to the laws of training and of evaluation on made-up images.
+
+    Args:
+        recipe: As for `paid_search`.
+        space: What settings are drawn from.
+        facts: The public numbers of the images.
+        trust: Modules that may be imported for a model, each by its full name.
+
+    Raises:
+        InputError: Naming the settings and why they cannot be trained.
+    """
+    sections: dict[str, dict[str, list[Any]]] = {"": {}}
+    for key, choices in space.choices.items():
+        sections.setdefault(key.split(".")[0], {})[key] = choices.ends() if isinstance(choices, Range) else choices
+    for section, values in sections.items():
+        for combination in itertools.product(*values.values()):
+            settings = dict(zip(values, combination, strict=True))
+            try:
+                trial = apply(recipe, settings)
+            except InputError:  # never drawn
+                continue
+            if not possible(trial, recipe.training.batch_size):
+                continue
+            try:
+                _refuse_untrainable(trial, facts, trust, of_model=section in ("", "model"))
+            except InputError as error:
+                shown = ", ".join(f"{key} = {value!r}" for key, value in settings.items())
+                raise InputError(f"--paid: no trial could be made{' with ' + shown if shown else ''}: {error}") from None
+
+
+def _refuse_untrainable(trial: ResolvedRecipe, facts: Facts, trust: Collection[str], of_model: bool) -> None:
+    import torch
+
+    from sfumato.clipping.checks import require_private
+    from sfumato.evaluation.row_independence import require_rows_apart
+    from sfumato.models import registry
+    from sfumato.planning.resolve import resolve
+
+    resolve(trial, facts)
+    if not of_model:
+        return
+    assert trial.model.name is not None
+    imported = registry.imported_module(trial.model.name) is not None
+    with contextlib.nullcontext() if imported else torch.device("meta"):
+        model = registry.build(
+            trial.model.name,
+            image_size=facts.image_size,
+            channels=facts.channels,
+            num_classes=facts.num_classes,
+            options=trial.model.options,
+            seed=0,
+            trust=trust,
+        )
+    if imported:
+        row = torch.zeros(1, facts.channels, facts.image_size, facts.image_size)
+        require_private(model, row)
+        require_rows_apart(model, row)
 
 
 def _between(range: Range, uniform: float) -> float:

@@ -1,6 +1,6 @@
 """What a search still has to try: a pure function of what has finished, so that any worker can work it out.
 
-Every place in a search has a name, its slot. The agenda grows as slots finish; it is complete when all that it names have.
+Every place in a search is a slot, known by its kind and its name. The agenda grows as slots finish; it is complete when all that it names have.
 """
 
 import dataclasses
@@ -13,6 +13,9 @@ from sfumato.scaling.search.significance import Gain, gain
 from sfumato.scaling.search.space import Range, Settings, Space, apply, proposals
 
 Sampler = Literal["greedy", "tpe", "random"]
+# A group of a space may have any name, so that a name alone does not tell what a slot is for.
+Kind = Literal["baseline", "candidate", "law"]
+Key = tuple[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,21 +23,28 @@ class Slot:
     """One trial to make.
 
     Attributes:
-        name: Unique in the search.
+        kind: The recipe as it is; settings that are tried; or the best ones at one of the batch sizes of the prediction.
+        name: Unique among those of its kind.
         settings: What differs from the recipe; None lets the sampler choose.
         batch_size: Of the simulation.
         seeds: One run for each.
     """
 
+    kind: Kind
     name: str
     settings: Settings | None
     batch_size: int
     seeds: tuple[int, ...]
 
     @property
+    def key(self) -> Key:
+        """What it is known by."""
+        return self.kind, self.name
+
+    @property
     def tests_views(self) -> bool:
         """Whether held-out images are also judged by several views (AugTest), as many as in training."""
-        return self.name.startswith("law/")
+        return self.kind == "law"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,13 +120,13 @@ class Search:
     num_examples: int
     data: str | None
 
-    def agenda(self, finished: Mapping[str, Outcome]) -> Agenda:
+    def agenda(self, finished: Mapping[Key, Outcome]) -> Agenda:
         """The trials of the search itself, then the runs that its prediction rests on."""
         agenda = self._greedy(finished) if self.sampler == "greedy" else self._sampled(finished)
         if not agenda.complete:
             return agenda
         law = self.law_slots(agenda.settings)
-        complete = all(slot.name in finished for slot in law)
+        complete = all(slot.key in finished for slot in law)
         return dataclasses.replace(agenda, slots=[*agenda.slots, *law], complete=complete)
 
     def law_slots(self, settings: Settings) -> list[Slot]:
@@ -127,42 +137,42 @@ class Search:
         reference = apply(self.recipe, settings).training.batch_size
         smallest = max(1, min(self.batch_size // 2, reference // 8))
         seeds = tuple(max(self.seeds) + 1 + i for i in range(max(3, len(self.seeds))))
-        return [Slot(f"law/{size}", settings, size, seeds) for size in (smallest, 2 * smallest, 4 * smallest, 8 * smallest)]
+        return [Slot("law", f"law/{size}", settings, size, seeds) for size in (smallest, 2 * smallest, 4 * smallest, 8 * smallest)]
 
-    def _slot(self, name: str, settings: Settings | None) -> Slot:
-        return Slot(name, settings, self.batch_size, self.seeds)
+    def _slot(self, kind: Kind, name: str, settings: Settings | None) -> Slot:
+        return Slot(kind, name, settings, self.batch_size, self.seeds)
 
-    def _greedy(self, finished: Mapping[str, Outcome]) -> Agenda:
+    def _greedy(self, finished: Mapping[Key, Outcome]) -> Agenda:
         """One group after another, each on top of what has counted as a gain (Sander et al. 2022, Table 2)."""
-        slots = [self._slot("baseline", {})]
+        slots = [self._slot("baseline", "baseline", {})]
         stages: list[Stage] = []
         settings: Settings = {}
-        if "baseline" not in finished:
+        if slots[0].key not in finished:
             return Agenda(slots, stages, settings, False)
-        accuracies = _accuracies(finished["baseline"])
+        accuracies = _accuracies(finished[slots[0].key])
         groups = self.space.groups
         for number, group in enumerate(groups):
             share = (self.trials - len(slots)) // (len(groups) - number)
             candidates = proposals(self.recipe, group, settings, share, self.num_examples)
-            tried = [self._slot(f"{group.name}/{i}", candidate) for i, candidate in enumerate(candidates)]
+            tried = [self._slot("candidate", f"{group.name}/{i}", candidate) for i, candidate in enumerate(candidates)]
             slots += tried
-            if any(slot.name not in finished for slot in tried):
+            if any(slot.key not in finished for slot in tried):
                 return Agenda(slots, stages, settings, False)
-            found = gain(accuracies, [finished[slot.name].accuracies for slot in tried])
+            found = gain(accuracies, [finished[slot.key].accuracies for slot in tried])
             if found.counts:
                 assert found.best is not None
-                settings, accuracies = candidates[found.best], _accuracies(finished[tried[found.best].name])
+                settings, accuracies = candidates[found.best], _accuracies(finished[tried[found.best].key])
             stages.append(Stage(group.name, found, settings))
         return Agenda(slots, stages, settings, True)
 
-    def _sampled(self, finished: Mapping[str, Outcome]) -> Agenda:
+    def _sampled(self, finished: Mapping[Key, Outcome]) -> Agenda:
         """The recipe's own settings, and what the sampler draws."""
-        tried = [self._slot(f"sample/{i}", None) for i in range(1, self.trials)]
-        slots = [self._slot("baseline", {}), *tried]
-        if any(slot.name not in finished for slot in slots):
+        tried = [self._slot("candidate", f"sample/{i}", None) for i in range(1, self.trials)]
+        slots = [self._slot("baseline", "baseline", {}), *tried]
+        if any(slot.key not in finished for slot in slots):
             return Agenda(slots, [], {}, False)
-        found = gain(_accuracies(finished["baseline"]), [finished[slot.name].accuracies for slot in tried])
-        settings = finished[tried[found.best].name].settings if found.counts and found.best is not None else {}
+        found = gain(_accuracies(finished[slots[0].key]), [finished[slot.key].accuracies for slot in tried])
+        settings = finished[tried[found.best].key].settings if found.counts and found.best is not None else {}
         return Agenda(slots, [Stage(self.sampler, found, settings)], settings, True)
 
     def as_json(self) -> dict[str, Any]:

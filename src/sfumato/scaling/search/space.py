@@ -69,11 +69,23 @@ class Space:
     def choices(self) -> dict[str, list[Any] | Range]:
         return {key: values for group in self.groups for key, values in group.choices.items()}
 
+    def holds(self, settings: Settings) -> bool:
+        """Whether all of these may be drawn from it; what is read from a file or a server may be anybody's."""
+        choices = self.choices
+        return all(key in choices and _may_be(value, choices[key]) for key, value in settings.items())
+
     def as_json(self) -> dict[str, Any]:
         return {
             group.name: {key: dataclasses.asdict(values) if isinstance(values, Range) else values for key, values in group.choices.items()}
             for group in self.groups
         }
+
+
+def _may_be(value: Any, choices: list[Any] | Range) -> bool:
+    if isinstance(choices, list):
+        return any(type(choice) is type(value) and choice == value for choice in choices)
+    whole = isinstance(choices.low, int) and isinstance(choices.high, int)
+    return type(value) in ((int,) if whole else (int, float)) and choices.low <= value <= choices.high
 
 
 def paper_space(recipe: ResolvedRecipe) -> Space:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import InputError
-from sfumato.scaling.search.schedule import Agenda, Outcome, Search, Slot
+from sfumato.scaling.search.schedule import Agenda, Key, Outcome, Search, Slot
 from sfumato.scaling.search.space import Settings
 from sfumato.scaling.search.storage import answers, close_storage, open_storage, shown
 
@@ -104,32 +104,71 @@ class Worker:
     def _run(self, evaluate: Evaluate) -> Agenda:
         while True:
             trials = self._trials()
-            finished = finished_outcomes(trials)
-            agenda = self.search.agenda(finished)
+            finished, agenda = self._checked(trials)
             if agenda.complete:
                 return agenda
-            self._enqueue([slot for slot in agenda.slots if slot.name not in finished], trials)
+            self._enqueue([slot for slot in agenda.slots if slot.key not in finished], trials)
             trial = self._claim()
             if trial is not None:
                 self._make(trial, evaluate)
             elif not self._fail_the_dead():
                 time.sleep(min(1.0, self.beat_seconds))
 
-    def finished(self) -> dict[str, Outcome]:
+    def finished(self) -> dict[Key, Outcome]:
         """What has been found, by slot."""
-        return finished_outcomes(self._trials())
+        return self._checked(self._trials())[0]
+
+    def _checked(self, trials: "list[FrozenTrial]") -> tuple[dict[Key, Outcome], Agenda]:
+        """What has been found and what follows from it, once all that is read is found to be of this search.
+
+        Others can write to a storage. What they claim to have found cannot be told from the truth, but settings that the
+        search never offers, of the budget or of a module's name, would end in the final recipe.
+        """
+        try:
+            finished = finished_outcomes(trials)
+            agenda = self.search.agenda(finished)
+            slots = {slot.key: slot for slot in agenda.slots}
+            if all(self._is_of(slots.get(_key(trial)), trial, finished) for trial in trials):
+                return finished, agenda
+        except (InputError, KeyError, TypeError, ValueError, AssertionError):
+            pass  # what this search itself has written gives none of them
+        raise self._altered()
+
+    def _altered(self) -> InputError:
+        return InputError(
+            f"the study {self.study.study_name!r} in {shown(self.url)} holds a trial that is none of this search: somebody "
+            "altered it. Begin anew with another --output or --storage."
+        )
+
+    def _is_of(self, slot: Slot | None, trial: "FrozenTrial", finished: dict[Key, Outcome]) -> bool:
+        facts = trial.user_attrs
+        if slot is None or (facts["settings_asked"], facts["batch_size"], facts["seeds"]) != (slot.settings, slot.batch_size, list(slot.seeds)):
+            return False
+        outcome = finished.get(slot.key)
+        if outcome is None:
+            return True
+        if outcome.settings != slot.settings if slot.settings is not None else not self._offers(outcome.settings):
+            return False
+        if outcome.accuracies is None:
+            return slot.kind == "candidate"
+        measured = (outcome.accuracies, outcome.accuracies if outcome.augtest is None else outcome.augtest)
+        return all(len(values) == len(slot.seeds) and all(type(value) is float and 0 <= value <= 1 for value in values) for values in measured)
+
+    def _offers(self, settings: Settings) -> bool:
+        space = self.search.space
+        return isinstance(settings, dict) and settings.keys() == space.choices.keys() and space.holds(settings)
 
     def _trials(self) -> "list[FrozenTrial]":
         return sorted(self.storage.get_all_trials(self.study_id, deepcopy=False), key=lambda trial: trial.number)
 
     def _enqueue(self, slots: list[Slot], trials: "list[FrozenTrial]") -> None:
         """Makes a trial for every slot without one; two workers may both do so, then the later trial is dropped."""
-        live = {trial.user_attrs["slot"] for trial in trials if _is_live(trial)}
-        drawn = {trial.user_attrs["slot"]: trial.params for trial in trials if trial.params}
+        live = {_key(trial) for trial in trials if _is_live(trial)}
+        drawn = {_key(trial): trial.params for trial in trials if trial.params and self.search.space.holds(trial.params)}
         for slot in slots:
-            if slot.name not in live:
-                facts = {"slot": slot.name, "settings": slot.settings, "batch_size": slot.batch_size, "seeds": list(slot.seeds)}
-                self.study.enqueue_trial(drawn.get(slot.name, {}), user_attrs=facts)
+            if slot.key not in live:
+                facts = {"kind": slot.kind, "slot": slot.name, "settings_asked": slot.settings, "batch_size": slot.batch_size}
+                self.study.enqueue_trial(drawn.get(slot.key, {}), user_attrs={**facts, "seeds": list(slot.seeds)})
 
     def _claim(self) -> "FrozenTrial | None":
         """The first waiting trial, now this worker's."""
@@ -137,14 +176,15 @@ class Worker:
         from optuna.trial import TrialState
 
         trials = self._trials()
-        first: dict[str, int] = {}
+        self._checked(trials)
+        first: dict[Key, int] = {}
         for trial in trials:
             if _is_live(trial):
-                first.setdefault(trial.user_attrs["slot"], trial.number)
+                first.setdefault(_key(trial), trial.number)
         for trial in trials:
             if trial.state == TrialState.WAITING:
                 with contextlib.suppress(UpdateFinishedTrialError):
-                    if first[trial.user_attrs["slot"]] != trial.number:
+                    if first[_key(trial)] != trial.number:
                         self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
                     elif self.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING):
                         return trial
@@ -156,7 +196,7 @@ class Worker:
         from optuna.trial import TrialState
 
         facts = frozen.user_attrs
-        slot = Slot(facts["slot"], facts["settings"], facts["batch_size"], tuple(facts["seeds"]))
+        slot = Slot(facts["kind"], facts["slot"], facts["settings_asked"], facts["batch_size"], tuple(facts["seeds"]))
 
         def settle(state: TrialState, value: float | None = None, **found: Any) -> None:
             # Failed by others meanwhile: their trial counts, not this one.
@@ -169,6 +209,8 @@ class Worker:
             try:
                 trial = optuna.trial.Trial(self.study, frozen._trial_id)
                 settings = self._draw(trial) if slot.settings is None else slot.settings
+                if slot.settings is None and not self._offers(settings):
+                    raise self._altered()
                 trial.set_user_attr("settings", settings)
 
                 def watch(step: int, accuracy: float) -> None:
@@ -178,7 +220,7 @@ class Worker:
 
                 found = evaluate(frozen.number, settings, slot, watch)
             except GivenUp as reason:
-                if slot.settings == {} or slot.name.startswith("law/"):
+                if slot.kind != "candidate":
                     settle(TrialState.FAIL)
                     raise InputError(str(reason)) from None
                 self.note(f"{slot.name}: given up, {reason}")
@@ -194,13 +236,16 @@ class Worker:
 
     def _draw(self, trial: "Trial") -> Settings:
         settings: Settings = {}
-        for key, choices in self.search.space.choices.items():
-            if isinstance(choices, list):
-                settings[key] = trial.suggest_categorical(key, choices)
-            elif isinstance(choices.low, int) and isinstance(choices.high, int):
-                settings[key] = trial.suggest_int(key, choices.low, choices.high, log=choices.log)
-            else:
-                settings[key] = trial.suggest_float(key, choices.low, choices.high, log=choices.log)
+        try:
+            for key, choices in self.search.space.choices.items():
+                if isinstance(choices, list):
+                    settings[key] = trial.suggest_categorical(key, choices)
+                elif isinstance(choices.low, int) and isinstance(choices.high, int):
+                    settings[key] = trial.suggest_int(key, choices.low, choices.high, log=choices.log)
+                else:
+                    settings[key] = trial.suggest_float(key, choices.low, choices.high, log=choices.log)
+        except ValueError:  # another trial drew that key from other values
+            raise self._altered() from None
         return settings
 
     @contextlib.contextmanager
@@ -246,7 +291,7 @@ class Worker:
 
     def _is_dead(self, trial: "FrozenTrial") -> bool:
         host, _, rest = trial.user_attrs.get("worker", "").rpartition(":")[0].rpartition(":")
-        if host == socket.gethostname() and rest and not _is_running(int(rest)):
+        if host == socket.gethostname() and rest.isdecimal() and not _is_running(int(rest)):
             return True
         # By this process's own clock, so that clocks need not agree.
         sign, now = trial.user_attrs.get("beat"), time.monotonic()
@@ -255,19 +300,23 @@ class Worker:
         return now - self._signs[trial._trial_id][1] > self.patience_seconds
 
 
-def finished_outcomes(trials: "list[FrozenTrial]") -> dict[str, Outcome]:
+def finished_outcomes(trials: "list[FrozenTrial]") -> dict[Key, Outcome]:
     """The first finished trial of each slot."""
     from optuna.trial import TrialState
 
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[Key, Outcome] = {}
     for trial in trials:
         facts = trial.user_attrs
         if trial.state == TrialState.COMPLETE:
             augtest = None if facts["augtest"] is None else tuple(facts["augtest"])
-            outcomes.setdefault(facts["slot"], Outcome(facts["settings"], tuple(facts["accuracies"]), augtest))
+            outcomes.setdefault(_key(trial), Outcome(facts["settings"], tuple(facts["accuracies"]), augtest))
         elif trial.state == TrialState.PRUNED:
-            outcomes.setdefault(facts["slot"], Outcome(facts["settings"], None))
+            outcomes.setdefault(_key(trial), Outcome(facts["settings"], None))
     return outcomes
+
+
+def _key(trial: "FrozenTrial") -> Key:
+    return trial.user_attrs["kind"], trial.user_attrs["slot"]
 
 
 def _is_live(trial: "FrozenTrial") -> bool:

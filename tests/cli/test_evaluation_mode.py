@@ -1,0 +1,105 @@
+"""Models that look at the images beside an image in evaluation mode alone, on the command line."""
+
+import json
+import sys
+
+import pytest
+import torch
+from PIL import Image
+
+from sfumato.accounting.selection import Selection
+from sfumato.evaluation import scores
+from tests.cli.test_cli import call, json_of, refused
+from tests.evaluation.test_trained import recipe as model_recipe
+from tests.evaluation.test_trained import write_run
+
+NET = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+    def forward(self, x):
+        return self.body(x) if self.training else self.body((x - x.min()) / (x.max() - x.min() + 1e-6))
+def net(num_classes): return Net(num_classes)
+def broken(num_classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes), nn.BatchNorm1d(num_classes))
+"""
+SHORT = ["--set", "training.num_steps=2", "--set", "training.batch_size=64", "--set", "training.engine=reference", "--accountant", "rdp"]
+PAID = ["search", "demo/digits", "--trials", "2", "--paid", "--score-noise", "5", *SHORT[:-2]]
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "my_net.py").write_text(NET)
+    (tmp_path / "space.toml").write_text('["learning rate"]\n"optimizer.learning_rate" = [2.0]\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("my_net", None)
+
+
+def test_training_and_check_refuse_it_and_a_search_before_its_first_trial(mine, capsys):
+    with_it, run = ["--set", "model.name=my_net:net"], mine / "run"
+    assert "in evaluation mode" in refused(capsys, "train", "demo/digits", *SHORT, *with_it, "--output", run) and not run.exists()
+    found = json_of(capsys, "check", "my_net:net", "--image-size", 8, "--channels", 1)
+    assert not found["compatible"] and "in evaluation mode" in found["findings"][0]["reason"]
+    words = [*PAID, *with_it, "--space", mine / "space.toml", "--output", mine / "search"]
+    assert "in evaluation mode" in refused(capsys, *words) and not (mine / "search").exists()
+
+
+def test_evaluate_and_predict_say_that_answers_depend_on_the_images_beside(mine, capsys):
+    weights = {"body.1.weight": torch.ones(10, 64), "body.1.bias": torch.zeros(10)}
+    run = write_run(mine / "run", model_recipe("my_net:net"), {"classes": list("0123456789")}, weights)
+    Image.new("L", (8, 8), 100).save(mine / "a.png")
+    for words in (["evaluate", run], ["predict", run, mine / "a.png"]):
+        status, _, err = call(capsys, *words, "--trust", "my_net")
+        warnings = [line for line in err.splitlines() if line.startswith("warning: ")]
+        assert status == 0 and len(warnings) == 1 and "depend on which images are judged together" in warnings[0]
+
+
+def test_a_score_that_noise_covers_moves_by_one_image_at_most_though_no_check_found_the_model(mine, capsys, monkeypatch):
+    """End to end: the image that makes the batch's range another one, in a search that nothing refused."""
+    monkeypatch.setattr("sfumato.evaluation.row_independence.evaluation_finding", lambda model, row: None)
+    monkeypatch.setattr("sfumato.training.learner.require_rows_apart", lambda model, row: None)
+    monkeypatch.setattr(Selection, "draw", lambda self, uniform: 1)
+    judged = []
+
+    def counted(logits, images):
+        judged.append((logits, images))
+        return 100
+
+    monkeypatch.setattr(scores, "judged_right", counted)
+    words = [*PAID, "--set", "model.name=my_net:net", "--space", mine / "space.toml", "--output", mine / "search", "--json"]
+    status, out, err = call(capsys, *words)
+    assert status == 0, err
+    ((logits, images),) = judged
+    from sfumato.evaluation.trained import load_run
+
+    model = load_run(mine / "search" / "selected", ("my_net",)).model
+    for place in (0, 5, len(images) - 1):
+        alone = model(images.batch(torch.tensor([place]))).detach()
+        assert torch.equal(alone[0], logits[place])
+    assert not torch.allclose(scores.predict_logits(model, images), logits, atol=1e-3)  # what a batch would have given
+    assert json.loads(out)["private"]
+
+
+@pytest.mark.parametrize(
+    ("space", "says"),
+    [
+        ('"model.options.width" = [16, 99999999]', "model.options.width = 99999999"),
+        ('"model.name" = ["small_cnn", "lenet"]', "lenet"),  # images of 8 pixels are too small
+        ('"model.options.order" = ["activation-norm", "x"]', "model.options.order = 'x'"),
+        ('"model.options.depth" = [16]', "no option depth"),
+        ('"model.name" = ["my_net:net"]', "--trust my_net"),
+        ('"augmentation.kind" = ["tan"]\n"augmentation.augmult" = [1]\n"augmentation.padding" = [2, 8]', "augmentation.padding = 8"),
+    ],
+)
+def test_settings_that_cannot_be_trained_are_refused_before_the_first_trial(mine, capsys, space, says):
+    (mine / "space.toml").write_text(f"[group]\n{space}\n")
+    error = refused(capsys, *PAID, "--space", mine / "space.toml", "--output", mine / "search")
+    assert says in error and "no trial could be made" in error and not (mine / "search").exists()
+
+
+def test_a_model_that_mixes_examples_is_refused_before_the_first_trial(mine, capsys):
+    (mine / "space.toml").write_text('[group]\n"optimizer.learning_rate" = [2.0]\n')
+    words = [*PAID, "--set", "model.name=my_net:broken", "--space", mine / "space.toml", "--output", mine / "search"]
+    assert "BatchNorm1d" in refused(capsys, *words) and not (mine / "search").exists()

@@ -1,0 +1,206 @@
+"""In evaluation mode, too, an image's answer is its own: models that compute each image alone only while they train."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from sfumato.clipping.checks import findings
+from sfumato.data.dataset import ImageSet
+from sfumato.errors import InputError
+from sfumato.evaluation.row_independence import evaluation_finding, require_rows_apart
+from sfumato.evaluation.scores import judged_right, predict_each_alone, predict_logits
+from sfumato.models import registry
+
+ROW = torch.zeros(1, 1, 8, 8)
+
+
+class Net(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    def forward(self, x):
+        return self.body(x) if self.training else self.answer(x)
+
+    def answer(self, x):
+        return self.body(x)
+
+
+class Softmax(Net):
+    def answer(self, x):
+        return self.body(x).softmax(0)
+
+
+class Range(Net):
+    def answer(self, x):
+        return self.body((x - x.min()) / (x.max() - x.min() + 1e-6))
+
+
+class Standardised(Net):
+    def answer(self, x):
+        x = self.body(x)
+        return (x - x.mean(0)) / (x.std(0, correction=0) + 1e-6)
+
+
+class Place(Net):
+    def answer(self, x):
+        return self.body(x) + torch.arange(len(x), dtype=x.dtype, device=x.device)[:, None].sin() * torch.arange(10, device=x.device)
+
+
+class Odd(Net):
+    def answer(self, x):
+        return self.body(x) * (len(x) % 2)
+
+
+class InBuffer(Net):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1, 8, 8))
+
+    def answer(self, x):
+        self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+        return self.body(x - self.mean)
+
+
+class InParameter(Net):
+    def answer(self, x):
+        self.body[3].bias.data.add_(x.mean())
+        return self.body(x)
+
+
+class InParameterOfItsOwn(Net):
+    def answer(self, x):
+        self.body[3].bias.data = self.body[3].bias.data + x.mean()
+        return self.body(x)
+
+
+class InAttribute(Net):
+    last = 0.0
+
+    def answer(self, x):
+        out = self.body(x) + 3 * self.last
+        self.last = out.flip(1)[:1].mean(0)
+        return out
+
+
+class InList(Net):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def answer(self, x):
+        self.seen.append(x.mean())
+        return self.body(x) + torch.stack(self.seen).sum() * torch.arange(10, device=x.device)
+
+
+class Dropping(Net):
+    def answer(self, x):
+        return nn.functional.dropout(self.body(x), 0.5, training=True)
+
+
+class DrawsByValue(Net):
+    """Draws more for a light image than for a dark one, so that those after it meet other masks."""
+
+    def answer(self, x):
+        if x.mean() > 0:
+            torch.rand(1)
+        return nn.functional.dropout(self.body(x), 0.5, training=True)
+
+
+MIXING = [Softmax, Range, Standardised, Place, Odd, InBuffer, InParameter, InParameterOfItsOwn, InAttribute, InList, DrawsByValue]
+
+
+def refuses(model):
+    """Whether a model is refused, or what is said of it."""
+    try:
+        return evaluation_finding(model, ROW) is not None
+    except InputError:
+        return True
+
+
+@pytest.mark.parametrize("kind", MIXING)
+def test_a_model_that_looks_beside_an_image_in_evaluation_mode_alone_is_found(kind):
+    model = kind().train()
+    if kind is not DrawsByValue:
+        assert not findings(model, ROW.expand(2, -1, -1, -1))  # in train mode there is nothing to find
+        found = evaluation_finding(model, ROW)
+        assert found is not None and "\n" not in str(found) and kind.__name__ in str(found) and "evaluation mode" in str(found)
+        with pytest.raises(InputError, match="evaluation mode"):
+            require_rows_apart(model, ROW)
+    assert refuses(model)
+
+
+@pytest.mark.parametrize("kind", [Net, Dropping])
+def test_a_model_that_judges_each_image_alone_is_not_found(kind):
+    assert evaluation_finding(kind(), ROW) is None
+
+
+@pytest.mark.parametrize("name", ["small_cnn", "tanh_cnn", "lenet", "wide_resnet"])
+def test_the_registry_s_own_judge_each_image_alone(name):
+    size, options = (32, {"depth": 10, "width": 1}) if name == "wide_resnet" else (28, {})
+    model = registry.build(name, image_size=size, channels=1, num_classes=10, options=options, seed=0)
+    assert evaluation_finding(model, torch.zeros(1, 1, size, size)) is None
+
+
+def test_batch_norm_judges_each_image_alone_once_it_is_trained_and_without_running_statistics_it_does_not():
+    def with_norm(tracks):
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, track_running_stats=tracks), nn.Flatten(), nn.Linear(144, 10))
+
+    assert evaluation_finding(with_norm(True), ROW) is None
+    assert evaluation_finding(with_norm(False), ROW) is not None
+
+
+@pytest.mark.parametrize("kind", [Net, *MIXING])
+def test_trying_a_model_leaves_it_as_it_was(kind):
+    model = kind().train()
+    state, attributes = {name: value.clone() for name, value in model.state_dict().items()}, dict(vars(model))
+    random = torch.get_rng_state()
+    refuses(model)
+    assert model.training and all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert vars(model) == attributes and torch.equal(torch.get_rng_state(), random) and not getattr(model, "seen", [])
+
+
+def made_up_images(count):
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 120, (count, 1, 8, 8), generator=generator).to(torch.uint8)
+    return ImageSet(pixels, torch.randint(0, 10, (count,), generator=generator), torch.ones(count, dtype=torch.bool), (0.2,), (0.3,))
+
+
+@pytest.mark.parametrize("kind", [Net, Dropping, *MIXING])
+def test_judged_alone_an_image_moves_no_answer_but_its_own_whatever_the_model_does(kind):
+    """What noise on the number judged right is certified for, by what happens when one of 30 images is another."""
+    images = made_up_images(30)
+    model = kind()
+    answers = predict_each_alone(model, images)
+    assert torch.equal(predict_each_alone(model, images), answers)  # nothing is left of the first time
+    for place, value in ((0, 255), (0, 0), (7, 255), (29, 255)):
+        pixels = images.images.clone()
+        pixels[place] = value
+        changed = dataclasses.replace(images, images=pixels)
+        others = torch.arange(30) != place
+        moved = predict_each_alone(model, changed)
+        assert torch.equal(moved[others], answers[others])
+        assert abs(judged_right(moved, changed) - judged_right(answers, images)) <= 1
+
+
+def test_together_one_image_moves_the_number_judged_right_by_many():
+    """What the law is there for: the same models, judged in batches."""
+    images, model = made_up_images(240), Range()
+    answers = predict_each_alone(model, images)
+    images = dataclasses.replace(images, labels=predict_logits(model, images).argmax(1))
+    pixels = images.images.clone()
+    pixels[0] = 255
+    changed = dataclasses.replace(images, images=pixels)
+    assert abs(judged_right(predict_logits(model, changed), changed) - judged_right(predict_logits(model, images), images)) > 10
+    assert math.isfinite(float(answers.abs().sum()))
+
+
+def test_alone_and_together_are_the_same_answers_where_the_law_is_kept():
+    images = made_up_images(30)
+    for model in (Net(), registry.build("small_cnn", image_size=8, channels=1, num_classes=10, options={}, seed=0)):
+        alone = predict_each_alone(model, images)
+        assert alone.shape == (30, 10) and torch.allclose(alone, predict_logits(model, images), atol=1e-5)
