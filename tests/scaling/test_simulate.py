@@ -7,7 +7,9 @@ import pytest
 
 from sfumato import config
 from sfumato.cli import run as sfumato
+from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
+from sfumato.planning.resolve import resolve
 from sfumato.run_folder.record import Result
 from sfumato.scaling.law_runs import read_study, scaling_law
 from sfumato.scaling.simulate import simulate, simulated
@@ -114,3 +116,14 @@ def test_runs_that_do_not_belong_together_are_refused_by_name(study, tmp_path):
         scaling_law(read_study([study / "16", study / "32"]), [])
     with pytest.raises(InputError, match="no finished run"):
         read_study([tmp_path / "nothing"])
+
+
+def test_a_run_that_was_selected_by_noisy_scores_is_simulated_as_the_one_run_that_it_is():
+    """What a paid search publishes names its selection; a simulation selects nothing."""
+    privacy = RECIPE.privacy.model_copy(update={"selected_from": 10.0, "selection_shape": 1.0, "score_noise": 5.0})
+    data = RECIPE.data.model_copy(update={"split": "train"})
+    selected = RECIPE.model_copy(update={"privacy": privacy, "data": data})
+    recipe = simulated(selected, 16, 0)
+    assert (recipe.privacy.selected_from, recipe.privacy.selection_shape, recipe.privacy.score_noise) == (None, 0.0, None)
+    plan = resolve(recipe, Facts(55_000, 10, 28, 1))  # what training does with it
+    assert not plan.private and plan.selection is None

@@ -8,7 +8,7 @@ import dataclasses
 import math
 from typing import Any
 
-from sfumato.accounting import accountants, tan
+from sfumato.accounting import accountants, printed, tan
 from sfumato.accounting.gaussian import epsilon_gaussian
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.errors import InputError
@@ -153,7 +153,7 @@ def with_more_data(mechanism: Mechanism, delta: float, factor: float, accountant
         raise InputError(f"--more-data must lie between 1e-12 and 1e12, not {factor}: how many times as many images.")
     num_examples, delta = round(mechanism.num_examples * factor), delta / factor
     if not 1e-100 <= delta < 1:
-        raise InputError(f"{factor:g} times as many images would go with delta {delta:g}, which is none. Choose a factor nearer to 1.")
+        raise InputError(f"{factor:g} times as many images would go with delta {printed.delta(delta)}, which is none. Choose a factor nearer to 1.")
     if num_examples < mechanism.batch_size:
         raise InputError(f"{factor:g} times as many images are {num_examples}, fewer than the batch of {mechanism.batch_size}. Take a larger factor.")
     more = mechanism.replace(num_examples=num_examples)

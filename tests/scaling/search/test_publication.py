@@ -198,3 +198,6 @@ def test_what_is_published_is_used_like_any_run(capsys, monkeypatch, tmp_path, o
     again = ["train", tmp_path / "search" / "selected" / "recipe.toml", "--output", "again", "--json"]
     status, out, err = call(capsys, *again)
     assert status == 0 and json.loads(out)["held_out"] == "test", err
+    again = ["simulate", tmp_path / "search" / "selected" / "recipe.toml", "--batch-size", "16", "--output", "simulated", "--json"]
+    status, out, err = call(capsys, *again)
+    assert status == 0 and json.loads(out)["private"] is False, err

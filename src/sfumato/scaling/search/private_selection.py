@@ -318,7 +318,7 @@ def _refuse_untrainable(trial: ResolvedRecipe, facts: Facts, trust: Collection[s
 
 def _between(range: Range, uniform: float) -> float:
     if range.log:
-        return range.low * (range.high / range.low) ** uniform
+        return math.exp(math.log(range.low) + uniform * (math.log(range.high) - math.log(range.low)))
     if isinstance(range.low, int) and isinstance(range.high, int):
         return range.low + int(uniform * (range.high - range.low + 1))
     return range.low + uniform * (range.high - range.low)

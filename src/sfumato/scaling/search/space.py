@@ -146,7 +146,8 @@ def _choices(path: Path, key: str, values: Any) -> list[Any] | Range:
     if isinstance(values, dict):
         try:
             found = Range(**values)
-            if -math.inf < found.low < found.high < math.inf and (found.low > 0 or not found.log):
+            numbers = all(type(end) in (int, float) for end in (found.low, found.high)) and type(found.log) is bool
+            if numbers and -math.inf < found.low < found.high < math.inf and (found.low > 0 or not found.log):
                 return found
         except TypeError:
             pass
@@ -158,10 +159,28 @@ def _refuse_values(path: Path, key: str, values: list[Any] | Range) -> None:
     tried: list[Any] = values.ends() if isinstance(values, Range) else values
     of_options = key.startswith("model.options.")
     for value in tried:
-        reason = config.why_impossible("model.options", {key.split(".")[2]: value}) if of_options else config.why_impossible(key, value)
+        reason = config.why_impossible("model.options", {key.split(".")[2]: value}) if of_options else _why_impossible(key, value)
         if reason is not None:
             shown = dataclasses.asdict(values) if isinstance(values, Range) else value
             raise InputError(f"{path}: {key} = {shown!r} is not possible: {reason}. Correct it.")
+
+
+def _why_impossible(key: str, value: Any) -> str | None:
+    """A recipe takes "2.0" and true for numbers; here values are counted with before a recipe reads them."""
+    if isinstance(value, bool) or (isinstance(value, str) and _is_number(value)):
+        return "input should be a number, without quotes"
+    reason = config.why_impossible(key, value)
+    if reason is None and key == STEPS and value < 1:
+        return "batch size and learning rate follow the number of steps, so there is one step at least"
+    return reason
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 _ALLOWED = ("model", "augmentation", "optimizer", "ema")
