@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import jsonschema
 import numpy as np
 import pytest
 from PIL import Image
@@ -417,9 +418,45 @@ def test_heavy_libraries_are_not_imported_for_help_plan_and_recipes():
     assert done.stderr.splitlines()[-1] == "[]", done.stderr
 
 
+SURFACE = {
+    "train": "--epsilon --delta --set --output --data-root --device --accountant --non-private --dry-run --resume --trust --json",
+    "plan": "--num-examples --delta --batch-size --num-steps --noise-multiplier --epsilon --recipe --json",
+    "simulate": "--batch-size --seeds --epsilon --delta --set --output --data-root --device --trust --json",
+    "search": "--trials --space --sampler --prune --paid --score-noise --batch-size --seeds --data --epsilon --delta --set --storage --worker "
+    "--output --data-root --device --trust --json",
+    "scaling-law": "--predict-batch-size --plot --json",
+    "evaluate": "--data-root --test-views --trust --json",
+    "predict": "--trust --json",
+    "check": "--fix --trust --json",
+    "norms": "--plot --json",
+    "recipes list": "--json",
+    "recipes show": "",
+    "recipes verify": "--json",
+    "schema": "",
+}
+
+
 def test_the_surface_of_the_command_line_is_what_the_contract_says(capsys):
     status, out, _ = call(capsys, "--help")
-    assert status == 0 and all(name in out for name in ("train", "plan", "recipes", "evaluate", "predict", "check", "norms"))
-    status, out, _ = call(capsys, "train", "--help")
-    options = "--epsilon --delta --set --output --data-root --device --accountant --non-private --dry-run --resume --json"
-    assert status == 0 and all(option in out for option in options.split())
+    assert status == 0 and all(name.split()[0] in out for name in SURFACE)
+    for name, options in SURFACE.items():
+        status, out, _ = call(capsys, *name.split(), "--help")
+        missing = [option for option in options.split() if option not in out]
+        assert status == 0 and not missing, f"{name} lacks {missing}"
+
+
+def test_what_a_run_leaves_is_what_the_schemas_say(capsys, tmp_path):
+    run = tmp_path / "run"
+    steps = ["--set", "training.num_steps=4", "--set", "training.evaluate_every=2", "--set", "training.norm_histogram_every=2"]
+    json_of(capsys, "train", "demo/digits", *steps, "--output", run)
+    lines = {"metrics": "metrics.jsonl", "private-metrics": "metrics_private.jsonl", "ledger": "ledger.jsonl"}
+    for name, file in {"certificate": "privacy.json", "result": "result.json", **lines}.items():
+        _, out, _ = call(capsys, "schema", name)
+        validator = jsonschema.Draft202012Validator(json.loads(out))
+        validator.check_schema(validator.schema)
+        texts = (run / file).read_text().splitlines() if name in lines else [(run / file).read_text()]
+        for text in texts:
+            validator.validate(json.loads(text))
+        with pytest.raises(jsonschema.ValidationError):
+            validator.validate({**json.loads(texts[0]), "another": 1})
+    assert "there is no schema" in refused(capsys, "schema", "certificat")

@@ -99,7 +99,7 @@ def test_all_code_that_runs_in_an_update_is_in_the_digest(tmp_path):
         threading.setprofile(None)
     ours = {Path(file).relative_to(PACKAGE).as_posix() for file in files if Path(file).is_relative_to(PACKAGE)}
     computing = {file for file in ours if any(file == room or file.startswith(f"{room}/") for room in COMPUTES)}
-    assert ours - computing <= {"run_folder/ledger.py", "run_folder/files.py", "run_folder/entries.py", "config.py"}
+    assert ours - computing <= {"run_folder/ledger.py", "run_folder/files.py", "run_folder/entries.py", "record.py", "config.py"}
     assert {"data/sampling.py", "training/step.py", "training/noise.py", "training/state.py", "clipping/graph/clip.py", "randomness.py"} <= computing
     assert {"data/augmentation/views.py", "training/draws.py", "training/ema.py", "clipping/clipped_grad.py"} <= computing
     assert all((PACKAGE / room).exists() for room in COMPUTES)

@@ -7,13 +7,14 @@ import shutil
 import pytest
 import torch
 
+from sfumato.accounting.mechanism import Mechanism
 from sfumato.config import DataConfig, parse
 from sfumato.data import loading as datasets
 from sfumato.data.views import Views
 from sfumato.errors import InputError
 from sfumato.planning.resolve import resolve
 from sfumato.run_folder import session as sessions
-from sfumato.run_folder.entries import first_session_line, spent_mechanism
+from sfumato.run_folder.entries import first_session_line, run_line, spent_mechanism
 from sfumato.run_folder.ledger import GENESIS, Ledger, chained_line
 from sfumato.run_folder.session import recipe_digest
 from sfumato.training.draws import Draws
@@ -179,7 +180,7 @@ def test_what_a_ledger_s_environment_states_is_not_used_unless_a_run_can_have_it
     environment = {"threads": 2, "engine": "graph", "microbatch_size": 8, "methods": {"memory_format": "contiguous"}, "device": "x"}
     for place, stated in ((tmp_path / "true", environment), (tmp_path / "forged", environment | change)):
         place.mkdir()
-        first = chained_line({"kind": "run", "num_examples": 9, "batch_size": 3, "noise_multiplier": 1.0}, GENESIS)
+        first = chained_line(run_line("0f" * 16, Mechanism(9, 3, 1.0, 1), 1.0, "digest"), GENESIS)
         second = chained_line(first_session_line(stated), first["hash"])
         (place / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (first, second)))
     assert sessions.recorded_environment(tmp_path / "true") == environment

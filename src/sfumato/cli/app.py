@@ -2,7 +2,7 @@
 
 import typer
 
-from sfumato.cli import check, evaluate, norms, plan, predict, recipes, scaling_law, search, simulate, train
+from sfumato.cli import check, evaluate, norms, plan, predict, recipes, scaling_law, schema, search, simulate, train
 
 app = typer.Typer(
     name="sfumato",
@@ -22,6 +22,7 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("check")(check.check)
 app.command("norms")(norms.norms)
+app.command("schema")(schema.schema)
 
 
 @app.callback()

@@ -1,54 +1,109 @@
 """From the ledger's lines to the mechanism that really ran."""
 
 import secrets
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from sfumato.accounting.mechanism import Mechanism
+import pydantic
+
+from sfumato.accounting.mechanism import Mechanism, Sampling
 from sfumato.errors import InputError
+from sfumato.record import Record
+
+
+class Chained(Record):
+    """What makes a line of an entry: the hash of the line before, and its own."""
+
+    prev: str
+    hash: str
+
+
+class RunEntry(Record):
+    """The first one: which run and recipe the ledger belongs to, and everything public but the number of steps."""
+
+    kind: Literal["run"] = "run"
+    run_id: str
+    num_examples: int
+    batch_size: int
+    noise_multiplier: float
+    sampling: Sampling
+    clipping_norm: float | None
+    recipe_digest: str
+
+
+class SessionEntry(Record):
+    """A session begins: updates after update ``first_step`` - 1 of session ``from_session`` are drawn afresh.
+
+    Attributes:
+        from_session: None in the first session, and where none of its updates is kept.
+        salt: Random, so that two copies of a run that both begin a session have nothing in common from then on; None in the first.
+        environment: What decides the last bits of an update (`sfumato.run_folder.environment`); empty in what a search publishes.
+    """
+
+    kind: Literal["session"] = "session"
+    session: int
+    first_step: int
+    from_session: int | None
+    salt: str | None
+    environment: dict[str, Any]
+
+
+class StepEntry(Record):
+    """One release: an update that is about to be applied.
+
+    Attributes:
+        sum_mac: Authenticates the clipped sum under the run's key; None where nothing is kept secret.
+    """
+
+    kind: Literal["step"] = "step"
+    session: int
+    step: int
+    sum_mac: str | None
+
+
+class RunLine(RunEntry, Chained):
+    """`RunEntry` as it stands in the ledger."""
+
+
+class SessionLine(SessionEntry, Chained):
+    """`SessionEntry` as it stands in the ledger."""
+
+
+class StepLine(StepEntry, Chained):
+    """`StepEntry` as it stands in the ledger."""
+
+
+Line = Annotated[RunLine | SessionLine | StepLine, pydantic.Field(discriminator="kind")]
+_LINE: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(Line)
 
 
 def run_line(run_id: str, mechanism: Mechanism, clipping_norm: float | None, recipe_digest: str) -> dict[str, Any]:
-    """The first line of a ledger: which run and recipe it belongs to, and everything public but the number of steps."""
-    return {
-        "kind": "run",
-        "run_id": run_id,
-        "num_examples": mechanism.num_examples,
-        "batch_size": mechanism.batch_size,
-        "noise_multiplier": mechanism.noise_multiplier,
-        "sampling": mechanism.sampling,
-        "clipping_norm": clipping_norm,
-        "recipe_digest": recipe_digest,
-    }
+    """The first entry of a ledger."""
+    return RunEntry(
+        run_id=run_id,
+        num_examples=mechanism.num_examples,
+        batch_size=mechanism.batch_size,
+        noise_multiplier=mechanism.noise_multiplier,
+        sampling=mechanism.sampling,
+        clipping_norm=clipping_norm,
+        recipe_digest=recipe_digest,
+    ).as_json()
 
 
 def first_session_line(environment: dict[str, Any]) -> dict[str, Any]:
     """The session in which a run begins."""
-    return {"kind": "session", "session": 0, "first_step": 1, "from_session": None, "salt": None, "environment": environment}
+    return SessionEntry(session=0, first_step=1, from_session=None, salt=None, environment=environment).as_json()
 
 
 def next_session_line(last: dict[str, Any], step: int, of_session: int | None, environment: dict[str, Any]) -> dict[str, Any]:
-    """Another session begins: updates after update ``step`` of session ``of_session`` are drawn afresh.
-
-    Its salt is random, so that two copies of a run that both begin a session have nothing in common from then on.
-    """
-    begins = {"session": last["session"] + 1, "first_step": step + 1, "from_session": of_session}
-    return {"kind": "session", **begins, "salt": secrets.token_hex(16), "environment": environment}
+    """Another session begins: updates after update ``step`` of session ``of_session`` are drawn afresh."""
+    return SessionEntry(
+        session=last["session"] + 1, first_step=step + 1, from_session=of_session, salt=secrets.token_hex(16), environment=environment
+    ).as_json()
 
 
 def step_line(session: int, step: int, sum_mac: str | None) -> dict[str, Any]:
-    """One release: an update that is about to be applied.
-
-    Args:
-        sum_mac: Authenticates the clipped sum under the run's key; None where nothing is kept secret.
-    """
-    return {"kind": "step", "session": session, "step": step, "sum_mac": sum_mac}
-
-
-_NUMBERS: dict[str, dict[str, type]] = {
-    "run": {"num_examples": int, "batch_size": int, "noise_multiplier": float},
-    "session": {"session": int, "first_step": int},
-    "step": {"session": int, "step": int},
-}
+    """One release."""
+    return StepEntry(session=session, step=step, sum_mac=sum_mac).as_json()
 
 
 def refuse_other_lines(lines: list[dict[str, Any]]) -> None:
@@ -60,9 +115,11 @@ def refuse_other_lines(lines: list[dict[str, Any]]) -> None:
     if not lines or lines[0].get("kind") != "run":
         raise InputError("the ledger has no first line that states the mechanism, so its epsilon is not known. Restore it from a copy.")
     for number, line in enumerate(lines, start=1):
-        numbers = _NUMBERS.get(str(line.get("kind")), {"kind": int})
-        of_its_kind = all(type(line.get(key)) in (kind, int) for key, kind in numbers.items())
-        if not of_its_kind or (line["kind"] == "run") != (number == 1) or (number == 2 and line["kind"] != "session"):
+        try:
+            kind = _LINE.validate_python(line).kind
+        except pydantic.ValidationError:
+            kind = None
+        if kind is None or (kind == "run") != (number == 1) or (number == 2 and kind != "session"):
             raise InputError(f"line {number} of the ledger is no line of a run, so its epsilon is not known. Restore the ledger from a copy.")
 
 

@@ -1,0 +1,25 @@
+"""JSON schemas of the files of a run, made from the types that write and read them."""
+
+from typing import Any
+
+import pydantic
+
+from sfumato.run_folder.entries import Line
+from sfumato.run_folder.record import Certificate, Metrics, PrivateMetrics, Result
+
+SCHEMAS: dict[str, Any] = {
+    "certificate": Certificate,
+    "result": Result,
+    "metrics": Metrics,
+    "private-metrics": PrivateMetrics,
+    "ledger": Line,
+}
+"""By name: privacy.json, result.json, and a line of metrics.jsonl, metrics_private.jsonl and ledger.jsonl."""
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of one of `SCHEMAS`."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **pydantic.TypeAdapter(SCHEMAS[name]).json_schema(mode="serialization"),
+    }
