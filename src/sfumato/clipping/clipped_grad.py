@@ -2,7 +2,7 @@ r"""The one public way to a privatisable gradient: a sum of clipped per-example 
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,6 +17,7 @@ from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.numerics import are_exact
 from sfumato.clipping.protocol import Batch, ClippedGrad, Engine, Loss, add_to, is_out_of_memory
 from sfumato.clipping.reference import ReferenceEngine
+from sfumato.clipping.signature import signature
 from sfumato.clipping.stand_in import put_back
 from sfumato.errors import InputError
 
@@ -157,7 +158,6 @@ class GradFn:
         self._precision = precision
         self._compiles = compile
         self._engine: Engine | None = None
-        self._signature: Any = None
         self._is_double = True
         self.refusal: str | None = None
         self._preparing = threading.Lock()
@@ -213,11 +213,11 @@ class GradFn:
         """
         views = self._as_views(inputs, targets, is_padding)  # (B, K, ...)
         real = torch.arange(len(views), device=views.device) if is_padding is None else (~is_padding).nonzero()[:, 0]
-        if len(real) and (self._engine is None or self._signature_of(views) != self._signature):
+        if len(real) and not self._is_prepared(views):
             with self._preparing:  # threads may call at once
-                if self._engine is None or self._signature_of(views) != self._signature:
+                if not self._is_prepared(views):
                     self._prepare(views, targets, len(real))
-                    self._signature = self._signature_of(views)
+                    self._note(views)
         parameters = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
         dtype = next((torch.promote_types(parameter.dtype, torch.float32) for parameter in parameters.values()), torch.float32)
         grad_norms, losses = torch.zeros(2, len(views), dtype=dtype, device=views.device)
@@ -241,6 +241,8 @@ class GradFn:
                 add_to(grad_sum, out.grad_sum)
                 grad_norms[chosen] = out.grad_norms[: len(chosen)].to(dtype)
                 losses[chosen] = out.losses[: len(chosen)].to(dtype)
+        if self.engine != "graph":  # what the model's own code noted in helpers is no change from outside
+            self._note(views)
         return ClippedGrad(grad_sum, grad_norms, losses)
 
     def verify(self, seed: int) -> None:
@@ -364,39 +366,13 @@ class GradFn:
             remedy = "Take out what the message names" if self.engine == "reference" else 'Take that out, or use engine="reference", which is slow'
             raise InputError(f'engine "{self.engine}" {complaint}. {remedy}.')
 
-    def _signature_of(self, views: torch.Tensor) -> Any:
-        """What an engine was built for: another mode, layer, setting, hook, image size or precision of convolutions is another computation."""
-        return (
-            views.shape[2:],
-            views.dtype,
-            views.device,
-            are_exact("conv", views.device),
-            tuple((id(module), type(module), *map(len, _hooks(module)), *_settings(module)) for module in self._model.modules()),
-            tuple(
-                (name, parameter.requires_grad, parameter.dtype, *map(len, _hooks_on(parameter)))
-                for name, parameter in self._model.named_parameters()
-            ),
-        )
+    def _is_prepared(self, views: torch.Tensor) -> bool:
+        return self._engine is not None and self._shape == _shape(views) and self._signature.holds(signature(self._model))
+
+    def _note(self, views: torch.Tensor) -> None:
+        """What the engine is for: another mode, layer, setting, hook, image size or precision of convolutions is another computation."""
+        self._shape, self._signature = _shape(views), signature(self._model)
 
 
-# What every module has, its mode aside.
-_OF_ALL_MODULES = frozenset(vars(nn.Module())) - {"training"}
-
-
-def _settings(module: nn.Module) -> Iterator[Any]:
-    """A module's own attributes: plain ones, and those in lists and dictionaries, by value (a dropout's rate, a stride); others by what they are."""
-    for name, value in vars(module).items():
-        if name not in _OF_ALL_MODULES:
-            entries = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else (value,)
-            yield from (entry if isinstance(entry, _PLAIN) else (id(entry), getattr(entry, "_version", None)) for entry in entries)
-
-
-_PLAIN = (type(None), bool, int, float, str)
-
-
-def _hooks(module: nn.Module) -> tuple[Sized, ...]:
-    return module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks
-
-
-def _hooks_on(parameter: nn.Parameter) -> tuple[Sized, ...]:
-    return parameter._backward_hooks or (), getattr(parameter, "_post_accumulate_grad_hooks", None) or ()
+def _shape(views: torch.Tensor) -> tuple[Any, ...]:
+    return views.shape[2:], views.dtype, views.device, are_exact("conv", views.device)
