@@ -153,6 +153,19 @@ def test_a_hook_that_replaces_another_counts(of):
     with_setting.remove()
 
 
+def test_a_hook_on_a_parameter_that_replaces_another_counts():
+    model, _ = make()
+    for factor in (1.0, 3.0):
+        handle = model.layer.weight.register_hook(lambda grad, factor=factor: grad * factor)
+        with_hook = clipped_grad(model, cross_entropy, clipping_norm=1.0)
+        assert_up_to_date(with_hook, model)
+        handle.remove()
+        handle = model.layer.weight.register_hook(lambda grad: grad * 5.0)
+        assert_up_to_date(with_hook, model)
+        handle.remove()
+        assert_up_to_date(with_hook, model)
+
+
 def test_an_object_that_takes_the_place_of_another_in_memory_is_another():
     model, places = nn.Linear(2, 2), set()
     before = signature(model)

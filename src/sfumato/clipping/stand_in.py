@@ -96,6 +96,26 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Afterwards every buffer is the tensor that it was, and holds what it held."""
+    before = [
+        (module, name, buffer, buffer.detach().clone(), version(buffer))
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not nn.parameter.is_lazy(buffer)
+    ]
+    try:
+        yield
+    finally:
+        for module, name, buffer, held, number in before:
+            if version(buffer) != number:
+                with torch.no_grad():
+                    buffer.copy_(held)
+            if getattr(module, name, None) is not buffer:
+                module._buffers[name] = buffer
+
+
+@contextmanager
 def put_back(model: nn.Module) -> Iterator[None]:
     """For calls of a model's own code on private images: `.grad` is None within, and it and all attributes are put back."""
     grads = [(tensor, tensor.grad) for tensor in [*model.parameters(), *model.buffers()]]
