@@ -374,7 +374,7 @@ class GradFn:
                 if name == names[-1]:
                     raise
                 refusals.append(str(refusal))
-        self.refusal = ' Nor can engine "func": '.join(refusals) or None
+        self.refusal = "; and ".join(refusal.rstrip(".") for refusal in refusals) or None
 
     def _build(self, name: str, row: torch.Tensor, truth: Truth, count: int) -> Engine:
         """An engine of that name, tried on so many made-up examples.
@@ -406,8 +406,8 @@ class GradFn:
             if complaint is None and engine.rounds_by:
                 complaint = self._law.complaint_of_speed(engine, truth, self._coefficient, count)
         if complaint is not None:
-            remedy = "Take out what the message names" if self.engine == "reference" else 'Take that out, or use engine="reference", which is slow'
-            raise InputError(f'engine "{self.engine}" {complaint}. {remedy}.')
+            remedy = "" if self.engine == "reference" else ', or use engine="reference", which is slow'
+            raise InputError(f'engine "{self.engine}" {complaint}. Take that out{remedy if self._wanted != "auto" else ""}.')
 
     def _is_prepared(self, views: torch.Tensor) -> bool:
         return self._engine is not None and self._shape == _shape(views) and self._signature.holds(signature(self._model))
