@@ -188,3 +188,123 @@ def test_images_whose_channels_lie_together_go_through_group_norms_one_after_ano
     inputs, targets, methods = torch.randn(16, 2, 3, 8, 8), torch.randint(4, (16,)), {"memory_format": "channels_last"}
     keys = {"clipping_norm": 0.5, "augmult": 2, "microbatch_size": 16, "engine": "graph", "methods": methods}
     assert_equal([clipped_grad(model, loss_fn, **keys, compile=compile) for compile in (False, True)], inputs, targets)
+
+
+class Focal(nn.Module):
+    """A loss with settings of every kind: a number, weights, a buffer, whether a gradient passes its factor."""
+
+    def __init__(self):
+        super().__init__()
+        self.gamma, self.detaches, self.weights = 0.0, True, torch.ones(4)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, outputs, *targets):
+        targets = [target.long() for target in targets]
+        losses = sum(F.cross_entropy(outputs, target, reduction="none") * self.weights[target] for target in targets)
+        factor = torch.exp(-losses)
+        factor = factor.detach() if self.detaches else factor
+        return losses * (1 - factor) ** self.gamma * self.scale
+
+
+def set_gamma(loss):
+    loss.gamma = 2.0
+
+
+def pass_gradient(loss):
+    """The losses stay what they are."""
+    loss.detaches = False
+
+
+def replace_weights(loss):
+    loss.weights = torch.tensor([0.2, 1.0, 3.0, 0.5])
+
+
+def change_weights(loss):
+    loss.weights.mul_(torch.tensor([0.2, 1.0, 3.0, 0.5]))
+
+
+def replace_buffer(loss):
+    loss.scale = torch.tensor(3.0)
+
+
+def change_buffer(loss):
+    loss.scale.fill_(3.0)
+
+
+def compiled_with(loss, model=None):
+    """Beside the same operation by operation, both called once."""
+    torch.manual_seed(0)
+    model = model or nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
+    options = {"microbatch_size": 4, "engine": "graph", "methods": {"memory_format": "contiguous"}}
+    pair = [clipped_grad(model, loss, clipping_norm=2.0, compile=compile, **options) for compile in (False, True)]
+    inputs, targets = torch.randn(7, 3, 2, 2), torch.randint(4, (7,))
+    assert_equal(pair, inputs, targets)
+    return pair, inputs, targets
+
+
+@pytest.mark.parametrize(
+    "change",
+    [set_gamma, pass_gradient, replace_weights, change_weights, replace_buffer, change_buffer],
+)
+def test_a_loss_whose_settings_change_is_the_loss_as_it_is(change):
+    loss = Focal()
+    loss.gamma = 1.0
+    pair, inputs, targets = compiled_with(loss)
+    before = pair[1](inputs, targets).grad_sum
+    change(loss)
+    assert_equal(pair, inputs, targets)
+    after = pair[1](inputs, targets).grad_sum
+    assert any(not torch.allclose(value, after[name], rtol=1e-3) for name, value in before.items())
+
+
+def test_a_changed_loss_is_compiled_anew_but_one_that_goes_on_changing_is_not(monkeypatch):
+    loss = Focal()
+    pair, inputs, targets = compiled_with(loss)
+    set_gamma(loss)
+    assert_equal(pair, inputs, targets)  # its last microbatch is compiled again
+    with monkeypatch.context() as patch:
+        patch.setattr(GraphEngine, "_pass", None)
+        pair[1](inputs, targets)
+    compilations = []
+    original = torch._inductor.compile
+    monkeypatch.setattr(torch._inductor, "compile", lambda *args: compilations.append(1) or original(*args))
+    for step in range(12):
+        loss.gamma = 0.5 + 0.1 * step
+        assert_equal(pair, inputs, targets)
+    assert 2 <= len(compilations) <= 8
+
+
+def test_another_number_or_type_of_targets_is_another_pass():
+    pair, inputs, targets = compiled_with(Focal())
+    others = torch.randint(4, (7,))
+    one, two = (pair[0](inputs, *given).grad_sum for given in ((targets,), (targets, others)))
+    assert not torch.allclose(one["1.weight"], two["1.weight"])
+    of_bytes = targets.byte()
+    for given in ((targets, others), (targets,), (of_bytes,), (targets, others), (targets, of_bytes), (targets,)):
+        eager, fused = (grad_fn(inputs, *given) for grad_fn in pair)
+        for name, value in eager.grad_sum.items():
+            torch.testing.assert_close(fused.grad_sum[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_another_clipping_norm_is_another_pass():
+    """`sensitivity` follows it, so the sum must."""
+    pair, inputs, targets = compiled_with(Focal())
+    for norm in (0.1, 0.5):
+        for grad_fn in pair:
+            grad_fn.clipping_norm = norm
+        assert_equal(pair, inputs, targets)
+
+
+def test_a_loss_of_two_targets_is_held_to_the_law_as_well():
+    """Of one target it may be another function: this one draws random numbers for two, by their place in the batch."""
+
+    def mixed(outputs, *targets):
+        losses = sum(F.cross_entropy(outputs, target, reduction="none") for target in targets)
+        return losses * torch.rand(len(losses)) if len(targets) == 2 else losses
+
+    inputs, targets = torch.randn(7, 3, 2, 2), torch.randint(4, (7,))
+    grad_fn = clipped_grad(nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), mixed, clipping_norm=1.0)
+    before = grad_fn(inputs, targets).grad_sum["1.weight"]
+    with pytest.raises(InputError, match="loss_fn draws random numbers"):
+        grad_fn(inputs, targets, targets)
+    assert torch.equal(grad_fn(inputs, targets).grad_sum["1.weight"], before)

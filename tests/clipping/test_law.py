@@ -209,9 +209,12 @@ def test_a_hook_on_a_layer_behind_zeros_is_not_lost():
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
     nn.init.zeros_(model[2].weight)
     model[0].weight.register_hook(lambda grad: -grad)
-    with pytest.raises(InputError, match="at '0' .Linear. or before it.*engine=\"reference\""):
-        clipped_grad(model, cross_entropy, clipping_norm=1.0)(torch.randn(2, 4), torch.tensor([0, 1]))
-    assert clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="reference")(torch.randn(2, 4), torch.tensor([0, 1])).grad_norms.all()
+    batch = torch.randn(2, 4), torch.tensor([0, 1])
+    for engine in ("graph", "func"):
+        with pytest.raises(InputError, match="at '0' .Linear. or before it.*engine=\"reference\""):
+            clipped_grad(model, cross_entropy, clipping_norm=1.0, engine=engine)(*batch)
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0)
+    assert grad_fn(*batch).grad_norms.all() and grad_fn.engine == "reference"
 
 
 @pytest.mark.parametrize("angle", [1e-4, 1e-3])
@@ -524,3 +527,44 @@ def test_every_kind_of_setting_is_seen(change):
     batch = torch.rand(5, 4), torch.arange(5) % 3
     expected = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="reference")(*batch).grad_norms
     torch.testing.assert_close(grad_fn(*batch).grad_norms, expected)
+
+
+class NotesFeatures(nn.Module):
+    """Keeps what it last saw, and a table that it once filled."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.last, self.filled = nn.Linear(4, 3), None, torch.zeros(4)
+
+    def forward(self, x):
+        self.last = x * 2
+        if torch.is_inference_mode_enabled():
+            self.filled = x.mean(0).detach()
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_features_noted_in_inference_mode_stand_in_nobody_s_way(when, engine):
+    """PyTorch keeps no count of what is written to such tensors."""
+    model = NotesFeatures()
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine=engine)
+    batch = torch.rand(3, 4), torch.arange(3)
+    expected = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="reference")(*batch).grad_norms
+    if when == "between":
+        grad_fn(*batch)
+    for _ in range(2):
+        with torch.inference_mode():
+            model(torch.ones(2, 4))
+        kept = model.last
+        torch.testing.assert_close(grad_fn(*batch).grad_norms, expected)
+        assert model.last is kept and torch.equal(kept, torch.full((2, 4), 2.0))
+
+
+def test_an_attribute_of_inference_mode_that_was_written_to_is_put_back():
+    model = NotesFeatures()
+    with torch.inference_mode():
+        model(torch.ones(2, 4))
+    with stand_in(model, None, None), torch.inference_mode():
+        model.filled.mul_(5)
+    assert torch.equal(model.filled, torch.ones(4))

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from sfumato.clipping import clipped_grad
 from sfumato.clipping.graph.export import NotCapturable, capture
+from sfumato.clipping.graph.row_independence import RowDimension
 
 
 class Applies(nn.Module):
@@ -120,6 +122,13 @@ ALLOWED = {
     "their own lower triangle": lambda x: (x[:, None] * torch.ones(4, 1)).tril().sum(1),
     "copies of rows": lambda x: x.repeat_interleave(2, 0).view(-1, 2, 4).mean(1),
     "a row's own mean": lambda x: x - x.mean(1, keepdim=True),
+    "constants of its type, unbound": lambda x: x - x.new_ones(2, 4).unbind(0)[1],
+    "constants of its type, cut": lambda x: x - x.new_zeros(2, 4).chunk(2)[1] + x.new_ones(3, 3, 4).split(1)[1][0, 2],
+    "constants of its type, padded": lambda x: x + F.pad(x.new_ones(2), (1, 1)),
+    "constants of its type, multiplied": lambda x: x + torch.einsum("ij,jk->ik", x.new_ones(1, 3), x.new_ones(3, 4)),
+    "constants of its type, scattered": lambda x: x + x.new_zeros(4).scatter(0, torch.tensor([1, 2]), 1.0),
+    "constants of its type, as many as rows are tried with": lambda x: x * x.new_ones(3, 4).cumsum(0)[1],
+    "as large as another": lambda x: torch.broadcast_tensors(x, torch.ones(4))[1] * x,
 }
 
 
@@ -127,6 +136,23 @@ ALLOWED = {
 def test_rows_know_neither_their_place_nor_their_number(name):
     with pytest.raises(NotCapturable):
         capture(Applies(REFUSED[name]), torch.zeros(1, 4))
+
+
+def test_what_the_proof_does_not_follow_is_a_refusal_and_no_exception(monkeypatch):
+    def stumbles(self, *args):
+        raise KeyError("an operation that is written otherwise than thought of")
+
+    monkeypatch.setattr(RowDimension, "_refusal", stumbles)
+    with pytest.raises(NotCapturable, match="is not followed by the proof"):
+        capture(Applies(lambda x: x + 1), torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize("name", [name for name in ALLOWED if "constants" in name])
+def test_constants_of_its_type_are_no_rows(name):
+    """The whole engine takes them."""
+    grad_fn = clipped_grad(Applies(ALLOWED[name]), lambda outputs: outputs.square().sum(1), clipping_norm=1.0)
+    grad_fn(torch.randn(3, 4))
+    assert grad_fn.engine == "graph"
 
 
 @pytest.mark.parametrize("name", ALLOWED)

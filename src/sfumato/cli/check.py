@@ -74,8 +74,9 @@ def check(
     for use in uses:
         derived = "" if use.kind == "parameter" else f", {use.kind}"
         output.say(f"{use.module or 'model'}: {use.operation} {use.argument} ({', '.join(use.parameters)}{derived}): {use.method}")
-    if refusal:
-        output.say(f'engine "graph" is not for this model, so that "func" takes it: {refusal}')
+    if grad_fn and refusal:
+        slow = ", one image at a time, which is slow" if grad_fn.engine == "reference" else ""
+        output.say(f'engine "graph" is not for this model, so that "{grad_fn.engine}" takes it{slow}: {refusal}')
     output.say(f"{model}: {'compatible' if not found else 'cannot be trained privately as it is'}")
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from sfumato.clipping.stand_in import buffers_kept
 from sfumato.errors import InputError
 
 # Rows of the made-up batch: enough for operations on pairs and fours to show, and seldom
@@ -24,6 +25,8 @@ from sfumato.errors import InputError
 _ROWS = 7
 # A change below this fraction of the largest output is the device's rounding, not mixing.
 _ROUNDING = 1e-6
+# So many are tried before a parameter is said to receive no gradient.
+_MORE_BATCHES = 8
 # Of the draws that a module with dropout is tried with.
 _SEEDS = (0, 1, 2, 3)
 
@@ -125,11 +128,14 @@ def _mixes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """
     draws = [partial(_call, seed=seed) for seed in _SEEDS] + [_call_with_nothing_dropped]
     for number, call in enumerate(draws):
-        before = call(module, args, kwargs)
+        with buffers_kept(module):
+            before = call(module, args, kwargs)
         if number == 0 and not _drew(args, seed=_SEEDS[0]):
             draws[1:] = []
-        if any(_moved_elsewhere(before, call(module, *_change_row((args, kwargs), row)), row) for row in range(_ROWS)):
-            return True
+        for row in range(_ROWS):
+            with buffers_kept(module):  # a buffer that every call moves mixes nothing
+                if _moved_elsewhere(before, call(module, *_change_row((args, kwargs), row)), row):
+                    return True
     return False
 
 
@@ -245,7 +251,7 @@ def _buffer_findings(probe: nn.Module, inputs: torch.Tensor) -> list[Finding]:
                 f"changes its buffer '{buffer_name}' during a forward pass, so statistics of private images would be kept without noise",
                 "Replace it: `sfumato check --fix groupnorm MODEL`."
                 if isinstance(module, nn.modules.batchnorm._BatchNorm)
-                else "Turn the tracking off (for example track_running_stats=False).",
+                else "Turn the tracking off (for example track_running_stats=False), or put it into eval mode.",
             )
         )
     return found
@@ -267,14 +273,21 @@ def _gradient_findings(probe: nn.Module, inputs: torch.Tensor) -> list[Finding]:
     if not any(parameter.requires_grad for parameter in probe.parameters()):
         return [Finding("", type(probe).__name__, "has no trainable parameter", "Set requires_grad on what is to be trained.")]
     torch.manual_seed(0)
+    missing: list[str] | None = None
     with torch.enable_grad():
-        outputs = [leaf for leaf in tree_leaves(probe(inputs)) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-        try:
-            missing = missing_gradients(probe, torch.stack([output.sum() for output in outputs]).sum())
-        except RuntimeError as error:
-            return [_derivative_finding(probe, inputs, error)]
+        for _ in range(_MORE_BATCHES):
+            tensors = [leaf for leaf in tree_leaves(probe(inputs)) if isinstance(leaf, torch.Tensor)]
+            outputs = [tensor for tensor in tensors if tensor.is_floating_point()]
+            try:
+                now = missing_gradients(probe, torch.stack([output.sum() for output in outputs]).sum())
+            except RuntimeError as error:
+                return [_derivative_finding(probe, inputs, error)]
+            missing = now if missing is None else [name for name in missing if name in now]
+            if not missing:
+                break
+            inputs = torch.randn_like(inputs)  # of a mixture's experts some may have had no row
     found = []
-    for name in missing:
+    for name in missing or []:
         path, _, parameter_name = name.rpartition(".")
         found.append(
             Finding(

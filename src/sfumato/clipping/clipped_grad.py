@@ -1,22 +1,26 @@
 r"""The one public way to a privatisable gradient: a sum of clipped per-example gradients."""
 
+import contextlib
+import dataclasses
 import math
 import threading
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from sfumato.clipping.draws import draw_seeds
 from sfumato.clipping.func import FuncEngine
 from sfumato.clipping.graph.engine import LOW_PRECISIONS, GraphEngine, Use
-from sfumato.clipping.law import Law, Truth, refuse_lazy
+from sfumato.clipping.law import Law, Truth, first_line, refuse_lazy
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.numerics import are_exact
 from sfumato.clipping.protocol import Batch, ClippedGrad, Engine, Loss, add_to, is_out_of_memory
 from sfumato.clipping.reference import ReferenceEngine
+from sfumato.clipping.signature import signature
 from sfumato.clipping.stand_in import put_back
 from sfumato.errors import InputError
 
@@ -87,7 +91,7 @@ def clipped_grad(
         microbatch_size: Examples differentiated at once: speed and memory only, the result
             moves by no more than float rounding. None: as many as fit in 256 MiB, at most 512.
         engine: "graph" (the fast one), "func" (torch.func), "reference" (one view at a time,
-            plain autograd) or "auto": "graph", or "func" for a model that it cannot take.
+            plain autograd) or "auto": the first of them that takes the model; `GradFn.refusal` says why not the faster.
         methods: What an earlier `GradFn.methods` recorded, to repeat its rounding. With no more than
             {"memory_format": "contiguous"} nothing is measured, and every run rounds alike.
         precision: "bf16" rounds images and weights where they meet, and what follows, to bfloat16. Parameters,
@@ -121,6 +125,19 @@ def clipped_grad(
     return GradFn(model, loss_fn, clipping_norm, augmult, rescale_to_unit_norm, microbatch_size, engine, methods, precision, compile)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Clip:
+    """What a gradient of each norm is multiplied by: s min(1, C / norm). Two that are equal are the same function."""
+
+    clipping_norm: float
+    rescale: bool
+
+    def __call__(self, norms: torch.Tensor) -> torch.Tensor:
+        if self.rescale:
+            return torch.clamp(1 / norms, max=1 / self.clipping_norm)
+        return torch.clamp(self.clipping_norm / norms, max=1.0)
+
+
 class GradFn:
     """What `clipped_grad` returns: call it on a batch.
 
@@ -130,7 +147,8 @@ class GradFn:
         clipping_norm: C, as it was given.
         microbatch_size: Examples differentiated at once; None until the first batch decides.
         engine: The name of the engine in use; "auto" until the first batch decides.
-        refusal: Why "auto" could not take engine "graph"; None if it could.
+        refusal: Why "auto" could not take engine "graph", and why not "func" where it took "reference", which
+            computes one image at a time and is slow; None if it could.
     """
 
     def __init__(
@@ -157,8 +175,8 @@ class GradFn:
         self._precision = precision
         self._compiles = compile
         self._engine: Engine | None = None
-        self._signature: Any = None
         self._is_double = True
+        self._targets: set[Any] = set()
         self.refusal: str | None = None
         self._preparing = threading.Lock()
 
@@ -211,13 +229,18 @@ class GradFn:
         Raises:
             InputError: See `clipped_grad`; or if key or example_ids are missing.
         """
+        _refuse_cached()
         views = self._as_views(inputs, targets, is_padding)  # (B, K, ...)
         real = torch.arange(len(views), device=views.device) if is_padding is None else (~is_padding).nonzero()[:, 0]
-        if len(real) and (self._engine is None or self._signature_of(views) != self._signature):
+        if len(real) and not (self._is_prepared(views) and _kinds(targets) in self._targets):
             with self._preparing:  # threads may call at once
-                if self._engine is None or self._signature_of(views) != self._signature:
+                if not self._is_prepared(views):
+                    self._targets = set()
                     self._prepare(views, targets, len(real))
-                    self._signature = self._signature_of(views)
+                    self._note(views)
+                elif _kinds(targets) not in self._targets:
+                    self._prepare(views, targets, len(real), self._engine)
+                self._targets.add(_kinds(targets))
         parameters = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
         dtype = next((torch.promote_types(parameter.dtype, torch.float32) for parameter in parameters.values()), torch.float32)
         grad_norms, losses = torch.zeros(2, len(views), dtype=dtype, device=views.device)
@@ -241,6 +264,8 @@ class GradFn:
                 add_to(grad_sum, out.grad_sum)
                 grad_norms[chosen] = out.grad_norms[: len(chosen)].to(dtype)
                 losses[chosen] = out.losses[: len(chosen)].to(dtype)
+        if self.engine != "graph":  # what the model's own code noted in helpers is no change from outside
+            self._note(views)
         return ClippedGrad(grad_sum, grad_norms, losses)
 
     def verify(self, seed: int) -> None:
@@ -253,6 +278,7 @@ class GradFn:
             InputError: If the law no longer holds: the model or its loss has changed what it computes.
         """
         if self._engine is not None:
+            _refuse_cached()
             truth = self._law.truth(self._is_double, seed, shifted=False)
             assert self.microbatch_size is not None
             self._hold(self._engine, truth, self.microbatch_size if self._compiles else 2)
@@ -281,13 +307,13 @@ class GradFn:
             )
         return draw_seeds(key, example_ids.to(views.device), views.shape[1])
 
-    def _coefficient(self, norms: torch.Tensor) -> torch.Tensor:
-        """What a gradient of each norm is multiplied by: s min(1, C / norm)."""
-        if self._rescale:
-            return torch.clamp(1 / norms, max=1 / self.clipping_norm)
-        return torch.clamp(self.clipping_norm / norms, max=1.0)
+    @property
+    def _coefficient(self) -> "_Clip":
+        return _Clip(self.clipping_norm, self._rescale)
 
     def _as_views(self, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...], is_padding: torch.Tensor | None) -> torch.Tensor:
+        if not isinstance(inputs, torch.Tensor) or not all(isinstance(target, torch.Tensor) for target in targets):
+            raise InputError("inputs and targets must be tensors. Convert them, by torch.as_tensor for example.")
         if self._augmult and (inputs.ndim < 3 or inputs.shape[1] != self._augmult):
             raise InputError(
                 f"inputs of shape {tuple(inputs.shape)} do not hold augmult = {self._augmult} views per example. Give them as (B, K, C, H, W)."
@@ -308,12 +334,20 @@ class GradFn:
             )
         return inputs if self._augmult else inputs.unsqueeze(1)
 
-    def _prepare(self, views: torch.Tensor, targets: tuple[torch.Tensor, ...], count: int) -> None:
+    def _prepare(
+        self,
+        views: torch.Tensor,
+        targets: tuple[torch.Tensor, ...],
+        count: int,
+        engine: Engine | None = None,
+    ) -> None:
         """Finds an engine that keeps the law, and settles how it computes. Looks at shapes and types of what it is given, never at values.
 
         Args:
             count: So many examples will be computed at once, if the microbatch holds as many.
+            engine: One that keeps the law with other targets, to be taken again if it does with these.
         """
+        self._engine = None  # if this fails, the next call begins anew
         row = torch.zeros(1, *views.shape[2:], dtype=views.dtype, device=views.device)
         self._law = Law(self._model, self._loss_fn, row, tuple(target[:0] for target in targets), views.shape[1])
         truth = self._law.examine()
@@ -321,18 +355,26 @@ class GradFn:
         if self.microbatch_size is None:
             num_parameters = sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
             self.microbatch_size = max(1, min(_MICROBATCH_MAX, _MICROBATCH_VALUES // (num_parameters + views.shape[1] * truth.values_saved)))
-        names = {"auto": ("graph", "func")}.get(self._wanted, (self._wanted,))
+        if engine is not None:
+            with contextlib.suppress(InputError):
+                self._hold(engine, truth, self._filled(min(count, self.microbatch_size)))
+                self._engine = engine
+                return
+            self._targets = set()
+        names = tuple(ENGINES) if self._wanted == "auto" else (self._wanted,)  # the fastest first
         if self._compiles or self._precision != "float32":
             names = ("graph",)
+        refusals: list[str] = []
         for name in names:
             self.engine = name
             try:
                 self._engine = self._build(name, row, truth, self._filled(min(count, self.microbatch_size)))
-                return
+                break
             except InputError as refusal:  # what keeps it from the fast engine keeps nothing from the general one
                 if name == names[-1]:
                     raise
-                self.refusal = str(refusal)
+                refusals.append(str(refusal))
+        self.refusal = "; and ".join(refusal.rstrip(".") for refusal in refusals) or None
 
     def _build(self, name: str, row: torch.Tensor, truth: Truth, count: int) -> Engine:
         """An engine of that name, tried on so many made-up examples.
@@ -348,55 +390,45 @@ class GradFn:
                 engine = ENGINES[name](self._model, self._loss_fn, row, self._methods)
             engine.draw_dims = truth.draw_dims
             engine.choose_methods(self._law.batch(count, truth))
-        except (RuntimeError, MemoryError) as error:
+        except InputError:
+            raise
+        except Exception as error:  # engines raise whatever the model's code runs into
             if is_out_of_memory(error):
                 raise
-            raise InputError(f'engine "{name}" fails on this model: {str(error).splitlines()[0]}') from error
+            raise InputError(f'engine "{name}" fails on this model: {first_line(error)}') from error
         self._hold(engine, truth, count)
         return engine
 
     def _hold(self, engine: Engine, truth: Truth, count: int) -> None:
-        with engine.plainly():
-            complaint = self._law.complaint(engine, truth)
-        if complaint is None and engine.rounds_by:
-            complaint = self._law.complaint_of_speed(engine, truth, self._coefficient, count)
+        with engine.parameters_free():
+            with engine.plainly():
+                complaint = self._law.complaint(engine, truth)
+            if complaint is None and engine.rounds_by:
+                complaint = self._law.complaint_of_speed(engine, truth, self._coefficient, count)
         if complaint is not None:
-            remedy = "Take out what the message names" if self.engine == "reference" else 'Take that out, or use engine="reference", which is slow'
-            raise InputError(f'engine "{self.engine}" {complaint}. {remedy}.')
+            remedy = "" if self.engine == "reference" else ', or use engine="reference", which is slow'
+            raise InputError(f'engine "{self.engine}" {complaint}. Take that out{remedy if self._wanted != "auto" else ""}.')
 
-    def _signature_of(self, views: torch.Tensor) -> Any:
-        """What an engine was built for: another mode, layer, setting, hook, image size or precision of convolutions is another computation."""
-        return (
-            views.shape[2:],
-            views.dtype,
-            views.device,
-            are_exact("conv", views.device),
-            tuple((id(module), type(module), *map(len, _hooks(module)), *_settings(module)) for module in self._model.modules()),
-            tuple(
-                (name, parameter.requires_grad, parameter.dtype, *map(len, _hooks_on(parameter)))
-                for name, parameter in self._model.named_parameters()
-            ),
+    def _is_prepared(self, views: torch.Tensor) -> bool:
+        return self._engine is not None and self._shape == _shape(views) and self._signature.holds(signature(self._model))
+
+    def _note(self, views: torch.Tensor) -> None:
+        """What the engine is for: another mode, layer, setting, hook, image size or precision of convolutions is another computation."""
+        self._shape, self._signature = _shape(views), signature(self._model)
+
+
+def _refuse_cached() -> None:
+    if parametrize._cache_enabled:
+        raise InputError(
+            "torch.nn.utils.parametrize.cached() keeps weights from call to call, with a record that autograd has used "
+            "up, and gradients would be wrong. Leave it: `with grad_fn.parameters_fixed():` computes weights once."
         )
 
 
-# What every module has, its mode aside.
-_OF_ALL_MODULES = frozenset(vars(nn.Module())) - {"training"}
+def _kinds(targets: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+    """A loss may be another function of two targets than of one, and draw random numbers for them."""
+    return tuple((target.shape[1:], target.dtype, target.device) for target in targets)
 
 
-def _settings(module: nn.Module) -> Iterator[Any]:
-    """A module's own attributes: plain ones, and those in lists and dictionaries, by value (a dropout's rate, a stride); others by what they are."""
-    for name, value in vars(module).items():
-        if name not in _OF_ALL_MODULES:
-            entries = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else (value,)
-            yield from (entry if isinstance(entry, _PLAIN) else (id(entry), getattr(entry, "_version", None)) for entry in entries)
-
-
-_PLAIN = (type(None), bool, int, float, str)
-
-
-def _hooks(module: nn.Module) -> tuple[Sized, ...]:
-    return module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks
-
-
-def _hooks_on(parameter: nn.Parameter) -> tuple[Sized, ...]:
-    return parameter._backward_hooks or (), getattr(parameter, "_post_accumulate_grad_hooks", None) or ()
+def _shape(views: torch.Tensor) -> tuple[Any, ...]:
+    return views.shape[2:], views.dtype, views.device, are_exact("conv", views.device)

@@ -87,12 +87,12 @@ class KeyedDraws(TorchDispatchMode):
         if given.get("dropout_p") == 0 or given.get("train") is False or given.get("training") is False:
             return func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        kind = given.get("dtype") or given.get("self")
+        kind = next((given[like] for like in ("dtype", "self", "mean") if given.get(like) is not None), None)
         is_complex = kind.is_complex() if isinstance(kind, torch.Tensor) else isinstance(kind, torch.dtype) and kind.is_complex
-        if name not in _MAKERS or is_complex:
+        if name not in _MAKERS or is_complex or "out" in given:
             raise InputError(
                 f"the model draws random numbers by {name}, which cannot be drawn for each image by itself. Use dropout, bernoulli, rand, randn, "
-                "randint or exponential draws with one entry or more for each row."
+                "normal, randint or exponential draws with one entry or more for each row."
             )
         return _MAKERS[name](self, given)
 
@@ -194,6 +194,16 @@ def _normal_about(draws: KeyedDraws, given: dict[str, Any]) -> torch.Tensor:
     return draws.normal(given["self"].shape, given["self"].device) * given["std"] + given["mean"]
 
 
+def _normal(draws: KeyedDraws, given: dict[str, Any]) -> torch.Tensor:
+    """`torch.normal`: of tensors of means and deviations, of one of them, or of a shape."""
+    mean, std = given["mean"], given["std"]
+    tensors = [value for value in (mean, std) if isinstance(value, torch.Tensor)]
+    if not tensors:
+        return _typed(given, draws.normal(given["size"], given["device"]) * std + mean)
+    shape = torch.broadcast_shapes(*(value.shape for value in tensors))
+    return (draws.normal(shape, tensors[0].device) * std + mean).to(tensors[0].dtype)
+
+
 def _exponential(draws: KeyedDraws, given: dict[str, Any]) -> torch.Tensor:
     return -torch.log1p(-draws.uniform(given["self"].shape, given["self"].device)) / given["lambd"]
 
@@ -237,6 +247,7 @@ _MAKERS: dict[str, Callable[[KeyedDraws, dict[str, Any]], Any]] = {
     "uniform_": lambda draws, given: _into(given, _uniform_between(draws, given)),
     "randn": lambda draws, given: _typed(given, draws.normal(*_shape_and_device(given))),
     "randn_like": lambda draws, given: _typed(given, draws.normal(*_shape_and_device(given))),
+    "normal": _normal,
     "normal_": lambda draws, given: _into(given, _normal_about(draws, given)),
     "normal_functional": lambda draws, given: _normal_about(draws, given).to(given["self"].dtype),
     "randint": _integers,

@@ -13,8 +13,8 @@ def fix_groupnorm(model: nn.Module) -> nn.Module:
     running statistics are dropped. A subclass that also applies an activation or dropout
     (timm's BatchNormAct2d) becomes the group norm followed by those submodules. A layer used
     in two places stays one layer. The number of groups is the largest up to 16 that divides
-    the channels (De et al. 2022 use 16); for BatchNorm1d, also at most half the channels, since
-    a group of one value would be normalised to a constant.
+    the channels (De et al. 2022 use 16) and leaves at least two to each, since a group of one
+    value, as one channel of a 1x1 map is, would be normalised to a constant.
 
     Returns:
         The model; a new module only where the model itself is a batch normalisation.
@@ -41,8 +41,8 @@ def fix_groupnorm(model: nn.Module) -> nn.Module:
 
 def _as_group_norm(norm: nn.modules.batchnorm._BatchNorm) -> nn.Module:
     channels = norm.num_features
-    limit = max(1, channels // 2) if isinstance(norm, nn.BatchNorm1d) else channels
-    groups = max(count for count in range(1, min(MAX_GROUPS, limit) + 1) if channels % count == 0)
+    limit = max(1, min(MAX_GROUPS, channels // 2))
+    groups = max(count for count in range(1, limit + 1) if channels % count == 0)
     group_norm = nn.GroupNorm(groups, channels, eps=norm.eps, affine=norm.affine)
     group_norm.train(norm.training)
     if norm.affine:

@@ -14,6 +14,7 @@ numbers of Python's or NumPy's that do not show in a result.
 """
 
 import dataclasses
+import enum
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,8 @@ _BATCHES = ((1,), (2, 0), (3, 1, 0))
 # In double precision or not, each time with other images: a law is broken if it breaks every time.
 _TRIES = (True, True, False, False, False, False)
 _SEED = 1
+# What outputs may hold besides tensors.
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, enum.Enum)
 # Gradients shorter than what may be clipped to at all count as none.
 _SHORTEST = 1e-12
 # Longer ones say nothing: float32 does not hold their squares.
@@ -45,6 +48,8 @@ _ROWS = {True: 1e-7, False: 1e-2}
 _AGAIN = {True: 1e-9, False: 1e-4}
 # Rounding alone moves values across kinks on some images, not on all.
 _SPEED_TRIES = 3
+# So many more are tried before a parameter is said to receive no gradient.
+_MORE_IMAGES = 32
 _REDRAWN = (
     "the model draws random numbers in its backward pass: a checkpointed part computes again what it drew before, with other numbers. "
     "Leave out the checkpointing, or the random numbers, in that part."
@@ -99,6 +104,7 @@ class _Single:
     grads: dict[str, torch.Tensor]
     shapes: list[tuple[int, ...]]
     narrow: bool
+    missing: frozenset[str]  # parameters that no gradient came to
 
 
 class Law:
@@ -132,6 +138,7 @@ class Law:
         refused = complex_findings(self.model)
         if refused:
             raise BrokenLaw(str(refused[0]))
+        self._refuse_types()
         doubles = (False,) if has_accumulator_hooks(self.model) else (True, False)
         failure: Exception | None = None
         for self._pixels, double in ((pixels, double) for pixels in (False, True) for double in doubles):
@@ -149,8 +156,24 @@ class Law:
         if isinstance(failure, InputError):
             raise failure
         self._name_the_module()
-        reason = next((line for line in str(failure).splitlines() if line.strip()), type(failure).__name__).strip()
-        raise BrokenLaw(f"the model or its loss fails on made-up images of shape {tuple(self.row.shape)}: {reason}. Correct it.") from failure
+        on = f"on made-up images of shape {tuple(self.row.shape)}"
+        raise BrokenLaw(f"the model or its loss fails {on}: {first_line(failure)}. Correct it.") from failure
+
+    def _refuse_types(self) -> None:
+        """Refuses images of a type that the model does not take: in double precision it would not show."""
+        dtypes = [value.dtype for value in self.model.parameters() if value.is_floating_point()]
+        if not self.row.is_floating_point() or not dtypes or self.row.dtype in dtypes:
+            return
+        try:
+            with random_state_kept(self.row), stand_in(self.model, None, None):
+                self.model(made_up_images(1, 1, self.row, _SEED, only_pixels=True)[0])
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise BrokenLaw(
+                f"the inputs are {self.row.dtype}, the model's parameters {dtypes[0]}, and PyTorch does not take them "
+                f"together ({first_line(error)}). Convert the inputs by inputs.to({dtypes[0]})."
+            ) from error
 
     def truth(self, double: bool, seed: int, *, shifted: bool = True) -> Truth:
         """The loop over single made-up images, and everything that does not depend on an engine."""
@@ -174,6 +197,7 @@ class Law:
                 of_examples.append((_norm(mean.values()), torch.stack([view.loss for view in seen]).mean()))
                 grads.append({name: value.float() for name, value in mean.items()})  # eight digits are enough to compare with
                 alone += [dataclasses.replace(view, grads={}) for view in seen]
+            self._refuse_missing(alone, images, targets, seed)
             self._refuse_changes(before)
             draw_dims = self._refuse_mixing(images, targets, seeds, alone, double)
             again = self._single(images[0, :1], tuple(target[:1] for target in targets), seeds[:1, :1])
@@ -222,7 +246,7 @@ class Law:
                 if is_out_of_memory(failure):
                     raise
                 failed = True
-                complaint = complaint or f"fails: {next(iter(str(failure).splitlines()), type(failure).__name__)}"
+                complaint = complaint or f"fails: {first_line(failure)}"
                 continue
             if error <= _GRADIENTS[double]:
                 if tried is not truth:  # chance, or something that has changed since
@@ -300,6 +324,7 @@ class Law:
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             with KeyedDraws(seeds):
                 outputs = self.model(view)
+        _refuse_opaque(outputs)
         apart = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, outputs)
         examples = 1 + max(map(max, _BATCHES))
         targets = made_up_targets(examples, self.targets, apart, seed)
@@ -335,18 +360,39 @@ class Law:
         if loss.requires_grad:
             with KeyedDraws(None, refusal=_REDRAWN):
                 loss.backward()
-        grads, missing = {}, None
+        grads, missing = {}, set()
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
-                missing = missing or (name if parameter.grad is None else None)
+                if parameter.grad is None:
+                    missing.add(name)
                 grads[name] = torch.zeros_like(parameter, dtype=torch.float64) if parameter.grad is None else parameter.grad.detach().double()
             parameter.grad = None
-        if missing:
-            raise BrokenLaw(
-                f"parameter '{missing}' receives no gradient from the loss, so it would never be trained. "
-                "Freeze it by requires_grad_(False), or use it in the model's output."
-            )
-        return _Single(_leaves(outputs), loss.detach().double(), grads, draws.shapes, draws.narrow)
+        return _Single(_leaves(outputs), loss.detach().double(), grads, draws.shapes, draws.narrow, frozenset(missing))
+
+    def _refuse_missing(
+        self,
+        alone: list[_Single],
+        images: torch.Tensor,
+        targets: tuple[torch.Tensor, ...],
+        seed: int,
+    ) -> None:
+        """Refuses a parameter to which no image sends a gradient. Of a mixture's experts one image reaches a few."""
+        missing = frozenset.intersection(*(view.missing for view in alone))
+        if not missing:
+            return
+        more = made_up_images(_MORE_IMAGES, 1, images[0, :1], seed + 1, only_pixels=self._pixels)
+        seeds = draw_seeds(b"made up", torch.arange(len(more), device=images.device), 1)
+        for i, view in enumerate(more):
+            number = i % len(images)
+            own = tuple(target[number : number + 1] for target in targets)
+            missing &= self._single(view, own, seeds[i : i + 1]).missing
+            if not missing:
+                return
+        name = next(name for name, _ in self.model.named_parameters() if name in missing)
+        raise BrokenLaw(
+            f"parameter '{name}' receives no gradient from the loss, so it would never be trained. "
+            "Freeze it by requires_grad_(False), or use it in the model's output."
+        )
 
     def _refuse_mixing(
         self, images: torch.Tensor, targets: tuple[torch.Tensor, ...], seeds: torch.Tensor, alone: list[_Single], double: bool
@@ -417,11 +463,27 @@ class Law:
             raise BrokenLaw(str(found[0]))
 
 
+def first_line(error: BaseException) -> str:
+    """The first words of an error, or its type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def refuse_lazy(model: nn.Module) -> None:
     """Refuses a model whose parameters do not have shapes yet."""
     for name, parameter in model.named_parameters():
         if nn.parameter.is_lazy(parameter):
             raise BrokenLaw(f"parameter '{name}' gets its shape from the first images. Call the model once on made-up ones before.")
+
+
+def _refuse_opaque(outputs: Any) -> None:
+    """What PyTorch cannot look into may hold tensors that nobody would compare, nor detach."""
+    for leaf in tree_leaves(outputs):
+        if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
+            raise BrokenLaw(
+                f"the model returns {type(leaf).__name__}, in which PyTorch finds no tensors, so nothing of it could "
+                "be checked. Return a tensor, a tuple, a list or a dictionary, or make the class known by "
+                "torch.utils._pytree.register_dataclass or register_pytree_node."
+            )
 
 
 def _leaves(outputs: Any) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 Loss = Callable[..., torch.Tensor]
-# From (m,) gradient norms to what each gradient is multiplied by.
+# From (m,) gradient norms to what each gradient is multiplied by; what is compiled for one serves all that equal it.
 Coefficient = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -96,6 +96,13 @@ class Engine(ABC):
 
     def parameters_fixed(self) -> AbstractContextManager[None]:
         """Inside, what is computed of parameters and buffers alone may be computed once."""
+        return nullcontext()
+
+    def parameters_free(self) -> AbstractContextManager[None]:
+        """Inside, parameters may change from call to call, whatever `parameters_fixed` around it says.
+
+        Nothing that was computed of them is kept, from before, within or after.
+        """
         return nullcontext()
 
     @abstractmethod

@@ -2,11 +2,11 @@
 
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from sfumato.clipping.draws import KeyedDraws
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
+from sfumato.clipping.stand_in import buffers_kept
 
 
 class ReferenceEngine(Engine):
@@ -27,11 +27,9 @@ class ReferenceEngine(Engine):
             gradients = [torch.zeros_like(total) for total in grad_sum.values()]
             loss_mean = torch.zeros((), dtype=next(iter(grad_sum.values())).dtype, device=inputs.device)
             for j, view in enumerate(inputs[i]):
-                with torch.enable_grad():
-                    # Copies, so that a layer that updates its buffers leaves the model as it was.
-                    buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+                with torch.enable_grad(), buffers_kept(self.model):
                     with KeyedDraws(None if seeds is None else seeds[i : i + 1, j : j + 1]):
-                        outputs = functional_call(self.model, buffers, (view[None],))
+                        outputs = self.model(view[None])
                     loss = self.loss_fn(outputs, *(target[i, None] for target in batch.targets)).sum()  # one row
                     view_gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
                 loss_mean += loss.detach() / len(inputs[i])

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from sfumato.clipping.signature import version
+
 # A module's dotted path and the name of one of its parameters or buffers.
 Place = tuple[str, str]
 # One model may be shared by threads: while one holds it to other values, no other does.
@@ -65,7 +67,7 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
             vars(module),
             dict(vars(module)),
             [(value, value.copy()) for value in vars(module).values() if type(value) in (dict, OrderedDict, list)],
-            [(value, value.detach().clone(), value._version) for value in vars(module).values() if type(value) is torch.Tensor],
+            [(value, value.detach().clone(), version(value)) for value in vars(module).values() if type(value) is torch.Tensor],
         )
         for module in model.modules()
     ]
@@ -84,10 +86,33 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
                 elif list(value) != list(content) or any(value[name] is not content[name] for name in content):
                     value.clear()
                     value.update(content)
-            for tensor, held, version in tensors:
-                if tensor._version != version:
+            for tensor, held, number in tensors:
+                if number is None and not same_bits(tensor, held):
+                    with torch.inference_mode():  # where alone such a tensor may be written to
+                        tensor.copy_(held)
+                elif version(tensor) != number:
                     with torch.no_grad():
                         tensor.copy_(held)
+
+
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Afterwards every buffer is the tensor that it was, and holds what it held."""
+    before = [
+        (module, name, buffer, buffer.detach().clone(), version(buffer))
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not nn.parameter.is_lazy(buffer)
+    ]
+    try:
+        yield
+    finally:
+        for module, name, buffer, held, number in before:
+            if version(buffer) != number:
+                with torch.no_grad():
+                    buffer.copy_(held)
+            if getattr(module, name, None) is not buffer:
+                module._buffers[name] = buffer
 
 
 @contextmanager

@@ -107,6 +107,9 @@ def train(
     compiles = "; compiling takes some minutes" if plan.recipe.training.compile else ""
     with said_when_long(lambda: progress.message(f"still tracing the model and trying how to differentiate it{compiles}")):
         learner = build_learner(plan, dataset, pick_device(device), recorded, trust)
+    if plan.recipe.privacy is not None and learner.engine == "reference":
+        why = f": {learner.grad_fn.refusal}" if learner.grad_fn.refusal else ""
+        progress.message(f'engine "reference" computes one image at a time, which is slow{why}')
     environment = describe(
         learner.device,
         model=learner.identity(),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 from torch import nn
+from torch.distributions import Normal
 from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad
@@ -269,8 +270,14 @@ def test_masks_of_two_views_are_uncorrelated(engine):
         (lambda x: x + torch.empty_like(x).normal_(1, 2), 0 * ONES, stats.norm(1, 2)),
         (lambda x: x + torch.rand_like(x), 0 * ONES, stats.uniform()),
         (lambda x: x + torch.empty_like(x).uniform_(2, 5), 0 * ONES, stats.uniform(2, 3)),
+        (lambda x: x + torch.normal(torch.ones_like(x), 2.0), 0 * ONES, stats.norm(1, 2)),
+        (lambda x: x + torch.normal(1.0, 2 * torch.ones_like(x)), 0 * ONES, stats.norm(1, 2)),
+        (lambda x: x + torch.normal(torch.ones_like(x), torch.full((16,), 2.0).to(x)), 0 * ONES, stats.norm(1, 2)),
+        (lambda x: x + torch.normal(1.0, 2.0, x.shape), 0 * ONES, stats.norm(1, 2)),
+        (lambda x: x + Normal(x, torch.ones_like(x)).sample(), 0 * ONES, stats.norm()),
+        (lambda x: Normal(x, torch.ones_like(x), validate_args=False).rsample(), 0 * ONES, stats.norm()),
     ],
-    ids=["randn_like", "randn", "normal_", "rand_like", "uniform_"],
+    ids="randn_like randn normal_ rand_like uniform_ means deviations both of_a_shape sample rsample".split(),
 )
 def test_draws_follow_their_law(layer, image, law, engine):
     """One alone; and four added up, which would spread twice as far if all four drew the same."""

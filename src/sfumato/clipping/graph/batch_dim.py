@@ -115,8 +115,8 @@ class _Marking:
         if any(isinstance(other.meta.get("val"), torch.Tensor) and _is_data(other) for other in node.all_input_nodes):
             return value
         value = value.clone()
-        for dim, size in enumerate(value.shape):
-            if size == self.rows:
+        for dim, (size, traced) in enumerate(zip(value.shape, node.meta["val"].shape, strict=True)):
+            if size == self.rows and isinstance(traced, torch.SymInt):
                 value.select(dim, self.marked).add_(1.0)
                 break
         return value

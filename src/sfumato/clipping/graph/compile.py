@@ -25,12 +25,17 @@ class CompiledPass:
         self._function = function
         self._graphs: dict[tuple[object, ...], Callable[..., Tensors]] = {}
 
+    def prepare(self, *tensors: torch.Tensor) -> None:
+        """Compiles for such tensors, unless that is done. No two threads may be here at once."""
+        if _key(tensors) not in self._graphs:
+            self._graphs[_key(tensors)] = self._compile(tensors)
+
     def __call__(self, *tensors: torch.Tensor) -> tuple[Tensors, bool]:
-        """What the function gives, and whether everything that it took for granted was so."""
-        key = tuple((tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors)
-        if key not in self._graphs:
-            self._graphs[key] = self._compile(tensors)
-        *results, holds = self._graphs[key](*tensors)
+        """What the function gives, and whether everything that it took for granted was so.
+
+        `prepare` must have seen such tensors.
+        """
+        *results, holds = self._graphs[_key(tensors)](*tensors)
         return tuple(results), bool(holds)
 
     def _compile(self, tensors: Tensors) -> Callable[..., Tensors]:
@@ -55,3 +60,7 @@ class CompiledPass:
 
             # Straight to the compiler: the list is one graph already, and torch.compile would take it down once more.
             return _inductor.compile(graph, list(tensors))
+
+
+def _key(tensors: Tensors) -> tuple[object, ...]:
+    return tuple((tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors)

@@ -24,7 +24,7 @@ from sfumato.clipping.draws import KeyedDraws
 from sfumato.clipping.graph.clip import Totals
 from sfumato.clipping.graph.compile import CompiledPass, Tensors
 from sfumato.clipping.graph.export import module_path
-from sfumato.clipping.graph.guards import assume
+from sfumato.clipping.graph.guards import assume, is_recording
 from sfumato.clipping.graph.losses import ExampleLosses
 from sfumato.clipping.graph.rules import GHOSTS, METHODS, Contribution, Met, Rows, candidates, named_args, normalization, worth_trying
 from sfumato.clipping.graph.sites import trace
@@ -40,6 +40,10 @@ _TRIAL_SECONDS = 0.2
 # leave the processor's cache, while a ghost norm's one weight gradient then costs each example less.
 # One grouped convolution holds them in the library's own order besides.
 _PRICES = {name: 1.0 if name in GHOSTS else 1.3 for name in METHODS} | {"grouped": 1.4}
+# So often passes are compiled: changes of the clipping norm, of the number of targets, of the loss's settings together.
+_COMPILATIONS = 8
+# How far losses and their gradients may lie from those of the loss as it is now: rounding, in float32 and bfloat16.
+_LOSSES, _LOW_LOSSES = 1e-4, 2e-2
 # So often each memory format is timed.
 _TRIAL_ROUNDS = 3
 
@@ -114,9 +118,11 @@ class GraphEngine(Engine):
         self.ghosts = {weight: ghosts[group.kind] if num_meetings[weight] == 1 else () for group in self.traced.groups for weight in group.weights}
         self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self.compiles = compiles
-        self._compiled: CompiledPass | None = None
+        # For each coefficient and kind of batch. A loss that goes on changing is left to single operations in the end.
+        self._compiled: dict[Any, CompiledPass] = {}
+        self._compilations_left = _COMPILATIONS
         self._fixed: Weights | None = None
-        self._num_fixed, self._lock = 0, threading.Lock()
+        self._num_fixed, self._lock, self._compiling = 0, threading.Lock(), threading.Lock()
 
     def uses(self) -> list["Use"]:
         """Every place where a weight meets images, in the order of the forward pass."""
@@ -171,6 +177,17 @@ class GraphEngine(Engine):
                 if not self._num_fixed:
                     self._fixed = None
 
+    @contextmanager
+    def parameters_free(self) -> Iterator[None]:
+        """See `sfumato.clipping.protocol.Engine`."""
+        with self._lock:
+            num_fixed, self._num_fixed, self._fixed = self._num_fixed, 0, None
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_fixed, self._fixed = self._num_fixed + num_fixed, None
+
     def _weights(self) -> Weights:
         weights = self._fixed or weigh(self.traced, self.traced.capture.state(self.model))
         with self._lock:
@@ -190,20 +207,51 @@ class GraphEngine(Engine):
         else:
             tensors, weights_of = weights.apart()
         of_batch = batch.tensors
-        if self._compiled is None:
-            self._pass(coefficient, weights, batch)  # settles the methods
-            batch_of, count = batch.like, len(of_batch)
+        key = coefficient, len(batch.targets), batch.seeds is None
+        if key not in self._compiled and not self._compilations_left:
+            return self._pass(coefficient, weights, batch)
+        with self._compiling:  # several threads may be here
+            if key not in self._compiled:
+                self._compilations_left -= 1
+                self._pass(coefficient, weights, batch)  # settles the methods
+                batch_of, start = batch.like, len(of_batch)
 
-            def of_tensors(*tensors: torch.Tensor) -> Tensors:
-                return self._pass(coefficient, weights_of(tensors[count:]), batch_of(tensors[:count]))
+                def of_tensors(*tensors: torch.Tensor) -> Tensors:
+                    return self._pass(coefficient, weights_of(tensors[start:]), batch_of(tensors[:start]))
 
-            self._compiled = CompiledPass(of_tensors)
-        results, holds = self._compiled(*of_batch, *tensors)
-        return results if holds else self._pass(coefficient, weights, batch)
+                self._compiled[key] = CompiledPass(of_tensors)
+            compiled = self._compiled[key]
+            compiled.prepare(*of_batch, *tensors)
+        results, holds = compiled(*of_batch, *tensors)
+        count = 2 + len(self._names)
+        if not holds:
+            return self._pass(coefficient, weights, batch)
+        if not self._is_the_loss(results[1], results[count:], batch):
+            with self._compiling:
+                if self._compiled.get(key) is compiled:
+                    del self._compiled[key]
+            return self._pass(coefficient, weights, batch)
+        return results[:count]
+
+    def _is_the_loss(self, losses: torch.Tensor, seen: Tensors, batch: Batch) -> bool:
+        """Whether the loss, applied anew, gives what it gave in a compiled pass: its settings may have changed since.
+
+        Args:
+            losses: (m,), of the compiled pass.
+            seen: What the loss was given there, and its gradients with respect to that.
+        """
+        nodes, tolerance = list(self.traced.outputs), _LOSSES if self.low is None else _LOW_LOSSES
+        with torch.enable_grad():
+            outputs = [value.detach().requires_grad_(value.is_floating_point()) for value in seen[: len(nodes)]]
+            given = self.traced.capture.output(dict(zip(nodes, outputs, strict=True)))
+            again = self.losses(given, batch.targets, batch.inputs.shape[1])
+            gradients = _gradients(again, outputs)
+        pairs = [(losses, again.detach()), *zip(seen[len(nodes) :], gradients, strict=True)]
+        return all(_agree(one, other, tolerance) for one, other in pairs)
 
     def _pass(self, coefficient: Coefficient, weights: Weights, batch: Batch) -> Tensors:
-        """Norms, losses and each parameter's clipped sum."""
-        contributions, losses = _backward(self, weights, batch)
+        """Norms, losses and each parameter's clipped sum; in a compiled graph also what `_is_the_loss` looks at."""
+        contributions, losses, seen = _backward(self, weights, batch)
         with torch.no_grad():
             totals = Totals(weights, contributions)
             norms = totals.norms()
@@ -211,7 +259,7 @@ class GraphEngine(Engine):
             coefficients = torch.where(batch.is_real & finite, coefficient(norms), 0.0)
             # Where all is finite, a coefficient of zero is enough to leave an example out.
             sums = totals.clipped_sums(coefficients, None if assume(finite.all()) else finite)
-        return norms, losses, *(sums[name] for name in self._names)
+        return norms, losses, *(sums[name] for name in self._names), *seen
 
     def choose_methods(self, batch: Batch) -> None:
         """Tries the memory formats, and for each of them the methods of every meeting, on a part of a made-up microbatch."""
@@ -260,8 +308,32 @@ def _apart(sums: list[torch.Tensor]) -> list[torch.Tensor]:
     return apart
 
 
-def _backward(engine: GraphEngine, weights: Weights, batch: Batch) -> tuple[dict[str, Contribution], torch.Tensor]:
-    """Both passes: what the meetings contribute to each weight, and the (m,) losses."""
+def _gradients(losses: torch.Tensor, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Of losses with respect to what they were computed from; zero where they do not depend on it."""
+    floats = [output for output in outputs if output.requires_grad]
+    if not floats or not losses.requires_grad:
+        return [torch.zeros_like(output) for output in outputs]
+    found = iter(torch.autograd.grad(losses.sum(), floats, materialize_grads=True, retain_graph=True))
+    return [next(found) if output.requires_grad else torch.zeros_like(output) for output in outputs]
+
+
+def _agree(one: torch.Tensor, other: torch.Tensor, tolerance: float) -> bool:
+    """Whether each row of two tensors is the same to rounding, relative to its own length and to the longest's."""
+    one, other = (value.reshape(len(value), -1).double() for value in (one, other))
+    lengths, errors = other.norm(dim=1), (one - other).norm(dim=1)
+    return bool((errors <= tolerance * (lengths + lengths.max())).all())
+
+
+def _backward(
+    engine: GraphEngine,
+    weights: Weights,
+    batch: Batch,
+) -> tuple[dict[str, Contribution], torch.Tensor, list[torch.Tensor]]:
+    """Both passes: what the meetings contribute to each weight, the (m,) losses and what the loss saw.
+
+    The last is for graphs that are being compiled, else empty: the model's outputs, (m, ...) each, and the gradients
+    with respect to them.
+    """
     traced, (examples, views) = engine.traced, batch.inputs.shape[:2]
     draws = KeyedDraws(None if batch.seeds is None else batch.seeds.reshape(-1, 1, 2), engine.draw_dims)
     contributions: dict[str, Contribution] = {}
@@ -317,9 +389,11 @@ def _backward(engine: GraphEngine, weights: Weights, batch: Batch) -> tuple[dict
         for node, layout in traced.outputs.items():
             values[node] = layout.by_example(values[node] if engine.low is None else values[node].float(), examples, views)
         outputs = traced.capture.output(values)
+        ends = [values[node] for node in traced.outputs] if is_recording() else []
         del values
         losses = engine.losses(outputs, batch.targets, views)
         del outputs
+        seen = [*(end.detach() for end in ends), *_gradients(losses, ends)]
         gradients = torch.autograd.grad(losses.sum(), [*(leaf for _, leaf in per_row), *firsts], allow_unused=True)
     for (weight, _), gradient in zip(per_row, gradients, strict=False):
         if gradient is not None:
@@ -328,7 +402,7 @@ def _backward(engine: GraphEngine, weights: Weights, batch: Batch) -> tuple[dict
     for weight, value in weights.values.items():  # whose use does not reach the loss
         if weight not in contributions:
             contributions[weight] = Rows(torch.zeros(examples, *value.shape, dtype=value.dtype, device=value.device))
-    return contributions, losses.detach()
+    return contributions, losses.detach(), seen
 
 
 def _collect(engine: GraphEngine, weights: Weights, met: Met, contributions: dict[str, Contribution]) -> None:

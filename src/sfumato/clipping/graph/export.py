@@ -10,6 +10,7 @@ parameter, or derived from parameters by functions that all examples share.
 import contextlib
 import dataclasses
 import functools
+import inspect
 import io
 import logging
 import warnings
@@ -30,6 +31,7 @@ from sfumato.errors import InputError
 
 # Rows that the graph is traced with; any number but one stands for "any number".
 _TRACED_ROWS = 6
+_RECURRENT = tuple(f"{kind}{cell}" for kind in ("rnn_tanh", "rnn_relu", "gru", "lstm") for cell in ("", "_cell"))
 # Operations that only check something, or that do nothing.
 _ASSERTIONS = ("_assert_scalar", "_assert_tensor_metadata", "_assert_async", "sym_constrain_range", "sym_constrain_range_for_size")
 
@@ -238,11 +240,24 @@ def _export(model: nn.Module, rows: torch.Tensor) -> Any:
         with _quiet(), stand_in(model, None, None), random_state_kept(rows):
             model(rows[:2])  # what it keeps of shapes outside of itself shall be of real tensors, not of the exporter's
         with _quiet(), attributes_kept(model), torch.enable_grad():
-            program = torch.export.export(model, (rows,), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},), strict=False)
-            return program.run_decompositions({}) if _writes(program) else program
+            shapes: Any = ({0: torch.export.Dim("rows", min=2)},)
+            first = next(iter(inspect.signature(model.forward).parameters.values()))
+            if first.kind is inspect.Parameter.VAR_POSITIONAL:  # as of what wraps a model
+                shapes = (shapes,)
+            program = torch.export.export(model, (rows,), dynamic_shapes=shapes, strict=False)
+            rules = _rules_of_recurrent(program)
+            return program.run_decompositions(rules) if rules or _writes(program) else program
     except Exception as error:  # the exporter raises whatever the model's code runs into
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise NotCapturable(f"the model cannot be traced for any number of images: {reason}") from error
+
+
+def _rules_of_recurrent(program: Any) -> dict[Any, Any]:
+    """How PyTorch takes recurrent layers, which are one operation for all their steps, apart into products and sums."""
+    targets = {node.target for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
+    recurrent = [target for target in targets if target.overloadpacket.__name__ in _RECURRENT]
+    rules = torch.export.default_decompositions() if recurrent else {}
+    return {target: rules[target] for target in recurrent if target in rules}
 
 
 def _writes(program: Any) -> bool:

@@ -34,8 +34,8 @@ _SHAPE_ARGUMENTS = _names("size shape sizes repeats")
 # Each entry by itself, besides what PyTorch tags as such.
 _POINTWISE = _names(
     "clone contiguous detach alias to _to_copy type_as lift_fresh_copy where masked_fill dropout native_dropout alpha_dropout feature_dropout "
-    "feature_alpha_dropout bernoulli normal_functional uniform exponential rand_like randn_like randint_like zeros_like ones_like "
-    "full_like empty_like "
+    "feature_alpha_dropout bernoulli normal normal_functional uniform exponential "
+    "rand_like randn_like randint_like zeros_like ones_like full_like empty_like "
     "copy fill relu6 hardswish hardtanh mish selu elu celu softplus logsigmoid log_sigmoid gelu silu prelu rrelu clamp expand_as"
 )
 # They change where entries lie, not their order.
@@ -44,13 +44,15 @@ _VIEWS = _names("view reshape _unsafe_view flatten unflatten view_as reshape_as"
 _FACTORIES = _names("zeros ones full empty rand randn randint new_zeros new_ones new_full new_empty")
 _FORGETS = _names("new_zeros new_ones new_full new_empty sym_size")
 # A dimension of theirs says where values lie.
-_MOVES = _names("transpose permute movedim moveaxis swapaxes swapdims unsqueeze squeeze expand broadcast_to stack t mT numpy_T")
+_MOVES = _names("transpose permute movedim moveaxis swapaxes swapdims unsqueeze squeeze stack t mT numpy_T")
+_MOVES |= _names("expand broadcast_to broadcast_tensors")
 # They work along the dimensions that they are told, which must not be the rows'.
 _ALONG = _names(
     "sum mean amax amin max min argmax argmin var std var_mean std_mean norm linalg_vector_norm logsumexp softmax _softmax log_softmax _log_softmax "
     "cumsum cumprod cummax cummin logcumsumexp sort argsort topk kthvalue median mode flip roll prod all any count_nonzero unbind split "
-    "split_with_sizes chunk tensor_split narrow slice select index_select index_fill index_add index_copy gather scatter scatter_add slice_scatter "
-    "select_scatter cat concat diff unfold glu aminmax linalg_norm normalize"
+    "split_with_sizes chunk unsafe_split unsafe_split_with_sizes unsafe_chunk tensor_split narrow slice select "
+    "index_select index_fill index_add index_copy gather scatter scatter_add slice_scatter select_scatter cat concat "
+    "diff unfold glu aminmax linalg_norm normalize"
 )
 _DIMENSIONS = ("dim", "dims", "dim0", "dim1", "dimension")
 # They work on the last so many dimensions; rows must lie before these.
@@ -93,12 +95,18 @@ class RowDimension:
         Args:
             node: Operations must come in the order of the graph.
         """
+        try:
+            return self._misuse(node)
+        except Exception:  # an operation that is written otherwise than thought of: no proof
+            return "is not followed by the proof that each row is computed by itself"
+
+    def _misuse(self, node: Node) -> str | None:
         made = node.meta.get("val")
         if isinstance(made, (torch.SymInt, int)) and not isinstance(made, bool):
             is_size = node.target in _ARITHMETIC or _name(node) == "sym_size"
             return None if is_size and _is_multiple(made) else "computes with the number of rows"
         if node.target is operator.getitem:
-            return self._hand_on(node, [node.args[0]])  # type: ignore[list-item]
+            return self._hand_on(node, [other for other in node.all_input_nodes if other in self._rows])
         if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
             return "is not one of PyTorch's operations"
         given = _arguments(node)
@@ -107,6 +115,8 @@ class RowDimension:
                 return "computes with the number of rows"
         name = _name(node)
         data = [other for other in node.all_input_nodes if other in self._rows and name not in _FORGETS]
+        if not data and not any(_row_dims(value) for value in _tensors(made)):
+            return None  # made of a tensor's type and of constants: there are no rows in it
         refusal = self._refusal(node, name, given, data)
         return refusal or self._hand_on(node, data)
 
@@ -174,9 +184,8 @@ class RowDimension:
     def _hand_on(self, node: Node, data: list[Node]) -> str | None:
         """Notes where the rows of a result lie."""
         made, name = node.meta.get("val"), _name(node)
-        values = [value for value in (made if isinstance(made, (tuple, list)) else [made]) if isinstance(value, torch.Tensor)]
         known = {self._rows[other] for other in data}
-        for value in values:
+        for value in _tensors(made):
             dims = _row_dims(value)
             if len(dims) > 1 or any(not _is_multiple(value.shape[dim]) for dim in dims):
                 return "takes rows together in groups"
@@ -263,6 +272,10 @@ def _symbols(value: Any) -> bool:
 def _row_dims(value: torch.Tensor) -> list[int]:
     """The dimensions whose size depends on the number of rows."""
     return [dim for dim, size in enumerate(value.shape) if isinstance(size, torch.SymInt) and _symbols(size)]
+
+
+def _tensors(made: Any) -> list[torch.Tensor]:
+    return [value for value in (made if isinstance(made, (tuple, list)) else [made]) if isinstance(value, torch.Tensor)]
 
 
 def _row_dim(node: Node) -> int:
