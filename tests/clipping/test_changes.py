@@ -44,7 +44,8 @@ class Settings(nn.Module):
     def forward(self, x):
         h = self.drop[0](torch.tanh(self.layer(x))) * self.scale
         h = h if self.mask is None else h * self.mask
-        h = h / self.args.tau / self.nested["a"]["tau"] / self.nested["b"][1][0] / self.slots.tau / self.helper.inner.tau
+        h = h / self.args.tau / self.nested["a"]["tau"] / self.nested["b"][1][0]
+        h = h / self.slots.tau / self.helper.inner.tau
         h = h * self.tables["a"][0] / max(self.taus) * self.power(2.0) * float(self.array[0]) * self.read.item()
         return self.head(h)
 
@@ -106,7 +107,8 @@ def assert_up_to_date(grad_fn, model):
 def make():
     torch.manual_seed(0)
     model = Settings()
-    return model, clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="graph", methods={"memory_format": "contiguous"})
+    options = {"engine": "graph", "methods": {"memory_format": "contiguous"}}
+    return model, clipped_grad(model, cross_entropy, clipping_norm=1.0, **options)
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -142,7 +144,7 @@ def test_a_hook_that_replaces_another_counts(of):
     model, grad_fn = make()
     register = model.layer.register_forward_hook if of == "module" else nn.modules.module.register_module_forward_hook
     for factor in (1.0, 3.0, 0.5):
-        handle = register(lambda module, args, output, factor=factor: output * factor if module is model.layer else None)
+        handle = register(lambda module, args, out, factor=factor: out * factor if module is model.layer else None)
         assert_up_to_date(grad_fn, model)
         handle.remove()
     hook = Doubles(1.0)

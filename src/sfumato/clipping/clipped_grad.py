@@ -26,6 +26,7 @@ from sfumato.errors import InputError
 
 # Below, gradients of norm C have entries whose squares vanish in float32: they would be taken for zero, and not be clipped.
 MIN_CLIPPING_NORM = 1e-12
+_SLOW = ', or use engine="reference", which is slow'
 ENGINES: dict[str, Callable[..., Engine]] = {"graph": GraphEngine, "func": FuncEngine, "reference": ReferenceEngine}
 
 # Float values that the per-example gradients and saved activations of one microbatch may take:
@@ -406,14 +407,16 @@ class GradFn:
             if complaint is None and engine.rounds_by:
                 complaint = self._law.complaint_of_speed(engine, truth, self._coefficient, count)
         if complaint is not None:
-            remedy = "" if self.engine == "reference" else ', or use engine="reference", which is slow'
-            raise InputError(f'engine "{self.engine}" {complaint}. Take that out{remedy if self._wanted != "auto" else ""}.')
+            others = _SLOW if self._wanted in ("graph", "func") else ""
+            raise InputError(f'engine "{self.engine}" {complaint}. Take that out{others}.')
 
     def _is_prepared(self, views: torch.Tensor) -> bool:
-        return self._engine is not None and self._shape == _shape(views) and self._signature.holds(signature(self._model))
+        if self._engine is None or self._shape != _shape(views):
+            return False
+        return self._signature.holds(signature(self._model))
 
     def _note(self, views: torch.Tensor) -> None:
-        """What the engine is for: another mode, layer, setting, hook, image size or precision of convolutions is another computation."""
+        """What the engine is for: with another mode, layer, setting, hook, image size or precision it is another."""
         self._shape, self._signature = _shape(views), signature(self._model)
 
 

@@ -1,7 +1,7 @@
-"""What a model is made of and set to, so that a change between two calls is seen: engine "graph" computes what it traced.
+"""What a model is made of and set to, so that a change between two calls is seen.
 
-Values of parameters and buffers are no part of it: the graph is given them at every call. Nor is code that is replaced by other
-code under the same name, nor a global.
+For engine "graph" computes what it traced. Values of parameters and buffers are no part of it: the graph is
+given them at every call. Nor is code that is replaced by other code under the same name, nor a global.
 """
 
 import contextlib
@@ -127,7 +127,7 @@ class _Walk:
 
 
 def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
-    """What an object leads to: entries, attributes, slots, and what functions carry along; each with a name, or with None."""
+    """What an object leads to: entries, attributes, slots, what functions carry along; each with a name or None."""
     if isinstance(value, torch.Tensor):
         yield "tensor", (*_kind(value), version(value), _small(value))
         return
@@ -163,11 +163,13 @@ def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
 @functools.cache
 def _slots(kind: Any) -> tuple[str, ...]:
     slots = [vars(each).get("__slots__", ()) for each in kind.__mro__]
-    return tuple(name for names in slots for name in ((names,) if isinstance(names, str) else names) if not name.startswith("__"))
+    names = [name for own in slots for name in ((own,) if isinstance(own, str) else own)]
+    return tuple(name for name in names if not name.startswith("__"))
 
 
 def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return None if nn.parameter.is_lazy(tensor) else tuple(tensor.shape), tensor.dtype, str(tensor.device), tensor.requires_grad
+    shape = None if nn.parameter.is_lazy(tensor) else tuple(tensor.shape)
+    return shape, tensor.dtype, str(tensor.device), tensor.requires_grad
 
 
 def _small(tensor: torch.Tensor) -> bytes | None:
