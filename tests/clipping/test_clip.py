@@ -42,7 +42,7 @@ def test_ghost_norms_of_ordinary_images_are_those_of_the_loop(problem, views):
         torch.testing.assert_close(out.grad_sum[name], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("where", [convolution.Ghost, linear.Ghost])
+@pytest.mark.parametrize("where", [convolution.GhostGrads, linear.GhostGrads])
 def test_a_norm_grows_by_what_roundings_could_have_hidden(problem, where, monkeypatch):
     """But for one part in 10,000."""
     model, inputs, targets = problem
@@ -69,14 +69,14 @@ def test_an_example_whose_bound_overflowed_counts_for_nothing(problem, bound, mo
     model, inputs, targets = problem
     grad_fn = private(model, inputs)
     others = grad_fn(inputs[1:], targets[1:]).grad_sum
-    channel_squares = convolution.Ghost._channel_squares
+    channel_squares = convolution.GhostGrads._channel_squares
 
     def overflowed(self, grads):
         squares, largest = channel_squares(self, grads)
         largest[0] = bound
         return squares, largest
 
-    monkeypatch.setattr(convolution.Ghost, "_channel_squares", overflowed)
+    monkeypatch.setattr(convolution.GhostGrads, "_channel_squares", overflowed)
     out = grad_fn(inputs, targets)
     assert out.grad_norms.isfinite().tolist() == [False, True, True, True, True]
     for name, value in others.items():

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.graph import engine as graph_engine
 from sfumato.clipping.graph.engine import GraphEngine
-from sfumato.clipping.graph.rules import GHOSTS, METHODS, Rows
+from sfumato.clipping.graph.rules import GHOSTS, METHODS, MaterializedGrads
 from sfumato.clipping.graph.sites import trace
 from sfumato.clipping.protocol import Batch
 from sfumato.errors import InputError
@@ -359,7 +359,7 @@ class WithScale(nn.Module):
 
 
 def test_a_parameter_that_the_model_returns_is_not_lost():
-    """Its gradient arises in the loss, where no meeting is."""
+    """Its gradient arises in the loss, where no site is."""
     inputs, targets = problem(3, 0, (4,))
     model = WithScale().double()
 
@@ -469,8 +469,8 @@ def test_gradients_in_blocks(method, augmult, monkeypatch):
     monkeypatch.setattr("sfumato.clipping.graph.rules.convolution._MAX_IN_ONE", 0)
     monkeypatch.setattr("sfumato.clipping.graph.rules.convolution._BLOCK", 300)  # two examples of most
     monkeypatch.setattr("sfumato.clipping.graph.clip._FEW", 0)
-    put_together, written_out = [], Rows.written_out
-    monkeypatch.setattr(Rows, "written_out", lambda self: put_together.append((len(self.blocks), self.shape)) or written_out(self))
+    put_together, written_out = [], MaterializedGrads.written_out
+    monkeypatch.setattr(MaterializedGrads, "written_out", lambda self: put_together.append((len(self.blocks), self.shape)) or written_out(self))
     torch.manual_seed(0)
     model, shape = Repeated(), (4, 9, 9)
     keys = clipped_grad(model, loss_fn, clipping_norm=1.0, augmult=augmult, engine="graph", methods={"memory_format": "contiguous"})
@@ -543,7 +543,7 @@ def test_a_loss_of_probabilities_is_no_trouble():
 
 
 def test_methods_of_another_model_are_not_believed():
-    """Ghost norms of a tied weight, or a bias rule for a square weight, would be silently wrong."""
+    """GhostGrads norms of a tied weight, or a bias rule for a square weight, would be silently wrong."""
     assert_exact(Tied(), (4,), methods={"memory_format": "contiguous", "model:linear.weight": "ghost", "model:linear_1.weight": "ghost"})
     grad_fn = assert_exact(nn.Linear(2, 2), (2,), methods={"memory_format": "contiguous", "model:linear.weight": "bias", "model:linear.bias": "x"})
     assert grad_fn.methods["model:linear.weight"] in ("rows", "ghost")
@@ -555,15 +555,15 @@ def test_methods_of_another_model_are_not_believed():
     assert assert_exact(plain, (2, 4, 4), methods={"memory_format": "contiguous", key: "patch_ghost"}).methods[key] == "patch_ghost"
 
 
-@pytest.mark.parametrize("fault", ["none", "a bias is missing", "a meeting is left out", "an operation writes past the labels"])
+@pytest.mark.parametrize("fault", ["none", "a bias is missing", "a site is left out", "an operation writes past the labels"])
 def test_planted_faults_are_seen(fault, monkeypatch):
     """The comparison above can fail: each fault in the real code makes it."""
     torch.manual_seed(0)
     model, shape = nn.Sequential(nn.Conv2d(2, 3, 2), nn.SiLU(), nn.Flatten(), nn.Linear(12, 3)), (2, 3, 3)
     if fault == "a bias is missing":
         bias = METHODS["conv_bias"]
-        monkeypatch.setitem(METHODS, "conv_bias", lambda met, slot: Rows(torch.zeros_like(bias(met, slot).written_out())))
-    elif fault == "a meeting is left out":
+        monkeypatch.setitem(METHODS, "conv_bias", lambda record, argument: MaterializedGrads(torch.zeros_like(bias(record, argument).written_out())))
+    elif fault == "a site is left out":
         monkeypatch.setattr("sfumato.clipping.graph.engine.trace", lambda *args: without_first_meeting(trace(*args)))
     elif fault == "an operation writes past the labels":
         monkeypatch.setattr(sys.modules["sfumato.clipping.graph.export"], "_writes", lambda program: False)
@@ -576,14 +576,14 @@ def test_planted_faults_are_seen(fault, monkeypatch):
 
 
 def without_first_meeting(traced):
-    return dataclasses.replace(traced, meetings=dict(list(traced.meetings.items())[1:]))
+    return dataclasses.replace(traced, sites=dict(list(traced.sites.items())[1:]))
 
 
 def weights_computed(monkeypatch):
     """Grows by one for each time that weights are computed from parameters."""
     seen = []
-    whole = graph_engine.weigh
-    monkeypatch.setattr(graph_engine, "weigh", lambda *args: seen.append(1) or whole(*args))
+    whole = graph_engine.evaluate_weights
+    monkeypatch.setattr(graph_engine, "evaluate_weights", lambda *args: seen.append(1) or whole(*args))
     return seen
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sfumato.clipping.graph.parametrization import pull_back, standardized
-from sfumato.clipping.graph.rules import Rows
+from sfumato.clipping.graph.rules import MaterializedGrads
 from sfumato.nn import WeightStandardizedConv2d
 
 EXAMPLES = 3
@@ -44,7 +44,7 @@ def test_the_way_back_is_autograds(problem):
 def test_norms_are_those_of_what_autograd_gives(problem):
     weights, parameters, rows = problem
     form, _ = standardized(weights, parameters)
-    moments = [Rows(part).moments(along, weight) for part, along, weight in zip(rows, form.along, weights, strict=True)]
+    moments = [MaterializedGrads(part).moments(along, weight) for part, along, weight in zip(rows, form.along, weights, strict=True)]
     squares, error = form.square_norms(moments)
     for i in range(EXAMPLES):
         true = one_by_one(weights, parameters, [part[i] for part in rows])
@@ -56,7 +56,7 @@ def test_what_moments_may_be_off_by_is_in_the_bound(problem):
     """Moved by as much as their bounds say, for each weight alone, they move the squares by no more than the bound that comes out."""
     weights, parameters, rows = problem
     form, _ = standardized(weights, parameters)
-    moments = [Rows(part).moments(along, weight) for part, along, weight in zip(rows, form.along, weights, strict=True)]
+    moments = [MaterializedGrads(part).moments(along, weight) for part, along, weight in zip(rows, form.along, weights, strict=True)]
     squares, rounding = form.square_norms(moments)
     for which in range(3):
         part, off = moments[which], 1e-6
@@ -76,7 +76,7 @@ def test_the_bound_holds_where_there_is_nothing_but_error(problem):
     """Shares of zero that are not zero: what counts is the square of what they are off by."""
     weights, parameters, rows = problem
     form, _ = standardized(weights, parameters)
-    moments = [Rows(part).moments(along, weight) for part, along, weight in zip(rows, form.along, weights, strict=True)]
+    moments = [MaterializedGrads(part).moments(along, weight) for part, along, weight in zip(rows, form.along, weights, strict=True)]
     none = [dataclasses.replace(part, plain=torch.zeros_like(part.plain), along=torch.zeros_like(part.along)) for part in moments]
     for name in ("plain", "along"):
         off = [1e-3 * part.squares.sqrt() for part in none]

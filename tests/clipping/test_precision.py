@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad
-from sfumato.clipping.graph.rules import Rows
+from sfumato.clipping.graph.rules import MaterializedGrads
 from sfumato.errors import InputError
 from sfumato.nn import WeightStandardizedConv2d
 
@@ -78,15 +78,15 @@ def test_no_input_makes_one_example_count_for_more_than_one(conv, method, precis
 
 def test_a_norm_taken_before_rounding_is_seen(monkeypatch):
     """The comparison above can fail: sums of values rounded after their norm was taken."""
-    true_sum = Rows.weighted_sum
+    true_sum = MaterializedGrads.weighted_sum
 
     def rounded(rows, coefficients, counts):
-        return true_sum(Rows(rows.written_out().bfloat16()), coefficients, counts)
+        return true_sum(MaterializedGrads(rows.written_out().bfloat16()), coefficients, counts)
 
     model, inputs, targets = problem(nn.Conv2d)
     grad_fn = clipped_grad(model, loss_fn, clipping_norm=1e-3, augmult=2, engine="graph", methods=CONTIGUOUS)
     grad_fn(inputs, targets)  # which would refuse such sums
-    monkeypatch.setattr(Rows, "weighted_sum", rounded)
+    monkeypatch.setattr(MaterializedGrads, "weighted_sum", rounded)
     norms = [whole(grad_fn(inputs[i : i + 1], targets[i : i + 1]).grad_sum).norm().item() for i in range(len(inputs))]
     assert max(abs(norm - 1) for norm in norms) > 3e-5
 

@@ -12,8 +12,8 @@ from torch.fx import Graph
 from sfumato.clipping.graph.batch_dim import Layout
 from sfumato.clipping.graph.export import capture
 from sfumato.clipping.graph.guards import recording
-from sfumato.clipping.graph.rules import METHODS, Meeting, Met, Rows, candidates, named_args, worth_trying
-from sfumato.clipping.graph.rules.convolution import Ghost
+from sfumato.clipping.graph.rules import METHODS, GradSite, MaterializedGrads, SiteRecord, candidates, named_args, worth_trying
+from sfumato.clipping.graph.rules.convolution import GhostGrads
 from sfumato.clipping.graph.rules.normalization import has_statistics, with_statistics
 
 ROWS_FIRST = Layout(dim=0, outer=1, inner=1)
@@ -43,52 +43,52 @@ APART = {"one_by_one", "one_by_one_strided", "one_by_one_padded", "patches", "pi
 
 
 def meet(operation, args, weight_name, views, seed=0, non_contiguous=False):
-    """A meeting of an operation whose first argument is made of rows, and each example's true gradient of a weight."""
+    """A site of an operation whose first argument is made of rows, and each example's true gradient of a weight."""
     generator = torch.Generator().manual_seed(seed)
     graph = Graph()
     names = [argument.name for argument in operation._schema.arguments]
     nodes = [graph.placeholder(names[i]) if isinstance(arg, torch.Tensor) else arg for i, arg in enumerate(args)]
     node = graph.call_function(operation, tuple(nodes))
     weight = args[names.index(weight_name)]
-    slots = {weight_name: weight_name}
+    weight_of = {weight_name: weight_name}
     output = operation(*args)
     grad = torch.randn(output.shape, generator=generator, dtype=output.dtype)
     if non_contiguous:
         grad = grad.transpose(0, -1).contiguous().transpose(0, -1)
-    meeting = Meeting(node, slots, {names[0]: ROWS_FIRST}, ROWS_FIRST)
-    met = Met(meeting, EXAMPLES, views, named_args(node, args, {}), grad)
+    site = GradSite(node, weight_of, {names[0]: ROWS_FIRST}, ROWS_FIRST)
+    record = SiteRecord(site, EXAMPLES, views, named_args(node, args, {}), grad)
     true = []
     for i in range(EXAMPLES):
         rows = slice(i * views, (i + 1) * views)
         own = weight.clone().requires_grad_()
         own_args = [args[0][rows].contiguous(), *(own if arg is weight else arg for arg in args[1:])]
         true.append(torch.autograd.grad(operation(*own_args), own, grad[rows].contiguous())[0])
-    return met, torch.stack(true)
+    return record, torch.stack(true)
 
 
-def assert_contribution(contribution, true):
+def assert_contribution(per_example, true):
     """Norms, sums and moments are those of the true per-example gradients, (m, *weight)."""
     if true.dtype == torch.float32:
         size = true.flatten(1).double().norm(dim=1)
-        torch.testing.assert_close(contribution.square_norms()[0].sqrt().double(), size, rtol=1e-5, atol=1e-5)
-        if hasattr(contribution, "written_out"):
-            assert (contribution.written_out() - true).flatten(1).double().norm(dim=1).lt(1e-5 * (1 + size)).all()
-        total = contribution.weighted_sum(torch.ones(len(true)), torch.ones(len(true), dtype=torch.bool))
+        torch.testing.assert_close(per_example.square_norms()[0].sqrt().double(), size, rtol=1e-5, atol=1e-5)
+        if hasattr(per_example, "written_out"):
+            assert (per_example.written_out() - true).flatten(1).double().norm(dim=1).lt(1e-5 * (1 + size)).all()
+        total = per_example.weighted_sum(torch.ones(len(true)), torch.ones(len(true), dtype=torch.bool))
         assert (total - true.sum(0)).norm() < 1e-5 * (1 + size.sum())
         return
     flat = true.flatten(1)
-    squares, error = contribution.square_norms()
+    squares, error = per_example.square_norms()
     torch.testing.assert_close(squares, flat.square().sum(1), rtol=1e-9, atol=1e-12)
     assert (error >= 0).all()
-    if hasattr(contribution, "written_out"):
-        torch.testing.assert_close(contribution.written_out(), true, rtol=1e-9, atol=1e-10)
+    if hasattr(per_example, "written_out"):
+        torch.testing.assert_close(per_example.written_out(), true, rtol=1e-9, atol=1e-10)
     coefficients, counts = torch.tensor([0.5, 0.0, 2.0, 1.0]).double(), torch.tensor([True, False, True, True])
     expected = (coefficients[:, None] * flat).sum(0).view(true.shape[1:])
-    torch.testing.assert_close(contribution.weighted_sum(coefficients, counts), expected, rtol=1e-9, atol=1e-10)
-    if hasattr(contribution, "moments") and true.ndim > 2:
+    torch.testing.assert_close(per_example.weighted_sum(coefficients, counts), expected, rtol=1e-9, atol=1e-10)
+    if hasattr(per_example, "moments") and true.ndim > 2:
         rows = true.flatten(2)
         directions = torch.randn(rows.shape[1:], generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-        moments = contribution.moments(directions, torch.ones(rows.shape[1:]).double())
+        moments = per_example.moments(directions, torch.ones(rows.shape[1:]).double())
         torch.testing.assert_close(moments.squares, rows.square().sum(2), rtol=1e-9, atol=1e-10)
         torch.testing.assert_close(moments.plain, rows.sum(2), rtol=1e-9, atol=1e-10)
         torch.testing.assert_close(moments.along, (rows * directions).sum(2), rtol=1e-9, atol=1e-10)
@@ -125,13 +125,13 @@ def convolution(name, memory_format, dtype=torch.float64):
 def test_every_method_for_convolutions(name, memory_format, views, non_contiguous, dtype):
     operation, args = convolution(name, memory_format, dtype)
     rows = torch.randn(EXAMPLES * views, 4, 9, 7, generator=torch.Generator().manual_seed(2), dtype=dtype)
-    for slot in ("weight", "bias"):
-        met, true = meet(operation, args(rows), slot, views, non_contiguous=non_contiguous)
-        methods = candidates(met, slot, EXAMPLES)
+    for argument in ("weight", "bias"):
+        record, true = meet(operation, args(rows), argument, views, non_contiguous=non_contiguous)
+        methods = candidates(record, argument, EXAMPLES)
         in_one_group = {"unfold", "conv_ghost"} | ({"patch_ghost"} if name in APART else set())
-        assert slot == "bias" or set(methods) == {"loop", "grouped"} | (in_one_group if CONVOLUTIONS[name].get("groups", 1) == 1 else set())
+        assert argument == "bias" or set(methods) == {"loop", "grouped"} | (in_one_group if CONVOLUTIONS[name].get("groups", 1) == 1 else set())
         for method in [*methods, "vmap"] if not isinstance(CONVOLUTIONS[name].get("padding"), str) else methods:
-            assert_contribution(METHODS[method](met, slot), true)
+            assert_contribution(METHODS[method](record, argument), true)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
@@ -140,12 +140,12 @@ def test_memory_that_was_not_written_is_not_read(name, memory_format):
     """Fresh tensors are filled with NaN."""
     operation, args = convolution(name, memory_format)
     rows = torch.randn(EXAMPLES * 3, 4, 9, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    met, true = meet(operation, args(rows), "weight", 3)
+    record, true = meet(operation, args(rows), "weight", 3)
     torch.use_deterministic_algorithms(True)
     try:
         assert torch.empty(3).isnan().all()
-        for method in candidates(met, "weight", EXAMPLES):
-            assert_contribution(METHODS[method](met, "weight"), true)
+        for method in candidates(record, "weight", EXAMPLES):
+            assert_contribution(METHODS[method](record, "weight"), true)
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -156,10 +156,10 @@ def test_memory_that_was_not_written_is_not_read(name, memory_format):
 def test_patches_of_a_few_examples_at_a_time(memory_format, name, examples_at_once, monkeypatch):
     """The last part may be smaller."""
     operation, args = convolution(name, memory_format)
-    met, true = meet(operation, args(torch.randn(EXAMPLES * 3, 4, 9, 7, dtype=torch.float64)), "weight", 3)
-    values = met.args["weight"][0].numel() * met.example_grad()[0, :, 0].numel()
+    record, true = meet(operation, args(torch.randn(EXAMPLES * 3, 4, 9, 7, dtype=torch.float64)), "weight", 3)
+    values = record.args["weight"][0].numel() * record.example_grad()[0, :, 0].numel()
     monkeypatch.setattr("sfumato.clipping.graph.rules.conv_operators._AT_ONCE", examples_at_once * values)
-    assert_contribution(METHODS["unfold"](met, "weight"), true)
+    assert_contribution(METHODS["unfold"](record, "weight"), true)
 
 
 @pytest.mark.parametrize("per_block", [1, 3])
@@ -167,17 +167,17 @@ def test_patches_of_a_few_examples_at_a_time(memory_format, name, examples_at_on
 def test_large_written_out_gradients_lie_in_blocks(name, per_block, monkeypatch):
     """Four of one example each, or one of three and one of one: nothing but memory shows it."""
     operation, args = convolution(name, torch.contiguous_format)
-    met, true = meet(operation, args(torch.randn(EXAMPLES * 3, 4, 9, 7, dtype=torch.float64)), "weight", 3)
-    values = met.args["weight"].numel()
+    record, true = meet(operation, args(torch.randn(EXAMPLES * 3, 4, 9, 7, dtype=torch.float64)), "weight", 3)
+    values = record.args["weight"].numel()
     monkeypatch.setattr("sfumato.clipping.graph.rules.convolution._BLOCK", per_block * values)
     for most, blocks in ((EXAMPLES * values, 1), (EXAMPLES * values - 1, -(-EXAMPLES // per_block))):
         monkeypatch.setattr("sfumato.clipping.graph.rules.convolution._MAX_IN_ONE", most)
-        for method in {"loop", "grouped", "unfold"} & {*candidates(met, "weight", EXAMPLES)}:
-            contribution = METHODS[method](met, "weight")
-            assert len({row.untyped_storage().data_ptr() for row in contribution.blocks}) == len(contribution.blocks) == blocks
-            assert_contribution(contribution, true)
+        for method in {"loop", "grouped", "unfold"} & {*candidates(record, "weight", EXAMPLES)}:
+            per_example = METHODS[method](record, "weight")
+            assert len({row.untyped_storage().data_ptr() for row in per_example.blocks}) == len(per_example.blocks) == blocks
+            assert_contribution(per_example, true)
     with recording():
-        assert len(METHODS["loop"](met, "weight").blocks) == 1
+        assert len(METHODS["loop"](record, "weight").blocks) == 1
 
 
 def test_blocks_make_no_difference():
@@ -188,7 +188,7 @@ def test_blocks_make_no_difference():
     for count in (None, counts):
         if count is not None:
             rows[2, 0], rows[5, 1] = torch.nan, torch.inf
-        one, several = Rows(rows), Rows(*rows.split(3))
+        one, several = MaterializedGrads(rows), MaterializedGrads(*rows.split(3))
         for of_one, of_several in (
             (one.weighted_sum(coefficients, count), several.weighted_sum(coefficients, count)),
             (one.square_norms()[0], several.square_norms()[0]),
@@ -211,11 +211,11 @@ def test_the_share_along_a_weight_is_read_off_the_output(views, zero, monkeypatc
     arguments = args(rows)
     directions = torch.nn.functional.normalize(arguments[1].flatten(1))
     arguments[1][0] *= 0.0 if zero else -1.0
-    met, true = meet(operation, arguments, "weight", views)
-    met = dataclasses.replace(met, output=operation(*arguments))
-    convolved, calls = Ghost._convolved, []
-    monkeypatch.setattr(Ghost, "_convolved", lambda self, *args: calls.append(1) or convolved(self, *args))
-    moments = METHODS["conv_ghost"](met, "weight").moments(directions, arguments[1])
+    record, true = meet(operation, arguments, "weight", views)
+    record = dataclasses.replace(record, output=operation(*arguments))
+    convolved, calls = GhostGrads._convolved, []
+    monkeypatch.setattr(GhostGrads, "_convolved", lambda self, *args: calls.append(1) or convolved(self, *args))
+    moments = METHODS["conv_ghost"](record, "weight").moments(directions, arguments[1])
     torch.testing.assert_close(moments.along, (true.flatten(2) * directions).sum(2), rtol=1e-9, atol=1e-10)
     assert len(calls) == 1 + zero  # one for the plain sums
 
@@ -227,13 +227,13 @@ def test_the_share_along_a_weight_is_uncertain_where_a_bias_hides_it():
     weight = 1 + 1e-3 * torch.randn(8, 4, 1, 1, generator=generator)
     settings = [[1, 1], [0, 0], [1, 1], 1]
     bias = -torch.ops.aten.conv2d.default(rows, weight, None, *settings).mean((0, 2, 3))
-    met, true = meet(torch.ops.aten.conv2d.default, [rows, weight, bias, *settings], "weight", 1)
-    met = dataclasses.replace(met, output=torch.ops.aten.conv2d.default(rows, weight, bias, *settings))
+    record, true = meet(torch.ops.aten.conv2d.default, [rows, weight, bias, *settings], "weight", 1)
+    record = dataclasses.replace(record, output=torch.ops.aten.conv2d.default(rows, weight, bias, *settings))
     directions = torch.nn.functional.normalize(weight.flatten(1))
-    moments = METHODS["conv_ghost"](met, "weight").moments(directions, weight)
-    along = torch.einsum("mophw,mihw->moi", met.grad[:, :, None].double(), rows.double()) * directions.double()
+    moments = METHODS["conv_ghost"](record, "weight").moments(directions, weight)
+    along = torch.einsum("mophw,mihw->moi", record.grad[:, :, None].double(), rows.double()) * directions.double()
     assert ((moments.along - along.sum(2)).abs() <= moments.errors[2]).all()
-    assert (moments.errors[2] > 1e-6 * met.grad.flatten(2).norm(dim=2)).all()
+    assert (moments.errors[2] > 1e-6 * record.grad.flatten(2).norm(dim=2)).all()
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["output", "no output"])
@@ -243,15 +243,15 @@ def test_what_is_known_of_channels_is_as_wrong_as_is_said_at_most(method, kept):
     generator = torch.Generator().manual_seed(2)
     levels, weight = 1 + torch.rand(EXAMPLES, 1, 1, 1, generator=generator), 1 + torch.rand(8, 1, 1, 1, generator=generator)
     arguments = [levels.expand(-1, 300, 6, 6).contiguous(), weight.expand(-1, 300, 3, 3).contiguous(), None, [1, 1], [0, 0], [1, 1], 1]
-    met, _ = meet(torch.ops.aten.conv2d.default, arguments, "weight", 1)
-    met = dataclasses.replace(met, output=torch.ops.aten.conv2d.default(*arguments) if kept else None)
+    record, _ = meet(torch.ops.aten.conv2d.default, arguments, "weight", 1)
+    record = dataclasses.replace(record, output=torch.ops.aten.conv2d.default(*arguments) if kept else None)
     directions = torch.nn.functional.normalize(arguments[1].flatten(1))
-    contribution = METHODS[method](met, "weight")
+    per_example = METHODS[method](record, "weight")
     if method == "conv_ghost":  # all values of a channel's gradient are one
-        rows = (met.grad.double().sum((2, 3)) * levels.double()[:, :, 0, 0])[:, :, None].expand(-1, -1, directions.shape[1])
+        rows = (record.grad.double().sum((2, 3)) * levels.double()[:, :, 0, 0])[:, :, None].expand(-1, -1, directions.shape[1])
     else:  # what was written out is what is summed
-        rows = contribution.written_out().double().flatten(2)
-    moments, exact = contribution.moments(directions, arguments[1]), (rows.square().sum(2), rows.sum(2), (rows * directions.double()).sum(2))
+        rows = per_example.written_out().double().flatten(2)
+    moments, exact = per_example.moments(directions, arguments[1]), (rows.square().sum(2), rows.sum(2), (rows * directions.double()).sum(2))
     for value, truth, error in zip((moments.squares, moments.plain, moments.along), exact, moments.errors, strict=True):
         assert ((value - truth).abs() <= error).all()
 
@@ -263,10 +263,10 @@ def test_convolutions_in_one_and_three_dimensions(dims, views):
     rows = torch.randn(EXAMPLES * views, 4, *(5, 6, 4)[:dims], generator=generator, dtype=torch.float64)
     weight = torch.randn(6, 2, *(3, 2, 2)[:dims], generator=generator, dtype=torch.float64)
     operation = getattr(torch.ops.aten, f"conv{dims}d").default
-    met, true = meet(operation, [rows, weight, None, [2] * dims, [1] * dims, [1] * dims, 2], "weight", views)
-    assert set(candidates(met, "weight", EXAMPLES)) == {"loop", "grouped"}
+    record, true = meet(operation, [rows, weight, None, [2] * dims, [1] * dims, [1] * dims, 2], "weight", views)
+    assert set(candidates(record, "weight", EXAMPLES)) == {"loop", "grouped"}
     for method in ("loop", "grouped"):
-        assert_contribution(METHODS[method](met, "weight"), true)
+        assert_contribution(METHODS[method](record, "weight"), true)
 
 
 @pytest.mark.parametrize("views", [1, 3])
@@ -280,18 +280,18 @@ def test_every_method_for_linear_layers(positions, features, views):
     rows = torch.randn(EXAMPLES * views, *positions, features, generator=generator, dtype=torch.float64)
     weight, bias = torch.randn(3, features, generator=generator).double(), torch.randn(3, generator=generator).double()
     divided = ["ghost_at_once"] if 1 < math.prod(positions) * views < 64 else []  # else both are the same
-    for slot, methods in (("weight", ["rows", "ghost", *divided]), ("bias", ["bias"])):
-        met, true = meet(torch.ops.aten.linear.default, [rows, weight, bias], slot, views)
-        assert set(candidates(met, slot, EXAMPLES)) == set(methods)
+    for argument, methods in (("weight", ["rows", "ghost", *divided]), ("bias", ["bias"])):
+        record, true = meet(torch.ops.aten.linear.default, [rows, weight, bias], argument, views)
+        assert set(candidates(record, argument, EXAMPLES)) == set(methods)
         for method in [*methods, "vmap"]:
-            assert_contribution(METHODS[method](met, slot), true)
+            assert_contribution(METHODS[method](record, argument), true)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("views", [1, 3])
-@pytest.mark.parametrize("slot", ["weight", "bias"])
+@pytest.mark.parametrize("argument", ["weight", "bias"])
 @pytest.mark.parametrize("norm", ["group_norm", "layer_norm", "layer_norm_2d", "instance_norm", "rms_norm"])
-def test_scale_and_shift_of_norms(norm, slot, views, memory_format):
+def test_scale_and_shift_of_norms(norm, argument, views, memory_format):
     generator = torch.Generator().manual_seed(2)
     rows = (2 + torch.randn(EXAMPLES * views, 4, 3, 5, generator=generator, dtype=torch.float64)).contiguous(memory_format=memory_format)
     shape = {"layer_norm": (5,), "layer_norm_2d": (3, 5), "rms_norm": (5,)}.get(norm, (4,))
@@ -303,34 +303,34 @@ def test_scale_and_shift_of_norms(norm, slot, views, memory_format):
         "instance_norm": (torch.ops.aten.instance_norm.default, [rows, weight, bias, None, None, True, 0.1, 1e-5, False]),
         "rms_norm": (torch.ops.aten.rms_norm.default, [rows, [5], weight, 1e-5]),
     }[norm]
-    if norm == "rms_norm" and slot == "bias":
+    if norm == "rms_norm" and argument == "bias":
         return
-    met, true = meet(operation, args, slot, views)
-    assert candidates(met, slot, EXAMPLES) == ["affine"]
+    record, true = meet(operation, args, argument, views)
+    assert candidates(record, argument, EXAMPLES) == ["affine"]
     for method in ("affine", "vmap"):
-        assert_contribution(METHODS[method](met, slot), true)
-    assert has_statistics(met.meeting, met.args) == (norm == "group_norm")
-    assert not has_statistics(met.meeting, met.args | {"input": rows.bfloat16()})
+        assert_contribution(METHODS[method](record, argument), true)
+    assert has_statistics(record.site, record.args) == (norm == "group_norm")
+    assert not has_statistics(record.site, record.args | {"input": rows.bfloat16()})
     if norm == "group_norm":
-        output, with_them = with_statistics(met.args)
+        output, with_them = with_statistics(record.args)
         torch.testing.assert_close(output, operation(*args))
-        assert_contribution(METHODS["affine"](dataclasses.replace(met, args=with_them), slot), true)
+        assert_contribution(METHODS["affine"](dataclasses.replace(record, args=with_them), argument), true)
 
 
 @pytest.mark.parametrize("fault", ["a view is dropped", "the stride is wrong", "examples are shifted"])
 def test_planted_faults_are_seen(fault):
     operation, args = convolution("strided", torch.contiguous_format)
     rows = torch.randn(EXAMPLES * 3, 4, 9, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    met, true = meet(operation, args(rows), "weight", 3)
+    record, true = meet(operation, args(rows), "weight", 3)
     if fault == "a view is dropped":
-        met.grad[::3] = 0
+        record.grad[::3] = 0
     elif fault == "the stride is wrong":
-        met.args["stride"] = [1, 2]
+        record.args["stride"] = [1, 2]
     else:
-        met.grad.copy_(met.grad.roll(1, 0))
+        record.grad.copy_(record.grad.roll(1, 0))
     for method in ("loop", "unfold", "conv_ghost"):
         with pytest.raises((AssertionError, RuntimeError, IndexError)):
-            assert_contribution(METHODS[method](met, "weight"), true)
+            assert_contribution(METHODS[method](record, "weight"), true)
 
 
 @pytest.mark.parametrize(("outer", "inner"), [(1, 1), (1, 4), (3, 1), (3, 4)])
@@ -348,18 +348,18 @@ def test_a_layout_gives_every_example_its_own_rows(dim, outer, inner):
 def test_capture_names_every_meeting_of_a_network():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
     captured = capture(model, torch.zeros(1, 3, 6, 6))
-    assert sorted(names for names in captured.meetings.values()) == [("0.weight", "0.bias"), ("1.weight", "1.bias"), ("4.weight", "4.bias")]
+    assert sorted(names for names in captured.sites.values()) == [("0.weight", "0.bias"), ("1.weight", "1.bias"), ("4.weight", "4.bias")]
 
 
 def test_the_memory_of_ghost_norms_is_judged_for_a_whole_microbatch():
     """However few examples the methods are tried on."""
     operation, args = convolution("plain", torch.contiguous_format)
-    met, _ = meet(operation, args(torch.randn(EXAMPLES, 4, 9, 7, dtype=torch.float64)), "weight", 1)
-    assert "conv_ghost" in candidates(met, "weight", EXAMPLES)
-    assert "conv_ghost" not in candidates(met, "weight", 2**26)
-    met, _ = meet(torch.ops.aten.linear.default, [torch.randn(EXAMPLES, 5, 4), torch.randn(3, 4), None], "weight", 1)
-    assert "ghost" in candidates(met, "weight", EXAMPLES)
-    assert "ghost" not in candidates(met, "weight", 2**26)
+    record, _ = meet(operation, args(torch.randn(EXAMPLES, 4, 9, 7, dtype=torch.float64)), "weight", 1)
+    assert "conv_ghost" in candidates(record, "weight", EXAMPLES)
+    assert "conv_ghost" not in candidates(record, "weight", 2**26)
+    record, _ = meet(torch.ops.aten.linear.default, [torch.randn(EXAMPLES, 5, 4), torch.randn(3, 4), None], "weight", 1)
+    assert "ghost" in candidates(record, "weight", EXAMPLES)
+    assert "ghost" not in candidates(record, "weight", 2**26)
 
 
 @pytest.mark.parametrize("views", [1, 3])
@@ -367,20 +367,20 @@ def test_the_memory_of_ghost_norms_is_judged_for_a_whole_microbatch():
 def test_gradients_are_not_written_out_where_a_ghost_norm_needs_far_less_memory(size, spares, views):
     """Whatever the clock says on a few images: 64 x 64 x 9 numbers for each image, or the inner products of its few pixels."""
     rows, weight = torch.randn(EXAMPLES * views, 64, size, size), torch.randn(64, 64, 3, 3)
-    met, true = meet(torch.ops.aten.conv2d.default, [rows, weight, None, [1, 1], [1, 1], [1, 1], 1], "weight", views)
-    names = candidates(met, "weight", EXAMPLES)
+    record, true = meet(torch.ops.aten.conv2d.default, [rows, weight, None, [1, 1], [1, 1], [1, 1], 1], "weight", views)
+    names = candidates(record, "weight", EXAMPLES)
     assert {"loop", "grouped", "unfold"} < {*names}
-    assert worth_trying(names, met, "weight") == (["conv_ghost"] if spares else names)
+    assert worth_trying(names, record, "weight") == (["conv_ghost"] if spares else names)
     without = [name for name in names if name != "conv_ghost"]  # a weight at several places has no ghost norm
-    assert worth_trying(without, met, "weight") == without
+    assert worth_trying(without, record, "weight") == without
 
 
 def test_a_ghost_norm_keeps_no_output():
     """It would be as large as the gradient; what the closed form wants of it is a few numbers for each channel."""
     operation, args = convolution("plain", torch.contiguous_format)
-    met, _ = meet(operation, args(torch.randn(EXAMPLES, 4, 9, 7, dtype=torch.float64)), "weight", 1)
-    output = operation(*args(met.args["input"]))
+    record, _ = meet(operation, args(torch.randn(EXAMPLES, 4, 9, 7, dtype=torch.float64)), "weight", 1)
+    output = operation(*args(record.args["input"]))
     dies = weakref.ref(output)
-    contribution = METHODS["conv_ghost"](dataclasses.replace(met, output=output), "weight")
+    per_example = METHODS["conv_ghost"](dataclasses.replace(record, output=output), "weight")
     del output
-    assert dies() is None and contribution.square_norms()[0].isfinite().all()
+    assert dies() is None and per_example.square_norms()[0].isfinite().all()

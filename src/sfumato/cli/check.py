@@ -52,7 +52,7 @@ def check(
                 found = [_as_json(mixing)]
         except InputError as error:  # what shows only when gradients are compared
             found = [{"module": "", "kind": type(network).__name__, "reason": str(error), "remedy": "", "says": str(error)}]
-    uses = grad_fn.uses if grad_fn else []
+    uses = grad_fn.site_reports if grad_fn else []
     refusal = grad_fn.refusal if grad_fn else None
     if json_:
         output.print_json(

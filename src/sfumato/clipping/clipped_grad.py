@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from sfumato.clipping.draws import draw_seeds
 from sfumato.clipping.func import FuncEngine
-from sfumato.clipping.graph.engine import LOW_PRECISIONS, GraphEngine, Use
+from sfumato.clipping.graph.engine import LOW_PRECISIONS, GraphEngine, SiteReport
 from sfumato.clipping.law import Law, Truth, first_line, refuse_lazy
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.numerics import are_exact
@@ -187,9 +187,9 @@ class GradFn:
         return {} if self._engine is None else dict(self._engine.methods)
 
     @property
-    def uses(self) -> list[Use]:
+    def site_reports(self) -> list[SiteReport]:
         """Every place where a weight meets images, as engine "graph" sees it; empty for other engines, and before the first batch."""
-        return self._engine.uses() if isinstance(self._engine, GraphEngine) else []
+        return self._engine.site_reports() if isinstance(self._engine, GraphEngine) else []
 
     @property
     def parallel(self) -> bool:

@@ -127,7 +127,7 @@ class _Walk:
 
 
 def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
-    """What an object leads to: entries, attributes, slots, what functions carry along; each with a name or None."""
+    """What an object leads to: entries, attributes, weight_of, what functions carry along; each with a name or None."""
     if isinstance(value, torch.Tensor):
         yield "tensor", (*_kind(value), version(value), _small(value))
         return
@@ -162,8 +162,8 @@ def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
 
 @functools.cache
 def _slots(kind: Any) -> tuple[str, ...]:
-    slots = [vars(each).get("__slots__", ()) for each in kind.__mro__]
-    names = [name for own in slots for name in ((own,) if isinstance(own, str) else own)]
+    weight_of = [vars(each).get("__slots__", ()) for each in kind.__mro__]
+    names = [name for own in weight_of for name in ((own,) if isinstance(own, str) else own)]
     return tuple(name for name in names if not name.startswith("__"))
 
 

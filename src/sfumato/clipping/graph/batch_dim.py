@@ -41,7 +41,7 @@ class Layout:
 
 
 def find_layouts(capture: Capture, model: torch.nn.Module, parameters: dict[str, torch.Tensor], row: torch.Tensor) -> dict[Node, Layout]:
-    """The layout of every tensor that goes into a meeting or comes out of one.
+    """The layout of every tensor that goes into a site or comes out of one.
 
     Runs the graph on made-up images, once for each image with that one changed. An operation
     whose result mixes images, or where images cannot be told apart, is refused by its module's path.
@@ -50,7 +50,7 @@ def find_layouts(capture: Capture, model: torch.nn.Module, parameters: dict[str,
         parameters: Trainable parameters by name, none of them so special (zero, say) that it hides what comes after.
         row: (1, ...): shape, type and device of an input.
     """
-    wanted = {other for node in capture.meetings for other in (node, *node.all_input_nodes)} & {capture.input, *capture.data}
+    wanted = {other for node in capture.sites for other in (node, *node.all_input_nodes)} & {capture.input, *capture.data}
     wanted |= set(capture.outputs)
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(_OTHER_ROWS, *row.shape[1:], generator=generator).to(row)

@@ -1,8 +1,8 @@
-"""What all meetings together make: each example's norm, and the clipped sum for each parameter."""
+"""What all sites together make: each example's norm, and the clipped sum for each parameter."""
 
 import torch
 
-from sfumato.clipping.graph.rules import Contribution, Rows
+from sfumato.clipping.graph.rules import MaterializedGrads, PerExampleGrads
 from sfumato.clipping.graph.weights import Weights
 
 # What roundings, all going one way, could have taken from a norm is added to it, as far as it is more than this share.
@@ -15,32 +15,33 @@ class Totals:
     """Per-example gradients with respect to all parameters.
 
     Args:
-        contributions: To each weight's gradients.
+        per_example_grads: To each weight's gradients.
     """
 
-    def __init__(self, weights: Weights, contributions: dict[str, Contribution]) -> None:
-        self._weights, self._contributions = weights, contributions
+    def __init__(self, weights: Weights, per_example_grads: dict[str, PerExampleGrads]) -> None:
+        self._weights, self._contributions = weights, per_example_grads
         small: dict[torch.dtype, dict[str, torch.Tensor]] = {}
         for group in weights.traced.groups:
-            contribution = contributions[group.weights[0]]
-            if group.kind == "parameter" and isinstance(contribution, Rows) and contribution.shape.numel() <= _FEW:
-                rows = contribution.written_out()
+            per_example = per_example_grads[group.weights[0]]
+            if group.kind == "parameter" and isinstance(per_example, MaterializedGrads) and per_example.shape.numel() <= _FEW:
+                rows = per_example.written_out()
                 rows = rows.reshape(len(rows), -1)
                 small.setdefault(rows.dtype, {})[group.weights[0]] = rows
         # Weights' names, numbers of values, and their gradients side by side.
         self._small = [
-            (list(parts), [part.shape[1] for part in parts.values()], Rows(torch.cat(list(parts.values()), 1))) for parts in small.values()
+            (list(parts), [part.shape[1] for part in parts.values()], MaterializedGrads(torch.cat(list(parts.values()), 1)))
+            for parts in small.values()
         ]
-        self._alone = {*contributions} - {name for names, _, _ in self._small for name in names}
+        self._alone = {*per_example_grads} - {name for names, _, _ in self._small for name in names}
 
     def norms(self) -> torch.Tensor:
         """(m,) L2 norms, each as long as roundings could have hidden, but for the tolerance."""
-        weights, contributions = self._weights, self._contributions
+        weights, per_example_grads = self._weights, self._contributions
         squares = [rows.square_norms()[0] for _, _, rows in self._small]
         errors = []
         for groups, closed in weights.closed:
             names = [group.weights[0] for group in groups]
-            moments = [contributions[name].moments(weights.directions[name], weights.values[name]) for name in names]  # type: ignore[attr-defined]
+            moments = [per_example_grads[name].moments(weights.directions[name], weights.values[name]) for name in names]  # type: ignore[attr-defined]
             square, error = closed.square_norms(moments)
             squares.append(square)
             errors.append(error)
@@ -49,21 +50,21 @@ class Totals:
             if name not in self._alone or name in weights.directions:
                 continue
             if group.kind == "parameter":
-                square, error = contributions[name].square_norms()
+                square, error = per_example_grads[name].square_norms()
                 squares.append(square)
                 errors.append(error)
             else:
-                squares.append(weights.square_norms(group, [contributions[name].written_out() for name in group.weights]))  # type: ignore[attr-defined]
+                squares.append(weights.square_norms(group, [per_example_grads[name].written_out() for name in group.weights]))  # type: ignore[attr-defined]
         total = _sum(squares)
         if errors:
             total = total + (_sum(errors) - 2 * _TOLERANCE * total).clamp(min=0)
         return total.sqrt()
 
     def clipped_sums(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """Each parameter's sum of coefficient_i times gradient_i over those that count (None: all do). Lets go of all contributions."""
-        values, contributions = self._weights.values, self._contributions
+        """Each parameter's sum of coefficient_i times gradient_i over those that count (None: all do). Lets go of all per_example_grads."""
+        values, per_example_grads = self._weights.values, self._contributions
         # One after another they make room: per-example gradients take more memory than anything else.
-        of_weights = {name: contributions.pop(name).weighted_sum(coefficients, counts) for name in [*contributions] if name in self._alone}
+        of_weights = {name: per_example_grads.pop(name).weighted_sum(coefficients, counts) for name in [*per_example_grads] if name in self._alone}
         for names, sizes, rows in self._small:
             for name, part in zip(names, rows.weighted_sum(coefficients, counts).split(sizes), strict=True):
                 of_weights[name] = part.view(values[name].shape)

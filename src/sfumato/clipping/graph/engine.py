@@ -2,8 +2,8 @@
 
 The model is traced to a graph of operations (`capture`). The forward pass runs it with every
 weight detached, so that the backward pass computes gradients with respect to data alone. At
-each meeting the output's gradient is caught as it passes, and a rule (`rules/`) makes of it and
-of the operation's inputs that meeting's part of the per-example gradients, written out or as
+each site the output's gradient is caught as it passes, and a rule (`rules/`) makes of it and
+of the operation's inputs that site's part of the per-example gradients, written out or as
 norms alone. `derived` carries them from weights to parameters.
 """
 
@@ -24,11 +24,21 @@ from sfumato.clipping.draws import KeyedDraws
 from sfumato.clipping.graph.clip import Totals
 from sfumato.clipping.graph.compile import CompiledPass, Tensors
 from sfumato.clipping.graph.export import module_path
-from sfumato.clipping.graph.guards import assume, is_recording
+from sfumato.clipping.graph.guards import guard, is_recording
 from sfumato.clipping.graph.losses import ExampleLosses
-from sfumato.clipping.graph.rules import GHOSTS, METHODS, Contribution, Met, Rows, candidates, named_args, normalization, worth_trying
+from sfumato.clipping.graph.rules import (
+    GHOSTS,
+    METHODS,
+    MaterializedGrads,
+    PerExampleGrads,
+    SiteRecord,
+    candidates,
+    named_args,
+    normalization,
+    worth_trying,
+)
 from sfumato.clipping.graph.sites import trace
-from sfumato.clipping.graph.weights import Weights, weigh
+from sfumato.clipping.graph.weights import Weights, evaluate_weights
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
 
@@ -53,7 +63,7 @@ MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.
 
 
 @dataclasses.dataclass(frozen=True)
-class Use:
+class SiteReport:
     """A place where a weight meets images, and how its per-example gradients are had.
 
     Attributes:
@@ -81,7 +91,7 @@ class GraphEngine(Engine):
     """Sums clipped per-example gradients of one model; see `sfumato.clipping.clipped_grad`.
 
     Attributes:
-        methods: "<meeting>.<argument>" -> name of the method that computes it, and
+        methods: "<site>.<argument>" -> name of the method that computes it, and
             "memory_format" -> that of the images. Chosen by measurement on made-up images
             unless the memory format is given; then methods not given follow a fixed rule. They
             decide speed and memory, and how the result is rounded.
@@ -107,15 +117,15 @@ class GraphEngine(Engine):
         self.low = LOW_PRECISIONS[precision]
         self.model, self.losses = model, ExampleLosses(loss_fn)
         self.traced = trace(model, row)
-        known_methods = {"memory_format"} | {f"{meeting.name}.{slot}" for meeting in self.traced.meetings.values() for slot in meeting.slots}
+        known_methods = {"memory_format"} | {f"{site.name}.{argument}" for site in self.traced.sites.values() for argument in site.weight_of}
         self.methods = {key: name for key, name in (methods or {}).items() if key in known_methods}
         self.measures = self.methods.get("memory_format") not in MEMORY_FORMATS
-        self.settled: set[str] = set()  # methods that were seen to fit their meeting
+        self.settled: set[str] = set()  # methods that were seen to fit their site
         self.examples = 0  # of the largest microbatch so far, which memory must hold
-        num_meetings = Counter(weight for meeting in self.traced.meetings.values() for weight in meeting.slots.values())
-        # Ghost norms do not add up over meetings, and pulling back needs rows, or moments where there is a closed form.
+        num_sites = Counter(weight for site in self.traced.sites.values() for weight in site.weight_of.values())
+        # GhostGrads norms do not add up over sites, and pulling back needs rows, or moments where there is a closed form.
         ghosts: dict[str, tuple[str, ...]] = {"parameter": tuple(GHOSTS), "standardized": ("conv_ghost",), "general": ()}
-        self.ghosts = {weight: ghosts[group.kind] if num_meetings[weight] == 1 else () for group in self.traced.groups for weight in group.weights}
+        self.ghosts = {weight: ghosts[group.kind] if num_sites[weight] == 1 else () for group in self.traced.groups for weight in group.weights}
         self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self.compiles = compiles
         # For each coefficient and kind of batch. A loss that goes on changing is left to single operations in the end.
@@ -124,20 +134,20 @@ class GraphEngine(Engine):
         self._fixed: Weights | None = None
         self._num_fixed, self._lock, self._compiling = 0, threading.Lock(), threading.Lock()
 
-    def uses(self) -> list["Use"]:
+    def site_reports(self) -> list["SiteReport"]:
         """Every place where a weight meets images, in the order of the forward pass."""
         group_of = {weight: group for group in self.traced.groups for weight in group.weights}
         return [
-            Use(
-                module=module_path(meeting.node),
-                operation=meeting.operation,
-                argument=slot,
+            SiteReport(
+                module=module_path(site.node),
+                operation=site.operation,
+                argument=argument,
                 parameters=self.traced.capture.sources[weight],
                 kind=group_of[weight].kind,
-                method=self.methods.get(f"{meeting.name}.{slot}", "per_row"),
+                method=self.methods.get(f"{site.name}.{argument}", "per_row"),
             )
-            for meeting in self.traced.meetings.values()
-            for slot, weight in meeting.slots.items()
+            for site in self.traced.sites.values()
+            for argument, weight in site.weight_of.items()
         ]
 
     def clipped_sum(self, coefficient: Coefficient, batch: Batch) -> ClippedGrad:
@@ -189,7 +199,7 @@ class GraphEngine(Engine):
                 self._num_fixed, self._fixed = self._num_fixed + num_fixed, None
 
     def _weights(self) -> Weights:
-        weights = self._fixed or weigh(self.traced, self.traced.capture.state(self.model))
+        weights = self._fixed or evaluate_weights(self.traced, self.traced.capture.state(self.model))
         with self._lock:
             if self._num_fixed:
                 self._fixed = weights
@@ -201,7 +211,7 @@ class GraphEngine(Engine):
         if any(group.kind == "general" for group in self.traced.groups):
             state = self.traced.capture.state(self.model)
             tensors, nodes = list(state.values()), list(state)
-            weights_of = lambda tensors: weigh(self.traced, dict(zip(nodes, tensors, strict=True)))  # noqa: E731
+            weights_of = lambda tensors: evaluate_weights(self.traced, dict(zip(nodes, tensors, strict=True)))  # noqa: E731
         elif weights.need_record:  # a closed form no longer holds
             return self._pass(coefficient, weights, batch)
         else:
@@ -251,18 +261,18 @@ class GraphEngine(Engine):
 
     def _pass(self, coefficient: Coefficient, weights: Weights, batch: Batch) -> Tensors:
         """Norms, losses and each parameter's clipped sum; in a compiled graph also what `_is_the_loss` looks at."""
-        contributions, losses, seen = _backward(self, weights, batch)
+        per_example_grads, losses, seen = _backward(self, weights, batch)
         with torch.no_grad():
-            totals = Totals(weights, contributions)
+            totals = Totals(weights, per_example_grads)
             norms = totals.norms()
             finite = norms.isfinite() & losses.isfinite()
             coefficients = torch.where(batch.is_real & finite, coefficient(norms), 0.0)
             # Where all is finite, a coefficient of zero is enough to leave an example out.
-            sums = totals.clipped_sums(coefficients, None if assume(finite.all()) else finite)
+            sums = totals.clipped_sums(coefficients, None if guard(finite.all()) else finite)
         return norms, losses, *(sums[name] for name in self._names), *seen
 
     def choose_methods(self, batch: Batch) -> None:
-        """Tries the memory formats, and for each of them the methods of every meeting, on a part of a made-up microbatch."""
+        """Tries the memory formats, and for each of them the methods of every site, on a part of a made-up microbatch."""
         self.examples = len(batch.inputs)
         if not self.measures:
             return
@@ -328,32 +338,32 @@ def _backward(
     engine: GraphEngine,
     weights: Weights,
     batch: Batch,
-) -> tuple[dict[str, Contribution], torch.Tensor, list[torch.Tensor]]:
-    """Both passes: what the meetings contribute to each weight, the (m,) losses and what the loss saw.
+) -> tuple[dict[str, PerExampleGrads], torch.Tensor, list[torch.Tensor]]:
+    """Both passes: what the sites contribute to each weight, the (m,) losses and what the loss saw.
 
     The last is for graphs that are being compiled, else empty: the model's outputs, (m, ...) each, and the gradients
     with respect to them.
     """
     traced, (examples, views) = engine.traced, batch.inputs.shape[:2]
     draws = KeyedDraws(None if batch.seeds is None else batch.seeds.reshape(-1, 1, 2), engine.draw_dims)
-    contributions: dict[str, Contribution] = {}
+    per_example_grads: dict[str, PerExampleGrads] = {}
     firsts: list[torch.Tensor] = []  # the first outputs that depend on a weight: where the backward pass may stop
     outputs_of: dict[str, torch.Tensor] = {}
     per_row: list[tuple[str, torch.Tensor]] = []  # weights that every row has a copy of
 
     def call(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        meeting = traced.meetings.get(node)
+        site = traced.sites.get(node)
         if engine.low is not None and str(node.target).startswith(_PRODUCTS):  # they take one type only
             args, kwargs = tree_map(lowered, (args, kwargs))
-        if meeting is None:
+        if site is None:
             with draws if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) else nullcontext():
                 return node.target(*args, **kwargs)  # type: ignore[operator]
         named = named_args(node, args, kwargs)
-        if normalization.can_be_per_row(meeting, named):
-            value, leaves = normalization.per_row(meeting, named)
-            per_row.extend((meeting.slots[slot], leaf) for slot, leaf in leaves.items())
+        if normalization.can_be_per_row(site, named):
+            value, leaves = normalization.per_row(site, named)
+            per_row.extend((site.weight_of[argument], leaf) for argument, leaf in leaves.items())
             return value
-        if normalization.has_statistics(meeting, named):
+        if normalization.has_statistics(site, named):
             value, named = normalization.with_statistics(named)
         else:
             value = node.target(*args, **kwargs)  # type: ignore[operator]
@@ -363,13 +373,13 @@ def _backward(
             value = value.detach().requires_grad_()
             firsts.append(value)
         held = [{name: _detached(arg) for name, arg in named.items()}]
-        if meeting.slots.get("weight") in weights.directions and engine.methods.get(f"{meeting.name}.weight", "conv_ghost") == "conv_ghost":
+        if site.weight_of.get("weight") in weights.directions and engine.methods.get(f"{site.name}.weight", "conv_ghost") == "conv_ghost":
             # Kept only for who may want it.
-            outputs_of[meeting.name] = value.detach()
+            outputs_of[site.name] = value.detach()
 
         def catch(grad: torch.Tensor) -> None:
             with torch.no_grad():
-                _collect(engine, weights, Met(meeting, examples, views, held.pop(), grad, outputs_of.pop(meeting.name, None)), contributions)
+                _collect(engine, weights, SiteRecord(site, examples, views, held.pop(), grad, outputs_of.pop(site.name, None)), per_example_grads)
 
         value.register_hook(catch)
         return value
@@ -398,46 +408,46 @@ def _backward(
     for (weight, _), gradient in zip(per_row, gradients, strict=False):
         if gradient is not None:
             # One image may lie in many of the operation's rows, one after another: tokens, windows.
-            _add(contributions, weight, Rows(gradient.view(examples, -1, *weights.values[weight].shape).sum(1)))
+            _add(per_example_grads, weight, MaterializedGrads(gradient.view(examples, -1, *weights.values[weight].shape).sum(1)))
     for weight, value in weights.values.items():  # whose use does not reach the loss
-        if weight not in contributions:
-            contributions[weight] = Rows(torch.zeros(examples, *value.shape, dtype=value.dtype, device=value.device))
-    return contributions, losses.detach(), seen
+        if weight not in per_example_grads:
+            per_example_grads[weight] = MaterializedGrads(torch.zeros(examples, *value.shape, dtype=value.dtype, device=value.device))
+    return per_example_grads, losses.detach(), seen
 
 
-def _collect(engine: GraphEngine, weights: Weights, met: Met, contributions: dict[str, Contribution]) -> None:
-    for slot, weight in met.meeting.slots.items():
-        key = f"{met.meeting.name}.{slot}"
+def _collect(engine: GraphEngine, weights: Weights, record: SiteRecord, per_example_grads: dict[str, PerExampleGrads]) -> None:
+    for argument, weight in record.site.weight_of.items():
+        key = f"{record.site.name}.{argument}"
         if key not in engine.settled:
-            names = [name for name in candidates(met, slot, engine.examples) if name not in GHOSTS or name in engine.ghosts[weight]]
+            names = [name for name in candidates(record, argument, engine.examples) if name not in GHOSTS or name in engine.ghosts[weight]]
             # A method of another model's record could be silently wrong here.
             if engine.methods.get(key) not in names:
-                names = worth_trying(names, met, slot)
-                engine.methods[key] = _fastest(names, met, slot, weights, weight) if engine.measures and len(names) > 1 else names[0]
+                names = worth_trying(names, record, argument)
+                engine.methods[key] = _fastest(names, record, argument, weights, weight) if engine.measures and len(names) > 1 else names[0]
             engine.settled.add(key)
-        _add(contributions, weight, METHODS[engine.methods[key]](met, slot))
+        _add(per_example_grads, weight, METHODS[engine.methods[key]](record, argument))
 
 
-def _add(contributions: dict[str, Contribution], weight: str, contribution: Contribution) -> None:
-    before = contributions.setdefault(weight, contribution)
-    if before is not contribution:
-        assert isinstance(before, Rows) and isinstance(contribution, Rows)  # ghost norms do not add up
-        contributions[weight] = before + contribution
+def _add(per_example_grads: dict[str, PerExampleGrads], weight: str, per_example: PerExampleGrads) -> None:
+    before = per_example_grads.setdefault(weight, per_example)
+    if before is not per_example:
+        assert isinstance(before, MaterializedGrads) and isinstance(per_example, MaterializedGrads)  # ghost norms do not add up
+        per_example_grads[weight] = before + per_example
 
 
-def _fastest(names: list[str], met: Met, slot: str, weights: Weights, weight: str) -> str:
+def _fastest(names: list[str], record: SiteRecord, argument: str, weights: Weights, weight: str) -> str:
     """Times the methods on these very tensors: gradients, norms and weighted sum together."""
-    coefficients = torch.ones(met.examples, device=met.grad.device)
+    coefficients = torch.ones(record.examples, device=record.grad.device)
 
     def seconds(name: str) -> float:
-        start = _now(met.grad)
-        contribution = METHODS[name](met, slot)
+        start = _now(record.grad)
+        per_example = METHODS[name](record, argument)
         if weight in weights.directions:
-            contribution.moments(weights.directions[weight], weights.values[weight])  # type: ignore[attr-defined]
+            per_example.moments(weights.directions[weight], weights.values[weight])  # type: ignore[attr-defined]
         else:
-            contribution.square_norms()
-        contribution.weighted_sum(coefficients, None)
-        return _now(met.grad) - start
+            per_example.square_norms()
+        per_example.weighted_sum(coefficients, None)
+        return _now(record.grad) - start
 
     took: dict[str, float] = {}
     for name in names:

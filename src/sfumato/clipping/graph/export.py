@@ -2,8 +2,8 @@
 
 Every value of the model's graph is *shared* (computed from parameters and constants alone,
 the same for all examples) or *data* (touched by the batch). An operation on data that takes
-a shared value with a trainable parameter in it is a *meeting*: only there does a per-example
-gradient arise. The trainable shared values that meetings take are the *weights*; each is a
+a shared value with a trainable parameter in it is a *site*: only there does a per-example
+gradient arise. The trainable shared values that sites take are the *weights*; each is a
 parameter, or derived from parameters by functions that all examples share.
 """
 
@@ -79,15 +79,15 @@ class Capture:
         input: Stands for the rows.
         shared: Operations on shared values alone.
         data: Operations that the batch touches, in order.
-        meetings: Those of `data` that take a weight, with the weights' names.
-        weights: Name -> the trainable shared values that meetings take.
+        sites: Those of `data` that take a weight, with the weights' names.
+        weights: Name -> the trainable shared values that sites take.
         sources: A weight's name -> the trainable parameters that it is computed from.
     """
 
     input: Node
     shared: Operations
     data: Operations
-    meetings: dict[Node, tuple[str, ...]]
+    sites: dict[Node, tuple[str, ...]]
     weights: dict[str, Node]
     sources: dict[str, tuple[str, ...]]
     _placeholders: dict[Node, tuple[str, str]]
@@ -163,7 +163,7 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
     parameters_of: dict[Node, frozenset[str]] = {
         node: frozenset([name] if kind == "parameter" else []) for node, (kind, name) in placeholders.items()
     }
-    shared, data, meetings, weights = [], [], {}, {}
+    shared, data, sites, weights = [], [], {}, {}
     rows = RowDimension(images[0])
     for node in program.graph.nodes:
         if node.op in ("placeholder", "output"):
@@ -192,10 +192,10 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
             raise NotCapturable(f"{node.target} in '{module_path(node) or 'the model'}' {reason}: what a row gives could depend on the others.")
         touched.add(node)
         data.append(node)
-        met = [other for other in inputs if other not in touched and parameters_of[other]]
-        if met:
-            meetings[node] = tuple(_weight_name(other, placeholders) for other in met)
-            weights.update({_weight_name(other, placeholders): other for other in met})
+        weights_here = [other for other in inputs if other not in touched and parameters_of[other]]
+        if weights_here:
+            sites[node] = tuple(_weight_name(other, placeholders) for other in weights_here)
+            weights.update({_weight_name(other, placeholders): other for other in weights_here})
     sources = {name: tuple(name for name in trainable.values() if name in parameters_of[node]) for name, node in weights.items()}
     reached = {source for names in sources.values() for source in names}
     for name in trainable.values():
@@ -211,7 +211,7 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
         input=images[0],
         shared=Operations(tuple(shared)),
         data=Operations(tuple(data)),
-        meetings=meetings,
+        sites=sites,
         weights=weights,
         sources=sources,
         _placeholders=placeholders,

@@ -13,7 +13,7 @@ import torch
 _recorded: ContextVar[list[torch.Tensor] | None] = ContextVar("recorded", default=None)
 
 
-def assume(condition: torch.Tensor) -> bool:
+def guard(condition: torch.Tensor) -> bool:
     """Whether a condition holds; True in a graph that is being compiled, which then returns the condition."""
     recorded = _recorded.get()
     if recorded is None:

@@ -6,7 +6,7 @@ the batch touches, rows lie along exactly one dimension, and every operation is 
 by itself. What is not known to is refused, and left to `torch.func`, which never shows a model two images.
 
 Along its dimension a value has outer * rows * inner entries: windows of one image may lie between rows, or be
-repeated around them (`Rows`). Views may fold rows in no other way, or a row would change its place.
+repeated around them (`RowLayout`). Views may fold rows in no other way, or a row would change its place.
 """
 
 import math
@@ -17,7 +17,7 @@ import torch
 from torch.fx import Node
 
 
-class Rows(NamedTuple):
+class RowLayout(NamedTuple):
     """Where rows lie along their dimension: row = index // inner % rows."""
 
     outer: int = 1
@@ -87,7 +87,7 @@ class RowDimension:
     """
 
     def __init__(self, images: Node) -> None:
-        self._rows: dict[Node, Rows] = {images: Rows()}
+        self._rows: dict[Node, RowLayout] = {images: RowLayout()}
 
     def misuse(self, node: Node) -> str | None:
         """What an operation on data does with the rows that it may not, in words; None if nothing.
@@ -195,7 +195,7 @@ class RowDimension:
                 continue
             per_row = _per_row(value.shape[dims[0]])
             if not data:  # the same for every row
-                known = {Rows(1, per_row)}
+                known = {RowLayout(1, per_row)}
             elif name in _VIEWS:
                 source = data[0].meta["val"]
                 refolded = _refolded(source.shape, self._rows[data[0]], value.shape)
@@ -205,7 +205,7 @@ class RowDimension:
             elif name in ("repeat", "repeat_interleave"):
                 before = self._rows[data[0]]
                 factor = per_row // (before.outer * before.inner)
-                known = {Rows(before.outer * factor, before.inner) if name == "repeat" else Rows(before.outer, before.inner * factor)}
+                known = {RowLayout(before.outer * factor, before.inner) if name == "repeat" else RowLayout(before.outer, before.inner * factor)}
             if len(known) != 1 or math.prod(next(iter(known))) != per_row:
                 return "joins rows that lie in different orders"
             self._rows[node] = next(iter(known))
@@ -225,7 +225,7 @@ def _refusal_along(node: Node, name: str, given: dict[str, Any], data: list[Node
     return "acts along the dimension of the rows" if is_along else None
 
 
-def _refolded(shape: torch.Size, rows: Rows, other: torch.Size) -> Rows | None:
+def _refolded(shape: torch.Size, rows: RowLayout, other: torch.Size) -> RowLayout | None:
     """Where rows lie after a view; None if they would lie otherwise than one after another."""
 
     def around(shape: torch.Size) -> tuple[int, int]:
@@ -236,7 +236,7 @@ def _refolded(shape: torch.Size, rows: Rows, other: torch.Size) -> Rows | None:
     outer, inner = before * rows.outer, rows.inner * after  # of the whole list of entries
     if not new_before or not new_after or outer % new_before or inner % new_after:
         return None
-    return Rows(outer // new_before, inner // new_after)
+    return RowLayout(outer // new_before, inner // new_after)
 
 
 def _is_condition(index: Node | None) -> bool:

@@ -1,4 +1,4 @@
-"""From a model to its meetings and its groups of weights: what the engine needs to know before it sees an image."""
+"""From a model to its sites and its groups of weights: what the engine needs to know before it sees an image."""
 
 import dataclasses
 from typing import Any
@@ -11,7 +11,7 @@ from sfumato.clipping.checks import random_state_kept
 from sfumato.clipping.graph.batch_dim import Layout, find_layouts
 from sfumato.clipping.graph.export import Capture, capture, module_path
 from sfumato.clipping.graph.parametrization import Group, group_weights, is_standardized
-from sfumato.clipping.graph.rules import Meeting, named_args, refuse
+from sfumato.clipping.graph.rules import GradSite, named_args, refuse
 from sfumato.errors import InputError
 
 
@@ -20,41 +20,41 @@ class Traced:
     """What tracing a model gives: nothing in it depends on parameter values or images."""
 
     capture: Capture
-    meetings: dict[Node, Meeting]
+    sites: dict[Node, GradSite]
     groups: tuple[Group, ...]
     outputs: dict[Node, Layout]
 
 
 def trace(model: nn.Module, row: torch.Tensor) -> Traced:
-    """Traces a model and finds its meetings.
+    """Traces a model and finds its sites.
 
     Args:
         row: (1, ...): an input, of which only shape, type and device are used.
 
     Raises:
-        InputError: If the model cannot be traced, mixes examples, or has a meeting without a rule (it is named).
+        InputError: If the model cannot be traced, mixes examples, or has a site without a rule (it is named).
     """
     traced = capture(model, row)
     parameters = {name: _shifted(value.detach(), seed) for seed, (name, value) in enumerate(model.named_parameters()) if value.requires_grad}
     with random_state_kept(row):
         layouts = find_layouts(traced, model, parameters, row)
-    meetings = {}
-    for node, met in traced.meetings.items():
+    sites = {}
+    for node, weights in traced.sites.items():
         arguments = named_args(node, node.args, dict(node.kwargs))
-        names = {traced.weights[name]: name for name in met}
-        slots = {argument: names[value] for argument, value in arguments.items() if isinstance(value, Node) and value in names}
+        names = {traced.weights[name]: name for name in weights}
+        weight_of = {argument: names[value] for argument, value in arguments.items() if isinstance(value, Node) and value in names}
         arg_layouts = {argument: layouts[value] for argument, value in arguments.items() if isinstance(value, Node) and value in layouts}
-        if node not in layouts or set(slots.values()) != set(met):
+        if node not in layouts or set(weight_of.values()) != set(weights):
             raise InputError(
                 f'operation {node.target} takes trainable parameters in a way that engine "graph" has no rule for. Use engine="reference".'
             )
-        meeting = Meeting(node, slots, arg_layouts, layouts[node])
-        refuse(meeting)
-        meetings[node] = meeting
+        site = GradSite(node, weight_of, arg_layouts, layouts[node])
+        refuse(site)
+        sites[node] = site
     groups = []
     for weights, sources in group_weights(traced.sources):
         groups.append(Group(weights, sources, _kind(traced, model, parameters, weights, sources)))
-    return Traced(traced, meetings, tuple(groups), {node: layouts[node] for node in traced.outputs})
+    return Traced(traced, sites, tuple(groups), {node: layouts[node] for node in traced.outputs})
 
 
 def _shifted(value: torch.Tensor, seed: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from sfumato.clipping.graph.guards import assume
+from sfumato.clipping.graph.guards import guard
 from sfumato.clipping.graph.parametrization import Group, Standardized, general_square_norms, pull_back, standardized
 from sfumato.clipping.graph.sites import Traced
 
@@ -89,7 +89,7 @@ class Weights:
         return standardized([weight for group in groups for weight in self._weights_of(group)], [self._parameters_of(group) for group in groups])
 
 
-def weigh(traced: Traced, state: dict[Node, Any]) -> Weights:
+def evaluate_weights(traced: Traced, state: dict[Node, Any]) -> Weights:
     """Computes the weights.
 
     Args:
@@ -109,7 +109,7 @@ def weigh(traced: Traced, state: dict[Node, Any]) -> Weights:
     closed = []
     for groups in by_dtype.values():
         form, holds = weights._standardized(groups)
-        if not assume(holds.all()):
+        if not guard(holds.all()):
             groups = [group for group, one_holds in zip(groups, holds.tolist(), strict=True) if one_holds]
             if not groups:
                 continue

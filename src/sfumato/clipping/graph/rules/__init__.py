@@ -3,18 +3,18 @@
 import torch
 
 from sfumato.clipping.graph.rules import convolution, expansion, generic, linear, normalization
-from sfumato.clipping.graph.rules.per_example import ChannelContribution, Contribution, Moments, Rows
-from sfumato.clipping.graph.rules.site import Meeting, Met, Method, named_args
+from sfumato.clipping.graph.rules.per_example import ChannelGrads, MaterializedGrads, Moments, PerExampleGrads
+from sfumato.clipping.graph.rules.site import GradSite, Method, SiteRecord, named_args
 from sfumato.errors import InputError
 
 __all__ = [
-    "ChannelContribution",
-    "Contribution",
-    "Meeting",
-    "Met",
+    "ChannelGrads",
+    "PerExampleGrads",
+    "GradSite",
+    "SiteRecord",
     "Method",
     "Moments",
-    "Rows",
+    "MaterializedGrads",
     "METHODS",
     "candidates",
     "named_args",
@@ -57,27 +57,27 @@ _MAX_GRAM_VALUES = 2**26
 _FAR_LESS = 0.3
 
 
-def candidates(met: Met, slot: str, examples: int) -> list[str]:
-    """Names of the methods that fit a meeting and, for so many examples, its memory; what is most often the fastest first."""
-    operation = met.meeting.operation
+def candidates(record: SiteRecord, argument: str, examples: int) -> list[str]:
+    """Names of the methods that fit a site and, for so many examples, its memory; what is most often the fastest first."""
+    operation = record.site.operation
     if operation == "linear":
-        if slot == "bias":
+        if argument == "bias":
             return ["bias"]
-        values = linear.gram_values(met) * examples // met.examples
-        ghosts = ["ghost", "ghost_at_once"] if linear.is_divided(met) else ["ghost"]
+        values = linear.gram_values(record) * examples // record.examples
+        ghosts = ["ghost", "ghost_at_once"] if linear.is_divided(record) else ["ghost"]
         if values > _MAX_GRAM_VALUES:
             return ["rows"]
-        return [*ghosts, "rows"] if values <= met.args["weight"].numel() * examples else ["rows", *ghosts]
+        return [*ghosts, "rows"] if values <= record.args["weight"].numel() * examples else ["rows", *ghosts]
     if operation in CONVOLUTIONS:
-        if slot == "bias":
+        if argument == "bias":
             return ["conv_bias"]
         found = ["loop"]
         if operation not in convolution.TRANSPOSED:
-            found = ["loop", "grouped"] if met.views >= _MANY_VIEWS else ["grouped", "loop"]
-        if convolution.can_unfold(met):
-            ghosts = [] if convolution.overlaps(met) else ["patch_ghost"]
-            ghosts += ["conv_ghost"] if convolution.can_ghost(met) else []
-            found += ["unfold", *(name for name in ghosts if GHOSTS[name](met) * examples // met.examples <= _MAX_GRAM_VALUES)]
+            found = ["loop", "grouped"] if record.views >= _MANY_VIEWS else ["grouped", "loop"]
+        if convolution.can_unfold(record):
+            ghosts = [] if convolution.overlaps(record) else ["patch_ghost"]
+            ghosts += ["conv_ghost"] if convolution.can_ghost(record) else []
+            found += ["unfold", *(name for name in ghosts if GHOSTS[name](record) * examples // record.examples <= _MAX_GRAM_VALUES)]
         return found
     if operation in NORMS:
         return ["affine"]
@@ -86,34 +86,34 @@ def candidates(met: Met, slot: str, examples: int) -> list[str]:
     return ["vmap"]
 
 
-def worth_trying(names: list[str], met: Met, slot: str) -> list[str]:
+def worth_trying(names: list[str], record: SiteRecord, argument: str) -> list[str]:
     """The methods that fit, without those that write gradients out where a ghost norm needs far less memory.
 
     The clock would mislead: on the few images that methods are tried on, written-out gradients stay in the processor's
     cache, and few share a ghost norm's one weight gradient.
     """
-    written_out = met.args[slot].numel() * met.examples
-    sparing = [name for name in names if name in GHOSTS and GHOSTS[name](met) < _FAR_LESS * written_out]
+    written_out = record.args[argument].numel() * record.examples
+    sparing = [name for name in names if name in GHOSTS and GHOSTS[name](record) < _FAR_LESS * written_out]
     return sparing or names
 
 
-def refuse(meeting: Meeting) -> None:
+def refuse(site: GradSite) -> None:
     """Raises InputError for an operation with weights whose per-example gradient is not known to be right."""
-    target = meeting.node.target
+    target = site.node.target
     if not isinstance(target, torch._ops.OpOverload):
         why = "is not one of PyTorch's operations"
-    elif len(target._schema.returns) != 1 or not isinstance(meeting.node.meta.get("val"), torch.Tensor):
+    elif len(target._schema.returns) != 1 or not isinstance(site.node.meta.get("val"), torch.Tensor):
         why = "gives several results"
-    elif meeting.operation == "scaled_dot_product_attention":
-        dropout = named_args(meeting.node, meeting.node.args, dict(meeting.node.kwargs))["dropout_p"]
+    elif site.operation == "scaled_dot_product_attention":
+        dropout = named_args(site.node, site.node.args, dict(site.node.kwargs))["dropout_p"]
         why = "draws random numbers" if dropout else ""
     elif torch.Tag.nondeterministic_seeded in target.tags:
         why = "draws random numbers"
-    elif meeting.operation not in EXPANSIONS and any(not isinstance(other.meta.get("val"), torch.Tensor) for other in meeting.node.all_input_nodes):
+    elif site.operation not in EXPANSIONS and any(not isinstance(other.meta.get("val"), torch.Tensor) for other in site.node.all_input_nodes):
         why = "depends on the number of rows"
     else:
         why = ""
     if why:
         raise InputError(
-            f'operation {target} at {meeting.name} takes trainable parameters and {why}: engine "graph" has no rule. Use engine="reference".'
+            f'operation {target} at {site.name} takes trainable parameters and {why}: engine "graph" has no rule. Use engine="reference".'
         )

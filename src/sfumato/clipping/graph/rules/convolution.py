@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from sfumato.clipping.graph.guards import assume, is_recording
+from sfumato.clipping.graph.guards import guard, is_recording
 from sfumato.clipping.graph.rules import linear
 from sfumato.clipping.graph.rules.conv_operators import conv_weight_gradients, conv_weight_gradients_by_patches, windows
-from sfumato.clipping.graph.rules.per_example import Moments, Rows
-from sfumato.clipping.graph.rules.site import Met
+from sfumato.clipping.graph.rules.per_example import MaterializedGrads, Moments
+from sfumato.clipping.graph.rules.site import SiteRecord
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.numerics import are_exact, hidden, products, roundings, unit
 
@@ -26,17 +26,17 @@ TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 
 
 class _Problem:
-    """A meeting in the form of `aten.convolution`: inputs (m, rows, C, *size), grads (m, rows, O, *out size)."""
+    """A site in the form of `aten.convolution`: inputs (m, rows, C, *size), grads (m, rows, O, *out size)."""
 
-    def __init__(self, met: Met) -> None:
-        args = met.args
+    def __init__(self, record: SiteRecord) -> None:
+        args = record.args
         self.weight: torch.Tensor = args["weight"]
-        self.transposed = met.meeting.operation in TRANSPOSED
+        self.transposed = record.site.operation in TRANSPOSED
         self.groups: int = args["groups"]
         dims = self.weight.ndim - 2
         self.stride, self.dilation = _per_dim(args["stride"], dims), _per_dim(args["dilation"], dims)
         self.output_padding = _per_dim(args.get("output_padding", 0), dims)
-        self.inputs, self.grads = met.example_arg("input"), met.example_grad()
+        self.inputs, self.grads = record.example_arg("input"), record.example_grad()
         padding = args["padding"]
         if isinstance(padding, str):
             if padding == "same":
@@ -71,21 +71,21 @@ def _pad_same(inputs: torch.Tensor, kernel: torch.Size, dilation: list[int]) -> 
     return F.pad(inputs, pads)
 
 
-def bias(met: Met, slot: str) -> Rows:
+def bias(record: SiteRecord, argument: str) -> MaterializedGrads:
     """The output's gradient summed over everything but examples and channels."""
-    grads = met.example_grad()  # (m, rows, O, *size)
-    return Rows(grads.flatten(3).sum(dim=(1, 3)) if grads.ndim > 3 else grads.sum(dim=1))
+    grads = record.example_grad()  # (m, rows, O, *size)
+    return MaterializedGrads(grads.flatten(3).sum(dim=(1, 3)) if grads.ndim > 3 else grads.sum(dim=1))
 
 
-def loop(met: Met, slot: str) -> Rows:
+def loop(record: SiteRecord, argument: str) -> MaterializedGrads:
     """One ordinary weight gradient for each example."""
-    problem = _Problem(met)
-    return _written_out(met, problem, problem.weight_gradients)
+    problem = _Problem(record)
+    return _written_out(record, problem, problem.weight_gradients)
 
 
-def grouped(met: Met, slot: str) -> Rows:
+def grouped(record: SiteRecord, argument: str) -> MaterializedGrads:
     """One convolution in which every example is a group of its own."""
-    problem = _Problem(met)
+    problem = _Problem(record)
 
     def side_by_side(inputs: torch.Tensor, grads: torch.Tensor) -> torch.Tensor:
         examples = len(inputs)
@@ -95,57 +95,57 @@ def grouped(met: Met, slot: str) -> Rows:
         gradient = problem.weight_gradient(grads.contiguous(), inputs.contiguous(), weight, examples * problem.groups)
         return gradient.unflatten(0, (examples, -1))
 
-    return _written_out(met, problem, side_by_side)
+    return _written_out(record, problem, side_by_side)
 
 
-def unfold(met: Met, slot: str) -> Rows:
+def unfold(record: SiteRecord, argument: str) -> MaterializedGrads:
     """Patches times output gradients, a batched matrix product."""
-    problem = _Problem(met)
+    problem = _Problem(record)
     taps = list(problem.weight.shape[2:])
 
     def by_patches(inputs: torch.Tensor, grads: torch.Tensor) -> torch.Tensor:
         return conv_weight_gradients_by_patches(inputs, grads, taps, problem.stride, problem.padding, problem.dilation)
 
-    return _written_out(met, problem, by_patches)
+    return _written_out(record, problem, by_patches)
 
 
-def _written_out(met: Met, problem: _Problem, weight_gradients: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Rows:
+def _written_out(record: SiteRecord, problem: _Problem, weight_gradients: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> MaterializedGrads:
     """In several blocks where there are many numbers. A GPU's allocator, or a compiled graph, finds a place for one by itself."""
     values = problem.weight.numel()
-    divides = met.grad.device.type == "cpu" and values * met.examples > _MAX_IN_ONE and not is_recording()
-    at_once = max(1, _BLOCK // values) if divides else met.examples
-    return Rows(*(weight_gradients(*part) for part in zip(problem.inputs.split(at_once), problem.grads.split(at_once), strict=True)))
+    divides = record.grad.device.type == "cpu" and values * record.examples > _MAX_IN_ONE and not is_recording()
+    at_once = max(1, _BLOCK // values) if divides else record.examples
+    return MaterializedGrads(*(weight_gradients(*part) for part in zip(problem.inputs.split(at_once), problem.grads.split(at_once), strict=True)))
 
 
-def can_unfold(met: Met) -> bool:
+def can_unfold(record: SiteRecord) -> bool:
     """Whether `unfold` and `patch_ghost` know this convolution: two-dimensional, one group, not transposed."""
-    return met.args["weight"].ndim == 4 and met.args["groups"] == 1 and met.meeting.operation not in TRANSPOSED
+    return record.args["weight"].ndim == 4 and record.args["groups"] == 1 and record.site.operation not in TRANSPOSED
 
 
-def ghost(met: Met, slot: str) -> "Ghost":
+def ghost(record: SiteRecord, argument: str) -> "GhostGrads":
     """Norms from inner products of positions; the clipped sum as one ordinary weight gradient."""
-    problem = _Problem(met)
+    problem = _Problem(record)
     # Norms and the sum see the very same products, none of them rounded to less than float32.
     problem.inputs, problem.grads, problem.weight = (at_least_float32(tensor) for tensor in (problem.inputs, problem.grads, problem.weight))
     output = None
-    if met.output is not None and met.output.dtype == problem.grads.dtype:  # of bfloat16 it would lack half the digits
-        output = met.meeting.out_layout.by_example(met.output, met.examples, met.views)
-    return Ghost(problem, output, None if met.args["bias"] is None else at_least_float32(met.args["bias"]))
+    if record.output is not None and record.output.dtype == problem.grads.dtype:  # of bfloat16 it would lack half the digits
+        output = record.site.out_layout.by_example(record.output, record.examples, record.views)
+    return GhostGrads(problem, output, None if record.args["bias"] is None else at_least_float32(record.args["bias"]))
 
 
-def can_ghost(met: Met) -> bool:
+def can_ghost(record: SiteRecord) -> bool:
     """Whether `ghost` fits: what it sums must not be rounded otherwise than what it measures. cuDNN rounds to TF32 unless told not to."""
-    return can_unfold(met) and are_exact("conv", met.grad.device)
+    return can_unfold(record) and are_exact("conv", record.grad.device)
 
 
-def gram_values(met: Met) -> int:
+def gram_values(record: SiteRecord) -> int:
     """Numbers that `ghost` keeps at its peak: inner products of all pairs of pixels and of positions."""
-    inputs, grads = met.example_arg("input"), met.example_grad()
+    inputs, grads = record.example_arg("input"), record.example_grad()
     pixels, positions = (tensor.shape[1] * math.prod(tensor.shape[3:]) for tensor in (inputs, grads))
-    return met.examples * (pixels**2 + 2 * positions**2)
+    return record.examples * (pixels**2 + 2 * positions**2)
 
 
-class Ghost:
+class GhostGrads:
     """Per-example gradients that are never written out."""
 
     def __init__(self, problem: _Problem, output: torch.Tensor | None, bias: torch.Tensor | None) -> None:
@@ -186,7 +186,7 @@ class Ghost:
         apart = torch.linalg.vector_norm(rows / length[:, None] - directions, dim=1).to(grads.dtype)
         # Of a convolution nothing is known but how many terms it adds up.
         times = rows.shape[1] + 1 + roundings(self._positions)
-        if self._with_output is None or not assume((apart <= _SAME_DIRECTION).all()):
+        if self._with_output is None or not guard((apart <= _SAME_DIRECTION).all()):
             kernels = directions.view_as(self.problem.weight).to(self.problem.inputs.dtype)
             convolved = self._convolved(self.problem.inputs, kernels)
             along = torch.linalg.vecdot(convolved.transpose(1, 2).flatten(2), grads)
@@ -237,25 +237,25 @@ class Ghost:
         return _over_taps(_over_taps(of_pixels, 2, self.problem), 3, self.problem).view(examples, positions, positions)
 
 
-def patch_ghost(met: Met, slot: str) -> "PatchGhost":
+def patch_ghost(record: SiteRecord, argument: str) -> "PatchGhost":
     """The ghost norm of a linear layer on patches, which are written out."""
-    return PatchGhost(_Problem(met))
+    return PatchGhost(_Problem(record))
 
 
-def overlaps(met: Met) -> bool:
+def overlaps(record: SiteRecord) -> bool:
     """Whether one pixel lies in several patches, which then take more memory than the images."""
-    problem = _Problem(met)
+    problem = _Problem(record)
     return any(step < (taps - 1) * apart + 1 for step, taps, apart in zip(problem.stride, problem.weight.shape[2:], problem.dilation, strict=True))
 
 
-def patch_gram_values(met: Met) -> int:
+def patch_gram_values(record: SiteRecord) -> int:
     """Numbers that `patch_ghost` keeps at its peak: patches, and inner products of all pairs of positions."""
-    grads = met.example_grad()
+    grads = record.example_grad()
     positions = grads.shape[1] * math.prod(grads.shape[3:])
-    return met.examples * positions * (met.args["weight"][0].numel() + 2 * positions)
+    return record.examples * positions * (record.args["weight"][0].numel() + 2 * positions)
 
 
-class PatchGhost(linear.Ghost):
+class PatchGhost(linear.GhostGrads):
     """Per-example gradients that are never written out, of a weight as a matrix (O, C taps)."""
 
     def __init__(self, problem: _Problem) -> None:

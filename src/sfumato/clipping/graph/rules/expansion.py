@@ -2,23 +2,23 @@
 
 import torch
 
-from sfumato.clipping.graph.rules.per_example import Rows
-from sfumato.clipping.graph.rules.site import Met
+from sfumato.clipping.graph.rules.per_example import MaterializedGrads
+from sfumato.clipping.graph.rules.site import SiteRecord
 
 
-def repeated(met: Met, slot: str) -> Rows:
+def repeated(record: SiteRecord, argument: str) -> MaterializedGrads:
     """The output's gradient summed over the copies that one example has."""
-    weight = met.args[slot]
-    grads = met.example_grad()  # (m, *shape for one example)
+    weight = record.args[argument]
+    grads = record.example_grad()  # (m, *shape for one example)
     shape = grads.shape[1:]
 
     def pull_back(grad: torch.Tensor) -> torch.Tensor:
         def expand(value: torch.Tensor) -> torch.Tensor:
-            if met.meeting.operation == "expand":
+            if record.site.operation == "expand":
                 return value.expand(shape)
             padded = (1,) * (len(shape) - value.ndim) + value.shape
             return value.repeat([size // own for size, own in zip(shape, padded, strict=True)])
 
         return torch.func.vjp(expand, weight)[1](grad)[0]
 
-    return Rows(torch.func.vmap(pull_back)(grads))
+    return MaterializedGrads(torch.func.vmap(pull_back)(grads))

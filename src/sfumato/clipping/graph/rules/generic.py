@@ -2,20 +2,20 @@
 
 import torch
 
-from sfumato.clipping.graph.rules.per_example import Rows
-from sfumato.clipping.graph.rules.site import Met, call
+from sfumato.clipping.graph.rules.per_example import MaterializedGrads
+from sfumato.clipping.graph.rules.site import SiteRecord, call
 
 
-def by_vmap(met: Met, slot: str) -> Rows:
+def by_vmap(record: SiteRecord, argument: str) -> MaterializedGrads:
     """torch.func.vmap over examples of the operation's vector-Jacobian product."""
-    names = list(met.meeting.arg_layouts)
+    names = list(record.site.arg_layouts)
 
     def pull_back(grad: torch.Tensor, *of_example: torch.Tensor) -> torch.Tensor:
         changed = dict(zip(names, of_example, strict=True))
 
         def operation(value: torch.Tensor) -> torch.Tensor:
-            return call(met.meeting.node, met.args | changed | {slot: value})
+            return call(record.site.node, record.args | changed | {argument: value})
 
-        return torch.func.vjp(operation, met.args[slot])[1](grad)[0]
+        return torch.func.vjp(operation, record.args[argument])[1](grad)[0]
 
-    return Rows(torch.func.vmap(pull_back)(met.example_grad(), *(met.example_arg(name) for name in names)))
+    return MaterializedGrads(torch.func.vmap(pull_back)(record.example_grad(), *(record.example_arg(name) for name in names)))

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from sfumato.clipping.graph.rules.per_example import Rows
-from sfumato.clipping.graph.rules.site import Met
+from sfumato.clipping.graph.rules.per_example import MaterializedGrads
+from sfumato.clipping.graph.rules.site import SiteRecord
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.numerics import hidden, products, roundings, unit
 
@@ -17,37 +17,37 @@ _MOST_IN_BLOCKS, _LEAST_IN_BLOCKS, _BLOCK = 40, 128, 8
 _FEATURES = 384
 
 
-def bias(met: Met, slot: str) -> Rows:
+def bias(record: SiteRecord, argument: str) -> MaterializedGrads:
     """The output's gradient summed over positions."""
-    return Rows(met.example_grad().flatten(1, -2).sum(dim=1))
+    return MaterializedGrads(record.example_grad().flatten(1, -2).sum(dim=1))
 
 
-def rows(met: Met, slot: str) -> Rows:
+def rows(record: SiteRecord, argument: str) -> MaterializedGrads:
     """A batched matrix product."""
-    return Rows(torch.bmm(_positions(met.example_grad()).transpose(1, 2), _positions(met.example_arg("input"))))
+    return MaterializedGrads(torch.bmm(_positions(record.example_grad()).transpose(1, 2), _positions(record.example_arg("input"))))
 
 
-def ghost(met: Met, slot: str) -> "Ghost":
+def ghost(record: SiteRecord, argument: str) -> "GhostGrads":
     """Norms from inner products of positions; the clipped sum as one matrix product."""
-    return Ghost(_positions(met.example_arg("input")), _positions(met.example_grad()), gram)
+    return GhostGrads(_positions(record.example_arg("input")), _positions(record.example_grad()), gram)
 
 
-def ghost_at_once(met: Met, slot: str) -> "Ghost":
+def ghost_at_once(record: SiteRecord, argument: str) -> "GhostGrads":
     """The same, all inner products of an image at once, however few: the fastest on other CPUs."""
-    return Ghost(_positions(met.example_arg("input")), _positions(met.example_grad()), gram_at_once)
+    return GhostGrads(_positions(record.example_arg("input")), _positions(record.example_grad()), gram_at_once)
 
 
-def is_divided(met: Met) -> bool:
+def is_divided(record: SiteRecord) -> bool:
     """Whether `ghost` differs from `ghost_at_once`."""
-    grad = met.example_grad()
+    grad = record.example_grad()
     return grad.device.type == "cpu" and 1 < grad.shape[1:-1].numel() < _FEW_POSITIONS
 
 
-def gram_values(met: Met) -> int:
+def gram_values(record: SiteRecord) -> int:
     """Numbers that `ghost` keeps at its peak."""
-    grads, inputs = _positions(met.example_grad()), _positions(met.example_arg("input"))
+    grads, inputs = _positions(record.example_grad()), _positions(record.example_arg("input"))
     positions = grads.shape[1]
-    return 2 * met.examples * positions * (positions + max(grads.shape[2], inputs.shape[2]))
+    return 2 * record.examples * positions * (positions + max(grads.shape[2], inputs.shape[2]))
 
 
 def gram(rows: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ def _positions(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.flatten(1, -2)  # (m, positions, features)
 
 
-class Ghost:
+class GhostGrads:
     """Per-example gradients grads' inputs that are never written out."""
 
     def __init__(self, inputs: torch.Tensor, grads: torch.Tensor, inner_products: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -5,38 +5,38 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from sfumato.clipping.graph.rules.per_example import Rows
-from sfumato.clipping.graph.rules.site import Meeting, Met, call
+from sfumato.clipping.graph.rules.per_example import MaterializedGrads
+from sfumato.clipping.graph.rules.site import GradSite, SiteRecord, call
 
 
-def can_be_per_row(meeting: Meeting, args: dict[str, Any]) -> bool:
+def can_be_per_row(site: GradSite, args: dict[str, Any]) -> bool:
     """Whether `per_row` knows this call: group norm of rows that lie one after another."""
-    if meeting.operation != "group_norm":
+    if site.operation != "group_norm":
         return False
-    layout = meeting.arg_layouts["input"]
+    layout = site.arg_layouts["input"]
     return layout.dim == 0 and layout.outer == 1 and args["input"].is_contiguous()
 
 
-def per_row(meeting: Meeting, args: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def per_row(site: GradSite, args: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Group norm with a scale and shift of its own for every row, at the price of group norm.
 
     The rows' groups are taken for groups of one large image; what the kernel then adds up
     for each channel of that image is what belongs to one channel of one row.
 
     Returns:
-        The output, and for each slot the (rows * channels,) leaf that stands for it.
+        The output, and for each argument the (rows * channels,) leaf that stands for it.
     """
     rows, channels = args["input"].shape[:2]
-    leaves = {slot: args[slot].detach().repeat(rows).requires_grad_() for slot in meeting.slots}
+    leaves = {argument: args[argument].detach().repeat(rows).requires_grad_() for argument in site.weight_of}
     affine = {name: leaves.get(name, args[name] if args[name] is None else args[name].repeat(rows)) for name in ("weight", "bias")}
     one_image = args["input"].reshape(1, rows * channels, -1)
     output = F.group_norm(one_image, rows * args["num_groups"], affine["weight"], affine["bias"], args["eps"])
     return output.view_as(args["input"]), leaves
 
 
-def has_statistics(meeting: Meeting, args: dict[str, Any]) -> bool:
+def has_statistics(site: GradSite, args: dict[str, Any]) -> bool:
     """Whether `with_statistics` knows this call: group norm in float32 at least; of bfloat16 PyTorch rounds the statistics."""
-    return meeting.operation == "group_norm" and meeting.arg_layouts["input"].dim == 0 and args["input"].dtype in (torch.float32, torch.float64)
+    return site.operation == "group_norm" and site.arg_layouts["input"].dim == 0 and args["input"].dtype in (torch.float32, torch.float64)
 
 
 def with_statistics(args: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -49,33 +49,33 @@ def with_statistics(args: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]
     return output, args | {"mean": mean.detach(), "rstd": rstd.detach()}
 
 
-def affine(met: Met, slot: str) -> Rows:
+def affine(record: SiteRecord, argument: str) -> MaterializedGrads:
     """Scale: the output's gradient times the normalised input; shift: the gradient; summed over positions."""
-    if "rstd" in met.args:
-        return _of_group_norm(met, slot)
-    product = met.example_grad()
-    if slot == "weight":
+    if "rstd" in record.args:
+        return _of_group_norm(record, argument)
+    product = record.example_grad()
+    if argument == "weight":
         # Scaled by one: without a scale PyTorch takes twice as long on a CPU.
-        plain = {"weight": torch.ones_like(met.args["weight"])} | ({"bias": None} if "bias" in met.args else {})
-        normalized = call(met.meeting.node, met.args | plain)
-        product = product * met.meeting.out_layout.by_example(normalized, met.examples, met.views)
-    shape = met.args[slot].shape
-    if met.meeting.operation in ("layer_norm", "rms_norm"):  # the last dimensions
-        return Rows(product.flatten(1, -1 - len(shape)).sum(dim=1))
-    return Rows(product.flatten(3).sum(dim=(1, 3)) if product.ndim > 3 else product.sum(dim=1))  # (m, rows, C, *size)
+        plain = {"weight": torch.ones_like(record.args["weight"])} | ({"bias": None} if "bias" in record.args else {})
+        normalized = call(record.site.node, record.args | plain)
+        product = product * record.site.out_layout.by_example(normalized, record.examples, record.views)
+    shape = record.args[argument].shape
+    if record.site.operation in ("layer_norm", "rms_norm"):  # the last dimensions
+        return MaterializedGrads(product.flatten(1, -1 - len(shape)).sum(dim=1))
+    return MaterializedGrads(product.flatten(3).sum(dim=(1, 3)) if product.ndim > 3 else product.sum(dim=1))  # (m, rows, C, *size)
 
 
-def _of_group_norm(met: Met, slot: str) -> Rows:
+def _of_group_norm(record: SiteRecord, argument: str) -> MaterializedGrads:
     """Sums of gradient times input come first: then no more than (rows, channels) values need normalising."""
-    if slot == "bias":
-        return Rows(met.grad_by_channel.sum(1))
-    inputs, grads = met.example_arg("input"), met.example_grad()  # (m, rows, C, *size)
-    layout, channels = met.meeting.arg_layouts["input"], inputs.shape[2]
+    if argument == "bias":
+        return MaterializedGrads(record.grad_by_channel.sum(1))
+    inputs, grads = record.example_arg("input"), record.example_grad()  # (m, rows, C, *size)
+    layout, channels = record.site.arg_layouts["input"], inputs.shape[2]
     mean, rstd = (
-        layout.by_example(met.args[name], met.examples, met.views).repeat_interleave(channels // met.args["num_groups"], dim=2)
+        layout.by_example(record.args[name], record.examples, record.views).repeat_interleave(channels // record.args["num_groups"], dim=2)
         for name in ("mean", "rstd")
     )  # (m, rows, C)
     products = grads * inputs
     if products.ndim > 3:
         products = products.flatten(3).sum(3)
-    return Rows(((products - mean * met.grad_by_channel) * rstd).sum(1))
+    return MaterializedGrads(((products - mean * record.grad_by_channel) * rstd).sum(1))

@@ -1,4 +1,4 @@
-"""What one meeting adds to the per-example gradients of one weight."""
+"""What one site adds to the per-example gradients of one weight."""
 
 import dataclasses
 from typing import Protocol
@@ -9,7 +9,7 @@ from sfumato.clipping.norms import at_least_float32, row_norms
 from sfumato.clipping.numerics import roundings, unit
 
 
-class Contribution(Protocol):
+class PerExampleGrads(Protocol):
     """Per-example gradients g_1, ..., g_m of a weight, written out or not."""
 
     def square_norms(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,8 +38,8 @@ class Moments:
     errors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-class ChannelContribution(Contribution, Protocol):
-    """A contribution that can say what weight standardisation needs to know."""
+class ChannelGrads(PerExampleGrads, Protocol):
+    """Per-example gradients that can say what weight standardisation needs to know."""
 
     def moments(self, directions: torch.Tensor, weight: torch.Tensor) -> Moments:
         """Moments of each output channel; directions are (channels, fan-in), `weight` is the value of the weight."""
@@ -50,7 +50,7 @@ class ChannelContribution(Contribution, Protocol):
         ...
 
 
-class Rows:
+class MaterializedGrads:
     """Per-example gradients written out: (m, *shape of the weight), float32 at least.
 
     Args:
@@ -60,10 +60,10 @@ class Rows:
     def __init__(self, *blocks: torch.Tensor) -> None:
         self.blocks = [at_least_float32(block) for block in blocks]
 
-    def __add__(self, other: "Rows") -> "Rows":
+    def __add__(self, other: "MaterializedGrads") -> "MaterializedGrads":
         if [len(block) for block in self.blocks] == [len(block) for block in other.blocks]:
-            return Rows(*(one + another for one, another in zip(self.blocks, other.blocks, strict=True)))
-        return Rows(self.written_out() + other.written_out())
+            return MaterializedGrads(*(one + another for one, another in zip(self.blocks, other.blocks, strict=True)))
+        return MaterializedGrads(self.written_out() + other.written_out())
 
     @property
     def shape(self) -> torch.Size:

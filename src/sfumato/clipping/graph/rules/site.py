@@ -1,4 +1,4 @@
-"""One meeting of weights and images: what a rule for its operation is given."""
+"""One site of weights and images: what a rule for its operation is given."""
 
 import dataclasses
 import functools
@@ -10,12 +10,12 @@ from torch.fx import Node
 
 from sfumato.clipping.graph.batch_dim import Layout
 from sfumato.clipping.graph.export import module_path
-from sfumato.clipping.graph.rules.per_example import Contribution
+from sfumato.clipping.graph.rules.per_example import PerExampleGrads
 
 
 @dataclasses.dataclass(frozen=True)
-class Met:
-    """A meeting while it happens: B examples of K views each.
+class SiteRecord:
+    """A site while it happens: B examples of K views each.
 
     Attributes:
         args: The operation's arguments by their names in its schema; weights are detached.
@@ -23,7 +23,7 @@ class Met:
         output: What the operation returned, where a method may want it.
     """
 
-    meeting: "Meeting"
+    site: "GradSite"
     examples: int
     views: int
     args: dict[str, Any]
@@ -32,11 +32,11 @@ class Met:
 
     def example_arg(self, name: str) -> torch.Tensor:
         """An argument that holds images, (examples, *its shape for one example's rows)."""
-        return self.meeting.arg_layouts[name].by_example(self.args[name], self.examples, self.views)
+        return self.site.arg_layouts[name].by_example(self.args[name], self.examples, self.views)
 
     def example_grad(self) -> torch.Tensor:
         """The output's gradient, examples first."""
-        return self.meeting.out_layout.by_example(self.grad, self.examples, self.views)
+        return self.site.out_layout.by_example(self.grad, self.examples, self.views)
 
     @functools.cached_property
     def grad_by_channel(self) -> torch.Tensor:
@@ -45,24 +45,24 @@ class Met:
         return grad.flatten(3).sum(3) if grad.ndim > 3 else grad
 
 
-# How a weight's per-example gradients are had from a meeting.
-Method = Callable[[Met, str], Contribution]
+# How a weight's per-example gradients are had from a site.
+Method = Callable[[SiteRecord, str], PerExampleGrads]
 
 
 @dataclasses.dataclass(frozen=True)
-class Meeting:
+class GradSite:
     """An operation of the graph that takes weights and images.
 
     Attributes:
         node: The operation.
-        slots: Argument name -> name of the weight that it is given. An argument inside a
+        weight_of: Argument name -> name of the weight that it is given. An argument inside a
             list is named "tensors.1", for example.
         arg_layouts: Argument name -> where the images are in it.
         out_layout: Where they are in what it returns.
     """
 
     node: Node
-    slots: dict[str, str]
+    weight_of: dict[str, str]
     arg_layouts: dict[str, Layout]
     out_layout: Layout
 
