@@ -67,7 +67,7 @@ def test_ten_batches_of_any_size_take_one_compilation(problem, compiled, monkeyp
 def test_the_graph_is_used(problem, compiled, monkeypatch):
     """Only where it took something for granted that was not so is a microbatch computed operation by operation."""
     _, inputs, targets = problem
-    monkeypatch.setattr(GraphEngine, "_pass", None)
+    monkeypatch.setattr(GraphEngine, "run_pass", None)
     compiled[1](inputs[:20], targets[:20])
     inputs = inputs.clone()
     inputs[3] = float("nan")
@@ -116,7 +116,7 @@ def test_the_way_back_from_derived_weights_is_compiled_too(monkeypatch):
         model.left.mul_(2.0)
         model.conv.weight.mul_(0.5).add_(0.1)
     assert_equal(pair, inputs, targets)
-    monkeypatch.setattr(GraphEngine, "_pass", None)
+    monkeypatch.setattr(GraphEngine, "run_pass", None)
     pair[1](inputs, targets)
 
 
@@ -263,7 +263,7 @@ def test_a_changed_loss_is_compiled_anew_but_one_that_goes_on_changing_is_not(mo
     set_gamma(loss)
     assert_equal(pair, inputs, targets)  # its last microbatch is compiled again
     with monkeypatch.context() as patch:
-        patch.setattr(GraphEngine, "_pass", None)
+        patch.setattr(GraphEngine, "run_pass", None)
         pair[1](inputs, targets)
     compilations = []
     original = torch._inductor.compile

@@ -269,7 +269,7 @@ def test_methods_are_recorded_and_repeated():
 
 
 def test_with_a_memory_format_alone_nothing_is_measured(monkeypatch):
-    monkeypatch.setattr("sfumato.clipping.graph.engine._fastest", None)
+    monkeypatch.setattr("sfumato.clipping.graph.passes.fastest", None)
     model = nn.Sequential(WeightStandardizedConv2d(3, 4, 3), nn.SiLU(), nn.Flatten(), nn.Linear(64, 3))
     for augmult in (0, 4):
         grad_fn = assert_exact(model, (3, 6, 6), augmult, methods={"memory_format": "contiguous"})
@@ -564,7 +564,7 @@ def test_planted_faults_are_seen(fault, monkeypatch):
         bias = METHODS["conv_bias"]
         monkeypatch.setitem(METHODS, "conv_bias", lambda record, argument: MaterializedGrads(torch.zeros_like(bias(record, argument).written_out())))
     elif fault == "a site is left out":
-        monkeypatch.setattr("sfumato.clipping.graph.engine.trace", lambda *args: without_first_meeting(trace(*args)))
+        monkeypatch.setattr("sfumato.clipping.graph.engine.trace", lambda *args: without_first_site(trace(*args)))
     elif fault == "an operation writes past the labels":
         monkeypatch.setattr(sys.modules["sfumato.clipping.graph.export"], "_writes", lambda program: False)
         model, shape = ScaledInPlace(), (4,)
@@ -575,7 +575,7 @@ def test_planted_faults_are_seen(fault, monkeypatch):
         assert_exact(model, shape, augmult=2)
 
 
-def without_first_meeting(traced):
+def without_first_site(traced):
     return dataclasses.replace(traced, sites=dict(list(traced.sites.items())[1:]))
 
 

@@ -14,7 +14,8 @@ from torch.nn.utils import parametrize
 
 from sfumato.clipping.draws import draw_seeds
 from sfumato.clipping.func import FuncEngine
-from sfumato.clipping.graph.engine import LOW_PRECISIONS, GraphEngine, SiteReport
+from sfumato.clipping.graph.engine import GraphEngine, SiteReport
+from sfumato.clipping.graph.passes import LOW_PRECISIONS
 from sfumato.clipping.law import Law, Truth, first_line, refuse_lazy
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.numerics import are_exact
