@@ -67,7 +67,7 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
             vars(module),
             dict(vars(module)),
             [(value, value.copy()) for value in vars(module).values() if type(value) in (dict, OrderedDict, list)],
-            [(held, held.detach().clone(), version(held)) for held in vars(module).values() if type(held) is torch.Tensor],
+            [(own, own.detach().clone(), version(own)) for own in vars(module).values() if type(own) is torch.Tensor],
         )
         for module in model.modules()
     ]

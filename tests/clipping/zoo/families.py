@@ -104,7 +104,7 @@ TORCHVISION = [
     ),
 ]
 TIMM = [
-    ("tnt", override("tnt_s_legacy_patch16_224", **vit, inner_dim=12, depth=2, num_heads_outer=3), 32, "func"),
+    ("tnt", override("tnt_s_legacy_patch16_224", **vit, inner_dim=12, depth=2, num_heads_outer=3), 32, "graph"),
     ("focalnet", override("focalnet_tiny_srf", **four, embed_dim=16), 32, "graph"),
     (
         "hiera",
