@@ -57,12 +57,12 @@ def overhead() -> dict[str, Any]:
     from sfumato.accounting.mechanism import Mechanism
     from sfumato.data.sampling import poisson_batch
     from sfumato.data.views import Views
-    from sfumato.evaluation.trained import load_run
+    from sfumato.evaluation.trained import load
     from sfumato.training.step import draw
 
     steps = 40
     _, folder, line = train_briefly(f"--set=training.evaluate_every={steps}", steps=steps)
-    trained = load_run(folder)
+    trained = load(folder)
     batch_size, augmentation = trained.recipe.training.batch_size, trained.recipe.augmentation
     assert batch_size is not None
     mechanism = Mechanism(60_000, batch_size, 1.0, steps)

@@ -10,11 +10,15 @@ _PUBLIC = {
     "add_noise": "sfumato.training.noise",
     "clipped_grad": "sfumato.clipping",
     "epsilon": "sfumato.accounting.accountants",
-    "load_run": "sfumato.evaluation.trained",
+    "evaluate": "sfumato.evaluation.use",
+    "load": "sfumato.evaluation.trained",
     "new_key": "sfumato.randomness",
     "plan": "sfumato.scaling.plan",
     "poisson_batch": "sfumato.data.sampling",
-    "train": "sfumato.training.run",
+    "predict": "sfumato.evaluation.use",
+    "search": "sfumato.scaling.search.run",
+    "simulate": "sfumato.scaling.simulate",
+    "train": "sfumato.training.trainer",
 }
 __all__ = sorted(_PUBLIC)
 

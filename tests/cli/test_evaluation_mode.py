@@ -72,9 +72,9 @@ def test_a_score_that_noise_covers_moves_by_one_image_at_most_though_no_check_fo
     status, out, err = call(capsys, *words)
     assert status == 0, err
     ((logits, images),) = judged
-    from sfumato.evaluation.trained import load_run
+    from sfumato.evaluation.trained import load
 
-    model = load_run(mine / "search" / "selected", ("my_net",)).model
+    model = load(mine / "search" / "selected", ("my_net",)).model
     for place in (0, 5, len(images) - 1):
         alone = model(images.batch(torch.tensor([place]))).detach()
         assert torch.equal(alone[0], logits[place])

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from sfumato import config
 from sfumato.errors import InputError
-from sfumato.evaluation.trained import load_run
+from sfumato.evaluation.trained import load
 from sfumato.models import build
 
 RESOLVED = """[augmentation]
@@ -59,7 +59,7 @@ def theirs(tmp_path, monkeypatch):
 
 
 def test_a_file_of_our_own_registry_is_read_and_says_what_it_was_trained_with(tmp_path):
-    trained = load_run(write_run(tmp_path / "run"))
+    trained = load(write_run(tmp_path / "run"))
     assert trained.classes == ("a", "b") and trained.model(torch.zeros(1, 1, 8, 8)).shape == (1, 2)
 
 
@@ -67,16 +67,16 @@ def test_code_that_a_file_names_is_imported_only_if_it_is_trusted(tmp_path, thei
     weights = {"1.weight": torch.ones(2, 64), "1.bias": torch.zeros(2)}
     run = write_run(tmp_path / "run", recipe("their_net:net"), tensors=weights)
     with pytest.raises(InputError, match="add --trust their_net$"):
-        load_run(run)
+        load(run)
     assert not (theirs / "ran").exists()
-    assert load_run(run, trust=("their_net",)).model[1].weight.sum() == 128
+    assert load(run, trust=("their_net",)).model[1].weight.sum() == 128
     assert (theirs / "ran").exists()
 
 
 def test_a_file_cannot_make_torch_hub_run_a_local_hubconf(tmp_path, theirs):
     run = write_run(tmp_path / "run", recipe("torch.hub:load", repo_or_dir=str(theirs), model="net", source="local"))
     with pytest.raises(InputError, match=r"add --trust torch\.hub$"):
-        load_run(run, trust=("torch", "torch.hub:load", "their_net"))
+        load(run, trust=("torch", "torch.hub:load", "their_net"))
     assert not (theirs / "ran").exists()
 
 
@@ -112,18 +112,18 @@ def test_a_file_cannot_make_torch_hub_run_a_local_hubconf(tmp_path, theirs):
 )
 def test_a_file_with_other_contents_than_a_run_writes_is_refused_in_one_line(tmp_path, changes):
     with pytest.raises(InputError, match="is damaged|at least|at most"):
-        load_run(write_run(tmp_path / "run", **changes))
+        load(write_run(tmp_path / "run", **changes))
 
 
 @pytest.mark.parametrize("options", [{"width": 0}, {"width": -1}, {"width": 1.5}, {"width": True}, {"order": "__import__('os')"}, {"seed": 1}])
 def test_an_impossible_architecture_is_refused_in_one_line(tmp_path, options):
     with pytest.raises(InputError):
-        load_run(write_run(tmp_path / "run", recipe("small_cnn", **options)))
+        load(write_run(tmp_path / "run", recipe("small_cnn", **options)))
 
 
 def test_where_images_lie_is_not_taken_from_a_file(tmp_path):
     run = write_run(tmp_path / "run", f'[data]\nname = "folder"\npath = "{tmp_path}"\n{RESOLVED}[model]\nname = "small_cnn"\n')
-    assert load_run(run).recipe.data.path is None
+    assert load(run).recipe.data.path is None
 
 
 def test_a_recipe_is_written_for_others_without_the_place_of_the_images():

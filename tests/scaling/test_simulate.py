@@ -12,7 +12,7 @@ from sfumato.errors import InputError
 from sfumato.planning.resolve import resolve
 from sfumato.run_folder.record import Result
 from sfumato.scaling.law_runs import read_study, scaling_law
-from sfumato.scaling.simulate import simulate, simulated
+from sfumato.scaling.simulate import simulate_by, simulated
 from tests.reporting import folders
 
 RECIPE = config.parse_resolved(
@@ -45,7 +45,7 @@ def test_each_seed_is_one_run_and_the_price_is_the_batch_s_share():
         with_views = {"test_views": 2, "accuracy_augtest_vote": 0.4 + recipe.run.seed / 10}
         return Result(**folders.finished(["a", "b"], accuracy=0.5 + recipe.run.seed / 10, accuracy_last=0.5, **with_views))
 
-    found = simulate(RECIPE, 512, [0, 1, 2], train)
+    found = simulate_by(RECIPE, 512, [0, 1, 2], train)
     assert [recipe.run.seed for recipe in trained] == [0, 1, 2]
     assert found.accuracy_augtest_vote == pytest.approx(0.5) and found.accuracy_augtest_mean is None
     assert found.compute_fraction == 512 / 4096 and found.accuracy == pytest.approx(0.6) == found.test_accuracy and len(found.runs) == 3
@@ -56,7 +56,7 @@ def test_each_seed_is_one_run_and_the_price_is_the_batch_s_share():
 )
 def test_wrong_input_is_refused(batch_size, seeds, names):
     with pytest.raises(InputError, match=names):
-        simulate(RECIPE, batch_size, seeds, lambda recipe: {})
+        simulate_by(RECIPE, batch_size, seeds, lambda recipe: {})
 
 
 def test_a_recipe_without_noise_is_refused():

@@ -113,9 +113,9 @@ def _build(model: str, image_size: int, channels: int, num_classes: int, trust: 
     from sfumato.models import registry
 
     if Path(model).is_dir():
-        from sfumato.evaluation.trained import load_run
+        from sfumato.evaluation.trained import load
 
-        trained = load_run(Path(model), trust)
+        trained = load(Path(model), trust)
         return trained.model.train(), (trained.channels, trained.image_size, trained.image_size)
     typed = registry.imported_module(model)  # on the command line, so the user's own word
     trust = trust if typed is None else [*trust, typed]

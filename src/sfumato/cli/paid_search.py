@@ -61,7 +61,7 @@ def run(
     from sfumato.data import loading as datasets
     from sfumato.data.digest import fingerprint
     from sfumato.evaluation.scores import judged_right, predict_each_alone, predict_logits
-    from sfumato.evaluation.trained import load_run
+    from sfumato.evaluation.trained import load
     from sfumato.planning.resolve import resolve
     from sfumato.reporting.page import write_report
     from sfumato.run_folder.record import Result
@@ -99,7 +99,7 @@ def run(
         return loop.train(resolve(trial, dataset.facts), dataset, where, device=device, resume=where.exists(), trust=trust)
 
     def score(where: Path) -> int:
-        trained = load_run(where, trust)
+        trained = load(where, trust)
         # What the score's noise covers is one image's own answer.
         predict = predict_logits if score_noise is None else predict_each_alone
         return judged_right(trained.objective.decision_logits(predict(trained.model, judges)), judges)

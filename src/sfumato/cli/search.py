@@ -1,10 +1,7 @@
 """`sfumato search`: cheap search at a constant total amount of noise, then the one private recipe."""
 
 import shlex
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +13,7 @@ from sfumato.cli.simulate import parse_seeds
 from sfumato.cli.train import find_recipe, override, trust_options, trusted_modules
 from sfumato.errors import InputError
 from sfumato.reporting import formats
-from sfumato.run_folder.files import refuse_among_images, refuse_links, write_atomically, write_json
+from sfumato.run_folder.files import refuse_among_images
 
 
 def search(
@@ -73,66 +70,35 @@ def search(
     if worker and storage is None:
         raise InputError("--worker joins a search that others take part in: name their --storage.")
 
-    from sfumato.data import loading as datasets
-    from sfumato.planning.resolve import resolve
-    from sfumato.run_folder.record import Result
-    from sfumato.scaling.search import final_recipe as final
-    from sfumato.scaling.search.schedule import plan_search
-    from sfumato.scaling.search.space import paper_space, read_space
+    from sfumato.scaling.search.run import search as run_search
     from sfumato.scaling.search.storage import shown
-    from sfumato.scaling.search.trials import evaluator, searched_data
-    from sfumato.scaling.search.worker import Worker
-    from sfumato.training import loop
-    from sfumato.training.interrupt import Interrupted, stop_on_sigterm
-
-    plan = resolve(parsed, datasets.facts(parsed.data, data_root, output.note))
-    looked_at = searched_data(plan.recipe, data)
-    wanted = plan_search(
-        plan.recipe,
-        read_space(space) if space else paper_space(plan.recipe),
-        sampler=sampler or "greedy",
-        prune=prune,
-        trials=trials,
-        batch_size=batch_size,
-        seeds=tuple(numbers),
-        num_examples=plan.mechanism.num_examples,
-        data=data,
-    )
-    dataset = datasets.load(looked_at, data_root, output.note)
-    trials_folder = folder / ".sfumato-trials"
-    refuse_links(folder)
-    trials_folder.mkdir(parents=True, exist_ok=True)
-    url = storage or f"sqlite:///{folder / 'study.db'}"
-
-    def train(recipe: config.Recipe, name: str, watch: Callable[[int, float], None]) -> Result:
-        def step(facts: loop.StepFacts) -> None:
-            if facts.evaluated and facts.accuracy is not None:
-                watch(facts.step, facts.accuracy)
-
-        # What a trial leaves is in the storage; weights of simulations are not private, and nobody needs them.
-        with tempfile.TemporaryDirectory(prefix=f"trial-{name}-", dir=trials_folder) as run:
-            simulated = resolve(recipe, dataset.facts)
-            return loop.train(simulated, dataset, Path(run) / "run", device=device, trust=trusted, progress=loop.Progress(step=step))
+    from sfumato.training.interrupt import Interrupted
 
     try:
-        with stop_on_sigterm(), Worker(wanted, url, name, output.note) as crew:
-            agenda = crew.run(evaluator(wanted, looked_at, train))
-            finished = crew.finished()
-        shutil.rmtree(trials_folder, ignore_errors=True)  # what killed workers left: weights that are not private
+        found = run_search(
+            parsed,
+            trials,
+            output=folder,
+            name=name,
+            space=space,
+            sampler=sampler or "greedy",
+            prune=prune,
+            batch_size=batch_size,
+            seeds=numbers,
+            data=data,
+            storage=storage,
+            worker=worker,
+            data_root=data_root,
+            device=device,
+            trust=trusted,
+            report=output.note,
+        )
     except (Interrupted, KeyboardInterrupt):
         again = shlex.join(["sfumato", *sys.argv[1:]])
         if storage is not None:  # its password is not for logs
             again = again.replace(storage, shown(storage))
         output.note(f"interrupted; every finished trial is kept. Go on with the same command: {again}")
         raise typer.Exit(1) from None
-    found = {**final.summary(wanted, agenda, finished, data is not None), "storage": shown(url), "search_data": data or "private"}
-    if worker:
-        found["recipe"] = None
-    else:
-        path = folder / "recipe.toml"
-        write_atomically(path, final.as_toml(wanted, agenda, found, name).encode())
-        found["recipe"] = str(path)
-        write_json(folder / "search.json", found)
     if json_:
         output.print_json(found)
     else:

@@ -1,8 +1,10 @@
 """`sfumato simulate`: the same run at a smaller batch and a constant total amount of noise."""
 
+import contextlib
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +12,9 @@ from sfumato import config
 from sfumato.cli import options, output
 from sfumato.cli.train import find_recipe, override, trusted_modules
 from sfumato.errors import InputError
+
+if TYPE_CHECKING:
+    from sfumato.training.loop import Progress
 
 
 def simulate(
@@ -33,29 +38,31 @@ def simulate(
     numbers = parse_seeds(seeds)
 
     from sfumato.cli.display import Display
-    from sfumato.data import loading as datasets
-    from sfumato.planning.resolve import resolve
     from sfumato.reporting.page import write_report
     from sfumato.run_folder import session
-    from sfumato.run_folder.record import Result
     from sfumato.scaling.simulate import simulate as run_all
-    from sfumato.training import loop
     from sfumato.training.interrupt import Interrupted
 
-    dataset = datasets.load(parsed.data, data_root, output.note)
-    plan = resolve(parsed, dataset.facts)
     folder = output_folder or session.new_folder(f"{name}-b{batch_size}")
 
-    def train(simulation: config.ResolvedRecipe) -> Result:
-        run = folder / f"seed-{simulation.run.seed}"
-        with Display() as display:  # what an earlier call with the same --output left is gone on with
-            plan = resolve(simulation, dataset.facts)
-            result = loop.train(plan, dataset, run, device=device, resume=run.exists(), trust=trusted, progress=display.progress)
-        write_report(run)
-        return result
+    @contextlib.contextmanager
+    def watch() -> Iterator["Progress"]:
+        with Display() as display:
+            yield display.progress
 
     try:
-        result = run_all(plan.recipe, batch_size, numbers, train)
+        result = run_all(
+            parsed,
+            batch_size,
+            numbers,
+            output=folder,
+            data_root=data_root,
+            device=device,
+            trust=trusted,
+            report=output.note,
+            watch=watch,
+            after=write_report,
+        )
     except Interrupted as interrupted:
         output.note(f"{interrupted}; everything is kept. Go on with the same command and --output {shlex.quote(str(folder))}")
         raise typer.Exit(1) from None

@@ -44,7 +44,7 @@ def train(
     from sfumato.cli.display import Display
     from sfumato.run_folder import session
     from sfumato.training.interrupt import Interrupted
-    from sfumato.training.run import train as run_training
+    from sfumato.training.trainer import train as run_training
 
     folder = output_folder or (session.newest_unfinished(name) if resume else session.new_folder(name))
     if resume and output_folder is None:

@@ -36,7 +36,7 @@ class Trained:
         return torch.zeros(1, self.channels, self.image_size, self.image_size)
 
 
-def load_run(folder: Path | str, trust: Collection[str] = ()) -> Trained:
+def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
     """Reads ``model.safetensors`` of a finished run; nothing else of the folder is needed.
 
     Guarantee: the file may come from anybody. It names a network of the registry and numbers of its architecture;

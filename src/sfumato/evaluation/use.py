@@ -13,7 +13,7 @@ from sfumato.errors import InputError
 from sfumato.evaluation.augtest import augtest
 from sfumato.evaluation.row_independence import evaluation_finding
 from sfumato.evaluation.scores import predict_logits, score
-from sfumato.evaluation.trained import load_run
+from sfumato.evaluation.trained import load
 from sfumato.record import Record
 from sfumato.run_folder.files import DATA_ROOT_FILE, read_data_root
 
@@ -68,7 +68,7 @@ def evaluate(
         InputError: If the run or its images are not there, or are others.
     """
     folder = Path(run)
-    trained = load_run(folder, trust)
+    trained = load(folder, trust)
     root = None if data_root is None else Path(data_root)
     if root is None and (noted := read_data_root(folder)) is not None:
         report(f"images of {noted}, as {folder / DATA_ROOT_FILE} says")
@@ -120,7 +120,7 @@ def predict(run: str | Path, images: Sequence[str | Path], *, trust: Collection[
     Raises:
         InputError: If the run or an image is not there, or the model's outputs are not finite.
     """
-    trained = load_run(Path(run), trust)
+    trained = load(Path(run), trust)
     paths, decoded = decode_images(
         [Path(image) for image in images],
         image_size=trained.image_size,

@@ -1,11 +1,17 @@
 """The same run at a smaller batch and a constant total amount of noise (Sander et al. 2022, Section 3.3)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
-from sfumato.config import ResolvedRecipe, parse_resolved
+from sfumato.config import Recipe, ResolvedRecipe, parse, parse_resolved
+from sfumato.data import loading
 from sfumato.errors import InputError
+from sfumato.planning.resolve import resolve
 from sfumato.run_folder.record import Result
+from sfumato.training.loop import Progress
+from sfumato.training.trainer import Trainer
 
 # From a recipe to its result, as `sfumato.train` gives it.
 Train = Callable[[ResolvedRecipe], Result]
@@ -58,12 +64,51 @@ class Simulation(Result):
         return {**super().as_json(), "runs": [run.as_json() for run in self.runs]}
 
 
-def simulate(recipe: ResolvedRecipe, batch_size: int, seeds: list[int], train: Train) -> Simulation:
-    """One simulation for each seed.
+def simulate(
+    recipe: Recipe | dict[str, Any],
+    batch_size: int,
+    seeds: Sequence[int] = (0,),
+    *,
+    output: Path | str,
+    data_root: Path | str | None = None,
+    device: str = "auto",
+    trust: Collection[str] = (),
+    report: Callable[[str], None] = lambda text: None,
+    watch: Callable[[], AbstractContextManager[Progress]] = lambda: nullcontext(Progress()),
+    after: Callable[[Path], object] = lambda folder: None,
+) -> Simulation:
+    """Trains one simulation for each seed. What an earlier call with the same output left is gone on with.
+
+    Args:
+        recipe: Of the run that is simulated.
+        batch_size: Of the simulations; at most the recipe's own.
+        seeds: One run for each.
+        output: Holds a run folder for each seed.
+        data_root, device, trust: See `sfumato.train`.
+        report: Is told what loading finds.
+        watch: Around each run, who watches it.
+        after: Is called with each run folder when it is finished.
 
     Raises:
         InputError: As `simulated`, or if seeds are repeated.
+        MachineError, Interrupted: See `sfumato.training.loop.train`.
     """
+    parsed = parse(recipe) if isinstance(recipe, dict) else recipe
+    dataset = loading.load(parsed.data, None if data_root is None else Path(data_root), report)
+    trainer = Trainer(dataset, device=device, trust=trust)
+
+    def train(simulation: ResolvedRecipe) -> Result:
+        folder = Path(output) / f"seed-{simulation.run.seed}"
+        with watch() as progress:
+            result = trainer.run(simulation, folder, resume=folder.exists(), progress=progress)
+        after(folder)
+        return result
+
+    return simulate_by(resolve(parsed, dataset.facts).recipe, batch_size, seeds, train)
+
+
+def simulate_by(recipe: ResolvedRecipe, batch_size: int, seeds: Sequence[int], train: Train) -> Simulation:
+    """One simulation for each seed, trained by ``train``."""
     if not seeds or len(set(seeds)) != len(seeds):
         raise InputError("--seeds must name each seed once: equal seeds give equal runs, which say nothing about the spread.")
     simulations = [simulated(recipe, batch_size, seed) for seed in seeds]
@@ -71,7 +116,7 @@ def simulate(recipe: ResolvedRecipe, batch_size: int, seeds: list[int], train: T
     averaged = [key for key in _ACCURACIES if getattr(runs[0], key) is not None]
     mean = {key: sum(getattr(run, key) for run in runs) / len(runs) for key in averaged}
     fraction = batch_size / recipe.training.batch_size
-    return Simulation(**{**dict(runs[0]), **mean}, seeds=seeds, runs=runs, compute_fraction=fraction)
+    return Simulation(**{**dict(runs[0]), **mean}, seeds=list(seeds), runs=runs, compute_fraction=fraction)
 
 
 _ACCURACIES = ("accuracy", "accuracy_last", "test_accuracy", "test_accuracy_last", "accuracy_augtest_vote", "accuracy_augtest_mean")

@@ -1,16 +1,47 @@
-"""From a recipe to a finished run: data, plan, training."""
+"""From a recipe to a finished run: load, resolve, train. The one way there, for the library and for the command line."""
 
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from sfumato import config
-from sfumato.data import loading as datasets
-from sfumato.planning.resolve import resolve, without_privacy
+from sfumato.data import loading
+from sfumato.data.dataset import Dataset
+from sfumato.planning.resolve import Plan, resolve, without_privacy
 from sfumato.run_folder import files
 from sfumato.run_folder.record import Result
 from sfumato.training import loop
 from sfumato.training.loop import Progress
+
+
+class Trainer:
+    """Trains recipes, one after another, on a data set that is loaded once.
+
+    Args:
+        dataset: What the recipes name.
+        device: "auto", "cpu", "cuda" ...
+        trust: Modules that may be imported for a recipe's model, each by its full name.
+        progress: Who watches, unless `run` is told otherwise.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        device: str = "auto",
+        trust: Collection[str] = (),
+        progress: Progress = Progress(),  # noqa: B008  (immutable)
+    ) -> None:
+        self.dataset, self.device, self.trust, self.progress = dataset, device, trust, progress
+
+    def run(self, recipe: config.Recipe, folder: Path, *, resume: bool = False, progress: Progress | None = None) -> Result:
+        """Resolves a recipe and trains it in a folder. See `sfumato.training.loop.train`."""
+        return self.run_plan(resolve(recipe, self.dataset.facts), folder, resume=resume, progress=progress)
+
+    def run_plan(self, plan: Plan, folder: Path, *, resume: bool = False, progress: Progress | None = None) -> Result:
+        """The same of what is resolved already."""
+        watching = progress or self.progress
+        return loop.train(plan, self.dataset, folder, device=self.device, resume=resume, trust=self.trust, progress=watching)
 
 
 def train(
@@ -49,12 +80,12 @@ def train(
     if parsed.data.name == "folder" and data_root is not None:
         parsed = parsed.model_copy(update={"data": parsed.data.model_copy(update={"path": str(data_root)})})
     files.refuse_among_images(output, parsed.data)
-    dataset = datasets.load_for(parsed, data_root, progress.message)
-    plan = resolve(parsed, dataset.facts)
+    trainer = Trainer(loading.load_for(parsed, data_root, progress.message), device=device, trust=trust, progress=progress)
+    plan = resolve(parsed, trainer.dataset.facts)
     if non_private:
         plan = without_privacy(plan)
     for choice in [] if resume else plan.choices:
         progress.message(f"chosen: {choice.key} = {choice.value} ({choice.why})")
     for warning in plan.warnings:
         progress.message(f"warning: {warning}")
-    return loop.train(plan, dataset, output, device=device, resume=resume, trust=trust, progress=progress)
+    return trainer.run_plan(plan, output, resume=resume)

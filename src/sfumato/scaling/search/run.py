@@ -1,0 +1,115 @@
+"""A whole search, from a recipe to the recipe of the one private run."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from sfumato.config import Recipe, ResolvedRecipe, parse
+from sfumato.data import loading
+from sfumato.errors import InputError
+from sfumato.planning.resolve import resolve
+from sfumato.run_folder.files import refuse_among_images, refuse_links, write_atomically, write_json
+from sfumato.run_folder.record import Result
+from sfumato.scaling.search import final_recipe as final
+from sfumato.scaling.search.schedule import plan_search
+from sfumato.scaling.search.space import Space, paper_space, read_space
+from sfumato.scaling.search.storage import shown
+from sfumato.scaling.search.trials import evaluator, searched_data
+from sfumato.scaling.search.worker import Worker
+from sfumato.training import loop
+from sfumato.training.interrupt import stop_on_sigterm
+from sfumato.training.trainer import Trainer
+
+
+def search(
+    recipe: Recipe | dict[str, Any],
+    trials: int,
+    *,
+    output: Path | str,
+    name: str = "recipe",
+    space: Space | Path | str | None = None,
+    sampler: str = "greedy",
+    prune: bool | None = None,
+    batch_size: int | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+    data: str | None = None,
+    storage: str | None = None,
+    worker: bool = False,
+    data_root: Path | str | None = None,
+    device: str = "auto",
+    trust: Collection[str] = (),
+    report: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Searches hyper-parameters by cheap simulations, and writes one recipe for the single private run.
+
+    Args:
+        recipe: Of the expensive run.
+        trials: How many settings are tried.
+        output: The folder of the search; what an earlier call left there is gone on with.
+        name: Of the recipe, for the text of the final one.
+        space: What may be changed, or the TOML file that says so; default: the grid of Sander et al. (2022).
+        sampler: "greedy" (one group after another), "tpe" or "random".
+        prune: Give up trials that fall behind; with tpe and random.
+        batch_size: Of the simulations; default: a 64th of the recipe's, at least 16.
+        seeds: Each trial is one run for each.
+        data: Search on this public data set instead.
+        storage: "sqlite:///FILE", "journal:FILE" or "postgresql://..."; default: a file in ``output``.
+        worker: Help with a search that may run elsewhere, too; writes no recipe.
+        data_root, device, trust: See `sfumato.train`.
+        report: Takes lines about trials.
+
+    Returns:
+        What `sfumato search --json` prints.
+
+    Raises:
+        InputError: If the search cannot be.
+        Interrupted, KeyboardInterrupt: Every finished trial is kept; the same call goes on.
+    """
+    parsed = parse(recipe) if isinstance(recipe, dict) else recipe
+    folder, root = Path(output), None if data_root is None else Path(data_root)
+    if data is not None and data == parsed.data.name:
+        raise InputError(f"--data {data} are the private images themselves. Name other, public images, or leave --data out.")
+    refuse_among_images(folder, parsed.data)
+    plan = resolve(parsed, loading.facts(parsed.data, root, report))
+    looked_at = searched_data(plan.recipe, data)
+    choices = space if isinstance(space, Space) else paper_space(plan.recipe) if space is None else read_space(Path(space))
+    wanted = plan_search(
+        plan.recipe,
+        choices,
+        sampler=sampler,
+        prune=prune,
+        trials=trials,
+        batch_size=batch_size,
+        seeds=tuple(seeds),
+        num_examples=plan.mechanism.num_examples,
+        data=data,
+    )
+    trainer = Trainer(loading.load(looked_at, root, report), device=device, trust=trust)
+    trials_folder = folder / ".sfumato-trials"
+    refuse_links(folder)
+    trials_folder.mkdir(parents=True, exist_ok=True)
+    url = storage or f"sqlite:///{folder / 'study.db'}"
+
+    def train(recipe: ResolvedRecipe, name: str, watch: Callable[[int, float], None]) -> Result:
+        def step(facts: loop.StepFacts) -> None:
+            if facts.evaluated and facts.accuracy is not None:
+                watch(facts.step, facts.accuracy)
+
+        # What a trial leaves is in the storage; weights of simulations are not private, and nobody needs them.
+        with tempfile.TemporaryDirectory(prefix=f"trial-{name}-", dir=trials_folder) as run:
+            return trainer.run(recipe, Path(run) / "run", progress=loop.Progress(step=step))
+
+    with stop_on_sigterm(), Worker(wanted, url, name, report) as crew:
+        agenda = crew.run(evaluator(wanted, looked_at, train))
+        finished = crew.finished()
+    shutil.rmtree(trials_folder, ignore_errors=True)  # what killed workers left: weights that are not private
+    found = {**final.summary(wanted, agenda, finished, data is not None), "storage": shown(url), "search_data": data or "private"}
+    found["recipe"] = None
+    if not worker:
+        path = folder / "recipe.toml"
+        write_atomically(path, final.as_toml(wanted, agenda, found, name).encode())
+        found["recipe"] = str(path)
+        write_json(folder / "search.json", found)
+    return found
