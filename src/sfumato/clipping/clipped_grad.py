@@ -135,9 +135,9 @@ class _Clip:
     rescale: bool
 
     def __call__(self, norms: torch.Tensor) -> torch.Tensor:
-        if self.rescale:
-            return torch.clamp(1 / norms, max=1 / self.clipping_norm)
-        return torch.clamp(self.clipping_norm / norms, max=1.0)
+        scale = torch.clamp(1 / norms, max=1 / self.clipping_norm) if self.rescale else torch.clamp(self.clipping_norm / norms, max=1.0)
+        # Below, float32 has few digits left and would round up: such a gradient is left out.
+        return torch.where(scale < torch.finfo(torch.float32).tiny, 0.0, scale)
 
 
 class GradFn:

@@ -13,6 +13,7 @@ What this cannot see: what depends on values or a number of calls that were not 
 numbers of Python's or NumPy's that do not show in a result.
 """
 
+import contextlib
 import dataclasses
 import enum
 from collections.abc import Sequence
@@ -139,6 +140,7 @@ class Law:
         if refused:
             raise BrokenLaw(str(refused[0]))
         self._refuse_types()
+        self._call_once()
         doubles = (False,) if has_accumulator_hooks(self.model) else (True, False)
         failure: Exception | None = None
         for self._pixels, double in ((pixels, double) for pixels in (False, True) for double in doubles):
@@ -158,6 +160,12 @@ class Law:
         self._name_the_module()
         on = f"on made-up images of shape {tuple(self.row.shape)}"
         raise BrokenLaw(f"the model or its loss fails {on}: {first_line(failure)}. Correct it.") from failure
+
+    def _call_once(self) -> None:
+        """In the model's own precision first: tables that its code keeps outside of it get the type that they will have."""
+        image = made_up_images(1, 1, self.row, _SEED, only_pixels=True)[0]
+        with random_state_kept(self.row), stand_in(self.model, None, None), torch.no_grad(), contextlib.suppress(Exception):
+            self.model(image)
 
     def _refuse_types(self) -> None:
         """Refuses images of a type that the model does not take: in double precision it would not show."""

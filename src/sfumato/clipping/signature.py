@@ -4,13 +4,14 @@ For engine "graph" computes what it traced. Values of parameters and buffers are
 given them at every call. Nor is code that is replaced by other code under the same name, nor a global.
 """
 
+import array
 import contextlib
 import dataclasses
 import functools
 import itertools
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -127,16 +128,22 @@ class _Walk:
 
 
 def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
-    """What an object leads to: entries, attributes, weight_of, what functions carry along; each with a name or None."""
+    """What an object leads to: entries, attributes, slots, what functions carry along; each with a name or None."""
     if isinstance(value, torch.Tensor):
-        yield "tensor", (*_kind(value), version(value), _small(value))
+        yield "tensor", (*_kind(value), version(value), _memory(value), _small(value))
         return
     if isinstance(value, np.ndarray):
         yield "array", (value.dtype.str, value.shape, None if value.dtype.hasobject else value.tobytes())
         return
     if isinstance(value, (type, ModuleType, BuiltinFunctionType)):
         return
-    if isinstance(value, dict):
+    if isinstance(value, weakref.ref):
+        yield "referent", value()
+        return
+    if isinstance(value, (bytearray, memoryview, array.array)):
+        yield "bytes", bytes(value)
+        return
+    if isinstance(value, Mapping):
         for key, entry in list(itertools.islice(value.items(), _MOST)):
             yield None, key
             yield None, entry
@@ -162,14 +169,22 @@ def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
 
 @functools.cache
 def _slots(kind: Any) -> tuple[str, ...]:
-    weight_of = [vars(each).get("__slots__", ()) for each in kind.__mro__]
-    names = [name for own in weight_of for name in ((own,) if isinstance(own, str) else own)]
+    own = [vars(each).get("__slots__", ()) for each in kind.__mro__]
+    names = [name for names in own for name in ((names,) if isinstance(names, str) else names)]
     return tuple(name for name in names if not name.startswith("__"))
 
 
 def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
     shape = None if nn.parameter.is_lazy(tensor) else tuple(tensor.shape)
     return shape, tensor.dtype, str(tensor.device), tensor.requires_grad
+
+
+def _memory(tensor: torch.Tensor) -> int | None:
+    """Where its values lie: other memory through ``tensor.data = ...`` bumps no version."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # it has none
+        return None
 
 
 def _small(tensor: torch.Tensor) -> bytes | None:

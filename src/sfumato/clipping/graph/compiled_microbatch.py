@@ -41,12 +41,38 @@ class CompiledMicrobatch:
             return self._engine.run_pass(coefficient, weights, batch)
         else:
             tensors, weights_of = weights.apart()
-        of_batch = batch.tensors
         key = coefficient, len(batch.targets), batch.seeds is None
-        if key not in self._compiled and not self._compilations_left:
-            return self._engine.run_pass(coefficient, weights, batch)
+        # Compiled anew where the loss is another: by the same kind of graph, so that other examples round as they did.
+        for _ in range(2):
+            compiled = self._prepared(key, coefficient, weights, batch, tensors, weights_of)
+            if compiled is None:
+                break
+            results, holds = compiled(*batch.tensors, *tensors)
+            count = 2 + len(self._engine.names)
+            if not holds:
+                break
+            if self._is_the_loss(results[1], results[count:], batch):
+                return results[:count]
+            with self._compiling:
+                if self._compiled.get(key) is compiled:
+                    del self._compiled[key]
+        return self._engine.run_pass(coefficient, weights, batch)
+
+    def _prepared(
+        self,
+        key: Any,
+        coefficient: Coefficient,
+        weights: Weights,
+        batch: Batch,
+        tensors: Sequence[torch.Tensor],
+        weights_of: Callable[[Sequence[torch.Tensor]], Weights],
+    ) -> CompiledPass | None:
+        """The compiled pass of a key, ready for such tensors; None if it was compiled too often."""
+        of_batch = batch.tensors
         with self._compiling:  # several threads may be here
             if key not in self._compiled:
+                if not self._compilations_left:
+                    return None
                 self._compilations_left -= 1
                 self._engine.run_pass(coefficient, weights, batch)  # settles the methods
                 batch_of, start = batch.like, len(of_batch)
@@ -57,16 +83,7 @@ class CompiledMicrobatch:
                 self._compiled[key] = CompiledPass(of_tensors)
             compiled = self._compiled[key]
             compiled.prepare(*of_batch, *tensors)
-        results, holds = compiled(*of_batch, *tensors)
-        count = 2 + len(self._engine.names)
-        if not holds:
-            return self._engine.run_pass(coefficient, weights, batch)
-        if not self._is_the_loss(results[1], results[count:], batch):
-            with self._compiling:
-                if self._compiled.get(key) is compiled:
-                    del self._compiled[key]
-            return self._engine.run_pass(coefficient, weights, batch)
-        return results[:count]
+            return compiled
 
     def _is_the_loss(self, losses: torch.Tensor, seen: Tensors, batch: Batch) -> bool:
         """Whether the loss, applied anew, gives what it gave in a compiled pass: its settings may have changed since.
@@ -81,12 +98,23 @@ class CompiledMicrobatch:
             given = self._engine.traced.capture.output(dict(zip(nodes, outputs, strict=True)))
             again = self._engine.losses(given, batch.targets, batch.inputs.shape[1])
             gradients = gradients_of(again, outputs)
+        sizes = _lengths([output.detach() for output in outputs])
         pairs = [(losses, again.detach()), *zip(seen[len(nodes) :], gradients, strict=True)]
-        return all(_agree(one, other, tolerance) for one, other in pairs)
+        return all(_agree(one, other, tolerance, sizes) for one, other in pairs)
 
 
-def _agree(one: torch.Tensor, other: torch.Tensor, tolerance: float) -> bool:
-    """Whether each row of two tensors is the same to rounding, relative to its own length and to the longest's."""
+def _agree(one: torch.Tensor, other: torch.Tensor, tolerance: float, sizes: torch.Tensor) -> bool:
+    """Whether each row of two tensors is the same to rounding, relative to its own length and to its own outputs'.
+
+    To nothing of another row: one image must not decide what is rounding for the others. What is not finite counts for
+    nothing in the sum, and says nothing here.
+    """
     one, other = (value.reshape(len(value), -1).double() for value in (one, other))
     lengths, errors = other.norm(dim=1), (one - other).norm(dim=1)
-    return bool((errors <= tolerance * (lengths + lengths.max())).all())
+    return bool(((errors <= tolerance * (lengths + sizes)) | ~(errors.isfinite() & lengths.isfinite())).all())
+
+
+def _lengths(outputs: list[torch.Tensor]) -> torch.Tensor:
+    """(m,): how long all outputs of each example are, as far as that is finite; one at least for what is smaller than a loss's own terms."""
+    squares = [value.reshape(len(value), -1).double().nan_to_num(posinf=0.0, neginf=0.0).square().sum(1) for value in outputs]
+    return torch.stack(squares).sum(0).sqrt().clamp(max=1.0)

@@ -17,7 +17,7 @@ from sfumato.clipping.graph.clip import Totals
 from sfumato.clipping.graph.compile import Tensors
 from sfumato.clipping.graph.compiled_microbatch import CompiledMicrobatch
 from sfumato.clipping.graph.export import module_path
-from sfumato.clipping.graph.guards import guard
+from sfumato.clipping.graph.guards import guard, is_recording
 from sfumato.clipping.graph.losses import ExampleLosses
 from sfumato.clipping.graph.passes import LOW_PRECISIONS, MEMORY_FORMATS, backward, unshared
 from sfumato.clipping.graph.rules import GHOSTS
@@ -174,8 +174,10 @@ class GraphEngine(Engine):
             norms = totals.norms()
             finite = norms.isfinite() & losses.isfinite()
             coefficients = torch.where(batch.is_real & finite, coefficient(norms), 0.0)
-            # Where all is finite, a coefficient of zero is enough to leave an example out.
-            sums = totals.clipped_sums(coefficients, None if guard(finite.all()) else finite)
+            # Where all is finite, a coefficient of zero is enough to leave an example out. A compiled graph of bfloat16 takes
+            # none of that for granted: computed again by single operations, all other examples would round otherwise.
+            takes_all = not (self.low is not None and is_recording()) and guard(finite.all())
+            sums = totals.clipped_sums(coefficients, None if takes_all else finite)
         return norms, losses, *(sums[name] for name in self.names), *seen
 
     def choose_methods(self, batch: Batch) -> None:

@@ -35,14 +35,15 @@ _SHAPE_ARGUMENTS = _names("size shape sizes repeats")
 _POINTWISE = _names(
     "clone contiguous detach alias to _to_copy type_as lift_fresh_copy where masked_fill dropout native_dropout alpha_dropout feature_dropout "
     "feature_alpha_dropout bernoulli normal normal_functional uniform exponential "
-    "rand_like randn_like randint_like zeros_like ones_like full_like empty_like "
+    "rand_like randn_like randint_like zeros_like ones_like full_like "
+    "__and__ __or__ __xor__ __iand__ __ior__ __ixor__ "
     "copy fill relu6 hardswish hardtanh mish selu elu celu softplus logsigmoid log_sigmoid gelu silu prelu rrelu clamp expand_as"
 )
 # They change where entries lie, not their order.
 _VIEWS = _names("view reshape _unsafe_view flatten unflatten view_as reshape_as")
 # They take nothing of a tensor but its type, device or shape.
-_FACTORIES = _names("zeros ones full empty rand randn randint new_zeros new_ones new_full new_empty")
-_FORGETS = _names("new_zeros new_ones new_full new_empty sym_size")
+_FACTORIES = _names("zeros ones full rand randn randint new_zeros new_ones new_full")
+_FORGETS = _names("new_zeros new_ones new_full sym_size")
 # A dimension of theirs says where values lie.
 _MOVES = _names("transpose permute movedim moveaxis swapaxes swapdims unsqueeze squeeze stack t mT numpy_T")
 _MOVES |= _names("expand broadcast_to broadcast_tensors")
@@ -148,7 +149,8 @@ class RowDimension:
             return None if isinstance(given.get("repeats"), int) and given.get("dim") is not None else "repeats rows"
         if name in _ALONG:
             return _refusal_along(node, name, given, data)
-        if name in _PRODUCTS or name in _POINTWISE or torch.Tag.pointwise in node.target.tags:  # type: ignore[union-attr]
+        of_two = name in ("max", "min") and str(node.target).endswith(".other")  # the larger of two tensors, entry by entry
+        if name in _PRODUCTS or name in _POINTWISE or of_two or torch.Tag.pointwise in node.target.tags:  # type: ignore[union-attr]
             return None
         return "is not known to compute each row by itself"
 
