@@ -2,7 +2,6 @@
 
 import math
 
-
 # Beyond, what the root is searched by is lost to rounding, and Chernoff's bound is as good as exact.
 _LARGEST_MU = 1e8
 
