@@ -57,6 +57,14 @@ def test_the_analytic_gaussian_is_exact_and_rounded_up(mu, delta):
     assert exact <= epsilon_gaussian(mu, delta) <= (1 + 1e-8) * exact + 1e-12
 
 
+@pytest.mark.parametrize("delta", [1e-5, 1e-100])
+def test_the_analytic_gaussian_goes_on_where_its_root_is_lost_to_rounding(delta):
+    """mu^2 / 2 < epsilon <= mu^2 / 2 + mu sqrt(2 log(1/delta)) from mu = 30 on: the loss is N(mu^2 / 2, mu^2)."""
+    for mu in (1e7, 0.99e8, 1.01e8, 1e12, 1e110):
+        chernoff = mu**2 / 2 + mu * math.sqrt(-2 * math.log(delta))
+        assert mu**2 / 2 < epsilon_gaussian(mu, delta) <= chernoff * (1 + 2e-9)
+
+
 def test_without_sampling_epsilon_is_the_analytic_gaussian():
     assert epsilon_pld(1.0, 20.0, 1000, 1e-5).epsilon == epsilon_gaussian(math.sqrt(1000) / 20, 1e-5)
     nearly = epsilon_pld(1 - 1e-9, 20.0, 1000, 1e-5).epsilon

@@ -2,6 +2,9 @@
 
 import math
 
+# Beyond, what the root is searched by is lost to rounding, and Chernoff's bound is as good as exact.
+_LARGEST_MU = 1e8
+
 
 def log_delta_gaussian(mu: float, epsilon: float) -> float:
     """log delta of a Gaussian mechanism with sensitivity / noise = mu: Balle and Wang 2018, Theorem 8.
@@ -18,7 +21,7 @@ def log_delta_gaussian(mu: float, epsilon: float) -> float:
 
 
 def epsilon_gaussian(mu: float, delta: float) -> float:
-    """The least epsilon of the Gaussian mechanism at ``delta``, rounded up by 1e-9 relative.
+    """The least epsilon of the Gaussian mechanism at ``delta``, rounded up by 1e-9 relative; above mu = 1e8 by at most 1e-6.
 
     Example:
         >>> round(epsilon_gaussian(1.0, 1e-5), 4)
@@ -31,5 +34,7 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
         return 0.0
     # Chernoff: at this epsilon the loss exceeds epsilon with probability at most delta.
     above = mu**2 / 2 + mu * math.sqrt(-2 * log_delta)
+    if mu > _LARGEST_MU:
+        return above * (1 + 1e-9)
     root = brentq(lambda epsilon: log_delta_gaussian(mu, epsilon) - log_delta, 0.0, above, xtol=1e-13 * above, rtol=1e-13)
     return float(root) * (1 + 1e-9)

@@ -260,6 +260,7 @@ def sampled_search():
         ("settings", {"optimizer.learning_rate": 1.0}, "sample/1"),
         ("settings", {"optimizer.learning_rate": 8.0}, "baseline"),
         ("settings", 7, "sample/2"),
+        ("settings", {"training.num_steps": 0}, "sample/2"),
         ("accuracies", [0.5], "sample/1"),
         ("accuracies", [0.5, 2.0], "sample/1"),
         ("accuracies", "high", "sample/1"),

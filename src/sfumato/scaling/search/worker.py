@@ -126,10 +126,11 @@ class Worker:
         """
         try:
             finished = finished_outcomes(trials)
-            agenda = self.search.agenda(finished)
-            slots = {slot.key: slot for slot in agenda.slots}
-            if all(self._is_of(slots.get(_key(trial)), trial, finished) for trial in trials):
-                return finished, agenda
+            if all(self._may_be(outcome) for outcome in finished.values()):
+                agenda = self.search.agenda(finished)
+                slots = {slot.key: slot for slot in agenda.slots}
+                if all(self._is_of(slots.get(_key(trial)), trial, finished) for trial in trials):
+                    return finished, agenda
         except (InputError, KeyError, TypeError, ValueError, AssertionError):
             pass  # what this search itself has written gives none of them
         raise self._altered()
@@ -139,6 +140,11 @@ class Worker:
             f"the study {self.study.study_name!r} in {shown(self.url)} holds a trial that is none of this search: somebody "
             "altered it. Begin anew with another --output or --storage."
         )
+
+    def _may_be(self, outcome: Outcome) -> bool:
+        measured = (*(outcome.accuracies or ()), *(outcome.augtest or ()))
+        known = isinstance(outcome.settings, dict) and self.search.space.holds(outcome.settings)
+        return known and all(type(value) is float and 0 <= value <= 1 for value in measured)
 
     def _is_of(self, slot: Slot | None, trial: "FrozenTrial", finished: dict[Key, Outcome]) -> bool:
         facts = trial.user_attrs
@@ -151,12 +157,11 @@ class Worker:
             return False
         if outcome.accuracies is None:
             return slot.kind == "candidate"
-        measured = (outcome.accuracies, outcome.accuracies if outcome.augtest is None else outcome.augtest)
-        return all(len(values) == len(slot.seeds) and all(type(value) is float and 0 <= value <= 1 for value in values) for values in measured)
+        return all(len(values) == len(slot.seeds) for values in (outcome.accuracies, outcome.augtest or outcome.accuracies))
 
     def _offers(self, settings: Settings) -> bool:
         space = self.search.space
-        return isinstance(settings, dict) and settings.keys() == space.choices.keys() and space.holds(settings)
+        return settings.keys() == space.choices.keys() and space.holds(settings)
 
     def _trials(self) -> "list[FrozenTrial]":
         return sorted(self.storage.get_all_trials(self.study_id, deepcopy=False), key=lambda trial: trial.number)
