@@ -147,9 +147,9 @@ class RowDimension:
                 return "picks rows by their place"
         if name == "repeat_interleave":
             return None if isinstance(given.get("repeats"), int) and given.get("dim") is not None else "repeats rows"
-        if name in _ALONG:
-            return _refusal_along(node, name, given, data)
         of_two = name in ("max", "min") and str(node.target).endswith(".other")  # the larger of two tensors, entry by entry
+        if name in _ALONG and not of_two:
+            return _refusal_along(node, name, given, data)
         if name in _PRODUCTS or name in _POINTWISE or of_two or torch.Tag.pointwise in node.target.tags:  # type: ignore[union-attr]
             return None
         return "is not known to compute each row by itself"

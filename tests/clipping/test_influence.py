@@ -1,0 +1,187 @@
+"""What one image may do to the others through the engine: nothing. And what changes between two calls counts."""
+
+import array
+import math
+import types
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sfumato.clipping import clipped_grad
+from sfumato.errors import InputError
+
+FIXED = {"memory_format": "contiguous"}
+
+
+def cross_entropy(outputs, labels):
+    return F.cross_entropy(outputs, labels, reduction="none")
+
+
+def distance(one, other):
+    return math.sqrt(sum(float((one[name].double() - other[name].double()).square().sum()) for name in one))
+
+
+def left_out(count):
+    return torch.arange(count) == 0
+
+
+class Flat(nn.Module):
+    def __init__(self, change=lambda values: values):
+        super().__init__()
+        self.layer, self.change = nn.Linear(64, 10), change
+
+    def forward(self, images):
+        return self.change(self.layer(images.flatten(1)))
+
+
+def test_one_huge_image_does_not_keep_a_compiled_pass_at_the_old_loss():
+    """Its own losses are large; what is rounding beside them is none beside another's."""
+    weights = [torch.ones(10)]
+
+    def loss(outputs, labels):
+        return weights[0][labels] * (outputs - F.one_hot(labels, 10)).square().sum(1)
+
+    torch.manual_seed(0)
+    count = 32
+    images, labels = torch.randn(count, 1, 8, 8), torch.randint(1, 10, (count,))
+    images[0], labels[0] = 1e7, 0
+    grad_fn = clipped_grad(Flat(), loss, clipping_norm=30.0, methods=FIXED, compile=True, microbatch_size=count)
+    grad_fn(images, labels)
+    weights[0] = torch.tensor([1.0] + [0.05] * 9)
+    whole, without = grad_fn(images, labels).grad_sum, grad_fn(images, labels, is_padding=left_out(count)).grad_sum
+    assert distance(whole, without) <= 1.001 * grad_fn.sensitivity
+
+
+def test_an_image_that_counts_for_nothing_changes_no_rounding_of_a_compiled_bf16_pass():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.GELU(), nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(128, 10))
+    count = 32
+    images = 0.3 * torch.randn(1, 3, 8, 8) + 0.01 * torch.randn(count, 3, 8, 8)
+    labels, keys = torch.zeros(count, dtype=torch.long), {"clipping_norm": 0.1, "methods": FIXED, "microbatch_size": count}
+    grad_fn = clipped_grad(model, cross_entropy, **keys, compile=True, precision="bf16")
+    without = grad_fn(images, labels, is_padding=left_out(count)).grad_sum
+    images[0] = math.inf
+    assert distance(grad_fn(images, labels).grad_sum, without) <= 1e-4
+
+
+@pytest.mark.parametrize("made", [torch.empty_like, lambda h: h.new_empty(h.shape), lambda h: torch.empty(h.shape)], ids=["like", "new", "shape"])
+def test_memory_that_nobody_filled_is_no_part_of_a_proof(made):
+    model = Flat(lambda values: torch.where(made(values).abs() > 1e30, -values, values))
+    with pytest.raises(InputError):
+        clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="graph")(torch.randn(4, 1, 8, 8), torch.zeros(4, dtype=torch.long))
+
+
+@pytest.mark.parametrize("engine", ["graph", "func", "reference"])
+@pytest.mark.parametrize("rescale", [True, False])
+@pytest.mark.parametrize(("clipping_norm", "value"), [(1e-6, 2.85e38), (1e-8, 1.3e37), (1e-12, 1.3e33), (1.0, 3e38)])
+def test_a_gradient_at_the_end_of_float32_counts_no_more_than_any(engine, rescale, clipping_norm, value):
+    options = {"clipping_norm": clipping_norm, "engine": engine, "rescale_to_unit_norm": rescale}
+    grad_fn = clipped_grad(nn.Linear(4, 1, bias=False), lambda outputs: outputs[:, 0], **options)
+    total = grad_fn(torch.tensor([[value, 0.0, 0.0, 0.0]])).grad_sum["weight"].double().norm()
+    assert float(total) <= 1.001 * grad_fn.sensitivity
+
+
+class Clamped(nn.Conv2d):
+    """Weight standardisation, with no weight beyond three standard deviations."""
+
+    def forward(self, images):
+        spread, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, unbiased=False)
+        weight = ((self.weight - mean) / torch.sqrt(spread + 1e-5)).clamp(-3, 3)
+        return F.conv2d(images, weight / weight[0].numel() ** 0.5, self.bias, self.stride, self.padding)
+
+
+def test_one_weight_that_no_longer_follows_the_closed_form_is_seen():
+    torch.manual_seed(0)
+    model = nn.Sequential(Clamped(3, 32, 3, padding=1), nn.ReLU(), Clamped(32, 32, 3, padding=1), nn.Flatten(), nn.Linear(32 * 64, 10))
+    images, labels = torch.randn(3, 3, 8, 8), torch.tensor([0, 1, 2])
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0, methods=FIXED)
+    grad_fn(images, labels)
+    with torch.no_grad():
+        model[2].weight[1, 0, 0, 0] = 0.3
+    found = grad_fn(images, labels).grad_sum
+    expected = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="reference")(images, labels).grad_sum
+    assert distance(found, expected) <= 1e-4 * math.sqrt(sum(float(value.square().sum()) for value in expected.values()))
+
+
+class Held:
+    def __init__(self):
+        self.scale = 1.0
+
+
+class Settings(nn.Module):
+    """Scales by what a setting of some kind holds."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.layer, self.kind = nn.Linear(64, 10), kind
+        self.held = Held()
+        self.inside = {"scale": 1.0}
+        self.teacher = [nn.Linear(64, 10)]
+        self.setting = {
+            "weak": lambda: weakref.ref(self.held),
+            "view": lambda: types.MappingProxyType(self.inside),
+            "array": lambda: array.array("d", [1.0]),
+            "bytes": lambda: bytearray([1]),
+            "teacher": lambda: self.teacher,
+        }[kind]()
+        if kind != "teacher":
+            del self.teacher
+
+    def scale(self):
+        if self.kind == "weak":
+            return self.setting().scale
+        return self.setting["scale"] if self.kind == "view" else float(self.setting[0])
+
+    def change(self):
+        if self.kind == "weak":
+            self.held.scale = -3.0
+        elif self.kind == "view":
+            self.inside["scale"] = -3.0
+        elif self.kind == "teacher":
+            for parameter in self.teacher[0].parameters():
+                parameter.data = parameter.data * -2.0
+        else:
+            self.setting[0] = 3
+
+    def forward(self, images):
+        images = images.flatten(1)
+        if self.kind == "teacher":
+            return self.layer(images) + self.setting[0](images).detach()
+        return self.layer(images) * self.scale()
+
+
+@pytest.mark.parametrize("kind", ["weak", "view", "array", "bytes", "teacher"])
+def test_settings_of_every_kind_that_change_between_two_calls_count(kind):
+    torch.manual_seed(0)
+    model, images, labels = Settings(kind), torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 3])
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1000.0)
+    before = grad_fn(images, labels).grad_sum
+    model.change()
+    expected = clipped_grad(model, cross_entropy, clipping_norm=1000.0, engine="reference")(images, labels).grad_sum
+    assert distance(before, expected) > 1e-4
+    assert distance(grad_fn(images, labels).grad_sum, expected) <= 1e-6
+
+
+def test_a_table_that_code_keeps_outside_of_the_model_has_the_model_s_precision():
+    kept = {}
+
+    def with_table(values):
+        if len(kept) == 0:
+            kept["table"] = torch.arange(10, dtype=values.dtype) / 10
+        return values + kept["table"].to(values.device)
+
+    model, images = Flat(with_table), torch.randn(4, 1, 8, 8)
+    clipped_grad(model, cross_entropy, clipping_norm=1.0)(images, torch.zeros(4, dtype=torch.long))
+    assert kept["table"].dtype == torch.float32 and model(images).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "change", [lambda v: v * ((v > -1) & (v < 1)), lambda v: v * ((v > 1) | (v < -1)), lambda v: torch.max(v, -v), lambda v: torch.min(v, 2 * v)]
+)
+def test_what_works_on_each_entry_stays_with_the_fast_engine(change):
+    grad_fn = clipped_grad(Flat(change), cross_entropy, clipping_norm=1.0)
+    grad_fn(torch.randn(4, 1, 8, 8), torch.zeros(4, dtype=torch.long))
+    assert grad_fn.engine == "graph", grad_fn.refusal
