@@ -6,6 +6,7 @@ from sfumato import config
 from sfumato.accounting.accountants import epsilon
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
+from sfumato.planning.claims import claims
 from sfumato.planning.resolve import resolve
 
 BUDGET = {"target_epsilon": 4.0, "delta": 1e-5, "accountant": "rdp"}
@@ -96,3 +97,16 @@ def test_of_a_run_selected_from_others_only_the_noise_is_solved_for():
 def test_a_budget_that_means_nothing_is_refused(privacy, training, names):
     with pytest.raises(InputError, match=names):
         plan_of(privacy, **training)
+
+
+def test_steps_that_are_kept_are_certified_within_the_target_even_where_fewer_seem_to_cost_more():
+    """PLD gives up at 1,828 steps, and RDP's epsilon is larger; at 1,834 PLD certifies less."""
+    recipe = config.parse(
+        {
+            "data": {"name": "folder"},
+            "privacy": {"target_epsilon": 80, "noise_multiplier": 0.1931, "delta": 1.08e-11},
+            "training": {"batch_size": 4, "num_steps": 1828},
+        }
+    )
+    plan = resolve(recipe, Facts(31743, 2, 32, 3))
+    assert claims(plan, plan.mechanism).epsilon <= 80 and plan.mechanism.num_steps < 1828 and "certified" in plan.warnings[-1]

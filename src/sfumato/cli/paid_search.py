@@ -82,7 +82,7 @@ def run(
         scoring = dataset
         dataset = datasets.tested_on_test_images(scoring, every.data, data_root, output.note)
     else:
-        scoring = public = datasets.load(searched_data(recipe, data), data_root, output.note)
+        scoring = public = datasets.load(searched_data(recipe, data), None if recipe.data.name == "folder" else data_root, output.note)
     judges = scoring.held_out_files  # in their places, unreadable ones too: their number is public
     if data is not None and (len(public.classes), public.shape) != (len(dataset.classes), dataset.shape):
         raise InputError(

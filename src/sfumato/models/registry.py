@@ -120,6 +120,10 @@ def build(
         raise InputError(f"model {name} gave a {type(model).__name__}, not a torch.nn.Module. Return a module from the factory.")
     if network is None:
         _refuse_other_draws(name, model, make())
+    for module in model.modules():  # one value repeated gets memory for all of them: it is written to, and read from files
+        for name, buffer in module._buffers.items():
+            if buffer is not None and any(size > 1 and not step for size, step in zip(buffer.shape, buffer.stride(), strict=True)):
+                module._buffers[name] = buffer.contiguous()
     return model
 
 

@@ -5,7 +5,7 @@ import dataclasses
 from sfumato.accounting import printed
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection
-from sfumato.config import PrivacyConfig, Recipe, ResolvedAugmentation, ResolvedRecipe, parse_resolved
+from sfumato.config import FilledPrivacy, PrivacyConfig, Recipe, ResolvedAugmentation, ResolvedRecipe, parse_resolved
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
 from sfumato.planning.defaults import Choice, fill_in
@@ -112,6 +112,7 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
                     "Raise the noise or the target for more."
                 )
                 mechanism = most
+            mechanism = _within(mechanism, target, privacy, warnings)
     mechanism = mechanism.replace(sampling=privacy.sampling)
     values = recipe.model_dump()
     values["privacy"]["noise_multiplier"] = mechanism.noise_multiplier
@@ -119,6 +120,21 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     resolved = parse_resolved(values)
     reason = _why_not_private(resolved, mechanism)
     return Plan(resolved, mechanism, reason is None, reason, choices, warnings)
+
+
+def _within(mechanism: Mechanism, target: float, privacy: FilledPrivacy, warnings: list[str]) -> Mechanism:
+    """At most so many steps that what the accountant certifies for them is within the target.
+
+    The true epsilon grows with the steps; a certified one may, where one accountant gives up, be larger for fewer.
+    """
+    from sfumato.accounting.accountants import epsilon
+
+    found = mechanism
+    while found.num_steps and epsilon(found, privacy.delta, privacy.accountant).epsilon > target:
+        found = found.replace(num_steps=found.num_steps - max(1, found.num_steps // 100))
+    if found.num_steps < mechanism.num_steps:
+        warnings.append(f"only {found.num_steps} of {mechanism.num_steps} steps are certified within epsilon {printed.epsilon(target)}.")
+    return found
 
 
 _SOLVED: dict[Solved, tuple[str, str]] = {

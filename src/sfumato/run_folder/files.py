@@ -118,6 +118,18 @@ def create(path: Path) -> None:
         (path / "checkpoints").mkdir(parents=True)
 
 
+def refuse_name(folder: Path) -> None:
+    """Refuses a run folder whose path is not UTF-8: its files name it, and could not be read again.
+
+    Raises:
+        InputError: If it is not.
+    """
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"the name of {ascii(str(folder))} is not UTF-8, but the run's own files state it. Choose another --output.") from None
+
+
 def refuse_among_images(folder: Path, data: DataConfig) -> None:
     """Refuses to write a run into the folder of images that it trains on: its files would be taken for images from then on.
 

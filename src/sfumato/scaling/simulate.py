@@ -49,7 +49,7 @@ def simulated(recipe: ResolvedRecipe, batch_size: int, seed: int) -> ResolvedRec
 
 
 class Simulation(Result):
-    """The result of the first seed, accuracies averaged over seeds.
+    """The result of the first seed, `accuracy`, `accuracy_last` and accuracies with views averaged over seeds.
 
     Attributes:
         runs: Each seed's own.

@@ -12,6 +12,7 @@ from sfumato.clipping import clipped_grad
 from sfumato.clipping.identity import identity
 from sfumato.data.dataset import Dataset, ImageSet
 from sfumato.data.views import Views
+from sfumato.errors import InputError
 from sfumato.evaluation.objective import Objective
 from sfumato.evaluation.row_independence import require_rows_apart
 from sfumato.models import registry
@@ -97,7 +98,7 @@ class Learner:
 
     def _build(self, seed: int) -> torch.nn.Module:
         recipe, dataset = self.plan.recipe, self.dataset
-        return registry.build(
+        model = registry.build(
             recipe.model.name,
             image_size=dataset.facts.image_size,
             channels=dataset.facts.channels,
@@ -106,6 +107,8 @@ class Learner:
             seed=seed,
             trust=self._trust,
         )
+        _refuse_other_state(model)
+        return model
 
     def _made_up_batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(0)
@@ -144,6 +147,16 @@ class Learner:
     def update(self, grad_sum: dict[str, torch.Tensor], noise: Stream, step: int) -> None:
         """Parameters and averages, by what is released of the sum."""
         self.state.update(self.step.release(grad_sum, noise), step)
+
+
+def _refuse_other_state(model: torch.nn.Module) -> None:
+    """Raises InputError if a module keeps state that is no tensor, which no checkpoint could hold."""
+    for path, module in model.named_modules():
+        if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+            where = f"{type(module).__name__} at '{path}'" if path else f"the model ({type(module).__name__})"
+            raise InputError(
+                f"{where} keeps state of its own (get_extra_state), which no checkpoint could hold. Keep it in buffers, or leave it out."
+            )
 
 
 def build_learner(plan: Plan, dataset: Dataset, device: torch.device, recorded: dict[str, Any] | None, trust: Collection[str] = ()) -> Learner:

@@ -90,6 +90,7 @@ def train(
         MachineError: If the disk fails; the run can be resumed.
         Interrupted: After SIGINT or SIGTERM, once a checkpoint is written.
     """
+    files.refuse_name(folder)
     files.refuse_among_images(folder, plan.recipe.data)
     if resume and folder.is_dir():
         files.refuse_links(folder)

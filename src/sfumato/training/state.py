@@ -37,9 +37,9 @@ class State:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Everything of it, by name, for a checkpoint."""
-        out = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        for number, average in enumerate(self.ema.averages):
-            out.update({f"ema.{number}.{name}": value for name, value in average.items()})
+        out = {f"model.{name}": value for name, value in _each_its_own(self.model.state_dict()).items()}
+        for number in range(len(self.ema.averages)):
+            out.update({f"ema.{number}.{name}": value for name, value in _each_its_own(self._averages(number)).items()})
         names = list(self.parameters)
         for number, memory in self.optimizer.state_dict()["state"].items():
             out.update({f"{_MEMORY[slot]}.{names[number]}": value for slot, value in memory.items() if value is not None})
@@ -75,7 +75,24 @@ class State:
 
     def averaged_state_dict(self) -> dict[str, torch.Tensor]:
         """The model's state with the first average in place of the last parameters."""
-        return {**self.model.state_dict(), **self.ema.averages[0]}
+        return _each_its_own({**self.model.state_dict(), **self._averages(0)})
+
+    def _averages(self, number: int) -> dict[str, torch.Tensor]:
+        """One of the averages; a parameter under several names has it under each."""
+        own = {id(value): self.ema.averages[number][name] for name, value in self.parameters.items()}
+        named = self.model.named_parameters(remove_duplicate=False)
+        return {name: own[id(value)] for name, value in named if id(value) in own}
+
+
+def _each_its_own(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same with no two sharing memory: files hold one copy for each name."""
+    seen: set[int] = set()
+    out = {}
+    for name, value in tensors.items():
+        memory = value.untyped_storage().data_ptr() if value.numel() else id(value)
+        out[name] = value.clone() if memory in seen else value
+        seen.add(memory)
+    return out
 
 
 def make_optimizer(parameters: Mapping[str, torch.Tensor], config: ResolvedOptimizer) -> torch.optim.Optimizer:

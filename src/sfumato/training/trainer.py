@@ -79,6 +79,7 @@ def train(
         data_root = files.read_data_root(output)
     if parsed.data.name == "folder" and data_root is not None:
         parsed = parsed.model_copy(update={"data": parsed.data.model_copy(update={"path": str(data_root)})})
+    files.refuse_name(output)
     files.refuse_among_images(output, parsed.data)
     trainer = Trainer(loading.load_for(parsed, data_root, progress.message), device=device, trust=trust, progress=progress)
     plan = resolve(parsed, trainer.dataset.facts)

@@ -86,7 +86,9 @@ def search(
         num_examples=plan.mechanism.num_examples,
         data=data,
     )
-    trainer = Trainer(loading.load(looked_at, root, report), device=device, trust=trust)
+    # A folder of private images is no place of public ones.
+    public_root = None if data is not None and parsed.data.name == "folder" else root
+    trainer = Trainer(loading.load(looked_at, public_root, report), device=device, trust=trust)
     trials_folder = folder / ".sfumato-trials"
     refuse_links(folder)
     trials_folder.mkdir(parents=True, exist_ok=True)
