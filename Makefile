@@ -6,12 +6,21 @@ SHARED_DATA := ../shared/data
 DATA := $(or $(SFUMATO_DATA),$(HOME)/.cache/sfumato/data)
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo test test-slow lint setup
+.PHONY: demo test quick test-slow lint setup
 demo: $(STAMP)
 	$(VENV)/bin/sfumato train demo/digits
 
 test: lint $(DATA)/.unpacked
 	SFUMATO_DATA=$(DATA) $(VENV)/bin/python -m pytest -q
+
+# Before a commit: style, types, and the laws that take seconds.
+QUICK := tests/test_imports.py tests/test_config.py tests/test_randomness.py tests/planning tests/run_folder tests/evaluation \
+	tests/accounting/test_mechanism.py tests/accounting/test_user_level.py tests/data/test_sampling.py tests/data/test_listing.py \
+	tests/training/test_step.py tests/training/test_noise.py tests/training/test_draws.py tests/training/test_state.py \
+	tests/clipping/test_norms.py tests/clipping/test_clip.py tests/clipping/test_made_up.py tests/clipping/test_parametrization.py \
+	tests/clipping/test_row_independence.py
+quick: lint $(DATA)/.unpacked
+	SFUMATO_DATA=$(DATA) $(VENV)/bin/python -m pytest -q $(QUICK)
 
 test-slow: $(STAMP) $(DATA)/.unpacked
 	SFUMATO_DATA=$(DATA) $(VENV)/bin/python -m pytest -q -m slow

@@ -16,7 +16,7 @@ from sfumato.clipping import clipped_grad
 from sfumato.clipping.signature import signature
 
 
-@dataclasses.dataclass(weight_of=True)
+@dataclasses.dataclass(slots=True)
 class Options:
     tau: float = 1.0
 
@@ -35,7 +35,7 @@ class Settings(nn.Module):
         self.register_buffer("mask", None)
         self.register_buffer("scale", torch.ones(6), persistent=False)
         self.args, self.nested = argparse.Namespace(tau=1.0), {"a": {"tau": 1.0}, "b": [1.0, (1.0,)]}
-        self.weight_of, self.helper, self.tables = Options(), Schedule(), {"a": [torch.ones(6)]}
+        self.slots, self.helper, self.tables = Options(), Schedule(), {"a": [torch.ones(6)]}
         self.power, self.taus = functools.partial(pow, 1.0), {1.0}
         self.array, self.read = np.ones(1), torch.ones(1)
         self.drop = [nn.Dropout(0.0)]  # not one of its modules
@@ -45,7 +45,7 @@ class Settings(nn.Module):
         h = self.drop[0](torch.tanh(self.layer(x))) * self.scale
         h = h if self.mask is None else h * self.mask
         h = h / self.args.tau / self.nested["a"]["tau"] / self.nested["b"][1][0]
-        h = h / self.weight_of.tau / self.helper.inner.tau
+        h = h / self.slots.tau / self.helper.inner.tau
         h = h * self.tables["a"][0] / max(self.taus) * self.power(2.0) * float(self.array[0]) * self.read.item()
         return self.head(h)
 
@@ -61,7 +61,7 @@ CHANGES = {
     "a namespace": set_at("args", "tau", 0.25),
     "a nested dictionary": lambda model: model.nested["a"].update(tau=0.25),
     "a tuple in a list": lambda model: model.nested["b"].__setitem__(1, (0.25,)),
-    "weight_of": set_at("weight_of", "tau", 0.25),
+    "slots": set_at("slots", "tau", 0.25),
     "a helper's helper": set_at("helper.inner", "tau", 0.25),
     "a tensor in a list": lambda model: model.tables["a"].__setitem__(0, torch.arange(6.0)),
     "a tensor in a list in place": lambda model: model.tables["a"][0].mul_(torch.arange(6.0)),

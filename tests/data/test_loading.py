@@ -3,6 +3,7 @@ import hashlib
 import os
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ import torch
 
 from sfumato.config import DataConfig
 from sfumato.data import loading as datasets
-from sfumato.data.catalogue import Facts, public_facts
-from sfumato.data.loading import NAMED, facts, load
+from sfumato.data.catalogue import NAMED, Facts, public_facts
+from sfumato.data.loading import facts, load
 from sfumato.errors import InputError
 
 LAYOUT = {"mnist": "MNIST/raw", "fashion_mnist": "FashionMNIST/raw", "cifar10": "cifar-10-batches-py"}
@@ -125,7 +126,7 @@ def test_every_named_set_has_public_facts():
         known = public_facts(DataConfig(name=name))
         assert (known.num_examples, known.num_classes, known.channels, known.image_size) == (
             named.num_train,
-            len(named.classes),
+            named.num_classes,
             *named.shape[:2],
         )
         assert public_facts(DataConfig(name=name, split="train")).num_examples == named.num_train - named.num_valid
@@ -219,3 +220,8 @@ def test_no_pickle_beside_the_images_is_read_in_their_place(tmp_path):
     torch.save((other[0][:10_000], other[1][:10_000]), processed / "test.pt")
     after = load(DataConfig(name="mnist"), tmp_path, quiet)
     assert torch.equal(before.train.images, after.train.images) and (after.train.images == 7).all() and (after.held_out.labels == 1).all()
+
+
+def test_every_name_that_a_recipe_may_have_is_declared_and_no_other():
+    names = set(get_args(DataConfig.model_fields["name"].annotation))
+    assert names == {*NAMED, "folder"}

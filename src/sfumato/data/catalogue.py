@@ -23,13 +23,74 @@ class Facts:
     channels: int
 
 
-_TRAIN_AND_VALID = {  # name: (train, train+valid, classes, size, channels); De et al. 2022, Table 11 and C.2
-    "digits": (1150, 1437, 10, 8, 1),
-    "mnist": (55_000, 60_000, 10, 28, 1),
-    "fashion_mnist": (55_000, 60_000, 10, 28, 1),
-    "cifar10": (45_000, 50_000, 10, 32, 3),
-    "imagenet": (1_271_167, 1_281_167, 1000, 224, 3),
+@dataclasses.dataclass(frozen=True)
+class NamedSet:
+    """The public facts of a benchmark.
+
+    Attributes:
+        classes: Names in label order; none where the set can be planned with, but not loaded yet.
+        num_train: Images of its training part: what "train+valid" trains on.
+        num_valid: How many of them "train" holds out (De et al. 2022, Table 11).
+        num_test: Images of its test part.
+        shape: (channels, height, width).
+        mean: Per channel, published.
+        std: Per channel, published.
+        max_value: The integer that is scaled to 1.
+        files: Below the data root, with the size in bytes where it is fixed.
+        num_classes: Number of classes; of `classes` unless said.
+    """
+
+    classes: tuple[str, ...]
+    num_train: int
+    num_valid: int
+    num_test: int
+    shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    max_value: int = 255
+    files: tuple[tuple[str, int | None], ...] = ()
+    num_classes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.classes:
+            object.__setattr__(self, "num_classes", len(self.classes))
+
+    @property
+    def is_loadable(self) -> bool:
+        return bool(self.classes)
+
+
+def _idx_files(folder: str) -> tuple[tuple[str, int], ...]:
+    """MNIST's four files: 28 x 28 bytes an image after a header of 16, one byte a label after 8."""
+    sizes = []
+    for part, count in (("train", 60_000), ("t10k", 10_000)):
+        sizes.append((f"{folder}/raw/{part}-images-idx3-ubyte", 16 + 28 * 28 * count))
+        sizes.append((f"{folder}/raw/{part}-labels-idx1-ubyte", 8 + count))
+    return tuple(sizes)
+
+
+_DIGITS = tuple("0123456789")
+_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CIFAR10_FILES = tuple((f"cifar-10-batches-py/{name}", None) for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"))
+
+NAMED: dict[str, NamedSet] = {
+    "digits": NamedSet(_DIGITS, 1437, 287, 360, (1, 8, 8), (0.5,), (0.5,), max_value=16),
+    "mnist": NamedSet(_DIGITS, 60_000, 5_000, 10_000, (1, 28, 28), (0.1307,), (0.3081,), files=_idx_files("MNIST")),
+    "fashion_mnist": NamedSet(_FASHION, 60_000, 5_000, 10_000, (1, 28, 28), (0.2860,), (0.3530,), files=_idx_files("FashionMNIST")),
+    "cifar10": NamedSet(
+        _CIFAR10,
+        50_000,
+        5_000,
+        10_000,
+        (3, 32, 32),
+        (0.49139968, 0.48215841, 0.44653091),
+        (0.24703223, 0.24348513, 0.26158784),
+        files=_CIFAR10_FILES,
+    ),
+    "imagenet": NamedSet((), 1_281_167, 10_000, 50_000, (3, 224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), num_classes=1000),
 }
+"""Every named data set, declared here alone. `DataConfig.name` lists the names."""
 
 
 def public_facts(config: DataConfig) -> Facts | None:
@@ -38,14 +99,14 @@ def public_facts(config: DataConfig) -> Facts | None:
     Raises:
         InputError: If the recipe asks for more images than there are.
     """
-    if config.name not in _TRAIN_AND_VALID:
+    if config.name not in NAMED:
         return None
-    train, train_and_valid, classes, size, channels = _TRAIN_AND_VALID[config.name]
-    available = train if config.split == "train" else train_and_valid
+    named = NAMED[config.name]
+    available = named.num_train - (named.num_valid if config.split == "train" else 0)
     num_examples = config.num_examples or available
     if num_examples > available:
         raise InputError(
             f'data.num_examples = {num_examples} is more than the {available} images of data set {config.name}, split "{config.split}". '
             "Choose fewer, or take the key out to train on all."
         )
-    return Facts(num_examples, classes, size, channels)
+    return Facts(num_examples, named.num_classes, named.shape[1], named.shape[0])

@@ -10,68 +10,10 @@ import torch
 from sfumato import config as recipes
 from sfumato.config import DataConfig, Recipe
 from sfumato.data import folders
-from sfumato.data.catalogue import Facts, public_facts
+from sfumato.data.catalogue import NAMED, Facts, NamedSet, public_facts
 from sfumato.data.dataset import Dataset, ImageSet, check_proportions, normalisation
 from sfumato.data.splitting import hold_out
 from sfumato.errors import InputError
-
-
-@dataclasses.dataclass(frozen=True)
-class NamedSet:
-    """The public facts of a benchmark.
-
-    Attributes:
-        classes: Names in label order.
-        num_train: Images of its training part: what "train+valid" trains on.
-        num_valid: How many of them "train" holds out (De et al. 2022, Table 11).
-        num_test: Images of its test part.
-        shape: (channels, height, width).
-        mean: Per channel, published.
-        std: Per channel, published.
-        max_value: The integer that is scaled to 1.
-        files: Below the data root, with the size in bytes where it is fixed.
-    """
-
-    classes: tuple[str, ...]
-    num_train: int
-    num_valid: int
-    num_test: int
-    shape: tuple[int, int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    max_value: int = 255
-    files: tuple[tuple[str, int | None], ...] = ()
-
-
-def _idx_files(folder: str) -> tuple[tuple[str, int], ...]:
-    """MNIST's four files: 28 x 28 bytes an image after a header of 16, one byte a label after 8."""
-    sizes = []
-    for part, count in (("train", 60_000), ("t10k", 10_000)):
-        sizes.append((f"{folder}/raw/{part}-images-idx3-ubyte", 16 + 28 * 28 * count))
-        sizes.append((f"{folder}/raw/{part}-labels-idx1-ubyte", 8 + count))
-    return tuple(sizes)
-
-
-_DIGITS = tuple("0123456789")
-_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_CIFAR10_FILES = tuple((f"cifar-10-batches-py/{name}", None) for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"))
-
-NAMED: dict[str, NamedSet] = {
-    "digits": NamedSet(_DIGITS, 1437, 287, 360, (1, 8, 8), (0.5,), (0.5,), max_value=16),
-    "mnist": NamedSet(_DIGITS, 60_000, 5_000, 10_000, (1, 28, 28), (0.1307,), (0.3081,), files=_idx_files("MNIST")),
-    "fashion_mnist": NamedSet(_FASHION, 60_000, 5_000, 10_000, (1, 28, 28), (0.2860,), (0.3530,), files=_idx_files("FashionMNIST")),
-    "cifar10": NamedSet(
-        _CIFAR10,
-        50_000,
-        5_000,
-        10_000,
-        (3, 32, 32),
-        (0.49139968, 0.48215841, 0.44653091),
-        (0.24703223, 0.24348513, 0.26158784),
-        files=_CIFAR10_FILES,
-    ),
-}
 
 
 def facts(config: DataConfig, data_root: Path | None, report: Callable[[str], None]) -> Facts:
@@ -131,7 +73,7 @@ def tested_on_test_images(dataset: Dataset, config: DataConfig, data_root: Path 
 
 
 def _refuse_unloadable(config: DataConfig) -> None:
-    if config.name != "folder" and config.name not in NAMED:
+    if config.name != "folder" and not NAMED[config.name].is_loadable:
         raise InputError(
             f"data set {config.name} cannot be loaded by this version, so its recipes are planned (`sfumato plan --recipe NAME`) and verified "
             "(`sfumato recipes verify`), not trained or simulated. Choose a recipe on another data set."
