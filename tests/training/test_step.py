@@ -182,8 +182,8 @@ def test_what_depends_on_parameters_alone_is_computed_once_an_update(monkeypatch
     step = step_of(model)
     indices = list(range(23))
     private_grad(step, model, images, [0])  # an engine is made
-    seen, whole = [], graph_engine.weigh
-    monkeypatch.setattr(graph_engine, "weigh", lambda *args: seen.append(1) or whole(*args))
+    seen, whole = [], graph_engine.evaluate_weights
+    monkeypatch.setattr(graph_engine, "evaluate_weights", lambda *args: seen.append(1) or whole(*args))
     for update in (1, 2):
         gradient, _ = private_grad(step, model, images, indices)
         assert len(seen) == update
