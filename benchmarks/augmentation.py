@@ -29,7 +29,11 @@ def torchvisions(kind: str, size: int) -> Callable[[torch.Tensor], torch.Tensor]
         "flip": [v2.RandomHorizontalFlip()],
         "crop_flip": [v2.RandomCrop(size, 4, padding_mode="symmetric"), v2.RandomHorizontalFlip()],
         "rrc": [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()],
-        "tan": [v2.RandomCrop(size, padding, padding_mode="reflect"), v2.RandomHorizontalFlip(), v2.RandomApply([jitter], 0.3)],
+        "tan": [
+            v2.RandomCrop(size, padding, padding_mode="reflect"),
+            v2.RandomHorizontalFlip(),
+            v2.RandomApply([jitter], 0.3),
+        ],
         "simclr": [
             v2.RandomResizedCrop(size),
             v2.RandomHorizontalFlip(),
@@ -70,11 +74,16 @@ def main() -> None:
     constants, padding = (0.5, 0.5, 0.5), max(round(options.size * 20 / 224), 1)
     rates: dict[str, dict[str, int]] = {}
     for kind in KINDS:
-        here = seconds(lambda kind=kind: augment(images, bits, kind, padding if kind == "tan" else 4, constants, constants), options.device)
+        here = seconds(
+            lambda kind=kind: augment(images, bits, kind, padding if kind == "tan" else 4, constants, constants),
+            options.device,
+        )
         rates[kind] = {"views_a_second": round(bits.numel() / here)}
         if options.device == "cpu":
             transform, some = torchvisions(kind, options.size), images[:64]
-            there = seconds(lambda transform=transform, some=some: [transform(image) for image in some], options.device, 3)
+            there = seconds(
+                lambda transform=transform, some=some: [transform(image) for image in some], options.device, 3
+            )
             rates[kind]["torchvision_one_by_one"] = round(len(some) / there)
     facts = {"size": options.size, "device": options.device, "machine": machine(options.device)}
     print(json.dumps({**facts, "kinds": rates}))

@@ -34,10 +34,36 @@ RUNS = {
     ],
     "a folder": [
         *("train", "image-folder", "--epsilon", "3", *STEPS, *SEED, "--set", "training.batch_size=16"),
-        *("--set", "training.microbatch_size=8", "--set", "augmentation.kind=crop_flip", "--set", "augmentation.augmult=2"),
+        *(
+            "--set",
+            "training.microbatch_size=8",
+            "--set",
+            "augmentation.kind=crop_flip",
+            "--set",
+            "augmentation.augmult=2",
+        ),
     ],
-    "compiled": ["train", "demo/digits", *STEPS, *SEED, "--set", "training.microbatch_size=64", "--set", "training.compile=true"],
-    "a simulation": ["simulate", "demo/digits", "--batch-size", "64", "--seeds", "3", *STEPS, "--set", "training.microbatch_size=16"],
+    "compiled": [
+        "train",
+        "demo/digits",
+        *STEPS,
+        *SEED,
+        "--set",
+        "training.microbatch_size=64",
+        "--set",
+        "training.compile=true",
+    ],
+    "a simulation": [
+        "simulate",
+        "demo/digits",
+        "--batch-size",
+        "64",
+        "--seeds",
+        "3",
+        *STEPS,
+        "--set",
+        "training.microbatch_size=16",
+    ],
 }
 
 
@@ -68,7 +94,9 @@ def run(name: str, package: Path, work: Path) -> str:
         write_images(work / "images")
         arguments += ["--data-root", str(work / "images")]
     environment = {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
-    subprocess.run([sys.executable, "-m", "sfumato", *arguments], env=environment, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "sfumato", *arguments], env=environment, check=True, stdout=subprocess.DEVNULL
+    )
     (weights,) = output.rglob("model.safetensors")
     return digest(weights)
 

@@ -162,7 +162,9 @@ class Work:
         rows = self.inputs.flatten(0, 1) if self.augmult else self.inputs
         names = list(self.parameters)
         if mode == "ghost":
-            ghost = GradSampleModuleFastGradientClipping(model, max_grad_norm=CLIPPING_NORM, use_ghost_clipping=True, loss_reduction="sum")
+            ghost = GradSampleModuleFastGradientClipping(
+                model, max_grad_norm=CLIPPING_NORM, use_ghost_clipping=True, loss_reduction="sum"
+            )
 
             def two_passes() -> dict[str, torch.Tensor]:
                 ghost.zero_grad(set_to_none=True)
@@ -173,7 +175,9 @@ class Work:
                 ghost.disable_hooks()
                 (coefficients * losses).sum().backward()
                 ghost.enable_hooks()
-                return {name: value.grad / CLIPPING_NORM for name, value in model.named_parameters() if value.requires_grad}
+                return {
+                    name: value.grad / CLIPPING_NORM for name, value in model.named_parameters() if value.requires_grad
+                }
 
             return two_passes
         if mode == "functorch":
@@ -187,13 +191,18 @@ class Work:
             samples = [value.grad_sample.flatten(1) for value in model.parameters() if value.requires_grad]
             norms = torch.stack([sample.norm(dim=1) for sample in samples]).norm(dim=0)
             coefficients = torch.clamp(1 / norms, max=1 / CLIPPING_NORM)
-            return {name: (coefficients @ sample).view_as(self.parameters[name]) for name, sample in zip(names, samples, strict=True)}
+            return {
+                name: (coefficients @ sample).view_as(self.parameters[name])
+                for name, sample in zip(names, samples, strict=True)
+            }
 
         return one_pass
 
     def distance(self, grad_sum: dict[str, torch.Tensor]) -> float:
         """From the loop over single images, relative to its length."""
-        reference = clipped_grad(self.model, row_loss, clipping_norm=CLIPPING_NORM, augmult=self.augmult, engine="reference")
+        reference = clipped_grad(
+            self.model, row_loss, clipping_norm=CLIPPING_NORM, augmult=self.augmult, engine="reference"
+        )
         true = reference(self.inputs, self.labels).grad_sum
         gap = torch.stack([(grad_sum[name] - value).double().norm() for name, value in true.items()]).norm()
         return float(gap / torch.stack([value.double().norm() for value in true.values()]).norm())
@@ -210,7 +219,9 @@ def timed(step: Callable[[], Any], mode: Mode) -> float:
     return time.perf_counter() - start
 
 
-def measure(name: str, examples: int, augmult: int, engines: list[str], rounds: int, mode: Mode) -> list[dict[str, Any]]:
+def measure(
+    name: str, examples: int, augmult: int, engines: list[str], rounds: int, mode: Mode
+) -> list[dict[str, Any]]:
     """A row for each engine; the ordinary step is always among them."""
     work = Work(name, examples, augmult, mode)
     steps: dict[str, Callable[[], Any]] = {}

@@ -46,7 +46,17 @@ def startup() -> dict[str, Any]:
 def train_briefly(*settings: str, steps: int = 20) -> tuple[dict[str, Any], Path, dict[str, Any]]:
     """A short run of the MNIST recipe: process figures, folder, last line of its private metrics."""
     folder = Path(tempfile.mkdtemp()) / "run"
-    words = ["train", MNIST, "--output", str(folder), "--accountant", "rdp", "--set", f"training.num_steps={steps}", *settings]
+    words = [
+        "train",
+        MNIST,
+        "--output",
+        str(folder),
+        "--accountant",
+        "rdp",
+        "--set",
+        f"training.num_steps={steps}",
+        *settings,
+    ]
     figures = whole_process(words, runs=1)
     return figures, folder, json.loads((folder / "metrics_private.jsonl").read_text().splitlines()[-1])
 
@@ -79,7 +89,10 @@ def overhead() -> dict[str, Any]:
         "checkpoint": line["phases"]["checkpoint"] / steps,
     }
     total, step_seconds = sum(parts.values()), line["seconds"] / steps
-    return {"ms_a_step": {name: round(1e3 * value, 2) for name, value in {**parts, "all": total}.items()}, "share": round(total / step_seconds, 4)}
+    return {
+        "ms_a_step": {name: round(1e3 * value, 2) for name, value in {**parts, "all": total}.items()},
+        "share": round(total / step_seconds, 4),
+    }
 
 
 def noise_seconds(num_parameters: int) -> dict[str, float]:
@@ -107,7 +120,11 @@ def memory() -> dict[str, Any]:
     for batch_size in (512, 8192):
         settings = [f"--set=training.batch_size={batch_size}", "--set=training.microbatch_size=256"]
         peaks[str(batch_size)] = train_briefly(*settings, steps=4)[0]["peak_gb"]
-    return {"recipe_peak_gb": train_briefly(steps=4)[0]["peak_gb"], "batch_peaks_gb": peaks, "growth": peaks["8192"] / peaks["512"] - 1}
+    return {
+        "recipe_peak_gb": train_briefly(steps=4)[0]["peak_gb"],
+        "batch_peaks_gb": peaks,
+        "growth": peaks["8192"] / peaks["512"] - 1,
+    }
 
 
 def decoding() -> dict[str, Any]:
@@ -121,8 +138,12 @@ def decoding() -> dict[str, Any]:
     for number in range(count):
         name = root / "images" / "ab"[number % 2]
         name.mkdir(parents=True, exist_ok=True)
-        pattern = Image.fromarray(source.integers(0, 256, (24, 24, 3), dtype=np.uint8)).resize((512, 512), Image.Resampling.BICUBIC)
-        noisy = np.clip(np.asarray(pattern).astype(int) + source.integers(-8, 9, (512, 512, 3)), 0, 255).astype(np.uint8)
+        pattern = Image.fromarray(source.integers(0, 256, (24, 24, 3), dtype=np.uint8)).resize(
+            (512, 512), Image.Resampling.BICUBIC
+        )
+        noisy = np.clip(np.asarray(pattern).astype(int) + source.integers(-8, 9, (512, 512, 3)), 0, 255).astype(
+            np.uint8
+        )
         Image.fromarray(noisy).save(name / f"{number}.jpg", quality=90)
     from sfumato.config import DataConfig
     from sfumato.data import loading as datasets
@@ -159,7 +180,12 @@ def engine() -> dict[str, Any]:
         views, labels = torch.randn(examples, augmult, 3, 32, 32), torch.randint(10, (examples,))
         flat, repeated = views.flatten(0, 1), labels.repeat_interleave(augmult)
         grad_fn = clipped_grad(
-            model, lambda o, y: loss(o, y, reduction="none"), clipping_norm=1.0, augmult=augmult, engine="func", microbatch_size=examples
+            model,
+            lambda o, y: loss(o, y, reduction="none"),
+            clipping_norm=1.0,
+            augmult=augmult,
+            engine="func",
+            microbatch_size=examples,
         )
 
         def private(grad_fn=grad_fn, views=views, labels=labels):
@@ -169,14 +195,27 @@ def engine() -> dict[str, Any]:
             torch.autograd.grad(loss(model(flat), repeated), list(model.parameters()))
 
         seconds, plain = median_seconds(private, 5), median_seconds(ordinary, 5)
-        out[f"{examples}x{augmult}"] = {"func_s": round(seconds, 3), "ordinary_s": round(plain, 3), "ratio": round(seconds / plain, 2)}
+        out[f"{examples}x{augmult}"] = {
+            "func_s": round(seconds, 3),
+            "ordinary_s": round(plain, 3),
+            "ratio": round(seconds / plain, 2),
+        }
     return out
 
 
 def update() -> dict[str, Any]:
     """One update of Table 12: 4,096 images x 16 views through WRN-16-4."""
     folder = Path(tempfile.mkdtemp()) / "run"
-    words = ["train", "de2022/cifar10-wrn-16-4-eps-8", "--output", str(folder), "--accountant", "rdp", "--set", "training.num_steps=1"]
+    words = [
+        "train",
+        "de2022/cifar10-wrn-16-4-eps-8",
+        "--output",
+        str(folder),
+        "--accountant",
+        "rdp",
+        "--set",
+        "training.num_steps=1",
+    ]
     figures = whole_process(words, runs=1)
     line = json.loads((folder / "metrics_private.jsonl").read_text().splitlines()[-1])
     return {"update_seconds": line["phases"]["gradient"], "evaluation_seconds": line["phases"]["evaluation"], **figures}

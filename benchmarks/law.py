@@ -27,7 +27,9 @@ ROUNDS = 7
 
 
 def wide_resnet() -> nn.Module:
-    return registry.build("wide_resnet", image_size=32, channels=3, num_classes=10, options={"depth": 16, "width": 4}, seed=0)
+    return registry.build(
+        "wide_resnet", image_size=32, channels=3, num_classes=10, options={"depth": 16, "width": 4}, seed=0
+    )
 
 
 def vision_transformer(**options: Any) -> nn.Module:
@@ -46,7 +48,10 @@ def grad_fn_of(model: nn.Module, microbatch_size: int) -> GradFn:
 def first() -> dict[str, Any]:
     """Seconds of a first call, of the checks in it, and of a second call."""
     out = {}
-    for name, make, size, count in (("WRN-16-4, 32 px", wide_resnet, 32, 32), ("ViT-tiny, 224 px", vision_transformer, 224, 8)):
+    for name, make, size, count in (
+        ("WRN-16-4, 32 px", wide_resnet, 32, 32),
+        ("ViT-tiny, 224 px", vision_transformer, 224, 8),
+    ):
         torch.manual_seed(0)
         grad_fn, checks = grad_fn_of(make(), count), [0.0]
         held = {attribute: getattr(Law, attribute) for attribute in ("examine", "complaint")}
@@ -67,7 +72,11 @@ def draws() -> dict[str, Any]:
     images, labels, key = torch.randn(64, 3, 64, 64), torch.randint(10, (64,)), bytes(32)
     rates = {"drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.1}
     works: dict[str, Callable[[], Any]] = {}
-    for name, options, count in (("dropout, one thread", rates, 1), ("dropout, two workers", rates, 2), ("none, two workers", {}, 2)):
+    for name, options, count in (
+        ("dropout, one thread", rates, 1),
+        ("dropout, two workers", rates, 2),
+        ("none, two workers", {}, 2),
+    ):
         torch.manual_seed(0)
         grad_fn, workers = grad_fn_of(vision_transformer(img_size=64, **options), 16), Workers(count)
 
@@ -95,7 +104,10 @@ def draws() -> dict[str, Any]:
         for name, work in works.items():
             seconds[name].append(_seconds(work))
     rates_of = {name: round(64 / statistics.median(values), 1) for name, values in seconds.items()}
-    return {**rates_of, "two workers over one thread": round(rates_of["dropout, two workers"] / rates_of["dropout, one thread"], 2)}
+    return {
+        **rates_of,
+        "two workers over one thread": round(rates_of["dropout, two workers"] / rates_of["dropout, one thread"], 2),
+    }
 
 
 def _timed(method: Callable[..., Any], total: list[float]) -> Callable[..., Any]:
@@ -119,4 +131,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=["first", "draws"], choices=["first", "draws"])
     chosen = parser.parse_args().parts
-    print(json.dumps({"machine": machine(), **{name: {"first": first, "draws": draws}[name]() for name in chosen}}, indent=2))
+    print(
+        json.dumps(
+            {"machine": machine(), **{name: {"first": first, "draws": draws}[name]() for name in chosen}}, indent=2
+        )
+    )

@@ -41,6 +41,8 @@ def _processor() -> str:
 def _commit() -> str | None:
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
-        return subprocess.run([*git, "describe", "--always", "--abbrev=7", "--dirty=+"], check=True, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            [*git, "describe", "--always", "--abbrev=7", "--dirty=+"], check=True, capture_output=True, text=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):  # not a checkout
         return None

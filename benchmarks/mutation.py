@@ -52,7 +52,18 @@ GROUPS = {
     "randomness": ["randomness.py"],
     "private selection": ["scaling/search/private_selection.py"],
 }
-ROUND = ["accounting", "clipping", "training", "run_folder", "accounting", "clipping", "training", "sampling", "randomness", "private selection"]
+ROUND = [
+    "accounting",
+    "clipping",
+    "training",
+    "run_folder",
+    "accounting",
+    "clipping",
+    "training",
+    "sampling",
+    "randomness",
+    "private selection",
+]
 
 
 def _tests(folder: str, names: str) -> list[str]:
@@ -96,7 +107,12 @@ TESTS = {
     "evaluation/": [*_tests("evaluation", "scores trained augtest"), *_OF_TRAINING, *_tests("cli", "cli"), *_RESUMED],
     "training/": [*_OF_TRAINING, *_tests("cli", "cli"), *_RESUMED],
     "training/loop.py": [*_OF_TRAINING, *_RESUMED, *_tests("training", "replay"), *_tests("cli", "cli")],
-    "run_folder/": [*_tests("run_folder", "ledger_and_files session environment"), *_OF_TRAINING, *_RESUMED, *_tests("training", "replay")],
+    "run_folder/": [
+        *_tests("run_folder", "ledger_and_files session environment"),
+        *_OF_TRAINING,
+        *_RESUMED,
+        *_tests("training", "replay"),
+    ],
     "run_folder/entries.py": [
         *_tests("accounting", "accountants"),
         *_tests("run_folder", "certificate session"),

@@ -17,7 +17,10 @@ LEAST = {"data": {"name": "digits"}}
         ({**LEAST, "privacy": {"target_epsilom": 1.0}}, ["privacy.target_epsilom", "privacy.target_epsilon"]),
         ({**LEAST, "training": {"batchsize": 3}}, ["training.batchsize", "training.batch_size"]),
         ({}, ["data"]),
-        ({**LEAST, "privacy": {"target_epsilon": 0}}, ["privacy.target_epsilon", "greater than or equal to 0.000000001"]),
+        (
+            {**LEAST, "privacy": {"target_epsilon": 0}},
+            ["privacy.target_epsilon", "greater than or equal to 0.000000001"],
+        ),
         ({**LEAST, "privacy": {"target_epsilon": float("nan")}}, ["privacy.target_epsilon"]),
         ({**LEAST, "privacy": {"delta": 1.0}}, ["privacy.delta", "less than 1"]),
         ({**LEAST, "privacy": {"clipping_norm": -1}}, ["privacy.clipping_norm"]),
@@ -29,7 +32,10 @@ LEAST = {"data": {"name": "digits"}}
         ({**LEAST, "ema": {"decay": 1.0}}, ["ema.decay"]),
         ({**LEAST, "training": {"batch_size": 2.5}}, ["training.batch_size"]),
         ({"data": 3}, ["data"]),
-        ({**LEAST, "optimizer": {"name": "adam", "momentum": 0.9}}, ["optimizer.momentum = 0.9", "'adam'", "Leave it out", "'sgd'"]),
+        (
+            {**LEAST, "optimizer": {"name": "adam", "momentum": 0.9}},
+            ["optimizer.momentum = 0.9", "'adam'", "Leave it out", "'sgd'"],
+        ),
         ({**LEAST, "optimizer": {"name": "adamw", "dampening": 0.1}}, ["optimizer.dampening = 0.1", "'adamw'"]),
         ({**LEAST, "optimizer": {"beta1": 0.0}}, ["optimizer.beta1 = 0.0", "'sgd'", "'adam'"]),
         ({**LEAST, "optimizer": {"beta2": 0.99}}, ["optimizer.beta2 = 0.99", "'sgd'", "'adam'"]),
@@ -108,7 +114,11 @@ def test_a_resolved_recipe_leaves_nothing_out():
 def test_a_value_with_alternatives_is_explained_by_its_key_and_all_of_them():
     with pytest.raises(InputError) as error:
         config.parse({"data": {"name": "mnist"}, "training": {"microbatch_size": "auot"}})
-    assert str(error.value).startswith("training.microbatch_size = 'auot'") and "'auto'" in str(error.value) and "integer" in str(error.value)
+    assert (
+        str(error.value).startswith("training.microbatch_size = 'auot'")
+        and "'auto'" in str(error.value)
+        and "integer" in str(error.value)
+    )
     assert "constrained" not in str(error.value)
 
 

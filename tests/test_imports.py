@@ -31,7 +31,19 @@ MAY_IMPORT = {
     "reporting": {"run_folder", "planning", "accounting"},
     "scaling": {"training", "evaluation", "run_folder", "planning", "accounting", "clipping", "data", "models"},
     "cli": {
-        *("recipes", "accounting", "models", "clipping", "data", "planning", "run_folder", "evaluation", "training", "reporting", "scaling"),
+        *(
+            "recipes",
+            "accounting",
+            "models",
+            "clipping",
+            "data",
+            "planning",
+            "run_folder",
+            "evaluation",
+            "training",
+            "reporting",
+            "scaling",
+        ),
     },
 }
 LIGHT = ("accounting", "planning", "reporting", "recipes", "config", "record", "errors")
@@ -83,16 +95,27 @@ def test_the_table_has_no_circle():
 @pytest.mark.parametrize("part", MAY_IMPORT)
 def test_a_part_imports_only_what_the_table_allows(part):
     allowed = MAY_IMPORT[part] | EVERYBODY | {part, "recipes"}
-    wrong = {f"{path.relative_to(PACKAGE)}: {name}" for path in files(part) for name in imports(path) if part_of(name) not in allowed}
+    wrong = {
+        f"{path.relative_to(PACKAGE)}: {name}"
+        for path in files(part)
+        for name in imports(path)
+        if part_of(name) not in allowed
+    }
     assert not wrong
 
 
 def test_nothing_imports_the_command_line():
-    assert all(part_of(name) != "cli" for part in MAY_IMPORT if part != "cli" for path in files(part) for name in imports(path))
+    assert all(
+        part_of(name) != "cli" for part in MAY_IMPORT if part != "cli" for path in files(part) for name in imports(path)
+    )
 
 
 def test_modules_do_not_import_each_other_in_a_circle():
-    known = {f"sfumato.{path.relative_to(PACKAGE).with_suffix('').as_posix().replace('/', '.')}": path for part in MAY_IMPORT for path in files(part)}
+    known = {
+        f"sfumato.{path.relative_to(PACKAGE).with_suffix('').as_posix().replace('/', '.')}": path
+        for part in MAY_IMPORT
+        for path in files(part)
+    }
     known = {name.removesuffix(".__init__"): path for name, path in known.items()}
     left = {name: imports(path, at_once=True) & known.keys() - {name} for name, path in known.items()}
     while left:
@@ -103,6 +126,10 @@ def test_modules_do_not_import_each_other_in_a_circle():
 
 
 def test_the_light_parts_import_no_torch():
-    modules = [f"sfumato.{path.relative_to(PACKAGE).with_suffix('').as_posix().replace('/', '.')}" for part in LIGHT for path in files(part)]
+    modules = [
+        f"sfumato.{path.relative_to(PACKAGE).with_suffix('').as_posix().replace('/', '.')}"
+        for part in LIGHT
+        for path in files(part)
+    ]
     program = f"import importlib, sys\nfor name in {modules!r}:\n    importlib.import_module(name)\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -30,7 +30,9 @@ def test_words_of_either_width_are_the_stream_s_bytes_little_endian(count):
     key = new_key()
     for width, words in ((4, Stream(key).uint32(count)), (8, Stream(key).uint64(count))):
         content = Stream(key).bytes(width * count)
-        assert words.tolist() == [int.from_bytes(content[i : i + width], "little") for i in range(0, width * count, width)]
+        assert words.tolist() == [
+            int.from_bytes(content[i : i + width], "little") for i in range(0, width * count, width)
+        ]
 
 
 @pytest.mark.parametrize("purposes", [("noise", "sampling"), ("noise", "noise")])

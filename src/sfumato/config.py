@@ -138,7 +138,9 @@ class OptimizerConfig(Section):
 
     @pydantic.model_validator(mode="after")
     def _refuse_what_the_optimizer_lacks(self) -> "OptimizerConfig":
-        foreign, owner = (("beta1", "beta2", "adam_epsilon"), "adam") if self.name == "sgd" else (("momentum", "dampening"), "sgd")
+        foreign, owner = (
+            (("beta1", "beta2", "adam_epsilon"), "adam") if self.name == "sgd" else (("momentum", "dampening"), "sgd")
+        )
         for key in foreign:
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise InputError(
@@ -275,7 +277,9 @@ class ResolvedRecipe(FilledRecipe):
             InputError: If this is ordinary training.
         """
         if self.privacy is None:
-            raise InputError("this recipe has no budget: it is ordinary training. Give it a [privacy] section, or --epsilon E.")
+            raise InputError(
+                "this recipe has no budget: it is ordinary training. Give it a [privacy] section, or --epsilon E."
+            )
         return self.privacy
 
 
@@ -326,7 +330,9 @@ def read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # "-sig": some editors put a mark at the start
     except OSError as error:
-        raise InputError(f"recipe {path} cannot be read: {error.strerror}. `sfumato recipes list` names the recipes that are shipped.") from None
+        raise InputError(
+            f"recipe {path} cannot be read: {error.strerror}. `sfumato recipes list` names the recipes that are shipped."
+        ) from None
     except (ValueError, RecursionError) as error:  # whole numbers of thousands of digits, tables within tables
         raise InputError(f"recipe {path} is not valid TOML: {error}. Correct that line.") from None
 
@@ -340,7 +346,9 @@ def set_value(values: dict[str, Any], assignment: str) -> None:
     key, equals, text = assignment.partition("=")
     parts = key.strip().split(".")
     if not equals or len(parts) < 2 or not all(parts):
-        raise InputError(f'--set {assignment!r} is not of the form section.key=value, for example "optimizer.learning_rate=2.0".')
+        raise InputError(
+            f'--set {assignment!r} is not of the form section.key=value, for example "optimizer.learning_rate=2.0".'
+        )
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -399,7 +407,9 @@ def _explain(error: pydantic.ValidationError) -> str:
     """The first validation error in one line."""
     errors = error.errors(include_url=False)
     first = errors[0]
-    path = [str(part) for part in first["loc"] if part not in _OPTIMIZERS]  # which tell the kinds of resolved optimizers apart
+    path = [
+        str(part) for part in first["loc"] if part not in _OPTIMIZERS
+    ]  # which tell the kinds of resolved optimizers apart
     if isinstance(first.get("ctx", {}).get("error"), InputError):  # from a check of ours, which says it all
         return str(first["ctx"]["error"])
     if first["type"] == "extra_forbidden":
@@ -409,7 +419,9 @@ def _explain(error: pydantic.ValidationError) -> str:
         return f"the recipe has no {name}, which is needed. Add it."
     reasons = [other["msg"][0].lower() + other["msg"][1:] for other in errors if other["loc"][:2] == first["loc"][:2]]
     message = ", or ".join(dict.fromkeys(reasons))
-    named = re.findall(r"'([^']*)'", str(first.get("ctx", {}).get("expected", "")))  # of a key that takes one of some words
+    named = re.findall(
+        r"'([^']*)'", str(first.get("ctx", {}).get("expected", ""))
+    )  # of a key that takes one of some words
     near = difflib.get_close_matches(str(first["input"]), named, n=1, cutoff=0.4)
     question = f" Did you mean {near[0]!r}?" if near else ""
     return f"{name} = {first['input']!r} is not possible: {message}.{question} Correct it in the recipe or by --set {name}=..."
@@ -429,18 +441,27 @@ def _explain_unknown(path: list[str]) -> str:
 def nearest(name: str, candidates: list[str]) -> str:
     """Which of the known keys was probably meant, as a sentence."""
     last = [key.rsplit(".")[-1] for key in candidates]
-    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.4) or difflib.get_close_matches(name.rsplit(".")[-1], last, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.4) or difflib.get_close_matches(
+        name.rsplit(".")[-1], last, n=1, cutoff=0.4
+    )
     return f"Did you mean {near[0]}?" if near else f"Known are {', '.join(candidates)}."
 
 
 def known_keys() -> list[str]:
     """Every section, and every "section.key"."""
-    return [name for section, fields in _sections().items() for name in (section, *(f"{section}.{key}" for key in fields))]
+    return [
+        name for section, fields in _sections().items() for name in (section, *(f"{section}.{key}" for key in fields))
+    ]
 
 
 def releasing_keys(recipe: Recipe) -> dict[str, Any]:
     """The keys that change what a run releases, with their values: all but those that are marked `MayChange`."""
-    free = {f"{section}.{key}" for section, fields in _sections().items() for key, field in fields.items() if MayChange() in field.metadata}
+    free = {
+        f"{section}.{key}"
+        for section, fields in _sections().items()
+        for key, field in fields.items()
+        if MayChange() in field.metadata
+    }
     return {key: value for key, value in flatten(recipe).items() if key not in free}
 
 

@@ -68,7 +68,10 @@ def test_epsilon_is_monotone(accountant):
         here = epsilon(mechanism, row.delta, accountant).epsilon
         assert epsilon(mechanism.replace(num_steps=row.num_steps + 1), row.delta, accountant).epsilon > here
         assert epsilon(mechanism.replace(batch_size=row.batch_size + 1), row.delta, accountant).epsilon > here
-        assert epsilon(mechanism.replace(noise_multiplier=row.noise_multiplier * 0.999), row.delta, accountant).epsilon > here
+        assert (
+            epsilon(mechanism.replace(noise_multiplier=row.noise_multiplier * 0.999), row.delta, accountant).epsilon
+            > here
+        )
         assert epsilon(mechanism, row.delta * 0.99, accountant).epsilon > here
 
 

@@ -33,15 +33,28 @@ def spent(n, batch, sigma, steps, delta, accountant):
 @GRID
 def test_the_noise_is_within_the_target_and_a_thousandth_less_exceeds_it(run, target, accountant):
     n, batch, steps, delta, _ = run
-    sigma = solve_noise_multiplier(num_examples=n, batch_size=batch, num_steps=steps, target_epsilon=target, delta=delta, accountant=accountant)
+    sigma = solve_noise_multiplier(
+        num_examples=n, batch_size=batch, num_steps=steps, target_epsilon=target, delta=delta, accountant=accountant
+    )
     assert float(f"{sigma:.4g}") == sigma
-    assert spent(n, batch, sigma, steps, delta, accountant) <= target < spent(n, batch, 0.999 * sigma, steps, delta, accountant)
+    assert (
+        spent(n, batch, sigma, steps, delta, accountant)
+        <= target
+        < spent(n, batch, 0.999 * sigma, steps, delta, accountant)
+    )
 
 
 @GRID
 def test_the_steps_are_within_the_target_and_one_more_exceeds_it(run, target, accountant):
     n, batch, _, delta, sigma = run
-    budget = {"num_examples": n, "batch_size": batch, "noise_multiplier": sigma, "target_epsilon": target, "delta": delta, "accountant": accountant}
+    budget = {
+        "num_examples": n,
+        "batch_size": batch,
+        "noise_multiplier": sigma,
+        "target_epsilon": target,
+        "delta": delta,
+        "accountant": accountant,
+    }
     if spent(n, batch, sigma, 1, delta, accountant) > target:
         with pytest.raises(InputError, match="one step"):
             solve_num_steps(**budget)
@@ -54,7 +67,14 @@ def test_the_steps_are_within_the_target_and_one_more_exceeds_it(run, target, ac
 @GRID
 def test_the_batch_is_within_the_target_and_one_image_more_exceeds_it(run, target, accountant):
     n, _, steps, delta, sigma = run
-    budget = {"num_examples": n, "num_steps": steps, "noise_multiplier": sigma, "target_epsilon": target, "delta": delta, "accountant": accountant}
+    budget = {
+        "num_examples": n,
+        "num_steps": steps,
+        "noise_multiplier": sigma,
+        "target_epsilon": target,
+        "delta": delta,
+        "accountant": accountant,
+    }
     if spent(n, 1, sigma, steps, delta, accountant) > target:
         with pytest.raises(InputError, match="batch of 1"):
             solve_batch_size(**budget)
@@ -136,14 +156,18 @@ def test_an_impossible_delta_is_refused(delta):
 
 def test_a_refusal_names_an_epsilon_that_is_feasible():
     budget = {"num_examples": 1000, "batch_size": 500, "noise_multiplier": 0.5, "delta": 1e-5}
-    with pytest.raises(InputError, match="one step already spends epsilon .* or ask for epsilon [0-9.]+ or more") as caught:
+    with pytest.raises(
+        InputError, match="one step already spends epsilon .* or ask for epsilon [0-9.]+ or more"
+    ) as caught:
         solve_num_steps(target_epsilon=0.1, **budget)
     named = float(str(caught.value).split("ask for epsilon ")[1].split()[0])
     assert solve_num_steps(target_epsilon=named, **budget) >= 1
     with pytest.raises(InputError, match="batch of 1") as caught:
         solve_batch_size(num_examples=10, num_steps=5000, noise_multiplier=1.0, target_epsilon=0.1, delta=1e-5)
     named = float(str(caught.value).split("ask for epsilon ")[1].split()[0])
-    assert solve_batch_size(num_examples=10, num_steps=5000, noise_multiplier=1.0, target_epsilon=named, delta=1e-5) >= 1
+    assert (
+        solve_batch_size(num_examples=10, num_steps=5000, noise_multiplier=1.0, target_epsilon=named, delta=1e-5) >= 1
+    )
     with pytest.raises(InputError, match="noise_multiplier above"):
         solve_noise_multiplier(num_examples=1, batch_size=1, num_steps=2_000_000, target_epsilon=1e-4, delta=1e-6)
 
@@ -154,7 +178,19 @@ def test_without_noise_nothing_meets_a_target():
 
 
 def test_a_budget_larger_than_needed_gives_the_ends_of_the_range():
-    assert solve_noise_multiplier(num_examples=1000, batch_size=1, num_steps=1, target_epsilon=1e6, delta=1e-5) == SMALLEST_SIGMA
-    assert solve_batch_size(num_examples=1000, num_steps=1, noise_multiplier=100.0, target_epsilon=8.0, delta=1e-5) == 1000
-    endless = {"num_examples": 10**9, "batch_size": 1, "noise_multiplier": 200.0, "target_epsilon": 8.0, "delta": 1e-5, "accountant": "rdp"}
+    assert (
+        solve_noise_multiplier(num_examples=1000, batch_size=1, num_steps=1, target_epsilon=1e6, delta=1e-5)
+        == SMALLEST_SIGMA
+    )
+    assert (
+        solve_batch_size(num_examples=1000, num_steps=1, noise_multiplier=100.0, target_epsilon=8.0, delta=1e-5) == 1000
+    )
+    endless = {
+        "num_examples": 10**9,
+        "batch_size": 1,
+        "noise_multiplier": 200.0,
+        "target_epsilon": 8.0,
+        "delta": 1e-5,
+        "accountant": "rdp",
+    }
     assert solve_num_steps(**endless) == 10**9

@@ -46,8 +46,12 @@ def test_epsilon_lies_between_exact_and_two_per_cent_more_over_the_wide_range(nu
 
 
 def test_the_truths_agree_with_each_other():
-    assert truth.epsilon(1.0, 20.0, 1000, 1e-5) == pytest.approx(truth.epsilon_of_gaussian(math.sqrt(1000) / 20, 1e-5), rel=1e-9)
-    assert truth.epsilon_of_one_step(1.0, 0.7, 1e-5) == pytest.approx(truth.epsilon_of_gaussian(1 / 0.7, 1e-5), rel=1e-9)
+    assert truth.epsilon(1.0, 20.0, 1000, 1e-5) == pytest.approx(
+        truth.epsilon_of_gaussian(math.sqrt(1000) / 20, 1e-5), rel=1e-9
+    )
+    assert truth.epsilon_of_one_step(1.0, 0.7, 1e-5) == pytest.approx(
+        truth.epsilon_of_gaussian(1 / 0.7, 1e-5), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("mu", [1e-3, 0.1, 1.0, 10.0, 1000.0])
@@ -68,7 +72,9 @@ def test_the_analytic_gaussian_goes_on_where_its_root_is_lost_to_rounding(delta)
 def test_without_sampling_epsilon_is_the_analytic_gaussian():
     assert epsilon_pld(1.0, 20.0, 1000, 1e-5).epsilon == epsilon_gaussian(math.sqrt(1000) / 20, 1e-5)
     nearly = epsilon_pld(1 - 1e-9, 20.0, 1000, 1e-5).epsilon
-    assert epsilon_gaussian(math.sqrt(1000) / 20, 1e-5) <= nearly <= 1.002 * epsilon_gaussian(math.sqrt(1000) / 20, 1e-5)
+    assert (
+        epsilon_gaussian(math.sqrt(1000) / 20, 1e-5) <= nearly <= 1.002 * epsilon_gaussian(math.sqrt(1000) / 20, 1e-5)
+    )
 
 
 def test_an_answer_that_rises_on_the_finer_grid_is_rejected_as_rounding_noise(monkeypatch):
@@ -84,7 +90,9 @@ def test_an_answer_that_rises_on_the_finer_grid_is_rejected_as_rounding_noise(mo
 
 
 def test_rounding_noise_is_found_where_it_occurs():
-    found = epsilon_pld(1e-5, 200.0, 2_000_000, 1e-5)  # loss of 5e-8 a step: differences of probabilities lose their digits
+    found = epsilon_pld(
+        1e-5, 200.0, 2_000_000, 1e-5
+    )  # loss of 5e-8 a step: differences of probabilities lose their digits
     assert found.epsilon is None and "rounding noise" in found.reason
 
 
@@ -123,13 +131,17 @@ def test_the_cost_is_known_before_anything_is_computed():
     assert cost.affordable(cost.interval)
 
 
-@pytest.mark.parametrize("numbers", [(0.08192, 3.0, 2468), (1e-3, 2.0, 2_000_000), (1e-3, 0.5, 5000), (0.01, 1.0, 9000)])
+@pytest.mark.parametrize(
+    "numbers", [(0.08192, 3.0, 2468), (1e-3, 2.0, 2_000_000), (1e-3, 0.5, 5000), (0.01, 1.0, 9000)]
+)
 def test_the_estimated_ranges_are_those_that_the_library_keeps(numbers):
     from dp_accounting.pld import privacy_loss_distribution
 
     q, sigma, steps = numbers
     cost = Cost.of(*numbers)
-    one_step = privacy_loss_distribution.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=cost.interval)
+    one_step = privacy_loss_distribution.from_gaussian_mechanism(
+        sigma, sampling_prob=q, value_discretization_interval=cost.interval
+    )
     composed = pld._compose(one_step, steps)
     assert one_step._pmf_remove.size * cost.interval == pytest.approx(cost.loss_range, rel=0.2)
     assert composed._pmf_remove.size * cost.interval == pytest.approx(cost.composed_range, rel=0.25)

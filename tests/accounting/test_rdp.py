@@ -46,11 +46,15 @@ def test_divergence_without_sampling_meets_its_closed_form():
 
 
 def test_divergence_of_huge_sigma_tends_to_the_second_order_term():
-    assert rdp(1e-5, 200.0, 2.0) == pytest.approx(math.log1p(1e-10 * math.expm1(1 / 200**2)), rel=1e-6)  # exact at order 2
+    assert rdp(1e-5, 200.0, 2.0) == pytest.approx(
+        math.log1p(1e-10 * math.expm1(1 / 200**2)), rel=1e-6
+    )  # exact at order 2
     assert rdp(1e-3, 2.0, 2.0) == pytest.approx(math.log1p(1e-6 * math.expm1(1 / 4)), rel=1e-6)
 
 
-@pytest.mark.parametrize("numbers", [(0.08, 3.0, 2468, 1e-5), (1e-3, 0.5, 100, 1e-6), (0.5, 200.0, 5000, 1e-5), (1e-4, 1.0, 10**6, 1e-8)])
+@pytest.mark.parametrize(
+    "numbers", [(0.08, 3.0, 2468, 1e-5), (1e-3, 0.5, 100, 1e-6), (0.5, 200.0, 5000, 1e-5), (1e-4, 1.0, 10**6, 1e-8)]
+)
 def test_no_order_gives_less_than_the_order_that_is_chosen(numbers):
     q, sigma, steps, delta = numbers
     found = epsilon_rdp(*numbers)
@@ -66,7 +70,8 @@ def test_real_orders_beat_the_integers_where_they_are_coarse():
 
 
 @pytest.mark.parametrize(
-    ("table", "nominal", "low", "high"), [(12, 1.0, 0.9875, 0.9885), (12, 8.0, 7.04, 7.05), (13, 6.0, 5.995, 5.9965), (14, 8.0, 7.999, 8.001)]
+    ("table", "nominal", "low", "high"),
+    [(12, 1.0, 0.9875, 0.9885), (12, 8.0, 7.04, 7.05), (13, 6.0, 5.995, 5.9965), (14, 8.0, 7.999, 8.001)],
 )
 def test_known_values_of_the_papers_tables(table, nominal, low, high):
     (row,) = [row for row in DISTINCT_ROWS if row.table == table and row.nominal_epsilon == nominal]

@@ -28,7 +28,9 @@ def test_dp_accounting_agrees_at_the_same_orders(shape):
     from dp_accounting import dp_event
     from dp_accounting.rdp import RdpAccountant
 
-    one = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(256 / 60_000, dp_event.GaussianDpEvent(1.1)), 2_000)
+    one = dp_event.SelfComposedDpEvent(
+        dp_event.PoissonSampledDpEvent(256 / 60_000, dp_event.GaussianDpEvent(1.1)), 2_000
+    )
     theirs = RdpAccountant().compose(dp_event.RepeatAndSelectDpEvent(one, 10, shape)).get_epsilon(DELTA)
     ours = epsilon_of_best(RUN, DELTA, Selection(10, shape))
     assert 0.97 * theirs < ours <= theirs * 1.001
@@ -93,8 +95,16 @@ def _least(mu, delta, mean, shape, score_mu):
     grid = np.geomspace(1e-12, 1 - 1e-12, 400_000)  # gamma, by a table of its mean
     means = (1 / grid - 1) / np.log(1 / grid) if shape == 0 else shape * (1 - grid) / (grid * (1 - grid**shape))
     gamma = np.exp(np.interp(-math.log(mean), -np.log(means), np.log(grid)))
-    others = (1 + shape) * min(math.log(1 / gamma), ((1 - 1 / orders) * divergences + math.log(1 / gamma) / orders).min())
-    spent = divergences + others + math.log(mean) / (orders - 1) + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+    others = (1 + shape) * min(
+        math.log(1 / gamma), ((1 - 1 / orders) * divergences + math.log(1 / gamma) / orders).min()
+    )
+    spent = (
+        divergences
+        + others
+        + math.log(mean) / (orders - 1)
+        + np.log1p(-1 / orders)
+        - (math.log(delta) + np.log(orders)) / (orders - 1)
+    )
     return spent.min()
 
 
@@ -110,7 +120,13 @@ def test_few_orders_are_as_good_as_very_many(sigma, steps, shape, score_noise):
 
 
 @pytest.mark.parametrize(
-    "mechanism", [RUN.replace(noise_multiplier=1e6), Mechanism(10**9, 1, 1e6, 1), Mechanism(10**9, 1, 1e12, 1), RUN.replace(noise_multiplier=0.02)]
+    "mechanism",
+    [
+        RUN.replace(noise_multiplier=1e6),
+        Mechanism(10**9, 1, 1e6, 1),
+        Mechanism(10**9, 1, 1e12, 1),
+        RUN.replace(noise_multiplier=0.02),
+    ],
 )
 @pytest.mark.parametrize("shape", [0.0, math.inf])
 def test_no_noise_makes_the_integral_long(mechanism, shape, monkeypatch):
@@ -148,7 +164,8 @@ def test_the_smallest_budgets_of_a_selection_are_met_in_seconds(target):
 
 
 @pytest.mark.parametrize(
-    ("mean", "shape"), [(1.0000000000001, 0.0), (1.001, -0.9), (5.0, -0.5), (50.0, 1e-300), (50.0, 1.0), (800.0, 1e6), (800.0, math.inf)]
+    ("mean", "shape"),
+    [(1.0000000000001, 0.0), (1.001, -0.9), (5.0, -0.5), (50.0, 1e-300), (50.0, 1.0), (800.0, 1e6), (800.0, math.inf)],
 )
 def test_probabilities_of_all_numbers_of_trials_sum_to_one_and_have_the_stated_mean(mean, shape):
     """By the places where `draw` goes from one number to the next, so that it is the distribution that is drawn from."""

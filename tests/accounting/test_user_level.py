@@ -55,7 +55,12 @@ def test_nobody_has_more_images_than_there_are_and_asking_for_many_takes_no_memo
     assert epsilon_person(few, 1e-5, 10**15) == epsilon_person(few, 1e-5, 12) < math.inf
     many = MNIST.replace(num_examples=10**6, batch_size=1_000, noise_multiplier=50.0, num_steps=100)
     most = epsilon_person(many, 1e-5, 10**15)  # every image is one person's: that the batches are samples is not used
-    assert most == epsilon_gaussian(10**6 * 10 / 50, 1e-5) > epsilon_person(many, 1e-5, 2_000) > epsilon_person(many, 1e-5, 1_000)
+    assert (
+        most
+        == epsilon_gaussian(10**6 * 10 / 50, 1e-5)
+        > epsilon_person(many, 1e-5, 2_000)
+        > epsilon_person(many, 1e-5, 1_000)
+    )
 
 
 @pytest.mark.parametrize("sigma", [1e-4, 1e12])

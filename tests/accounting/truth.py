@@ -35,7 +35,9 @@ def delta_of_one_step(sampling_prob: float, noise_multiplier: float, epsilon: fl
     if q < 1 and math.exp(epsilon) <= 1 - q:
         return 1 - math.exp(epsilon)
     threshold = sigma**2 * math.log((math.expm1(epsilon) + q) / q) + 0.5  # where the ratio is e^epsilon
-    return q * math.exp(log_ndtr((1 - threshold) / sigma)) - (math.expm1(epsilon) + q) * math.exp(log_ndtr(-threshold / sigma))
+    return q * math.exp(log_ndtr((1 - threshold) / sigma)) - (math.expm1(epsilon) + q) * math.exp(
+        log_ndtr(-threshold / sigma)
+    )
 
 
 def epsilon_of_one_step(sampling_prob: float, noise_multiplier: float, delta: float) -> float:
@@ -49,12 +51,16 @@ def epsilon_of_gaussian(mu: float, delta: float) -> float:
     with mpmath.workdps(40):
 
         def excess(epsilon):
-            return mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu) - delta
+            return (
+                mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu) - delta
+            )
 
         if excess(mpmath.mpf(0)) <= 0:
             return 0.0
         above = mu**2 / 2 + mu * math.sqrt(-2 * math.log(delta))
-        return float(mpmath.findroot(excess, (0, above), solver="illinois", tol=1e-15 * delta, maxsteps=500, verify=False))
+        return float(
+            mpmath.findroot(excess, (0, above), solver="illinois", tol=1e-15 * delta, maxsteps=500, verify=False)
+        )
 
 
 def epsilon(sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float, images: int = 1) -> float:
@@ -66,7 +72,9 @@ def epsilon(sampling_prob: float, noise_multiplier: float, num_steps: int, delta
 
     M is one step's to the power of T; one step's is an integral over the output.
     """
-    return max(_Inversion(sampling_prob, noise_multiplier, num_steps, delta, images, add).epsilon() for add in (False, True))
+    return max(
+        _Inversion(sampling_prob, noise_multiplier, num_steps, delta, images, add).epsilon() for add in (False, True)
+    )
 
 
 class _Inversion:
@@ -79,7 +87,9 @@ class _Inversion:
         exponent = (i * x - i**2 / 2) / sigma**2
         peak = exponent.max(axis=0)
         ratio = np.where(
-            peak < 1, np.log1p((weights * np.expm1(np.minimum(exponent, 1))).sum(0)), np.log((weights * np.exp(exponent - peak)).sum(0)) + peak
+            peak < 1,
+            np.log1p((weights * np.expm1(np.minimum(exponent, 1))).sum(0)),
+            np.log((weights * np.exp(exponent - peak)).sum(0)) + peak,
         )
         log_density = -0.5 * (x / sigma) ** 2 - math.log(sigma * math.sqrt(2 * math.pi))
         self.loss, self.log_density = (-ratio, log_density) if add else (ratio, log_density + ratio)

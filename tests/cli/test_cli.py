@@ -16,7 +16,19 @@ from sfumato.models import registry
 from sfumato.reporting.page import write_report
 from tests.accounting.tables import TAN_MISPRINTS, TAN_ROWS
 
-TABLE_12 = ["plan", "--num-examples", "50000", "--delta", "1e-5", "--batch-size", "4096", "--noise-multiplier", "3", "--num-steps", "2468"]
+TABLE_12 = [
+    "plan",
+    "--num-examples",
+    "50000",
+    "--delta",
+    "1e-5",
+    "--batch-size",
+    "4096",
+    "--noise-multiplier",
+    "3",
+    "--num-steps",
+    "2468",
+]
 
 
 def call(capsys, *arguments):
@@ -48,16 +60,25 @@ def refused(capsys, *arguments, status=2):
 
 def test_plan_solves_for_the_fourth_of_batch_steps_noise_and_epsilon(capsys):
     facts = json_of(capsys, *TABLE_12)
-    assert facts["epsilon_rdp"] == pytest.approx(7.05, abs=0.005) and facts["epsilon"] == facts["epsilon_pld"] <= facts["epsilon_rdp"]
+    assert (
+        facts["epsilon_rdp"] == pytest.approx(7.05, abs=0.005)
+        and facts["epsilon"] == facts["epsilon_pld"] <= facts["epsilon_rdp"]
+    )
     keys = (
         "epsilon epsilon_rdp epsilon_pld epsilon_tan delta noise_multiplier batch_size sampling_prob num_steps num_epochs "
         "snr_per_step snr overcharge warnings"
     )
     assert set(keys.split()) <= set(facts)
-    assert facts["num_epochs"] == pytest.approx(2468 * 4096 / 50000) and facts["snr_per_step"] == pytest.approx(4096 / 50000 / (2**0.5 * 3))
+    assert facts["num_epochs"] == pytest.approx(2468 * 4096 / 50000) and facts["snr_per_step"] == pytest.approx(
+        4096 / 50000 / (2**0.5 * 3)
+    )
     epsilon = facts["epsilon"]
     base = {"--batch-size": 4096, "--num-steps": 2468, "--noise-multiplier": 3}
-    for left_out, key in (("--batch-size", "batch_size"), ("--num-steps", "num_steps"), ("--noise-multiplier", "noise_multiplier")):
+    for left_out, key in (
+        ("--batch-size", "batch_size"),
+        ("--num-steps", "num_steps"),
+        ("--noise-multiplier", "noise_multiplier"),
+    ):
         given = [word for option, value in base.items() if option != left_out for word in (option, value)]
         solved = json_of(capsys, "plan", "--num-examples", 50000, "--delta", 1e-5, *given, "--epsilon", epsilon)
         assert solved["epsilon"] <= epsilon and solved[key] == pytest.approx(base[left_out], rel=2e-3)
@@ -68,10 +89,31 @@ def test_plan_solves_for_the_fourth_of_batch_steps_noise_and_epsilon(capsys):
     [
         (TABLE_12 + ["--epsilon", "8"], "Leave out exactly one"),
         (TABLE_12[:-2], "--num-steps"),
-        (["plan", "--num-examples", "1000", "--batch-size", "2000", "--noise-multiplier", "1", "--num-steps", "1"], "batch"),
+        (
+            ["plan", "--num-examples", "1000", "--batch-size", "2000", "--noise-multiplier", "1", "--num-steps", "1"],
+            "batch",
+        ),
         (["plan", "--num-examples", "1000", "--batch-size", "20", "--epsilon", "0", "--num-steps", "1"], "epsilon"),
-        (["plan", "--num-examples", "1000", "--batch-size", "20", "--epsilon", "1", "--num-steps", "1", "--delta", "1"], "delta"),
-        (["plan", "--num-examples", "1000", "--batch-size", "20", "--epsilon", "1", "--noise-multiplier", "0.3"], "noise"),
+        (
+            [
+                "plan",
+                "--num-examples",
+                "1000",
+                "--batch-size",
+                "20",
+                "--epsilon",
+                "1",
+                "--num-steps",
+                "1",
+                "--delta",
+                "1",
+            ],
+            "delta",
+        ),
+        (
+            ["plan", "--num-examples", "1000", "--batch-size", "20", "--epsilon", "1", "--noise-multiplier", "0.3"],
+            "noise",
+        ),
         (["plan", "--num-examples", "many"], "--num-examples"),
         (["plan", "--recipe", "demo/digits", "--epsilon", "1"], "--recipe"),
         (["plan", "--recipe", "image-folder"], "image-folder"),
@@ -89,7 +131,16 @@ def test_plan_solves_for_the_fourth_of_batch_steps_noise_and_epsilon(capsys):
         (["train", "demo/digits", "--set", "augmentation.augmult=2", "--set", "augmentation.kind=tam"], "tan"),
         (["train", "demo/digits", "--set", "augmentation.kind=rrc"], "augmentation.augmult"),  # the recipe says 0
         (
-            ["train", "demo/digits", "--set", "augmentation.augmult=2", "--set", "augmentation.kind=tan", "--set", "augmentation.padding=8"],
+            [
+                "train",
+                "demo/digits",
+                "--set",
+                "augmentation.augmult=2",
+                "--set",
+                "augmentation.kind=tan",
+                "--set",
+                "augmentation.padding=8",
+            ],
             "at most 7",
         ),
         (["train", "demo/digits", "--device", "gpu7"], "gpu7"),
@@ -105,7 +156,10 @@ def test_plan_solves_for_the_fourth_of_batch_steps_noise_and_epsilon(capsys):
         (["check", "no_package:factory"], "no_package"),
         (["recipes", "show", "demo"], "demo/digits"),
         (["norms", "no-such-run"], "no-such-run"),
-        (["train", "demo/digits", "--set", "optimizer.name=adam", "--set", "optimizer.momentum=0.9"], "optimizer.momentum"),
+        (
+            ["train", "demo/digits", "--set", "optimizer.name=adam", "--set", "optimizer.momentum=0.9"],
+            "optimizer.momentum",
+        ),
         (["train", "demo/digits", "--set", "optimizer.beta1=0.9"], "optimizer.beta1"),
     ],
     ids=lambda value: " ".join(value[:4]) if isinstance(value, list) else "",
@@ -141,7 +195,9 @@ def test_a_model_with_batch_norm_is_refused_before_anything_is_written(capsys, t
 def test_check_says_how_every_weight_s_gradients_are_had(capsys):
     facts = json_of(capsys, "check", "wide_resnet", "--image-size", 8)
     model = registry.build("wide_resnet", image_size=8, channels=3, num_classes=10, options={}, seed=0)
-    assert {name for use in facts["uses"] for name in use["parameters"]} == {name for name, _ in model.named_parameters()}
+    assert {name for use in facts["uses"] for name in use["parameters"]} == {
+        name for name, _ in model.named_parameters()
+    }
     assert facts["engine"] == "graph" and facts["engine_refusal"] is None
     first = facts["uses"][0]
     assert (first["operation"], first["argument"], first["kind"]) == ("conv2d", "weight", "standardized")
@@ -149,13 +205,21 @@ def test_check_says_how_every_weight_s_gradients_are_had(capsys):
 
 def test_recipes_are_listed_shown_and_verified_against_the_papers_epsilons(capsys):
     rows = {row["name"]: row for row in json_of(capsys, "recipes", "verify")["recipes"]}
-    assert {"demo/digits", "image-folder", *(f"de2022/cifar10-wrn-16-4-eps-{e}" for e in (1, 2, 3, 4, 6, 8))} <= set(rows)
+    assert {"demo/digits", "image-folder", *(f"de2022/cifar10-wrn-16-4-eps-{e}" for e in (1, 2, 3, 4, 6, 8))} <= set(
+        rows
+    )
     spent = {e: rows[f"de2022/cifar10-wrn-16-4-eps-{e}"] for e in (1, 2, 3, 4, 6, 8)}
-    assert spent[1]["epsilon_rdp"] == pytest.approx(0.988, abs=5e-4) and spent[8]["epsilon_rdp"] == pytest.approx(7.05, abs=5e-3)
+    assert spent[1]["epsilon_rdp"] == pytest.approx(0.988, abs=5e-4) and spent[8]["epsilon_rdp"] == pytest.approx(
+        7.05, abs=5e-3
+    )
     assert [row["status"] for row in spent.values()] == ["within"] * 5 + ["under"]
     assert all(row["epsilon_pld"] < row["epsilon_rdp"] for row in spent.values())
-    assert {name.removeprefix("sander2022/") for name, row in rows.items() if row["status"] == "over"} == set(TAN_MISPRINTS)
-    assert all(rows[f"sander2022/{row.recipe}"]["status"] == "within" for row in TAN_ROWS if row.recipe not in TAN_MISPRINTS)
+    assert {name.removeprefix("sander2022/") for name, row in rows.items() if row["status"] == "over"} == set(
+        TAN_MISPRINTS
+    )
+    assert all(
+        rows[f"sander2022/{row.recipe}"]["status"] == "within" for row in TAN_ROWS if row.recipe not in TAN_MISPRINTS
+    )
     status, out, _ = call(capsys, "recipes", "show", "demo/digits")
     assert status == 0 and "target_epsilon = 3.0" in out
 
@@ -179,9 +243,34 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory):
     run = tmp_path_factory.mktemp("run") / "photos"
-    arguments = ["train", "image-folder", "--data-root", folder, "--epsilon", 8, "--delta", 1e-3, "--output", run, "--accountant", "rdp", "--json"]
-    settings = ["--set", "data.image_size=16", "--set", "data.channels=1", "--set", "training.num_steps=15", "--set", "training.batch_size=40"]
-    done = subprocess.run([sys.executable, "-m", "sfumato", *map(str, arguments), *settings], capture_output=True, text=True, timeout=200)
+    arguments = [
+        "train",
+        "image-folder",
+        "--data-root",
+        folder,
+        "--epsilon",
+        8,
+        "--delta",
+        1e-3,
+        "--output",
+        run,
+        "--accountant",
+        "rdp",
+        "--json",
+    ]
+    settings = [
+        "--set",
+        "data.image_size=16",
+        "--set",
+        "data.channels=1",
+        "--set",
+        "training.num_steps=15",
+        "--set",
+        "training.batch_size=40",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "sfumato", *map(str, arguments), *settings], capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stderr
     return run, json.loads(done.stdout), done.stderr
 
@@ -193,7 +282,12 @@ def test_a_folder_is_trained_on_and_every_file_of_the_run_is_there(trained):
         "test_accuracy_last test_accuracy_top5 images_per_second seconds"
     )
     assert set(keys.split()) <= set(result)
-    assert result["private"] and 0 < result["epsilon"] <= 8 and result["test_accuracy_top5"] is None and result["balanced_accuracy"] is not None
+    assert (
+        result["private"]
+        and 0 < result["epsilon"] <= 8
+        and result["test_accuracy_top5"] is None
+        and result["balanced_accuracy"] is not None
+    )
     files = {
         "recipe.toml",
         "privacy.json",
@@ -214,7 +308,12 @@ def test_a_folder_is_trained_on_and_every_file_of_the_run_is_there(trained):
     )
     assert set(keys.split()) <= set(claim) and claim["epsilon"] == result["epsilon"]
     for line in (run / "metrics.jsonl").read_text().splitlines():
-        assert set(json.loads(line)) == {"step", "epsilon", "accuracy", "accuracy_last"}  # no time, no throughput: they show the batch
+        assert set(json.loads(line)) == {
+            "step",
+            "epsilon",
+            "accuracy",
+            "accuracy_last",
+        }  # no time, no throughput: they show the batch
 
 
 def test_the_trained_model_evaluates_to_what_training_said_and_predicts_files_and_folders(trained, folder, capsys):
@@ -231,9 +330,13 @@ def test_the_trained_model_evaluates_to_what_training_said_and_predicts_files_an
 
 def test_a_dry_run_shows_every_choice_and_writes_nothing(folder, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    facts = json_of(capsys, "train", "image-folder", "--data-root", folder, "--epsilon", 2, "--dry-run", "--accountant", "rdp")
+    facts = json_of(
+        capsys, "train", "image-folder", "--data-root", folder, "--epsilon", 2, "--dry-run", "--accountant", "rdp"
+    )
     assert facts["epsilon"] <= 2 and facts["expected_seconds"] > 0 and facts["delta"] == 1e-3 or facts["delta"] == 1e-2
-    assert {"model.name", "training.batch_size", "optimizer.learning_rate", "privacy.noise_multiplier"} <= {row["key"] for row in facts["choices"]}
+    assert {"model.name", "training.batch_size", "optimizer.learning_rate", "privacy.noise_multiplier"} <= {
+        row["key"] for row in facts["choices"]
+    }
     assert not list(tmp_path.iterdir())
 
 
@@ -242,9 +345,19 @@ def test_no_run_is_written_among_the_images(folder, capsys, tmp_path, monkeypatc
     before = sorted(folder.rglob("*"))
     (tmp_path / "link").symlink_to(folder)
     monkeypatch.chdir(folder)
-    for root, output in ((".", None), (".", "run"), (folder, "stripes/run"), (tmp_path / "link", folder / "run"), (folder, tmp_path / "link/run")):
+    for root, output in (
+        (".", None),
+        (".", "run"),
+        (folder, "stripes/run"),
+        (tmp_path / "link", folder / "run"),
+        (folder, tmp_path / "link/run"),
+    ):
         where = ["--data-root", root, *(["--output", output] if output else [])]
-        for command in (["train", *words, *where], ["simulate", *words, "--batch-size", 8, *where], ["search", *words, "--trials", 1, *where]):
+        for command in (
+            ["train", *words, *where],
+            ["simulate", *words, "--batch-size", 8, *where],
+            ["search", *words, "--trials", 1, *where],
+        ):
             line = refused(capsys, *command)
             assert "lies in the folder of images" in line and "--output" in line
         assert sorted(folder.rglob("*")) == before
@@ -258,14 +371,19 @@ SHORT = ["--set", "training.num_steps=3", "--set", "training.batch_size=32", "--
 
 def test_a_test_with_views_stands_beside_the_plain_accuracy_and_comes_out_the_same_again(capsys, tmp_path):
     run, words = tmp_path / "run", ["--set", "augmentation.kind=tan", "--set", "augmentation.augmult=2", *SHORT]
-    status, out, err = call(capsys, "train", "demo/digits", "--output", run, *words, "--set", "augmentation.test_views=3")
+    status, out, err = call(
+        capsys, "train", "demo/digits", "--output", run, *words, "--set", "augmentation.test_views=3"
+    )
     assert status == 0 and "chosen: augmentation.padding = 1 " in err
     result = json.loads((run / "result.json").read_text())
     vote, mean = result["accuracy_augtest_vote"], result["accuracy_augtest_mean"]
     assert result["test_views"] == 3 and 0 < vote < 1 and 0 < mean < 1
     lines = out.splitlines()
     assert lines[0].startswith(f"held-out accuracy {100 * result['test_accuracy']:.2f} %")
-    assert lines[1] == f"with 3 random views of each image: {100 * vote:.2f} % by majority, {100 * mean:.2f} % by mean probability"
+    assert (
+        lines[1]
+        == f"with 3 random views of each image: {100 * vote:.2f} % by majority, {100 * mean:.2f} % by mean probability"
+    )
     keys = ("test_views", "accuracy_augtest_vote", "accuracy_augtest_mean")
     again = json_of(capsys, "evaluate", run)
     assert [again[key] for key in keys] == [3, vote, mean] and again["accuracy"] == result["accuracy"]
@@ -276,8 +394,14 @@ def test_a_test_with_views_stands_beside_the_plain_accuracy_and_comes_out_the_sa
 
 
 def test_without_augmentation_there_are_no_views_to_test_with(capsys, tmp_path):
-    result = json_of(capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, "--set", "augmentation.test_views=3")
-    assert result["test_views"] == 0 and result["accuracy_augtest_vote"] is None and result["accuracy_augtest_mean"] is None
+    result = json_of(
+        capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, "--set", "augmentation.test_views=3"
+    )
+    assert (
+        result["test_views"] == 0
+        and result["accuracy_augtest_vote"] is None
+        and result["accuracy_augtest_mean"] is None
+    )
     status, out, err = call(capsys, "evaluate", tmp_path / "run", "--test-views", 4)
     assert status == 0 and "no test with views" in err and "views" not in out
 
@@ -295,10 +419,14 @@ def test_a_run_that_is_not_private_never_claims_an_epsilon(capsys, tmp_path, set
 
 
 def test_training_on_a_portion_is_certified_for_its_number_of_images(capsys, tmp_path):
-    result = json_of(capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, "--set", "data.num_examples=300")
+    result = json_of(
+        capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, "--set", "data.num_examples=300"
+    )
     claim = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert result["num_examples"] == claim["num_examples"] == 300 and claim["sampling_prob"] == 32 / 300
-    line = refused(capsys, "train", "demo/digits", "--output", tmp_path / "more", *SHORT, "--set", "data.num_examples=1438")
+    line = refused(
+        capsys, "train", "demo/digits", "--output", tmp_path / "more", *SHORT, "--set", "data.num_examples=1438"
+    )
     assert "data.num_examples = 1438" in line and not (tmp_path / "more").exists()
 
 
@@ -306,7 +434,12 @@ def test_training_on_a_portion_is_certified_for_its_number_of_images(capsys, tmp
 def watched(tmp_path_factory):
     """A private run of Adam that noted its gradient norms."""
     run = tmp_path_factory.mktemp("run") / "watched"
-    settings = ["optimizer.name=adam", "optimizer.learning_rate=0.01", "training.norm_histogram_every=2", "training.evaluate_every=3"]
+    settings = [
+        "optimizer.name=adam",
+        "optimizer.learning_rate=0.01",
+        "training.norm_histogram_every=2",
+        "training.evaluate_every=3",
+    ]
     words = [word for setting in settings for word in ("--set", setting)]
     assert cli.run(["train", "demo/digits", "--output", str(run), *SHORT, *words]) == 0
     return run
@@ -315,10 +448,18 @@ def watched(tmp_path_factory):
 def test_gradient_norms_are_shown_to_the_owner_at_the_chosen_steps(watched, capsys, tmp_path):
     facts = json_of(capsys, "norms", watched, "--plot", tmp_path / "norms.svg")
     assert [row["step"] for row in facts["histograms"]] == [1, 2] and facts["private"] is False
-    assert all(sum(row["counts"]) > 0 and 0 <= row["clipped_fraction"] <= 1 and row["signal_to_noise"] > 0 for row in facts["histograms"])
+    assert all(
+        sum(row["counts"]) > 0 and 0 <= row["clipped_fraction"] <= 1 and row["signal_to_noise"] > 0
+        for row in facts["histograms"]
+    )
     assert oct((tmp_path / "norms.svg").stat().st_mode)[-3:] == "600"
     status, out, _ = call(capsys, "norms", watched)
-    assert status == 0 and out.startswith("not private") and "owner" in out.splitlines()[0] and "root mean square norm of the noise" in out
+    assert (
+        status == 0
+        and out.startswith("not private")
+        and "owner" in out.splitlines()[0]
+        and "root mean square norm of the noise" in out
+    )
 
 
 def test_no_file_but_the_private_one_holds_anything_of_the_norms(watched):
@@ -326,10 +467,24 @@ def test_no_file_but_the_private_one_holds_anything_of_the_norms(watched):
     norms = [line["norms"] for line in lines if "norms" in line]
     assert len(norms) == 2 and oct((watched / "metrics_private.jsonl").stat().st_mode)[-3:] == "600"
     numbers = [str(value) for found in norms for value in (found["median"], found["signal_to_noise"])]
-    secrets = ["signal_to_noise", "not_finite", '"counts"', '"norms"', "median", *numbers, *(json.dumps(found["counts"])[1:-1] for found in norms)]
+    secrets = [
+        "signal_to_noise",
+        "not_finite",
+        '"counts"',
+        '"norms"',
+        "median",
+        *numbers,
+        *(json.dumps(found["counts"])[1:-1] for found in norms),
+    ]
     private = {"metrics_private.jsonl", "key"}
-    public = [path for path in watched.rglob("*") if path.is_file() and path.name not in private and path.parent.name != "checkpoints"]
-    assert {"recipe.toml", "privacy.json", "metrics.jsonl", "result.json", "report.html", "ledger.jsonl"} <= {path.name for path in public}
+    public = [
+        path
+        for path in watched.rglob("*")
+        if path.is_file() and path.name not in private and path.parent.name != "checkpoints"
+    ]
+    assert {"recipe.toml", "privacy.json", "metrics.jsonl", "result.json", "report.html", "ledger.jsonl"} <= {
+        path.name for path in public
+    }
     for path in public:
         content = path.read_bytes().decode(errors="replace")
         assert not [secret for secret in secrets if secret in content], path
@@ -349,7 +504,9 @@ def test_a_rate_for_sgd_is_warned_about_under_adam(capsys):
     arguments = ["train", "demo/digits", "--set", "optimizer.name=adam", "--dry-run", "--accountant", "rdp"]
     facts = json_of(capsys, *arguments)
     assert any("optimizer.learning_rate = 2" in warning and "adam" in warning for warning in facts["warnings"])
-    assert {"optimizer.beta1": 0.9, "optimizer.beta2": 0.999}.items() <= {row["key"]: row["value"] for row in facts["choices"]}.items()
+    assert {"optimizer.beta1": 0.9, "optimizer.beta2": 0.999}.items() <= {
+        row["key"]: row["value"] for row in facts["choices"]
+    }.items()
     assert not json_of(capsys, *arguments, "--set", "optimizer.learning_rate=0.01")["warnings"]
 
 
@@ -368,8 +525,15 @@ def test_the_library_takes_paths_as_text_too(tmp_path):
 
 def test_non_private_training_shows_the_price_of_privacy(capsys, tmp_path):
     steps = "training.num_steps=15"  # after three, one run in thirty knows no more than chance
-    result = json_of(capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, "--set", steps, "--non-private")
-    assert result["private"] is False and result["epsilon"] is None and result["delta"] is None and result["accuracy"] > 0.4
+    result = json_of(
+        capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, "--set", steps, "--non-private"
+    )
+    assert (
+        result["private"] is False
+        and result["epsilon"] is None
+        and result["delta"] is None
+        and result["accuracy"] > 0.4
+    )
 
 
 def test_two_runs_of_one_seed_are_equal_and_two_private_runs_are_not(capsys, tmp_path):
@@ -382,10 +546,31 @@ def test_two_runs_of_one_seed_are_equal_and_two_private_runs_are_not(capsys, tmp
 
 
 def test_a_run_whose_budget_ends_first_stops_before_the_step_that_would_exceed_it(capsys, tmp_path):
-    settings = ["--set", "training.num_steps=50", "--set", "training.batch_size=32", "--set", "privacy.noise_multiplier=0.8", "--accountant", "rdp"]
+    settings = [
+        "--set",
+        "training.num_steps=50",
+        "--set",
+        "training.batch_size=32",
+        "--set",
+        "privacy.noise_multiplier=0.8",
+        "--accountant",
+        "rdp",
+    ]
     result = json_of(capsys, "train", "demo/digits", "--epsilon", 1.5, "--output", tmp_path / "run", *settings)
     assert result["epsilon"] <= 1.5 and 0 < result["num_steps"] < 50
-    more = ["plan", "--num-examples", 1437, "--delta", 1e-4, "--batch-size", 32, "--noise-multiplier", 0.8, "--accountant", "rdp"]
+    more = [
+        "plan",
+        "--num-examples",
+        1437,
+        "--delta",
+        1e-4,
+        "--batch-size",
+        32,
+        "--noise-multiplier",
+        0.8,
+        "--accountant",
+        "rdp",
+    ]
     assert json_of(capsys, *more, "--num-steps", result["num_steps"] + 1)["epsilon"] > 1.5
 
 
@@ -447,7 +632,14 @@ def test_the_surface_of_the_command_line_is_what_the_contract_says(capsys):
 
 def test_what_a_run_leaves_is_what_the_schemas_say(capsys, tmp_path):
     run = tmp_path / "run"
-    steps = ["--set", "training.num_steps=4", "--set", "training.evaluate_every=2", "--set", "training.norm_histogram_every=2"]
+    steps = [
+        "--set",
+        "training.num_steps=4",
+        "--set",
+        "training.evaluate_every=2",
+        "--set",
+        "training.norm_histogram_every=2",
+    ]
     json_of(capsys, "train", "demo/digits", *steps, "--output", run)
     lines = {"metrics": "metrics.jsonl", "private-metrics": "metrics_private.jsonl", "ledger": "ledger.jsonl"}
     for name, file in {"certificate": "privacy.json", "result": "result.json", **lines}.items():

@@ -24,7 +24,16 @@ class Net(nn.Module):
 def net(num_classes): return Net(num_classes)
 def broken(num_classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes), nn.BatchNorm1d(num_classes))
 """
-SHORT = ["--set", "training.num_steps=2", "--set", "training.batch_size=64", "--set", "training.engine=reference", "--accountant", "rdp"]
+SHORT = [
+    "--set",
+    "training.num_steps=2",
+    "--set",
+    "training.batch_size=64",
+    "--set",
+    "training.engine=reference",
+    "--accountant",
+    "rdp",
+]
 PAID = ["search", "demo/digits", "--trials", "2", "--paid", "--score-noise", "5", *SHORT[:-2]]
 
 
@@ -39,7 +48,10 @@ def mine(tmp_path, monkeypatch):
 
 def test_training_and_check_refuse_it_and_a_search_before_its_first_trial(mine, capsys):
     with_it, run = ["--set", "model.name=my_net:net"], mine / "run"
-    assert "in evaluation mode" in refused(capsys, "train", "demo/digits", *SHORT, *with_it, "--output", run) and not run.exists()
+    assert (
+        "in evaluation mode" in refused(capsys, "train", "demo/digits", *SHORT, *with_it, "--output", run)
+        and not run.exists()
+    )
     found = json_of(capsys, "check", "my_net:net", "--image-size", 8, "--channels", 1)
     assert not found["compatible"] and "in evaluation mode" in found["findings"][0]["reason"]
     words = [*PAID, *with_it, "--space", mine / "space.toml", "--output", mine / "search"]
@@ -56,7 +68,9 @@ def test_evaluate_and_predict_say_that_answers_depend_on_the_images_beside(mine,
         assert status == 0 and len(warnings) == 1 and "depend on which images are judged together" in warnings[0]
 
 
-def test_a_score_that_noise_covers_moves_by_one_image_at_most_though_no_check_found_the_model(mine, capsys, monkeypatch):
+def test_a_score_that_noise_covers_moves_by_one_image_at_most_though_no_check_found_the_model(
+    mine, capsys, monkeypatch
+):
     """End to end: the image that makes the batch's range another one, in a search that nothing refused."""
     monkeypatch.setattr("sfumato.evaluation.row_independence.evaluation_finding", lambda model, row: None)
     monkeypatch.setattr("sfumato.training.learner.require_rows_apart", lambda model, row: None)
@@ -68,7 +82,16 @@ def test_a_score_that_noise_covers_moves_by_one_image_at_most_though_no_check_fo
         return 100
 
     monkeypatch.setattr(scores, "judged_right", counted)
-    words = [*PAID, "--set", "model.name=my_net:net", "--space", mine / "space.toml", "--output", mine / "search", "--json"]
+    words = [
+        *PAID,
+        "--set",
+        "model.name=my_net:net",
+        "--space",
+        mine / "space.toml",
+        "--output",
+        mine / "search",
+        "--json",
+    ]
     status, out, err = call(capsys, *words)
     assert status == 0, err
     ((logits, images),) = judged
@@ -90,7 +113,10 @@ def test_a_score_that_noise_covers_moves_by_one_image_at_most_though_no_check_fo
         ('"model.options.order" = ["activation-norm", "x"]', "model.options.order = 'x'"),
         ('"model.options.depth" = [16]', "no option depth"),
         ('"model.name" = ["my_net:net"]', "--trust my_net"),
-        ('"augmentation.kind" = ["tan"]\n"augmentation.augmult" = [1]\n"augmentation.padding" = [2, 8]', "augmentation.padding = 8"),
+        (
+            '"augmentation.kind" = ["tan"]\n"augmentation.augmult" = [1]\n"augmentation.padding" = [2, 8]',
+            "augmentation.padding = 8",
+        ),
     ],
 )
 def test_settings_that_cannot_be_trained_are_refused_before_the_first_trial(mine, capsys, space, says):

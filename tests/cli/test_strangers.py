@@ -22,7 +22,16 @@ from tests.evaluation.test_trained import recipe as model_recipe
 from tests.training import faults
 from tests.training.test_resume import wait_for_step
 
-SHORT = ["--set", "training.num_steps=2", "--set", "training.batch_size=32", "--set", "training.engine=reference", "--accountant", "rdp"]
+SHORT = [
+    "--set",
+    "training.num_steps=2",
+    "--set",
+    "training.batch_size=32",
+    "--set",
+    "training.engine=reference",
+    "--accountant",
+    "rdp",
+]
 NET = """
 import pathlib
 from torch import nn
@@ -52,10 +61,16 @@ def test_a_recipe_file_is_not_the_users_word_and_a_typed_name_is(theirs, capsys)
         ["simulate", recipe, *SHORT[:-2], "--batch-size", 8, "--output", run],
     ]
     for command in commands:
-        assert refused(capsys, *command).endswith("add --trust their_net") and not (theirs / "ran").exists() and not run.exists()
+        assert (
+            refused(capsys, *command).endswith("add --trust their_net")
+            and not (theirs / "ran").exists()
+            and not run.exists()
+        )
     status, out, err = call(capsys, "train", recipe, *SHORT, "--output", run, "--trust", "their_net")
     assert status == 0 and f"sfumato predict {run} --trust their_net IMAGE" in out, err
-    result = json_of(capsys, "train", "demo/digits", *SHORT, "--output", theirs / "typed", "--set", "model.name=their_net:net")
+    result = json_of(
+        capsys, "train", "demo/digits", *SHORT, "--output", theirs / "typed", "--set", "model.name=their_net:net"
+    )
     assert result["private"]
     for words in (["evaluate", run], ["predict", run, theirs], ["check", run]):
         sys.modules.pop("their_net", None)
@@ -90,22 +105,53 @@ def test_resuming_a_folder_needs_trust_too_and_an_interrupt_says_so(theirs, caps
 
 def test_searches_import_nothing_that_a_space_names(theirs, capsys):
     (theirs / "space.toml").write_text('[model]\n"model.name" = ["their_net:net"]\n')
-    common = ["search", "demo/digits", "--trials", 2, "--space", theirs / "space.toml", *SHORT[:-2], "--output", theirs / "search"]
+    common = [
+        "search",
+        "demo/digits",
+        "--trials",
+        2,
+        "--space",
+        theirs / "space.toml",
+        *SHORT[:-2],
+        "--output",
+        theirs / "search",
+    ]
     call(capsys, *common, "--batch-size", 8, "--seeds", "0")
     assert not (theirs / "ran").exists()
-    paid = ["search", "demo/digits", "--trials", 1, "--space", theirs / "space.toml", *SHORT[:-2], "--output", theirs / "paid", "--paid"]
-    assert refused(capsys, *paid, "--score-noise", 3).endswith("add --trust their_net") and not (theirs / "ran").exists()
+    paid = [
+        "search",
+        "demo/digits",
+        "--trials",
+        1,
+        "--space",
+        theirs / "space.toml",
+        *SHORT[:-2],
+        "--output",
+        theirs / "paid",
+        "--paid",
+    ]
+    assert (
+        refused(capsys, *paid, "--score-noise", 3).endswith("add --trust their_net") and not (theirs / "ran").exists()
+    )
 
 
 ESCAPES = "\nepsilon 0.1\x1b]0;owned\x07\x1b[2J\u202egnp\x9b31m\r"
 
 
 def test_no_name_of_a_stranger_steers_the_terminal(tmp_path, capsys):
-    run = write_run(tmp_path / "run", facts={"classes": [f"cat {number}{ESCAPES}" for number in range(10)]}, tensors=_ten())
+    run = write_run(
+        tmp_path / "run", facts={"classes": [f"cat {number}{ESCAPES}" for number in range(10)]}, tensors=_ten()
+    )
     Image.new("L", (8, 8)).save(tmp_path / f"x{ESCAPES}.png")
     name = tmp_path / f"gone{ESCAPES}"
     bad = write_run(tmp_path / "bad", model_recipe("small_cnn").replace("small_cnn", "x\\u001b[2J:net"))
-    for words in (["evaluate", run], ["predict", run, tmp_path / f"x{ESCAPES}.png"], ["evaluate", name], ["check", name], ["check", bad]):
+    for words in (
+        ["evaluate", run],
+        ["predict", run, tmp_path / f"x{ESCAPES}.png"],
+        ["evaluate", name],
+        ["check", name],
+        ["check", bad],
+    ):
         status, out, err = call(capsys, *words)
         assert status in (0, 2) and not set("\x1b\x07\x9b\u202e\r") & set(out + err), (out, err)
     _, out, _ = call(capsys, "predict", run, tmp_path / f"x{ESCAPES}.png")
@@ -146,7 +192,9 @@ def test_where_the_images_lie_stands_in_a_file_for_the_owner_alone(owned, capsys
     run, images = owned
     private = {"metrics_private.jsonl", "key", "data_root"}
     shared = [path for path in run.rglob("*") if path.is_file() and path.name not in private]
-    assert {"recipe.toml", "privacy.json", "model.safetensors", "result.json", "report.html", "ledger.jsonl"} <= {path.name for path in shared}
+    assert {"recipe.toml", "privacy.json", "model.safetensors", "result.json", "report.html", "ledger.jsonl"} <= {
+        path.name for path in shared
+    }
     for path in shared:
         assert b"of-alice" not in path.read_bytes(), path
     assert oct((run / "data_root").stat().st_mode)[-3:] == "600" and (run / "data_root").read_text() == str(images)
@@ -183,7 +231,9 @@ def test_the_certificate_and_the_report_list_what_was_taken_to_be_public(owned):
     assert "Public inputs" in page and "the names of the class folders" in page and "class proportions 0.5, 0.5" in page
 
 
-@pytest.mark.parametrize("name", ["key", "metrics.jsonl", "metrics_private.jsonl", "ledger.jsonl", "checkpoints/step-000000001.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["key", "metrics.jsonl", "metrics_private.jsonl", "ledger.jsonl", "checkpoints/step-000000001.safetensors"]
+)
 def test_going_on_with_a_strangers_folder_never_writes_where_a_link_leads(owned, capsys, tmp_path, name):
     run, images = owned
     mine = tmp_path / "mine"
@@ -209,7 +259,19 @@ def test_a_search_in_a_strangers_folder_never_writes_where_a_link_leads(capsys, 
 
 def test_a_dry_run_counts_the_images_of_each_person_as_the_run_does(owned, capsys, tmp_path):
     _, images = owned
-    words = ["train", "image-folder", "--data-root", images, "--epsilon", 8, *SHORT, "--set", r"data.group_by=/(\d)", "--set", "data.image_size=8"]
+    words = [
+        "train",
+        "image-folder",
+        "--data-root",
+        images,
+        "--epsilon",
+        8,
+        *SHORT,
+        "--set",
+        r"data.group_by=/(\d)",
+        "--set",
+        "data.image_size=8",
+    ]
     line = refused(capsys, *words, "--set", "privacy.max_images_per_person=3", "--dry-run")
     assert "more than privacy.max_images_per_person = 3" in line
     assert line == refused(capsys, *words, "--set", "privacy.max_images_per_person=3", "--output", tmp_path / "run")
@@ -229,7 +291,12 @@ def test_a_module_in_the_working_folder_does_not_run(tmp_path):
     run = write_run(tmp_path / "run")
     source = str(Path(sfumato.__file__).parent.parent)
     environment = {**os.environ, "PYTHONPATH": source}
-    subprocess.run([sys.executable, "-m", "sfumato", "predict", str(run), "none.png"], cwd=tmp_path, env=environment, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "sfumato", "predict", str(run), "none.png"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+    )
     assert not (tmp_path / "ran").exists()
 
 
@@ -256,7 +323,17 @@ def test_a_model_without_finite_outputs_is_one_line(tmp_path, capsys):
         ["train", "demo/digits", "--output", "never", "--device", "meta"],
         ["search", "demo/digits", "--paid", "--trials", "4", "--score-noise", "1e300", "--output", "never"],
         ["search", "demo/digits", "--paid", "--trials", "4", "--score-noise", "1e-300", "--output", "never"],
-        ["search", "demo/digits", "--paid", "--trials", "99999999999999999999", "--score-noise", "3", "--output", "never"],
+        [
+            "search",
+            "demo/digits",
+            "--paid",
+            "--trials",
+            "99999999999999999999",
+            "--score-noise",
+            "3",
+            "--output",
+            "never",
+        ],
     ],
     ids=lambda words: words[-1] if words[-1] != "never" else words[-3],
 )

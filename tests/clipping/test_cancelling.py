@@ -29,9 +29,15 @@ def images(shape, out_shape, levels=None):
     bright, dark, size = (1 + torch.rand(3, len(LEFT), generator=generator)).unbind()
     inputs, gradients = torch.empty(len(LEFT), *shape), torch.empty(len(LEFT), *out_shape)
     spread = [1] * (len(shape) - 1)
-    for tensor, one, other in ((inputs, bright, dark), (gradients, size, -size * bright / dark * (1 + torch.tensor(LEFT)))):
+    for tensor, one, other in (
+        (inputs, bright, dark),
+        (gradients, size, -size * bright / dark * (1 + torch.tensor(LEFT))),
+    ):
         half = tensor.shape[-2] // 2
-        tensor[..., :half, :], tensor[..., half:, :] = one.view(-1, *[1] * (tensor.ndim - 1)), other.view(-1, *[1] * (tensor.ndim - 1))
+        tensor[..., :half, :], tensor[..., half:, :] = (
+            one.view(-1, *[1] * (tensor.ndim - 1)),
+            other.view(-1, *[1] * (tensor.ndim - 1)),
+        )
     return inputs if levels is None else inputs * levels.view(-1, *spread), gradients
 
 
@@ -48,20 +54,34 @@ CASES = {
     "ghost": (nn.Linear(768, 128, bias=False), *tokens(768, 128)),
     "ghost_at_once": (nn.Linear(192, 768, bias=False), *tokens(192, 768, positions=2)),
     # Standardised weights do not feel what all of a patch has in common, so that the gradient cancels on the way to the parameters as well.
-    "conv_ghost, standardized": (WeightStandardizedConv2d(512, 32, 1, bias=False), *images((512, 8, 8), (32, 8, 8), LEVELS)),
-    "grouped, standardized": (WeightStandardizedConv2d(512, 32, 1, bias=False), *images((512, 8, 8), (32, 8, 8), 1 + 0.1 * LEVELS)),
+    "conv_ghost, standardized": (
+        WeightStandardizedConv2d(512, 32, 1, bias=False),
+        *images((512, 8, 8), (32, 8, 8), LEVELS),
+    ),
+    "grouped, standardized": (
+        WeightStandardizedConv2d(512, 32, 1, bias=False),
+        *images((512, 8, 8), (32, 8, 8), 1 + 0.1 * LEVELS),
+    ),
 }
 
 
 def compare(model, key, method, inputs, targets):
     """Norms as they are said, true ones, and how long each example's clipped gradient is when it is alone."""
     methods = {"memory_format": "contiguous", key: method}
-    grad_fn = clipped_grad(model, loss_fn, clipping_norm=1e-3, microbatch_size=len(inputs), engine="graph", methods=methods)
+    grad_fn = clipped_grad(
+        model, loss_fn, clipping_norm=1e-3, microbatch_size=len(inputs), engine="graph", methods=methods
+    )
     said = grad_fn(inputs, targets).grad_norms.double().nan_to_num(torch.inf)  # either counts for nothing
     assert methods.items() <= grad_fn.methods.items()
-    true = clipped_grad(copy.deepcopy(model).double(), loss_fn, clipping_norm=1.0, engine="reference")(inputs.double(), targets.double()).grad_norms
+    true = clipped_grad(copy.deepcopy(model).double(), loss_fn, clipping_norm=1.0, engine="reference")(
+        inputs.double(), targets.double()
+    ).grad_norms
     alone = [grad_fn(inputs[i : i + 1], targets[i : i + 1]).grad_sum.values() for i in range(len(inputs))]
-    return said, true, torch.stack([torch.cat([value.flatten() for value in values]).double().norm() for values in alone])
+    return (
+        said,
+        true,
+        torch.stack([torch.cat([value.flatten() for value in values]).double().norm() for values in alone]),
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -83,7 +103,12 @@ UNDERFLOWS = {
     "ghost, one position": (nn.Linear(512, 16, bias=False), "0:linear.weight", (512,), (16,)),
     "patch_ghost": (nn.Conv2d(3, 16, 8, stride=8, bias=False), "0:conv2d.weight", (3, 32, 32), (16, 4, 4)),
     "conv_ghost": (nn.Conv2d(3, 8, 3, bias=False), "0:conv2d.weight", (3, 8, 8), (8, 6, 6)),
-    "conv_ghost, standardized": (WeightStandardizedConv2d(3, 8, 3, bias=False), "0:conv2d.weight", (3, 8, 8), (8, 6, 6)),
+    "conv_ghost, standardized": (
+        WeightStandardizedConv2d(3, 8, 3, bias=False),
+        "0:conv2d.weight",
+        (3, 8, 8),
+        (8, 6, 6),
+    ),
 }
 
 
@@ -91,8 +116,13 @@ UNDERFLOWS = {
 def test_values_whose_squares_vanish_do_not_hide_a_gradient(case):
     layer, key, shape, out_shape = UNDERFLOWS[case]
     pairs = torch.tensor([(TINY, HUGE), (HUGE, TINY), (1e-22, HUGE), (3e-22, HUGE), (1e-20, 1e16), (TINY, 1e30)])
-    scales, sizes = (side.view(-1, *[1] * len(dims)) for side, dims in zip(pairs.unbind(1), (shape, out_shape), strict=True))
-    inputs, targets = scales * (1 + torch.rand(len(pairs), *shape, generator=torch.Generator().manual_seed(0))), sizes.expand(-1, *out_shape)
+    scales, sizes = (
+        side.view(-1, *[1] * len(dims)) for side, dims in zip(pairs.unbind(1), (shape, out_shape), strict=True)
+    )
+    inputs, targets = (
+        scales * (1 + torch.rand(len(pairs), *shape, generator=torch.Generator().manual_seed(0))),
+        sizes.expand(-1, *out_shape),
+    )
     said, true, lengths = compare(nn.Sequential(layer), key, case.partition(",")[0], inputs, targets)
     assert (true <= said * (1 + 1.05e-4)).all()
     assert (lengths <= 1 + 2e-4).all()
@@ -127,8 +157,17 @@ def test_what_standardisation_takes_out_is_known_exactly(mean, shift, method):
     beside -= beside.mean() + along * (along @ (beside - beside.mean()))
     beside /= beside.norm()
     flat = torch.full_like(along, 32**-0.5)
-    patches = torch.stack([one + sign * along + left * beside for one in (flat, 0 * flat) for sign in (1, -1) for left in (0.3, 0.1, 0.03, 0.01)])
+    patches = torch.stack(
+        [
+            one + sign * along + left * beside
+            for one in (flat, 0 * flat)
+            for sign in (1, -1)
+            for left in (0.3, 0.1, 0.03, 0.01)
+        ]
+    )
     inputs = 1e4 * patches.float()[:, :, None, None].expand(-1, -1, 1, 2).contiguous()
-    said, true, lengths = compare(nn.Sequential(layer), "0:conv2d.weight", method, inputs, torch.full((len(inputs), 4, 1, 2), 1e4))
+    said, true, lengths = compare(
+        nn.Sequential(layer), "0:conv2d.weight", method, inputs, torch.full((len(inputs), 4, 1, 2), 1e4)
+    )
     assert (true <= said * (1 + 1.05e-4)).all()
     assert (lengths <= 1 + 2e-4).all()

@@ -142,7 +142,9 @@ def test_an_operation_in_the_models_own_forward_is_blamed_on_the_model():
 
 def test_every_guilty_layer_is_listed_once():
     shared = nn.BatchNorm2d(8)
-    body = nn.Sequential(nn.Conv2d(3, 8, 3), shared, nn.Conv2d(8, 8, 3), shared, nn.BatchNorm2d(8, track_running_stats=False))
+    body = nn.Sequential(
+        nn.Conv2d(3, 8, 3), shared, nn.Conv2d(8, 8, 3), shared, nn.BatchNorm2d(8, track_running_stats=False)
+    )
     assert [finding.path for finding in findings(Net(body), IMAGE)] == ["body.1", "body.4"]
 
 
@@ -257,7 +259,9 @@ def test_complex_parameters_are_refused_and_their_real_form_is_taken(engine):
         sums(weight, engine)
     weight = torch.view_as_real(weight).clone()
     if engine == "graph":
-        with pytest.raises(InputError, match="gives complex numbers"):  # exact as it might be, no rule has been tried on them
+        with pytest.raises(
+            InputError, match="gives complex numbers"
+        ):  # exact as it might be, no rule has been tried on them
             sums(weight, engine)
         return
     found, true = sums(weight, engine), sums(weight, "reference")
@@ -274,7 +278,9 @@ def test_checking_leaves_model_and_random_state_as_they_were():
     assert not any(module._forward_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("layer", [nn.BatchNorm2d(8), nn.BatchNorm2d(8, affine=False), FrozenAffine(8), BatchNormAct(8), nn.SyncBatchNorm(8)])
+@pytest.mark.parametrize(
+    "layer", [nn.BatchNorm2d(8), nn.BatchNorm2d(8, affine=False), FrozenAffine(8), BatchNormAct(8), nn.SyncBatchNorm(8)]
+)
 def test_a_fixed_model_passes(layer):
     model = Net(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), layer, nn.ReLU()))
     assert fix_groupnorm(model) is model

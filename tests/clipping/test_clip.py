@@ -9,7 +9,12 @@ from sfumato.clipping import clipped_grad
 from sfumato.clipping.graph.rules import convolution, linear
 from sfumato.nn import WeightStandardizedConv2d
 
-METHODS = {"memory_format": "contiguous", "0:conv2d.weight": "conv_ghost", "2:conv2d_1.weight": "conv_ghost", "6:linear.weight": "ghost"}
+METHODS = {
+    "memory_format": "contiguous",
+    "0:conv2d.weight": "conv_ghost",
+    "2:conv2d_1.weight": "conv_ghost",
+    "6:linear.weight": "ghost",
+}
 
 
 def loss_fn(outputs, targets):
@@ -26,7 +31,9 @@ def problem():
 
 def private(model, inputs, engine="graph"):
     augmult = inputs.shape[1] if inputs.ndim == 5 else 0
-    return clipped_grad(model, loss_fn, clipping_norm=0.1, augmult=augmult, microbatch_size=5, engine=engine, methods=METHODS)
+    return clipped_grad(
+        model, loss_fn, clipping_norm=0.1, augmult=augmult, microbatch_size=5, engine=engine, methods=METHODS
+    )
 
 
 @pytest.mark.parametrize("views", [0, 2])

@@ -23,7 +23,9 @@ def cross_entropy(outputs, targets):
 
 
 def conv_model(width):
-    return nn.Sequential(nn.Conv2d(1, width, 3, stride=2), nn.GroupNorm(1, width), nn.Tanh(), nn.Flatten(), nn.Linear(4 * width, 3))
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3, stride=2), nn.GroupNorm(1, width), nn.Tanh(), nn.Flatten(), nn.Linear(4 * width, 3)
+    )
 
 
 def linear_model(width):
@@ -31,7 +33,9 @@ def linear_model(width):
 
 
 def standardized_model(width):
-    return nn.Sequential(WeightStandardizedConv2d(1, width, 3, stride=3), nn.SiLU(), nn.Flatten(), nn.Linear(4 * width, 3))
+    return nn.Sequential(
+        WeightStandardizedConv2d(1, width, 3, stride=3), nn.SiLU(), nn.Flatten(), nn.Linear(4 * width, 3)
+    )
 
 
 MODELS = [conv_model, linear_model, standardized_model]
@@ -101,7 +105,9 @@ def test_removing_one_example_moves_the_sum_by_at_most_the_sensitivity(
 
 @laws
 @given(**problems)
-def test_when_nothing_is_clipped_the_sum_is_the_gradient_of_the_summed_loss(engine, factory, num_examples, microbatch_size, augmult, rescale, seed):
+def test_when_nothing_is_clipped_the_sum_is_the_gradient_of_the_summed_loss(
+    engine, factory, num_examples, microbatch_size, augmult, rescale, seed
+):
     model, x, y = make_problem(factory, num_examples, augmult, seed=seed)
     clipping_norm = 1e6
     grad_fn = clipped_grad(
@@ -124,7 +130,9 @@ def test_when_nothing_is_clipped_the_sum_is_the_gradient_of_the_summed_loss(engi
 
 @laws
 @given(clipping_norm=st.sampled_from([0.1, 1.0, 3.0]), **problems)
-def test_the_sum_is_that_of_algorithm_1_written_out(engine, factory, num_examples, microbatch_size, augmult, rescale, seed, clipping_norm):
+def test_the_sum_is_that_of_algorithm_1_written_out(
+    engine, factory, num_examples, microbatch_size, augmult, rescale, seed, clipping_norm
+):
     model, x, y = make_problem(factory, num_examples, augmult, seed=seed)
     grad_fn = clipped_grad(
         model,
@@ -153,7 +161,13 @@ def test_the_engines_agree(factory, num_examples, microbatch_size, augmult, resc
     model, x, y = make_problem(factory, num_examples, augmult, seed=seed)
     outs = [
         clipped_grad(
-            model, cross_entropy, clipping_norm=1.0, augmult=augmult, rescale_to_unit_norm=rescale, microbatch_size=microbatch_size, engine=engine
+            model,
+            cross_entropy,
+            clipping_norm=1.0,
+            augmult=augmult,
+            rescale_to_unit_norm=rescale,
+            microbatch_size=microbatch_size,
+            engine=engine,
         )(x, y)
         for engine in ENGINES
     ]
@@ -165,23 +179,35 @@ def test_the_engines_agree(factory, num_examples, microbatch_size, augmult, resc
 
 @laws
 @given(other=st.sampled_from([1, 3, 8, 9, 20]), **problems)
-def test_the_microbatch_size_changes_nothing(engine, factory, num_examples, microbatch_size, augmult, rescale, seed, other):
+def test_the_microbatch_size_changes_nothing(
+    engine, factory, num_examples, microbatch_size, augmult, rescale, seed, other
+):
     model, x, y = make_problem(factory, num_examples, augmult, seed=seed)
     kwargs = dict(clipping_norm=1.0, augmult=augmult, rescale_to_unit_norm=rescale, engine=engine)
-    one, two = (clipped_grad(model, cross_entropy, microbatch_size=size, **kwargs)(x, y) for size in (microbatch_size, other))
+    one, two = (
+        clipped_grad(model, cross_entropy, microbatch_size=size, **kwargs)(x, y) for size in (microbatch_size, other)
+    )
     assert l2_distance(one.grad_sum, two.grad_sum) < 1e-11
     torch.testing.assert_close(one.grad_norms, two.grad_norms, rtol=1e-11, atol=1e-12)
 
 
 @laws
 @given(mask=st.lists(st.booleans(), min_size=9, max_size=9), **problems)
-def test_padding_contributes_exactly_zero_whatever_it_holds(engine, factory, num_examples, microbatch_size, augmult, rescale, seed, mask):
+def test_padding_contributes_exactly_zero_whatever_it_holds(
+    engine, factory, num_examples, microbatch_size, augmult, rescale, seed, mask
+):
     model, x, y = make_problem(factory, num_examples, augmult, torch.float32, seed)
     is_padding = torch.tensor(mask[:num_examples])
     x[is_padding] = torch.nan
     y[is_padding] = -100
     grad_fn = clipped_grad(
-        model, cross_entropy, clipping_norm=1.0, augmult=augmult, rescale_to_unit_norm=rescale, microbatch_size=microbatch_size, engine=engine
+        model,
+        cross_entropy,
+        clipping_norm=1.0,
+        augmult=augmult,
+        rescale_to_unit_norm=rescale,
+        microbatch_size=microbatch_size,
+        engine=engine,
     )
     out, alone = grad_fn(x, y, is_padding=is_padding), grad_fn(x[~is_padding], y[~is_padding])
     for name, value in alone.grad_sum.items():
@@ -224,7 +250,9 @@ def test_a_gradient_whose_square_overflows_contributes_zero(engine):
 @pytest.mark.parametrize("rescale", [False, True])
 def test_a_gradient_of_zero_stays_zero(engine, rescale):
     model = nn.Linear(2, 1, bias=False)
-    grad_fn = clipped_grad(model, lambda outputs: outputs[:, 0], clipping_norm=1.0, rescale_to_unit_norm=rescale, engine=engine)
+    grad_fn = clipped_grad(
+        model, lambda outputs: outputs[:, 0], clipping_norm=1.0, rescale_to_unit_norm=rescale, engine=engine
+    )
     out = grad_fn(torch.zeros(3, 2))
     assert torch.equal(out.grad_sum["weight"], torch.zeros(1, 2))
 
@@ -234,9 +262,13 @@ def test_a_gradient_of_zero_stays_zero(engine, rescale):
 def test_an_empty_batch_sums_to_zero(engine, augmult):
     model, x, y = make_problem(augmult=augmult, dtype=torch.float32)
     out = clipped_grad(model, cross_entropy, clipping_norm=1.0, augmult=augmult, engine=engine)(x[:0], y[:0])
-    assert {name: value.shape for name, value in out.grad_sum.items()} == {name: value.shape for name, value in model.named_parameters()}
+    assert {name: value.shape for name, value in out.grad_sum.items()} == {
+        name: value.shape for name, value in model.named_parameters()
+    }
     assert l2_norm(out.grad_sum) == 0 and out.grad_norms.shape == out.losses.shape == (0,)
-    all_padding = clipped_grad(model, cross_entropy, clipping_norm=1.0, augmult=augmult, engine=engine)(x, y, is_padding=torch.ones(5).bool())
+    all_padding = clipped_grad(model, cross_entropy, clipping_norm=1.0, augmult=augmult, engine=engine)(
+        x, y, is_padding=torch.ones(5).bool()
+    )
     assert l2_norm(all_padding.grad_sum) == 0 and not all_padding.grad_norms.any()
 
 
@@ -256,7 +288,9 @@ def test_the_sensitivity_is_one_after_rescaling_and_the_clipping_norm_without(en
     for rescale, sensitivity in ((True, 1.0), (False, 0.25)):
         grad_fn = clipped_grad(model, cross_entropy, clipping_norm=0.25, rescale_to_unit_norm=rescale, engine=engine)
         assert grad_fn.sensitivity == sensitivity
-        assert l2_norm(grad_fn(x[:1], y[:1]).grad_sum) == pytest.approx(sensitivity, rel=1e-6)  # clipped: the bound is met
+        assert l2_norm(grad_fn(x[:1], y[:1]).grad_sum) == pytest.approx(
+            sensitivity, rel=1e-6
+        )  # clipped: the bound is met
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -290,18 +324,31 @@ def test_the_model_is_left_as_it_was(engine, grad_mode):
         parameter.grad = torch.full_like(parameter, 7.0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.set_grad_enabled(grad_mode):
-        out = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine=engine)(x, y, key=bytes(32), example_ids=torch.arange(len(x)))
+        out = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine=engine)(
+            x, y, key=bytes(32), example_ids=torch.arange(len(x))
+        )
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert all(torch.equal(parameter.grad, torch.full_like(parameter, 7.0)) and parameter.requires_grad for parameter in model.parameters())
-    assert model.training and not any(value.requires_grad for value in out.grad_sum.values()) and not out.losses.requires_grad
+    assert all(
+        torch.equal(parameter.grad, torch.full_like(parameter, 7.0)) and parameter.requires_grad
+        for parameter in model.parameters()
+    )
+    assert (
+        model.training
+        and not any(value.requires_grad for value in out.grad_sum.values())
+        and not out.losses.requires_grad
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_frozen_parameters_are_left_out(engine):
     model, x, y = make_problem()
-    full = clipped_grad(model, cross_entropy, clipping_norm=1e6, rescale_to_unit_norm=False, engine=engine)(x, y).grad_sum
+    full = clipped_grad(model, cross_entropy, clipping_norm=1e6, rescale_to_unit_norm=False, engine=engine)(
+        x, y
+    ).grad_sum
     model[0].requires_grad_(False)
-    out = clipped_grad(model, cross_entropy, clipping_norm=1e6, rescale_to_unit_norm=False, engine=engine)(x, y).grad_sum
+    out = clipped_grad(model, cross_entropy, clipping_norm=1e6, rescale_to_unit_norm=False, engine=engine)(
+        x, y
+    ).grad_sum
     assert set(out) == {"1.weight", "1.bias", "4.weight", "4.bias"}
     for name, value in out.items():
         torch.testing.assert_close(value, full[name])
@@ -356,7 +403,9 @@ def test_a_trainable_parameter_without_a_gradient_is_refused_by_name(engine):
             return [head(x.flatten(1)) for head in self.heads.values()]
 
     with pytest.raises(InputError, match="'heads.b.weight' receives no gradient from the loss"):
-        clipped_grad(TwoHeads(), lambda outputs, y: cross_entropy(outputs[0], y), clipping_norm=1.0, engine=engine)(x, y)
+        clipped_grad(TwoHeads(), lambda outputs, y: cross_entropy(outputs[0], y), clipping_norm=1.0, engine=engine)(
+            x, y
+        )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -414,7 +463,12 @@ def test_a_loss_with_trainable_parameters_of_its_own_is_refused(engine):
     model, x, y = make_problem()
     temperature = nn.Parameter(torch.ones((), dtype=torch.float64))
     with pytest.raises(InputError, match="besides the model's output"):
-        clipped_grad(model, lambda outputs, targets: cross_entropy(outputs * temperature, targets), clipping_norm=1.0, engine=engine)(x, y)
+        clipped_grad(
+            model,
+            lambda outputs, targets: cross_entropy(outputs * temperature, targets),
+            clipping_norm=1.0,
+            engine=engine,
+        )(x, y)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -468,7 +522,9 @@ def test_no_microbatch_size_means_one_that_shrinks_with_what_is_kept_for_the_bac
         (1, 32, [(4, 1)]),
     ],
 )
-def test_only_the_last_microbatch_is_padded_and_no_example_is_dropped(monkeypatch, num_examples, microbatch_size, expected):
+def test_only_the_last_microbatch_is_padded_and_no_example_is_dropped(
+    monkeypatch, num_examples, microbatch_size, expected
+):
     model, x, y = make_problem(num_examples=num_examples, dtype=torch.float32)
     seen = []
 
@@ -504,7 +560,9 @@ def test_no_engine_writes_to_a_buffer_of_the_model(engine):
     _, x, y = make_problem(num_examples=4, dtype=torch.float32)
     model = Counting()
     try:
-        BUILDERS[engine](model, cross_entropy, x[:1], None).clipped_sum(torch.ones_like, Batch(x[:, None], (y,), torch.ones(4).bool(), None))
+        BUILDERS[engine](model, cross_entropy, x[:1], None).clipped_sum(
+            torch.ones_like, Batch(x[:, None], (y,), torch.ones(4).bool(), None)
+        )
     except RuntimeError as error:  # torch.func refuses by itself
         assert engine == "func" and "in-place operation" in str(error)
     except InputError as error:
@@ -516,7 +574,11 @@ def test_no_engine_writes_to_a_buffer_of_the_model(engine):
 def test_no_engine_counts_what_is_not_real(engine):
     model, x, y = make_problem(num_examples=4)
     is_real = torch.tensor([True, False, True, False])
-    grad_sum = BUILDERS[engine](model, cross_entropy, x[:1], None).clipped_sum(torch.ones_like, Batch(x[:, None], (y,), is_real, None)).grad_sum
+    grad_sum = (
+        BUILDERS[engine](model, cross_entropy, x[:1], None)
+        .clipped_sum(torch.ones_like, Batch(x[:, None], (y,), is_real, None))
+        .grad_sum
+    )
     gradients = torch.autograd.grad(cross_entropy(model(x[is_real]), y[is_real]).sum(), list(model.parameters()))
     assert l2_distance(grad_sum, dict(zip(grad_sum, gradients, strict=True))) < 1e-9
 

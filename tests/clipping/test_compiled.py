@@ -41,7 +41,16 @@ def compiled(problem):
     model, inputs, targets = problem
     methods = {"memory_format": "contiguous", "conv:conv2d.weight": "conv_ghost", "out:linear.weight": "ghost"}
     grad_fns = [
-        clipped_grad(model, loss_fn, clipping_norm=0.5, augmult=2, microbatch_size=16, engine="graph", methods=methods, compile=compile)
+        clipped_grad(
+            model,
+            loss_fn,
+            clipping_norm=0.5,
+            augmult=2,
+            microbatch_size=16,
+            engine="graph",
+            methods=methods,
+            compile=compile,
+        )
         for compile in (False, True)
     ]
     for grad_fn in grad_fns:
@@ -108,7 +117,15 @@ def test_the_way_back_from_derived_weights_is_compiled_too(monkeypatch):
     torch.manual_seed(0)
     model, inputs, targets = LowRank(), torch.randn(7, 3, 5, 5), torch.randint(4, (7,))
     pair = [
-        clipped_grad(model, loss_fn, clipping_norm=0.1, microbatch_size=4, engine="graph", methods={"memory_format": "contiguous"}, compile=compile)
+        clipped_grad(
+            model,
+            loss_fn,
+            clipping_norm=0.1,
+            microbatch_size=4,
+            engine="graph",
+            methods={"memory_format": "contiguous"},
+            compile=compile,
+        )
         for compile in (False, True)
     ]
     assert_equal(pair, inputs, targets)
@@ -123,11 +140,22 @@ def test_the_way_back_from_derived_weights_is_compiled_too(monkeypatch):
 def test_patches_and_tokens():
     """As in a vision transformer: a convolution whose patches lie apart, and layers of few positions."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 4, stride=4), nn.Flatten(2), nn.Linear(4, 6), nn.SiLU(), nn.Flatten(), nn.Linear(48, 4))
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 4, stride=4), nn.Flatten(2), nn.Linear(4, 6), nn.SiLU(), nn.Flatten(), nn.Linear(48, 4)
+    )
     inputs, targets = torch.randn(8, 2, 3, 8, 8), torch.randint(4, (8,))
     methods = {"memory_format": "contiguous", "0:conv2d.weight": "patch_ghost", "2:linear.weight": "ghost_at_once"}
     pair = [
-        clipped_grad(model, loss_fn, clipping_norm=0.5, augmult=2, microbatch_size=8, engine="graph", methods=methods, compile=compile)
+        clipped_grad(
+            model,
+            loss_fn,
+            clipping_norm=0.5,
+            augmult=2,
+            microbatch_size=8,
+            engine="graph",
+            methods=methods,
+            compile=compile,
+        )
         for compile in (False, True)
     ]
     assert_equal(pair, inputs, targets)
@@ -184,7 +212,9 @@ def test_engines_that_cannot_be_compiled_say_so(problem):
 def test_images_whose_channels_lie_together_go_through_group_norms_one_after_another():
     """Group norm keeps that order on a CPU; what traces it believes otherwise, and the second one's rows are then taken apart."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 4))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 4)
+    )
     inputs, targets, methods = torch.randn(16, 2, 3, 8, 8), torch.randint(4, (16,)), {"memory_format": "channels_last"}
     keys = {"clipping_norm": 0.5, "augmult": 2, "microbatch_size": 16, "engine": "graph", "methods": methods}
     assert_equal([clipped_grad(model, loss_fn, **keys, compile=compile) for compile in (False, True)], inputs, targets)

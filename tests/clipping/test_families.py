@@ -25,7 +25,9 @@ def override(name, **arguments):
     def make():
         module = sys.modules[timm.model_entrypoint(name).__module__]
         original = module.build_model_with_cfg
-        module.build_model_with_cfg = lambda cls, variant, pretrained=False, **others: original(cls, variant, pretrained, **(others | arguments))
+        module.build_model_with_cfg = lambda cls, variant, pretrained=False, **others: original(
+            cls, variant, pretrained, **(others | arguments)
+        )
         try:
             return timm.create_model(name, num_classes=5)
         finally:
@@ -41,7 +43,9 @@ def fixed(factory):
 def torchvision_vit():
     from torchvision.models import VisionTransformer
 
-    return VisionTransformer(image_size=32, patch_size=8, num_layers=2, num_heads=3, hidden_dim=48, mlp_dim=96, num_classes=5)
+    return VisionTransformer(
+        image_size=32, patch_size=8, num_layers=2, num_heads=3, hidden_dim=48, mlp_dim=96, num_classes=5
+    )
 
 
 group_norm, group_norm_act = partial(GroupNorm, num_groups=4), partial(GroupNormAct, num_groups=4)
@@ -85,7 +89,9 @@ SLOW = {
     "resnext50": create("resnext50_32x4d", norm_layer=group_norm, cardinality=4, base_width=16, **four),
     "res2net50": create("res2net50_26w_4s", norm_layer=GroupNorm1, base_width=16, **four),
     "resnest14d": create("resnest14d", norm_layer=group_norm, channels=(16, 16, 32, 32), layers=(1, 1, 1, 1)),
-    "resnetv2_50x1_bit": override("resnetv2_50x1_bit", layers=(1, 1, 1, 1), channels=(32, 32, 64, 64), stem_chs=16, norm_layer=group_norm_act),
+    "resnetv2_50x1_bit": override(
+        "resnetv2_50x1_bit", layers=(1, 1, 1, 1), channels=(32, 32, 64, 64), stem_chs=16, norm_layer=group_norm_act
+    ),
     "densenet121": override("densenet121", norm_layer=GroupNorm1Act, growth_rate=8, block_config=(2, 2, 1, 1)),
     "efficientnet_b0": override("efficientnet_b0", **narrow),
     "mobilenetv2": override("mobilenetv2_035", **narrow),
@@ -106,7 +112,9 @@ SLOW = {
     "gmlp_ti16": override("gmlp_ti16_224", **mixer),
     "poolformer_s12": override("poolformer_s12", **next_),
     "caformer_s18": override("caformer_s18", depths=(1, 1, 1, 1), dims=(16, 32, 32, 64)),
-    "davit_tiny": create("davit_tiny", embed_dims=(8, 16, 16, 32), num_heads=(1, 2, 2, 4), depths=(1, 1, 1, 1), window_size=4),
+    "davit_tiny": create(
+        "davit_tiny", embed_dims=(8, 16, 16, 32), num_heads=(1, 2, 2, 4), depths=(1, 1, 1, 1), window_size=4
+    ),
     "inception_next": create("inception_next_atto", norm_layer=LayerNorm2d, depths=(1, 1, 1, 1), dims=(16, 16, 24, 32)),
     "repvit": fixed(override("repvit_m0_9", embed_dim=(8, 16, 24, 32), depth=(1, 1, 1, 1))),
 }
@@ -133,7 +141,9 @@ def check(factory, methods):
     model = build(factory)
     inputs, targets = torch.randn(2, 2, 3, 32, 32, dtype=torch.float64), torch.tensor([1, 3])
     graph, reference = (
-        clipped_grad(model, loss_fn, clipping_norm=1.0, augmult=2, engine=engine, methods=methods if engine == "graph" else None)(inputs, targets)
+        clipped_grad(
+            model, loss_fn, clipping_norm=1.0, augmult=2, engine=engine, methods=methods if engine == "graph" else None
+        )(inputs, targets)
         for engine in ("graph", "reference")
     )
     torch.testing.assert_close(graph.grad_norms, reference.grad_norms, rtol=1e-9, atol=0)

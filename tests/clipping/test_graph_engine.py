@@ -32,7 +32,9 @@ def problem(num_examples, augmult, shape, dtype=torch.float64, seed=0):
 
 def by_hand(model, inputs, targets, augmult, clipping_norm):
     """Norms and the sum of clipped gradients, one image at a time."""
-    names, parameters = zip(*((name, value) for name, value in model.named_parameters() if value.requires_grad), strict=True)
+    names, parameters = zip(
+        *((name, value) for name, value in model.named_parameters() if value.requires_grad), strict=True
+    )
     total, norms = [torch.zeros_like(value) for value in parameters], []
     for i in range(len(inputs)):
         views = inputs[i] if augmult else inputs[i : i + 1]
@@ -47,7 +49,9 @@ def by_hand(model, inputs, targets, augmult, clipping_norm):
 def assert_exact(model, shape, augmult=0, clipping_norm=1.0, methods=None, num_examples=5):
     model = model.double()
     inputs, targets = problem(num_examples, augmult, shape)
-    grad_fn = clipped_grad(model, loss_fn, clipping_norm=clipping_norm, augmult=augmult, microbatch_size=3, engine="graph", methods=methods)
+    grad_fn = clipped_grad(
+        model, loss_fn, clipping_norm=clipping_norm, augmult=augmult, microbatch_size=3, engine="graph", methods=methods
+    )
     out = grad_fn(inputs, targets)
     norms, total = by_hand(model, inputs, targets, augmult, clipping_norm)
     torch.testing.assert_close(out.grad_norms, norms, rtol=1e-9, atol=1e-12)
@@ -61,7 +65,11 @@ def assert_exact(model, shape, augmult=0, clipping_norm=1.0, methods=None, num_e
 @pytest.mark.parametrize("make", [nn.Conv2d, WeightStandardizedConv2d])
 def test_convolutions(make, augmult):
     torch.manual_seed(0)
-    assert_exact(nn.Sequential(make(4, 5, 3, stride=2, padding=1), nn.SiLU(), make(5, 3, 2), nn.SiLU(), nn.Flatten()), (4, 7, 6), augmult)
+    assert_exact(
+        nn.Sequential(make(4, 5, 3, stride=2, padding=1), nn.SiLU(), make(5, 3, 2), nn.SiLU(), nn.Flatten()),
+        (4, 7, 6),
+        augmult,
+    )
 
 
 class Tokens(nn.Module):
@@ -78,7 +86,10 @@ class Tokens(nn.Module):
         self.register_buffer("distance", (torch.arange(6)[:, None] - torch.arange(6)[None]) + 5)
 
     def forward(self, x):
-        x = torch.cat([self.token.expand(x.shape[0], -1, -1), self.other.repeat(x.shape[0], 1, 1), x], dim=1) + self.positions
+        x = (
+            torch.cat([self.token.expand(x.shape[0], -1, -1), self.other.repeat(x.shape[0], 1, 1), x], dim=1)
+            + self.positions
+        )
         q, k, v = self.qkv(x).unflatten(-1, (3, 2, 2)).permute(2, 0, 3, 1, 4)
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=self.table[self.distance])
         return (x.transpose(1, 2).flatten(2) * self.scale)[:, 0]
@@ -198,7 +209,10 @@ OTHERS = {
     "embedding": (nn.Sequential(nn.Linear(4, 4), nn.PReLU(4), nn.LayerNorm(4), nn.RMSNorm(4)), (4,)),
     "one_dimension": (nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.SiLU(), nn.Flatten()), (2, 5)),
     "three_dimensions": (nn.Sequential(nn.Conv3d(1, 2, 2), nn.SiLU(), nn.Flatten()), (1, 3, 3, 4)),
-    "transposed": (nn.Sequential(nn.ConvTranspose2d(2, 3, 3, stride=2, output_padding=1), nn.SiLU(), nn.Flatten()), (2, 3, 3)),
+    "transposed": (
+        nn.Sequential(nn.ConvTranspose2d(2, 3, 3, stride=2, output_padding=1), nn.SiLU(), nn.Flatten()),
+        (2, 3, 3),
+    ),
     "instance_norm": (nn.Sequential(nn.InstanceNorm2d(3, affine=True), nn.SiLU(), nn.Flatten()), (3, 4, 4)),
     "group_norm": (nn.Sequential(nn.GroupNorm(2, 4), nn.SiLU(), nn.Flatten()), (4, 3, 3)),
     "weight_norm": (nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), (4,)),
@@ -295,7 +309,11 @@ class Shuffled(nn.Module):
         return x.flip(0)
 
 
-@pytest.mark.parametrize("mixing", [BatchMean(), Shuffled(), nn.BatchNorm1d(4, track_running_stats=False)], ids=["mean", "shuffled", "batch_norm"])
+@pytest.mark.parametrize(
+    "mixing",
+    [BatchMean(), Shuffled(), nn.BatchNorm1d(4, track_running_stats=False)],
+    ids=["mean", "shuffled", "batch_norm"],
+)
 def test_a_graph_that_mixes_examples_is_refused_by_name(mixing):
     with pytest.raises(InputError, match="mixes examples|what a row gives could depend on the others"):
         trace(nn.Sequential(nn.Linear(4, 4), mixing, nn.Linear(4, 2)), torch.zeros(1, 4))
@@ -368,7 +386,9 @@ def test_a_parameter_that_the_model_returns_is_not_lost():
 
     with pytest.raises(InputError, match="value of all rows"):
         clipped_grad(model, loss, clipping_norm=1.0, engine="graph")(inputs, targets)
-    auto, reference = (clipped_grad(model, loss, clipping_norm=1.0, engine=engine)(inputs, targets) for engine in ("auto", "reference"))
+    auto, reference = (
+        clipped_grad(model, loss, clipping_norm=1.0, engine=engine)(inputs, targets) for engine in ("auto", "reference")
+    )
     torch.testing.assert_close(auto.grad_sum, reference.grad_sum)
 
 
@@ -391,7 +411,8 @@ def test_outputs_may_be_nested(augmult):
         return loss_fn(outputs["logits"] + outputs["others"][0], targets)
 
     graph, reference = (
-        clipped_grad(model, loss, clipping_norm=0.1, augmult=augmult, engine=engine)(inputs, targets) for engine in ("graph", "reference")
+        clipped_grad(model, loss, clipping_norm=0.1, augmult=augmult, engine=engine)(inputs, targets)
+        for engine in ("graph", "reference")
     )
     torch.testing.assert_close(graph.grad_sum, reference.grad_sum)
 
@@ -438,7 +459,9 @@ def test_a_layer_frozen_or_freed_later_is_left_out_or_trained():
 
 
 def test_another_image_size_and_another_mode_are_traced_anew():
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.5), nn.Linear(3, 2)).double()
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.5), nn.Linear(3, 2)
+    ).double()
     grad_fn = clipped_grad(model, loss_fn, clipping_norm=1.0, engine="graph")
     grad_fn(*problem(4, 0, (1, 6, 6)), key=bytes(32), example_ids=torch.arange(4))
     model.eval()
@@ -453,7 +476,11 @@ class Repeated(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.twice, self.standardized, self.plain = nn.Conv2d(4, 4, 3, padding=1), WeightStandardizedConv2d(4, 6, 3), nn.Conv2d(6, 4, 3)
+        self.twice, self.standardized, self.plain = (
+            nn.Conv2d(4, 4, 3, padding=1),
+            WeightStandardizedConv2d(4, 6, 3),
+            nn.Conv2d(6, 4, 3),
+        )
         self.left, self.right = nn.Parameter(torch.randn(5, 2)), nn.Parameter(torch.randn(2, 36))
 
     def forward(self, x):
@@ -470,12 +497,20 @@ def test_gradients_in_blocks(method, augmult, monkeypatch):
     monkeypatch.setattr("sfumato.clipping.graph.rules.convolution._BLOCK", 300)  # two examples of most
     monkeypatch.setattr("sfumato.clipping.graph.clip._FEW", 0)
     put_together, written_out = [], MaterializedGrads.written_out
-    monkeypatch.setattr(MaterializedGrads, "written_out", lambda self: put_together.append((len(self.blocks), self.shape)) or written_out(self))
+    monkeypatch.setattr(
+        MaterializedGrads,
+        "written_out",
+        lambda self: put_together.append((len(self.blocks), self.shape)) or written_out(self),
+    )
     torch.manual_seed(0)
     model, shape = Repeated(), (4, 9, 9)
-    keys = clipped_grad(model, loss_fn, clipping_norm=1.0, augmult=augmult, engine="graph", methods={"memory_format": "contiguous"})
+    keys = clipped_grad(
+        model, loss_fn, clipping_norm=1.0, augmult=augmult, engine="graph", methods={"memory_format": "contiguous"}
+    )
     keys(*problem(2, augmult, shape, dtype=torch.float32))
-    methods = {key: method if "conv2d" in key and key.endswith("weight") else name for key, name in keys.methods.items()}
+    methods = {
+        key: method if "conv2d" in key and key.endswith("weight") else name for key, name in keys.methods.items()
+    }
     put_together.clear()
     assert assert_exact(model, shape, augmult, methods=methods).methods == methods
     assert {shape for blocks, shape in put_together if blocks > 1} == {(5, 4, 3, 3)}
@@ -490,7 +525,10 @@ class Gains(nn.Module):
         self.gain, self.scale, self.shift = (nn.Parameter(torch.tensor(value)) for value in (0.5, 2.0, [0.1]))
 
     def forward(self, x):
-        return F.linear((self.conv(x) * self.gain).flatten(1).tanh(), self.scale * self.out.weight, self.out.bias) + self.shift
+        return (
+            F.linear((self.conv(x) * self.gain).flatten(1).tanh(), self.scale * self.out.weight, self.out.bias)
+            + self.shift
+        )
 
 
 @pytest.mark.parametrize("augmult", [0, 2])
@@ -511,7 +549,9 @@ def test_a_closed_form_that_holds_again_finds_what_it_needs():
         with torch.no_grad():
             conv.weight.copy_(scale * values)
         norms = grad_fn(inputs, targets).grad_norms
-    torch.testing.assert_close(norms, clipped_grad(model, loss_fn, clipping_norm=1.0, engine="reference")(inputs, targets).grad_norms)
+    torch.testing.assert_close(
+        norms, clipped_grad(model, loss_fn, clipping_norm=1.0, engine="reference")(inputs, targets).grad_norms
+    )
 
 
 class Unused(nn.Module):
@@ -536,33 +576,53 @@ def test_uses_that_do_not_reach_the_loss_contribute_nothing():
 def test_a_loss_of_probabilities_is_no_trouble():
     model = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid(), nn.Flatten(0)).double()
     inputs, targets = problem(4, 0, (4,))
-    out = clipped_grad(model, lambda p, y: F.binary_cross_entropy(p, y, reduction="none"), clipping_norm=1.0, engine="graph")(
-        inputs, targets.double()
-    )
+    out = clipped_grad(
+        model, lambda p, y: F.binary_cross_entropy(p, y, reduction="none"), clipping_norm=1.0, engine="graph"
+    )(inputs, targets.double())
     assert torch.isfinite(out.losses).all()
 
 
 def test_methods_of_another_model_are_not_believed():
     """GhostGrads norms of a tied weight, or a bias rule for a square weight, would be silently wrong."""
-    assert_exact(Tied(), (4,), methods={"memory_format": "contiguous", "model:linear.weight": "ghost", "model:linear_1.weight": "ghost"})
-    grad_fn = assert_exact(nn.Linear(2, 2), (2,), methods={"memory_format": "contiguous", "model:linear.weight": "bias", "model:linear.bias": "x"})
+    assert_exact(
+        Tied(),
+        (4,),
+        methods={"memory_format": "contiguous", "model:linear.weight": "ghost", "model:linear_1.weight": "ghost"},
+    )
+    grad_fn = assert_exact(
+        nn.Linear(2, 2),
+        (2,),
+        methods={"memory_format": "contiguous", "model:linear.weight": "bias", "model:linear.bias": "x"},
+    )
     assert grad_fn.methods["model:linear.weight"] in ("rows", "ghost")
     torch.manual_seed(0)
-    patches, key = nn.Sequential(WeightStandardizedConv2d(2, 6, 2, stride=2), nn.SiLU(), nn.Flatten()), "0:conv2d.weight"
+    patches, key = (
+        nn.Sequential(WeightStandardizedConv2d(2, 6, 2, stride=2), nn.SiLU(), nn.Flatten()),
+        "0:conv2d.weight",
+    )
     grad_fn = assert_exact(patches, (2, 4, 4), methods={"memory_format": "contiguous", key: "patch_ghost"})
     assert grad_fn.methods[key] != "patch_ghost"  # which cannot say what standardisation needs
     plain = nn.Sequential(nn.Conv2d(2, 6, 2, stride=2), nn.SiLU(), nn.Flatten())
-    assert assert_exact(plain, (2, 4, 4), methods={"memory_format": "contiguous", key: "patch_ghost"}).methods[key] == "patch_ghost"
+    assert (
+        assert_exact(plain, (2, 4, 4), methods={"memory_format": "contiguous", key: "patch_ghost"}).methods[key]
+        == "patch_ghost"
+    )
 
 
-@pytest.mark.parametrize("fault", ["none", "a bias is missing", "a site is left out", "an operation writes past the labels"])
+@pytest.mark.parametrize(
+    "fault", ["none", "a bias is missing", "a site is left out", "an operation writes past the labels"]
+)
 def test_planted_faults_are_seen(fault, monkeypatch):
     """The comparison above can fail: each fault in the real code makes it."""
     torch.manual_seed(0)
     model, shape = nn.Sequential(nn.Conv2d(2, 3, 2), nn.SiLU(), nn.Flatten(), nn.Linear(12, 3)), (2, 3, 3)
     if fault == "a bias is missing":
         bias = METHODS["conv_bias"]
-        monkeypatch.setitem(METHODS, "conv_bias", lambda record, argument: MaterializedGrads(torch.zeros_like(bias(record, argument).written_out())))
+        monkeypatch.setitem(
+            METHODS,
+            "conv_bias",
+            lambda record, argument: MaterializedGrads(torch.zeros_like(bias(record, argument).written_out())),
+        )
     elif fault == "a site is left out":
         monkeypatch.setattr("sfumato.clipping.graph.engine.trace", lambda *args: without_first_site(trace(*args)))
     elif fault == "an operation writes past the labels":
@@ -590,7 +650,9 @@ def weights_computed(monkeypatch):
 def test_weights_are_computed_once_where_parameters_are_fixed_and_anew_afterwards(monkeypatch):
     model = nn.Sequential(WeightStandardizedConv2d(3, 4, 3), nn.SiLU(), nn.Flatten(), nn.Linear(64, 3)).double()
     inputs, targets = problem(6, 0, (3, 6, 6))
-    grad_fn = clipped_grad(model, loss_fn, clipping_norm=1.0, microbatch_size=2, methods={"memory_format": "contiguous"}, engine="graph")
+    grad_fn = clipped_grad(
+        model, loss_fn, clipping_norm=1.0, microbatch_size=2, methods={"memory_format": "contiguous"}, engine="graph"
+    )
     before = grad_fn(inputs, targets).grad_sum
     seen = weights_computed(monkeypatch)
     with grad_fn.parameters_fixed():
@@ -606,7 +668,9 @@ def test_weights_are_computed_once_where_parameters_are_fixed_and_anew_afterward
         torch.testing.assert_close(after[name], value, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("make", [LowRank, lambda: nn.Sequential(WeightStandardizedConv2d(1, 4, 2), nn.Flatten(), nn.Linear(4, 2))])
+@pytest.mark.parametrize(
+    "make", [LowRank, lambda: nn.Sequential(WeightStandardizedConv2d(1, 4, 2), nn.Flatten(), nn.Linear(4, 2))]
+)
 def test_threads_may_share_fixed_weights(make):
     """Those that autograd pulls back included; and the first to leave takes nothing from the others."""
     model = make().double()
@@ -617,7 +681,11 @@ def test_threads_may_share_fixed_weights(make):
     with ThreadPoolExecutor(4) as pool, grad_fn.parameters_fixed():
         for _ in range(5):
             together = pool.map(lambda i: grad_fn(inputs[i : i + 4], targets[i : i + 4]).grad_sum, range(0, 24, 4))
-            assert all(torch.equal(value, own[name]) for own, single in zip(together, alone, strict=True) for name, value in single.items())
+            assert all(
+                torch.equal(value, own[name])
+                for own, single in zip(together, alone, strict=True)
+                for name, value in single.items()
+            )
 
 
 class Sums(nn.Module):

@@ -42,7 +42,14 @@ def test_whatever_changes_what_a_graph_computes_changes_its_digest():
     same = [graph_of(Network()) for _ in range(2)]
     others = [
         graph_of(Network(**change))
-        for change in ({"scale": 1.0 + 2**-50}, {"power": 3}, {"dim": -1}, {"table": 0.5000001}, {"constant": 0.5000001}, {"order": (1, 0)})
+        for change in (
+            {"scale": 1.0 + 2**-50},
+            {"power": 3},
+            {"dim": -1},
+            {"table": 0.5000001},
+            {"constant": 0.5000001},
+            {"order": (1, 0)},
+        )
     ]
     assert same[0] == same[1] and len({same[0], *others}) == 1 + len(others)
 
@@ -112,7 +119,13 @@ def package(tmp_path):
 
 def told(package, hash_seed="0"):
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([sys.executable, str(package.parent / "ask.py")], capture_output=True, text=True, env=environment, cwd=package.parent)
+    done = subprocess.run(
+        [sys.executable, str(package.parent / "ask.py")],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=package.parent,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -57,21 +57,38 @@ def test_one_huge_image_does_not_keep_a_compiled_pass_at_the_old_loss():
 
 def test_an_image_that_counts_for_nothing_changes_no_rounding_of_a_compiled_bf16_pass():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.GELU(), nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(128, 10))
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.GroupNorm(2, 8),
+        nn.GELU(),
+        nn.Conv2d(8, 8, 3),
+        nn.GroupNorm(2, 8),
+        nn.Flatten(),
+        nn.Linear(128, 10),
+    )
     count = 32
     images = 0.3 * torch.randn(1, 3, 8, 8) + 0.01 * torch.randn(count, 3, 8, 8)
-    labels, keys = torch.zeros(count, dtype=torch.long), {"clipping_norm": 0.1, "methods": FIXED, "microbatch_size": count}
+    labels, keys = (
+        torch.zeros(count, dtype=torch.long),
+        {"clipping_norm": 0.1, "methods": FIXED, "microbatch_size": count},
+    )
     grad_fn = clipped_grad(model, cross_entropy, **keys, compile=True, precision="bf16")
     without = grad_fn(images, labels, is_padding=left_out(count)).grad_sum
     images[0] = math.inf
     assert distance(grad_fn(images, labels).grad_sum, without) <= 1e-4
 
 
-@pytest.mark.parametrize("made", [torch.empty_like, lambda h: h.new_empty(h.shape), lambda h: torch.empty(h.shape)], ids=["like", "new", "shape"])
+@pytest.mark.parametrize(
+    "made",
+    [torch.empty_like, lambda h: h.new_empty(h.shape), lambda h: torch.empty(h.shape)],
+    ids=["like", "new", "shape"],
+)
 def test_memory_that_nobody_filled_is_no_part_of_a_proof(made):
     model = Flat(lambda values: torch.where(made(values).abs() > 1e30, -values, values))
     with pytest.raises(InputError):
-        clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="graph")(torch.randn(4, 1, 8, 8), torch.zeros(4, dtype=torch.long))
+        clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="graph")(
+            torch.randn(4, 1, 8, 8), torch.zeros(4, dtype=torch.long)
+        )
 
 
 @pytest.mark.parametrize("engine", ["graph", "func", "reference"])
@@ -95,7 +112,9 @@ class Clamped(nn.Conv2d):
 
 def test_one_weight_that_no_longer_follows_the_closed_form_is_seen():
     torch.manual_seed(0)
-    model = nn.Sequential(Clamped(3, 32, 3, padding=1), nn.ReLU(), Clamped(32, 32, 3, padding=1), nn.Flatten(), nn.Linear(32 * 64, 10))
+    model = nn.Sequential(
+        Clamped(3, 32, 3, padding=1), nn.ReLU(), Clamped(32, 32, 3, padding=1), nn.Flatten(), nn.Linear(32 * 64, 10)
+    )
     images, labels = torch.randn(3, 3, 8, 8), torch.tensor([0, 1, 2])
     grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0, methods=FIXED)
     grad_fn(images, labels)
@@ -103,7 +122,9 @@ def test_one_weight_that_no_longer_follows_the_closed_form_is_seen():
         model[2].weight[1, 0, 0, 0] = 0.3
     found = grad_fn(images, labels).grad_sum
     expected = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="reference")(images, labels).grad_sum
-    assert distance(found, expected) <= 1e-4 * math.sqrt(sum(float(value.square().sum()) for value in expected.values()))
+    assert distance(found, expected) <= 1e-4 * math.sqrt(
+        sum(float(value.square().sum()) for value in expected.values())
+    )
 
 
 class Held:
@@ -179,7 +200,13 @@ def test_a_table_that_code_keeps_outside_of_the_model_has_the_model_s_precision(
 
 
 @pytest.mark.parametrize(
-    "change", [lambda v: v * ((v > -1) & (v < 1)), lambda v: v * ((v > 1) | (v < -1)), lambda v: torch.max(v, -v), lambda v: torch.min(v, 2 * v)]
+    "change",
+    [
+        lambda v: v * ((v > -1) & (v < 1)),
+        lambda v: v * ((v > 1) | (v < -1)),
+        lambda v: torch.max(v, -v),
+        lambda v: torch.min(v, 2 * v),
+    ],
 )
 def test_what_works_on_each_entry_stays_with_the_fast_engine(change):
     grad_fn = clipped_grad(Flat(change), cross_entropy, clipping_norm=1.0)

@@ -41,7 +41,9 @@ def test_what_is_checked_does_not_depend_on_the_images():
     seen = []
     for fill in (12345.0, float("nan")):
         model = Watched()
-        clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="graph")(torch.full((3, 4), fill), torch.tensor([2, 2, 2]))
+        clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="graph")(
+            torch.full((3, 4), fill), torch.tensor([2, 2, 2])
+        )
         seen.append([x.detach() for x in SEEN if type(x) is torch.Tensor])
         SEEN.clear()
     assert len(seen[0]) == len(seen[1]) > 5
@@ -56,7 +58,9 @@ def test_targets_are_made_up_for_the_checks():
             seen.append(targets)
         return cross_entropy(outputs, targets)
 
-    clipped_grad(nn.Linear(4, 9), watched, clipping_norm=1.0, engine="reference")(torch.zeros(3, 4), torch.full((3,), -100))  # none a class
+    clipped_grad(nn.Linear(4, 9), watched, clipping_norm=1.0, engine="reference")(
+        torch.zeros(3, 4), torch.full((3,), -100)
+    )  # none a class
     assert seen and all((targets >= 0).all() for targets in seen)
 
 
@@ -81,7 +85,9 @@ def test_standing_in_gives_every_tensor_its_own_memory_back(dtype):
     assert torch.equal(model[0].weight.grad, torch.ones(3, 4)) and model[0].bias.grad is None and len(model) == 3
 
 
-@pytest.mark.parametrize(("values", "moves"), [(1000 * torch.arange(4096.0), 118_242), (torch.zeros(4096), 0.1), (torch.empty(0, 3), 0.0)])
+@pytest.mark.parametrize(
+    ("values", "moves"), [(1000 * torch.arange(4096.0), 118_242), (torch.zeros(4096), 0.1), (torch.empty(0, 3), 0.0)]
+)
 def test_parameters_move_by_a_tenth_of_their_spread_and_by_a_tenth_where_they_have_none(values, moves):
     """Enough that nothing hides behind zeros, and not so much that what a network computes with such weights is something else."""
     model = nn.ParameterList([nn.Parameter(values.clone())])
@@ -153,7 +159,9 @@ class CountsBackwardPasses(nn.Module):
 @pytest.mark.parametrize("model", [RemembersBatches, CountsBackwardPasses])
 def test_what_a_model_remembers_of_batches_or_shows_in_gradients_alone_is_told_as_memory(model, engine):
     with pytest.raises(InputError, match="another result after other images"):
-        clipped_grad(model(), lambda outputs: outputs.square().sum(1), clipping_norm=1.0, engine=engine)(torch.randn(3, 4))
+        clipped_grad(model(), lambda outputs: outputs.square().sum(1), clipping_norm=1.0, engine=engine)(
+            torch.randn(3, 4)
+        )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -235,7 +243,9 @@ def test_a_gradient_that_is_turned_by_a_small_angle_is_not_lost(angle):
 @pytest.mark.parametrize("engine", ["auto", *ENGINES])
 def test_lazy_layers_are_refused(engine):
     with pytest.raises(InputError, match="gets its shape from the first images"):
-        clipped_grad(nn.LazyLinear(3), cross_entropy, clipping_norm=1.0, engine=engine)(torch.randn(2, 4), torch.tensor([0, 1]))
+        clipped_grad(nn.LazyLinear(3), cross_entropy, clipping_norm=1.0, engine=engine)(
+            torch.randn(2, 4), torch.tensor([0, 1])
+        )
 
 
 @pytest.mark.parametrize("engine", ["graph", "func"])
@@ -278,7 +288,9 @@ def test_parts_of_torchscript_are_left_as_they_were(engine):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with contextlib.suppress(InputError):
         try_once(model, engine)
-    assert all(torch.equal(before[name], value) and value.dtype == torch.float32 for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(before[name], value) and value.dtype == torch.float32 for name, value in model.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("engine", ["auto", *ENGINES])
@@ -440,7 +452,9 @@ def test_models_that_take_pixels_alone_are_checked_on_pixels(engine, function):
 
 
 def test_a_loss_of_classes_from_one_on():
-    _, out = try_once(nn.Linear(4, 3), loss_fn=lambda outputs, targets: cross_entropy(outputs, targets.clamp(min=1) - 1))
+    _, out = try_once(
+        nn.Linear(4, 3), loss_fn=lambda outputs, targets: cross_entropy(outputs, targets.clamp(min=1) - 1)
+    )
     assert out.grad_norms.all()
 
 
@@ -450,7 +464,9 @@ def test_settings_that_change_between_two_calls_are_seen(engine):
     grad_fn, dropped = try_once(model, engine)
     model[1].p = 0.0
     batch = torch.rand(5, 4), torch.arange(5) % 3
-    torch.testing.assert_close(grad_fn(*batch).grad_norms, clipped_grad(model, cross_entropy, clipping_norm=1.0)(*batch).grad_norms)
+    torch.testing.assert_close(
+        grad_fn(*batch).grad_norms, clipped_grad(model, cross_entropy, clipping_norm=1.0)(*batch).grad_norms
+    )
 
 
 def test_a_lazy_model_is_refused_with_an_empty_batch_too():

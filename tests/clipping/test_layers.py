@@ -42,20 +42,26 @@ def assert_equals_a_loop(layer, memory_format, augmult, clipping_norm, engine):
     generator = torch.Generator().manual_seed(1)
     model = nn.Sequential(layer, nn.SiLU(), nn.Flatten()).double().to(memory_format=memory_format)
     views = max(1, augmult)
-    rows = torch.randn(5 * views, 4, 7, 6, generator=generator, dtype=torch.float64).contiguous(memory_format=memory_format)
+    rows = torch.randn(5 * views, 4, 7, 6, generator=generator, dtype=torch.float64).contiguous(
+        memory_format=memory_format
+    )
     inputs = rows.unflatten(0, (5, augmult)) if augmult else rows
     weights = torch.linspace(-1, 1, model(rows[:1]).numel(), dtype=torch.float64).expand(5, -1)
 
     def loss_fn(outputs, weights):
         return (outputs * weights).sum(dim=1) + outputs.square().sum(dim=1)
 
-    grad_fn = clipped_grad(model, loss_fn, clipping_norm=clipping_norm, augmult=augmult, microbatch_size=3, engine=engine)
+    grad_fn = clipped_grad(
+        model, loss_fn, clipping_norm=clipping_norm, augmult=augmult, microbatch_size=3, engine=engine
+    )
     out = grad_fn(inputs, weights)
     names, parameters = zip(*model.named_parameters(), strict=True)
     expected = [torch.zeros_like(parameter) for parameter in parameters]
     for i in range(5):
         image_rows = [rows[i * views + j].clone(memory_format=torch.contiguous_format)[None] for j in range(views)]
-        gradients = [torch.autograd.grad(loss_fn(model(row), weights[i : i + 1]).sum(), parameters) for row in image_rows]
+        gradients = [
+            torch.autograd.grad(loss_fn(model(row), weights[i : i + 1]).sum(), parameters) for row in image_rows
+        ]
         mean = [torch.stack(parts).mean(0) for parts in zip(*gradients, strict=True)]
         norm = torch.cat([part.flatten() for part in mean]).norm()
         torch.testing.assert_close(out.grad_norms[i], norm.detach(), rtol=1e-9, atol=1e-12)
@@ -67,7 +73,9 @@ def assert_equals_a_loop(layer, memory_format, augmult, clipping_norm, engine):
 
 @pytest.mark.parametrize("engine", ["func", "graph"])
 @pytest.mark.parametrize("augmult", [0, 1, 3])
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    "memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"]
+)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions_agree_with_a_loop_over_images(name, memory_format, augmult, engine):
     torch.manual_seed(0)

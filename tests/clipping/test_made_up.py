@@ -34,8 +34,15 @@ def test_models_that_take_pixels_alone_are_shown_nothing_else():
 
 def test_of_four_images_one_is_ordinary_one_dark_to_bright_one_far_beyond_and_one_large():
     ordinary, pixels, far, large = of((3, 40, 40), torch.float64, views=1)[4:, 0]
-    for values, mean, spread in ((ordinary, 0, 1), (pixels, 0.25, (1 / 6 - 1 / 16) ** 0.5), (far, 0, 300 / 3**0.5), (large, 0, 16)):
-        assert values.std().item() == pytest.approx(spread, rel=0.05) and values.mean().item() == pytest.approx(mean, abs=0.1 * spread)
+    for values, mean, spread in (
+        (ordinary, 0, 1),
+        (pixels, 0.25, (1 / 6 - 1 / 16) ** 0.5),
+        (far, 0, 300 / 3**0.5),
+        (large, 0, 16),
+    ):
+        assert values.std().item() == pytest.approx(spread, rel=0.05) and values.mean().item() == pytest.approx(
+            mean, abs=0.1 * spread
+        )
     assert pixels.min() == 0 and pixels.max() == 1
     assert -300 <= far.min() < -295 and 295 < far.max() <= 300
 

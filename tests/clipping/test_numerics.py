@@ -69,7 +69,12 @@ def test_ghost_norms_of_convolutions_need_convolutions_that_round_to_float32(set
     assert are_exact("conv", torch.device("cuda"))
     model, method = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten()), {"0:conv2d.weight": "conv_ghost"}
 
-    grad_fn = clipped_grad(model, lambda outputs, targets: outputs.sum(1), clipping_norm=1.0, methods={"memory_format": "contiguous"} | method)
+    grad_fn = clipped_grad(
+        model,
+        lambda outputs, targets: outputs.sum(1),
+        clipping_norm=1.0,
+        methods={"memory_format": "contiguous"} | method,
+    )
     for precision, fits in (("none", True), ("bf16", False), ("ieee", True)):  # told so between two batches, too
         torch.backends.mkldnn.conv.fp32_precision = precision
         grad_fn(torch.randn(2, 3, 5, 5), torch.zeros(2))

@@ -19,7 +19,11 @@ def loss_fn(outputs, targets):
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
-@pytest.mark.parametrize(("name", "options"), NETWORKS, ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else value)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    NETWORKS,
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else value,
+)
 def test_the_clipped_sum_is_that_of_a_loop_over_images(name, options):
     model = build(name, image_size=12, channels=3, num_classes=4, options=options, seed=3).double()
     generator = torch.Generator().manual_seed(5)
@@ -38,7 +42,9 @@ def test_the_clipped_sum_is_that_of_a_loop_over_images(name, options):
 
 @pytest.mark.parametrize("name", ["small_cnn", "wide_resnet"])
 def test_the_order_changes_what_the_network_computes_and_not_its_parameters(name):
-    one, other = (build(name, image_size=12, channels=3, num_classes=4, options={"order": order}, seed=3) for order in ORDERS)
+    one, other = (
+        build(name, image_size=12, channels=3, num_classes=4, options={"order": order}, seed=3) for order in ORDERS
+    )
     inputs = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
     weights = [torch.nn.utils.parameters_to_vector(model.parameters()) for model in (one, other)]
     assert torch.equal(*weights) and (one(inputs) - other(inputs)).abs().max() > 1e-2

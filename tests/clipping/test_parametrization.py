@@ -28,7 +28,10 @@ def problem():
 
 def one_by_one(weights, parameters, gradients):
     """For each weight, the gradients of its parameters."""
-    return [pull_back([weight], own, [gradient]) for weight, own, gradient in zip(weights, parameters, gradients, strict=True)]
+    return [
+        pull_back([weight], own, [gradient])
+        for weight, own, gradient in zip(weights, parameters, gradients, strict=True)
+    ]
 
 
 def test_the_way_back_is_autograds(problem):
@@ -44,11 +47,16 @@ def test_the_way_back_is_autograds(problem):
 def test_norms_are_those_of_what_autograd_gives(problem):
     weights, parameters, rows = problem
     form, _ = standardized(weights, parameters)
-    moments = [MaterializedGrads(part).moments(along, weight) for part, along, weight in zip(rows, form.along, weights, strict=True)]
+    moments = [
+        MaterializedGrads(part).moments(along, weight)
+        for part, along, weight in zip(rows, form.along, weights, strict=True)
+    ]
     squares, error = form.square_norms(moments)
     for i in range(EXAMPLES):
         true = one_by_one(weights, parameters, [part[i] for part in rows])
-        torch.testing.assert_close(squares[i], sum(value.square().sum() for own in true for value in own), rtol=1e-9, atol=0.0)
+        torch.testing.assert_close(
+            squares[i], sum(value.square().sum() for own in true for value in own), rtol=1e-9, atol=0.0
+        )
     assert bool((error > 0).all()) and bool((error < 1e-12 * squares).all())
 
 
@@ -56,7 +64,10 @@ def test_what_moments_may_be_off_by_is_in_the_bound(problem):
     """Moved by as much as their bounds say, for each weight alone, they move the squares by no more than the bound that comes out."""
     weights, parameters, rows = problem
     form, _ = standardized(weights, parameters)
-    moments = [MaterializedGrads(part).moments(along, weight) for part, along, weight in zip(rows, form.along, weights, strict=True)]
+    moments = [
+        MaterializedGrads(part).moments(along, weight)
+        for part, along, weight in zip(rows, form.along, weights, strict=True)
+    ]
     squares, rounding = form.square_norms(moments)
     for which in range(3):
         part, off = moments[which], 1e-6
@@ -76,12 +87,20 @@ def test_the_bound_holds_where_there_is_nothing_but_error(problem):
     """Shares of zero that are not zero: what counts is the square of what they are off by."""
     weights, parameters, rows = problem
     form, _ = standardized(weights, parameters)
-    moments = [MaterializedGrads(part).moments(along, weight) for part, along, weight in zip(rows, form.along, weights, strict=True)]
-    none = [dataclasses.replace(part, plain=torch.zeros_like(part.plain), along=torch.zeros_like(part.along)) for part in moments]
+    moments = [
+        MaterializedGrads(part).moments(along, weight)
+        for part, along, weight in zip(rows, form.along, weights, strict=True)
+    ]
+    none = [
+        dataclasses.replace(part, plain=torch.zeros_like(part.plain), along=torch.zeros_like(part.along))
+        for part in moments
+    ]
     for name in ("plain", "along"):
         off = [1e-3 * part.squares.sqrt() for part in none]
         stated = [
-            dataclasses.replace(part, errors=tuple(by if name == other else 0 * by for other in ("squares", "plain", "along")))
+            dataclasses.replace(
+                part, errors=tuple(by if name == other else 0 * by for other in ("squares", "plain", "along"))
+            )
             for part, by in zip(none, off, strict=True)
         ]
         moved = [dataclasses.replace(part, **{name: by}) for part, by in zip(none, off, strict=True)]

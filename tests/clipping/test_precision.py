@@ -29,7 +29,9 @@ class Net(nn.Module):
 
 # Methods of the convolution and of the linear layer.
 METHODS = {"loop": "rows", "grouped": "rows", "unfold": "rows", "conv_ghost": "ghost", "patch_ghost": "ghost_at_once"}
-CASES = [(conv, method) for method in METHODS for conv in (nn.Conv2d, WeightStandardizedConv2d)][:-1]  # patches have no moments
+CASES = [(conv, method) for method in METHODS for conv in (nn.Conv2d, WeightStandardizedConv2d)][
+    :-1
+]  # patches have no moments
 
 
 def problem(conv, seed=0, patches=False):
@@ -46,7 +48,9 @@ def test_every_clipped_gradient_has_the_norm_that_it_is_said_to_have(conv, metho
     """One example alone, clipped: the sum has norm 1, to the rounding of float32."""
     model, inputs, targets = problem(conv, patches=method == "patch_ghost")
     methods = CONTIGUOUS | {"conv:conv2d.weight": method, "out:linear.weight": METHODS[method]}
-    grad_fn = clipped_grad(model, loss_fn, clipping_norm=1e-3, augmult=2, engine="graph", precision="bf16", methods=methods)
+    grad_fn = clipped_grad(
+        model, loss_fn, clipping_norm=1e-3, augmult=2, engine="graph", precision="bf16", methods=methods
+    )
     for scale in (1e-3, 1.0, 1e3):
         for i in range(len(inputs)):
             out = grad_fn(scale * inputs[i : i + 1], targets[i : i + 1])
@@ -65,7 +69,9 @@ def test_no_input_makes_one_example_count_for_more_than_one(conv, method, precis
     inputs[3] *= 1e-6
     inputs[4] *= 1e8
     methods = CONTIGUOUS | {"conv:conv2d.weight": method, "out:linear.weight": METHODS[method]}
-    grad_fn = clipped_grad(model, loss_fn, clipping_norm=1.0, augmult=2, engine="graph", precision=precision, methods=methods)
+    grad_fn = clipped_grad(
+        model, loss_fn, clipping_norm=1.0, augmult=2, engine="graph", precision=precision, methods=methods
+    )
     norms = grad_fn(inputs, targets).grad_norms
     for i, norm in enumerate(norms.tolist()):
         for share in (1e-3, 1 - 1e-6, 1 + 1e-6, 10.0):
@@ -95,7 +101,9 @@ def test_a_norm_taken_before_rounding_is_seen(monkeypatch):
 def test_gradients_are_near_those_of_float32_and_summed_in_float32(conv):
     model, inputs, targets = problem(conv)
     exact, low = (
-        clipped_grad(model, loss_fn, clipping_norm=1e-3, augmult=2, engine="graph", precision=precision, methods=CONTIGUOUS)(inputs, targets)
+        clipped_grad(
+            model, loss_fn, clipping_norm=1e-3, augmult=2, engine="graph", precision=precision, methods=CONTIGUOUS
+        )(inputs, targets)
         for precision in ("float32", "bf16")
     )
     assert {value.dtype for value in low.grad_sum.values()} == {torch.float32}

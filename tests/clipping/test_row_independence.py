@@ -62,7 +62,10 @@ REFUSED = {
     "written to the first row": lambda x: x.scatter(1, torch.arange(4)[None], 0.0),
     "added to the first row": lambda x: torch.zeros_like(x).scatter_add(1, torch.arange(4)[None], x),
     "written behind a mask": lambda x: (
-        x + torch.index_put(x.new_zeros(2, 2, x.shape[0]), (torch.ones(2, 2).bool(), torch.tensor([0])), x.new_ones(())).sum(0).sum(0)[:, None]
+        x
+        + torch.index_put(x.new_zeros(2, 2, x.shape[0]), (torch.ones(2, 2).bool(), torch.tensor([0])), x.new_ones(()))
+        .sum(0)
+        .sum(0)[:, None]
     ),
     "channels of rows": lambda x: torch.channel_shuffle(x.reshape(1, -1, 2, 2), 2).reshape(x.shape[0], 4),
     "another's operation of a known name": lambda x: torch.ops.sfumato_tests.silu(x),

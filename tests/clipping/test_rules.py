@@ -12,7 +12,15 @@ from torch.fx import Graph
 from sfumato.clipping.graph.batch_dim import Layout
 from sfumato.clipping.graph.export import capture
 from sfumato.clipping.graph.guards import recording
-from sfumato.clipping.graph.rules import METHODS, GradSite, MaterializedGrads, SiteRecord, candidates, named_args, worth_trying
+from sfumato.clipping.graph.rules import (
+    METHODS,
+    GradSite,
+    MaterializedGrads,
+    SiteRecord,
+    candidates,
+    named_args,
+    worth_trying,
+)
 from sfumato.clipping.graph.rules.convolution import GhostGrads
 from sfumato.clipping.graph.rules.normalization import has_statistics, with_statistics
 
@@ -39,7 +47,14 @@ CONVOLUTIONS = {
 }
 
 # No pixel is seen at two positions.
-APART = {"one_by_one", "one_by_one_strided", "one_by_one_padded", "patches", "pixels_left_over", "border_wider_than_kernel"}
+APART = {
+    "one_by_one",
+    "one_by_one_strided",
+    "one_by_one_padded",
+    "patches",
+    "pixels_left_over",
+    "border_wider_than_kernel",
+}
 
 
 def meet(operation, args, weight_name, views, seed=0, non_contiguous=False):
@@ -120,7 +135,9 @@ def convolution(name, memory_format, dtype=torch.float64):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("non_contiguous", [False, True], ids=["", "non_contiguous"])
 @pytest.mark.parametrize("views", [1, 3])
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    "memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"]
+)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_every_method_for_convolutions(name, memory_format, views, non_contiguous, dtype):
     operation, args = convolution(name, memory_format, dtype)
@@ -129,12 +146,16 @@ def test_every_method_for_convolutions(name, memory_format, views, non_contiguou
         record, true = meet(operation, args(rows), argument, views, non_contiguous=non_contiguous)
         methods = candidates(record, argument, EXAMPLES)
         in_one_group = {"unfold", "conv_ghost"} | ({"patch_ghost"} if name in APART else set())
-        assert argument == "bias" or set(methods) == {"loop", "grouped"} | (in_one_group if CONVOLUTIONS[name].get("groups", 1) == 1 else set())
+        assert argument == "bias" or set(methods) == {"loop", "grouped"} | (
+            in_one_group if CONVOLUTIONS[name].get("groups", 1) == 1 else set()
+        )
         for method in [*methods, "vmap"] if not isinstance(CONVOLUTIONS[name].get("padding"), str) else methods:
             assert_contribution(METHODS[method](record, argument), true)
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    "memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"]
+)
 @pytest.mark.parametrize("name", ["plain", "strided", "grouped"])
 def test_memory_that_was_not_written_is_not_read(name, memory_format):
     """Fresh tensors are filled with NaN."""
@@ -151,8 +172,12 @@ def test_memory_that_was_not_written_is_not_read(name, memory_format):
 
 
 @pytest.mark.parametrize("examples_at_once", [1, 3, 5])
-@pytest.mark.parametrize("name", ["plain", "strided", "uneven", "dilated", "one_by_one_strided", "taps_beyond_the_image"])
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    "name", ["plain", "strided", "uneven", "dilated", "one_by_one_strided", "taps_beyond_the_image"]
+)
+@pytest.mark.parametrize(
+    "memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"]
+)
 def test_patches_of_a_few_examples_at_a_time(memory_format, name, examples_at_once, monkeypatch):
     """The last part may be smaller."""
     operation, args = convolution(name, memory_format)
@@ -174,7 +199,11 @@ def test_large_written_out_gradients_lie_in_blocks(name, per_block, monkeypatch)
         monkeypatch.setattr("sfumato.clipping.graph.rules.convolution._MAX_IN_ONE", most)
         for method in {"loop", "grouped", "unfold"} & {*candidates(record, "weight", EXAMPLES)}:
             per_example = METHODS[method](record, "weight")
-            assert len({row.untyped_storage().data_ptr() for row in per_example.blocks}) == len(per_example.blocks) == blocks
+            assert (
+                len({row.untyped_storage().data_ptr() for row in per_example.blocks})
+                == len(per_example.blocks)
+                == blocks
+            )
             assert_contribution(per_example, true)
     with recording():
         assert len(METHODS["loop"](record, "weight").blocks) == 1
@@ -183,7 +212,9 @@ def test_large_written_out_gradients_lie_in_blocks(name, per_block, monkeypatch)
 def test_blocks_make_no_difference():
     """Nor does a value that is not finite, in an example that does not count."""
     generator = torch.Generator().manual_seed(4)
-    rows, directions, coefficients = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((7, 5, 3, 2, 2), (5, 12), (7,)))
+    rows, directions, coefficients = (
+        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((7, 5, 3, 2, 2), (5, 12), (7,))
+    )
     counts = torch.tensor([True, True, False, True, True, False, True])
     for count in (None, counts):
         if count is not None:
@@ -192,7 +223,11 @@ def test_blocks_make_no_difference():
         for of_one, of_several in (
             (one.weighted_sum(coefficients, count), several.weighted_sum(coefficients, count)),
             (one.square_norms()[0], several.square_norms()[0]),
-            *zip(dataclasses.astuple(one.moments(directions, None))[:3], dataclasses.astuple(several.moments(directions, None))[:3], strict=True),
+            *zip(
+                dataclasses.astuple(one.moments(directions, None))[:3],
+                dataclasses.astuple(several.moments(directions, None))[:3],
+                strict=True,
+            ),
             (rows, several.written_out()),
             (2 * rows, (several + several).written_out()),
             (2 * rows, (several + one).written_out()),
@@ -241,17 +276,33 @@ def test_the_share_along_a_weight_is_uncertain_where_a_bias_hides_it():
 def test_what_is_known_of_channels_is_as_wrong_as_is_said_at_most(method, kept):
     """Of images of one grey level each, and weights that are all alike: every rounding goes the same way."""
     generator = torch.Generator().manual_seed(2)
-    levels, weight = 1 + torch.rand(EXAMPLES, 1, 1, 1, generator=generator), 1 + torch.rand(8, 1, 1, 1, generator=generator)
-    arguments = [levels.expand(-1, 300, 6, 6).contiguous(), weight.expand(-1, 300, 3, 3).contiguous(), None, [1, 1], [0, 0], [1, 1], 1]
+    levels, weight = (
+        1 + torch.rand(EXAMPLES, 1, 1, 1, generator=generator),
+        1 + torch.rand(8, 1, 1, 1, generator=generator),
+    )
+    arguments = [
+        levels.expand(-1, 300, 6, 6).contiguous(),
+        weight.expand(-1, 300, 3, 3).contiguous(),
+        None,
+        [1, 1],
+        [0, 0],
+        [1, 1],
+        1,
+    ]
     record, _ = meet(torch.ops.aten.conv2d.default, arguments, "weight", 1)
     record = dataclasses.replace(record, output=torch.ops.aten.conv2d.default(*arguments) if kept else None)
     directions = torch.nn.functional.normalize(arguments[1].flatten(1))
     per_example = METHODS[method](record, "weight")
     if method == "conv_ghost":  # all values of a channel's gradient are one
-        rows = (record.grad.double().sum((2, 3)) * levels.double()[:, :, 0, 0])[:, :, None].expand(-1, -1, directions.shape[1])
+        rows = (record.grad.double().sum((2, 3)) * levels.double()[:, :, 0, 0])[:, :, None].expand(
+            -1, -1, directions.shape[1]
+        )
     else:  # what was written out is what is summed
         rows = per_example.written_out().double().flatten(2)
-    moments, exact = per_example.moments(directions, arguments[1]), (rows.square().sum(2), rows.sum(2), (rows * directions.double()).sum(2))
+    moments, exact = (
+        per_example.moments(directions, arguments[1]),
+        (rows.square().sum(2), rows.sum(2), (rows * directions.double()).sum(2)),
+    )
     for value, truth, error in zip((moments.squares, moments.plain, moments.along), exact, moments.errors, strict=True):
         assert ((value - truth).abs() <= error).all()
 
@@ -273,7 +324,19 @@ def test_convolutions_in_one_and_three_dimensions(dims, views):
 @pytest.mark.parametrize(
     ("positions", "features"),
     # How inner products are had depends on both.
-    [((), 4), ((5,), 4), ((2, 3), 4), ((7,), 150), ((8,), 150), ((9,), 150), ((17,), 128), ((17,), 127), ((40,), 128), ((41,), 128), ((64,), 128)],
+    [
+        ((), 4),
+        ((5,), 4),
+        ((2, 3), 4),
+        ((7,), 150),
+        ((8,), 150),
+        ((9,), 150),
+        ((17,), 128),
+        ((17,), 127),
+        ((40,), 128),
+        ((41,), 128),
+        ((64,), 128),
+    ],
 )
 def test_every_method_for_linear_layers(positions, features, views):
     generator = torch.Generator().manual_seed(2)
@@ -293,14 +356,19 @@ def test_every_method_for_linear_layers(positions, features, views):
 @pytest.mark.parametrize("norm", ["group_norm", "layer_norm", "layer_norm_2d", "instance_norm", "rms_norm"])
 def test_scale_and_shift_of_norms(norm, argument, views, memory_format):
     generator = torch.Generator().manual_seed(2)
-    rows = (2 + torch.randn(EXAMPLES * views, 4, 3, 5, generator=generator, dtype=torch.float64)).contiguous(memory_format=memory_format)
+    rows = (2 + torch.randn(EXAMPLES * views, 4, 3, 5, generator=generator, dtype=torch.float64)).contiguous(
+        memory_format=memory_format
+    )
     shape = {"layer_norm": (5,), "layer_norm_2d": (3, 5), "rms_norm": (5,)}.get(norm, (4,))
     weight, bias = torch.randn(shape, generator=generator).double(), torch.randn(shape, generator=generator).double()
     operation, args = {
         "group_norm": (torch.ops.aten.group_norm.default, [rows, 2, weight, bias, 1e-5, False]),
         "layer_norm": (torch.ops.aten.layer_norm.default, [rows, [5], weight, bias, 1e-5, False]),
         "layer_norm_2d": (torch.ops.aten.layer_norm.default, [rows, [3, 5], weight, bias, 1e-5, False]),
-        "instance_norm": (torch.ops.aten.instance_norm.default, [rows, weight, bias, None, None, True, 0.1, 1e-5, False]),
+        "instance_norm": (
+            torch.ops.aten.instance_norm.default,
+            [rows, weight, bias, None, None, True, 0.1, 1e-5, False],
+        ),
         "rms_norm": (torch.ops.aten.rms_norm.default, [rows, [5], weight, 1e-5]),
     }[norm]
     if norm == "rms_norm" and argument == "bias":
@@ -348,7 +416,11 @@ def test_a_layout_gives_every_example_its_own_rows(dim, outer, inner):
 def test_capture_names_every_meeting_of_a_network():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
     captured = capture(model, torch.zeros(1, 3, 6, 6))
-    assert sorted(names for names in captured.sites.values()) == [("0.weight", "0.bias"), ("1.weight", "1.bias"), ("4.weight", "4.bias")]
+    assert sorted(names for names in captured.sites.values()) == [
+        ("0.weight", "0.bias"),
+        ("1.weight", "1.bias"),
+        ("4.weight", "4.bias"),
+    ]
 
 
 def test_the_memory_of_ghost_norms_is_judged_for_a_whole_microbatch():

@@ -63,7 +63,12 @@ def test_hue_equals_the_standard_librarys_conversion():
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_jitter_equals_torchvisions_adjustments_in_its_order(channels):
-    theirs = [torchvision.adjust_brightness, torchvision.adjust_contrast, torchvision.adjust_saturation, torchvision.adjust_hue]
+    theirs = [
+        torchvision.adjust_brightness,
+        torchvision.adjust_contrast,
+        torchvision.adjust_saturation,
+        torchvision.adjust_hue,
+    ]
     orders = torch.tensor(list(itertools.permutations(range(4))))
     pixels = images(24, channels, size=9)
     factors = torch.stack([numbers(24, 0.2, 1.8, seed) for seed in (1, 2, 3)] + [numbers(24, -0.2, 0.2, 4)], 1)
@@ -92,7 +97,12 @@ def test_grey_equals_torchvisions():
 @pytest.mark.parametrize("radius", [1, 3, 11])
 def test_a_blur_equals_torchvisions(radius):
     pixels, sigmas = images(7), numbers(7, 0.1, 2.0)
-    expected = torch.stack([torchvision.gaussian_blur(p, [2 * radius + 1] * 2, [float(s)] * 2) for p, s in zip(pixels, sigmas, strict=True)])
+    expected = torch.stack(
+        [
+            torchvision.gaussian_blur(p, [2 * radius + 1] * 2, [float(s)] * 2)
+            for p, s in zip(pixels, sigmas, strict=True)
+        ]
+    )
     assert_close(blur.gaussian_blur(pixels, sigmas, radius), expected)
 
 

@@ -29,7 +29,9 @@ def test_uniforms_are_the_documented_function_of_bits_and_counter():
         return word ^ word >> 15
 
     bits = torch.cat([random_bits(50), torch.tensor([0, 1, 2**31, 2**32 - 1])])
-    expected = [[(permute((permute(b) + i * 0x9E3779B9) % 2**32) >> 8) / 2**24 for i in range(40)] for b in bits.tolist()]
+    expected = [
+        [(permute((permute(b) + i * 0x9E3779B9) % 2**32) >> 8) / 2**24 for i in range(40)] for b in bits.tolist()
+    ]
     assert uniforms(bits, 40).tolist() == expected
 
 
@@ -62,7 +64,9 @@ def reference_boxes(number, height, width):
     image = torch.empty(1, height, width)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return np.array([RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(number)], dtype=np.float64)
+        return np.array(
+            [RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(number)], dtype=np.float64
+        )
 
 
 def same_distribution(a, b):
@@ -76,16 +80,38 @@ def same_distribution(a, b):
 @pytest.mark.parametrize("height, width", [(32, 32), (30, 24), (12, 40)])
 def test_boxes_are_distributed_as_in_the_standard_random_resized_crop(height, width):
     number = 10_000
-    boxes = torch.stack(geometry.random_boxes(uniforms(random_bits(number), geometry.NUM_BOX_UNIFORMS), height, width), 1).double().numpy()
+    boxes = (
+        torch.stack(geometry.random_boxes(uniforms(random_bits(number), geometry.NUM_BOX_UNIFORMS), height, width), 1)
+        .double()
+        .numpy()
+    )
     top, left, h, w = boxes.T
-    assert (top >= 0).all() and (left >= 0).all() and (h >= 1).all() and (w >= 1).all() and (top + h <= height).all() and (left + w <= width).all()
+    assert (
+        (top >= 0).all()
+        and (left >= 0).all()
+        and (h >= 1).all()
+        and (w >= 1).all()
+        and (top + h <= height).all()
+        and (left + w <= width).all()
+    )
     assert (boxes == boxes.round()).all()
     reference = reference_boxes(number, height, width).T
-    statistics = (lambda t, le, h, w: h * w, lambda t, le, h, w: h / w, lambda t, le, h, w: t, lambda t, le, h, w: le, lambda t, le, h, w: t + h)
+    statistics = (
+        lambda t, le, h, w: h * w,
+        lambda t, le, h, w: h / w,
+        lambda t, le, h, w: t,
+        lambda t, le, h, w: le,
+        lambda t, le, h, w: t + h,
+    )
     for statistic in statistics:
         assert same_distribution(statistic(top, left, h, w), statistic(*reference)) > 1e-4
     other = (
-        torch.stack(geometry.random_boxes(uniforms(random_bits(number), geometry.NUM_BOX_UNIFORMS), height, width, scale=(0.15, 1.0)), 1)
+        torch.stack(
+            geometry.random_boxes(
+                uniforms(random_bits(number), geometry.NUM_BOX_UNIFORMS), height, width, scale=(0.15, 1.0)
+            ),
+            1,
+        )
         .double()
         .numpy()
     )
@@ -101,9 +127,13 @@ def test_where_no_box_fits_the_largest_central_one_is_taken():
 
 def test_jitter_draws_its_factors_uniformly_and_every_order_equally_often(monkeypatch):
     seen = {}
-    monkeypatch.setattr(colour, "adjust_in_order", lambda pixels, factors, orders: seen.update(factors=factors, orders=orders))
+    monkeypatch.setattr(
+        colour, "adjust_in_order", lambda pixels, factors, orders: seen.update(factors=factors, orders=orders)
+    )
     colour.jitter(torch.zeros(NUMBER, 3, 1, 1), uniforms(random_bits(NUMBER), 5), (0.8, 0.4, 0.6, 0.2))
-    for column, (low, high) in zip(seen["factors"].T.numpy(), ((0.2, 1.8), (0.6, 1.4), (0.4, 1.6), (-0.2, 0.2)), strict=True):
+    for column, (low, high) in zip(
+        seen["factors"].T.numpy(), ((0.2, 1.8), (0.6, 1.4), (0.4, 1.6), (-0.2, 0.2)), strict=True
+    ):
         assert scipy.stats.kstest(column, "uniform", (low, high - low)).pvalue > 1e-4
     counts = seen["orders"].unique(dim=0, return_counts=True)[1].numpy()
     assert len(counts) == 24 and scipy.stats.chisquare(counts).pvalue > 1e-4
@@ -123,7 +153,13 @@ def test_flips_jitter_and_grey_have_their_probabilities():
     assert within(flipped, 0.5, number) and not within(flipped, 0.52, number)
 
     coloured = torch.tensor([0.5, 0.4, 0.6])[None, :, None, None].expand(1, 3, 20, 20)
-    jittered = (augment(coloured, random_bits(number)[None], "tan", 2)[0, :, :, 0, 0] != coloured[0, :, 0, 0]).any(1).double().mean().item()
+    jittered = (
+        (augment(coloured, random_bits(number)[None], "tan", 2)[0, :, :, 0, 0] != coloured[0, :, 0, 0])
+        .any(1)
+        .double()
+        .mean()
+        .item()
+    )
     assert within(jittered, 0.3, number) and not within(jittered, 0.32, number)
 
     simclr = augment(coloured, random_bits(number)[None], "simclr")[0, :, :, 10, 10]

@@ -10,7 +10,9 @@ def image_set(dtype=torch.uint8, channels=3, count=9, labels=None, groups=None):
     images = torch.randint(0, 256 if dtype == torch.uint8 else 65536, (count, channels, 8, 8)).to(dtype)
     labels = torch.arange(count) % 2 if labels is None else torch.tensor(labels)
     mean, std = (0.1, 0.2, 0.3)[:channels], (0.5, 0.6, 0.7)[:channels]
-    return ImageSet(images, labels, torch.ones(count, dtype=torch.bool), mean, std, 255 if dtype == torch.uint8 else 65535, groups)
+    return ImageSet(
+        images, labels, torch.ones(count, dtype=torch.bool), mean, std, 255 if dtype == torch.uint8 else 65535, groups
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16])
@@ -60,7 +62,9 @@ def test_facts_are_those_of_the_training_images():
     assert (facts.num_examples, facts.num_classes, facts.image_size, facts.channels) == (5, 2, 8, 3)
 
 
-@pytest.mark.parametrize("mean, std", [([0.5], None), (None, [1.0]), ([0.1, 0.2, float("nan")], None), ([0.0, 0.0, float("inf")], None)])
+@pytest.mark.parametrize(
+    "mean, std", [([0.5], None), (None, [1.0]), ([0.1, 0.2, float("nan")], None), ([0.0, 0.0, float("inf")], None)]
+)
 def test_normalisation_needs_one_finite_number_per_channel(mean, std):
     with pytest.raises(InputError, match="one finite number per channel"):
         normalisation(mean, std, 3, ((0.5,) * 3, (0.5,) * 3))

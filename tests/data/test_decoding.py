@@ -32,7 +32,9 @@ def test_16_bit_grey_keeps_its_range_and_every_bit(tmp_path, extension):
     Image.fromarray(RAMP).save(path)
     pixels, _ = decode(path)
     np.testing.assert_array_equal(pixels[0], RAMP)
-    assert len(np.unique(np.asarray(Image.open(path).convert("L")))) < 5  # the trap: Pillow's own conversion is all but white
+    assert (
+        len(np.unique(np.asarray(Image.open(path).convert("L")))) < 5
+    )  # the trap: Pillow's own conversion is all but white
 
 
 def test_16_bit_grey_as_three_channels_is_scaled_to_8_bits(tmp_path):
@@ -65,11 +67,26 @@ def write_grey_tiff(path, pixels, bits, photometric):
     data = pixels.astype("<u2").tobytes()
     if bits == 12:
         values = pixels.flatten()
-        data = bytes(byte for a, b in zip(values[::2], values[1::2], strict=True) for byte in (a >> 4, (a & 15) << 4 | b >> 8, b & 255))
-    tags = [(256, pixels.shape[1]), (257, pixels.shape[0]), (258, bits), (259, 1), (262, photometric), (273, 8), (277, 1), (278, pixels.shape[0])]
+        data = bytes(
+            byte
+            for a, b in zip(values[::2], values[1::2], strict=True)
+            for byte in (a >> 4, (a & 15) << 4 | b >> 8, b & 255)
+        )
+    tags = [
+        (256, pixels.shape[1]),
+        (257, pixels.shape[0]),
+        (258, bits),
+        (259, 1),
+        (262, photometric),
+        (273, 8),
+        (277, 1),
+        (278, pixels.shape[0]),
+    ]
     tags.append((279, len(data)))
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
-    path.write_bytes(b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags)) + entries + b"\0\0\0\0")
+    path.write_bytes(
+        b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags)) + entries + b"\0\0\0\0"
+    )
 
 
 def test_white_is_zero_in_a_16_bit_tiff_is_turned_round(tmp_path):
@@ -103,7 +120,9 @@ def test_a_palette_is_looked_up(tmp_path, channels):
         np.testing.assert_allclose(pixels[0] / 257, luma(truth), atol=0.51)
 
 
-@pytest.mark.parametrize("mode, extension", [("RGBA", "png"), ("LA", "png"), ("RGBA", "webp"), ("RGBA", "tif"), ("LA", "tif")])
+@pytest.mark.parametrize(
+    "mode, extension", [("RGBA", "png"), ("LA", "png"), ("RGBA", "webp"), ("RGBA", "tif"), ("LA", "tif")]
+)
 def test_transparency_is_composited_on_white(tmp_path, mode, extension):
     alpha = np.tile(np.array([0, 64, 192, 255], np.uint8), (SIZE, SIZE // 4))
     colour = COLOUR if mode == "RGBA" else np.repeat(COLOUR[..., :1], 3, axis=2)
@@ -146,7 +165,10 @@ UPRIGHT = {  # how the stored pixels come from the upright ones, for each EXIF o
 
 
 @pytest.mark.parametrize("orientation", UPRIGHT)
-@pytest.mark.parametrize("extension, is_grey_16", [("jpg", False), ("png", False), ("png", True), ("webp", False), ("tif", False), ("tif", True)])
+@pytest.mark.parametrize(
+    "extension, is_grey_16",
+    [("jpg", False), ("png", False), ("png", True), ("webp", False), ("tif", False), ("tif", True)],
+)
 def test_all_eight_exif_orientations_give_the_same_pixels(tmp_path, orientation, extension, is_grey_16):
     upright = RAMP if is_grey_16 else COLOUR
     exif = Image.Exif()

@@ -15,7 +15,14 @@ def make_dataset():
 
     def images(count):
         pixels = torch.randint(0, 256, (count, 1, 8, 8), generator=generator).to(torch.uint8)
-        return ImageSet(pixels, torch.arange(count) % 2, torch.ones(count, dtype=torch.bool), (0.5,), (0.5,), groups=[f"p{i}" for i in range(count)])
+        return ImageSet(
+            pixels,
+            torch.arange(count) % 2,
+            torch.ones(count, dtype=torch.bool),
+            (0.5,),
+            (0.5,),
+            groups=[f"p{i}" for i in range(count)],
+        )
 
     return Dataset("folder", ("a", "b"), images(6), images(4), "test")
 

@@ -32,7 +32,10 @@ def pixels(images, index):
 def test_the_split_is_a_fixed_public_function_of_the_name():
     truth = int.from_bytes(hashlib.sha256(b"sfumato split 1\0test\0NORMAL/0.png").digest()[:6], "big") / 2**48
     assert hash_fraction("test", "NORMAL/0.png") == truth
-    assert [i for i in range(12) if is_held_out("test", f"NORMAL/{i}.png")] == [3, 9]  # changed values would move users' images
+    assert [i for i in range(12) if is_held_out("test", f"NORMAL/{i}.png")] == [
+        3,
+        9,
+    ]  # changed values would move users' images
     names = [f"a/{i}.png" for i in range(5000)]
     test = np.mean([is_held_out("test", name) for name in names])
     both = np.mean([is_held_out("test", name) and is_held_out("valid", name) for name in names])
@@ -49,8 +52,14 @@ def test_hold_out_is_exact_and_deterministic():
 @pytest.mark.parametrize("which", ["train", "train+valid"])
 def test_adding_an_image_moves_no_other(which):
     names = [f"cat/{i}.png" for i in range(300)]
-    before = {item.file.name: part for part, items in split([labelled(n) for n in names], which).items() for item in items}
-    after = {item.file.name: part for part, items in split([labelled(n) for n in [*names, "cat/new.png"]], which).items() for item in items}
+    before = {
+        item.file.name: part for part, items in split([labelled(n) for n in names], which).items() for item in items
+    }
+    after = {
+        item.file.name: part
+        for part, items in split([labelled(n) for n in [*names, "cat/new.png"]], which).items()
+        for item in items
+    }
     assert {name: after[name] for name in names} == before and len(after) == 301
     assert len(set(before.values())) == (3 if which == "train" else 2)
 
@@ -66,9 +75,15 @@ def test_groups_never_straddle_and_are_hashed_instead_of_the_path():
 
 def test_a_group_on_both_sides_of_a_given_split_is_refused():
     files = [labelled("train/cat/0.png", "train", "p1"), labelled("test/cat/1.png", "test", "p1")]
-    with pytest.raises(InputError, match=r"group p1 has images on both sides: train/cat/0.png \(train\) and test/cat/1.png \(test\)"):
+    with pytest.raises(
+        InputError, match=r"group p1 has images on both sides: train/cat/0.png \(train\) and test/cat/1.png \(test\)"
+    ):
         split(files, "train+valid")
-    both = [labelled("train/cat/0.png", "train", "p1"), labelled("valid/cat/1.png", "valid", "p1"), labelled("test/cat/2.png", "test", "p2")]
+    both = [
+        labelled("train/cat/0.png", "train", "p1"),
+        labelled("valid/cat/1.png", "valid", "p1"),
+        labelled("test/cat/2.png", "test", "p2"),
+    ]
     assert len(split(both, "train+valid")["train"]) == 2  # here valid/ is trained on
     with pytest.raises(InputError, match="both sides"):
         split(both, "train")
@@ -84,16 +99,22 @@ def test_a_group_on_both_sides_of_a_given_split_is_refused():
 )
 def test_given_parts_are_kept(present, which, expected):
     parts = split([labelled(f"{part}/cat/{i}.png", part) for part in present.split() for i in range(30)], which)
-    assert {part: {item.part for item in items} for part, items in parts.items() if items} == {k: set(v.split()) for k, v in expected.items()}
+    assert {part: {item.part for item in items} for part, items in parts.items() if items} == {
+        k: set(v.split()) for k, v in expected.items()
+    }
 
 
 def test_what_the_folder_does_not_hold_out_is_held_out_by_hash():
     files = [labelled(f"{part}/cat/{i}.png", part) for part in ("train", "valid") for i in range(200)]
     parts = split(files, "train")
     assert {item.part for item in parts["valid"]} == {"valid"}
-    assert {item.file.name for item in parts["test"]} == {f.file.name for f in files if is_held_out("test", f.file.name)}
+    assert {item.file.name for item in parts["test"]} == {
+        f.file.name for f in files if is_held_out("test", f.file.name)
+    }
     files = [labelled(f"{part}/cat/{i}.png", part) for part in ("train", "test") for i in range(200)]
-    assert {item.part for item in split(files, "train")["valid"]} == {"train"} and len(split(files, "train")["test"]) == 200
+    assert {item.part for item in split(files, "train")["valid"]} == {"train"} and len(
+        split(files, "train")["test"]
+    ) == 200
 
 
 def test_a_folder_of_classes_is_a_data_set(two_classes):
@@ -118,9 +139,13 @@ def test_adding_one_image_changes_the_training_set_by_that_image_alone(two_class
     write_image(new)
     after = load(config(), two_classes, quiet).train
     assert len(after) == len(before) + 1
-    index = next(i for i in range(len(after)) if i == len(before) or not torch.equal(pixels(after, i), pixels(before, i)))
+    index = next(
+        i for i in range(len(after)) if i == len(before) or not torch.equal(pixels(after, i), pixels(before, i))
+    )
     rest = after.subset([i for i in range(len(after)) if i != index])
-    assert torch.equal(rest.images.to(torch.int32), before.images.to(torch.int32)) and torch.equal(rest.labels, before.labels)
+    assert torch.equal(rest.images.to(torch.int32), before.images.to(torch.int32)) and torch.equal(
+        rest.labels, before.labels
+    )
 
 
 def test_listed_classes_give_the_label_order(two_classes):
@@ -154,11 +179,17 @@ def test_an_unreadable_held_out_image_is_named_keeps_its_place_and_is_not_evalua
     (two_classes / name).write_bytes(b"")
     lines = []
     dataset = load(config(), two_classes, lines.append)
-    assert len(dataset.held_out) == len(whole.held_out) - 1 and dataset.held_out.readable.all() and len(dataset.train) == len(whole.train)
+    assert (
+        len(dataset.held_out) == len(whole.held_out) - 1
+        and dataset.held_out.readable.all()
+        and len(dataset.train) == len(whole.train)
+    )
     files, at = dataset.held_out_files, dataset.held_out_files.readable.tolist().index(False)  # all keep their places
     assert len(files) == len(whole.held_out_files) == len(whole.held_out) and files.readable.sum() == len(files) - 1
     others = torch.arange(len(files)) != at
-    assert torch.equal(files.images[others], whole.held_out.images[others]) and torch.equal(files.labels, whole.held_out.labels)
+    assert torch.equal(files.images[others], whole.held_out.images[others]) and torch.equal(
+        files.labels, whole.held_out.labels
+    )
     assert any(f"unreadable image {two_classes / name}" in line for line in lines)
 
 
@@ -214,7 +245,9 @@ def test_a_table_with_groups_is_a_data_set(tmp_path, write_image):
     by_path = load(config(group_by=r"(\d)\d\.png", **stated), root, quiet)
     assert set(by_path.train.groups) | set(by_path.held_out.groups) == set("012345")
     with pytest.raises(InputError, match="07.png has the label cat, which is not in data.classes"):
-        (root / "labels.csv").write_text("\n".join([rows[0], rows[8]] + [row.replace("cat", "dog") for row in rows[1:8] + rows[9:]]))
+        (root / "labels.csv").write_text(
+            "\n".join([rows[0], rows[8]] + [row.replace("cat", "dog") for row in rows[1:8] + rows[9:]])
+        )
         load(config(classes=["dog", "bird"]), root, quiet)
 
 
@@ -246,7 +279,9 @@ def test_the_cache_is_no_part_of_the_result(two_classes, cache_home, monkeypatch
     assert any((cache_home / "sfumato").iterdir())
     second = load(config(), two_classes, quiet)
     assert torch.equal(first.train.images.to(torch.int32), second.train.images.to(torch.int32))
-    assert not any(path.suffix not in (".png",) for path in two_classes.rglob("*") if path.is_file())  # nothing is written beside the images
+    assert not any(
+        path.suffix not in (".png",) for path in two_classes.rglob("*") if path.is_file()
+    )  # nothing is written beside the images
 
 
 def write_table(root, rows):
@@ -272,7 +307,9 @@ def test_classes_are_never_read_from_a_table_of_private_labels(tmp_path, write_i
     root = tmp_path / "images"
     write_table(root, rows)
     for ask in (load, facts):
-        with pytest.raises(InputError, match=r"data.classes does not state the classes.*'hiv-positive'.*--set 'data.classes"):
+        with pytest.raises(
+            InputError, match=r"data.classes does not state the classes.*'hiv-positive'.*--set 'data.classes"
+        ):
             ask(config(), root, quiet)
         with pytest.raises(InputError, match="07.png has the label hiv-positive, which is not in data.classes"):
             ask(config(classes=["cat", "dog"]), root, quiet)
@@ -353,4 +390,6 @@ def test_copies_of_an_image_are_counted_and_named_to_the_owner(two_classes):
     (two_classes / "cat/broken-2.png").write_bytes(b"broken")
     load(config(), two_classes, lines.append)
     (line,) = [line for line in lines if "are copies" in line]
-    assert "after resizing: 2 (" in line and all(name in line for name in ("cat/00.png", "dog/again.png", "cat/other-bytes.bmp"))
+    assert "after resizing: 2 (" in line and all(
+        name in line for name in ("cat/00.png", "dog/again.png", "cat/other-bytes.bmp")
+    )

@@ -37,7 +37,15 @@ def test_unicode_names_are_one_name_in_every_spelling(tmp_path, write_image):
 
 def test_what_systems_leave_behind_is_left_out(two_classes, write_image):
     before = names(find_labelled(two_classes, None))
-    for name in (".DS_Store", "cat/.DS_Store", "cat/._00.png", "cat/Thumbs.db", "dog/desktop.ini", ".git/config", "__MACOSX/cat/x.png"):
+    for name in (
+        ".DS_Store",
+        "cat/.DS_Store",
+        "cat/._00.png",
+        "cat/Thumbs.db",
+        "dog/desktop.ini",
+        ".git/config",
+        "__MACOSX/cat/x.png",
+    ):
         path = two_classes / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
@@ -53,7 +61,9 @@ def test_a_file_of_an_unknown_kind_is_refused_by_name(two_classes, name):
         find_labelled(two_classes, None)
 
 
-@pytest.mark.parametrize("name, content", [("cat/x.dcm", b"x"), ("cat/x.DICOM", b"x"), ("cat/IM0001", b"\0" * 128 + b"DICM" + b"x")])
+@pytest.mark.parametrize(
+    "name, content", [("cat/x.dcm", b"x"), ("cat/x.DICOM", b"x"), ("cat/IM0001", b"\0" * 128 + b"DICM" + b"x")]
+)
 def test_dicom_is_refused_naming_the_conversion(two_classes, name, content):
     (two_classes / name).write_bytes(content)
     with pytest.raises(InputError, match=f"{name} is DICOM.*dcmj2pnm"):
@@ -78,7 +88,12 @@ def test_parts_are_read_from_their_folders(tmp_path, write_image):
     for name in ("train/cat/0.png", "train/dog/1.png", "valid/cat/2.png", "test/dog/3.png"):
         write_image(name)
     found = find_labelled(tmp_path / "images", None)
-    assert [(item.part, item.label) for item in found] == [("test", "dog"), ("train", "cat"), ("train", "dog"), ("valid", "cat")]
+    assert [(item.part, item.label) for item in found] == [
+        ("test", "dog"),
+        ("train", "cat"),
+        ("train", "dog"),
+        ("valid", "cat"),
+    ]
     write_image("train/loose.png")
     with pytest.raises(InputError, match="loose.png lies outside"):
         find_labelled(tmp_path / "images", None)
@@ -110,12 +125,16 @@ def test_a_part_in_another_spelling_is_no_class(tmp_path, write_image, name, par
     for folder in filter(None, (name, beside)):
         write_image(f"{folder}/cat/0.png")
         write_image(f"{folder}/dog/0.png")
-    with pytest.raises(InputError, match=f"beside {name}/" if beside == "train" else rf"called {part}/|called train/") as caught:
+    with pytest.raises(
+        InputError, match=f"beside {name}/" if beside == "train" else rf"called {part}/|called train/"
+    ) as caught:
         find_labelled(tmp_path / "images", classes)
     assert "train/, valid/ and test/" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_class_may_be_called_like_a_part_if_images_lie_in_it_beside_other_classes_or_if_it_is_listed(tmp_path, write_image):
+def test_a_class_may_be_called_like_a_part_if_images_lie_in_it_beside_other_classes_or_if_it_is_listed(
+    tmp_path, write_image
+):
     for name in ("dev/0.png", "Test/0.png", "ops/0.png", "dev/deeper/1.png"):
         write_image(name)
     assert {item.label for item in find_labelled(tmp_path / "images", None)} == {"dev", "Test", "ops"}
@@ -189,7 +208,9 @@ def test_the_stamp_changes_with_the_file(two_classes):
     path = two_classes / "cat/00.png"
     data, status = path.read_bytes(), path.stat()
     path.write_bytes(data[:-1] + b"x")
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # the same size and modification time: the change time differs
+    os.utime(
+        path, ns=(status.st_atime_ns, status.st_mtime_ns)
+    )  # the same size and modification time: the change time differs
     after = find_images(two_classes)
     assert after[0].stamp != before[0].stamp and after[1:] == before[1:]
 
@@ -200,7 +221,13 @@ def test_groups_are_read_from_paths(two_classes):
 
 
 @pytest.mark.parametrize(
-    "pattern, message", [("(", "no regular expression"), ("cat", r"has no \(group\)"), ("group", r"has no \(group\)"), ("(cat)", "dog/00.png")]
+    "pattern, message",
+    [
+        ("(", "no regular expression"),
+        ("cat", r"has no \(group\)"),
+        ("group", r"has no \(group\)"),
+        ("(cat)", "dog/00.png"),
+    ],
 )
 def test_a_pattern_that_reads_no_group_is_refused(two_classes, pattern, message):
     with pytest.raises(InputError, match=message):
@@ -216,7 +243,11 @@ def table(tmp_path, write_image):
 
 
 def test_a_table_gives_labels_and_groups(table):
-    text = 'age,file,label,group\n7,sub/b.png,dog,"p,1"\n8,./a.png, cat ,p2\n\n9,' + unicodedata.normalize("NFD", "ü.png") + ",cat,p2\n"
+    text = (
+        'age,file,label,group\n7,sub/b.png,dog,"p,1"\n8,./a.png, cat ,p2\n\n9,'
+        + unicodedata.normalize("NFD", "ü.png")
+        + ",cat,p2\n"
+    )
     write_table(table, text, "utf-8-sig")  # as a spreadsheet saves it
     found = read_labels(table, with_groups=True)
     assert [(item.file.name, item.label, item.group) for item in found] == [
@@ -230,7 +261,14 @@ def test_a_table_gives_labels_and_groups(table):
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 def test_a_table_may_be_written_as_other_countries_spreadsheets_do(table, delimiter):
-    rows = [["file", "label", ""], ["a.png", "cat", ""], ["sub/b.png", "a dog", "x"], ["", " ", ""], ["ü.png", "cat"], ["", "", ""]]
+    rows = [
+        ["file", "label", ""],
+        ["a.png", "cat", ""],
+        ["sub/b.png", "a dog", "x"],
+        ["", " ", ""],
+        ["ü.png", "cat"],
+        ["", "", ""],
+    ]
     write_table(table, "\r\n".join(delimiter.join(row) for row in rows), "utf-8-sig")
     assert [item.label for item in read_labels(table, with_groups=False)] == ["cat", "a dog", "cat"]
 
@@ -279,7 +317,9 @@ def test_dicom_in_a_table_is_refused_as_well(table):
 
 
 @pytest.mark.parametrize(
-    "sign", "\u034f \ufe0f \U000e0100 \u180b \u180f \u115f \u3164 \uffa0 \u17b4 \u2800 \u2065 \ufff0 \U000e0fff \u200b".split(), ids=ascii
+    "sign",
+    "\u034f \ufe0f \U000e0100 \u180b \u180f \u115f \u3164 \uffa0 \u17b4 \u2800 \u2065 \ufff0 \U000e0fff \u200b".split(),
+    ids=ascii,
 )
 def test_a_person_with_an_invisible_sign_in_the_name_is_the_same_person(sign):
     assert {group_name(text) for text in (f"An{sign}na", f"{sign}Anna", f"Anna{sign}")} == {"Anna"}
@@ -291,7 +331,12 @@ def test_all_that_unicode_calls_ignorable_is_dropped_whatever_its_category():
     signs = [*range(0xFE00, 0xFE10), *range(0xFFF0, 0xFFF9), *range(0xE0000, 0xE1000)]
     kept = [number for number in signs if group_name(chr(number))]
     assert kept == []
-    assert [group_name(sign) for sign in ("\ufffd", "\ufe10", "\u10ff", "e\u0301")] == ["\ufffd", "\ufe10", "\u10ff", "\u00e9"]
+    assert [group_name(sign) for sign in ("\ufffd", "\ufe10", "\u10ff", "e\u0301")] == [
+        "\ufffd",
+        "\ufe10",
+        "\u10ff",
+        "\u00e9",
+    ]
 
 
 def test_a_table_s_images_keep_the_parts_that_they_lie_in(tmp_path, write_image):

@@ -47,7 +47,10 @@ def test_the_real_files_give_what_the_public_facts_say(name):
     assert final.held_out.labels.bincount().max() < 1200
     # The published constants are those of the training images, to the digits that are printed.
     for channel, (mean, std) in enumerate(zip(final.mean, final.std, strict=True)):
-        counts = np.bincount(final.train.images[:, channel].numpy().ravel(), minlength=256) / final.train.images[:, channel].numel()
+        counts = (
+            np.bincount(final.train.images[:, channel].numpy().ravel(), minlength=256)
+            / final.train.images[:, channel].numel()
+        )
         levels = np.arange(256) / 255
         assert abs(counts @ levels - mean) < 1e-4
         assert abs(np.sqrt(counts @ (levels - mean) ** 2) - std) < 1e-4
@@ -57,7 +60,11 @@ def test_the_real_files_give_what_the_public_facts_say(name):
 
 def contents(*parts):
     """All images with their labels, whatever their order."""
-    return sorted(hashlib.sha256(p.images[i].numpy().tobytes() + bytes([int(p.labels[i])])).digest() for p in parts for i in range(len(p)))
+    return sorted(
+        hashlib.sha256(p.images[i].numpy().tobytes() + bytes([int(p.labels[i])])).digest()
+        for p in parts
+        for i in range(len(p))
+    )
 
 
 def test_the_first_real_mnist_image_is_a_five():
@@ -67,15 +74,23 @@ def test_the_first_real_mnist_image_is_a_five():
 
 
 def test_digits_are_split_without_overlap_and_the_same_each_time():
-    final, tuning = load(DataConfig(name="digits"), None, quiet), load(DataConfig(name="digits", split="train"), None, quiet)
+    final, tuning = (
+        load(DataConfig(name="digits"), None, quiet),
+        load(DataConfig(name="digits", split="train"), None, quiet),
+    )
     assert (len(final.train), len(final.held_out), len(tuning.train), len(tuning.held_out)) == (1437, 360, 1150, 287)
     for split, dataset in (("train", tuning), ("train+valid", final)):
-        assert dataset.facts == public_facts(DataConfig(name="digits", split=split)) == facts(DataConfig(name="digits", split=split), None, quiet)
+        assert (
+            dataset.facts
+            == public_facts(DataConfig(name="digits", split=split))
+            == facts(DataConfig(name="digits", split=split), None, quiet)
+        )
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     truth = sorted(
-        hashlib.sha256(image.astype(np.uint8).tobytes() + bytes([label])).digest() for image, label in zip(bunch.images, bunch.target, strict=True)
+        hashlib.sha256(image.astype(np.uint8).tobytes() + bytes([label])).digest()
+        for image, label in zip(bunch.images, bunch.target, strict=True)
     )
     assert contents(final.train, final.held_out) == truth
     assert contents(tuning.train, tuning.held_out) == contents(final.train)
@@ -94,15 +109,24 @@ def test_a_smaller_portion_is_part_of_a_larger_and_the_held_out_images_stay(spli
         assert len(portion.train) == count and portion.facts == public_facts(config) == facts(config, None, quiet)
         now = set(contents(portion.train))
         assert before <= now <= set(contents(everything.train))
-        assert contents(portion.held_out) == contents(everything.held_out) and portion.held_out_name == everything.held_out_name
+        assert (
+            contents(portion.held_out) == contents(everything.held_out)
+            and portion.held_out_name == everything.held_out_name
+        )
         before = now
     assert torch.equal(portion.train.images, everything.train.images)
 
 
 def test_more_images_than_there_are_are_refused_never_claimed(tmp_path):
-    for config in (DataConfig(name="digits", num_examples=1438), DataConfig(name="digits", split="train", num_examples=1151)):
+    for config in (
+        DataConfig(name="digits", num_examples=1438),
+        DataConfig(name="digits", split="train", num_examples=1151),
+    ):
         for ask in (load, facts):
-            with pytest.raises(InputError, match=f"data.num_examples = {config.num_examples} is more than the {config.num_examples - 1} images"):
+            with pytest.raises(
+                InputError,
+                match=f"data.num_examples = {config.num_examples} is more than the {config.num_examples - 1} images",
+            ):
                 ask(config, None, quiet)
 
 
@@ -140,7 +164,13 @@ def test_constants_of_the_recipe_take_precedence():
 def test_what_is_stated_of_a_named_set_must_be_true():
     stated = {"classes": [str(i) for i in range(10)], "image_size": 8, "channels": 1}
     assert load(DataConfig(name="digits", **stated), None, quiet).shape == (1, 8, 8)
-    for key, value in (("classes", list("abcdefghij")), ("image_size", 16), ("channels", 3), ("group_by", "(x)"), ("class_proportions", [1.0])):
+    for key, value in (
+        ("classes", list("abcdefghij")),
+        ("image_size", 16),
+        ("channels", 3),
+        ("group_by", "(x)"),
+        ("class_proportions", [1.0]),
+    ):
         with pytest.raises(InputError, match=f"data.{key}"):
             load(DataConfig(name="digits", **{key: value}), None, quiet)
 
@@ -162,7 +192,9 @@ def write_idx(root, labels=None, images_magic=0x803):
         (folder / f"{part}-images-idx3-ubyte").write_bytes(header + bytes(count * 784))
         values = np.zeros(count, np.uint8)
         values[: len(labels or [])] = labels or []
-        (folder / f"{part}-labels-idx1-ubyte").write_bytes((0x801).to_bytes(4, "big") + count.to_bytes(4, "big") + values.tobytes())
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(
+            (0x801).to_bytes(4, "big") + count.to_bytes(4, "big") + values.tobytes()
+        )
     return folder
 
 
@@ -210,7 +242,9 @@ def test_no_pickle_beside_the_images_is_read_in_their_place(tmp_path):
     raw.mkdir(parents=True)
     for part, count in (("train", 60_000), ("t10k", 10_000)):
         size = count.to_bytes(4, "big")
-        (raw / f"{part}-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + size + 2 * (28).to_bytes(4, "big") + b"\x07" * (count * 28 * 28))
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(
+            b"\0\0\x08\x03" + size + 2 * (28).to_bytes(4, "big") + b"\x07" * (count * 28 * 28)
+        )
         (raw / f"{part}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + size + b"\1" * count)
     before = load(DataConfig(name="mnist"), tmp_path, quiet)
     processed = tmp_path / "MNIST" / "processed"
@@ -219,7 +253,11 @@ def test_no_pickle_beside_the_images_is_read_in_their_place(tmp_path):
     torch.save(other, processed / "training.pt")
     torch.save((other[0][:10_000], other[1][:10_000]), processed / "test.pt")
     after = load(DataConfig(name="mnist"), tmp_path, quiet)
-    assert torch.equal(before.train.images, after.train.images) and (after.train.images == 7).all() and (after.held_out.labels == 1).all()
+    assert (
+        torch.equal(before.train.images, after.train.images)
+        and (after.train.images == 7).all()
+        and (after.held_out.labels == 1).all()
+    )
 
 
 def test_every_name_that_a_recipe_may_have_is_declared_and_no_other():

@@ -69,14 +69,20 @@ def test_of_all_words_no_more_than_q_include_an_example(batch_size):
 
 
 def test_an_empty_batch_occurs_and_is_an_ordinary_array():
-    sizes = [len(poisson_batch(Mechanism(20, 1, 1.0, 1), Streams(new_key(), {}, {}).stream("sampling", step))) for step in range(50)]
+    sizes = [
+        len(poisson_batch(Mechanism(20, 1, 1.0, 1), Streams(new_key(), {}, {}).stream("sampling", step)))
+        for step in range(50)
+    ]
     assert 0 in sizes
 
 
 @pytest.mark.parametrize("num_examples, batch_size", [(10, 3), (7, 7), (5, 4)])
 def test_a_shuffled_epoch_visits_every_example_once(num_examples, batch_size):
     streams, mechanism = Streams(new_key(), {}, {}), Mechanism(num_examples, batch_size, 0.0, 1, "shuffled")
-    batches = [shuffled_batch(mechanism, step, lambda epoch: streams.stream("shuffling", epoch)) for step in range(1, 3 * num_examples + 1)]
+    batches = [
+        shuffled_batch(mechanism, step, lambda epoch: streams.stream("shuffling", epoch))
+        for step in range(1, 3 * num_examples + 1)
+    ]
     visits = np.concatenate(batches)
     assert all(len(batch) == batch_size for batch in batches)
     for epoch in range(3 * batch_size):

@@ -54,7 +54,10 @@ def naive(network, held_out, views, num_views, decide=unchanged):
     return WithViews(num_views, **{how: count / len(held_out) for how, count in right.items()})
 
 
-@pytest.mark.parametrize("kind, num_views, rows", [("crop_flip", 1, 128), ("crop_flip", 4, 7), ("rrc", 7, 128), ("tan", 3, 2), ("simclr", 6, 128)])
+@pytest.mark.parametrize(
+    "kind, num_views, rows",
+    [("crop_flip", 1, 128), ("crop_flip", 4, 7), ("rrc", 7, 128), ("tan", 3, 2), ("simclr", 6, 128)],
+)
 def test_vote_and_mean_equal_a_naive_loop(kind, num_views, rows):
     held_out, network, views = images(), model(), Views(kind, 2, 3)
     found = augtest(network.train(), held_out, views, num_views, unchanged, rows)

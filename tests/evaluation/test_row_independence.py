@@ -48,7 +48,9 @@ class Standardised(Net):
 
 class Place(Net):
     def answer(self, x):
-        return self.body(x) + torch.arange(len(x), dtype=x.dtype, device=x.device)[:, None].sin() * torch.arange(10, device=x.device)
+        return self.body(x) + torch.arange(len(x), dtype=x.dtype, device=x.device)[:, None].sin() * torch.arange(
+            10, device=x.device
+        )
 
 
 class Odd(Net):
@@ -119,7 +121,20 @@ class DrawsByValue(Net):
         return nn.functional.dropout(self.body(x), 0.5, training=True)
 
 
-MIXING = [Softmax, Range, Standardised, Place, Odd, InBuffer, Watching, InParameter, InParameterOfItsOwn, InAttribute, InList, DrawsByValue]
+MIXING = [
+    Softmax,
+    Range,
+    Standardised,
+    Place,
+    Odd,
+    InBuffer,
+    Watching,
+    InParameter,
+    InParameterOfItsOwn,
+    InAttribute,
+    InList,
+    DrawsByValue,
+]
 
 
 def refuses(model):
@@ -136,7 +151,12 @@ def test_a_model_that_looks_beside_an_image_in_evaluation_mode_alone_is_found(ki
     if kind is not DrawsByValue:
         assert not findings(model, ROW.expand(2, -1, -1, -1))  # in train mode there is nothing to find
         found = evaluation_finding(model, ROW)
-        assert found is not None and "\n" not in str(found) and kind.__name__ in str(found) and "evaluation mode" in str(found)
+        assert (
+            found is not None
+            and "\n" not in str(found)
+            and kind.__name__ in str(found)
+            and "evaluation mode" in str(found)
+        )
         with pytest.raises(InputError, match="evaluation mode"):
             require_rows_apart(model, ROW)
     assert refuses(model)
@@ -156,7 +176,9 @@ def test_the_registry_s_own_judge_each_image_alone(name):
 
 def test_batch_norm_judges_each_image_alone_once_it_is_trained_and_without_running_statistics_it_does_not():
     def with_norm(tracks):
-        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, track_running_stats=tracks), nn.Flatten(), nn.Linear(144, 10))
+        return nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, track_running_stats=tracks), nn.Flatten(), nn.Linear(144, 10)
+        )
 
     assert evaluation_finding(with_norm(True), ROW) is None
     assert evaluation_finding(with_norm(False), ROW) is not None
@@ -175,7 +197,9 @@ def test_trying_a_model_leaves_it_as_it_was(kind):
 def made_up_images(count):
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 120, (count, 1, 8, 8), generator=generator).to(torch.uint8)
-    return ImageSet(pixels, torch.randint(0, 10, (count,), generator=generator), torch.ones(count, dtype=torch.bool), (0.2,), (0.3,))
+    return ImageSet(
+        pixels, torch.randint(0, 10, (count,), generator=generator), torch.ones(count, dtype=torch.bool), (0.2,), (0.3,)
+    )
 
 
 @pytest.mark.parametrize("kind", [Net, Dropping, *MIXING])
@@ -203,7 +227,10 @@ def test_together_one_image_moves_the_number_judged_right_by_many():
     pixels = images.images.clone()
     pixels[0] = 255
     changed = dataclasses.replace(images, images=pixels)
-    assert abs(judged_right(predict_logits(model, changed), changed) - judged_right(predict_logits(model, images), images)) > 10
+    assert (
+        abs(judged_right(predict_logits(model, changed), changed) - judged_right(predict_logits(model, images), images))
+        > 10
+    )
     assert math.isfinite(float(answers.abs().sum()))
 
 

@@ -48,7 +48,11 @@ def test_equal_proportions_change_nothing():
     assert torch.allclose(equal.decision_logits(outputs), outputs)
 
 
-@pytest.mark.parametrize("outputs", [[float("nan"), 0.0], [float("inf"), 0.0], [3e38, -3e38]], ids=["nan", "infinite", "overflowing difference"])
+@pytest.mark.parametrize(
+    "outputs",
+    [[float("nan"), 0.0], [float("inf"), 0.0], [3e38, -3e38]],
+    ids=["nan", "infinite", "overflowing difference"],
+)
 def test_a_run_that_diverged_is_scored_and_not_a_fault(outputs):
     scores = score(torch.tensor([outputs] * 4), torch.tensor([0, 1, 0, 1]))
     assert scores.accuracy == 0.5 and scores.auroc in (None, 0.5)
@@ -57,7 +61,9 @@ def test_a_run_that_diverged_is_scored_and_not_a_fault(outputs):
 def test_an_image_that_is_damaged_or_relabelled_moves_the_number_judged_right_by_itself_alone():
     source = torch.Generator().manual_seed(0)
     logits, labels = torch.randn(50, 3, generator=source), torch.randint(0, 3, (50,), generator=source)
-    images = ImageSet(torch.zeros(50, 1, 8, 8, dtype=torch.uint8), labels, torch.ones(50, dtype=torch.bool), (0.5,), (0.5,))
+    images = ImageSet(
+        torch.zeros(50, 1, 8, 8, dtype=torch.uint8), labels, torch.ones(50, dtype=torch.bool), (0.5,), (0.5,)
+    )
     right = (logits.argmax(1) == labels).int().tolist()
     assert judged_right(logits, images) == sum(right)
     for i in range(50):

@@ -23,14 +23,23 @@ learning_rate = 2.0
 batch_size = 16
 num_steps = 3
 """
-CLAIMS = {"run_id": "0f" * 16, "private": True, "epsilon": 3.0, "delta": 1e-4, "ledger_lines": 5, "ledger_head": "ab" * 32}
+CLAIMS = {
+    "run_id": "0f" * 16,
+    "private": True,
+    "epsilon": 3.0,
+    "delta": 1e-4,
+    "ledger_lines": 5,
+    "ledger_head": "ab" * 32,
+}
 FACTS = {"classes": ["a", "b"], "mean": [0.5], "std": [0.5], "image_size": 8, "channels": 1, **CLAIMS}
 
 
 def write_run(folder, recipe=None, facts=None, tensors=None, raw=None):
     """model.safetensors as somebody else may have written it."""
     folder.mkdir(exist_ok=True)
-    weights = build("small_cnn", image_size=8, channels=1, num_classes=2, seed=0).state_dict() if tensors is None else tensors
+    weights = (
+        build("small_cnn", image_size=8, channels=1, num_classes=2, seed=0).state_dict() if tensors is None else tensors
+    )
     metadata = {
         "sfumato": json.dumps({**FACTS, **(facts or {})}),
         "recipe": recipe or f'[data]\nname = "digits"\n{RESOLVED}[model]\nname = "small_cnn"\n',
@@ -102,7 +111,11 @@ def test_a_file_cannot_make_torch_hub_run_a_local_hubconf(tmp_path, theirs):
         {"raw": {"recipe": "x = " + "9" * 10_000}},
         {"raw": {"recipe": '[data]\nname = "digits"\n'}},
         {"raw": {"recipe": '[data]\nname = "digits"\n[model]\nname = "small_cnn"\n'}},
-        {"recipe": recipe("small_cnn").replace("[augmentation]", "class_proportions = [0.2, 0.3, 0.5]\n[augmentation]")},
+        {
+            "recipe": recipe("small_cnn").replace(
+                "[augmentation]", "class_proportions = [0.2, 0.3, 0.5]\n[augmentation]"
+            )
+        },
         {"recipe": recipe("small_cnn", width=200_000)},
         {"recipe": recipe("lenet")},
         {"tensors": {}},
@@ -115,17 +128,26 @@ def test_a_file_with_other_contents_than_a_run_writes_is_refused_in_one_line(tmp
         load(write_run(tmp_path / "run", **changes))
 
 
-@pytest.mark.parametrize("options", [{"width": 0}, {"width": -1}, {"width": 1.5}, {"width": True}, {"order": "__import__('os')"}, {"seed": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [{"width": 0}, {"width": -1}, {"width": 1.5}, {"width": True}, {"order": "__import__('os')"}, {"seed": 1}],
+)
 def test_an_impossible_architecture_is_refused_in_one_line(tmp_path, options):
     with pytest.raises(InputError):
         load(write_run(tmp_path / "run", recipe("small_cnn", **options)))
 
 
 def test_where_images_lie_is_not_taken_from_a_file(tmp_path):
-    run = write_run(tmp_path / "run", f'[data]\nname = "folder"\npath = "{tmp_path}"\n{RESOLVED}[model]\nname = "small_cnn"\n')
+    run = write_run(
+        tmp_path / "run", f'[data]\nname = "folder"\npath = "{tmp_path}"\n{RESOLVED}[model]\nname = "small_cnn"\n'
+    )
     assert load(run).recipe.data.path is None
 
 
 def test_a_recipe_is_written_for_others_without_the_place_of_the_images():
     parsed = config.parse({"data": {"name": "folder", "path": "private"}})
-    assert config.shareable(parsed).data.path is None and parsed.data.path == "private" and "private" not in config.to_toml(config.shareable(parsed))
+    assert (
+        config.shareable(parsed).data.path is None
+        and parsed.data.path == "private"
+        and "private" not in config.to_toml(config.shareable(parsed))
+    )

@@ -33,7 +33,10 @@ def count(model):
 def test_parameter_counts_are_the_published_ones(name, shape, options, parameters):
     size, channels, classes = shape
     with torch.device("meta"):
-        assert count(build(name, image_size=size, channels=channels, num_classes=classes, options=options, seed=0)) == parameters
+        assert (
+            count(build(name, image_size=size, channels=channels, num_classes=classes, options=options, seed=0))
+            == parameters
+        )
 
 
 @pytest.mark.parametrize("size", [8, 9, 13, 16, 27, 28, 32, 50, 64, 100])
@@ -57,7 +60,10 @@ def test_the_smallest_size_works_and_a_smaller_one_is_refused_by_name(name):
 
 
 VARIANTS = [("small_cnn", {}), ("small_cnn", {"order": "norm-activation"}), ("tanh_cnn", {}), ("lenet", {})] + [
-    ("wide_resnet", {"width": 1, "order": order, "normalization": normalization, "weight_standardization": standardized})
+    (
+        "wide_resnet",
+        {"width": 1, "order": order, "normalization": normalization, "weight_standardization": standardized},
+    )
     for order in ("activation-norm", "norm-activation")
     for normalization in ("group", "none")
     for standardized in (True, False)
@@ -75,7 +81,9 @@ def layers_run(model, size=8):
     seen = []
     for module in model.modules():
         if not list(module.children()):
-            module.register_forward_hook(lambda module, args, output: seen.append(type(module).__name__.replace("WeightStandardized", "")))
+            module.register_forward_hook(
+                lambda module, args, output: seen.append(type(module).__name__.replace("WeightStandardized", ""))
+            )
     model(torch.randn(1, 3, size, size))
     return seen
 
@@ -94,7 +102,9 @@ def test_every_convolution_but_the_stem_comes_after_activation_and_norm_in_the_c
     assert seen == ["Conv2d"] + (before_conv + ["Conv2d"]) * 15 + before_conv + ["Linear"]
 
 
-@pytest.mark.parametrize(("order", "after_conv"), [("activation-norm", ["ReLU", "GroupNorm"]), ("norm-activation", ["GroupNorm", "ReLU"])])
+@pytest.mark.parametrize(
+    ("order", "after_conv"), [("activation-norm", ["ReLU", "GroupNorm"]), ("norm-activation", ["GroupNorm", "ReLU"])]
+)
 def test_every_stage_of_the_default_network_ends_in_activation_and_norm_in_the_chosen_order(order, after_conv):
     stage = ["Conv2d", "MaxPool2d", *after_conv]
     assert layers_run(SmallCNN(10, 32, 3, order=order), size=32) == stage * 2 + ["Flatten", "Linear"]
@@ -108,7 +118,9 @@ def test_each_group_of_a_wide_resnet_has_its_own_shortcut_and_stride():
         (32, 64, (1, 1), (2, 2)),
         (64, 128, (1, 1), (2, 2)),
     ]
-    assert len(model.blocks) == 6 and {norm.num_groups for norm in model.modules() if isinstance(norm, nn.GroupNorm)} == {16}
+    assert len(model.blocks) == 6 and {
+        norm.num_groups for norm in model.modules() if isinstance(norm, nn.GroupNorm)
+    } == {16}
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,10 @@ def test_any_factory_is_given_what_it_accepts(package):
     sized = build(f"{package}:sized", **SHAPE, options={"hidden": 7}, seed=0, trust=(package,))
     assert sized(torch.randn(2, 3, 16, 16)).shape == (2, 4) and sized[1].out_features == 7
     assert build(f"{package}:classes_only", **SHAPE, seed=0, trust=(package,)).out_features == 4
-    assert build(f"{package}:anything", **SHAPE, options={"a": 1}, seed=0, trust=(package,)).options == {**SHAPE, "a": 1}
+    assert build(f"{package}:anything", **SHAPE, options={"a": 1}, seed=0, trust=(package,)).options == {
+        **SHAPE,
+        "a": 1,
+    }
     assert build(f"{package}:Net", **SHAPE, seed=0, trust=(package,)).out_features == 4
 
 
@@ -94,20 +97,26 @@ def test_a_factory_that_takes_any_keyword_is_not_given_what_it_then_refuses(pack
     name, keys = f"{package}:passes_on", {**SHAPE, "seed": 3, "trust": (package,)}
     found = build(name, **keys, options={"bias": False})
     assert found.out_features == 4 and found.bias is None
-    assert torch.equal(found.weight, build(f"{package}:Net", **keys, options={"bias": False}).weight)  # nothing was drawn before
+    assert torch.equal(
+        found.weight, build(f"{package}:Net", **keys, options={"bias": False}).weight
+    )  # nothing was drawn before
     with pytest.raises(InputError, match="unexpected keyword argument 'colour'"):
         build(name, **keys, options={"colour": 1})
 
 
 def test_what_a_factory_draws_by_the_global_generators_depends_on_the_seed_alone(package):
-    draws = [build(f"{package}:drawn", **SHAPE, seed=seed, trust=(package,)).directions[:3] for seed in (7, 7, 8, 2**63 - 1)]
+    draws = [
+        build(f"{package}:drawn", **SHAPE, seed=seed, trust=(package,)).directions[:3] for seed in (7, 7, 8, 2**63 - 1)
+    ]
     assert torch.equal(draws[0], draws[1])
     assert all(bool((one != other).all()) for i, one in enumerate(draws[1:]) for other in draws[i + 2 :])
 
 
 @pytest.mark.parametrize("by", ["attribute", "parameter", "buffer", "shape"])
 def test_a_factory_that_draws_from_elsewhere_is_refused_in_one_line(package, by):
-    with pytest.raises(InputError, match=r"model their_models:drawn: (directions|bias) is another each time .* Draw it by torch"):
+    with pytest.raises(
+        InputError, match=r"model their_models:drawn: (directions|bias) is another each time .* Draw it by torch"
+    ):
         build(f"{package}:drawn", **SHAPE, options={"by": by}, seed=7, trust=(package,))
 
 
@@ -134,7 +143,10 @@ def test_bad_names_and_options_are_refused_with_the_nearest_good_one(package, na
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("trust", [(), "", ("their",), ("their_models.x",), ("their_models:sized",), "their_models_", ("Their_models",), ("",)])
+@pytest.mark.parametrize(
+    "trust",
+    [(), "", ("their",), ("their_models.x",), ("their_models:sized",), "their_models_", ("Their_models",), ("",)],
+)
 def test_nothing_is_imported_from_a_module_that_is_not_trusted_by_its_own_name(package, tmp_path, trust):
     with pytest.raises(InputError, match="If you trust .* add --trust their_models$"):
         build("their_models:sized", **SHAPE, seed=0, trust=trust)
@@ -144,7 +156,9 @@ def test_nothing_is_imported_from_a_module_that_is_not_trusted_by_its_own_name(p
 
 
 def test_trust_in_a_package_is_not_trust_in_its_modules(tmp_path):
-    (tmp_path / "hubconf.py").write_text("import pathlib\npathlib.Path(__file__).with_name('ran').touch()\ndef net(**options): return None\n")
+    (tmp_path / "hubconf.py").write_text(
+        "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\ndef net(**options): return None\n"
+    )
     options = {"repo_or_dir": str(tmp_path), "model": "net", "source": "local"}
     with pytest.raises(InputError, match=r"add --trust torch\.hub$"):
         build("torch.hub:load", **SHAPE, options=options, seed=0, trust=("torch", "torch.nn"))
@@ -181,7 +195,9 @@ def test_what_is_no_plain_name_of_a_module_and_its_factory_is_refused_unimported
 
 def test_what_a_trusted_module_only_imported_for_itself_is_not_called(package, tmp_path):
     with pytest.raises(InputError, match=r"comes from the module (posix|nt), not from their_models.*--trust"):
-        build("their_models:system", **SHAPE, options={"command": f"touch {tmp_path / 'ran'}"}, seed=0, trust=(package,))
+        build(
+            "their_models:system", **SHAPE, options={"command": f"touch {tmp_path / 'ran'}"}, seed=0, trust=(package,)
+        )
     with pytest.raises(InputError, match="comes from the module builtins"):
         build("their_models:__class__", **SHAPE, seed=0, trust=(package,))
     assert not (tmp_path / "ran").exists()
@@ -197,4 +213,8 @@ def test_a_network_of_the_registry_takes_numbers_of_its_architecture_and_nothing
             build("with_weights", **SHAPE, options={option: "weights.pth"}, seed=0, trust=("sfumato",))
     for name, network in MODELS.items():
         if name != "with_weights":
-            assert set(network.options) == set(inspect.signature(network.factory).parameters) - {"num_classes", "image_size", "channels"}
+            assert set(network.options) == set(inspect.signature(network.factory).parameters) - {
+                "num_classes",
+                "image_size",
+                "channels",
+            }

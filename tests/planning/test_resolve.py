@@ -15,7 +15,9 @@ BUDGET = {"target_epsilon": 4.0, "delta": 1e-5, "accountant": "rdp"}
 def plan_of(privacy, num_examples=20_000, optimizer=None, **training):
     """Without a [privacy] section where privacy is None."""
     values = {"data": {"name": "folder"}, "training": training, "optimizer": optimizer or {}}
-    return resolve(config.parse(values | ({} if privacy is None else {"privacy": privacy})), Facts(num_examples, 2, 32, 3))
+    return resolve(
+        config.parse(values | ({} if privacy is None else {"privacy": privacy})), Facts(num_examples, 2, 32, 3)
+    )
 
 
 @pytest.mark.parametrize(
@@ -34,7 +36,10 @@ def test_one_quantity_is_solved_for_and_spends_the_budget_and_no_more(given, tra
     spent = epsilon(plan.mechanism, 1e-5, "rdp").epsilon
     assert 0.98 * 4.0 < spent <= 4.0 and plan.private
     mechanism = plan.mechanism
-    usual = {"training.batch_size": (mechanism.batch_size, training.get("batch_size", 4096)), "training.num_steps": (mechanism.num_steps, 150)}
+    usual = {
+        "training.batch_size": (mechanism.batch_size, training.get("batch_size", 4096)),
+        "training.num_steps": (mechanism.num_steps, 150),
+    }
     for key, (found, expected) in usual.items():
         if key != solved:
             assert found == training.get(key.split(".")[1], expected)
@@ -54,7 +59,9 @@ def test_a_delta_that_one_published_image_would_satisfy_is_warned_about(delta, w
     assert any("publishing one image at random" in warning for warning in plan.warnings) == warned
 
 
-@pytest.mark.parametrize(("name", "rate", "warned"), [("adam", 0.1, True), ("adamw", 2.0, True), ("adam", 0.09, False), ("sgd", 2.0, False)])
+@pytest.mark.parametrize(
+    ("name", "rate", "warned"), [("adam", 0.1, True), ("adamw", 2.0, True), ("adam", 0.09, False), ("sgd", 2.0, False)]
+)
 def test_a_rate_for_sgd_is_warned_about_under_others(name, rate, warned):
     plan = plan_of(BUDGET, optimizer={"name": name, "learning_rate": rate}, batch_size=500, num_steps=10)
     assert any("is a rate for sgd" in warning for warning in plan.warnings) == warned
@@ -63,7 +70,12 @@ def test_a_rate_for_sgd_is_warned_about_under_others(name, rate, warned):
 def test_ordinary_training_has_no_noise_and_shuffles_as_many_images_as_there_are():
     plan = plan_of(None, num_examples=100, batch_size=500, num_steps=10)
     mechanism = plan.mechanism
-    assert (mechanism.noise_multiplier, mechanism.sampling, mechanism.batch_size, mechanism.num_steps) == (0.0, "shuffled", 100, 10)
+    assert (mechanism.noise_multiplier, mechanism.sampling, mechanism.batch_size, mechanism.num_steps) == (
+        0.0,
+        "shuffled",
+        100,
+        10,
+    )
     assert not plan.private and "ordinary training" in plan.why_not_private
     with pytest.raises(InputError, match="norm_histogram_every"):
         plan_of(None, batch_size=50, num_steps=10, norm_histogram_every=2)
@@ -76,7 +88,10 @@ def test_of_a_run_selected_from_others_only_the_noise_is_solved_for():
         training = {key: value for key, value in {"batch_size": 500, "num_steps": 200}.items() if key != left_out}
         with pytest.raises(InputError, match="only the noise is solved for"):
             plan_of({**selected, "noise_multiplier": noise}, **training)
-    assert plan_of({**selected, "noise_multiplier": noise}, batch_size=500, num_steps=200).mechanism.noise_multiplier == noise
+    assert (
+        plan_of({**selected, "noise_multiplier": noise}, batch_size=500, num_steps=200).mechanism.noise_multiplier
+        == noise
+    )
     with pytest.raises(InputError, match="the best of 10 expected runs spends epsilon"):
         plan_of({**selected, "noise_multiplier": 0.9 * noise}, batch_size=500, num_steps=200)
 
@@ -91,7 +106,11 @@ def test_of_a_run_selected_from_others_only_the_noise_is_solved_for():
         ({**BUDGET, "max_images_per_person": 2, "selected_from": 10.0}, {}, "max_images_per_person"),
         ({**BUDGET, "sampling": "shuffled", "selected_from": 10.0}, {}, "shuffled"),
         ({**BUDGET, "score_noise": 5.0}, {}, "score_noise"),
-        ({**BUDGET, "score_noise": 5.0, "selected_from": 10.0}, {}, "score_noise"),  # its images would be trained on as well
+        (
+            {**BUDGET, "score_noise": 5.0, "selected_from": 10.0},
+            {},
+            "score_noise",
+        ),  # its images would be trained on as well
     ],
 )
 def test_a_budget_that_means_nothing_is_refused(privacy, training, names):
@@ -109,4 +128,8 @@ def test_steps_that_are_kept_are_certified_within_the_target_even_where_fewer_se
         }
     )
     plan = resolve(recipe, Facts(31743, 2, 32, 3))
-    assert claims(plan, plan.mechanism).epsilon <= 80 and plan.mechanism.num_steps < 1828 and "certified" in plan.warnings[-1]
+    assert (
+        claims(plan, plan.mechanism).epsilon <= 80
+        and plan.mechanism.num_steps < 1828
+        and "certified" in plan.warnings[-1]
+    )

@@ -95,9 +95,19 @@ def private_certificate(**changes: Any) -> dict[str, Any]:
 def public_certificate(**changes: Any) -> dict[str, Any]:
     """privacy.json of a run whose noise comes from a public seed."""
     claim = private_certificate(
-        private=False, why_not_private="its randomness comes from a public seed", epsilon=None, epsilon_rdp=None, epsilon_pld=None
+        private=False,
+        why_not_private="its randomness comes from a public seed",
+        epsilon=None,
+        epsilon_rdp=None,
+        epsilon_pld=None,
     )
-    return {**claim, "epsilon_if_private": 2.996123, "epsilon_rdp_if_private": 3.2104, "epsilon_pld_if_private": 2.996123, **changes}
+    return {
+        **claim,
+        "epsilon_if_private": 2.996123,
+        "epsilon_rdp_if_private": 3.2104,
+        "epsilon_pld_if_private": 2.996123,
+        **changes,
+    }
 
 
 def ordinary_certificate(**changes: Any) -> dict[str, Any]:
@@ -139,7 +149,11 @@ def finished(classes: list[str], **changes: Any) -> dict[str, Any]:
         "images_per_second": 54321.0,
         "seconds": 27.1828,
     }
-    return {**result, **_twice(**{key: value for key, value in changes.items() if key.startswith("accuracy")}), **changes}
+    return {
+        **result,
+        **_twice(**{key: value for key, value in changes.items() if key.startswith("accuracy")}),
+        **changes,
+    }
 
 
 def _twice(**accuracies: float | None) -> dict[str, float | None]:

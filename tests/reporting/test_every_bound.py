@@ -56,7 +56,19 @@ def output_of(capsys, *words, status=0):
     return out + err
 
 
-PLAN = ["plan", "--num-examples", 50000, "--delta", DELTA, "--batch-size", 4096, "--noise-multiplier", 3, "--num-steps", 100]
+PLAN = [
+    "plan",
+    "--num-examples",
+    50000,
+    "--delta",
+    DELTA,
+    "--batch-size",
+    4096,
+    "--noise-multiplier",
+    3,
+    "--num-steps",
+    100,
+]
 
 
 def test_what_plan_prints(spent, capsys):
@@ -96,7 +108,9 @@ def test_what_train_and_the_report_print(spent, capsys, tmp_path):
     person_limit = ["--set", "privacy.max_images_per_person=2"]
     text = output_of(capsys, *words, *person_limit, "--output", tmp_path / "run")
     assert DELTA in assert_bounds(text, spent, at_least=4)  # at each evaluation, and at the end twice
-    page = re.sub(r"<(style|svg)\b.*?</(style|svg)>|<[^>]*>", " ", (tmp_path / "run" / "report.html").read_text(), flags=re.DOTALL)
+    page = re.sub(
+        r"<(style|svg)\b.*?</(style|svg)>|<[^>]*>", " ", (tmp_path / "run" / "report.html").read_text(), flags=re.DOTALL
+    )
     page = re.sub(r"\s+", " ", page)
     assert DELTA in assert_bounds(page, spent, at_least=4)
     claim = json.loads((tmp_path / "run" / "privacy.json").read_text())
@@ -135,7 +149,12 @@ def test_what_the_final_recipe_of_a_search_says(spent, monkeypatch):
     searched = made_up_search()
     recipe = config.parse({**searched.recipe.model_dump(), "data": {"name": "folder", "path": "home-of-alice"}})
     monkeypatch.setattr(final, "final_recipe", lambda *arguments: (recipe, spent))
-    found = {"trials": 3, "predicted_accuracy": {"value": 0.5, "low": 0.4, "high": 0.6}, "epsilon_final": spent, "delta": DELTA}
+    found = {
+        "trials": 3,
+        "predicted_accuracy": {"value": 0.5, "low": 0.4, "high": 0.6},
+        "epsilon_final": spent,
+        "delta": DELTA,
+    }
     agenda = dataclasses.make_dataclass("Agenda", ["settings"])({})
     text = final.as_toml(searched, agenda, found, "mine")
     assert DELTA in assert_bounds(text, spent)
@@ -175,6 +194,9 @@ def test_no_text_formats_an_epsilon_or_a_delta_in_its_own_way():
     for path in sorted(Path(sfumato.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FormattedValue) and node.format_spec is not None:
-                what, how = ast.unparse(node.value), "".join(str(part.value) for part in node.format_spec.values if isinstance(part, ast.Constant))
+                what, how = (
+                    ast.unparse(node.value),
+                    "".join(str(part.value) for part in node.format_spec.values if isinstance(part, ast.Constant)),
+                )
                 rounds = re.search(r"[eEfFgG%]|\.\d", how)
                 assert not (rounds and NAMES.search(what)), f"{path.name}:{node.lineno} prints {what} as {how}"

@@ -22,7 +22,10 @@ def test_an_epsilon_of_four_digits_is_printed_as_it_is(digits, exponent):
     assert float(formats.epsilon(value)) == value
 
 
-@pytest.mark.parametrize("value, text", [(2.99601, "2.997"), (3.0, "3"), (0.0, "0"), (9.9991, "10"), (12345.6, "12350"), (0.000123456, "0.0001235")])
+@pytest.mark.parametrize(
+    "value, text",
+    [(2.99601, "2.997"), (3.0, "3"), (0.0, "0"), (9.9991, "10"), (12345.6, "12350"), (0.000123456, "0.0001235")],
+)
 def test_epsilons_are_printed_without_exponent(value, text):
     assert formats.epsilon(value) == text
 

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from sfumato.reporting.markup import Html, element, together
 
 # An HTML parser turns NUL and carriage returns into something else.
-TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"])) | st.sampled_from(['"><script>', "' onload='x", "&amp;", "</p>", "<!--", "]]>"])
+TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"])) | st.sampled_from(
+    ['"><script>', "' onload='x", "&amp;", "</p>", "<!--", "]]>"]
+)
 
 
 @given(TEXT, TEXT)

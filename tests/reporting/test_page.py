@@ -70,9 +70,17 @@ RUNS = {
     "with views": (folders.private_certificate(), folders.finished(DIGITS, **WITH_VIEWS), folders.curve(10)),
     "unfinished": (folders.private_certificate(status="running"), None, folders.curve(2)),
     "just begun": (folders.private_certificate(status="running", ledger_lines=0), None, []),
-    "no steps": (folders.private_certificate(epsilon=0.0, epsilon_pld=0.0, epsilon_rdp=0.0, num_steps=0), folders.finished(DIGITS), []),
+    "no steps": (
+        folders.private_certificate(epsilon=0.0, epsilon_pld=0.0, epsilon_rdp=0.0, num_steps=0),
+        folders.finished(DIGITS),
+        [],
+    ),
     "nasty": (folders.private_certificate(), folders.finished(NASTY), folders.curve(1)),
-    "hundred": (folders.private_certificate(), folders.finished([f"class {i}" for i in range(100)]), folders.curve(200)),
+    "hundred": (
+        folders.private_certificate(),
+        folders.finished([f"class {i}" for i in range(100)]),
+        folders.curve(200),
+    ),
 }
 
 
@@ -83,8 +91,23 @@ def any_page(request, tmp_path_factory) -> str:
 
 def test_the_page_stands_alone(any_page):
     page = Page(any_page)
-    assert "http://" not in any_page and "https://" not in any_page and "@import" not in any_page and "url(http" not in any_page
-    assert not {tag for tag, _ in page.elements} & {"script", "link", "img", "iframe", "object", "embed", "image", "base", "form"}
+    assert (
+        "http://" not in any_page
+        and "https://" not in any_page
+        and "@import" not in any_page
+        and "url(http" not in any_page
+    )
+    assert not {tag for tag, _ in page.elements} & {
+        "script",
+        "link",
+        "img",
+        "iframe",
+        "object",
+        "embed",
+        "image",
+        "base",
+        "form",
+    }
     assert page.attributes("src") == []
     assert all(target.startswith("#") for target in page.attributes("href"))
     assert all(address.startswith("#") for address in re.findall(r"url\(([^)]*)\)", any_page))
@@ -101,7 +124,16 @@ def test_every_reference_meets_exactly_one_name(any_page):
 
 
 def test_nothing_private_reaches_the_page(any_page):
-    for secret in (folders.KEY, folders.KEY[:16], "1.23456", "0.777", "clipped_fraction", "54321", "27.18", "/somewhere/else"):
+    for secret in (
+        folders.KEY,
+        folders.KEY[:16],
+        "1.23456",
+        "0.777",
+        "clipped_fraction",
+        "54321",
+        "27.18",
+        "/somewhere/else",
+    ):
         assert secret not in any_page
 
 
@@ -118,7 +150,10 @@ def test_a_test_with_views_stands_beside_the_plain_accuracy_and_never_in_its_pla
     text = Page(report(tmp_path / "a", *RUNS["with views"])).text
     plain, vote, mean = (text.index(number) for number in ("96.39 %", "97.12 %", "97.54 %"))
     assert plain < vote < mean and "majority of 8 views" in text and "mean probability of 8 views" in text
-    for without in (RUNS["private"], (RUNS["private"][0], folders.finished(DIGITS, test_views=0, accuracy_augtest_vote=None), [])):
+    for without in (
+        RUNS["private"],
+        (RUNS["private"][0], folders.finished(DIGITS, test_views=0, accuracy_augtest_vote=None), []),
+    ):
         assert "views" not in Page(report(tmp_path / str(len(without[2])), *without)).text
 
 
@@ -132,10 +167,14 @@ def test_class_names_are_text_and_never_markup(tmp_path):
 
 def test_recipe_and_certificate_text_is_escaped(tmp_path):
     evil = "<script>alert(1)</script>"
-    recipe = folders.RECIPE.replace('name = "small_cnn"', f'name = "{evil}"').replace("[model.options]", f'[model.options]\n"{evil}" = 3')
+    recipe = folders.RECIPE.replace('name = "small_cnn"', f'name = "{evil}"').replace(
+        "[model.options]", f'[model.options]\n"{evil}" = 3'
+    )
     text = report(
         tmp_path,
-        folders.private_certificate(relation=evil, unit=evil, accountant_note=evil, not_covered=[evil], ledger_head=evil),
+        folders.private_certificate(
+            relation=evil, unit=evil, accountant_note=evil, not_covered=[evil], ledger_head=evil
+        ),
         folders.finished(DIGITS),
         folders.curve(2),
         recipe,
@@ -182,7 +221,9 @@ def test_weak_protection_is_called_weak(tmp_path, epsilon, weak):
 
 
 def test_a_person_with_several_images_is_told_their_own_epsilon(tmp_path):
-    text = Page(private(tmp_path, max_images_per_person=3, epsilon_person=10.7012, person_groups="declared, not checked")).text
+    text = Page(
+        private(tmp_path, max_images_per_person=3, epsilon_person=10.7012, person_groups="declared, not checked")
+    ).text
     assert "Epsilon of a person 10.71" in text and "up to 3 images" in text and "declared, not checked" in text
 
 
@@ -193,7 +234,9 @@ def test_a_person_without_a_finite_epsilon_is_told_so(tmp_path):
 
 @pytest.mark.parametrize("line_epsilon", [True, False])
 def test_a_run_that_is_not_private_says_so_first_and_shows_no_epsilon_as_a_guarantee(tmp_path, line_epsilon):
-    text = report(tmp_path, folders.public_certificate(), folders.finished(DIGITS), folders.curve(10, private=line_epsilon))
+    text = report(
+        tmp_path, folders.public_certificate(), folders.finished(DIGITS), folders.curve(10, private=line_epsilon)
+    )
     page = Page(text)
     body = page.text
     assert "without a privacy guarantee" in body[: body.index("Not private")]
@@ -201,7 +244,16 @@ def test_a_run_that_is_not_private_says_so_first_and_shows_no_epsilon_as_a_guara
     assert not re.search(r"\d\.\d", body[: body.index("Not private")])
     assert body.count("2.997") == 1
     assert "would have meant epsilon 2.997 at delta 1e-4. That is no guarantee for this run." in body
-    for promise in ("ε", "Epsilon 2", "Delta 1e-4", "of the time", "epsilon so far", "Epsilon spent", "stays secret", "with differential privacy"):
+    for promise in (
+        "ε",
+        "Epsilon 2",
+        "Delta 1e-4",
+        "of the time",
+        "epsilon so far",
+        "Epsilon spent",
+        "stays secret",
+        "with differential privacy",
+    ):
         assert promise not in text
 
 
@@ -213,7 +265,9 @@ def test_ordinary_training_mentions_no_epsilon_at_all(tmp_path):
 
 
 def test_a_hypothetical_person_epsilon_is_no_guarantee_either(tmp_path):
-    privacy = folders.public_certificate(max_images_per_person=3, epsilon_person_if_private=10.7012, person_groups="checked")
+    privacy = folders.public_certificate(
+        max_images_per_person=3, epsilon_person_if_private=10.7012, person_groups="checked"
+    )
     body = Page(report(tmp_path, privacy, folders.finished(DIGITS), folders.curve(3, private=False))).text
     assert "and 10.71 for all images of one person. That is no guarantee" in body and "Epsilon of a person" not in body
 
@@ -224,7 +278,9 @@ def test_a_certificate_without_a_finite_epsilon_is_no_guarantee(tmp_path):
 
 
 def test_pld_that_was_not_computed_is_said(tmp_path):
-    body = Page(private(tmp_path, epsilon_pld=None, accountant="rdp", accountant_note="PLD's grid would need 3 GB.")).text
+    body = Page(
+        private(tmp_path, epsilon_pld=None, accountant="rdp", accountant_note="PLD's grid would need 3 GB.")
+    ).text
     assert "By PLD not computed, by RDP 3.211" in body and "PLD's grid would need 3 GB." in body
 
 
@@ -283,7 +339,13 @@ def test_every_value_of_the_recipe_is_on_the_page(tmp_path):
         for key, value in values.items():
             if value == {}:
                 continue
-            text = {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else "1e-4" if value == 0.0001 else str(value)
+            text = (
+                {True: "true", False: "false"}.get(value, str(value))
+                if isinstance(value, bool)
+                else "1e-4"
+                if value == 0.0001
+                else str(value)
+            )
             assert f"{key} {text}" in body, (section, key)
 
 
@@ -338,7 +400,11 @@ def test_headings_go_down_one_level_at_a_time_and_figures_are_named(tmp_path):
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
     assert levels[0] == 1 and levels.count(1) == 1 and set(levels) == {1, 2}
     figures = [attributes for tag, attributes in page.elements if tag == "svg"]
-    assert len(figures) == 1 and figures[0]["role"] == "img" and figures[0]["aria-labelledby"] == "curves-title curves-description"
+    assert (
+        len(figures) == 1
+        and figures[0]["role"] == "img"
+        and figures[0]["aria-labelledby"] == "curves-title curves-description"
+    )
 
 
 def luminance(colour: str) -> float:
@@ -349,7 +415,10 @@ def luminance(colour: str) -> float:
 
 def test_text_and_curves_have_the_contrast_that_wcag_asks_in_light_dark_and_print(tmp_path):
     style = private(tmp_path).split("<style>")[1].split("</style>")[0]
-    palettes = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in re.findall(r":root \{(.*?)\}", style, flags=re.DOTALL)]
+    palettes = [
+        dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
+        for block in re.findall(r":root \{(.*?)\}", style, flags=re.DOTALL)
+    ]
     assert len(palettes) == 3 and len({tuple(palette) for palette in palettes}) == 1
     for palette in palettes:
         pairs = [(text, sheet) for text in ("ink", "muted", "first") for sheet in ("paper", "sheet")]

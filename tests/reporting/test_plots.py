@@ -47,13 +47,19 @@ def test_the_drawn_curves_are_the_recorded_numbers_on_linear_axes():
     averaged, epsilon = polylines(svg, "first")
     (last,) = polylines(svg, "second")
     for curve, key in ((averaged, "accuracy"), (last, "accuracy_last"), (epsilon, "epsilon")):
-        assert [x for x, _ in curve] == pytest.approx(affine([line["step"] for line in metrics], [x for x, _ in curve]), abs=1e-3)
-        assert [y for _, y in curve] == pytest.approx(affine([line[key] for line in metrics], [y for _, y in curve]), abs=1e-3)
+        assert [x for x, _ in curve] == pytest.approx(
+            affine([line["step"] for line in metrics], [x for x, _ in curve]), abs=1e-3
+        )
+        assert [y for _, y in curve] == pytest.approx(
+            affine([line[key] for line in metrics], [y for _, y in curve]), abs=1e-3
+        )
         assert curve[0][1] > curve[-1][1]  # they rise: SVG counts downwards
 
 
 def test_the_two_accuracies_share_one_scale():
-    metrics = [{"step": s, "epsilon": None, "accuracy": a, "accuracy_last": b} for s, a, b in ((1, 0.2, 0.6), (2, 0.6, 0.2))]
+    metrics = [
+        {"step": s, "epsilon": None, "accuracy": a, "accuracy_last": b} for s, a, b in ((1, 0.2, 0.6), (2, 0.6, 0.2))
+    ]
     svg = draw(metrics=metrics, with_epsilon=False)
     (first,), (second,) = polylines(svg, "first"), polylines(svg, "second")
     assert [y for _, y in first] == [y for _, y in second[::-1]]
@@ -98,7 +104,14 @@ def test_the_figure_takes_colours_and_font_from_the_page():
 
 def test_text_stays_text():
     words = texts(draw(majority_rate=0.1, target=3.0))
-    for word in ("step", "Held-out accuracy", "Epsilon spent so far", "averaged weights", "last weights", "asked for: 3"):
+    for word in (
+        "step",
+        "Held-out accuracy",
+        "Epsilon spent so far",
+        "averaged weights",
+        "last weights",
+        "asked for: 3",
+    ):
         assert word in words
 
 
@@ -110,7 +123,9 @@ def test_the_description_says_where_the_curves_begin_and_end():
 def test_the_callers_matplotlib_is_left_as_it_was():
     import matplotlib
 
-    with matplotlib.rc_context({"font.size": 31.0, "svg.fonttype": "path", "axes.facecolor": "red", "text.usetex": False}):
+    with matplotlib.rc_context(
+        {"font.size": 31.0, "svg.fonttype": "path", "axes.facecolor": "red", "text.usetex": False}
+    ):
         before = dict(matplotlib.rcParams)
         bold = training_curves(recorded(folders.curve(5)), with_epsilon=True)
         assert dict(matplotlib.rcParams) == before

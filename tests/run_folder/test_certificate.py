@@ -15,7 +15,10 @@ def claim_of(tmp_path):
     def claim(**privacy):
         dataset = datasets.load(DataConfig(name="digits"), None, lambda text: None)
         recipe = {"data": {"name": "digits"}, "training": {"batch_size": 64, "num_steps": 10}}
-        plan = resolve(parse({**recipe, "privacy": {"noise_multiplier": 2.0, "delta": 1e-4, "accountant": "rdp", **privacy}}), dataset.facts)
+        plan = resolve(
+            parse({**recipe, "privacy": {"noise_multiplier": 2.0, "delta": 1e-4, "accountant": "rdp", **privacy}}),
+            dataset.facts,
+        )
         ledger = Ledger(tmp_path, [], 0)
         ledger.lines.append({**lines_of.run_line("0f" * 16, plan.mechanism, 1.0, "digest"), "hash": "ab" * 32})
         return certificate(plan, plan.mechanism, ledger, "complete", dataset)

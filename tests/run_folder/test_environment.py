@@ -34,12 +34,27 @@ def digest(package):
 
 
 @pytest.mark.parametrize(
-    "path", ["clipping/graph/clip.py", "training/noise.py", "training/step.py", "data/sampling.py", "nn/order.py", "randomness.py"]
+    "path",
+    [
+        "clipping/graph/clip.py",
+        "training/noise.py",
+        "training/step.py",
+        "data/sampling.py",
+        "nn/order.py",
+        "randomness.py",
+    ],
 )
 def test_every_change_of_a_computing_line_is_another_environment(package, path):
     module, digests = package / path, {digest(package)}
     assert digests == {digest(PACKAGE)}  # wherever it lies, compiled or not
-    settings = {"model": "m", "engine": "graph", "methods": {}, "microbatch_size": 1, "precision": "float32", "compile": False}
+    settings = {
+        "model": "m",
+        "engine": "graph",
+        "methods": {},
+        "microbatch_size": 1,
+        "precision": "float32",
+        "compile": False,
+    }
     assert digest(PACKAGE) in describe(torch.device("cpu"), **settings)["sfumato"]
     module.write_text(module.read_text() + "\n")
     digests.add(digest(package))
@@ -56,7 +71,15 @@ def test_every_change_of_a_computing_line_is_another_environment(package, path):
 
 
 @pytest.mark.parametrize(
-    "path", ["cli/train.py", "cli/options.py", "reporting/page.py", "reporting/page.css", "run_folder/certificate.py", "config.py"]
+    "path",
+    [
+        "cli/train.py",
+        "cli/options.py",
+        "reporting/page.py",
+        "reporting/page.css",
+        "run_folder/certificate.py",
+        "config.py",
+    ],
 )
 def test_what_is_told_to_people_is_no_other_environment(package, path):
     before, text = digest(package), package / path
@@ -99,7 +122,25 @@ def test_all_code_that_runs_in_an_update_is_in_the_digest(tmp_path):
         threading.setprofile(None)
     ours = {Path(file).relative_to(PACKAGE).as_posix() for file in files if Path(file).is_relative_to(PACKAGE)}
     computing = {file for file in ours if any(file == room or file.startswith(f"{room}/") for room in COMPUTES)}
-    assert ours - computing <= {"run_folder/ledger.py", "run_folder/files.py", "run_folder/entries.py", "record.py", "config.py"}
-    assert {"data/sampling.py", "training/step.py", "training/noise.py", "training/state.py", "clipping/graph/clip.py", "randomness.py"} <= computing
-    assert {"data/augmentation/views.py", "training/draws.py", "training/ema.py", "clipping/clipped_grad.py"} <= computing
+    assert ours - computing <= {
+        "run_folder/ledger.py",
+        "run_folder/files.py",
+        "run_folder/entries.py",
+        "record.py",
+        "config.py",
+    }
+    assert {
+        "data/sampling.py",
+        "training/step.py",
+        "training/noise.py",
+        "training/state.py",
+        "clipping/graph/clip.py",
+        "randomness.py",
+    } <= computing
+    assert {
+        "data/augmentation/views.py",
+        "training/draws.py",
+        "training/ema.py",
+        "clipping/clipped_grad.py",
+    } <= computing
     assert all((PACKAGE / room).exists() for room in COMPUTES)

@@ -52,7 +52,9 @@ def test_a_line_that_a_crash_kept_from_the_ledger_is_given_back_by_its_head(tmp_
         path.write_bytes(content[:cut])
         assert len(Ledger.open(path).lines) == 4  # nobody who has not the key takes it
         ledger = opened(path)
-        assert ledger.lines == written.lines and path.read_bytes() == content[:cut]  # nothing is written before it must be
+        assert (
+            ledger.lines == written.lines and path.read_bytes() == content[:cut]
+        )  # nothing is written before it must be
         ledger.settle()
         assert path.read_bytes() == content
         ledger.close()
@@ -60,7 +62,14 @@ def test_a_line_that_a_crash_kept_from_the_ledger_is_given_back_by_its_head(tmp_
     ledger = opened(path)
     ledger.append({"kind": "step", "session": 0, "step": 5})
     ledger.close()
-    assert path.read_bytes().startswith(content) and [line["step"] for line in Ledger.open(path).lines] == [0, 1, 2, 3, 4, 5]
+    assert path.read_bytes().startswith(content) and [line["step"] for line in Ledger.open(path).lines] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2, 3])
@@ -82,7 +91,15 @@ def test_a_head_that_is_behind_missing_altered_or_of_another_key_is_refused(tmp_
     good = head.read_bytes()
     content = json.loads(good)
     content["line"]["step"] = 9
-    for version in (behind, json.dumps(content).encode(), json.dumps({**content, "lines": 4}).encode(), b"{}", b"null", b"", good[:-20]):
+    for version in (
+        behind,
+        json.dumps(content).encode(),
+        json.dumps({**content, "lines": 4}).encode(),
+        b"{}",
+        b"null",
+        b"",
+        good[:-20],
+    ):
         head.write_bytes(version)
         with pytest.raises(InputError, match="spent is not known"):
             opened(path)

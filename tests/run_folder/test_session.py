@@ -24,7 +24,15 @@ def recipe(optimizer):
     budget = {"noise_multiplier": 2.0, "delta": 1e-4}
     views = {"padding": 4}  # as resolved recipes have it
     training = {"batch_size": 512, "num_steps": 60}
-    return parse({"data": {"name": "digits"}, "privacy": budget, "optimizer": optimizer, "augmentation": views, "training": training})
+    return parse(
+        {
+            "data": {"name": "digits"},
+            "privacy": budget,
+            "optimizer": optimizer,
+            "augmentation": views,
+            "training": training,
+        }
+    )
 
 
 def test_recipes_that_release_something_else_have_other_digests():
@@ -125,7 +133,11 @@ def test_no_two_session_lines_of_copies_are_alike_but_the_first(tmp_path, digits
     copy.folder, (copy.plan, copy.dataset) = tmp_path / "copy", digits
     for each in (run, copy):
         each.process("b")
-    assert run.lines[:3] == copy.lines[:3] and run.lines[3]["salt"] != copy.lines[3]["salt"] and run.lines[1]["salt"] is None
+    assert (
+        run.lines[:3] == copy.lines[:3]
+        and run.lines[3]["salt"] != copy.lines[3]["salt"]
+        and run.lines[1]["salt"] is None
+    )
 
 
 def test_a_new_key_is_drawn_only_where_nothing_was_begun(tmp_path, digits):
@@ -162,7 +174,9 @@ def test_the_newest_unfinished_run_is_one_of_that_very_recipe(tmp_path, monkeypa
     with pytest.raises(InputError, match="no unfinished run of my"):
         sessions.newest_unfinished("my")
     names = [str(sessions.new_folder(name)) for name in ("my", "my", "my-wide", "[ab]", "a", "de2022/x")]
-    for age, name in enumerate([*names, "runs/my-paid-search", "runs/my-20260101T000000Z-00ff-more", "runs/my-20260101T000000Z"]):
+    for age, name in enumerate(
+        [*names, "runs/my-paid-search", "runs/my-20260101T000000Z-00ff-more", "runs/my-20260101T000000Z"]
+    ):
         os.makedirs(name)
         os.utime(name, (1e9 + age, 1e9 + age))
     for name, place in (("my", 1), ("my-wide", 2), ("[ab]", 3), ("a", 4), ("de2022/x", 5)):
@@ -174,10 +188,25 @@ def test_the_newest_unfinished_run_is_one_of_that_very_recipe(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    "change", [{"threads": 0}, {"threads": "two"}, {"threads": 10**9}, {"engine": "fast"}, {"microbatch_size": -1}, {"methods": [1]}], ids=str
+    "change",
+    [
+        {"threads": 0},
+        {"threads": "two"},
+        {"threads": 10**9},
+        {"engine": "fast"},
+        {"microbatch_size": -1},
+        {"methods": [1]},
+    ],
+    ids=str,
 )
 def test_what_a_ledger_s_environment_states_is_not_used_unless_a_run_can_have_it(tmp_path, change):
-    environment = {"threads": 2, "engine": "graph", "microbatch_size": 8, "methods": {"memory_format": "contiguous"}, "device": "x"}
+    environment = {
+        "threads": 2,
+        "engine": "graph",
+        "microbatch_size": 8,
+        "methods": {"memory_format": "contiguous"},
+        "device": "x",
+    }
     for place, stated in ((tmp_path / "true", environment), (tmp_path / "forged", environment | change)):
         place.mkdir()
         first = chained_line(run_line("0f" * 16, Mechanism(9, 3, 1.0, 1), 1.0, "digest"), GENESIS)

@@ -9,7 +9,15 @@ from sfumato.accounting import accountants, tan
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.cli import run as sfumato
 from sfumato.errors import InputError
-from sfumato.scaling.equal_noise import Price, advice, at_batch_size, batch_size_for_overcharge, overcharge_estimate, table, with_more_data
+from sfumato.scaling.equal_noise import (
+    Price,
+    advice,
+    at_batch_size,
+    batch_size_for_overcharge,
+    overcharge_estimate,
+    table,
+    with_more_data,
+)
 
 IMAGENET = Mechanism(1_271_167, 16_384, 2.5, 71_589)
 SMALL_SIGMA = Mechanism(50_000, 512, 0.8, 2_000)
@@ -60,9 +68,15 @@ def test_every_row_of_a_table_has_one_total_amount_of_noise():
     assert all(row["snr"] == pytest.approx(tan.snr(IMAGENET), rel=2e-4) for row in rows)
     own = next(row for row in rows if row["batch_size"] == 16_384)
     assert own["learning_rate"] == 8.0 and own["views_processed"] == 16_384 * 71_589 * 8
-    assert own["hours"] * 32 == pytest.approx(own["device_hours"]) == pytest.approx(own["views_processed"] / 2_000 / 3_600)
+    assert (
+        own["hours"] * 32 == pytest.approx(own["device_hours"]) == pytest.approx(own["views_processed"] / 2_000 / 3_600)
+    )
     quarter = next(row for row in rows if row["kind"] == "sigma constant" and row["num_steps"] == round(71_589 / 4))
-    assert (quarter["batch_size"], quarter["learning_rate"], quarter["noise_multiplier"]) == (32_768, 32.0, 2.5)  # the paper's best run
+    assert (quarter["batch_size"], quarter["learning_rate"], quarter["noise_multiplier"]) == (
+        32_768,
+        32.0,
+        2.5,
+    )  # the paper's best run
     constant = [row["epsilon"] for row in rows if row["kind"] == "steps constant"]
     assert constant == sorted(constant, reverse=True)
 
@@ -80,9 +94,38 @@ def test_impossible_trades_are_refused():
 
 
 def test_plan_draws_this_run_and_writes_its_table(tmp_path, capsys):
-    arguments = ["plan", "--num-examples", "50000", "--delta", "1e-5", "--batch-size", "4096", "--num-steps", "875", "--noise-multiplier", "10"]
+    arguments = [
+        "plan",
+        "--num-examples",
+        "50000",
+        "--delta",
+        "1e-5",
+        "--batch-size",
+        "4096",
+        "--num-steps",
+        "875",
+        "--noise-multiplier",
+        "10",
+    ]
     plot = tmp_path / "plan.svg"
-    assert sfumato([*arguments, "--plot", str(plot), "--table", "--throughput", "5000", "--devices", "2", "--more-data", "2", "--json"]) == 0
+    assert (
+        sfumato(
+            [
+                *arguments,
+                "--plot",
+                str(plot),
+                "--table",
+                "--throughput",
+                "5000",
+                "--devices",
+                "2",
+                "--more-data",
+                "2",
+                "--json",
+            ]
+        )
+        == 0
+    )
     facts = json.loads(capsys.readouterr().out)
     assert "<svg" in plot.read_text() and len(facts["table"]) == 9
     assert facts["hours"] * 2 == pytest.approx(facts["device_hours"]) == pytest.approx(4096 * 875 / 5000 / 3600)

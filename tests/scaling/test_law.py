@@ -62,7 +62,9 @@ def test_laws_that_are_not_told_apart_are_both_reached_and_the_excluded_one_is_n
     unclear = fit([Point(size, seed, 0.7 + 0.003 * rng.standard_normal()) for seed in range(3) for size in SIZES])
     assert rivals(unclear) == [unclear[1]]
     both = [found.predict(REFERENCE) for found in unclear]
-    assert predict(unclear, REFERENCE).high == max(one.high for one in both) and predict(unclear, REFERENCE).low == min(one.low for one in both)
+    assert predict(unclear, REFERENCE).high == max(one.high for one in both) and predict(unclear, REFERENCE).low == min(
+        one.low for one in both
+    )
     clear = fit(draw(rng, of_seed=0.0003, of_run=0.0002)[0])
     assert rivals(clear) == [] and predict(clear, REFERENCE) == clear[0].predict(REFERENCE)
 
@@ -95,7 +97,11 @@ def test_points_on_a_law_without_noise_are_predicted_exactly():
 
 def test_points_that_support_neither_law_are_warned_about():
     rng = np.random.default_rng(3)
-    points = [Point(size, seed, 0.7 + 0.05 * (size == 64) + 0.001 * rng.standard_normal()) for seed in range(5) for size in SIZES]
+    points = [
+        Point(size, seed, 0.7 + 0.05 * (size == 64) + 0.001 * rng.standard_normal())
+        for seed in range(5)
+        for size in SIZES
+    ]
     assert any("neither law" in warning for warning in fit(points)[0].warnings)
 
 

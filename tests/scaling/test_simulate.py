@@ -43,16 +43,23 @@ def test_each_seed_is_one_run_and_the_price_is_the_batch_s_share():
     def train(recipe):
         trained.append(recipe)
         with_views = {"test_views": 2, "accuracy_augtest_vote": 0.4 + recipe.run.seed / 10}
-        return Result(**folders.finished(["a", "b"], accuracy=0.5 + recipe.run.seed / 10, accuracy_last=0.5, **with_views))
+        return Result(
+            **folders.finished(["a", "b"], accuracy=0.5 + recipe.run.seed / 10, accuracy_last=0.5, **with_views)
+        )
 
     found = simulate_by(RECIPE, 512, [0, 1, 2], train)
     assert [recipe.run.seed for recipe in trained] == [0, 1, 2]
     assert found.accuracy_augtest_vote == pytest.approx(0.5) and found.accuracy_augtest_mean is None
-    assert found.compute_fraction == 512 / 4096 and found.accuracy == pytest.approx(0.6) == found.test_accuracy and len(found.runs) == 3
+    assert (
+        found.compute_fraction == 512 / 4096
+        and found.accuracy == pytest.approx(0.6) == found.test_accuracy
+        and len(found.runs) == 3
+    )
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "seeds", "names"), [(0, [0], "--batch-size"), (5000, [0], "--batch-size"), (32, [1, 1], "--seeds"), (32, [], "--seeds")]
+    ("batch_size", "seeds", "names"),
+    [(0, [0], "--batch-size"), (5000, [0], "--batch-size"), (32, [1, 1], "--seeds"), (32, [], "--seeds")],
 )
 def test_wrong_input_is_refused(batch_size, seeds, names):
     with pytest.raises(InputError, match=names):
@@ -69,7 +76,16 @@ def study(tmp_path_factory):
     """Real simulations of the demo at three batch sizes, two seeds each."""
     folder = tmp_path_factory.mktemp("study")
     for batch_size in (16, 32, 64):
-        arguments = ["simulate", "demo/digits", "--batch-size", str(batch_size), "--seeds", "0,1", "--output", str(folder / str(batch_size))]
+        arguments = [
+            "simulate",
+            "demo/digits",
+            "--batch-size",
+            str(batch_size),
+            "--seeds",
+            "0,1",
+            "--output",
+            str(folder / str(batch_size)),
+        ]
         assert sfumato([*arguments, "--set", "training.num_steps=12"]) == 0
     return folder
 
@@ -83,7 +99,17 @@ def test_runs_of_one_seed_share_initial_weights_and_noise_and_no_artefact_says_p
 
 
 def test_the_same_command_again_goes_on_where_it_stopped(study, tmp_path, capsys):
-    arguments = ["simulate", "demo/digits", "--batch-size", "16", "--set", "training.num_steps=12", "--output", str(tmp_path / "again"), "--json"]
+    arguments = [
+        "simulate",
+        "demo/digits",
+        "--batch-size",
+        "16",
+        "--set",
+        "training.num_steps=12",
+        "--output",
+        str(tmp_path / "again"),
+        "--json",
+    ]
     assert sfumato([*arguments, "--seeds", "0"]) == 0
     ledger = (tmp_path / "again" / "seed-0" / "ledger.jsonl").read_bytes()
     assert sfumato([*arguments, "--seeds", "0,1"]) == 0
@@ -100,7 +126,11 @@ def test_a_study_gives_a_law_a_prediction_and_a_plot(study, capsys, tmp_path):
     plot = tmp_path / "law.svg"
     assert sfumato(["scaling-law", str(study), "--predict-batch-size", "512", "--plot", str(plot), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert set(facts["coefficients"]) == {"a", "b"} and facts["law"] in ("a + b / B", "a + b log2 B") and facts["num_runs"] == 6
+    assert (
+        set(facts["coefficients"]) == {"a", "b"}
+        and facts["law"] in ("a + b / B", "a + b log2 B")
+        and facts["num_runs"] == 6
+    )
     (prediction,) = facts["predictions"]
     assert prediction["low"] < prediction["accuracy"] < prediction["high"] and prediction["batch_size"] == 512
     assert set(facts["rho"]) == {"16", "64"} and 0 < facts["rho"]["64"] < facts["rho"]["16"] < math.inf
@@ -108,7 +138,16 @@ def test_a_study_gives_a_law_a_prediction_and_a_plot(study, capsys, tmp_path):
 
 
 def test_runs_that_do_not_belong_together_are_refused_by_name(study, tmp_path):
-    arguments = ["simulate", "demo/digits", "--batch-size", "32", "--output", str(tmp_path / "longer"), "--set", "training.num_steps=3"]
+    arguments = [
+        "simulate",
+        "demo/digits",
+        "--batch-size",
+        "32",
+        "--output",
+        str(tmp_path / "longer"),
+        "--set",
+        "training.num_steps=3",
+    ]
     assert sfumato(arguments) == 0
     with pytest.raises(InputError, match="took 3 steps|took 12 steps"):
         read_study([study, tmp_path / "longer"])
@@ -124,6 +163,10 @@ def test_a_run_that_was_selected_by_noisy_scores_is_simulated_as_the_one_run_tha
     data = RECIPE.data.model_copy(update={"split": "train"})
     selected = RECIPE.model_copy(update={"privacy": privacy, "data": data})
     recipe = simulated(selected, 16, 0)
-    assert (recipe.privacy.selected_from, recipe.privacy.selection_shape, recipe.privacy.score_noise) == (None, 0.0, None)
+    assert (recipe.privacy.selected_from, recipe.privacy.selection_shape, recipe.privacy.score_noise) == (
+        None,
+        0.0,
+        None,
+    )
     plan = resolve(recipe, Facts(55_000, 10, 28, 1))  # what training does with it
     assert not plan.private and plan.selection is None

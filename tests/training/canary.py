@@ -82,17 +82,23 @@ def mechanism_of(num_steps: int) -> Mechanism:
     return Mechanism(NUM_EXAMPLES, BATCH_SIZE, SIGMA, num_steps)
 
 
-def observe(num_steps: int, streams: Streams, *, sampler=None, step_class=PrivateStep, noise_step=lambda number: number) -> Observed:
+def observe(
+    num_steps: int, streams: Streams, *, sampler=None, step_class=PrivateStep, noise_step=lambda number: number
+) -> Observed:
     """Takes updates of the real step on the closed-form problem; the arguments plant faults."""
     model, mechanism, views = LeftHalf(), mechanism_of(num_steps), Views("flip", AUGMULT, 0)
-    grad_fn = clipped_grad(model, lambda outputs, labels: outputs, clipping_norm=CLIPPING_NORM, augmult=AUGMULT, microbatch_size=12)
+    grad_fn = clipped_grad(
+        model, lambda outputs, labels: outputs, clipping_norm=CLIPPING_NORM, augmult=AUGMULT, microbatch_size=12
+    )
     step = step_class(grad_fn, mechanism, views, 12)
     data, parameters = images(), dict(model.named_parameters())
     sampler = sampler or (lambda number: poisson_batch(mechanism, streams.stream("sampling", number)))
     included = np.zeros((num_steps, NUM_EXAMPLES), dtype=bool)
     weight, bias = [], []
     for number in range(1, num_steps + 1):
-        randomness = draw(mechanism, sampler(number), views, streams.stream("augmentation", number), streams.stream("model", number))
+        randomness = draw(
+            mechanism, sampler(number), views, streams.stream("augmentation", number), streams.stream("model", number)
+        )
         grad_sum, _ = step.collect(data, parameters, randomness)
         private_grad = step.release(grad_sum, streams.stream("noise", noise_step(number)))
         included[number - 1, randomness.indices] = True
@@ -128,7 +134,12 @@ def violations(seen: Observed) -> set[str]:
     spread = np.sqrt(noise_stddev**2 + 0.25 / BATCH_SIZE**2)
     shift = at_canary[member].mean() - at_canary[~member].mean()
     test("shift given inclusion", shift, contribution, spread * np.sqrt(1 / member.sum() + 1 / (~member).sum()))
-    test("mean shift", at_canary.mean(), q * contribution, np.sqrt(spread**2 + q * (1 - q) / BATCH_SIZE**2) / np.sqrt(num_steps))
+    test(
+        "mean shift",
+        at_canary.mean(),
+        q * contribution,
+        np.sqrt(spread**2 + q * (1 - q) / BATCH_SIZE**2) / np.sqrt(num_steps),
+    )
 
     # The others: n - 1 or n unit vectors over the constant B, whatever n was.
     pixel, bias = others_contribution()

@@ -11,7 +11,15 @@ from pathlib import Path
 # costs its own time only. It never computes anything itself.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["torch._dynamo", "torch.func", "sfumato.training.loop", "sfumato.cli.train", "sfumato.cli.display", "sklearn.datasets", "sfumato.reporting.page"]
+    [
+        "torch._dynamo",
+        "torch.func",
+        "sfumato.training.loop",
+        "sfumato.cli.train",
+        "sfumato.cli.display",
+        "sklearn.datasets",
+        "sfumato.reporting.page",
+    ]
 )
 
 
@@ -51,7 +59,9 @@ def run(
     return process.exitcode
 
 
-def _run(arguments: list[str], die_at: tuple[str, int, float] | None, log: str, modules: Path | None, watch: Path | None) -> None:
+def _run(
+    arguments: list[str], die_at: tuple[str, int, float] | None, log: str, modules: Path | None, watch: Path | None
+) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -86,7 +96,9 @@ def _watch(folder: Path) -> None:
     def releasing(step, grad_sum, noise):
         released = release(step, grad_sum, noise)
         scaled = {name: value * step.mechanism.batch_size for name, value in released.items()}
-        seen["sum"], seen["released"] = (torch.cat([value.flatten() for value in each.values()]) for each in (grad_sum, scaled))
+        seen["sum"], seen["released"] = (
+            torch.cat([value.flatten() for value in each.values()]) for each in (grad_sum, scaled)
+        )
         save_file(seen, folder / f"{len(list(folder.iterdir())):04d}.safetensors")
         return released
 

@@ -27,13 +27,19 @@ def test_the_real_step_keeps_every_law():
 
 
 def test_noise_over_root_two_is_caught(monkeypatch):
-    monkeypatch.setattr(step_module, "add_noise", lambda total, stddev, stream: add_noise(total, stddev / math.sqrt(2), stream))
+    monkeypatch.setattr(
+        step_module, "add_noise", lambda total, stddev, stream: add_noise(total, stddev / math.sqrt(2), stream)
+    )
     assert "noise scale" in canary.violations(canary.observe(STEPS, streams()))
 
 
 def test_noise_five_per_cent_off_either_way_is_caught(monkeypatch):
     for factor in (0.95, 1.05):
-        monkeypatch.setattr(step_module, "add_noise", lambda total, stddev, stream, factor=factor: add_noise(total, stddev * factor, stream))
+        monkeypatch.setattr(
+            step_module,
+            "add_noise",
+            lambda total, stddev, stream, factor=factor: add_noise(total, stddev * factor, stream),
+        )
         assert "noise scale" in canary.violations(canary.observe(STEPS, streams()))
 
 
@@ -45,7 +51,11 @@ def test_noise_for_every_microbatch_is_caught():
                 out.grad_sum.update(add_noise(out.grad_sum, mechanism.noise_multiplier, streams().stream("again")))
                 return out
 
-            noisy.sensitivity, noisy.clipping_norm, noisy.parameters_fixed = grad_fn.sensitivity, grad_fn.clipping_norm, grad_fn.parameters_fixed
+            noisy.sensitivity, noisy.clipping_norm, noisy.parameters_fixed = (
+                grad_fn.sensitivity,
+                grad_fn.clipping_norm,
+                grad_fn.parameters_fixed,
+            )
             super().__init__(noisy, mechanism, views, microbatch_size)
 
     assert "noise scale" in canary.violations(canary.observe(STEPS, streams(), step_class=NoiseForEveryMicrobatch))
@@ -101,13 +111,19 @@ def test_a_norm_that_leaves_out_the_bias_is_caught(monkeypatch):
 def test_a_shuffled_sampler_that_claims_poisson_is_caught():
     mechanism, source = canary.mechanism_of(STEPS), streams()
     seen = canary.observe(
-        STEPS, source, sampler=lambda number: np.sort(shuffled_batch(mechanism, number, lambda epoch: source.stream("shuffling", epoch)))
+        STEPS,
+        source,
+        sampler=lambda number: np.sort(
+            shuffled_batch(mechanism, number, lambda epoch: source.stream("shuffling", epoch))
+        ),
     )
     assert {"batch size variance", "steps drawn independently"} <= canary.violations(seen)
 
 
 def test_noise_reused_at_the_next_step_is_caught():
-    assert "noise new at each step" in canary.violations(canary.observe(STEPS, streams(), noise_step=lambda number: number // 2))
+    assert "noise new at each step" in canary.violations(
+        canary.observe(STEPS, streams(), noise_step=lambda number: number // 2)
+    )
 
 
 def test_noise_reused_after_a_resume_is_caught():
@@ -121,7 +137,13 @@ def test_a_change_of_session_data_recipe_or_environment_changes_every_bit_of_noi
     key = randomness.new_key()
     context, session = {"recipe": "r", "data": "d"}, {"number": 0, "environment": "e"}
     other_context = {**context, change: "other"} if change in context else context
-    other_session = {**session, "number": 1} if change == "session" else {**session, change: "other"} if change in session else session
+    other_session = (
+        {**session, "number": 1}
+        if change == "session"
+        else {**session, change: "other"}
+        if change in session
+        else session
+    )
     a = randomness.Streams(key, context, session).stream("noise", 3).uint64(4096)
     b = randomness.Streams(key, other_context, other_session).stream("noise", 3).uint64(4096)
     flipped = np.unpackbits((a ^ b).view(np.uint8)).mean()

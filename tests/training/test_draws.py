@@ -79,7 +79,9 @@ def test_another_sum_never_meets_the_noise_of_the_first(tmp_path, changed):
     assert sample(one, 1) == sample(other, 1)
     assert noise(one.record(1, SUM)) != noise(other.record(1, changed))
     a, b = (each.of_step(2, MECHANISM, VIEWS) for each in (one, other))  # from then on nothing is shared
-    assert len(np.intersect1d(a.indices, b.indices)) < 0.5 * len(a.indices) and np.mean(a.view_bits == b.view_bits) < 0.01
+    assert (
+        len(np.intersect1d(a.indices, b.indices)) < 0.5 * len(a.indices) and np.mean(a.view_bits == b.view_bits) < 0.01
+    )
     lines = list(ledger.lines)
     with pytest.raises(SumChanged, match="update 1 "):
         draws(ledger, key).record(1, changed)
@@ -127,7 +129,9 @@ def test_whatever_is_another_run_or_session_shares_no_bit(tmp_path, change):
         other = draws(begun(folder, key, line), key)
         if change == "salt":
             one = draws(begun(tmp_path / "third", key, lines_of.next_session_line(first, 0, None, {"threads": 1})), key)
-    a, b = (np.frombuffer(sample(each, 1)[-1600:] + noise(each.record(1, SUM)), dtype=np.uint8) for each in (one, other))
+    a, b = (
+        np.frombuffer(sample(each, 1)[-1600:] + noise(each.record(1, SUM)), dtype=np.uint8) for each in (one, other)
+    )
     assert abs(np.unpackbits(a ^ b).mean() - 0.5) < 0.05
     assert other.initial_weights() != one.initial_weights() or change in ("salt", "run line")
 
@@ -136,7 +140,9 @@ def test_runs_of_one_public_seed_share_their_noise_whatever_they_compute(tmp_pat
     """Common random numbers: such runs are not private, and their ledgers carry no code."""
     key = bytes(32)
     ledgers = [begun(tmp_path / name, key, recipe=name) for name in ("one", "other")]
-    one, other = (draws(ledger, key, {"data": name}, is_public=True) for name, ledger in zip("ab", ledgers, strict=True))
+    one, other = (
+        draws(ledger, key, {"data": name}, is_public=True) for name, ledger in zip("ab", ledgers, strict=True)
+    )
     for step, total in ((1, SUM), (2, bit_of(SUM))):
         assert sample(one, step) == sample(other, step)
         assert noise(one.record(step, SUM)) == noise(other.record(step, total))
@@ -159,4 +165,8 @@ def test_a_code_is_of_everything_and_unambiguous():
     }
     assert len(codes) == 20
     value = torch.arange(12.0).view(3, 4)
-    assert tensor_mac(key, 0, {"a": value.T}) == tensor_mac(key, 0, {"a": value.T.contiguous()}) != tensor_mac(bytes(32), 0, {"a": value.T})
+    assert (
+        tensor_mac(key, 0, {"a": value.T})
+        == tensor_mac(key, 0, {"a": value.T.contiguous()})
+        != tensor_mac(bytes(32), 0, {"a": value.T})
+    )

@@ -39,7 +39,9 @@ def test_a_size_that_does_not_fit_is_halved(holds, expected):
     assert find_microbatch_size(Machine(holds), 128, grows=False) == expected
 
 
-@pytest.mark.parametrize(("holds", "saturated", "expected"), [(1000, 1 << 30, 512), (10**6, 1 << 30, 4096), (10**6, 256, 256), (100, 16, 64)])
+@pytest.mark.parametrize(
+    ("holds", "saturated", "expected"), [(1000, 1 << 30, 512), (10**6, 1 << 30, 4096), (10**6, 256, 256), (100, 16, 64)]
+)
 def test_it_grows_while_it_fits_and_gains(holds, saturated, expected):
     machine = Machine(holds, saturated)
     assert find_microbatch_size(machine, 128, grows=True) == expected

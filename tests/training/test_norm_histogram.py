@@ -24,7 +24,9 @@ def one_at_a_time(step, model, images, indices, randomness):
         inputs = step.views.make(images, torch.tensor([index]), randomness.view_bits, torch.device("cpu"))
         rows = inputs.flatten(0, 1) if step.views.augmult else inputs
         value = nn.functional.cross_entropy(model(rows), images.labels[[index]].expand(len(rows)))
-        gradients.append(torch.cat([part.flatten() for part in torch.autograd.grad(value, list(model.parameters()))]).numpy())
+        gradients.append(
+            torch.cat([part.flatten() for part in torch.autograd.grad(value, list(model.parameters()))]).numpy()
+        )
     return np.stack(gradients)
 
 
@@ -54,7 +56,9 @@ def test_the_noise_of_an_update_is_as_long_as_the_ratio_assumes():
     gradient = step.release(grad_sum, STREAMS.stream("noise"))
     noise = flat(gradient) * step.mechanism.batch_size
     assert float(noise.norm()) == pytest.approx(1.5 * len(noise) ** 0.5, rel=0.2)  # 4 standard deviations
-    assert statistics.norms.signal_to_noise == 0 and statistics.norms.median is None and sum(statistics.norms.counts) == 0
+    assert (
+        statistics.norms.signal_to_noise == 0 and statistics.norms.median is None and sum(statistics.norms.counts) == 0
+    )
 
 
 def test_an_example_without_a_finite_loss_is_counted_apart():
@@ -64,7 +68,12 @@ def test_an_example_without_a_finite_loss_is_counted_apart():
         values = nn.functional.cross_entropy(outputs, labels, reduction="none")
         return values + torch.where(labels == 1, float("nan"), 0.0)
 
-    step = PrivateStep(clipped_grad(model, loss, clipping_norm=1.0, microbatch_size=5), step_of(model).mechanism, step_of(model).views, 5)
+    step = PrivateStep(
+        clipped_grad(model, loss, clipping_norm=1.0, microbatch_size=5),
+        step_of(model).mechanism,
+        step_of(model).views,
+        5,
+    )
     _, statistics = step.collect(images, dict(model.named_parameters()), bits(step, range(20)), with_norms=True)
     lost = int((images.labels[:20] == 1).sum())
     assert statistics.norms.not_finite == lost > 0 and sum(statistics.norms.counts) == 20 - lost
@@ -81,7 +90,9 @@ def test_looking_at_the_norms_changes_no_bit_of_the_update_and_costs_nothing_whe
 
 
 def test_a_bin_takes_its_upper_edge_and_the_outermost_take_everything_beyond():
-    norms = torch.tensor([0.0, 1e-9, 2.0, 2.0 * (1 + 1e-6), 3.0, 1e9, float("inf"), float("nan"), 1.0], dtype=torch.float64)
+    norms = torch.tensor(
+        [0.0, 1e-9, 2.0, 2.0 * (1 + 1e-6), 3.0, 1e9, float("inf"), float("nan"), 1.0], dtype=torch.float64
+    )
     losses = torch.tensor([0.0] * 8 + [float("nan")])
     found = norm_histogram(norms, losses, 2.0, {"w": torch.zeros(3)}, 0.0)
     one = found.edges.index(1.0)

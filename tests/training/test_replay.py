@@ -87,12 +87,16 @@ def interrupted(tmp_path, engine, **version):
 def finish(folder, engine, code, tmp_path):
     """Finishes a run; returns what each of its updates was made of, by session and step, and what the run said."""
     watched, log = tmp_path / f"watched-{folder.name}", tmp_path / f"log-{folder.name}"
-    assert faults.run([*command(folder, engine), "--resume"], modules=code, watch=watched, log=log) == 0, log.read_text()
+    assert faults.run([*command(folder, engine), "--resume"], modules=code, watch=watched, log=log) == 0, (
+        log.read_text()
+    )
     return [load_file(path) for path in sorted(watched.iterdir())], log.read_text()
 
 
 def lines_of(folder):
-    return [(line["session"], line["step"]) for line in Ledger.open(folder / "ledger.jsonl").lines if line["kind"] == "step"]
+    return [
+        (line["session"], line["step"]) for line in Ledger.open(folder / "ledger.jsonl").lines if line["kind"] == "step"
+    ]
 
 
 def correlation(a, b):
@@ -146,7 +150,9 @@ def test_a_repeated_update_with_another_sum_is_not_released_but_drawn_afresh_and
         assert_noise_of_two(one, other)
         assert overlap(one, other) < 0.55
     claim, whole = (json.loads((run / "privacy.json").read_text()) for run in (copy, folder))
-    assert claim["num_steps"] == len(lines_of(copy)) > whole["num_steps"] == STEPS and claim["epsilon"] > whole["epsilon"]
+    assert (
+        claim["num_steps"] == len(lines_of(copy)) > whole["num_steps"] == STEPS and claim["epsilon"] > whole["epsilon"]
+    )
     session = [line for line in Ledger.open(copy / "ledger.jsonl").lines if line["kind"] == "session"][-1]
     assert (session["session"], session["from_session"], session["first_step"]) == (1, 0, SAVED + 1)
 
@@ -158,9 +164,13 @@ def test_going_back_takes_the_state_back_too(tmp_path):
     (code / "scale.txt").write_text(f"1.5 if any(Path({str(watched)!r}).glob('*')) else 1.0")
     seen, said = finish(copy, "func", code, tmp_path)
     assert "update 10 does not repeat bit for bit" in said
-    assert lines_of(copy) == [(0, step) for step in range(1, RECORDED + 1)] + [(1, step) for step in range(SAVED + 1, STEPS + 1)]
+    assert lines_of(copy) == [(0, step) for step in range(1, RECORDED + 1)] + [
+        (1, step) for step in range(SAVED + 1, STEPS + 1)
+    ]
     assert len(seen) == 1 + STEPS - SAVED
-    before, between, after = (weights(folder, step) for folder, step in ((tmp_path / "begun", SAVED), (copy, 12), (copy, STEPS)))
+    before, between, after = (
+        weights(folder, step) for folder, step in ((tmp_path / "begun", SAVED), (copy, 12), (copy, STEPS))
+    )
     assert torch.allclose(after - between, -2.0 / 512 * sum(each["released"] for each in seen[-2:]), atol=1e-5)
     assert torch.allclose(between - before, -2.0 / 512 * sum(each["released"] for each in seen[1:-2]), atol=1e-5)
 
@@ -168,7 +178,9 @@ def test_going_back_takes_the_state_back_too(tmp_path):
 def weights(folder, step):
     """The parameters of a checkpoint, in the model's order."""
     tensors = load_file(folder / "checkpoints" / f"step-{step:09d}.safetensors")
-    return torch.cat([tensors[f"model.{layer}.{kind}"].flatten() for layer in ("features", "head") for kind in ("weight", "bias")])
+    return torch.cat(
+        [tensors[f"model.{layer}.{kind}"].flatten() for layer in ("features", "head") for kind in ("weight", "bias")]
+    )
 
 
 def test_copies_that_compute_differently_after_the_last_recorded_update_share_one_sample_at_most(tmp_path):
@@ -211,7 +223,10 @@ def test_wherever_it_dies_while_it_draws_afresh_no_certificate_is_below_what_was
     for number in (1, 2, 3):  # the line of the session, and the first two of its updates
         assert faults.run([*words, "--resume"], die_at=("ledger", number, 0.0), modules=code) == -signal.SIGKILL
         claim, head = (json.loads((folder / name).read_text()) for name in ("privacy.json", "ledger.head"))
-        assert claim["num_steps"] >= len(lines_of(folder)) + (head["line"]["kind"] == "step") and claim["status"] == "running"
+        assert (
+            claim["num_steps"] >= len(lines_of(folder)) + (head["line"]["kind"] == "step")
+            and claim["status"] == "running"
+        )
     assert faults.run([*words, "--resume"], modules=code) == 0
     claim, lines = json.loads((folder / "privacy.json").read_text()), lines_of(folder)
     last = max(step for session, step in lines if session == 1)

@@ -75,7 +75,10 @@ def assert_same_run(folder, finished):
     claims = [json.loads((run / "privacy.json").read_text()) for run in (folder, finished)]
     assert claims[0] == claims[1] and claims[0]["private"] and claims[0]["num_steps"] == STEPS
     # Epsilon aside: while updates are repeated, those already spent count.
-    metrics = [[{**json.loads(line), "epsilon": 0} for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (folder, finished)]
+    metrics = [
+        [{**json.loads(line), "epsilon": 0} for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for run in (folder, finished)
+    ]
     assert metrics[0] == metrics[1]
     assert not (folder / "key").exists()
 
@@ -105,7 +108,10 @@ def test_killed_inside_a_write_it_ends_as_if_nothing_had_happened(begun, finishe
 
 @pytest.mark.parametrize(
     "die_at",
-    [*[("file", number, share) for number in (1, 2, 3, 4, 5, 6) for share in (0.5, 1.0)], *[("ledger", number, 0.3) for number in (1, 2, 3)]],
+    [
+        *[("file", number, share) for number in (1, 2, 3, 4, 5, 6) for share in (0.5, 1.0)],
+        *[("ledger", number, 0.3) for number in (1, 2, 3)],
+    ],
     ids=str,
 )
 def test_a_start_that_was_killed_anywhere_is_finished_by_resume(tmp_path, die_at):
@@ -122,17 +128,24 @@ def test_a_start_that_was_killed_anywhere_is_finished_by_resume(tmp_path, die_at
 def test_the_certificate_of_an_unfinished_run_counts_every_update_that_is_planned(begun):
     """It is shown as it is where the run never ends."""
     claim = json.loads((begun / "privacy.json").read_text())
-    assert (claim["status"], claim["num_steps"]) == ("running", STEPS) and len(Ledger.open(begun / "ledger.jsonl").lines) < STEPS
+    assert (claim["status"], claim["num_steps"]) == ("running", STEPS) and len(
+        Ledger.open(begun / "ledger.jsonl").lines
+    ) < STEPS
 
 
 @pytest.mark.parametrize(
-    "full_at", [("full ledger", 9, 0.5), ("full ledger", 12, 0.0), *[("full file", number, 0.5) for number in (5, 6, 7, 12)]], ids=str
+    "full_at",
+    [("full ledger", 9, 0.5), ("full ledger", 12, 0.0), *[("full file", number, 0.5) for number in (5, 6, 7, 12)]],
+    ids=str,
 )
 def test_a_full_disk_ends_with_one_line_and_the_run_goes_on_when_there_is_room(begun, finished, tmp_path, full_at):
     folder, log = tmp_path / "run", tmp_path / "log"
     shutil.copytree(begun, folder)
     assert faults.run(command(folder, "--resume"), die_at=full_at, log=log) == 1
-    assert len([line for line in log.read_text().splitlines() if "No space left" in line]) == 1 and "Traceback" not in log.read_text()
+    assert (
+        len([line for line in log.read_text().splitlines() if "No space left" in line]) == 1
+        and "Traceback" not in log.read_text()
+    )
     resume_to_the_end(folder, tmp_path)
     assert_same_run(folder, finished)
 
@@ -153,7 +166,11 @@ def test_a_signal_ends_with_a_checkpoint_and_the_command_that_goes_on(begun, fin
 
 @pytest.mark.parametrize(
     "optimizer",
-    [["name=sgd", "momentum=0.9", "dampening=0.9"], ["name=adam", "learning_rate=0.01", "weight_decay=0.1"], ["name=adamw", "learning_rate=0.01"]],
+    [
+        ["name=sgd", "momentum=0.9", "dampening=0.9"],
+        ["name=adam", "learning_rate=0.01", "weight_decay=0.1"],
+        ["name=adamw", "learning_rate=0.01"],
+    ],
     ids=lambda settings: settings[0],
 )
 def test_what_an_optimizer_remembers_survives_a_kill_bit_for_bit(tmp_path, optimizer):
@@ -200,7 +217,10 @@ def test_killed_at_twenty_moments_uniform_over_the_run_it_always_ends_bit_equal(
             killed(
                 begun,
                 folder,
-                [("ledger", source.randint(1, STEPS - 4), source.random()), ("file", source.randint(1, 10), source.random())][number % 2],
+                [
+                    ("ledger", source.randint(1, STEPS - 4), source.random()),
+                    ("file", source.randint(1, 10), source.random()),
+                ][number % 2],
             )
         else:
             shutil.copytree(begun, folder)
@@ -218,7 +238,11 @@ def test_a_compiled_run_that_was_killed_ends_bit_equal(tmp_path):
 
     def run(folder, *more, die_at=None):
         training = {"compile": "true", "num_steps": 8, "checkpoint_every": 2, "evaluate_every": 8}
-        overrides = ["--set", "model.options.width=2", *(part for key, value in training.items() for part in ("--set", f"training.{key}={value}"))]
+        overrides = [
+            "--set",
+            "model.options.width=2",
+            *(part for key, value in training.items() for part in ("--set", f"training.{key}={value}")),
+        ]
         arguments = ["train", "demo/digits", *overrides, "--accountant", "rdp", "--output", str(folder), *more]
         process = faults.start(arguments, die_at=die_at, log=tmp_path / "log")
         process.join(900)
@@ -290,7 +314,9 @@ def alter_weights(path, **changes):
     save_file(tensors, path, {**metadata, "sfumato": json.dumps({**json.loads(metadata["sfumato"]), **changes})})
 
 
-@pytest.mark.parametrize("altered", ["all alike", "rdp", "relation", "not_covered", "unit", "person", "delta", "metadata"])
+@pytest.mark.parametrize(
+    "altered", ["all alike", "rdp", "relation", "not_covered", "unit", "person", "delta", "metadata"]
+)
 def test_a_finished_run_claims_what_its_ledger_and_recipe_give_or_is_refused(finished, tmp_path, altered):
     """Nobody needs a key to edit these; what they must be is computed anew."""
     folder = tmp_path / "run"
@@ -319,7 +345,13 @@ def forged(folder, donor, steps):
     path.write_bytes(b"".join(lines))
     ledger = Ledger.open(path)
     steps = sum(line["kind"] == "step" for line in ledger.lines)
-    of_run = {"run_id": ledger.lines[0]["run_id"], "num_steps": steps, "epsilon": 0.01, "epsilon_rdp": 0.01, "epsilon_pld": 0.01}
+    of_run = {
+        "run_id": ledger.lines[0]["run_id"],
+        "num_steps": steps,
+        "epsilon": 0.01,
+        "epsilon_rdp": 0.01,
+        "epsilon_pld": 0.01,
+    }
     heads = {"ledger_lines": len(ledger.lines), "ledger_head": ledger.head}
     for name in ("privacy.json", "result.json", "model.safetensors"):
         shutil.copy2(donor / name, folder / name)
@@ -360,7 +392,11 @@ def test_without_a_key_the_head_s_file_still_counts_the_lines(finished, tmp_path
 
 
 @pytest.mark.parametrize("file", ["result.json", "privacy.json", "metrics.jsonl", "ledger.jsonl", "ledger.head"])
-@pytest.mark.parametrize("content", ["[" * 200_000 + "\n", "[]\n", "1\n2\n", "{}\n", "null\n"], ids=["deep", "list", "numbers", "empty", "null"])
+@pytest.mark.parametrize(
+    "content",
+    ["[" * 200_000 + "\n", "[]\n", "1\n2\n", "{}\n", "null\n"],
+    ids=["deep", "list", "numbers", "empty", "null"],
+)
 def test_a_damaged_file_of_a_finished_run_is_one_line(finished, tmp_path, file, content):
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
@@ -368,7 +404,9 @@ def test_a_damaged_file_of_a_finished_run_is_one_line(finished, tmp_path, file, 
     assert file in refused(folder, tmp_path, "--resume")
 
 
-@pytest.mark.parametrize("changes", [{"test_accuracy": None}, {"test_accuracy": "x"}, {"per_class": []}, {"held_out": 5}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"test_accuracy": None}, {"test_accuracy": "x"}, {"per_class": []}, {"held_out": 5}], ids=str
+)
 def test_a_measurement_of_another_type_is_one_line(finished, tmp_path, changes):
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
@@ -452,7 +490,9 @@ def test_resuming_begins_no_run_over_what_another_has_published(begun, finished,
     for name in ("privacy.json", "model.safetensors"):
         shutil.copy(finished / name, published / name)
     assert "nothing to resume" in refused(published, logs("stranger's"), "--resume")
-    assert faults.run(command(start), die_at=("file", 5, 0.5)) == -signal.SIGKILL  # key, head and two lines, no certificate yet
+    assert (
+        faults.run(command(start), die_at=("file", 5, 0.5)) == -signal.SIGKILL
+    )  # key, head and two lines, no certificate yet
     assert (start / "key").exists() and not (start / "privacy.json").exists()
     shutil.copy(finished / "privacy.json", start)
     assert "privacy.json" in refused(start, logs("another's"), "--resume")
@@ -465,7 +505,10 @@ def test_an_empty_folder_is_what_the_earliest_kill_leaves(tmp_path):
         folder = tmp_path / str(number)
         for name in ["", *names]:
             (folder / name).mkdir(parents=True)
-        assert faults.run(command(folder, "--set", "training.num_steps=1", "--set", "model.options.width=2", "--resume")) == 0
+        assert (
+            faults.run(command(folder, "--set", "training.num_steps=1", "--set", "model.options.width=2", "--resume"))
+            == 0
+        )
 
 
 def test_an_existing_run_is_not_overwritten(interrupted, tmp_path):
@@ -474,21 +517,31 @@ def test_an_existing_run_is_not_overwritten(interrupted, tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    ["optimizer.learning_rate=1.5", "optimizer.weight_decay=0.1", "privacy.target_epsilon=4.0", "privacy.clipping_norm=2.0", "ema.decay=0.5"],
+    [
+        "optimizer.learning_rate=1.5",
+        "optimizer.weight_decay=0.1",
+        "privacy.target_epsilon=4.0",
+        "privacy.clipping_norm=2.0",
+        "ema.decay=0.5",
+    ],
 )
 def test_a_changed_recipe_is_refused_naming_the_key(interrupted, tmp_path, change):
     key = "privacy.noise_multiplier" if "epsilon" in change else change.partition("=")[0]
     assert key in refused(interrupted, tmp_path, "--resume", "--set", change)
 
 
-@pytest.mark.parametrize("change", ["optimizer.learning_rate=1.5", "privacy.clipping_norm=2.0", "privacy.target_epsilon=50.0"])
+@pytest.mark.parametrize(
+    "change", ["optimizer.learning_rate=1.5", "privacy.clipping_norm=2.0", "privacy.target_epsilon=50.0"]
+)
 def test_a_changed_recipe_is_refused_by_the_ledger_even_where_recipe_toml_is_gone(interrupted, tmp_path, change):
     (interrupted / "recipe.toml").unlink()
     assert "ledger.jsonl" in refused(interrupted, tmp_path, "--resume", "--set", change)
 
 
 @pytest.mark.parametrize("change", ["optimizer.learning_rate=1.5", "privacy.clipping_norm=2.0"])
-def test_a_changed_recipe_is_refused_by_the_ledger_even_where_recipe_toml_was_edited_alike(interrupted, tmp_path, change):
+def test_a_changed_recipe_is_refused_by_the_ledger_even_where_recipe_toml_was_edited_alike(
+    interrupted, tmp_path, change
+):
     name, _, value = change.partition(".")[2].partition("=")
     path = interrupted / "recipe.toml"
     edited, count = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", path.read_text())
@@ -514,7 +567,9 @@ def test_lines_cut_back_to_the_checkpoint_are_missed_in_whatever_environment(int
     assert "lines were removed" in refused(interrupted, tmp_path, "--resume", "--set", "training.microbatch_size=50")
     (interrupted / "ledger.head").unlink()
     (tmp_path / "log").unlink()
-    assert "ledger.head is missing" in refused(interrupted, tmp_path, "--resume", "--set", "training.microbatch_size=50")
+    assert "ledger.head is missing" in refused(
+        interrupted, tmp_path, "--resume", "--set", "training.microbatch_size=50"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -564,7 +619,9 @@ def test_an_altered_checkpoint_is_refused_whatever_digest_it_states(interrupted,
     else:
         facts["seconds"] += 1.0
     facts["mac"] = tensor_mac(
-        subkey(bytes(32), "checkpoint"), {key: value for key, value in facts.items() if key != "mac"}, dict(sorted(tensors.items()))
+        subkey(bytes(32), "checkpoint"),
+        {key: value for key, value in facts.items() if key != "mac"},
+        dict(sorted(tensors.items())),
     )
     save_file(tensors, path, {"facts": json.dumps(facts)})
     assert path.name in refused(interrupted, tmp_path, "--resume")
@@ -588,7 +645,9 @@ def test_an_altered_ledger_is_refused(interrupted, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip"])
-def test_a_damaged_checkpoint_is_refused_by_name_and_without_it_the_older_one_serves(interrupted, finished, tmp_path, damage):
+def test_a_damaged_checkpoint_is_refused_by_name_and_without_it_the_older_one_serves(
+    interrupted, finished, tmp_path, damage
+):
     newest = max((interrupted / "checkpoints").glob("*.safetensors"))
     content = bytearray(newest.read_bytes())
     if damage == "cut":
@@ -609,12 +668,16 @@ def test_a_missing_key_is_refused(interrupted, tmp_path):
 
 def test_another_microbatch_draws_updates_afresh_and_counts_them_again(interrupted, finished, tmp_path):
     """In another environment the noise of repeated updates must differ, so the budget ends the run early."""
-    recorded = json.loads((interrupted / "ledger.head").read_text())["line"]["step"]  # its line is half on the ledger: it counts
+    recorded = json.loads((interrupted / "ledger.head").read_text())["line"][
+        "step"
+    ]  # its line is half on the ledger: it counts
     saved = max(int(path.stem.removeprefix("step-")) for path in (interrupted / "checkpoints").glob("*.safetensors"))
     wasted = recorded - saved
     assert wasted > 0
     log = tmp_path / "log"
-    assert faults.run(command(interrupted, "--resume", "--set", "training.microbatch_size=50"), log=log) == 0, log.read_text()
+    assert faults.run(command(interrupted, "--resume", "--set", "training.microbatch_size=50"), log=log) == 0, (
+        log.read_text()
+    )
     lines = [line for line in Ledger.open(interrupted / "ledger.jsonl").lines if line["kind"] == "step"]
     assert {line["session"] for line in lines} == {0, 1}
     assert len(lines) == STEPS and max(line["step"] for line in lines) == STEPS - wasted
@@ -630,6 +693,10 @@ def test_no_artefact_of_a_run_holds_the_key(begun, tmp_path):
     assert killed_at == -signal.SIGKILL
     partly = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "key"}
     assert faults.run(command(folder, "--resume"), log=log) == 0
-    everything = [*partly.values(), *(path.read_bytes() for path in folder.rglob("*") if path.is_file()), log.read_bytes()]
+    everything = [
+        *partly.values(),
+        *(path.read_bytes() for path in folder.rglob("*") if path.is_file()),
+        log.read_bytes(),
+    ]
     for content in everything:
         assert key not in content and key.hex().encode() not in content.lower()

@@ -49,20 +49,42 @@ def nets(tmp_path, monkeypatch):
 
 def test_every_name_of_a_shared_parameter_has_its_average(nets, capsys, tmp_path):
     run = tmp_path / "run"
-    words = ("train", "demo/digits", *SHORT, "--set", "model.name=tied_nets:tied", "--set", "run.keep_key=true", "--output", run)
+    words = (
+        "train",
+        "demo/digits",
+        *SHORT,
+        "--set",
+        "model.name=tied_nets:tied",
+        "--set",
+        "run.keep_key=true",
+        "--output",
+        run,
+    )
     result = json_of(capsys, *words)
     weights = load_file(run / "model.safetensors")
     for one, other in (("first", "layers.1"), ("second", "layers.3")):
         assert torch.equal(weights[f"{one}.weight"], weights[f"{other}.weight"])
     assert json_of(capsys, "evaluate", run, "--trust", "tied_nets")["accuracy"] == result["accuracy"]
     again = json_of(
-        capsys, "train", "demo/digits", *SHORT, "--set", "model.name=tied_nets:tied", "--set", "run.keep_key=true", "--output", run, "--resume"
+        capsys,
+        "train",
+        "demo/digits",
+        *SHORT,
+        "--set",
+        "model.name=tied_nets:tied",
+        "--set",
+        "run.keep_key=true",
+        "--output",
+        run,
+        "--resume",
     )
     assert again["accuracy"] == result["accuracy"]  # weights and checkpoint were compared
 
 
 def test_state_that_no_checkpoint_holds_is_refused_before_the_run_begins(nets, capsys, tmp_path):
-    line = refused(capsys, "train", "demo/digits", *SHORT, "--set", "model.name=tied_nets:extra", "--output", tmp_path / "run")
+    line = refused(
+        capsys, "train", "demo/digits", *SHORT, "--set", "model.name=tied_nets:extra", "--output", tmp_path / "run"
+    )
     assert "get_extra_state" in line and not (tmp_path / "run").exists()
 
 

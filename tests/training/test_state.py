@@ -12,7 +12,12 @@ from sfumato.training.state import State, learning_rate
 
 
 def recipe(**optimizer):
-    asked = {"data": {"name": "digits"}, "optimizer": {"learning_rate": 0.5, **optimizer}, "ema": {"decay": [0.9, 0.5]}, "training": {"num_steps": 9}}
+    asked = {
+        "data": {"name": "digits"},
+        "optimizer": {"learning_rate": 0.5, **optimizer},
+        "ema": {"decay": [0.9, 0.5]},
+        "training": {"num_steps": 9},
+    }
     return resolve(parse(asked), Facts(1437, 10, 8, 1)).recipe
 
 
@@ -39,9 +44,21 @@ ADAM = {"beta1": 0.8, "beta2": 0.95, "adam_epsilon": 1e-6}
 OPTIMIZERS = [
     ({}, torch.optim.SGD, {}),
     ({"momentum": 0.9}, torch.optim.SGD, {"momentum": 0.9}),
-    ({"momentum": 0.9, "dampening": 0.9, "weight_decay": 0.1}, torch.optim.SGD, {"momentum": 0.9, "dampening": 0.9, "weight_decay": 0.1}),
-    ({"name": "adam", **ADAM, "weight_decay": 0.1}, torch.optim.Adam, {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}),
-    ({"name": "adamw", **ADAM, "weight_decay": 0.1}, torch.optim.AdamW, {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}),
+    (
+        {"momentum": 0.9, "dampening": 0.9, "weight_decay": 0.1},
+        torch.optim.SGD,
+        {"momentum": 0.9, "dampening": 0.9, "weight_decay": 0.1},
+    ),
+    (
+        {"name": "adam", **ADAM, "weight_decay": 0.1},
+        torch.optim.Adam,
+        {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1},
+    ),
+    (
+        {"name": "adamw", **ADAM, "weight_decay": 0.1},
+        torch.optim.AdamW,
+        {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1},
+    ),
     ({"name": "adamw", **ADAM}, torch.optim.AdamW, {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.0}),
 ]
 

@@ -38,12 +38,20 @@ def loss(outputs, labels):
 
 def step_of(model, batch_size=8, sigma=0.0, augmult=0, microbatch_size=5):
     grad_fn = clipped_grad(model, loss, clipping_norm=CLIPPING_NORM, augmult=augmult, microbatch_size=microbatch_size)
-    return PrivateStep(grad_fn, Mechanism(NUM_EXAMPLES, batch_size, sigma, 1), Views("crop_flip", augmult, 1), microbatch_size)
+    return PrivateStep(
+        grad_fn, Mechanism(NUM_EXAMPLES, batch_size, sigma, 1), Views("crop_flip", augmult, 1), microbatch_size
+    )
 
 
 def bits(step, indices, streams=None):
     streams = streams or Streams(new_key(), {}, {})
-    return draw(step.mechanism, np.asarray(indices, dtype=np.int64), step.views, streams.stream("augmentation"), streams.stream("model"))
+    return draw(
+        step.mechanism,
+        np.asarray(indices, dtype=np.int64),
+        step.views,
+        streams.stream("augmentation"),
+        streams.stream("model"),
+    )
 
 
 def private_grad(step, model, images, indices, streams=None):
@@ -99,7 +107,9 @@ def test_the_microbatch_size_changes_nothing_but_rounding(augmult):
         step = step_of(model, sigma=1.0, augmult=augmult, microbatch_size=microbatch_size)
         gradient, _ = private_grad(step, model, images, range(17), streams)
         results.append(flat(gradient))
-    assert torch.allclose(results[0], results[1], atol=1e-3) and torch.allclose(results[0], results[2], atol=1e-3)  # one grid step of the noise
+    assert torch.allclose(results[0], results[1], atol=1e-3) and torch.allclose(
+        results[0], results[2], atol=1e-3
+    )  # one grid step of the noise
 
 
 def test_a_view_depends_on_its_example_and_number_alone():
@@ -118,7 +128,9 @@ def test_algorithm_1_as_printed_agrees_with_ours_in_mean_and_variance():
     indices = np.arange(num_accumulations * local)
     step = step_of(model, batch_size=len(indices), sigma=sigma)
     noiseless = step_of(model, batch_size=local)
-    parts = [flat(private_grad(noiseless, model, images, chunk)[0]) for chunk in indices.reshape(num_accumulations, local)]
+    parts = [
+        flat(private_grad(noiseless, model, images, chunk)[0]) for chunk in indices.reshape(num_accumulations, local)
+    ]
     source = torch.Generator().manual_seed(1)
     printed, ours = [], []
     for _ in range(repetitions):
@@ -148,7 +160,11 @@ def add_fresh_noise(step, images, model, indices):
                 seen[known] = real(inputs, labels, **others)
             return seen[known]
 
-        remember.sensitivity, remember.clipping_norm, remember.parameters_fixed = real.sensitivity, real.clipping_norm, real.parameters_fixed
+        remember.sensitivity, remember.clipping_norm, remember.parameters_fixed = (
+            real.sensitivity,
+            real.clipping_norm,
+            real.parameters_fixed,
+        )
         step.grad_fn, step.remembered = remember, True
     return private_grad(step, model, images, indices)[0]
 

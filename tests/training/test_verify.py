@@ -59,7 +59,11 @@ def test_a_model_that_turns_stops_the_run_in_one_line(tmp_path):
     status, said = run(tmp_path, 60)
     errors = [line for line in said.splitlines() if line.startswith("error: ")]
     assert status == 2 and len(errors) == 1 and "Traceback" not in said
-    found = ("gives other gradients", "it keeps something of them", "other outputs than the image alone")  # by where it turns
+    found = (
+        "gives other gradients",
+        "it keeps something of them",
+        "other outputs than the image alone",
+    )  # by where it turns
     assert any(words in errors[0] for words in found)
     steps = [line for line in Ledger.open(tmp_path / "run" / "ledger.jsonl").lines if line["kind"] == "step"]
     assert 4 <= len(steps) < 40 and not (tmp_path / "run" / "result.json").exists()

@@ -38,7 +38,9 @@ def test_only_what_finds_the_same_in_several_threads_is_given_to_several(engine,
     grad_fn = clipped_grad(model, torch.nn.CrossEntropyLoss(reduction="none"), clipping_norm=1.0, engine=engine)
     grad_fn(torch.randn(2, 1, 6, 6), torch.tensor([0, 1]), key=bytes(32), example_ids=torch.arange(2))
     assert grad_fn.parallel == parallel
-    threads = set(workers_for(torch.device("cpu"), grad_fn.parallel).map(lambda part: threading.current_thread(), range(3)))
+    threads = set(
+        workers_for(torch.device("cpu"), grad_fn.parallel).map(lambda part: threading.current_thread(), range(3))
+    )
     assert (threads == {threading.current_thread()}) == (not parallel or torch.get_num_threads() == 1)
 
 
@@ -53,7 +55,9 @@ def test_a_fault_in_a_worker_reaches_the_caller():
 
 def test_the_sum_of_clipped_gradients_has_the_same_bits_each_time():
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.GroupNorm(2, 4), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(64, 3))
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3), torch.nn.GroupNorm(2, 4), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(64, 3)
+    )
     inputs, targets = torch.randn(40, 1, 6, 6), torch.randint(3, (40,))
     loss = torch.nn.CrossEntropyLoss(reduction="none")
     grad_fn = clipped_grad(model, loss, clipping_norm=1.0, microbatch_size=5, engine="graph")

@@ -36,7 +36,9 @@ class Spent:
     note: str = ""
 
 
-def epsilon(mechanism: Mechanism, delta: float, accountant: Accountant = "pld", selection: Selection | None = None) -> Spent:
+def epsilon(
+    mechanism: Mechanism, delta: float, accountant: Accountant = "pld", selection: Selection | None = None
+) -> Spent:
     """What a mechanism spends.
 
     Guarantee: each number is an upper bound on the epsilon of the mechanism's T steps at
@@ -63,7 +65,9 @@ def epsilon(mechanism: Mechanism, delta: float, accountant: Accountant = "pld", 
         )
     if not 0 < delta < 1:
         raise InputError(f"delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")
-    return _epsilon(mechanism, delta, accountant) if selection is None else _epsilon_of_best(mechanism, delta, selection)
+    return (
+        _epsilon(mechanism, delta, accountant) if selection is None else _epsilon_of_best(mechanism, delta, selection)
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -71,7 +75,9 @@ def _epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection) -
     best = epsilon_of_best(mechanism, delta, selection)
     if math.isinf(best):
         return Spent(best, best, None, "rdp", _NO_NOISE)
-    return Spent(best, best, None, "rdp", "epsilon covers that this run was selected from others; that is accounted for by RDP.")
+    return Spent(
+        best, best, None, "rdp", "epsilon covers that this run was selected from others; that is accounted for by RDP."
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -88,7 +94,13 @@ def _epsilon(mechanism: Mechanism, delta: float, accountant: Accountant) -> Spen
     reason = by_pld.reason
     if by_pld.epsilon is not None and by_pld.epsilon <= by_rdp:
         return Spent(by_pld.epsilon, by_rdp, by_pld.epsilon, "pld")
-    return Spent(by_rdp, by_rdp, None, "rdp", f"epsilon is RDP's: {reason or 'PLD is not below it here, so its grid is too coarse.'}")
+    return Spent(
+        by_rdp,
+        by_rdp,
+        None,
+        "rdp",
+        f"epsilon is RDP's: {reason or 'PLD is not below it here, so its grid is too coarse.'}",
+    )
 
 
 class EpsilonCurve:

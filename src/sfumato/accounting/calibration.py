@@ -63,7 +63,13 @@ def solve_noise_multiplier(
 
 
 def solve_num_steps(
-    *, num_examples: int, batch_size: int, noise_multiplier: float, target_epsilon: float, delta: float, accountant: Accountant = "pld"
+    *,
+    num_examples: int,
+    batch_size: int,
+    noise_multiplier: float,
+    target_epsilon: float,
+    delta: float,
+    accountant: Accountant = "pld",
 ) -> int:
     """The most steps within the target, at most ``MOST_STEPS``.
 
@@ -95,7 +101,13 @@ def solve_num_steps(
 
 
 def solve_batch_size(
-    *, num_examples: int, num_steps: int, noise_multiplier: float, target_epsilon: float, delta: float, accountant: Accountant = "pld"
+    *,
+    num_examples: int,
+    num_steps: int,
+    noise_multiplier: float,
+    target_epsilon: float,
+    delta: float,
+    accountant: Accountant = "pld",
 ) -> int:
     """The largest expected batch within the target.
 
@@ -128,14 +140,18 @@ def solve_batch_size(
 def _check_budget(target_epsilon: float, delta: float) -> None:
     """Refuses budgets that nothing can meet."""
     if not (math.isfinite(target_epsilon) and target_epsilon > 0):
-        raise InputError(f"epsilon must be positive and finite, not {target_epsilon}: 0 would mean to learn nothing. 1 is strong, 3 usual, 8 weak.")
+        raise InputError(
+            f"epsilon must be positive and finite, not {target_epsilon}: 0 would mean to learn nothing. 1 is strong, 3 usual, 8 weak."
+        )
     if not 0 < delta < 1:
         raise InputError(f"delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")
 
 
 def _check_noise(noise_multiplier: float) -> None:
     if not noise_multiplier > 0:
-        raise InputError(f"noise_multiplier {noise_multiplier:g} has no finite epsilon, so it cannot meet a target. Choose a positive one.")
+        raise InputError(
+            f"noise_multiplier {noise_multiplier:g} has no finite epsilon, so it cannot meet a target. Choose a positive one."
+        )
 
 
 def _gaussian_mu(epsilon: float, delta: float) -> float:
@@ -161,10 +177,21 @@ def _largest(
     target, delta, accountant = budget
 
     def search(start: int, target: float, by: Accountant) -> int | None:
-        return _search(lambda n: epsilon(mechanism_of(n), delta, by, selection).epsilon <= target, low, high, start, gap)
+        return _search(
+            lambda n: epsilon(mechanism_of(n), delta, by, selection).epsilon <= target, low, high, start, gap
+        )
 
     if selection is not None:
-        guess = _search(lambda n: epsilon_of_best(mechanism_of(n), delta, selection, refined=False) <= target, low, high, guess, gap) or guess
+        guess = (
+            _search(
+                lambda n: epsilon_of_best(mechanism_of(n), delta, selection, refined=False) <= target,
+                low,
+                high,
+                guess,
+                gap,
+            )
+            or guess
+        )
     elif accountant == "pld":
         relaxed = target
         for _ in range(2):

@@ -36,5 +36,7 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
     above = mu**2 / 2 + mu * math.sqrt(-2 * log_delta)
     if mu > _LARGEST_MU:
         return above * (1 + 1e-9)
-    root = brentq(lambda epsilon: log_delta_gaussian(mu, epsilon) - log_delta, 0.0, above, xtol=1e-13 * above, rtol=1e-13)
+    root = brentq(
+        lambda epsilon: log_delta_gaussian(mu, epsilon) - log_delta, 0.0, above, xtol=1e-13 * above, rtol=1e-13
+    )
     return float(root) * (1 + 1e-9)

@@ -68,7 +68,10 @@ def epsilon_pld(sampling_prob: float, noise_multiplier: float, num_steps: int, d
     # 2 million, no tail's sum fell below zero by more than 0.02 T of them: a measurement, not a proof. One T is taken off delta.
     noise = num_steps * sys.float_info.epsilon
     if noise > delta / 20:
-        return Tight(None, f"delta = {printed.delta(delta)} is too near the rounding error of PLD's arithmetic over {num_steps} steps.")
+        return Tight(
+            None,
+            f"delta = {printed.delta(delta)} is too near the rounding error of PLD's arithmetic over {num_steps} steps.",
+        )
     cost = Cost.of(sampling_prob, noise_multiplier, num_steps, images)
     interval = cost.interval
 
@@ -101,7 +104,9 @@ def _epsilon_on_grid(q: float, sigma: float, num_steps: int, delta: float, image
         from dp_accounting.pld import privacy_loss_distribution
 
         if images == 1:
-            one_step = privacy_loss_distribution.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=interval)
+            one_step = privacy_loss_distribution.from_gaussian_mechanism(
+                sigma, sampling_prob=q, value_discretization_interval=interval
+            )
         else:
             one_step = privacy_loss_distribution.from_mixture_gaussian_mechanism(
                 sigma, range(images + 1), np.exp(_log_binomial(images, q)), value_discretization_interval=interval
@@ -127,7 +132,9 @@ def _log_binomial(images: int, q: float) -> np.ndarray:
     from scipy.special import gammaln
 
     i = np.arange(images + 1)
-    return gammaln(images + 1) - gammaln(i + 1) - gammaln(images - i + 1) + i * math.log(q) + (images - i) * math.log1p(-q)
+    return (
+        gammaln(images + 1) - gammaln(i + 1) - gammaln(images - i + 1) + i * math.log(q) + (images - i) * math.log1p(-q)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +169,9 @@ class Cost:
         mean = np.average(loss, weights=weight)
         deviation = math.sqrt(np.average((loss - mean) ** 2, weights=weight))
         cost = cls(deviation / 10, loss_range, composed_range)
-        return dataclasses.replace(cost, interval=max(cost.interval, cost.interval * cost.seconds(cost.interval) / _FIRST_SECONDS))
+        return dataclasses.replace(
+            cost, interval=max(cost.interval, cost.interval * cost.seconds(cost.interval) / _FIRST_SECONDS)
+        )
 
     def seconds(self, interval: float) -> float:
         """Time at this step and at twice it, about (measured on one core: 25 us per point before and 1.5 us after composition)."""

@@ -47,7 +47,9 @@ def log_moment(sampling_prob: float, noise_multiplier: float, order: float) -> f
     log_weight = -0.5 * z**2 + math.log(step / math.sqrt(2 * math.pi))
     # log(1 - q + q e^w): log1p keeps the digits of small q, logaddexp does not overflow.
     with np.errstate(over="ignore"):
-        log_ratio = np.where(w < 30, np.log1p(q * np.expm1(np.minimum(w, 30))), np.logaddexp(math.log1p(-q), math.log(q) + w))
+        log_ratio = np.where(
+            w < 30, np.log1p(q * np.expm1(np.minimum(w, 30))), np.logaddexp(math.log1p(-q), math.log(q) + w)
+        )
     exponent = order * log_ratio + log_weight
     largest = float(exponent.max())
     log_value = largest + math.log(np.exp(exponent - largest).sum())

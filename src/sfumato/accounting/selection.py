@@ -41,16 +41,22 @@ class Selection:
         if not (math.isfinite(self.mean) and self.mean > 0 and (poisson or self.mean >= 1)):
             raise InputError(f"the mean number of trials must be finite and at least 1, not {self.mean}.")
         if not self.shape > -1:
-            raise InputError(f"the shape of the number of trials must lie above -1, not {self.shape}. 0, 1 and infinity (Poisson) are usual.")
+            raise InputError(
+                f"the shape of the number of trials must lie above -1, not {self.shape}. 0, 1 and infinity (Poisson) are usual."
+            )
         if not poisson and self.shape > _LARGEST_SHAPE:
-            raise InputError(f"the shape of the number of trials must be at most {_LARGEST_SHAPE:g}, not {self.shape:g}. Infinity is Poisson.")
+            raise InputError(
+                f"the shape of the number of trials must be at most {_LARGEST_SHAPE:g}, not {self.shape:g}. Infinity is Poisson."
+            )
         if not poisson and _log_mean(_LEAST_LOG_GAMMA, self.shape) < math.log(self.mean):
             raise InputError(
                 f"the number of trials cannot have mean {self.mean:g} and shape {self.shape:g}: it would be 1 mostly, and now "
                 "and then more than 1e15, which nobody can make. Choose a shape nearer to 0, or fewer trials."
             )
         if self.score_noise is not None and not self.score_noise > 0:
-            raise InputError(f"the noise of scores must be above 0, not {self.score_noise}: without it nobody pays for them.")
+            raise InputError(
+                f"the noise of scores must be above 0, not {self.score_noise}: without it nobody pays for them."
+            )
 
     @functools.cached_property
     def log_gamma(self) -> float:
@@ -166,7 +172,10 @@ def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection, re
     logs = np.linspace(math.log(1e-3), math.log(rdp.largest_order(*sampled, price)), _ORDERS)
     bounds = _Bounds(q, sigma, steps, delta, selection)
     for _ in range(_TIMES if refined else 0):
-        finer = [np.linspace(logs[max(i - 1, 0)], logs[min(i + 1, len(logs) - 1)], _FINER + 2)[1:-1] for i in bounds.best(logs)]
+        finer = [
+            np.linspace(logs[max(i - 1, 0)], logs[min(i + 1, len(logs) - 1)], _FINER + 2)[1:-1]
+            for i in bounds.best(logs)
+        ]
         logs = np.unique(np.concatenate([logs, *finer]))
     return max(0.0, float(bounds.epsilons(logs)[0].min()))
 

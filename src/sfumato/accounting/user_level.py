@@ -40,5 +40,7 @@ def epsilon_person(mechanism: Mechanism, delta: float, images: int) -> float:
     without_sampling = epsilon_gaussian(images * math.sqrt(mechanism.num_steps) / mechanism.noise_multiplier, delta)
     if images > _MOST_IMAGES or without_sampling == 0:
         return without_sampling
-    of_person = epsilon_pld(mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps, delta, images).epsilon
+    of_person = epsilon_pld(
+        mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps, delta, images
+    ).epsilon
     return without_sampling if of_person is None else min(of_person, without_sampling)

@@ -34,17 +34,26 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail(1, "interrupted. If a run had begun, go on with it by --resume.")
     except OSError as error:
-        return _fail(1, f"{error.filename or 'a file'}: {error.strerror or error}. Mend that, then try again; a run goes on with --resume.")
+        return _fail(
+            1,
+            f"{error.filename or 'a file'}: {error.strerror or error}. Mend that, then try again; a run goes on with --resume.",
+        )
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's usage errors, whose class depends on its version
             context = getattr(error, "ctx", None)
             return _fail(2, f"{error.format_message()} See `{context.command_path if context else 'sfumato'} --help`.")
-        if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):  # torch's; not imported here
-            return _fail(1, "out of memory. Lower training.microbatch_size, or leave it out; a run goes on with --resume.")
+        if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(
+            error
+        ):  # torch's; not imported here
+            return _fail(
+                1, "out of memory. Lower training.microbatch_size, or leave it out; a run goes on with --resume."
+            )
         if os.environ.get("SFUMATO_DEBUG"):
             traceback.print_exc()
         first = (str(error).splitlines() or [""])[0]
-        return _fail(1, f"internal fault: {type(error).__name__}: {first}. Set SFUMATO_DEBUG=1 to see where, and report it.")
+        return _fail(
+            1, f"internal fault: {type(error).__name__}: {first}. Set SFUMATO_DEBUG=1 to see where, and report it."
+        )
 
 
 def _fail(status: int, message: str) -> int:

@@ -14,7 +14,9 @@ _EXAMPLES = 8
 
 def check(
     model: Annotated[str, typer.Argument(help="A registry name, package.module:factory, or a run folder.")],
-    fix: Annotated[str | None, typer.Option(help='"groupnorm": say what would be replaced, and check the result.')] = None,
+    fix: Annotated[
+        str | None, typer.Option(help='"groupnorm": say what would be replaced, and check the result.')
+    ] = None,
     image_size: Annotated[int, typer.Option(help="Height and width in pixels.")] = 32,
     channels: Annotated[int, typer.Option(help="1 or 3.")] = 3,
     num_classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
@@ -51,7 +53,9 @@ def check(
             if (mixing := evaluation_finding(network, example[:1])) is not None:
                 found = [_as_json(mixing)]
         except InputError as error:  # what shows only when gradients are compared
-            found = [{"module": "", "kind": type(network).__name__, "reason": str(error), "remedy": "", "says": str(error)}]
+            found = [
+                {"module": "", "kind": type(network).__name__, "reason": str(error), "remedy": "", "says": str(error)}
+            ]
     uses = grad_fn.site_reports if grad_fn else []
     refusal = grad_fn.refusal if grad_fn else None
     if json_:
@@ -73,7 +77,9 @@ def check(
         output.say(finding["says"])
     for use in uses:
         derived = "" if use.kind == "parameter" else f", {use.kind}"
-        output.say(f"{use.module or 'model'}: {use.operation} {use.argument} ({', '.join(use.parameters)}{derived}): {use.method}")
+        output.say(
+            f"{use.module or 'model'}: {use.operation} {use.argument} ({', '.join(use.parameters)}{derived}): {use.method}"
+        )
     if grad_fn and refusal:
         slow = ", one image at a time, which is slow" if grad_fn.engine == "reference" else ""
         output.say(f'engine "graph" is not for this model, so that "{grad_fn.engine}" takes it{slow}: {refusal}')
@@ -81,7 +87,13 @@ def check(
 
 
 def _as_json(finding: Any) -> dict[str, str]:
-    return {"module": finding.path, "kind": finding.kind, "reason": finding.reason, "remedy": finding.remedy, "says": str(finding)}
+    return {
+        "module": finding.path,
+        "kind": finding.kind,
+        "reason": finding.reason,
+        "remedy": finding.remedy,
+        "says": str(finding),
+    }
 
 
 def _try(network: Any, example: Any) -> Any:
@@ -99,7 +111,9 @@ def _try(network: Any, example: Any) -> Any:
     from sfumato.clipping import clipped_grad
 
     def loss(outputs: Any) -> torch.Tensor:
-        return torch.stack([leaf.square().flatten(1).sum(1) for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]).sum(0)
+        return torch.stack(
+            [leaf.square().flatten(1).sum(1) for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        ).sum(0)
 
     grad_fn = clipped_grad(network, loss, clipping_norm=1.0)
     images = torch.randn(_EXAMPLES, *example.shape[1:], generator=torch.Generator().manual_seed(0))
@@ -107,7 +121,9 @@ def _try(network: Any, example: Any) -> Any:
     return grad_fn
 
 
-def _build(model: str, image_size: int, channels: int, num_classes: int, trust: list[str]) -> tuple[Any, tuple[int, int, int]]:
+def _build(
+    model: str, image_size: int, channels: int, num_classes: int, trust: list[str]
+) -> tuple[Any, tuple[int, int, int]]:
     from pathlib import Path
 
     from sfumato.models import registry
@@ -119,5 +135,7 @@ def _build(model: str, image_size: int, channels: int, num_classes: int, trust: 
         return trained.model.train(), (trained.channels, trained.image_size, trained.image_size)
     typed = registry.imported_module(model)  # on the command line, so the user's own word
     trust = trust if typed is None else [*trust, typed]
-    network = registry.build(model, image_size=image_size, channels=channels, num_classes=num_classes, options={}, seed=0, trust=trust)
+    network = registry.build(
+        model, image_size=image_size, channels=channels, num_classes=num_classes, options={}, seed=0, trust=trust
+    )
     return network, (channels, image_size, image_size)

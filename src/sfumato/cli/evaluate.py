@@ -10,7 +10,10 @@ from sfumato.cli import options, output
 
 def evaluate(
     run: options.Run,
-    data_root: Annotated[Path | None, typer.Option(help="Where the data lies; default as in training, where the run's owner has noted it.")] = None,
+    data_root: Annotated[
+        Path | None,
+        typer.Option(help="Where the data lies; default as in training, where the run's owner has noted it."),
+    ] = None,
     test_views: Annotated[
         int | None,
         typer.Option(min=0, max=256, help="Random views of each image that decide together; default as in the recipe."),

@@ -10,7 +10,9 @@ from sfumato.cli import output
 
 def norms(
     run: Annotated[Path, typer.Argument(help="A run folder, trained with training.norm_histogram_every.")],
-    plot: Annotated[Path | None, typer.Option(help="Draws the histograms here (.svg or .png), readable by you alone.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draws the histograms here (.svg or .png), readable by you alone.")
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, with every histogram.")] = False,
 ) -> None:
     """Shows the norms of per-image gradients before clipping. Not private: for the owner of the run alone."""
@@ -25,6 +27,12 @@ def norms(
     output.say(facts["warning"])
     output.say(f"{'step':>8}{'clipped':>12}{'median norm / C':>18}{'signal / noise':>17}{'not finite':>13}")
     for row in facts["histograms"]:
-        median, ratio = (f"{value:.3g}" if value is not None else "-" for value in (row["median"], row["signal_to_noise"]))
-        output.say(f"{row['step']:>8}{output.per_cent(row['clipped_fraction']):>12}{median:>18}{ratio:>17}{row['not_finite']:>13}")
-    output.say("signal / noise: norm of the sum of clipped gradients over the root mean square norm of the noise, sigma C sqrt(number of weights)")
+        median, ratio = (
+            f"{value:.3g}" if value is not None else "-" for value in (row["median"], row["signal_to_noise"])
+        )
+        output.say(
+            f"{row['step']:>8}{output.per_cent(row['clipped_fraction']):>12}{median:>18}{ratio:>17}{row['not_finite']:>13}"
+        )
+    output.say(
+        "signal / noise: norm of the sum of clipped gradients over the root mean square norm of the noise, sigma C sqrt(number of weights)"
+    )

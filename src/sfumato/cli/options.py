@@ -7,11 +7,16 @@ import typer
 
 Recipe = Annotated[str, typer.Argument(help="A shipped recipe (`sfumato recipes list`) or the path of a TOML file.")]
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Changes one key of the recipe.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Changes one key of the recipe.")
+]
 DataRoot = Annotated[Path | None, typer.Option(help="Where the data lies; for named data sets default: $SFUMATO_DATA.")]
 Delta = Annotated[float | None, typer.Option(help="Delta; default: the largest power of ten below 1/N.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda ...")]
 Trust = Annotated[
-    list[str] | None, typer.Option("--trust", metavar="PACKAGE.MODULE", help="Lets a file name this module for its model's code; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--trust", metavar="PACKAGE.MODULE", help="Lets a file name this module for its model's code; may be repeated."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]

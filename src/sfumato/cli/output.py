@@ -45,4 +45,6 @@ def per_cent(fraction: float | None) -> str:
 def print_augtest(views: int, vote: float | None, mean: float | None) -> None:
     """One line on stdout, if a test with views was done."""
     if views:
-        say(f"with {views} random views of each image: {per_cent(vote)} by majority, {per_cent(mean)} by mean probability")
+        say(
+            f"with {views} random views of each image: {per_cent(vote)} by majority, {per_cent(mean)} by mean probability"
+        )

@@ -40,9 +40,13 @@ def refuse(given: dict[str, Any], sampler: str | None, data: str | None, score_n
             "it by --score-noise S, the standard deviation in images: a hundredth of the validation split costs little."
         )
     if data is not None and score_noise is not None:
-        raise InputError("--score-noise is for scores on private images, but --data names public ones. Leave one of them out.")
+        raise InputError(
+            "--score-noise is for scores on private images, but --data names public ones. Leave one of them out."
+        )
     if score_noise is not None and not score_noise > 0:
-        raise InputError(f"--score-noise must be above 0, not {score_noise:g}: without noise the scores are paid for by nobody.")
+        raise InputError(
+            f"--score-noise must be above 0, not {score_noise:g}: without noise the scores are paid for by nobody."
+        )
 
 
 def run(
@@ -76,13 +80,17 @@ def run(
     choices = read_space(space) if space else _without_steps(paper_space(plan.recipe))
     shape = recipe.privacy.selection_shape if recipe.privacy else 0.0
     every = paid.paid_recipe(recipe, choices, Selection(float(trials), shape, score_noise))
-    output.note(f"about {trials} private runs are expected; how many there will be is secret, so nothing more is said until the end")
+    output.note(
+        f"about {trials} private runs are expected; how many there will be is secret, so nothing more is said until the end"
+    )
     dataset = datasets.load(every.data, data_root, output.note)
     if data is None:  # the validation split scores, and what is printed is measured on the test images
         scoring = dataset
         dataset = datasets.tested_on_test_images(scoring, every.data, data_root, output.note)
     else:
-        scoring = public = datasets.load(searched_data(recipe, data), None if recipe.data.name == "folder" else data_root, output.note)
+        scoring = public = datasets.load(
+            searched_data(recipe, data), None if recipe.data.name == "folder" else data_root, output.note
+        )
     judges = scoring.held_out_files  # in their places, unreadable ones too: their number is public
     if data is not None and (len(public.classes), public.shape) != (len(dataset.classes), dataset.shape):
         raise InputError(
@@ -96,7 +104,9 @@ def run(
     paid.refuse_untrainable_choices(plan.recipe, choices, dataset.facts, trust)
 
     def train(trial: config.Recipe, where: Path) -> Result:
-        return loop.train(resolve(trial, dataset.facts), dataset, where, device=device, resume=where.exists(), trust=trust)
+        return loop.train(
+            resolve(trial, dataset.facts), dataset, where, device=device, resume=where.exists(), trust=trust
+        )
 
     def score(where: Path) -> int:
         trained = load(where, trust)
@@ -113,9 +123,13 @@ def run(
 
     try:
         with stop_on_sigterm():
-            result = paid.paid_search(plan.recipe, choices, folder, paid.Trials(train, score, fingerprint_of_all, write_report, verify))
+            result = paid.paid_search(
+                plan.recipe, choices, folder, paid.Trials(train, score, fingerprint_of_all, write_report, verify)
+            )
     except (Interrupted, KeyboardInterrupt):
-        output.note(f"interrupted; everything is kept. Go on with the same command: {shlex.join(['sfumato', *sys.argv[1:]])}")
+        output.note(
+            f"interrupted; everything is kept. Go on with the same command: {shlex.join(['sfumato', *sys.argv[1:]])}"
+        )
         raise typer.Exit(1) from None
     selected = Path(result.run)
     return {
@@ -147,7 +161,11 @@ def _without_steps(space: Any) -> Any:
 
 def show(found: dict[str, Any]) -> None:
     """The result in words."""
-    output.say(f"selected {found['best']['run']}: {output.per_cent(found['best']['accuracy'])} on the images by which it was selected")
+    output.say(
+        f"selected {found['best']['run']}: {output.per_cent(found['best']['accuracy'])} on the images by which it was selected"
+    )
     output.say(f"held-out accuracy {output.per_cent(found['accuracy'])}")
-    output.say(f"epsilon {formats.epsilon(found['epsilon_search_inclusive'])} at delta {formats.delta(found['delta'])}, the search included (by RDP)")
+    output.say(
+        f"epsilon {formats.epsilon(found['epsilon_search_inclusive'])} at delta {formats.delta(found['delta'])}, the search included (by RDP)"
+    )
     output.say("not covered: the running time; how many trials there were must stay secret, and nothing here tells")

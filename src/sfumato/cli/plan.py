@@ -21,15 +21,25 @@ def plan(
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon; never exceeded.")] = None,
     recipe: Annotated[str | None, typer.Option(help="Takes every number from this recipe instead.")] = None,
     accountant: Annotated[Accountant, typer.Option(help="pld (tighter) or rdp.")] = "pld",
-    table: Annotated[bool, typer.Option(help="Lists runs of the same total amount of noise: batch against noise, batch against steps.")] = False,
+    table: Annotated[
+        bool,
+        typer.Option(help="Lists runs of the same total amount of noise: batch against noise, batch against steps."),
+    ] = False,
     throughput: Annotated[float | None, typer.Option(help="Views a second of one device: gives hours.")] = None,
     devices: Annotated[int, typer.Option(help="Devices that share the work.")] = 1,
     more_data: Annotated[float | None, typer.Option(help="Says what this many times as many images buy.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draws epsilon against sigma around this run (.svg, .png or .pdf).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draws epsilon against sigma around this run (.svg, .png or .pdf).")
+    ] = None,
     json_: options.Json = False,
 ) -> None:
     """Solves for the one of --batch-size, --num-steps, --noise-multiplier and --epsilon that is left out."""
-    given: dict[str, Any] = {"batch_size": batch_size, "num_steps": num_steps, "noise_multiplier": noise_multiplier, "epsilon": epsilon}
+    given: dict[str, Any] = {
+        "batch_size": batch_size,
+        "num_steps": num_steps,
+        "noise_multiplier": noise_multiplier,
+        "epsilon": epsilon,
+    }
     if recipe is not None:
         if any(value is not None for value in (*given.values(), num_examples, delta)):
             raise InputError("--recipe states every number itself. Leave out the others, or leave out --recipe.")
@@ -37,9 +47,13 @@ def plan(
     else:
         views, learning_rate, target, why_not_private = 1, None, None, None
     if num_examples is None:
-        raise InputError("--num-examples is needed: N, the public number of training images. Give it, or --recipe NAME.")
+        raise InputError(
+            "--num-examples is needed: N, the public number of training images. Give it, or --recipe NAME."
+        )
     if devices < 1 or (throughput is not None and not 0 < throughput < math.inf):
-        raise InputError(f"--throughput must be above 0 and finite, and --devices at least 1, not {throughput} and {devices}.")
+        raise InputError(
+            f"--throughput must be above 0 and finite, and --devices at least 1, not {throughput} and {devices}."
+        )
     from sfumato.accounting.mechanism import Mechanism
     from sfumato.scaling import equal_noise as trade
     from sfumato.scaling.plan import plan as solve
@@ -49,11 +63,14 @@ def plan(
         by = ("epsilon", "epsilon_rdp", "epsilon_pld")
         facts |= {f"{name}_if_private": facts[name] for name in by} | {name: None for name in by}
         facts["warnings"].insert(
-            0, f"recipe {recipe} is not private: {why_not_private}; each epsilon here is that of Poisson sampling with secret noise"
+            0,
+            f"recipe {recipe} is not private: {why_not_private}; each epsilon here is that of Poisson sampling with secret noise",
         )
     facts |= {"private": why_not_private is None, "why_not_private": why_not_private}
     if target is not None and facts["noise_multiplier"] and (facts["epsilon"] or 0.0) > target:
-        facts["warnings"].append(f"that is more than privacy.target_epsilon = {formats.epsilon(target)}: `sfumato train` stops before it is spent")
+        facts["warnings"].append(
+            f"that is more than privacy.target_epsilon = {formats.epsilon(target)}: `sfumato train` stops before it is spent"
+        )
     mechanism = Mechanism(num_examples, facts["batch_size"], facts["noise_multiplier"], facts["num_steps"])
     price = trade.Price(views, throughput, devices)
     facts |= price.of(mechanism)
@@ -73,7 +90,9 @@ def plan(
         _show(facts)
 
 
-def _numbers_of(recipe: str) -> tuple[int, float | None, dict[str, Any], Accountant, int, float | None, float | None, str | None]:
+def _numbers_of(
+    recipe: str,
+) -> tuple[int, float | None, dict[str, Any], Accountant, int, float | None, float | None, str | None]:
     """N, delta, the four quantities, the accountant, views and learning rate of a recipe whose data set has a public N.
 
     Then come its target, and why a run of it would not be private; None if it would be.
@@ -93,7 +112,9 @@ def _numbers_of(recipe: str) -> tuple[int, float | None, dict[str, Any], Account
         )
     known = facts.public_facts(parsed.data)
     if known is None:
-        raise InputError(f"recipe {recipe} does not fix the number of images. Use `sfumato train {recipe} --dry-run` with your data.")
+        raise InputError(
+            f"recipe {recipe} does not fix the number of images. Use `sfumato train {recipe} --dry-run` with your data."
+        )
     privacy, training = parsed.privacy, parsed.training
     given: dict[str, Any] = {
         "batch_size": training.batch_size,
@@ -105,19 +126,41 @@ def _numbers_of(recipe: str) -> tuple[int, float | None, dict[str, Any], Account
         given["epsilon"] = None  # what the printed numbers spend
     reason = resolve(parsed, known, cut_to_target=False).why_not_private
     views = max(1, parsed.augmentation.augmult or 0)
-    return known.num_examples, privacy.delta, given, privacy.accountant, views, parsed.optimizer.learning_rate, privacy.target_epsilon, reason
+    return (
+        known.num_examples,
+        privacy.delta,
+        given,
+        privacy.accountant,
+        views,
+        parsed.optimizer.learning_rate,
+        privacy.target_epsilon,
+        reason,
+    )
 
 
 def _show(facts: dict[str, Any]) -> None:
-    shown = facts if facts["private"] else {**facts, **{name: facts[f"{name}_if_private"] for name in ("epsilon", "epsilon_rdp", "epsilon_pld")}}
+    shown = (
+        facts
+        if facts["private"]
+        else {**facts, **{name: facts[f"{name}_if_private"] for name in ("epsilon", "epsilon_rdp", "epsilon_pld")}}
+    )
     epsilon, by_rdp = formats.epsilon(shown["epsilon"]), formats.epsilon(shown["epsilon_rdp"])
     rows = [] if facts["private"] else [("not private", facts["why_not_private"])]
     rows += [
-        ("epsilon" if facts["private"] else "if it were: epsilon", f"{epsilon} at delta {formats.delta(facts['delta'])} ({facts['accountant']})"),
-        ("by RDP / PLD", f"{by_rdp} / {'-' if shown['epsilon_pld'] is None else formats.epsilon(shown['epsilon_pld'])}"),
+        (
+            "epsilon" if facts["private"] else "if it were: epsilon",
+            f"{epsilon} at delta {formats.delta(facts['delta'])} ({facts['accountant']})",
+        ),
+        (
+            "by RDP / PLD",
+            f"{by_rdp} / {'-' if shown['epsilon_pld'] is None else formats.epsilon(shown['epsilon_pld'])}",
+        ),
         ("by TAN, a guide", f"{formats.epsilon(facts['epsilon_tan'])}  never part of a certificate"),
         ("noise multiplier", f"{facts['noise_multiplier']:.4g}"),
-        ("batch size", f"{facts['batch_size']} expected, of {facts['num_examples']} (q = {facts['sampling_prob']:.4g})"),
+        (
+            "batch size",
+            f"{facts['batch_size']} expected, of {facts['num_examples']} (q = {facts['sampling_prob']:.4g})",
+        ),
         ("steps", f"{facts['num_steps']} ({facts['num_epochs']:.1f} epochs)"),
         ("signal to noise", f"{facts['snr_per_step'] or 0:.4g} a step, {facts['snr'] or 0:.4g} in all"),
         ("overcharge", "-" if facts["overcharge"] is None else output.per_cent(facts["overcharge"])),
@@ -125,10 +168,20 @@ def _show(facts: dict[str, Any]) -> None:
     for share in (10, 1):
         batch_size = facts.get(f"batch_size_overcharge_{share}_percent")
         rows.append(
-            (f"  below {share} %", f"from a batch of about {batch_size} on, steps and eta as they are" if batch_size else "at no batch up to N")
+            (
+                f"  below {share} %",
+                f"from a batch of about {batch_size} on, steps and eta as they are"
+                if batch_size
+                else "at no batch up to N",
+            )
         )
     if facts.get("half_batch_costs") is not None:
-        rows.append(("half the compute", f"half the batch and half of sigma cost {output.per_cent(facts['half_batch_costs'])} more epsilon"))
+        rows.append(
+            (
+                "half the compute",
+                f"half the batch and half of sigma cost {output.per_cent(facts['half_batch_costs'])} more epsilon",
+            )
+        )
     if facts["hours"] is not None:
         rows.append(("time", f"{facts['hours']:.2f} hours, {facts['device_hours']:.2f} device-hours"))
     for name, value in rows:
@@ -136,7 +189,9 @@ def _show(facts: dict[str, Any]) -> None:
     output.say("relation            one image's contribution replaced by zero, N fixed and public (as add-or-remove)")
     if "more_data" in facts:
         more = facts["more_data"]
-        output.say(f"with more images    {more['num_examples']}: epsilon {formats.epsilon(more['epsilon'])} at delta {formats.delta(more['delta'])}")
+        output.say(
+            f"with more images    {more['num_examples']}: epsilon {formats.epsilon(more['epsilon'])} at delta {formats.delta(more['delta'])}"
+        )
     for row in facts.get("table", []):
         rate = "" if row["learning_rate"] is None else f"  rate {row['learning_rate']:g}"
         hours = "" if row["hours"] is None else f"  {row['hours']:.2f} h"

@@ -19,7 +19,10 @@ def predict(
 
     found = name_classes(run, images, trust=trust or (), report=output.note)
     if json_:
-        rows = [{"image": row.image, "class": row.class_name, **row.model_dump(include={"probability", "probabilities"})} for row in found]
+        rows = [
+            {"image": row.image, "class": row.class_name, **row.model_dump(include={"probability", "probabilities"})}
+            for row in found
+        ]
         output.print_json({"run": str(run), "predictions": rows})
         return
     for row in found:

@@ -57,7 +57,12 @@ def verified(name: str) -> dict[str, Any]:
     parsed = config.parse(config.read(recipes.find(name)))
     facts = public_facts(parsed.data)
     if parsed.privacy is None or facts is None or row["nominal_epsilon"] is None:
-        return {**row, "epsilon_rdp": None, "epsilon_pld": None, "status": "not fixed: it depends on your data and budget"}
+        return {
+            **row,
+            "epsilon_rdp": None,
+            "epsilon_pld": None,
+            "status": "not fixed: it depends on your data and budget",
+        }
     mechanism = resolve(parsed, facts, cut_to_target=False).mechanism
     assert parsed.privacy.delta is not None
     spent = epsilon(mechanism, parsed.privacy.delta, parsed.privacy.accountant)
@@ -82,7 +87,13 @@ def _print(rows: list[dict[str, Any]], json_: bool) -> None:
     for row in rows:
         spent = ""
         if "status" in row:
-            rdp, pld = (formats.epsilon(row[key]) if row[key] is not None else "-" for key in ("epsilon_rdp", "epsilon_pld"))
+            rdp, pld = (
+                formats.epsilon(row[key]) if row[key] is not None else "-" for key in ("epsilon_rdp", "epsilon_pld")
+            )
             spent = f"  RDP {rdp}  PLD {pld}  {row['status']}"
-        nominal = f"epsilon {formats.epsilon(row['nominal_epsilon'])}" if row["nominal_epsilon"] is not None else "your epsilon"
+        nominal = (
+            f"epsilon {formats.epsilon(row['nominal_epsilon'])}"
+            if row["nominal_epsilon"] is not None
+            else "your epsilon"
+        )
         output.say(f"{row['name']:<{width}}{nominal:<14}{spent}  {row['source']}")

@@ -8,7 +8,9 @@ from sfumato.cli import output
 from sfumato.errors import InputError
 
 
-def schema(name: Annotated[str, typer.Argument(help="certificate, result, metrics, private-metrics or ledger.")]) -> None:
+def schema(
+    name: Annotated[str, typer.Argument(help="certificate, result, metrics, private-metrics or ledger.")],
+) -> None:
     """Prints the JSON schema of privacy.json, result.json, or of a line of metrics.jsonl, metrics_private.jsonl or ledger.jsonl."""
     from sfumato.run_folder.schemas import SCHEMAS, schema_of
 

@@ -19,23 +19,44 @@ from sfumato.run_folder.files import refuse_among_images
 def search(
     recipe: Annotated[str, typer.Argument(help="Of the expensive run: a shipped recipe or the path of a TOML file.")],
     trials: Annotated[int, typer.Option(help="How many settings are tried.")],
-    space: Annotated[Path | None, typer.Option(help="TOML file of what may be changed; default: the grid of Sander et al. 2022.")] = None,
-    sampler: Annotated[str | None, typer.Option(help="greedy (one group after another), tpe or random; default: greedy.")] = None,
+    space: Annotated[
+        Path | None, typer.Option(help="TOML file of what may be changed; default: the grid of Sander et al. 2022.")
+    ] = None,
+    sampler: Annotated[
+        str | None, typer.Option(help="greedy (one group after another), tpe or random; default: greedy.")
+    ] = None,
     prune: Annotated[bool | None, typer.Option(help="Give up trials that fall behind; with tpe and random.")] = None,
     paid: Annotated[
-        bool, typer.Option("--paid", help="Trials are private runs within one budget; the best is the product. Needs --data or --score-noise.")
+        bool,
+        typer.Option(
+            "--paid",
+            help="Trials are private runs within one budget; the best is the product. Needs --data or --score-noise.",
+        ),
     ] = False,
-    score_noise: Annotated[float | None, typer.Option(help="With --paid, instead of --data: noise on the private images judged right.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="B of the simulations; default: a 64th of the recipe's, at least 16.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Comma-separated; each trial is one run for each; default: 0,1,2.")] = None,
-    data: Annotated[str | None, typer.Option(help="Search on this public data set instead, or score --paid trials on it.")] = None,
+    score_noise: Annotated[
+        float | None, typer.Option(help="With --paid, instead of --data: noise on the private images judged right.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="B of the simulations; default: a 64th of the recipe's, at least 16.")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Comma-separated; each trial is one run for each; default: 0,1,2.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Search on this public data set instead, or score --paid trials on it.")
+    ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon of the final run.")] = None,
     delta: Annotated[float | None, typer.Option(help="Delta of the final run.")] = None,
     set_: options.Set = None,
-    storage: Annotated[str | None, typer.Option(help="sqlite:///FILE, journal:FILE or postgresql://...; default: a file in --output.")] = None,
-    worker: Annotated[bool, typer.Option("--worker", help="Help with a search that may run elsewhere, too; needs --storage.")] = False,
+    storage: Annotated[
+        str | None, typer.Option(help="sqlite:///FILE, journal:FILE or postgresql://...; default: a file in --output.")
+    ] = None,
+    worker: Annotated[
+        bool, typer.Option("--worker", help="Help with a search that may run elsewhere, too; needs --storage.")
+    ] = False,
     output_folder: Annotated[
-        Path | None, typer.Option("--output", help="Default: runs/<recipe>-search, or -paid-search; the same again goes on.")
+        Path | None,
+        typer.Option("--output", help="Default: runs/<recipe>-search, or -paid-search; the same again goes on."),
     ] = None,
     data_root: options.DataRoot = None,
     device: options.Device = "auto",
@@ -52,11 +73,19 @@ def search(
     if trials > 1_000_000:
         raise InputError(f"--trials must be at most 1000000, not {trials}: nobody can make so many.")
     if data is not None and data == parsed.data.name:
-        raise InputError(f"--data {data} are the private images themselves. Name other, public images, or leave --data out.")
+        raise InputError(
+            f"--data {data} are the private images themselves. Name other, public images, or leave --data out."
+        )
     folder = output_folder or Path("runs") / f"{name.replace('/', '-')}-{'paid-search' if paid else 'search'}"
     refuse_among_images(folder, parsed.data)
     if paid:
-        refused = {"--storage": storage, "--worker": worker, "--prune": prune, "--batch-size": batch_size, "--seeds": seeds}
+        refused = {
+            "--storage": storage,
+            "--worker": worker,
+            "--prune": prune,
+            "--batch-size": batch_size,
+            "--seeds": seeds,
+        }
         paid_search.refuse(refused, sampler, data, score_noise)
         found = paid_search.run(parsed, space, trials, data, score_noise, folder, data_root, device, trusted)
         if json_:
@@ -65,7 +94,9 @@ def search(
             paid_search.show(found)
         return
     if score_noise is not None:
-        raise InputError("--score-noise is for --paid: simulations are not private, whatever noise their scores have. Leave it out.")
+        raise InputError(
+            "--score-noise is for --paid: simulations are not private, whatever noise their scores have. Leave it out."
+        )
     numbers = parse_seeds(seeds or "0,1,2")
     if worker and storage is None:
         raise InputError("--worker joins a search that others take part in: name their --storage.")
@@ -102,7 +133,9 @@ def search(
     if json_:
         output.print_json(found)
     else:
-        root = ["--data-root", parsed.data.path] if parsed.data.path is not None else []  # no part of the recipe, which is for sharing
+        root = (
+            ["--data-root", parsed.data.path] if parsed.data.path is not None else []
+        )  # no part of the recipe, which is for sharing
         _show(found, [*root, *trust_options(trusted)])
 
 
@@ -112,10 +145,17 @@ def _show(found: dict[str, Any], more: list[str]) -> None:
         needed = "" if stage["needed"] is None else f" (chance alone: up to {100 * stage['needed']:.2f})"
         verdict = "kept" if stage["counts"] else "not a gain, left as it was"
         output.say(
-            f"{stage['name']:<16}" + (f"{100 * stage['gain']:+.2f} points{needed}: {verdict}" if stage["gain"] > 0 else "nothing better was found")
+            f"{stage['name']:<16}"
+            + (
+                f"{100 * stage['gain']:+.2f} points{needed}: {verdict}"
+                if stage["gain"] > 0
+                else "nothing better was found"
+            )
         )
     if found["augtest_gain"] is not None:
-        output.say(f"{'AugTest':<16}{100 * found['augtest_gain']:+.2f} points, if several views of each image are tested: no part of what follows")
+        output.say(
+            f"{'AugTest':<16}{100 * found['augtest_gain']:+.2f} points, if several views of each image are tested: no part of what follows"
+        )
     for key, value in found["best"]["settings"].items():
         output.say(f"  {key} = {value}")
     predicted = found["predicted_accuracy"]
@@ -123,9 +163,13 @@ def _show(found: dict[str, Any], more: list[str]) -> None:
     output.say(
         f"predicted at the reference: {output.per_cent(predicted['value'])}, between {low} and {high} (95 %, validation split, law {found['law']})"
     )
-    output.say(f"the search cost {output.per_cent(found['cost']['search_fraction'])} of one run of the recipe it began with")
+    output.say(
+        f"the search cost {output.per_cent(found['cost']['search_fraction'])} of one run of the recipe it began with"
+    )
     if found["search_data"] == "private":
-        output.say("the simulations looked at the private images: the search is not covered by the certificate of the final run")
+        output.say(
+            "the simulations looked at the private images: the search is not covered by the certificate of the final run"
+        )
     for warning in found["warnings"]:
         output.warn(warning)
     if found["recipe"]:

@@ -24,7 +24,9 @@ def simulate(
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon of the run that is simulated.")] = None,
     delta: Annotated[float | None, typer.Option(help="Delta of that run.")] = None,
     set_: options.Set = None,
-    output_folder: Annotated[Path | None, typer.Option("--output", help="Holds a run folder for each seed; default: runs/<recipe>-<time>.")] = None,
+    output_folder: Annotated[
+        Path | None, typer.Option("--output", help="Holds a run folder for each seed; default: runs/<recipe>-<time>.")
+    ] = None,
     data_root: options.DataRoot = None,
     device: options.Device = "auto",
     trust: options.Trust = None,
@@ -64,13 +66,17 @@ def simulate(
             after=write_report,
         )
     except Interrupted as interrupted:
-        output.note(f"{interrupted}; everything is kept. Go on with the same command and --output {shlex.quote(str(folder))}")
+        output.note(
+            f"{interrupted}; everything is kept. Go on with the same command and --output {shlex.quote(str(folder))}"
+        )
         raise typer.Exit(1) from None
     if json_:
         output.print_json(result.as_json())
         return
     for run in result.runs:
-        output.say(f"{run.run}: held-out accuracy {output.per_cent(run.accuracy)} (last weights {output.per_cent(run.accuracy_last)})")
+        output.say(
+            f"{run.run}: held-out accuracy {output.per_cent(run.accuracy)} (last weights {output.per_cent(run.accuracy_last)})"
+        )
     mean, fraction = output.per_cent(result.accuracy), output.per_cent(result.compute_fraction)
     output.say(f"mean {mean} of {len(numbers)}; each costs {fraction} of the run that it stands for")
     output.say("not private: simulations train on the images with a public seed")
@@ -81,4 +87,6 @@ def parse_seeds(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"--seeds takes whole numbers with commas between them, such as 0,1,2, not {text!r}.") from None
+        raise InputError(
+            f"--seeds takes whole numbers with commas between them, such as 0,1,2, not {text!r}."
+        ) from None

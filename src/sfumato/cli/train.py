@@ -21,13 +21,21 @@ def train(
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon: smaller is more private.")] = None,
     delta: options.Delta = None,
     set_: options.Set = None,
-    output_folder: Annotated[Path | None, typer.Option("--output", help="The run folder; default: runs/<recipe>-<time>.")] = None,
+    output_folder: Annotated[
+        Path | None, typer.Option("--output", help="The run folder; default: runs/<recipe>-<time>.")
+    ] = None,
     data_root: options.DataRoot = None,
     device: options.Device = "auto",
     accountant: Annotated[Accountant | None, typer.Option(help="pld (tighter) or rdp.")] = None,
-    non_private: Annotated[bool, typer.Option("--non-private", help="The same recipe without privacy, to show its price.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Shows every choice, epsilon and the time to expect; trains nothing.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Goes on with the run in --output, or the newest unfinished one.")] = False,
+    non_private: Annotated[
+        bool, typer.Option("--non-private", help="The same recipe without privacy, to show its price.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Shows every choice, epsilon and the time to expect; trains nothing.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Goes on with the run in --output, or the newest unfinished one.")
+    ] = False,
     trust: options.Trust = None,
     json_: options.Json = False,
 ) -> None:
@@ -62,7 +70,9 @@ def train(
                 progress=display.progress,
             )
         except Interrupted as interrupted:
-            command = _resume_command(recipe, epsilon, delta, set_ or [], folder, data_root, accountant, non_private, device, trusted)
+            command = _resume_command(
+                recipe, epsilon, delta, set_ or [], folder, data_root, accountant, non_private, device, trusted
+            )
             display.close()
             output.note(f"{interrupted}; everything is kept. Go on with: {command}")
             raise typer.Exit(1) from None
@@ -90,13 +100,25 @@ def find_recipe(recipe: str) -> tuple[str, dict[str, Any]]:
 
 
 def override(
-    values: dict[str, Any], *, epsilon: float | None, delta: float | None, accountant: str | None, assignments: list[str], data_root: Path | None
+    values: dict[str, Any],
+    *,
+    epsilon: float | None,
+    delta: float | None,
+    accountant: str | None,
+    assignments: list[str],
+    data_root: Path | None,
 ) -> None:
     """Applies the command line's options to a recipe's values."""
-    for option, key, value in (("--epsilon", "target_epsilon", epsilon), ("--delta", "delta", delta), ("--accountant", "accountant", accountant)):
+    for option, key, value in (
+        ("--epsilon", "target_epsilon", epsilon),
+        ("--delta", "delta", delta),
+        ("--accountant", "accountant", accountant),
+    ):
         if value is not None:
             if "privacy" not in values and option != "--epsilon":
-                raise InputError(f"{option} has no meaning without a budget: this recipe has no [privacy] section. Give --epsilon too.")
+                raise InputError(
+                    f"{option} has no meaning without a budget: this recipe has no [privacy] section. Give --epsilon too."
+                )
             values.setdefault("privacy", {})[key] = value
     for assignment in assignments:
         config.set_value(values, assignment)
@@ -118,7 +140,9 @@ def trusted_modules(recipe: config.Recipe, assignments: list[str], trust: list[s
     return trust if module is None or module in trust else [*trust, module]
 
 
-def _show_plan(parsed: config.Recipe, data_root: Path | None, device: str, non_private: bool, trust: list[str], json_: bool) -> None:
+def _show_plan(
+    parsed: config.Recipe, data_root: Path | None, device: str, non_private: bool, trust: list[str], json_: bool
+) -> None:
     from sfumato.data import loading as datasets
     from sfumato.planning.claims import claims
     from sfumato.planning.resolve import resolve, without_privacy
@@ -174,7 +198,9 @@ def _show_result(result: "Result", page: Path, trust: list[str]) -> None:
     output.print_augtest(result.test_views, result.accuracy_augtest_vote, result.accuracy_augtest_mean)
     if (guarantee := result.guarantee) is not None:
         epsilon, by_rdp = formats.epsilon(guarantee.epsilon), formats.epsilon(result.epsilon_rdp)
-        output.say(f"epsilon {epsilon} at delta {formats.delta(guarantee.delta)}, one image replaced by zero (RDP {by_rdp})")
+        output.say(
+            f"epsilon {epsilon} at delta {formats.delta(guarantee.delta)}, one image replaced by zero (RDP {by_rdp})"
+        )
     else:
         output.say(f"not private: {result.why_not_private}")
     output.say(f"certificate {Path(result.run) / 'privacy.json'}")
@@ -195,7 +221,12 @@ def _resume_command(
     trust: list[str],
 ) -> str:
     words = ["sfumato", "train", recipe]
-    for option, value in (("--epsilon", epsilon), ("--delta", delta), ("--accountant", accountant), ("--data-root", data_root)):
+    for option, value in (
+        ("--epsilon", epsilon),
+        ("--delta", delta),
+        ("--accountant", accountant),
+        ("--data-root", data_root),
+    ):
         if value is not None:
             words += [option, str(value)]
     for assignment in assignments:

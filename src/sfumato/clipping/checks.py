@@ -226,7 +226,9 @@ def _mixing_findings(probe: nn.Module, inputs: torch.Tensor) -> list[Finding]:
             path,
             type(module).__name__,
             "mixes examples, so per-example gradients do not exist and no privacy guarantee holds",
-            "Replace it: `sfumato check --fix groupnorm MODEL`." if is_norm[path] else "Replace it by an operation on each image alone.",
+            "Replace it: `sfumato check --fix groupnorm MODEL`."
+            if is_norm[path]
+            else "Replace it by an operation on each image alone.",
         )
         for path, module in guilty.items()
     ]
@@ -271,7 +273,11 @@ def complex_findings(model: nn.Module) -> list[Finding]:
 
 def _gradient_findings(probe: nn.Module, inputs: torch.Tensor) -> list[Finding]:
     if not any(parameter.requires_grad for parameter in probe.parameters()):
-        return [Finding("", type(probe).__name__, "has no trainable parameter", "Set requires_grad on what is to be trained.")]
+        return [
+            Finding(
+                "", type(probe).__name__, "has no trainable parameter", "Set requires_grad on what is to be trained."
+            )
+        ]
     torch.manual_seed(0)
     missing: list[str] | None = None
     with torch.enable_grad():
@@ -323,7 +329,11 @@ def _derivative_finding(probe: nn.Module, inputs: torch.Tensor, error: RuntimeEr
 
     handles = []
     for path, module in probe.named_modules():
-        handles.append(module.register_forward_pre_hook(lambda _, args, kwargs, path=path: before(path, args, kwargs), with_kwargs=True))
+        handles.append(
+            module.register_forward_pre_hook(
+                lambda _, args, kwargs, path=path: before(path, args, kwargs), with_kwargs=True
+            )
+        )
         handles.append(module.register_forward_hook(lambda _, args, output, path=path: after(path, output)))
     torch.manual_seed(0)
     probe(inputs)

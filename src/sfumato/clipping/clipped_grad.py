@@ -124,7 +124,18 @@ def clipped_grad(
         raise InputError(f'precision "{precision}" is unknown. Known are {", ".join(LOW_PRECISIONS)}.')
     if (compile or precision != "float32") and engine not in ("auto", "graph"):
         raise InputError(f'compile and precision "bf16" need engine "graph", not "{engine}".')
-    return GradFn(model, loss_fn, clipping_norm, augmult, rescale_to_unit_norm, microbatch_size, engine, methods, precision, compile)
+    return GradFn(
+        model,
+        loss_fn,
+        clipping_norm,
+        augmult,
+        rescale_to_unit_norm,
+        microbatch_size,
+        engine,
+        methods,
+        precision,
+        compile,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +146,11 @@ class _Clip:
     rescale: bool
 
     def __call__(self, norms: torch.Tensor) -> torch.Tensor:
-        scale = torch.clamp(1 / norms, max=1 / self.clipping_norm) if self.rescale else torch.clamp(self.clipping_norm / norms, max=1.0)
+        scale = (
+            torch.clamp(1 / norms, max=1 / self.clipping_norm)
+            if self.rescale
+            else torch.clamp(self.clipping_norm / norms, max=1.0)
+        )
         # Below, float32 has few digits left and would round up: such a gradient is left out.
         return torch.where(scale < torch.finfo(torch.float32).tiny, 0.0, scale)
 
@@ -244,12 +259,17 @@ class GradFn:
                     self._prepare(views, targets, len(real), self._engine)
                 self._targets.add(_kinds(targets))
         parameters = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
-        dtype = next((torch.promote_types(parameter.dtype, torch.float32) for parameter in parameters.values()), torch.float32)
+        dtype = next(
+            (torch.promote_types(parameter.dtype, torch.float32) for parameter in parameters.values()), torch.float32
+        )
         grad_norms, losses = torch.zeros(2, len(views), dtype=dtype, device=views.device)
         grad_sum: dict[str, torch.Tensor] = {}
         if len(real) == 0:
             refuse_lazy(self._model)
-            grad_sum = {name: at_least_float32(torch.zeros_like(parameter, requires_grad=False)) for name, parameter in parameters.items()}
+            grad_sum = {
+                name: at_least_float32(torch.zeros_like(parameter, requires_grad=False))
+                for name, parameter in parameters.items()
+            }
             return ClippedGrad(grad_sum, grad_norms, losses)
         assert self._engine is not None and self.microbatch_size is not None
         seeds = self._seeds(key, example_ids, views)
@@ -313,7 +333,9 @@ class GradFn:
     def _coefficient(self) -> "_Clip":
         return _Clip(self.clipping_norm, self._rescale)
 
-    def _as_views(self, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...], is_padding: torch.Tensor | None) -> torch.Tensor:
+    def _as_views(
+        self, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...], is_padding: torch.Tensor | None
+    ) -> torch.Tensor:
         if not isinstance(inputs, torch.Tensor) or not all(isinstance(target, torch.Tensor) for target in targets):
             raise InputError("inputs and targets must be tensors. Convert them, by torch.as_tensor for example.")
         if self._augmult and (inputs.ndim < 3 or inputs.shape[1] != self._augmult):
@@ -322,13 +344,17 @@ class GradFn:
             )
         for target in targets:
             if len(target) != len(inputs):
-                raise InputError(f"targets for {len(target)} examples do not match inputs of {len(inputs)}. Give one target for each example.")
+                raise InputError(
+                    f"targets for {len(target)} examples do not match inputs of {len(inputs)}. Give one target for each example."
+                )
         if is_padding is not None and (is_padding.dtype != torch.bool or is_padding.shape != (len(inputs),)):
             raise InputError(
                 f"is_padding must be one boolean for each of the {len(inputs)} examples, not {is_padding.dtype} {tuple(is_padding.shape)}."
             )
         if torch.is_autocast_enabled(inputs.device.type):
-            raise InputError('torch.autocast would round norms and sums, on which privacy rests. Leave it, and give precision="bf16" instead.')
+            raise InputError(
+                'torch.autocast would round norms and sums, on which privacy rests. Leave it, and give precision="bf16" instead.'
+            )
         if not are_exact("matmul", inputs.device):
             raise InputError(
                 "float32 products are set to fewer digits (TF32 or bfloat16), which would round norms and sums, on which privacy rests."
@@ -356,7 +382,9 @@ class GradFn:
         self._is_double = truth.double
         if self.microbatch_size is None:
             num_parameters = sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
-            self.microbatch_size = max(1, min(_MICROBATCH_MAX, _MICROBATCH_VALUES // (num_parameters + views.shape[1] * truth.values_saved)))
+            self.microbatch_size = max(
+                1, min(_MICROBATCH_MAX, _MICROBATCH_VALUES // (num_parameters + views.shape[1] * truth.values_saved))
+            )
         if engine is not None:
             with contextlib.suppress(InputError):
                 self._hold(engine, truth, self._filled(min(count, self.microbatch_size)))

@@ -60,7 +60,14 @@ class KeyedDraws(TorchDispatchMode):
         narrow: Whether an operation gave less than double precision.
     """
 
-    def __init__(self, seeds: torch.Tensor | None, dims: Sequence[int] | None = None, *, grouped: bool = False, refusal: str = _MORE) -> None:
+    def __init__(
+        self,
+        seeds: torch.Tensor | None,
+        dims: Sequence[int] | None = None,
+        *,
+        grouped: bool = False,
+        refusal: str = _MORE,
+    ) -> None:
         super().__init__()
         self.seeds, self.dims, self.grouped, self.refusal = seeds, dims, grouped, refusal
         self.shapes: list[tuple[int, ...]] = []
@@ -88,7 +95,9 @@ class KeyedDraws(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         kind = next((given[like] for like in ("dtype", "self", "mean") if given.get(like) is not None), None)
-        is_complex = kind.is_complex() if isinstance(kind, torch.Tensor) else isinstance(kind, torch.dtype) and kind.is_complex
+        is_complex = (
+            kind.is_complex() if isinstance(kind, torch.Tensor) else isinstance(kind, torch.dtype) and kind.is_complex
+        )
         if name not in _MAKERS or is_complex or "out" in given:
             raise InputError(
                 f"the model draws random numbers by {name}, which cannot be drawn for each image by itself. Use dropout, bernoulli, rand, randn, "
@@ -108,7 +117,9 @@ class KeyedDraws(TorchDispatchMode):
         dim = 0 if rows == 1 or self.dims is None else self.dims[site]
         if rows > 1:
             if not own or own[dim] % rows:
-                raise InputError(f"the model draws random numbers of shape {tuple(shape)} for {rows} rows: whose they are does not show.")
+                raise InputError(
+                    f"the model draws random numbers of shape {tuple(shape)} for {rows} rows: whose they are does not show."
+                )
             own[dim] //= rows
         flat = _words(seeds.reshape(-1, 2), site, math.prod(own))  # (groups * rows, numbers of one row)
         numbers = flat.view(groups, rows, *own).movedim(1, 1 + dim) if rows > 1 else flat.view(groups, *own)
@@ -221,7 +232,13 @@ def _shape_and_device(given: dict[str, Any]) -> tuple[Sequence[int], Any]:
 
 def _typed(given: dict[str, Any], values: torch.Tensor, default: torch.dtype | None = None) -> torch.Tensor:
     like, asked = given.get("self"), given.get("dtype")
-    dtype = asked if isinstance(asked, torch.dtype) else like.dtype if like is not None else default or torch.get_default_dtype()
+    dtype = (
+        asked
+        if isinstance(asked, torch.dtype)
+        else like.dtype
+        if like is not None
+        else default or torch.get_default_dtype()
+    )
     return values.to(dtype)
 
 

@@ -12,15 +12,21 @@ from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, L
 class FuncEngine(Engine):
     """See `sfumato.clipping.protocol.Engine`."""
 
-    def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, methods: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, methods: dict[str, str] | None = None
+    ) -> None:
         self.model, self.loss_fn = model, loss_fn
         self.methods: dict[str, str] = {}
 
     def clipped_sum(self, coefficient: Coefficient, batch: Batch) -> ClippedGrad:
         """See `sfumato.clipping.protocol.Engine`."""
-        parameters = {name: parameter.detach() for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        parameters = {
+            name: parameter.detach() for name, parameter in self.model.named_parameters() if parameter.requires_grad
+        }
 
-        def example_loss(parameters: dict[str, torch.Tensor], views: torch.Tensor, *example_targets: torch.Tensor) -> torch.Tensor:
+        def example_loss(
+            parameters: dict[str, torch.Tensor], views: torch.Tensor, *example_targets: torch.Tensor
+        ) -> torch.Tensor:
             outputs = functional_call(self.model, parameters, (views,))  # K rows, all of one example
             repeated = (target.expand(len(views), *target.shape) for target in example_targets)
             return self.loss_fn(outputs, *repeated).mean()

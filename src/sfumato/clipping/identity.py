@@ -75,7 +75,12 @@ def _graph(capture: Capture) -> list[Any]:
     numbers[capture.input] = len(numbers)
     lines.append("input")
     for node in [*capture.shared, *capture.data]:
-        lines.append([_name(node.target), *(_plain(part, numbers) for part in (node.args, dict(node.kwargs), node.meta.get("val")))])
+        lines.append(
+            [
+                _name(node.target),
+                *(_plain(part, numbers) for part in (node.args, dict(node.kwargs), node.meta.get("val"))),
+            ]
+        )
         numbers[node] = len(numbers)
     lines.append(_plain(capture._outputs, numbers))
     return lines

@@ -118,7 +118,9 @@ class Law:
         views: K of the made-up examples.
     """
 
-    def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, targets: tuple[torch.Tensor, ...], views: int) -> None:
+    def __init__(
+        self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, targets: tuple[torch.Tensor, ...], views: int
+    ) -> None:
         self.model, self.loss_fn, self.row, self.targets, self.all_views = model, loss_fn, row, targets, views
         # Odd where all batches have an odd number of views, so that numbers of rows of both kinds are tried.
         self.views = views if views <= 2 else 2 + views % 2
@@ -162,9 +164,17 @@ class Law:
         raise BrokenLaw(f"the model or its loss fails {on}: {first_line(failure)}. Correct it.") from failure
 
     def _call_once(self) -> None:
-        """In the model's own precision first: tables that its code keeps outside of it get the type that they will have."""
+        """In the model's own precision first: tables that its code keeps outside of it get the type that they will have.
+
+        Nothing is judged here: a model that fails will fail again below, where its error is told.
+        """
         image = made_up_images(1, 1, self.row, _SEED, only_pixels=True)[0]
-        with random_state_kept(self.row), stand_in(self.model, None, None), torch.no_grad(), contextlib.suppress(Exception):
+        with (
+            random_state_kept(self.row),
+            stand_in(self.model, None, None),
+            torch.no_grad(),
+            contextlib.suppress(Exception),
+        ):
             self.model(image)
 
     def _refuse_types(self) -> None:
@@ -192,7 +202,9 @@ class Law:
         seeds = draw_seeds(b"made up", torch.arange(examples, device=row.device), views)
         with random_state_kept(row), stand_in(self.model, dtype, seed if shifted else None), torch.enable_grad():
             before, random_state = Snapshot.of(self.model), torch.get_rng_state()
-            targets, outputs_at_first, loss_at_first, values_saved = self._first_call(images[0, :1], seeds[:1, :1], seed)
+            targets, outputs_at_first, loss_at_first, values_saved = self._first_call(
+                images[0, :1], seeds[:1, :1], seed
+            )
             alone: list[_Single] = []
             grads: list[dict[str, torch.Tensor]] = []
             of_examples: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -203,7 +215,9 @@ class Law:
                     first = seen[0]
                 mean = {name: torch.stack([view.grads[name] for view in seen]).mean(0) for name in seen[0].grads}
                 of_examples.append((_norm(mean.values()), torch.stack([view.loss for view in seen]).mean()))
-                grads.append({name: value.float() for name, value in mean.items()})  # eight digits are enough to compare with
+                grads.append(
+                    {name: value.float() for name, value in mean.items()}
+                )  # eight digits are enough to compare with
                 alone += [dataclasses.replace(view, grads={}) for view in seen]
             self._refuse_missing(alone, images, targets, seed)
             self._refuse_changes(before)
@@ -213,7 +227,9 @@ class Law:
             one, other = ([*view.outputs, view.loss, *view.grads.values()] for view in (first, again))
             self._refuse_memory(one, other, double)
             if not torch.equal(random_state, torch.get_rng_state()):
-                raise BrokenLaw("the model or its loss sets PyTorch's random state, which undoes what others draw. Leave that to their caller.")
+                raise BrokenLaw(
+                    "the model or its loss sets PyTorch's random state, which undoes what others draw. Leave that to their caller."
+                )
             self._refuse_changes(before)
         norms, losses = (torch.stack(values) for values in zip(*of_examples, strict=True))
         norms = torch.where(norms < _LONGEST, norms, torch.inf)
@@ -222,7 +238,9 @@ class Law:
                 "the model gives no finite gradients on made-up images, so that nothing can be checked. Correct the model or its loss."
             )
         exact = double and not any(view.narrow for view in alone)
-        return Truth(double, exact, seed, shifted, images, targets, seeds, grads, norms, losses, draw_dims, values_saved)
+        return Truth(
+            double, exact, seed, shifted, images, targets, seeds, grads, norms, losses, draw_dims, values_saved
+        )
 
     def batch(self, count: int, truth: Truth, seed: int = 0) -> Batch:
         """So many made-up examples as a real microbatch holds them, K views each."""
@@ -231,7 +249,9 @@ class Law:
         repeated = torch.arange(count, device=self.row.device) % len(truth.grads)
         is_real = torch.ones(count, dtype=torch.bool, device=self.row.device)
         seeds = draw_seeds(b"made up", torch.arange(count, device=self.row.device), self.all_views)
-        return Batch(images, tuple(target[repeated] for target in truth.targets), is_real, seeds if truth.draw_dims else None)
+        return Batch(
+            images, tuple(target[repeated] for target in truth.targets), is_real, seeds if truth.draw_dims else None
+        )
 
     def complaint(self, engine: Engine, truth: Truth) -> str | None:
         """What an engine gets wrong, in words; None if it keeps the law.
@@ -290,7 +310,10 @@ class Law:
         """The largest difference between an engine and the loop, and the last parameter that it shows at."""
         worst, name = 0.0, ""
         usable = truth.norms.isfinite() & truth.losses.isfinite()
-        with random_state_kept(self.row), stand_in(self.model, torch.float64 if truth.double else None, truth.seed if truth.shifted else None):
+        with (
+            random_state_kept(self.row),
+            stand_in(self.model, torch.float64 if truth.double else None, truth.seed if truth.shifted else None),
+        ):
             before = Snapshot.of(self.model)
             for batch in _BATCHES:
                 chosen = [i for i in batch if usable[i]]
@@ -299,7 +322,9 @@ class Law:
                 index = torch.tensor(chosen, device=truth.images.device)
                 weights = _unit_length(truth.norms[chosen])  # every example counts alike
                 is_real = torch.ones(len(chosen), dtype=torch.bool, device=truth.images.device)
-                made_up = Batch(truth.images[index], tuple(target[index] for target in truth.targets), is_real, truth.seeds[index])
+                made_up = Batch(
+                    truth.images[index], tuple(target[index] for target in truth.targets), is_real, truth.seeds[index]
+                )
                 out = engine.clipped_sum(_unit_length, made_up)
                 losses = (out.losses.double() - truth.losses[chosen]).abs() / truth.losses[chosen].abs().clamp(min=1)
                 expected_norms = truth.norms[chosen]
@@ -309,7 +334,9 @@ class Law:
                 error = max(_or_infinite(losses.max()), _or_infinite(norms))
                 squares = 0.0
                 for parameter, total in out.grad_sum.items():
-                    expected = sum(weight * truth.grads[i][parameter] for weight, i in zip(weights, chosen, strict=True))
+                    expected = sum(
+                        weight * truth.grads[i][parameter] for weight, i in zip(weights, chosen, strict=True)
+                    )
                     square = _or_infinite((total.double() - expected).square().sum()) / len(chosen) ** 2
                     squares += square
                     if square > _GRADIENTS[truth.double] ** 2:
@@ -337,7 +364,11 @@ class Law:
         examples = 1 + max(map(max, _BATCHES))
         targets = made_up_targets(examples, self.targets, apart, seed)
         # Of whole numbers some losses take others than class numbers.
-        choices = [targets, tuple(torch.ones_like(target) for target in targets), tuple(torch.zeros_like(target) for target in targets)]
+        choices = [
+            targets,
+            tuple(torch.ones_like(target) for target in targets),
+            tuple(torch.zeros_like(target) for target in targets),
+        ]
         while True:
             targets = choices.pop(0)
             try:
@@ -349,15 +380,22 @@ class Law:
                 if not choices:
                     raise
         if of_itself.requires_grad:
-            raise BrokenLaw("loss_fn takes trainable parameters besides the model's output: their gradient would be lost. Use them in the model.")
+            raise BrokenLaw(
+                "loss_fn takes trainable parameters besides the model's output: their gradient would be lost. Use them in the model."
+            )
         return targets, _leaves(apart), of_itself.detach().double().sum(), values_saved
 
     def _loss(self, outputs: Any, targets: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        with KeyedDraws(None, refusal="loss_fn draws random numbers, which are no image's own. Draw them in the model, or leave them out."):
+        with KeyedDraws(
+            None,
+            refusal="loss_fn draws random numbers, which are no image's own. Draw them in the model, or leave them out.",
+        ):
             rows = self.loss_fn(outputs, *targets)
         if not isinstance(rows, torch.Tensor) or rows.shape != (1,):
             shape = tuple(rows.shape) if isinstance(rows, torch.Tensor) else type(rows).__name__
-            raise BrokenLaw(f'loss_fn gave shape {shape} for one row, not (1,): one loss per row is needed. Use reduction="none", for example.')
+            raise BrokenLaw(
+                f'loss_fn gave shape {shape} for one row, not (1,): one loss per row is needed. Use reduction="none", for example.'
+            )
         return rows
 
     def _single(self, view: torch.Tensor, targets: tuple[torch.Tensor, ...], seeds: torch.Tensor) -> _Single:
@@ -373,7 +411,11 @@ class Law:
             if parameter.requires_grad:
                 if parameter.grad is None:
                     missing.add(name)
-                grads[name] = torch.zeros_like(parameter, dtype=torch.float64) if parameter.grad is None else parameter.grad.detach().double()
+                grads[name] = (
+                    torch.zeros_like(parameter, dtype=torch.float64)
+                    if parameter.grad is None
+                    else parameter.grad.detach().double()
+                )
             parameter.grad = None
         return _Single(_leaves(outputs), loss.detach().double(), grads, draws.shapes, draws.narrow, frozenset(missing))
 
@@ -403,7 +445,12 @@ class Law:
         )
 
     def _refuse_mixing(
-        self, images: torch.Tensor, targets: tuple[torch.Tensor, ...], seeds: torch.Tensor, alone: list[_Single], double: bool
+        self,
+        images: torch.Tensor,
+        targets: tuple[torch.Tensor, ...],
+        seeds: torch.Tensor,
+        alone: list[_Single],
+        double: bool,
     ) -> tuple[int, ...]:
         """Compares all rows at once with each row alone; returns which dimension of each draw counts rows."""
         # As many as one image has views, at least: `torch.func` shows a model that many at once.
@@ -426,7 +473,9 @@ class Law:
                     "the model gives an image in a batch other outputs than the image alone: its rows depend on their place, their number or on "
                     "each other, so per-example gradients do not exist and no privacy guarantee holds. Make it an operation on each image alone."
                 )
-        losses = self.loss_fn(together, *(target.repeat_interleave(images.shape[1], 0)[order] for target in targets)).detach()
+        losses = self.loss_fn(
+            together, *(target.repeat_interleave(images.shape[1], 0)[order] for target in targets)
+        ).detach()
         if not _rows_agree(losses, [view.loss[None] for view in alone], _ROWS[double]):
             raise BrokenLaw(
                 "loss_fn gives a row another loss beside other rows than alone: it compares rows, counts them or keeps something of them. "
@@ -451,7 +500,9 @@ class Law:
         module = dict(self.model.named_modules()).get(path, self.model)
         where = f"{type(module).__name__} at '{path}'" if path else f"the model ({type(module).__name__})"
         if name == "training":
-            raise BrokenLaw(f"{where} changes its mode during a forward pass, so that images would be computed differently. Set it before training.")
+            raise BrokenLaw(
+                f"{where} changes its mode during a forward pass, so that images would be computed differently. Set it before training."
+            )
         what = "buffer" if name in module._buffers else "parameter" if name in module._parameters else "state"
         raise BrokenLaw(
             f"{where} changes its {what} '{name}' during a forward pass, so statistics of private images would be kept without noise. "
@@ -480,7 +531,9 @@ def refuse_lazy(model: nn.Module) -> None:
     """Refuses a model whose parameters do not have shapes yet."""
     for name, parameter in model.named_parameters():
         if nn.parameter.is_lazy(parameter):
-            raise BrokenLaw(f"parameter '{name}' gets its shape from the first images. Call the model once on made-up ones before.")
+            raise BrokenLaw(
+                f"parameter '{name}' gets its shape from the first images. Call the model once on made-up ones before."
+            )
 
 
 def _refuse_opaque(outputs: Any) -> None:

@@ -22,7 +22,9 @@ _PIXELS = (
 )
 
 
-def made_up_images(examples: int, views: int, row: torch.Tensor, seed: int, *, only_pixels: bool = False) -> torch.Tensor:
+def made_up_images(
+    examples: int, views: int, row: torch.Tensor, seed: int, *, only_pixels: bool = False
+) -> torch.Tensor:
     """(examples, views, *one row): examples of different scales, so that what some values hide others show.
 
     Args:

@@ -29,4 +29,8 @@ def global_norms(parts: Iterable[torch.Tensor]) -> torch.Tensor:
 
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
     """What norms and sums are computed in: float32, or float64 where the model is."""
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    return (
+        tensor
+        if tensor.dtype in (torch.float32, torch.float64)
+        else tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    )

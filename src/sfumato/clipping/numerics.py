@@ -38,5 +38,8 @@ def hidden(terms: int, share: float, values: torch.Tensor) -> float:
 
 def are_exact(operation: str, device: torch.device) -> bool:
     """Whether a "matmul" or "conv" of float32 rounds nothing to fewer digits (TF32, bfloat16), which PyTorch can be told to do."""
-    backend = {"cpu": torch.backends.mkldnn, "cuda": torch.backends.cuda if operation == "matmul" else torch.backends.cudnn}.get(device.type)
+    backend = {
+        "cpu": torch.backends.mkldnn,
+        "cuda": torch.backends.cuda if operation == "matmul" else torch.backends.cudnn,
+    }.get(device.type)
     return backend is None or getattr(backend, operation).fp32_precision in ("none", "ieee")

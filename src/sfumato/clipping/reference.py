@@ -12,7 +12,9 @@ from sfumato.clipping.stand_in import buffers_kept
 class ReferenceEngine(Engine):
     """See `sfumato.clipping.protocol.Engine`."""
 
-    def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, methods: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, methods: dict[str, str] | None = None
+    ) -> None:
         self.model, self.loss_fn = model, loss_fn
         self.methods: dict[str, str] = {}
 
@@ -21,7 +23,10 @@ class ReferenceEngine(Engine):
         inputs, seeds = batch.inputs, batch.seeds
         named = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
         parameters = list(named.values())
-        grad_sum = {name: at_least_float32(torch.zeros_like(parameter, requires_grad=False)) for name, parameter in named.items()}
+        grad_sum = {
+            name: at_least_float32(torch.zeros_like(parameter, requires_grad=False))
+            for name, parameter in named.items()
+        }
         norms, losses = [], []
         for i, real in enumerate(batch.is_real.tolist()):
             gradients = [torch.zeros_like(total) for total in grad_sum.values()]

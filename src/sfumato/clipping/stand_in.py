@@ -201,7 +201,9 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     if one.dtype.is_floating_point or one.dtype.is_complex:
-        return bool(torch.equal(one.nan_to_num(nan=0.0), other.nan_to_num(nan=0.0)) and torch.equal(one.isnan(), other.isnan()))
+        return bool(
+            torch.equal(one.nan_to_num(nan=0.0), other.nan_to_num(nan=0.0)) and torch.equal(one.isnan(), other.isnan())
+        )
     return torch.equal(one, other)
 
 

@@ -40,7 +40,9 @@ class _Settings:
     pillow: str = dataclasses.field(default_factory=lambda: importlib.metadata.version("pillow"))
 
 
-def decode_cached(root: Path, files: Sequence[FoundFile], *, image_size: int, channels: int, report: Callable[[str], None]) -> Decoded:
+def decode_cached(
+    root: Path, files: Sequence[FoundFile], *, image_size: int, channels: int, report: Callable[[str], None]
+) -> Decoded:
     """Like `decode_images`, from the cache where it has the image, and leaves the result there.
 
     A cache that cannot be written is reported and costs time, not the run.
@@ -63,7 +65,9 @@ def decode_cached(root: Path, files: Sequence[FoundFile], *, image_size: int, ch
     rows = {entry: row for row, entry in enumerate(known[0])} if known is not None else {}
     missing = [index for index, entry in enumerate(entries) if entry not in rows]
     report(f"decoding {len(missing)} of {len(files)} images to {image_size} x {image_size} pixels")
-    fresh = decode_images([files[index].path for index in missing], image_size=image_size, channels=channels, report=report)
+    fresh = decode_images(
+        [files[index].path for index in missing], image_size=image_size, channels=channels, report=report
+    )
     images = blank(len(files), image_size, channels)
     reasons: list[str | None] = [None] * len(files)
     for source, index in enumerate(missing):
@@ -71,7 +75,10 @@ def decode_cached(root: Path, files: Sequence[FoundFile], *, image_size: int, ch
     if known is not None:
         for index, entry in enumerate(entries):
             if entry in rows:
-                images.numpy()[index], reasons[index] = known[1].images.numpy()[rows[entry]], known[1].reasons[rows[entry]]
+                images.numpy()[index], reasons[index] = (
+                    known[1].images.numpy()[rows[entry]],
+                    known[1].reasons[rows[entry]],
+                )
     decoded = Decoded(images, reasons)
     if slot is not None:
         try:
@@ -126,7 +133,9 @@ def _read(slot: Path, settings: _Settings) -> tuple[list[Entry], Decoded] | None
 
 def _write(slot: Path, settings: _Settings, entries: list[Entry], decoded: Decoded) -> None:
     """All or nothing: a file of another name, on disk, that then takes the slot's."""
-    text = json.dumps({"settings": dataclasses.asdict(settings), "entries": entries, "reasons": decoded.reasons}).encode()
+    text = json.dumps(
+        {"settings": dataclasses.asdict(settings), "entries": entries, "reasons": decoded.reasons}
+    ).encode()
     pixels = decoded.images.numpy().reshape(-1).view(np.uint8).data
     handle, temporary = tempfile.mkstemp(dir=slot.parent, prefix=slot.stem, suffix=".part")  # mode 0600
     try:

@@ -72,12 +72,17 @@ def _idx_files(folder: str) -> tuple[tuple[str, int], ...]:
 _DIGITS = tuple("0123456789")
 _FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_CIFAR10_FILES = tuple((f"cifar-10-batches-py/{name}", None) for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"))
+_CIFAR10_FILES = tuple(
+    (f"cifar-10-batches-py/{name}", None)
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
+)
 
 NAMED: dict[str, NamedSet] = {
     "digits": NamedSet(_DIGITS, 1437, 287, 360, (1, 8, 8), (0.5,), (0.5,), max_value=16),
     "mnist": NamedSet(_DIGITS, 60_000, 5_000, 10_000, (1, 28, 28), (0.1307,), (0.3081,), files=_idx_files("MNIST")),
-    "fashion_mnist": NamedSet(_FASHION, 60_000, 5_000, 10_000, (1, 28, 28), (0.2860,), (0.3530,), files=_idx_files("FashionMNIST")),
+    "fashion_mnist": NamedSet(
+        _FASHION, 60_000, 5_000, 10_000, (1, 28, 28), (0.2860,), (0.3530,), files=_idx_files("FashionMNIST")
+    ),
     "cifar10": NamedSet(
         _CIFAR10,
         50_000,
@@ -88,7 +93,9 @@ NAMED: dict[str, NamedSet] = {
         (0.24703223, 0.24348513, 0.26158784),
         files=_CIFAR10_FILES,
     ),
-    "imagenet": NamedSet((), 1_281_167, 10_000, 50_000, (3, 224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), num_classes=1000),
+    "imagenet": NamedSet(
+        (), 1_281_167, 10_000, 50_000, (3, 224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), num_classes=1000
+    ),
 }
 """Every named data set, declared here alone. `DataConfig.name` lists the names."""
 

@@ -156,7 +156,10 @@ class Dataset:
 
 
 def normalisation(
-    mean: list[float] | None, std: list[float] | None, channels: int, default: tuple[tuple[float, ...], tuple[float, ...]]
+    mean: list[float] | None,
+    std: list[float] | None,
+    channels: int,
+    default: tuple[tuple[float, ...], tuple[float, ...]],
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The public constants of a recipe, or the default where it gives none.
 
@@ -167,7 +170,9 @@ def normalisation(
     for key, values, fallback in (("mean", mean, default[0]), ("std", std, default[1])):
         constants = tuple(values) if values is not None else fallback
         if len(constants) != channels or not all(math.isfinite(value) for value in constants):
-            raise InputError(f"data.{key} = {list(constants)} does not fit images of {channels} channel(s). Give one finite number per channel.")
+            raise InputError(
+                f"data.{key} = {list(constants)} does not fit images of {channels} channel(s). Give one finite number per channel."
+            )
         chosen.append(constants)
     return chosen[0], chosen[1]
 
@@ -180,4 +185,6 @@ def check_proportions(config: DataConfig, num_classes: int) -> None:
     """
     shares = config.class_proportions
     if shares is not None and (len(shares) != num_classes or abs(sum(shares) - 1) > 0.02):
-        raise InputError(f"data.class_proportions = {shares} is not one share for each of {num_classes} classes with sum 1. Correct it.")
+        raise InputError(
+            f"data.class_proportions = {shares} is not one share for each of {num_classes} classes with sum 1. Correct it."
+        )

@@ -123,7 +123,9 @@ def _decode(path: Path, image_size: int, channels: int) -> np.ndarray:
     try:
         file = open(path, "rb")
     except OSError as error:
-        raise InputError(f"image {path} cannot be opened: {error.strerror}. Make it readable, or take it out of the folder.") from None
+        raise InputError(
+            f"image {path} cannot be opened: {error.strerror}. Make it readable, or take it out of the folder."
+        ) from None
     with file:
         try:
             image = Image.open(file, formats=FORMATS)
@@ -131,9 +133,13 @@ def _decode(path: Path, image_size: int, channels: int) -> np.ndarray:
                 raise Image.DecompressionBombError
             return _to_square(image, image_size, channels)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-            raise InputError(f"image {path} has more than {MAX_PIXELS // 10**6} million pixels, the limit. Make it smaller, or remove it.") from None
+            raise InputError(
+                f"image {path} has more than {MAX_PIXELS // 10**6} million pixels, the limit. Make it smaller, or remove it."
+            ) from None
         except _PixelsOf32BitsError:
-            raise InputError(f"image {path} has pixels of 32 bits, whose range is unknown. Convert it to 8 or 16 bits, for example as PNG.") from None
+            raise InputError(
+                f"image {path} has pixels of 32 bits, whose range is unknown. Convert it to 8 or 16 bits, for example as PNG."
+            ) from None
         except Image.UnidentifiedImageError:
             raise UnreadableError(f"it holds none of {', '.join(FORMATS)}") from None
         except MemoryError:
@@ -158,8 +164,12 @@ def _to_square(image: Any, image_size: int, channels: int) -> np.ndarray:
     pixels = np.asarray(square)
     if not is_grey:
         return pixels.transpose(2, 0, 1)
-    pixels = np.clip(np.rint(pixels), 0, 65535).astype(np.uint16)  # bicubic overshoots: unclipped, white would wrap to black
-    return pixels[None] if channels == 1 else np.broadcast_to(np.rint(pixels / 257).astype(np.uint8), (3, *pixels.shape))
+    pixels = np.clip(np.rint(pixels), 0, 65535).astype(
+        np.uint16
+    )  # bicubic overshoots: unclipped, white would wrap to black
+    return (
+        pixels[None] if channels == 1 else np.broadcast_to(np.rint(pixels / 257).astype(np.uint8), (3, *pixels.shape))
+    )
 
 
 def _grey(image: Any) -> Any:

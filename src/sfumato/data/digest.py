@@ -28,7 +28,14 @@ def fingerprint(dataset: Dataset, key: bytes) -> str:
     mac = hmac.new(key, digestmod=hashlib.sha256)
     _update(mac, json.dumps(["sfumato data 1", dataset.name, dataset.classes, dataset.held_out_name]).encode())
     for images in (dataset.train, dataset.held_out_files):
-        header = [list(images.images.shape), str(images.images.dtype), images.max_value, images.mean, images.std, images.groups]
+        header = [
+            list(images.images.shape),
+            str(images.images.dtype),
+            images.max_value,
+            images.mean,
+            images.std,
+            images.groups,
+        ]
         _update(mac, json.dumps(header).encode())
         for tensor in (images.images, images.labels, images.readable):
             _update(mac, _bytes(tensor))

@@ -57,7 +57,9 @@ def load_folder(config: DataConfig, root: Path, report: Callable[[str], None]) -
     listing = _list(config, root, report)
     mean, std = _normalisation(config, listing.channels)
     chosen = [*listing.train, *listing.held_out]
-    decoded = decode_cached(root, [item.file for item in chosen], image_size=listing.image_size, channels=listing.channels, report=report)
+    decoded = decode_cached(
+        root, [item.file for item in chosen], image_size=listing.image_size, channels=listing.channels, report=report
+    )
     _report_unreadable([str(item.file.path) for item in chosen], decoded, report)
     _report_copies([item.file.name for item in chosen], decoded, report)
     everything = ImageSet(
@@ -73,7 +75,9 @@ def load_folder(config: DataConfig, root: Path, report: Callable[[str], None]) -
     held_out = everything.subset(list(range(len(train), len(chosen))))
     for name, part in (("training", train), (f"held-out ({listing.held_out_name})", held_out)):
         if not part.readable.any():
-            raise InputError(f"{root}: not one {name} image can be decoded. See the reasons above, and convert the images, for example to PNG.")
+            raise InputError(
+                f"{root}: not one {name} image can be decoded. See the reasons above, and convert the images, for example to PNG."
+            )
     return Dataset("folder", listing.classes, train, held_out, listing.held_out_name)
 
 
@@ -130,7 +134,9 @@ def decode_images(
             check_file(path)
             files.append(path)
     if not files:
-        raise InputError(f"there is no image in {', '.join(str(path) for path in paths) or 'an empty list'}. Name image files, or folders of them.")
+        raise InputError(
+            f"there is no image in {', '.join(str(path) for path in paths) or 'an empty list'}. Name image files, or folders of them."
+        )
     decoded = decoding.decode_images(files, image_size=image_size, channels=channels, report=report)
     _report_unreadable([str(path) for path in files], decoded, report)
     labels = torch.zeros(len(files), dtype=torch.int64)
@@ -192,15 +198,26 @@ def _list(config: DataConfig, root: Path, report: Callable[[str], None]) -> _Lis
     held_out_name: Literal["test", "valid"] = "valid" if config.split == "train" else "test"
     if held_out_name not in {item.part for item in files}:
         what = "image" if config.group_by is None else "group"
-        report(f"no {held_out_name}/ folder: {HELD_OUT_FRACTION:.0%} are held out by a fixed hash of each {what}'s name")
+        report(
+            f"no {held_out_name}/ folder: {HELD_OUT_FRACTION:.0%} are held out by a fixed hash of each {what}'s name"
+        )
     train, held_out = parts["train"], parts[held_out_name]
     present = {item.label for item in train}
     for name in classes:
         if name not in present:
-            raise InputError(f"class {name} has no training image. Add images of it, or take it out of data.classes and of the folder.")
+            raise InputError(
+                f"class {name} has no training image. Add images of it, or take it out of data.classes and of the folder."
+            )
     if not held_out:
         raise InputError(f"not one image is held out ({held_out_name}). Add images, or a {held_out_name}/ folder.")
-    return _Listing(classes, train, held_out, held_out_name, config.image_size or DEFAULT_IMAGE_SIZE, config.channels or DEFAULT_CHANNELS)
+    return _Listing(
+        classes,
+        train,
+        held_out,
+        held_out_name,
+        config.image_size or DEFAULT_IMAGE_SIZE,
+        config.channels or DEFAULT_CHANNELS,
+    )
 
 
 def _labelled(config: DataConfig, root: Path, report: Callable[[str], None]) -> list[LabelledFile]:
@@ -219,19 +236,25 @@ def _labelled(config: DataConfig, root: Path, report: Callable[[str], None]) -> 
             '--set \'data.classes=["A", "B"]\''
         )
     if config.group_by is None and labels_csv.has_groups(root):
-        report(f'{root / labels_csv.NAME} has a column "group", which is not used: data.group_by = "group" keeps the images of a group on one side')
+        report(
+            f'{root / labels_csv.NAME} has a column "group", which is not used: data.group_by = "group" keeps the images of a group on one side'
+        )
     return files if by_column or config.group_by is None else with_groups(files, config.group_by)
 
 
 def _classes(config: DataConfig, files: Sequence[LabelledFile]) -> tuple[str, ...]:
-    classes = tuple(sorted({item.label for item in files})) if config.classes is None else _listed_classes(config.classes)
+    classes = (
+        tuple(sorted({item.label for item in files})) if config.classes is None else _listed_classes(config.classes)
+    )
     if len(classes) < 2:
         found = ", ".join(classes) or "no image was found"
         raise InputError(f"there must be two classes or more, not {len(classes)} ({found}). Add images of others.")
     for item in files:
         if item.label not in classes:
             listed = ", ".join(classes)
-            raise InputError(f"{item.file.path} has the label {item.label}, which is not in data.classes ({listed}). Correct one of them.")
+            raise InputError(
+                f"{item.file.path} has the label {item.label}, which is not in data.classes ({listed}). Correct one of them."
+            )
     return classes
 
 
@@ -273,4 +296,6 @@ def _warn_of_like_groups(groups: set[str], report: Callable[[str], None]) -> Non
         alike.setdefault(unicodedata.normalize("NFKC", group).casefold(), []).append(group)
     same = [" / ".join(spellings) for spellings in alike.values() if len(spellings) > 1]
     if same:
-        report(f"warning: groups that differ by upper and lower case or the like are different people here: {', '.join(same[:_MOST_NAMED])}")
+        report(
+            f"warning: groups that differ by upper and lower case or the like are different people here: {', '.join(same[:_MOST_NAMED])}"
+        )

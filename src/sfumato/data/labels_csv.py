@@ -41,12 +41,16 @@ def read_labels(root: Path, *, with_groups: bool, classes: Sequence[str] | None 
         if name in found:
             raise InputError(f"{table} line {line}: {text} stands in line {lines[name]} already. Take one line out.")
         if name not in files:
-            raise InputError(f"{table} line {line}: there is no image {text} below {root}. Correct the line, or take it out.")
+            raise InputError(
+                f"{table} line {line}: there is no image {text} below {root}. Correct the line, or take it out."
+            )
         group = group_name(row["group"]) if with_groups else None
         if group == "":
             raise InputError(f"{table} line {line} has no group that could be seen. Fill it in, or take the line out.")
         if in_parts and "/" not in name:
-            raise InputError(f"{files[name].path} lies outside train/, valid/ and test/. Move it into one of them or away.")
+            raise InputError(
+                f"{files[name].path} lies outside train/, valid/ and test/. Move it into one of them or away."
+            )
         part = name.split("/")[0] if in_parts else None
         found[name] = LabelledFile(files[name], unicodedata.normalize("NFC", label), part, group)
         lines[name] = line
@@ -66,10 +70,15 @@ def _rows(table: Path, needed: list[str]) -> list[tuple[int, dict[str, str]]]:
     header, lines = _read(table)
     for column in needed:
         if header.count(column) != 1:
-            raise InputError(f"{table} needs one column {column!r} in its first line; it has {', '.join(header) or 'none'}. Correct the first line.")
+            raise InputError(
+                f"{table} needs one column {column!r} in its first line; it has {', '.join(header) or 'none'}. Correct the first line."
+            )
     rows = []
     for line, cells in lines:
-        row = {column: cells[header.index(column)].strip() if header.index(column) < len(cells) else "" for column in needed}
+        row = {
+            column: cells[header.index(column)].strip() if header.index(column) < len(cells) else ""
+            for column in needed
+        }
         for column, value in row.items():
             if not value:
                 raise InputError(f"{table} line {line} has no {column}. Fill it in, or take the line out.")
@@ -83,7 +92,9 @@ def _read(table: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
         with open(table, encoding="utf-8-sig", newline="") as file:  # "-sig": spreadsheets put a mark at the start
             first = file.readline()
             file.seek(0)
-            reader = csv.reader(file, strict=True, delimiter=max(",;\t", key=first.count))  # as spreadsheets of many countries write it
+            reader = csv.reader(
+                file, strict=True, delimiter=max(",;\t", key=first.count)
+            )  # as spreadsheets of many countries write it
             header = [cell.strip() for cell in next(reader, [])]
             return header, [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
     except OSError as error:

@@ -18,7 +18,9 @@ from sfumato.errors import InputError
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 PARTS = ("train", "valid", "test")
-_PART_MEANT = {"training": "train", "validation": "valid", "val": "valid", "dev": "valid", "testing": "test"} | {part: part for part in PARTS}
+_PART_MEANT = {"training": "train", "validation": "valid", "val": "valid", "dev": "valid", "testing": "test"} | {
+    part: part for part in PARTS
+}
 _LEFT_OUT = ("thumbs.db", "desktop.ini", "__macosx")
 _DICOM_EXTENSIONS = (".dcm", ".dicom", ".ima")
 
@@ -68,7 +70,9 @@ def find_images(root: Path) -> list[FoundFile]:
         status = _status(path)
         for other in (names.setdefault(name, path), same.setdefault((status.st_dev, status.st_ino), path)):
             if other != path and status.st_ino:
-                raise InputError(f"{path} and {other} are one file under two names, so that its image would count twice. Take one out.")
+                raise InputError(
+                    f"{path} and {other} are one file under two names, so that its image would count twice. Take one out."
+                )
         files.append(FoundFile(path, name, (status.st_size, status.st_mtime_ns, status.st_ctime_ns)))
     return sorted(files, key=lambda file: file.name)
 
@@ -80,7 +84,9 @@ def check_file(path: Path) -> None:
         InputError: Naming the file.
     """
     if not path.is_file():
-        raise InputError(f"image {path} {'is no ordinary file' if path.exists() else 'does not exist'}. Name an image, or a folder of images.")
+        raise InputError(
+            f"image {path} {'is no ordinary file' if path.exists() else 'does not exist'}. Name an image, or a folder of images."
+        )
     _check_kind(path)
 
 
@@ -95,7 +101,13 @@ def find_labelled(root: Path, classes: Sequence[str] | None) -> list[LabelledFil
         InputError: If a file lies outside a listed class, or the layout is neither.
     """
     files = find_images(root)
-    folders = sorted({unicodedata.normalize("NFC", entry.name) for entry in root.iterdir() if entry.is_dir() and not _is_left_out(entry.name)})
+    folders = sorted(
+        {
+            unicodedata.normalize("NFC", entry.name)
+            for entry in root.iterdir()
+            if entry.is_dir() and not _is_left_out(entry.name)
+        }
+    )
     in_parts = has_parts(root, files, folders, classes)
     found = []
     for file in files:
@@ -103,9 +115,13 @@ def find_labelled(root: Path, classes: Sequence[str] | None) -> list[LabelledFil
         part = above.pop(0) if in_parts and above else None
         if not above or (classes is not None and above[0] not in classes):
             listed = f"the classes {', '.join(classes)}" if classes is not None else "a class's folder"
-            raise InputError(f"{file.path} lies outside {listed}. Move it into a class's folder or away, or list its class in data.classes.")
+            raise InputError(
+                f"{file.path} lies outside {listed}. Move it into a class's folder or away, or list its class in data.classes."
+            )
         if any("\ud800" <= sign <= "\udfff" for sign in above[0]):  # it goes into files for sharing, which are UTF-8
-            raise InputError(f"the folder {above[0]!r} in {root} names a class, but its name is not UTF-8. Rename the folder; its files may stay.")
+            raise InputError(
+                f"the folder {above[0]!r} in {root} names a class, but its name is not UTF-8. Rename the folder; its files may stay."
+            )
         found.append(LabelledFile(file, above[0], part))
     used = {item.label for item in found}
     for folder in [] if in_parts else folders:
@@ -175,7 +191,9 @@ def with_groups(files: Sequence[LabelledFile], pattern: str) -> list[LabelledFil
         match = expression.search(item.file.name)
         group = group_name(match[1] or "") if match else ""
         if not group:
-            raise InputError(f"data.group_by = {pattern!r} reads no group from {item.file.name}. Correct the expression, or rename the file.")
+            raise InputError(
+                f"data.group_by = {pattern!r} reads no group from {item.file.name}. Correct the expression, or rename the file."
+            )
         grouped.append(dataclasses.replace(item, group=group))
     return grouped
 
@@ -195,7 +213,9 @@ def has_parts(root: Path, files: Sequence[FoundFile], folders: Sequence[str], cl
         if others and any(file.name.count("/") == 1 and file.name.split("/")[0] in meant for file in files):
             return False  # a folder of images beside other classes is one of them
         name, part = next(iter(meant.items()))
-        raise InputError(f"{root} holds {name}/, but that part is called {part}/, and the others train/, valid/ and test/. Rename it, {listed}")
+        raise InputError(
+            f"{root} holds {name}/, but that part is called {part}/, and the others train/, valid/ and test/. Rename it, {listed}"
+        )
     beside = [name for name in folders if name not in PARTS]
     if beside:
         raise InputError(
@@ -217,7 +237,9 @@ def _walk(folder: Path) -> Iterator[Path]:
         if _is_left_out(entry.name):
             continue
         if entry.is_symlink() and entry.is_dir():
-            raise InputError(f"{path} is a symbolic link to a folder, which is not followed. Put the folder itself there.")
+            raise InputError(
+                f"{path} is a symbolic link to a folder, which is not followed. Put the folder itself there."
+            )
         if entry.is_dir():
             yield from _walk(path)
         elif entry.is_file():
@@ -230,7 +252,9 @@ def _status(path: Path) -> os.stat_result:
     try:
         return path.stat()
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}. Make it readable, or take it out of the folder.") from None
+        raise InputError(
+            f"{path} cannot be read: {error.strerror}. Make it readable, or take it out of the folder."
+        ) from None
 
 
 def _is_left_out(name: str) -> bool:
@@ -246,7 +270,9 @@ def _check_kind(path: Path) -> None:
             f"{path} is DICOM, which is not read. Convert it to 16-bit PNG first, for example by DCMTK's `dcmj2pnm --write-16-bit-png`, "
             "and see to it that no name is written into the picture."
         )
-    raise InputError(f"{path} is of no known kind of image ({', '.join(EXTENSIONS)}). Convert it, or take it out of the folder.")
+    raise InputError(
+        f"{path} is of no known kind of image ({', '.join(EXTENSIONS)}). Convert it, or take it out of the folder."
+    )
 
 
 def _is_dicom(path: Path) -> bool:

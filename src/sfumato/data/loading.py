@@ -66,7 +66,9 @@ def load_for(recipe: Recipe, data_root: Path | None, report: Callable[[str], Non
     return tested_on_test_images(dataset, recipe.data, data_root, report)
 
 
-def tested_on_test_images(dataset: Dataset, config: DataConfig, data_root: Path | None, report: Callable[[str], None]) -> Dataset:
+def tested_on_test_images(
+    dataset: Dataset, config: DataConfig, data_root: Path | None, report: Callable[[str], None]
+) -> Dataset:
     """The same training images, but the test images held out in place of the validation images."""
     whole = load(config.model_copy(update={"split": "train+valid"}), data_root, report)
     return dataclasses.replace(dataset, held_out_files=whole.held_out_files, held_out_name=whole.held_out_name)
@@ -83,9 +85,13 @@ def _refuse_unloadable(config: DataConfig) -> None:
 def _folder(config: DataConfig, data_root: Path | None) -> Path:
     """A folder is private data: it is named for each run, never found by SFUMATO_DATA."""
     if config.num_examples is not None:
-        raise InputError(f"data.num_examples = {config.num_examples} does not fit a folder, whose images are counted. Take the key out.")
+        raise InputError(
+            f"data.num_examples = {config.num_examples} does not fit a folder, whose images are counted. Take the key out."
+        )
     if data_root is None and config.path is None:
-        raise InputError("the recipe trains on a folder of images and none is named. Give it by --data-root FOLDER or data.path.")
+        raise InputError(
+            "the recipe trains on a folder of images and none is named. Give it by --data-root FOLDER or data.path."
+        )
     return data_root if data_root is not None else Path(str(config.path))
 
 
@@ -100,7 +106,9 @@ def _load_named(config: DataConfig, data_root: Path | None) -> Dataset:
         images, labels = _benchmark(config.name, named, root)
     total = named.num_train + named.num_test
     if images.shape != (total, *named.shape) or labels.shape != (total,):
-        raise InputError(f"data set {config.name}: its files hold {tuple(images.shape)}, not {(total, *named.shape)}. Put the original files there.")
+        raise InputError(
+            f"data set {config.name}: its files hold {tuple(images.shape)}, not {(total, *named.shape)}. Put the original files there."
+        )
     everything = ImageSet(images, labels, torch.ones(total, dtype=torch.bool), mean, std, named.max_value)
     if config.name == "digits":
         train, test = hold_out("digits test", total, named.num_test)
@@ -114,7 +122,13 @@ def _load_named(config: DataConfig, data_root: Path | None) -> Dataset:
     if config.num_examples is not None:
         portion, _ = hold_out(f"{config.name} portion", len(train), len(train) - config.num_examples)
         train = [train[i] for i in portion]
-    return Dataset(config.name, named.classes, everything.subset(train), everything.subset(held_out), "test" if on_test else "valid")
+    return Dataset(
+        config.name,
+        named.classes,
+        everything.subset(train),
+        everything.subset(held_out),
+        "test" if on_test else "valid",
+    )
 
 
 def _digits() -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,20 +141,32 @@ def _digits() -> tuple[torch.Tensor, torch.Tensor]:
 def _benchmark(name: str, named: NamedSet, root: Path | None) -> tuple[torch.Tensor, torch.Tensor]:
     """All images (training part first) as (N, C, H, W) uint8, and their labels."""
     if root is None:
-        raise InputError(f"data set {name} lies in no known folder. Name the folder that holds it by --data-root or the variable SFUMATO_DATA.")
+        raise InputError(
+            f"data set {name} lies in no known folder. Name the folder that holds it by --data-root or the variable SFUMATO_DATA."
+        )
     for relative, size in named.files:
         path = root / relative
         if not path.is_file():
-            raise InputError(f"data set {name}: {path} is missing. Name the folder that holds it by --data-root or the variable SFUMATO_DATA.")
+            raise InputError(
+                f"data set {name}: {path} is missing. Name the folder that holds it by --data-root or the variable SFUMATO_DATA."
+            )
         if size is not None and path.stat().st_size != size:
-            raise InputError(f"data set {name}: {path} is damaged: it has {path.stat().st_size} bytes, not {size}. Put the original file there.")
+            raise InputError(
+                f"data set {name}: {path} is damaged: it has {path.stat().st_size} bytes, not {size}. Put the original file there."
+            )
     import torchvision.datasets
 
-    kind = {"mnist": torchvision.datasets.MNIST, "fashion_mnist": torchvision.datasets.FashionMNIST, "cifar10": torchvision.datasets.CIFAR10}[name]
+    kind = {
+        "mnist": torchvision.datasets.MNIST,
+        "fashion_mnist": torchvision.datasets.FashionMNIST,
+        "cifar10": torchvision.datasets.CIFAR10,
+    }[name]
     try:
         if name == "cifar10":
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # NumPy's about the pickles of CIFAR-10, which are read only if their published checksums are right
+                warnings.simplefilter(
+                    "ignore"
+                )  # NumPy's about the pickles of CIFAR-10, which are read only if their published checksums are right
                 parts = [kind(str(root), train=train, download=False) for train in (True, False)]
             images = torch.cat([torch.as_tensor(part.data) for part in parts])
             labels = torch.cat([torch.as_tensor(part.targets, dtype=torch.int64) for part in parts])
@@ -165,7 +191,9 @@ def _damaged_file(kind: type, root: Path, named: NamedSet) -> str:
         path = root / file
         if path.name in md5 and not check_integrity(str(path), md5[path.name]):
             return str(path)
-        if path.name.endswith("ubyte") and path.read_bytes()[:4] != (b"\0\0\x08\x03" if "idx3" in path.name else b"\0\0\x08\x01"):
+        if path.name.endswith("ubyte") and path.read_bytes()[:4] != (
+            b"\0\0\x08\x03" if "idx3" in path.name else b"\0\0\x08\x01"
+        ):
             return str(path)
     return f"a file below {root}"
 
@@ -190,5 +218,7 @@ def _check_agrees(config: DataConfig, named: NamedSet) -> None:
         ("group_by", config.group_by, None),
     ):
         if given is not None and given != truth:
-            raise InputError(f"data.{key} = {given!r} does not fit data set {config.name}, where it is {truth!r}. Take the key out.")
+            raise InputError(
+                f"data.{key} = {given!r} does not fit data set {config.name}, where it is {truth!r}. Take the key out."
+            )
     check_proportions(config, len(named.classes))

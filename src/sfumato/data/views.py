@@ -22,7 +22,9 @@ class Views:
     def of(cls, resolved: ResolvedAugmentation) -> "Views":
         return cls(resolved.kind, resolved.augmult, resolved.padding)
 
-    def make(self, images: ImageSet, indices: torch.Tensor, view_bits: np.ndarray, device: torch.device) -> torch.Tensor:
+    def make(
+        self, images: ImageSet, indices: torch.Tensor, view_bits: np.ndarray, device: torch.device
+    ) -> torch.Tensor:
         """(b, K, C, H, W), or the images as they are, (b, C, H, W), where K is 0.
 
         Args:

@@ -31,7 +31,12 @@ class WithViews:
 
 @torch.no_grad()
 def augtest(
-    model: nn.Module, images: ImageSet, views: Views, num_views: int, decide: Callable[[torch.Tensor], torch.Tensor], rows: int = 128
+    model: nn.Module,
+    images: ImageSet,
+    views: Views,
+    num_views: int,
+    decide: Callable[[torch.Tensor], torch.Tensor],
+    rows: int = 128,
 ) -> WithViews:
     """Accuracy when several random views of each image decide together, as they were made in training.
 
@@ -55,7 +60,9 @@ def augtest(
     model.eval()
     correct = torch.zeros(2, dtype=torch.int64)
     for indices in torch.arange(len(images)).split(max(rows // num_views, 1)):
-        inputs = augment(images.batch(indices, device), bits[indices].to(device), views.kind, views.padding, images.mean, images.std)
+        inputs = augment(
+            images.batch(indices, device), bits[indices].to(device), views.kind, views.padding, images.mean, images.std
+        )
         outputs = model(inputs.flatten(0, 1)).float().cpu()
         decisions = decide_together(decide(outputs).view(len(indices), num_views, -1))
         correct += torch.stack([(decision == images.labels[indices]).sum() for decision in decisions])

@@ -66,7 +66,9 @@ def _on_some_images(model: nn.Module, row: torch.Tensor, seed: int) -> Finding |
                     raise
                 failure = failure or error
     reason = next((line for line in str(failure).splitlines() if line.strip()), type(failure).__name__).strip()
-    raise InputError(f"the model fails in evaluation mode on made-up images of shape {tuple(row.shape)}: {reason}. Correct it.") from failure
+    raise InputError(
+        f"the model fails in evaluation mode on made-up images of shape {tuple(row.shape)}: {reason}. Correct it."
+    ) from failure
 
 
 @torch.no_grad()
@@ -95,14 +97,26 @@ def _compare(model: nn.Module, row: torch.Tensor, seed: int, double: bool, only_
     kind = type(model).__name__
     for batch, answers in zip(_BATCHES, together, strict=True):
         if not _agree(answers, torch.cat([alone[number] for number in batch]), double):
-            return Finding("", kind, "in evaluation mode gives an image beside other images another answer than the image alone", _REMEDY)
+            return Finding(
+                "",
+                kind,
+                "in evaluation mode gives an image beside other images another answer than the image alone",
+                _REMEDY,
+            )
     if place is not None or not _agree(again, alone[0], double):
         what = f"its '{'.'.join(filter(None, place))}'" if place is not None else "something"
-        return Finding("", kind, f"in evaluation mode keeps {what} of the images that it judged, on which later answers depend", _REMEDY)
+        return Finding(
+            "",
+            kind,
+            f"in evaluation mode keeps {what} of the images that it judged, on which later answers depend",
+            _REMEDY,
+        )
     return None
 
 
-def _together(model: nn.Module, images: torch.Tensor, seeds: torch.Tensor, shapes: list[tuple[int, ...]], batch: tuple[int, ...]) -> torch.Tensor:
+def _together(
+    model: nn.Module, images: torch.Tensor, seeds: torch.Tensor, shapes: list[tuple[int, ...]], batch: tuple[int, ...]
+) -> torch.Tensor:
     chosen = torch.tensor(batch, device=images.device)
     dims: tuple[int, ...] = ()
     if shapes:

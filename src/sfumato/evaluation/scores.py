@@ -38,7 +38,10 @@ def predict_logits(model: nn.Module, images: ImageSet, rows: int = 128) -> torch
     was_training = model.training
     model.eval()
     # Pooling on a CPU takes a fifth of the time when channels lie together.
-    batches = (images.batch(indices, device).contiguous(memory_format=torch.channels_last) for indices in torch.arange(len(images)).split(rows))
+    batches = (
+        images.batch(indices, device).contiguous(memory_format=torch.channels_last)
+        for indices in torch.arange(len(images)).split(rows)
+    )
     chunks = [model(batch).float().cpu() for batch in batches]
     model.train(was_training)
     return torch.cat(chunks)
@@ -100,7 +103,9 @@ def score(logits: torch.Tensor, labels: torch.Tensor) -> Scores:
     hits = torch.bincount(labels, weights=correct, minlength=num_classes)
     per_class = [float(hit / count) if count else None for hit, count in zip(hits, counts, strict=True)]
     present = [value for value in per_class if value is not None]
-    top5 = float((logits.topk(5, dim=1).indices == labels[:, None]).any(1).double().mean()) if num_classes >= 6 else None
+    top5 = (
+        float((logits.topk(5, dim=1).indices == labels[:, None]).any(1).double().mean()) if num_classes >= 6 else None
+    )
     return Scores(
         accuracy=float(correct.mean()),
         balanced_accuracy=float(np.mean(present)),

@@ -73,7 +73,9 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
     shape = {"image_size": facts.image_size, "channels": facts.channels, "num_classes": len(facts.classes)}
     build = functools.partial(registry.build, name, **shape, options=recipe.model.options, seed=0, trust=trust)
     if registry.imported_module(name) is None:
-        with torch.device("meta"):  # takes no memory: an architecture that is not that of the weights may be of any size
+        with torch.device(
+            "meta"
+        ):  # takes no memory: an architecture that is not that of the weights may be of any size
             sizes = {key: value.shape for key, value in build().state_dict().items()}
         if sizes != {key: value.shape for key, value in tensors.items()}:
             raise damaged
@@ -81,7 +83,9 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
     try:
         model.load_state_dict(tensors)
     except RuntimeError:
-        raise InputError(f"the weights of {path} are not those of model {name}. Give the module that it was trained with, or train again.") from None
+        raise InputError(
+            f"the weights of {path} are not those of model {name}. Give the module that it was trained with, or train again."
+        ) from None
     proportions = recipe.data.class_proportions
     return Trained(
         model=model.eval(),

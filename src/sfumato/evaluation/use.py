@@ -1,5 +1,6 @@
 """Using a trained model: scoring it on its held-out images, and naming the classes of others."""
 
+import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Literal
@@ -79,10 +80,17 @@ def evaluate(
             raise InputError(
                 f"{folder} does not say where its images lie: only its owner's note {DATA_ROOT_FILE} does. Name the folder by --data-root."
             )
-        recipe = recipe.model_copy(update={"data": data.model_copy(update={"classes": list(trained.classes), "path": str(root)})})
+        recipe = recipe.model_copy(
+            update={"data": data.model_copy(update={"classes": list(trained.classes), "path": str(root)})}
+        )
     dataset = loading.load_for(recipe, root, report)
-    if (len(dataset.classes), dataset.shape) != (len(trained.classes), (trained.channels, trained.image_size, trained.image_size)):
-        raise InputError(f"{folder} judges other images or classes than data set {data.name} has. Give a run that was trained on it.")
+    if (len(dataset.classes), dataset.shape) != (
+        len(trained.classes),
+        (trained.channels, trained.image_size, trained.image_size),
+    ):
+        raise InputError(
+            f"{folder} judges other images or classes than data set {data.name} has. Give a run that was trained on it."
+        )
     if (mixing := evaluation_finding(trained.model, trained.row)) is not None:
         report(f"warning: accuracies depend on which images are judged together: {mixing}")
     held_out, decide = dataset.held_out, trained.objective.decision_logits
@@ -96,19 +104,16 @@ def evaluate(
         held_out=dataset.held_out_name,
         num_images=len(held_out),
         classes=list(dataset.classes),
-        accuracy=found.accuracy,
-        accuracy_top5=found.accuracy_top5,
-        balanced_accuracy=found.balanced_accuracy,
-        per_class=found.per_class,
-        auroc=found.auroc,
-        majority_rate=found.majority_rate,
+        **dataclasses.asdict(found),
         test_views=together.views,
         accuracy_augtest_vote=together.vote,
         accuracy_augtest_mean=together.mean,
     )
 
 
-def predict(run: str | Path, images: Sequence[str | Path], *, trust: Collection[str] = (), report: Report = lambda text: None) -> list[Prediction]:
+def predict(
+    run: str | Path, images: Sequence[str | Path], *, trust: Collection[str] = (), report: Report = lambda text: None
+) -> list[Prediction]:
     """Names the class of each image, with the model's probabilities.
 
     Args:
@@ -133,10 +138,14 @@ def predict(run: str | Path, images: Sequence[str | Path], *, trust: Collection[
         report(f"warning: answers depend on which images are judged together: {mixing}")
     logits = trained.objective.decision_logits(predict_logits(trained.model, decoded))
     if not logits[decoded.readable].isfinite().all():
-        raise InputError(f"the model of {run} gives no finite outputs, so it names no class. Train again with a smaller optimizer.learning_rate.")
+        raise InputError(
+            f"the model of {run} gives no finite outputs, so it names no class. Train again with a smaller optimizer.learning_rate."
+        )
     return [
         _named(str(path), trained.classes, probabilities if readable else None)
-        for path, readable, probabilities in zip(paths, decoded.readable.tolist(), torch.softmax(logits.double(), 1).tolist(), strict=True)
+        for path, readable, probabilities in zip(
+            paths, decoded.readable.tolist(), torch.softmax(logits.double(), 1).tolist(), strict=True
+        )
     ]
 
 

@@ -48,7 +48,9 @@ MODELS: dict[str, Network] = {
     "tanh_cnn": Network(lenet.TanhCNN, lenet.TANH_CNN_MIN_SIZE),
     "lenet": Network(lenet.LeNet, lenet.LENET_MIN_SIZE),
     "wide_resnet": Network(
-        wide_resnet.WideResNet, wide_resnet.MIN_SIZE, ("depth", "width", "order", "normalization", "groups", "weight_standardization")
+        wide_resnet.WideResNet,
+        wide_resnet.MIN_SIZE,
+        ("depth", "width", "order", "normalization", "groups", "weight_standardization"),
     ),
 }
 
@@ -97,7 +99,9 @@ def build(
     network = MODELS.get(name)
     for key, most in _LARGEST.items() if network else ():
         if isinstance(options.get(key), int | float) and not options[key] <= most:
-            raise InputError(f"model {name}: {key} = {options[key]} is not possible: at most {most}. Correct model.options.")
+            raise InputError(
+                f"model {name}: {key} = {options[key]} is not possible: at most {most}. Correct model.options."
+            )
     factory, min_size = (network.factory, network.min_size) if network else (_import_factory(name, trust), 1)
     if image_size < min_size:
         raise InputError(
@@ -109,7 +113,9 @@ def build(
     known = list(network.options) if network else [key for key in accepted if key not in _SHAPE_KEYS]
     for key in options:
         if key in _SHAPE_KEYS:
-            raise InputError(f"model {name}: {key} follows from the data and is no option. Remove it from model.options.")
+            raise InputError(
+                f"model {name}: {key} follows from the data and is no option. Remove it from model.options."
+            )
         if key not in known and (network is not None or not takes_any):
             raise InputError(f"model {name} has no option {key}. {_nearest(key, known)}")
     given = {key: value for key, value in shape.items() if key == "num_classes" or key in accepted or takes_any}
@@ -117,17 +123,25 @@ def build(
     make = functools.partial(_made, name, factory, given, options, unnamed, seed)
     model = make()
     if not isinstance(model, nn.Module):
-        raise InputError(f"model {name} gave a {type(model).__name__}, not a torch.nn.Module. Return a module from the factory.")
+        raise InputError(
+            f"model {name} gave a {type(model).__name__}, not a torch.nn.Module. Return a module from the factory."
+        )
     if network is None:
         _refuse_other_draws(name, model, make())
-    for module in model.modules():  # one value repeated gets memory for all of them: it is written to, and read from files
+    for (
+        module
+    ) in model.modules():  # one value repeated gets memory for all of them: it is written to, and read from files
         for name, buffer in module._buffers.items():
-            if buffer is not None and any(size > 1 and not step for size, step in zip(buffer.shape, buffer.stride(), strict=True)):
+            if buffer is not None and any(
+                size > 1 and not step for size, step in zip(buffer.shape, buffer.stride(), strict=True)
+            ):
                 module._buffers[name] = buffer.contiguous()
     return model
 
 
-def _made(name: str, factory: Factory, given: dict[str, Any], options: dict[str, Any], unnamed: list[str], seed: int) -> Any:
+def _made(
+    name: str, factory: Factory, given: dict[str, Any], options: dict[str, Any], unnamed: list[str], seed: int
+) -> Any:
     """What the factory makes; one that takes any keyword and then refuses one of ``unnamed`` is not given that."""
     try:
         with _seeded(seed):
@@ -159,7 +173,12 @@ def _seeded(seed: int) -> Iterator[None]:
 def _refuse_other_draws(name: str, model: nn.Module, again: nn.Module) -> None:
     """A model that is built anew, to resume or to evaluate, gets the saved parameters and buffers alone: all else must be as it was."""
     for (path, one), (_, other) in itertools.zip_longest(_held(model), _held(again), fillvalue=("", None)):
-        if one is None or other is None or one.shape != other.shape or not bool(((one == other) | ((one != one) & (other != other))).all()):
+        if (
+            one is None
+            or other is None
+            or one.shape != other.shape
+            or not bool(((one == other) | ((one != one) & (other != other))).all())
+        ):
             raise InputError(
                 f"model {name}: {path or 'what it holds'} is another each time it is built, so the trained model could not be built again. "
                 "Draw it by torch (torch.randn and the like, whose seed is set here), and register it as a buffer."
@@ -183,10 +202,14 @@ def imported_module(name: str) -> str | None:
 
 def _import_factory(name: str, trust: Collection[str]) -> Factory:
     if name in NOT_YET:
-        raise InputError(f"model {name} cannot be built by this version: recipes that name it are planned and verified. Choose another model.name.")
+        raise InputError(
+            f"model {name} cannot be built by this version: recipes that name it are planned and verified. Choose another model.name."
+        )
     match = _IMPORTED.fullmatch(name)
     if match is None:
-        raise InputError(f'model "{name}" is unknown. {_nearest(name, list(MODELS))} Your own is named "package.module:factory".')
+        raise InputError(
+            f'model "{name}" is unknown. {_nearest(name, list(MODELS))} Your own is named "package.module:factory".'
+        )
     module_name, attribute = match.groups()
     trusted = {trust} if isinstance(trust, str) else set(trust)
     if module_name not in trusted:
@@ -197,22 +220,34 @@ def _import_factory(name: str, trust: Collection[str]) -> Factory:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise InputError(f'model "{name}": {error}. Install that package, or set PYTHONPATH to the folder that holds it.') from error
+        raise InputError(
+            f'model "{name}": {error}. Install that package, or set PYTHONPATH to the folder that holds it.'
+        ) from error
     factory = getattr(module, attribute, None)
     if not callable(factory):
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise InputError(f'model "{name}": {module_name} has no function or class "{attribute}". {_nearest(attribute, names)}')
+        raise InputError(
+            f'model "{name}": {module_name} has no function or class "{attribute}". {_nearest(attribute, names)}'
+        )
     # What a trusted module merely imported for itself (os.system, torch.hub.load) is not what it offers.
-    home = getattr(factory, "__module__", None) if inspect.isroutine(factory) or inspect.isclass(factory) else module_name
+    home = (
+        getattr(factory, "__module__", None) if inspect.isroutine(factory) or inspect.isclass(factory) else module_name
+    )
     if home not in trusted and not str(home).startswith(f"{module_name}."):
-        raise InputError(f'model "{name}" comes from the module {home}, not from {module_name}. If you trust that one too, add --trust {home}')
+        raise InputError(
+            f'model "{name}" comes from the module {home}, not from {module_name}. If you trust that one too, add --trust {home}'
+        )
     return factory
 
 
 def _keywords(factory: Factory) -> tuple[list[str], bool]:
     """Names that a callable accepts by keyword, and whether it accepts any."""
     parameters = inspect.signature(factory).parameters.values()
-    names = [parameter.name for parameter in parameters if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)]
+    names = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
     return names, any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 

@@ -35,7 +35,14 @@ class SmallCNN(nn.Sequential):
         (rows, channels, image_size, image_size) -> (rows, num_classes)
     """
 
-    def __init__(self, num_classes: int, image_size: int = 28, channels: int = 1, width: int = 16, order: Order = "activation-norm") -> None:
+    def __init__(
+        self,
+        num_classes: int,
+        image_size: int = 28,
+        channels: int = 1,
+        width: int = 16,
+        order: Order = "activation-norm",
+    ) -> None:
         if width < 1:
             raise InputError(f"small_cnn: width must be at least 1, not {width}.")
         num_pools, size = 1, image_size // 2

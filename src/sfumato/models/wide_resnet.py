@@ -55,13 +55,17 @@ class WideResNet(nn.Module):
     ) -> None:
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
-            raise InputError(f"wide_resnet: depth {depth} is not possible: it must be 6n + 4 with n >= 1, for example 16, 28 or 40.")
+            raise InputError(
+                f"wide_resnet: depth {depth} is not possible: it must be 6n + 4 with n >= 1, for example 16, 28 or 40."
+            )
         if width < 1:
             raise InputError(f"wide_resnet: width must be at least 1, not {width}.")
         if normalization not in ("group", "none"):
             raise InputError(f'wide_resnet: normalization "{normalization}" is unknown. Known are group, none.')
         if groups < 1 or 16 % groups:
-            raise InputError(f"wide_resnet: groups = {groups} does not divide the 16 channels of the stem. Choose 1, 2, 4, 8 or 16.")
+            raise InputError(
+                f"wide_resnet: groups = {groups} does not divide the 16 channels of the stem. Choose 1, 2, 4, 8 or 16."
+            )
 
         def conv(fan_in: int, fan_out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
             if weight_standardization:
@@ -93,11 +97,21 @@ class Block(nn.Module):
     """Two 3x3 convolutions, each after `activate`, added to the input or to its 1x1 shortcut."""
 
     def __init__(
-        self, fan_in: int, fan_out: int, stride: int, has_shortcut: bool, conv: Callable[..., nn.Module], activate: Callable[[int], nn.Module]
+        self,
+        fan_in: int,
+        fan_out: int,
+        stride: int,
+        has_shortcut: bool,
+        conv: Callable[..., nn.Module],
+        activate: Callable[[int], nn.Module],
     ) -> None:
         super().__init__()
-        self.residual = nn.Sequential(activate(fan_in), conv(fan_in, fan_out, 3, stride), activate(fan_out), conv(fan_out, fan_out, 3))
-        self.shortcut = nn.Sequential(activate(fan_in), conv(fan_in, fan_out, 1, stride)) if has_shortcut else nn.Identity()
+        self.residual = nn.Sequential(
+            activate(fan_in), conv(fan_in, fan_out, 3, stride), activate(fan_out), conv(fan_out, fan_out, 3)
+        )
+        self.shortcut = (
+            nn.Sequential(activate(fan_in), conv(fan_in, fan_out, 1, stride)) if has_shortcut else nn.Identity()
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.residual(x) + self.shortcut(x)

@@ -86,12 +86,21 @@ def claims(plan: "Plan", mechanism: Mechanism) -> Claims:
 
     privacy = plan.recipe.privacy
     if privacy is None:
-        return Claims(private=False, why_not_private=plan.why_not_private, epsilon=None, epsilon_rdp=None, epsilon_pld=None, delta=None)
+        return Claims(
+            private=False,
+            why_not_private=plan.why_not_private,
+            epsilon=None,
+            epsilon_rdp=None,
+            epsilon_pld=None,
+            delta=None,
+        )
     if plan.selection is not None:  # the others may have taken all steps, whatever this one did
         mechanism = mechanism.replace(num_steps=max(mechanism.num_steps, plan.mechanism.num_steps))
     spent = epsilon(mechanism.replace(sampling="poisson"), plan.delta, privacy.accountant, plan.selection)
     found, by_rdp, by_pld = finite(spent.epsilon), finite(spent.epsilon_rdp), finite(spent.epsilon_pld)
-    real, hypothetical = ((found, by_rdp, by_pld), (None,) * 3) if plan.private else ((None,) * 3, (found, by_rdp, by_pld))
+    real, hypothetical = (
+        ((found, by_rdp, by_pld), (None,) * 3) if plan.private else ((None,) * 3, (found, by_rdp, by_pld))
+    )
     person = None
     if privacy.max_images_per_person is not None:
         from sfumato.accounting.user_level import epsilon_person

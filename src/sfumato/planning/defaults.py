@@ -38,28 +38,60 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
 
     n = facts.num_examples
     if recipe.data.name == "folder":
-        choose("data", "image_size", facts.image_size, "small images keep training fast and private; state a larger size if details matter")
+        choose(
+            "data",
+            "image_size",
+            facts.image_size,
+            "small images keep training fast and private; state a larger size if details matter",
+        )
         choose("data", "channels", facts.channels, "colour; state 1 for grey images")
     choose("model", "name", "small_cnn", "a group-norm CNN takes any size and has few parameters, so little noise")
-    choose("augmentation", "kind", "none" if not recipe.augmentation.augmult else "flip", "views cost time; mirror images where views are asked for")
-    choose("augmentation", "augmult", 0 if values["augmentation"]["kind"] == "none" else 2, "each image as it is, unless views are asked for")
+    choose(
+        "augmentation",
+        "kind",
+        "none" if not recipe.augmentation.augmult else "flip",
+        "views cost time; mirror images where views are asked for",
+    )
+    choose(
+        "augmentation",
+        "augmult",
+        0 if values["augmentation"]["kind"] == "none" else 2,
+        "each image as it is, unless views are asked for",
+    )
     if values["augmentation"]["kind"] == "tan":
-        choose("augmentation", "padding", max(round(facts.image_size * 20 / 224), 1), "20 pixels at 224, as in the paper, in proportion")
+        choose(
+            "augmentation",
+            "padding",
+            max(round(facts.image_size * 20 / 224), 1),
+            "20 pixels at 224, as in the paper, in proportion",
+        )
     elif values["augmentation"]["padding"] is None:
         values["augmentation"]["padding"] = 4
     if recipe.privacy is not None:
         choose("privacy", "delta", delta_default(n), f"the largest power of ten below 1/N = 1/{n}")
     solved = _solved_quantity(values)
     if solved != "batch_size":
-        choose("training", "batch_size", default_batch_size(n), f"a quarter of N = {n}, between 256 and 4096, at most N")
+        choose(
+            "training", "batch_size", default_batch_size(n), f"a quarter of N = {n}, between 256 and 4096, at most N"
+        )
     if solved != "num_steps":
         choose("training", "num_steps", 150, "more updates need more noise in each")
     if recipe.optimizer.name == "sgd":
-        choose("optimizer", "learning_rate", 2.0, "the sum of clipped gradients is divided by the batch size, so one rate suits all batches")
+        choose(
+            "optimizer",
+            "learning_rate",
+            2.0,
+            "the sum of clipped gradients is divided by the batch size, so one rate suits all batches",
+        )
     else:
         for key, value in ADAM.items():
             choose("optimizer", key, value, "as Kingma and Ba (2015) have it")
-        choose("optimizer", "learning_rate", 0.01, "Adam moves each weight by about this much, whatever the size of its gradients")
+        choose(
+            "optimizer",
+            "learning_rate",
+            0.01,
+            "Adam moves each weight by about this much, whatever the size of its gradients",
+        )
     return FilledRecipe.model_validate(values), choices
 
 

@@ -76,7 +76,14 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
             )
         ordinary = parse_resolved(recipe.model_dump())
         mechanism = Mechanism(n, min(ordinary.training.batch_size, n), 0.0, ordinary.training.num_steps, "shuffled")
-        return Plan(ordinary, mechanism, False, "the recipe has no [privacy] section: this is ordinary training", choices, warnings)
+        return Plan(
+            ordinary,
+            mechanism,
+            False,
+            "the recipe has no [privacy] section: this is ordinary training",
+            choices,
+            warnings,
+        )
 
     target, sigma, delta = privacy.target_epsilon, privacy.noise_multiplier, privacy.delta
     if delta > 1 / n:
@@ -88,20 +95,28 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
             "the recipe states no budget: give --epsilon E (smaller is more private; 1 is strong, 3 usual, 8 weak), or privacy.noise_multiplier."
         )
     if training.batch_size is not None and training.batch_size > n:
-        raise InputError(f"training.batch_size = {training.batch_size} is more than the {n} training images. Choose a smaller one.")
+        raise InputError(
+            f"training.batch_size = {training.batch_size} is more than the {n} training images. Choose a smaller one."
+        )
     if privacy.max_images_per_person is not None and privacy.sampling == "shuffled":
-        raise InputError('privacy.max_images_per_person needs privacy.sampling = "poisson": no epsilon is known for shuffled batches.')
+        raise InputError(
+            'privacy.max_images_per_person needs privacy.sampling = "poisson": no epsilon is known for shuffled batches.'
+        )
     selection = selection_of(privacy)
     _refuse_what_selection_does_not_cover(recipe, privacy)
     if target is not None and sigma == 0:
-        raise InputError("noise_multiplier 0 has no finite epsilon, so it cannot meet a target_epsilon. Leave one of them out.")
+        raise InputError(
+            "noise_multiplier 0 has no finite epsilon, so it cannot meet a target_epsilon. Leave one of them out."
+        )
 
     budget = Budget(n, delta, target, training.batch_size, training.num_steps, sigma, privacy.accountant, selection)
     mechanism, solved_for = solve(budget)
     if target is not None:
         if solved_for is not None:
             key, why = _SOLVED[solved_for]
-            choices.append(Choice(key, getattr(mechanism, solved_for), f"{why} within epsilon {printed.epsilon(target)}"))
+            choices.append(
+                Choice(key, getattr(mechanism, solved_for), f"{why} within epsilon {printed.epsilon(target)}")
+            )
         elif selection is not None:
             _refuse_overspent_selection(mechanism, target, delta, selection)
         elif cut_to_target:
@@ -133,7 +148,9 @@ def _within(mechanism: Mechanism, target: float, privacy: FilledPrivacy, warning
     while found.num_steps and epsilon(found, privacy.delta, privacy.accountant).epsilon > target:
         found = found.replace(num_steps=found.num_steps - max(1, found.num_steps // 100))
     if found.num_steps < mechanism.num_steps:
-        warnings.append(f"only {found.num_steps} of {mechanism.num_steps} steps are certified within epsilon {printed.epsilon(target)}.")
+        warnings.append(
+            f"only {found.num_steps} of {mechanism.num_steps} steps are certified within epsilon {printed.epsilon(target)}."
+        )
     return found
 
 
@@ -160,8 +177,14 @@ def _refuse_what_selection_does_not_cover(recipe: Recipe, privacy: PrivacyConfig
     if privacy.selected_from is None:
         return
     if privacy.sampling != "poisson" or privacy.max_images_per_person is not None:
-        what = "privacy.max_images_per_person" if privacy.max_images_per_person is not None else 'privacy.sampling = "shuffled"'
-        raise InputError(f"no epsilon is known for a run selected from others (privacy.selected_from) with {what}. Leave one of them out.")
+        what = (
+            "privacy.max_images_per_person"
+            if privacy.max_images_per_person is not None
+            else 'privacy.sampling = "shuffled"'
+        )
+        raise InputError(
+            f"no epsilon is known for a run selected from others (privacy.selected_from) with {what}. Leave one of them out."
+        )
 
 
 def _refuse_overspent_selection(mechanism: Mechanism, target: float, delta: float, selection: Selection) -> None:
@@ -186,9 +209,17 @@ def without_privacy(plan: Plan) -> Plan:
         return plan
     optimizer = recipe.optimizer.model_copy(update={"max_grad_norm": recipe.privacy.clipping_norm})
     mechanism = plan.mechanism.replace(noise_multiplier=0.0, sampling="shuffled")
-    training = recipe.training.model_copy(update={"norm_histogram_every": None})  # there are no gradients of single images
+    training = recipe.training.model_copy(
+        update={"norm_histogram_every": None}
+    )  # there are no gradients of single images
     plain = recipe.model_copy(update={"privacy": None, "optimizer": optimizer, "training": training})
-    return dataclasses.replace(plan, recipe=plain, mechanism=mechanism, private=False, why_not_private="privacy was switched off by --non-private")
+    return dataclasses.replace(
+        plan,
+        recipe=plain,
+        mechanism=mechanism,
+        private=False,
+        why_not_private="privacy was switched off by --non-private",
+    )
 
 
 def _refuse_impossible_views(augmentation: ResolvedAugmentation, image_size: int) -> None:

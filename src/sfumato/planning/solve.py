@@ -53,7 +53,9 @@ def solve(budget: Budget) -> tuple[Mechanism, Solved | None]:
         case (float() | int()) as sigma, int() as batch_size, int() as num_steps:
             return Mechanism(n, batch_size, sigma, num_steps), None
     if target is None:
-        raise InputError("without a target epsilon the batch size, the number of steps and the noise multiplier must all be given.")
+        raise InputError(
+            "without a target epsilon the batch size, the number of steps and the noise multiplier must all be given."
+        )
     delta, accountant = budget.delta, budget.accountant
     match budget.noise_multiplier, budget.batch_size, budget.num_steps:
         case None, int() as batch_size, int() as num_steps:
@@ -68,15 +70,27 @@ def solve(budget: Budget) -> tuple[Mechanism, Solved | None]:
             )
             return Mechanism(n, batch_size, sigma, num_steps), "noise_multiplier"
         case _ if budget.selection is not None:
-            raise InputError("for a run selected from others only the noise is solved for. Give training.batch_size and training.num_steps.")
+            raise InputError(
+                "for a run selected from others only the noise is solved for. Give training.batch_size and training.num_steps."
+            )
         case (float() | int()) as sigma, None, int() as num_steps:
             batch_size = calibration.solve_batch_size(
-                num_examples=n, num_steps=num_steps, noise_multiplier=sigma, target_epsilon=target, delta=delta, accountant=accountant
+                num_examples=n,
+                num_steps=num_steps,
+                noise_multiplier=sigma,
+                target_epsilon=target,
+                delta=delta,
+                accountant=accountant,
             )
             return Mechanism(n, batch_size, sigma, num_steps), "batch_size"
         case (float() | int()) as sigma, int() as batch_size, None:
             num_steps = calibration.solve_num_steps(
-                num_examples=n, batch_size=batch_size, noise_multiplier=sigma, target_epsilon=target, delta=delta, accountant=accountant
+                num_examples=n,
+                batch_size=batch_size,
+                noise_multiplier=sigma,
+                target_epsilon=target,
+                delta=delta,
+                accountant=accountant,
             )
             return Mechanism(n, batch_size, sigma, num_steps), "num_steps"
     raise InputError("more than one of batch size, number of steps and noise multiplier is left out. Give all but one.")

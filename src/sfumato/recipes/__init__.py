@@ -22,5 +22,7 @@ def find(name: str) -> Path:
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=1, cutoff=0.3)
         hint = f"Did you mean {near[0]}? " if near else ""
-        raise InputError(f"there is no recipe {name!r}. {hint}`sfumato recipes list` names all; the path of a .toml file works too.")
+        raise InputError(
+            f"there is no recipe {name!r}. {hint}`sfumato recipes list` names all; the path of a .toml file works too."
+        )
     return FOLDER / f"{name}.toml"

@@ -31,7 +31,9 @@ def one_in(probability: float) -> str:
         >>> one_in(1e-05), one_in(7.777e-07)
         ('1 in 100,000', '1 in 1,280,000')
     """
-    times = decimal.Context(prec=3, rounding=decimal.ROUND_FLOOR).divide(decimal.Decimal(1), decimal.Decimal(repr(probability)))
+    times = decimal.Context(prec=3, rounding=decimal.ROUND_FLOOR).divide(
+        decimal.Decimal(1), decimal.Decimal(repr(probability))
+    )
     return f"1 in {math.floor(times):,}"
 
 

@@ -21,7 +21,9 @@ def element(tag: str, *children: str, **attributes: str) -> Html:
         >>> element("p", "a < b ", element("b", "&"), class_="note")
         '<p class="note">a &lt; b <b>&amp;</b></p>'
     """
-    stated = "".join(f' {name.rstrip("_").replace("_", "-")}="{html.escape(value)}"' for name, value in attributes.items())
+    stated = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{html.escape(value)}"' for name, value in attributes.items()
+    )
     if tag in VOID_ELEMENTS:
         return Html(f"<{tag}{stated}>")
     return Html(f"<{tag}{stated}>{together(*children)}</{tag}>")

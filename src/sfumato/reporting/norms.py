@@ -25,7 +25,9 @@ def read_norms(folder: Path) -> dict[str, Any]:
         InputError: If there is no such run, or it recorded none.
     """
     if not (folder / "recipe.toml").exists():
-        raise InputError(f"{folder} holds no run. Give the folder of a run that was trained with --set training.norm_histogram_every=10.")
+        raise InputError(
+            f"{folder} holds no run. Give the folder of a run that was trained with --set training.norm_histogram_every=10."
+        )
     recipe = config.parse(config.read(folder / "recipe.toml"))
     lines = record.read_lines(folder / record.PRIVATE_METRICS_FILE, PrivateMetrics)
     seen = [(line.step, line.norms) for line in lines if line.norms is not None]
@@ -35,7 +37,13 @@ def read_norms(folder: Path) -> dict[str, Any]:
             "--resume may add it to a run that is unfinished."
         )
     histograms = [{"step": step, "clipped_fraction": _above_one(norms), **norms.as_json()} for step, norms in seen]
-    return {"run": str(folder), "private": False, "warning": WARNING, "clipping_norm": recipe.privacy.clipping_norm, "histograms": histograms}
+    return {
+        "run": str(folder),
+        "private": False,
+        "warning": WARNING,
+        "clipping_norm": recipe.privacy.clipping_norm,
+        "histograms": histograms,
+    }
 
 
 def _above_one(norms: NormHistogram) -> float | None:
@@ -62,7 +70,9 @@ def draw_norms(facts: dict[str, Any], path: Path) -> None:
                 f"{folder} holds a run without its private part, so it was made for sharing, but a plot of norms is not private. Put it elsewhere."
             )
     if not path.resolve().parent.is_dir():
-        raise InputError(f"{path.parent} is no folder, so {path.name} cannot be written there. Make it, or name another.")
+        raise InputError(
+            f"{path.parent} is no folder, so {path.name} cannot be written there. Make it, or name another."
+        )
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -73,14 +83,29 @@ def draw_norms(facts: dict[str, Any], path: Path) -> None:
     occupied = [1.0]
     for number, histogram in enumerate(shown):
         edges, counts = histogram["edges"], histogram["counts"]
-        inner = [counts[0] + counts[1], *counts[2:-2], counts[-2] + counts[-1]]  # the outermost bins take what lies beyond
+        inner = [
+            counts[0] + counts[1],
+            *counts[2:-2],
+            counts[-2] + counts[-1],
+        ]  # the outermost bins take what lies beyond
         shares = [100 * count / max(sum(counts), 1) for count in inner]
         late = number / max(len(shown) - 1, 1)
         occupied += [edge for share, *ends in zip(shares, edges, edges[1:], strict=False) if share for edge in ends]
-        axes.stairs(shares, edges, color=(0.9 * late, 0.35, 0.9 - 0.8 * late), linewidth=1.5, label=f"step {histogram['step']:,}")
+        axes.stairs(
+            shares,
+            edges,
+            color=(0.9 * late, 0.35, 0.9 - 0.8 * late),
+            linewidth=1.5,
+            label=f"step {histogram['step']:,}",
+        )
     axes.set_xlim(min(occupied) / 2, max(occupied) * 2)
     axes.axvline(1.0, color="tab:gray", linestyle=":", label="clipping norm C")
-    axes.set(xscale="log", xlabel="norm of an image's gradient before clipping, over C", ylabel="% of the batch", title=f"Gradient norms ({WARNING})")
+    axes.set(
+        xscale="log",
+        xlabel="norm of an image's gradient before clipping, over C",
+        ylabel="% of the batch",
+        title=f"Gradient norms ({WARNING})",
+    )
     axes.title.set_fontsize("small")
     axes.legend(frameon=False, fontsize="small")
     written = io.BytesIO()

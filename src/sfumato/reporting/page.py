@@ -12,7 +12,9 @@ from sfumato.run_folder.record import Recorded, read_run
 
 MOST_ROWS = 25
 MANY_CLASSES = 12
-NOTHING_FROM_ELSEWHERE = "default-src 'none'; style-src 'unsafe-inline'"  # the browser enforces that the page loads nothing
+NOTHING_FROM_ELSEWHERE = (
+    "default-src 'none'; style-src 'unsafe-inline'"  # the browser enforces that the page loads nothing
+)
 
 
 def write_report(folder: Path | str) -> Path:
@@ -49,7 +51,15 @@ def render(run: Recorded) -> str:
         element("title", f"{run.name} · Sfumato report"),
         element("style", Html(style)),
     )
-    sections = [_certificate(run), _not_covered(run), _accuracy(run), _curves(run), _per_class(run), _recipe(run), _values(run)]
+    sections = [
+        _certificate(run),
+        _not_covered(run),
+        _accuracy(run),
+        _curves(run),
+        _per_class(run),
+        _recipe(run),
+        _values(run),
+    ]
     body = element("body", element("main", _header(run), *sections))
     return "<!DOCTYPE html>\n" + element("html", head, body, lang="en") + "\n"
 
@@ -59,16 +69,30 @@ def _header(run: Recorded) -> Html:
     classes = f" for {formats.count(len(run.classes))} classes" if run.classes else ""
     how = "with differential privacy" if run.is_private else "without a privacy guarantee"
     lead = f"An image classifier ({model}){classes}, trained on {formats.count(run.certificate.num_examples)} images {how}."
-    parts = [element("p", "Sfumato report", class_="kicker"), element("h1", run.name), element("p", lead, class_="lead")]
+    parts = [
+        element("p", "Sfumato report", class_="kicker"),
+        element("h1", run.name),
+        element("p", lead, class_="lead"),
+    ]
     if run.result is None:
-        parts.append(element("p", "This run is unfinished: there is no final model yet, and accuracies are those so far.", class_="unfinished"))
+        parts.append(
+            element(
+                "p",
+                "This run is unfinished: there is no final model yet, and accuracies are those so far.",
+                class_="unfinished",
+            )
+        )
     return element("header", *parts)
 
 
 def _certificate(run: Recorded) -> Html:
     parts = [element("h2", "What is guaranteed"), wording.verdict(run)]
     rows = [
-        element("div", element("dt", name), element("dd", element("span", value, class_="value"), " ", meaning) if value else element("dd", meaning))
+        element(
+            "div",
+            element("dt", name),
+            element("dd", element("span", value, class_="value"), " ", meaning) if value else element("dd", meaning),
+        )
         for name, value, meaning in wording.terms(run)
     ]
     return element("section", *parts, element("dl", *rows, class_="terms"))
@@ -101,7 +125,9 @@ def _accuracy(run: Recorded) -> Html:
     tiles.append(_tile("accuracy of the last weights", formats.per_cent(result.accuracy_last)))
     if result.test_views:
         tiles.append(_tile(f"majority of {result.test_views} views", formats.per_cent(result.accuracy_augtest_vote)))
-        tiles.append(_tile(f"mean probability of {result.test_views} views", formats.per_cent(result.accuracy_augtest_mean)))
+        tiles.append(
+            _tile(f"mean probability of {result.test_views} views", formats.per_cent(result.accuracy_augtest_mean))
+        )
     text = (
         f"Measured on the held-out images ({result.held_out}), with the averaged weights, which are the ones kept. Balanced accuracy is the mean "
         "over the classes, each counting the same. These numbers are not private with respect to the held-out images."
@@ -110,12 +136,16 @@ def _accuracy(run: Recorded) -> Html:
         text += " The last two let several random views of each image decide together; results are compared by the plain accuracy."
     parts = [element("h2", "How good it is"), element("div", *tiles, class_="tiles"), element("p", text)]
     if result.accuracy <= result.majority_rate:
-        parts.append(element("p", "The classifier is no better than always naming the most frequent class.", class_="remark"))
+        parts.append(
+            element("p", "The classifier is no better than always naming the most frequent class.", class_="remark")
+        )
     return element("section", *parts)
 
 
 def _tile(name: str, value: str) -> Html:
-    return element("p", element("span", value, class_="number"), " ", element("span", name, class_="label"), class_="tile")
+    return element(
+        "p", element("span", value, class_="number"), " ", element("span", name, class_="label"), class_="tile"
+    )
 
 
 def _curves(run: Recorded) -> Html:
@@ -126,7 +156,9 @@ def _curves(run: Recorded) -> Html:
     target = run.recipe.get("privacy", {}).get("target_epsilon")
     figure = training_curves(run.metrics, with_epsilon=run.is_private, majority_rate=majority_rate, target=target)
     caption = "Accuracy on held-out images after each evaluated step"
-    caption += ", and the epsilon spent until then." if run.is_private else ". No epsilon is drawn: this run is not private."
+    caption += (
+        ", and the epsilon spent until then." if run.is_private else ". No epsilon is drawn: this run is not private."
+    )
     return element("section", title, element("figure", figure, element("figcaption", caption)))
 
 
@@ -136,7 +168,11 @@ def _per_class(run: Recorded) -> Html:
         return element("section", title, element("p", "Known once the run has finished."))
     majority_rate = run.result.majority_rate
     pairs = list(zip(run.result.classes, run.result.per_class, strict=True))
-    bars = element("dl", *(_bar(name, value, majority_rate) for name, value in pairs), class_="bars many" if len(pairs) > MANY_CLASSES else "bars")
+    bars = element(
+        "dl",
+        *(_bar(name, value, majority_rate) for name, value in pairs),
+        class_="bars many" if len(pairs) > MANY_CLASSES else "bars",
+    )
     text = f"The line across the bars marks {formats.per_cent(majority_rate)}, the accuracy of always naming the most frequent class."
     known = [(value, name) for name, value in pairs if value is not None]
     parts: list[str] = [text]
@@ -157,16 +193,27 @@ def _bar(name: str, value: float | None, majority_rate: float) -> Html:
 
 
 def _recipe(run: Recorded) -> Html:
-    parts = [element("h2", "Hyper-parameters"), element("p", "The resolved recipe, every filled-in value included: enough to run again.")]
+    parts = [
+        element("h2", "Hyper-parameters"),
+        element("p", "The resolved recipe, every filled-in value included: enough to run again."),
+    ]
     if "privacy" in run.recipe and not run.is_private:
-        parts.append(element("p", "Its privacy section says what was asked for; for this run it is no guarantee.", class_="remark"))
+        parts.append(
+            element(
+                "p", "Its privacy section says what was asked for; for this run it is no guarantee.", class_="remark"
+            )
+        )
     tables = [_recipe_section(section, values) for section, values in run.recipe.items()]
     return element("section", *parts, element("div", *tables, class_="recipe"))
 
 
 def _recipe_section(section: str, values: Any) -> Html:
     items = values.items() if isinstance(values, dict) else [("", values)]
-    rows = [element("tr", element("th", key, scope="row"), element("td", _as_text(value))) for key, value in items if value != {}]
+    rows = [
+        element("tr", element("th", key, scope="row"), element("td", _as_text(value)))
+        for key, value in items
+        if value != {}
+    ]
     return element("table", element("caption", section), element("tbody", *rows))
 
 
@@ -196,4 +243,9 @@ def _values(run: Recorded) -> Html:
             cells.append(formats.epsilon(line.epsilon))
         rows.append(element("tr", *(element("td", cell) for cell in cells)))
     note = [element("p", f"One of every {every} lines of metrics.jsonl.")] if every > 1 else []
-    return element("section", element("h2", "Numbers of the curves"), *note, element("table", head, element("tbody", *rows), class_="numbers"))
+    return element(
+        "section",
+        element("h2", "Numbers of the curves"),
+        *note,
+        element("table", head, element("tbody", *rows), class_="numbers"),
+    )

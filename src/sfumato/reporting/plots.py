@@ -50,7 +50,9 @@ SETTINGS: Any = {
 }
 
 
-def training_curves(metrics: list[Metrics], *, with_epsilon: bool, majority_rate: float | None = None, target: float | None = None) -> Html:
+def training_curves(
+    metrics: list[Metrics], *, with_epsilon: bool, majority_rate: float | None = None, target: float | None = None
+) -> Html:
     """Held-out accuracy over steps and, below it, epsilon over steps.
 
     Args:
@@ -77,7 +79,9 @@ def training_curves(metrics: list[Metrics], *, with_epsilon: bool, majority_rate
         figure = Figure(figsize=(736 / 72, height / 72))
         FigureCanvasSVG(figure)
         figure.subplots_adjust(left=52 / 736, right=1 - 4 / 736, top=1 - 28 / height, bottom=46 / height, hspace=0.25)
-        panels = figure.subplots(2 if spent else 1, 1, sharex=True, squeeze=False, height_ratios=[3, 2] if spent else None)[:, 0]
+        panels = figure.subplots(
+            2 if spent else 1, 1, sharex=True, squeeze=False, height_ratios=[3, 2] if spent else None
+        )[:, 0]
         _draw_accuracy(panels[0], metrics, majority_rate)
         if spent:
             _draw_epsilon(panels[1], spent, target)
@@ -86,7 +90,12 @@ def training_curves(metrics: list[Metrics], *, with_epsilon: bool, majority_rate
         panels[-1].xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
         panels[-1].xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         written = io.StringIO()
-        figure.savefig(written, format="svg", transparent=True, metadata={"Creator": None, "Date": None, "Format": None, "Type": None})
+        figure.savefig(
+            written,
+            format="svg",
+            transparent=True,
+            metadata={"Creator": None, "Date": None, "Format": None, "Type": None},
+        )
     return _into_page(written.getvalue(), "Training curves", describe(metrics, spent))
 
 
@@ -105,12 +114,16 @@ def _draw_accuracy(axes: Any, metrics: list[Metrics], majority_rate: float | Non
     steps = [line.step for line in metrics]
     series = {key: [100 * getattr(line, key) for line in metrics] for key in ("accuracy", "accuracy_last")}
     marker = "o" if len(steps) <= MOST_MARKERS else None
-    axes.plot(steps, series["accuracy_last"], color=SECOND, marker=marker, markersize=4, linewidth=1.5, label="last weights")
+    axes.plot(
+        steps, series["accuracy_last"], color=SECOND, marker=marker, markersize=4, linewidth=1.5, label="last weights"
+    )
     axes.plot(steps, series["accuracy"], color=FIRST, marker=marker, label="averaged weights")
     shown = list(itertools.chain(*series.values()))
     if majority_rate is not None:
         shown.append(100 * majority_rate)
-        axes.axhline(100 * majority_rate, color=INK, linestyle=(0, (2, 3)), linewidth=1.5, label="always the most frequent class")
+        axes.axhline(
+            100 * majority_rate, color=INK, linestyle=(0, (2, 3)), linewidth=1.5, label="always the most frequent class"
+        )
     margin = max(0.08 * (max(shown) - min(shown)), 1.0)
     axes.set_ylim(max(min(shown) - margin, 0 if min(shown) > 0 else -1), min(max(shown) + margin, 101))
     axes.yaxis.set_major_locator(_at_most(6, below=100))
@@ -118,7 +131,14 @@ def _draw_accuracy(axes: Any, metrics: list[Metrics], majority_rate: float | Non
     axes.set_title("Held-out accuracy")
     handles, labels = axes.get_legend_handles_labels()
     order = [1, 0, *range(2, len(handles))]  # the reported weights first
-    legend = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.99), "ncols": 3, "borderaxespad": 0.0, "handlelength": 1.6, "columnspacing": 1.6}
+    legend = {
+        "loc": "lower right",
+        "bbox_to_anchor": (1.0, 0.99),
+        "ncols": 3,
+        "borderaxespad": 0.0,
+        "handlelength": 1.6,
+        "columnspacing": 1.6,
+    }
     axes.legend([handles[i] for i in order], [labels[i] for i in order], **legend)
 
 
@@ -155,8 +175,12 @@ def _into_page(svg: str, title: str, description: str) -> Html:
     body = re.sub(r"<style.*?</style>", "", body, flags=re.DOTALL)
     body = body.replace("xlink:href", "href")
     body = re.sub(r" font-family: [^;\"]*;?", "", body)
-    body = re.sub(r'<g id="[^"]*">', "<g>", body)  # only marks and clips are referred to; other names would meet those of the page
+    body = re.sub(
+        r'<g id="[^"]*">', "<g>", body
+    )  # only marks and clips are referred to; other names would meet those of the page
     for stand_in, variable in VARIABLES.items():
         body = body.replace(stand_in, variable)
     names = element("title", title, id="curves-title") + element("desc", description, id="curves-description")
-    return Html(f'<svg viewBox="{size.group(1)}" role="img" aria-labelledby="curves-title curves-description">{names}{body.strip()}')
+    return Html(
+        f'<svg viewBox="{size.group(1)}" role="img" aria-labelledby="curves-title curves-description">{names}{body.strip()}'
+    )

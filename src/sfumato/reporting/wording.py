@@ -27,7 +27,9 @@ def verdict(run: Recorded) -> Html:
     certificate = run.certificate
     guarantee = certificate.guarantee
     if guarantee is not None:
-        numbers = element("p", f"ε ≤ {formats.epsilon(guarantee.epsilon)} at δ = {formats.delta(guarantee.delta)}", class_="headline")
+        numbers = element(
+            "p", f"ε ≤ {formats.epsilon(guarantee.epsilon)} at δ = {formats.delta(guarantee.delta)}", class_="headline"
+        )
         return element("div", numbers, _person(guarantee), *_running(certificate), class_="verdict")
     reason = certificate.why_not_private or "no finite epsilon can be certified for it"
     parts = [
@@ -61,7 +63,12 @@ def _at_most(epsilon: float, delta: float) -> str:
 def _running(certificate: Certificate) -> list[Html]:
     if certificate.status != "running":
         return []
-    return [element("p", "The run has not finished: these numbers already count every step that is planned, so what was spent so far is less.")]
+    return [
+        element(
+            "p",
+            "The run has not finished: these numbers already count every step that is planned, so what was spent so far is less.",
+        )
+    ]
 
 
 def _if_private(hypothetical: Guarantee | None) -> list[Html]:
@@ -100,7 +107,11 @@ def _guarantee(guarantee: Guarantee, certificate: Certificate) -> list[tuple[str
             f"What the factor does not cover: at most {formats.one_in(guarantee.delta)} may be added to any probability. It should be well below one "
             f"in {formats.count(certificate.num_examples)}, the number of training images.",
         ),
-        ("Unit", guarantee.unit, "The guarantee is for each single image. It weakens for someone who is on several of them."),
+        (
+            "Unit",
+            guarantee.unit,
+            "The guarantee is for each single image. It weakens for someone who is on several of them.",
+        ),
     ]
     if guarantee.person is not None:
         epsilon, images = guarantee.person
@@ -134,19 +145,31 @@ def _mechanism(certificate: Certificate, is_private: bool) -> list[tuple[str, st
     ]
     if certificate.clipping_norm is not None:
         rows.append(
-            ("Clipping norm", formats.quantity(certificate.clipping_norm), "The bound on each image's gradient, which limits what it can contribute.")
+            (
+                "Clipping norm",
+                formats.quantity(certificate.clipping_norm),
+                "The bound on each image's gradient, which limits what it can contribute.",
+            )
         )
     rows.append(("Public inputs", "", _public(certificate.public_inputs)))
     rows.append(("Steps", formats.count(certificate.num_steps), "Updates of the weights that are counted."))
     rows.append(
-        ("Ledger", f"{formats.count(certificate.ledger_lines)} lines", f"The record of every update; its last hash is {certificate.ledger_head}.")
+        (
+            "Ledger",
+            f"{formats.count(certificate.ledger_lines)} lines",
+            f"The record of every update; its last hash is {certificate.ledger_head}.",
+        )
     )
     return rows
 
 
 def _public(inputs: PublicInputs) -> str:
     shares = inputs.class_proportions
-    proportions = "no class proportions" if shares is None else f"class proportions {', '.join(formats.quantity(share) for share in shares)}"
+    proportions = (
+        "no class proportions"
+        if shares is None
+        else f"class proportions {', '.join(formats.quantity(share) for share in shares)}"
+    )
     return (
         f"Taken to be known to everybody, and not protected: the number of images, the {formats.count(len(inputs.classes))} class names "
         f"(from {inputs.classes_from}), {proportions}, {inputs.image_size} x {inputs.image_size} pixels, {inputs.channels} channel(s), "

@@ -9,7 +9,9 @@ from sfumato.planning.resolve import Plan
 from sfumato.run_folder.ledger import Ledger
 from sfumato.run_folder.record import Certificate, PublicInputs, ResultClaims, WeightsFacts
 
-HELD_OUT = "held-out images, on which accuracies are computed: they get no guarantee, and the accuracies are not private"
+HELD_OUT = (
+    "held-out images, on which accuracies are computed: they get no guarantee, and the accuracies are not private"
+)
 SCORED = (
     "test images, on which accuracies are computed: they get no guarantee, and the accuracies are not private; the "
     "validation images, by whose noisy score this run was selected, are covered, unreadable ones and labels included"
@@ -35,7 +37,9 @@ SELECTION = [
 KEY_KEPT = "anyone who reads the file `key`, which this run keeps: it regenerates the noise"
 
 
-def certificate(plan: Plan, mechanism: Mechanism, ledger: Ledger, status: Literal["running", "complete"], dataset: Dataset) -> Certificate:
+def certificate(
+    plan: Plan, mechanism: Mechanism, ledger: Ledger, status: Literal["running", "complete"], dataset: Dataset
+) -> Certificate:
     """What was released, or will have been.
 
     Args:

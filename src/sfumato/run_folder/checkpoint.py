@@ -58,7 +58,9 @@ def load_newest(folder: Path, key: bytes) -> Checkpoint:
     """
     found = paths(folder)
     if not found:
-        raise InputError(f"{folder} has no checkpoint, so there is nothing to resume. Start the run again with another --output.")
+        raise InputError(
+            f"{folder} has no checkpoint, so there is nothing to resume. Start the run again with another --output."
+        )
     return load(found[-1], key)
 
 
@@ -79,7 +81,9 @@ def load(path: Path, key: bytes) -> Checkpoint:
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
         raise damaged from None
     if not hmac.compare_digest(str(facts.pop("mac", "")), _mac(key, facts, tensors)):
-        raise InputError(f"checkpoint {path} is damaged, altered or another run's: its code is not of this run's key. {remedy}")
+        raise InputError(
+            f"checkpoint {path} is damaged, altered or another run's: its code is not of this run's key. {remedy}"
+        )
     return Checkpoint(tensors, facts)
 
 

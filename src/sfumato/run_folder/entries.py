@@ -94,10 +94,16 @@ def first_session_line(environment: dict[str, Any]) -> dict[str, Any]:
     return SessionEntry(session=0, first_step=1, from_session=None, salt=None, environment=environment).as_json()
 
 
-def next_session_line(last: dict[str, Any], step: int, of_session: int | None, environment: dict[str, Any]) -> dict[str, Any]:
+def next_session_line(
+    last: dict[str, Any], step: int, of_session: int | None, environment: dict[str, Any]
+) -> dict[str, Any]:
     """Another session begins: updates after update ``step`` of session ``of_session`` are drawn afresh."""
     return SessionEntry(
-        session=last["session"] + 1, first_step=step + 1, from_session=of_session, salt=secrets.token_hex(16), environment=environment
+        session=last["session"] + 1,
+        first_step=step + 1,
+        from_session=of_session,
+        salt=secrets.token_hex(16),
+        environment=environment,
     ).as_json()
 
 
@@ -113,14 +119,18 @@ def refuse_other_lines(lines: list[dict[str, Any]]) -> None:
         InputError: Naming the line.
     """
     if not lines or lines[0].get("kind") != "run":
-        raise InputError("the ledger has no first line that states the mechanism, so its epsilon is not known. Restore it from a copy.")
+        raise InputError(
+            "the ledger has no first line that states the mechanism, so its epsilon is not known. Restore it from a copy."
+        )
     for number, line in enumerate(lines, start=1):
         try:
             kind = _LINE.validate_python(line).kind
         except pydantic.ValidationError:
             kind = None
         if kind is None or (kind == "run") != (number == 1) or (number == 2 and kind != "session"):
-            raise InputError(f"line {number} of the ledger is no line of a run, so its epsilon is not known. Restore the ledger from a copy.")
+            raise InputError(
+                f"line {number} of the ledger is no line of a run, so its epsilon is not known. Restore the ledger from a copy."
+            )
 
 
 def releases(lines: list[dict[str, Any]]) -> set[tuple[int, int]]:
@@ -148,4 +158,6 @@ def spent_mechanism(lines: list[dict[str, Any]]) -> Mechanism:
     if len(counted) != len(steps):
         raise InputError("the ledger names one update twice, so its epsilon is not known. Restore it from a copy.")
     first = lines[0]
-    return Mechanism(first["num_examples"], first["batch_size"], first["noise_multiplier"], len(counted), first["sampling"])
+    return Mechanism(
+        first["num_examples"], first["batch_size"], first["noise_multiplier"], len(counted), first["sampling"]
+    )

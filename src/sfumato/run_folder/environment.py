@@ -51,7 +51,14 @@ COMPUTES = (
 
 
 def describe(
-    device: torch.device, *, model: str, engine: str, methods: dict[str, str], microbatch_size: int, precision: str, compile: bool
+    device: torch.device,
+    *,
+    model: str,
+    engine: str,
+    methods: dict[str, str],
+    microbatch_size: int,
+    precision: str,
+    compile: bool,
 ) -> dict[str, Any]:
     """Everything that is known to decide the last bits of an update.
 
@@ -81,7 +88,9 @@ def digest_of_code(package: Path) -> str:
     digest = hashlib.sha256()
     rooms = [package / room for room in COMPUTES]
     for path in sorted(path for room in rooms for path in (room.rglob("*.py") if room.is_dir() else [room])):
-        digest.update(f"{path.relative_to(package).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+        digest.update(
+            f"{path.relative_to(package).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode()
+        )
     return digest.hexdigest()[:16]
 
 

@@ -60,7 +60,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # lists within lists
-        raise InputError(f"{path} is missing or damaged ({type(error).__name__}). Give the folder of a run that this tool wrote.") from None
+        raise InputError(
+            f"{path} is missing or damaged ({type(error).__name__}). Give the folder of a run that this tool wrote."
+        ) from None
 
 
 class JsonLines:
@@ -113,7 +115,9 @@ def create(path: Path) -> None:
         MachineError: If it cannot be made.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(f"{path} is not empty: it may hold another run. Choose another --output, or go on with that run by --resume.")
+        raise InputError(
+            f"{path} is not empty: it may hold another run. Choose another --output, or go on with that run by --resume."
+        )
     with machine_faults(path):
         (path / "checkpoints").mkdir(parents=True)
 
@@ -127,7 +131,9 @@ def refuse_name(folder: Path) -> None:
     try:
         str(folder).encode()
     except UnicodeEncodeError:
-        raise InputError(f"the name of {ascii(str(folder))} is not UTF-8, but the run's own files state it. Choose another --output.") from None
+        raise InputError(
+            f"the name of {ascii(str(folder))} is not UTF-8, but the run's own files state it. Choose another --output."
+        ) from None
 
 
 def refuse_among_images(folder: Path, data: DataConfig) -> None:
@@ -141,7 +147,9 @@ def refuse_among_images(folder: Path, data: DataConfig) -> None:
         InputError: If it lies there.
     """
     if data.name == "folder" and data.path is not None and folder.resolve().is_relative_to(Path(data.path).resolve()):
-        raise InputError(f"{folder} lies in the folder of images {data.path}: its files would be taken for images. Choose an --output elsewhere.")
+        raise InputError(
+            f"{folder} lies in the folder of images {data.path}: its files would be taken for images. Choose an --output elsewhere."
+        )
 
 
 def refuse_links(folder: Path) -> None:
@@ -153,7 +161,9 @@ def refuse_links(folder: Path) -> None:
     for root, folders, files in os.walk(folder):
         for path in (Path(root) / name for name in [*folders, *files]):
             if path.is_symlink():
-                raise InputError(f"{path} is a symbolic link, and going on here would write where it leads. Put the file itself there.")
+                raise InputError(
+                    f"{path} is a symbolic link, and going on here would write where it leads. Put the file itself there."
+                )
             if not (path.is_dir() or path.is_file()):
                 raise InputError(f"{path} is no ordinary file. Take it out of the folder.")
 

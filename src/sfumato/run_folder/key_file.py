@@ -28,7 +28,9 @@ def read_key(folder: Path) -> bytes:
     except (OSError, ValueError):
         key = b""
     if len(key) != 32:
-        raise InputError(f"{path} is missing or damaged: without the run's key its updates cannot be repeated. Start a new run.")
+        raise InputError(
+            f"{path} is missing or damaged: without the run's key its updates cannot be repeated. Start a new run."
+        )
     return key
 
 

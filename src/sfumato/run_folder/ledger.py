@@ -56,7 +56,9 @@ class Ledger:
                 ledger = cls.open(path)
             except BlockingIOError:
                 os.close(descriptor)
-                raise InputError(f"another process is training in {path.parent}. Wait for it to end, or stop it first.") from None
+                raise InputError(
+                    f"another process is training in {path.parent}. Wait for it to end, or stop it first."
+                ) from None
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -129,7 +131,11 @@ class Ledger:
             InputError: If they differ, or the file is missing or damaged.
         """
         stated = read_json(self.head_path)
-        if not isinstance(stated, dict) or not self.lines or (stated.get("lines"), stated.get("line")) != (len(self.lines), self.lines[-1]):
+        if (
+            not isinstance(stated, dict)
+            or not self.lines
+            or (stated.get("lines"), stated.get("line")) != (len(self.lines), self.lines[-1])
+        ):
             raise InputError(
                 f"{self.head_path} states another number of lines or another last line than {self.path} has: lines were removed, or one of the "
                 "two is another copy's. Restore the folder from a copy."

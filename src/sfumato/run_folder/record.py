@@ -13,7 +13,12 @@ from sfumato.planning.claims import Claims
 from sfumato.record import Record
 from sfumato.run_folder.files import JsonLines, write_json
 
-CERTIFICATE_FILE, RESULT_FILE, METRICS_FILE, PRIVATE_METRICS_FILE = "privacy.json", "result.json", "metrics.jsonl", "metrics_private.jsonl"
+CERTIFICATE_FILE, RESULT_FILE, METRICS_FILE, PRIVATE_METRICS_FILE = (
+    "privacy.json",
+    "result.json",
+    "metrics.jsonl",
+    "metrics_private.jsonl",
+)
 
 Kind = TypeVar("Kind", bound=Record)
 
@@ -125,7 +130,9 @@ class Result(ResultClaims):
         return self
 
     def _on_test(self) -> tuple[float | None, ...]:
-        return (self.accuracy, self.accuracy_last, self.accuracy_top5) if self.held_out == "test" else (None, None, None)
+        return (
+            (self.accuracy, self.accuracy_last, self.accuracy_top5) if self.held_out == "test" else (None, None, None)
+        )
 
     def as_json(self) -> dict[str, Any]:
         absent = set() if self.held_out == "test" else {"test_accuracy", "test_accuracy_last", "test_accuracy_top5"}
@@ -217,7 +224,9 @@ def read(path: Path, kind: type[Kind]) -> Kind:
     try:
         return kind.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}. Give the folder of a run that this tool wrote.") from None
+        raise InputError(
+            f"{path} cannot be read: {error.strerror}. Give the folder of a run that this tool wrote."
+        ) from None
     except pydantic.ValidationError as error:
         raise _damaged(path, error) from None
 

@@ -106,7 +106,10 @@ def _resume(folder: Path, plan: Plan, dataset, environment: dict[str, Any], ledg
     found = _authentic_checkpoint(folder, plan, dataset, ledger, key)
     facts = found.facts
     last = lines_of.last_session(ledger.lines)
-    continues = facts["session"] == last["session"] or (facts["session"], facts["step"]) == (last["from_session"], last["first_step"] - 1)
+    continues = facts["session"] == last["session"] or (facts["session"], facts["step"]) == (
+        last["from_session"],
+        last["first_step"] - 1,
+    )
     if environment != last["environment"] or not continues:
         ledger.append(lines_of.next_session_line(last, facts["step"], facts["session"], environment))
     return _session(folder, ledger, key, plan, dataset, found)
@@ -174,7 +177,15 @@ def begin_again(session: Session, plan: Plan, dataset) -> Session:
 
 
 # What a start that was cut short before its first checkpoint leaves, besides parts of files.
-_OF_A_START = {"checkpoints", "ledger.jsonl", "recipe.toml", files.DATA_ROOT_FILE, key_file.KEY_FILE, "ledger.head", "privacy.json"}
+_OF_A_START = {
+    "checkpoints",
+    "ledger.jsonl",
+    "recipe.toml",
+    files.DATA_ROOT_FILE,
+    key_file.KEY_FILE,
+    "ledger.head",
+    "privacy.json",
+}
 
 
 def refuse_no_run(folder: Path) -> None:
@@ -184,7 +195,9 @@ def refuse_no_run(folder: Path) -> None:
         InputError: If there is nothing to resume: a run that began anew there would overwrite what is there.
     """
     if not folder.is_dir():
-        raise InputError(f"{folder} is no run folder, so there is nothing to resume. Name the folder of a run, or leave out --resume.")
+        raise InputError(
+            f"{folder} is no run folder, so there is nothing to resume. Name the folder of a run, or leave out --resume."
+        )
     ledger = Ledger.open(folder / "ledger.jsonl")
     if checkpoints.paths(folder) or any(line.get("kind") == "step" for line in ledger.lines):
         return
@@ -246,7 +259,9 @@ def recorded_environment(folder: Path) -> dict[str, Any] | None:
     try:
         _Restored.model_validate(environment, strict=True)
     except pydantic.ValidationError:
-        raise InputError(f"{ledger.path} names an environment that no run has: it was altered or damaged. Restore it from a copy.") from None
+        raise InputError(
+            f"{ledger.path} names an environment that no run has: it was altered or damaged. Restore it from a copy."
+        ) from None
     return environment
 
 
@@ -282,7 +297,9 @@ def recipe_digest(recipe: config.Recipe) -> str:
 
 def _run_line(run_id: str, plan: Plan) -> dict[str, Any]:
     privacy = plan.recipe.privacy
-    return lines_of.run_line(run_id, plan.mechanism, privacy.clipping_norm if privacy else None, recipe_digest(plan.recipe))
+    return lines_of.run_line(
+        run_id, plan.mechanism, privacy.clipping_norm if privacy else None, recipe_digest(plan.recipe)
+    )
 
 
 def refuse_another_recipe(ledger: Ledger, plan: Plan) -> None:
@@ -322,7 +339,11 @@ def newest_unfinished(name: str) -> Path:
     """
     named = re.compile(re.escape(name.replace("/", "-")) + r"-\d{8}T\d{6}Z-[0-9a-f]{4}")
     found = Path("runs").iterdir() if Path("runs").is_dir() else []
-    candidates = [path for path in found if named.fullmatch(path.name) and path.is_dir() and not (path / "result.json").exists()]
+    candidates = [
+        path for path in found if named.fullmatch(path.name) and path.is_dir() and not (path / "result.json").exists()
+    ]
     if not candidates:
-        raise InputError(f"there is no unfinished run of {name} in {os.path.join('runs', '')}. Name the folder by --output, or leave out --resume.")
+        raise InputError(
+            f"there is no unfinished run of {name} in {os.path.join('runs', '')}. Name the folder by --output, or leave out --resume."
+        )
     return max(candidates, key=lambda path: path.stat().st_mtime)

@@ -105,7 +105,9 @@ def _metadata(path: Path) -> tuple[WeightsFacts, config.Recipe]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
-            return WeightsFacts.model_validate_json(metadata["sfumato"]), config.parse(tomllib.loads(metadata["recipe"]))
+            return WeightsFacts.model_validate_json(metadata["sfumato"]), config.parse(
+                tomllib.loads(metadata["recipe"])
+            )
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
         raise InputError(f"{path} is missing or damaged. Restore it from a copy, or train again.") from None
 
@@ -117,11 +119,15 @@ def _compare_weights(path: Path, checkpoint: Checkpoint) -> None:
     from safetensors.torch import save as to_bytes
 
     def named(prefix: str) -> dict[str, torch.Tensor]:
-        return {name.removeprefix(prefix): value for name, value in checkpoint.tensors.items() if name.startswith(prefix)}
+        return {
+            name.removeprefix(prefix): value for name, value in checkpoint.tensors.items() if name.startswith(prefix)
+        }
 
     try:
         same = to_bytes(load_file(path)) == to_bytes({**named("model."), **named("ema.0.")})
     except (OSError, SafetensorError, ValueError):
         same = False
     if not same:
-        raise InputError(f"{path} holds other weights than this run's last checkpoint: it was altered, or is another run's. Restore it from a copy.")
+        raise InputError(
+            f"{path} holds other weights than this run's last checkpoint: it was altered, or is another run's. Restore it from a copy."
+        )

@@ -69,7 +69,11 @@ def batch_size_for_overcharge(mechanism: Mechanism, delta: float, target: float)
 
     def overcharge(batch_size: int, by_pld: bool = False) -> float:
         there = at_batch_size(mechanism, batch_size)
-        return tan.overcharge(there, delta, accountants.epsilon(there, delta, "pld").epsilon) if by_pld else overcharge_estimate(there, delta)
+        return (
+            tan.overcharge(there, delta, accountants.epsilon(there, delta, "pld").epsilon)
+            if by_pld
+            else overcharge_estimate(there, delta)
+        )
 
     low, high = 0, mechanism.num_examples
     if not overcharge(high) < target:
@@ -93,7 +97,9 @@ def batch_size_for_overcharge(mechanism: Mechanism, delta: float, target: float)
 
 def at_batch_size(mechanism: Mechanism, batch_size: int) -> Mechanism:
     """The same steps and eta at another batch size: sigma follows."""
-    return mechanism.replace(batch_size=batch_size, noise_multiplier=mechanism.noise_multiplier * batch_size / mechanism.batch_size)
+    return mechanism.replace(
+        batch_size=batch_size, noise_multiplier=mechanism.noise_multiplier * batch_size / mechanism.batch_size
+    )
 
 
 def advice(mechanism: Mechanism, delta: float) -> dict[str, Any]:
@@ -110,7 +116,11 @@ def advice(mechanism: Mechanism, delta: float) -> dict[str, Any]:
 
 
 def table(
-    mechanism: Mechanism, delta: float, accountant: Accountant = "pld", price: Price = Price(), learning_rate: float | None = None
+    mechanism: Mechanism,
+    delta: float,
+    accountant: Accountant = "pld",
+    price: Price = Price(),
+    learning_rate: float | None = None,
 ) -> list[dict[str, Any]]:
     """Runs of one total amount of noise: batch against noise at constant steps, and batch against steps at constant noise.
 
@@ -153,9 +163,13 @@ def with_more_data(mechanism: Mechanism, delta: float, factor: float, accountant
         raise InputError(f"--more-data must lie between 1e-12 and 1e12, not {factor}: how many times as many images.")
     num_examples, delta = round(mechanism.num_examples * factor), delta / factor
     if not 1e-100 <= delta < 1:
-        raise InputError(f"{factor:g} times as many images would go with delta {printed.delta(delta)}, which is none. Choose a factor nearer to 1.")
+        raise InputError(
+            f"{factor:g} times as many images would go with delta {printed.delta(delta)}, which is none. Choose a factor nearer to 1."
+        )
     if num_examples < mechanism.batch_size:
-        raise InputError(f"{factor:g} times as many images are {num_examples}, fewer than the batch of {mechanism.batch_size}. Take a larger factor.")
+        raise InputError(
+            f"{factor:g} times as many images are {num_examples}, fewer than the batch of {mechanism.batch_size}. Take a larger factor."
+        )
     more = mechanism.replace(num_examples=num_examples)
     return {
         "num_examples": num_examples,

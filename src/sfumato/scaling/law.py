@@ -23,7 +23,9 @@ _IMPLAUSIBLE = 0.01
 _EXCLUDED = 0.05
 # Largest spread over smallest, between batch sizes, that intervals still cover well (LOG.md).
 _UNEVEN = 3.0
-NOT_TOLD_APART = ["the runs do not tell the two laws apart, so intervals reach over both: more seeds or other batch sizes narrow them"]
+NOT_TOLD_APART = [
+    "the runs do not tell the two laws apart, so intervals reach over both: more seeds or other batch sizes narrow them"
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,11 +98,15 @@ def fit(points: Sequence[Point]) -> list[Fit]:
     if len(sizes) < 3:
         raise InputError(f"{len(sizes)} batch sizes do not show a law: at least three are needed. Simulate at more.")
     if len(points) < 4:
-        raise InputError(f"{len(points)} runs leave nothing to tell their spread from: at least four are needed. Simulate more seeds.")
+        raise InputError(
+            f"{len(points)} runs leave nothing to tell their spread from: at least four are needed. Simulate more seeds."
+        )
     fits = [_fit(law, points, sizes) for law in LAWS]
     fits.sort(key=lambda found: found.left_out_error)
     if all(found.plausibility is not None and found.plausibility < _IMPLAUSIBLE for found in fits):
-        first = dataclasses.replace(fits[0], warnings=(*fits[0].warnings, "the points support neither law: predictions may be far off"))
+        first = dataclasses.replace(
+            fits[0], warnings=(*fits[0].warnings, "the points support neither law: predictions may be far off")
+        )
         fits = [first, *fits[1:]]
     return fits
 
@@ -138,7 +144,14 @@ def _fit(law: str, points: Sequence[Point], sizes: list[int]) -> Fit:
     if spreads and len(design.table) >= 4 and max(spreads) > _UNEVEN * max(min(spreads), 1e-12):
         warnings.append("the spread over seeds differs between batch sizes: intervals cover less than they claim")
     return Fit(
-        law, design.a, design.b, float(np.sqrt(np.mean(np.square(errors)))), design.plausibility(), design.pairing_gain, tuple(warnings), design
+        law,
+        design.a,
+        design.b,
+        float(np.sqrt(np.mean(np.square(errors)))),
+        design.plausibility(),
+        design.pairing_gain,
+        tuple(warnings),
+        design,
     )
 
 

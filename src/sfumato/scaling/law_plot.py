@@ -35,16 +35,38 @@ def draw(study: Study, facts: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     axes.fill_between(
-        grid, [100 * p.low for p in predicted], [100 * p.high for p in predicted], color="tab:blue", alpha=0.15, linewidth=0, label="95 % of runs"
+        grid,
+        [100 * p.low for p in predicted],
+        [100 * p.high for p in predicted],
+        color="tab:blue",
+        alpha=0.15,
+        linewidth=0,
+        label="95 % of runs",
     )
     axes.plot(grid, [100 * p.accuracy for p in predicted], color="tab:blue", label=used.law)
-    axes.plot(grid, [100 * other.predict(int(size)).accuracy for size in grid], color="tab:gray", linestyle="--", label=f"{other.law} (not used)")
     axes.plot(
-        [point.batch_size for point in points], [100 * point.accuracy for point in points], "o", color="black", markersize=4, label="simulations"
+        grid,
+        [100 * other.predict(int(size)).accuracy for size in grid],
+        color="tab:gray",
+        linestyle="--",
+        label=f"{other.law} (not used)",
+    )
+    axes.plot(
+        [point.batch_size for point in points],
+        [100 * point.accuracy for point in points],
+        "o",
+        color="black",
+        markersize=4,
+        label="simulations",
     )
     for number, prediction in enumerate(facts["predictions"]):
         axes.plot(
-            prediction["batch_size"], 100 * prediction["accuracy"], "*", color="tab:red", markersize=14, label="prediction" if number == 0 else None
+            prediction["batch_size"],
+            100 * prediction["accuracy"],
+            "*",
+            color="tab:red",
+            markersize=14,
+            label="prediction" if number == 0 else None,
         )
     axes.set_xscale("log", base=2)
     axes.set_xlabel("batch size at a constant sigma / B")

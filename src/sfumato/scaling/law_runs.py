@@ -53,9 +53,15 @@ def read_study(folders: Sequence[Path]) -> Study:
     """
     found: list[Path] = []
     for folder in folders:
-        inside = [folder] if (folder / "result.json").exists() else sorted(path.parent for path in folder.glob("**/result.json"))
+        inside = (
+            [folder]
+            if (folder / "result.json").exists()
+            else sorted(path.parent for path in folder.glob("**/result.json"))
+        )
         if not inside:
-            raise InputError(f"{folder} holds no finished run. Give run folders of `sfumato simulate` or `sfumato train`.")
+            raise InputError(
+                f"{folder} holds no finished run. Give run folders of `sfumato simulate` or `sfumato train`."
+            )
         found += inside
     runs = [_read(folder) for folder in dict.fromkeys(found)]
     first = runs[0]
@@ -64,7 +70,9 @@ def read_study(folders: Sequence[Path]) -> Study:
             raise InputError(
                 f"{run.folder} took {run.num_steps} steps and {first.folder} {first.num_steps}: a law holds at one number of steps. Leave one out."
             )
-        if run.num_examples != first.num_examples or not math.isclose(run.noise_per_image, first.noise_per_image, rel_tol=_SAME):
+        if run.num_examples != first.num_examples or not math.isclose(
+            run.noise_per_image, first.noise_per_image, rel_tol=_SAME
+        ):
             raise InputError(
                 f"{run.folder} has sigma / B = {run.noise_per_image:.4g} on {run.num_examples} images and {first.folder} "
                 f"{first.noise_per_image:.4g} on {first.num_examples}: a law holds at one signal-to-noise ratio per step. Leave one out."
@@ -77,7 +85,9 @@ def _read(folder: Path) -> Run:
     recipe = config.parse(config.read(folder / "recipe.toml"))
     sigma, batch_size = result.noise_multiplier, result.batch_size
     if not sigma:
-        raise InputError(f"{folder} was trained without noise: it belongs to no study at a constant total amount of noise. Leave it out.")
+        raise InputError(
+            f"{folder} was trained without noise: it belongs to no study at a constant total amount of noise. Leave it out."
+        )
     return Run(
         folder=folder,
         point=Point(batch_size, recipe.run.seed, result.accuracy),
@@ -110,7 +120,8 @@ def scaling_law(study: Study, predict_batch_sizes: Sequence[int]) -> dict[str, A
         "coefficients": {"a": used.a, "b": used.b},
         "laws": [_of(found) for found in fits],
         "why": f"{used.law} predicts batch sizes that it was not shown within {100 * used.left_out_error:.2f} points, "
-        f"{other.law} within {100 * other.left_out_error:.2f}" + (f" ({worse:.1f} times as far)" if math.isfinite(worse) else ""),
+        f"{other.law} within {100 * other.left_out_error:.2f}"
+        + (f" ({worse:.1f} times as far)" if math.isfinite(worse) else ""),
         "pairing_gain": used.pairing_gain,
         "rho": _rho(study),
         "rho_private": False,
@@ -131,9 +142,15 @@ def _rho(study: Study) -> dict[str, float]:
     """
     rho: dict[str, float] = {}
     for batch_size in sorted({run.point.batch_size for run in study.runs}):
-        squares = [run.clipped_square for run in study.runs if run.point.batch_size == batch_size and run.clipped_square is not None]
+        squares = [
+            run.clipped_square
+            for run in study.runs
+            if run.point.batch_size == batch_size and run.clipped_square is not None
+        ]
         if squares:
             run = study.runs[0]
-            rho[str(batch_size)] = sum(squares) / len(squares) / (run.noise_per_image**2 * batch_size * run.num_parameters)
+            rho[str(batch_size)] = (
+                sum(squares) / len(squares) / (run.noise_per_image**2 * batch_size * run.num_parameters)
+            )
     ends = list(rho)[:1] + list(rho)[-1:]
     return {batch_size: rho[batch_size] for batch_size in ends}

@@ -46,14 +46,18 @@ def plan(
     left_out = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is None]
     if len(left_out) != 1:
         verb = "all are given" if not left_out else f"{', '.join(left_out)} are left out"
-        raise InputError(f"three of --batch-size, --num-steps, --noise-multiplier and --epsilon give the fourth, but {verb}. Leave out exactly one.")
+        raise InputError(
+            f"three of --batch-size, --num-steps, --noise-multiplier and --epsilon give the fourth, but {verb}. Leave out exactly one."
+        )
     if not 1 <= num_examples <= MOST:
         raise InputError(f"--num-examples must lie between 1 and {MOST:g}, not {num_examples}.")
     if num_steps is not None and num_steps > MOST:
         raise InputError(f"--num-steps must be at most {MOST:g}, not {num_steps}.")
     delta = config.delta_default(num_examples) if delta is None else delta
     if not 1e-100 <= delta < 1:
-        raise InputError(f"--delta must lie between 0 and 1, and be 1e-100 at least, not {delta}. A power of ten below 1/N is usual.")
+        raise InputError(
+            f"--delta must lie between 0 and 1, and be 1e-100 at least, not {delta}. A power of ten below 1/N is usual."
+        )
     keys = ("training.batch_size", "training.num_steps", "privacy.noise_multiplier", "privacy.target_epsilon")
     for (name, value), key in zip(given.items(), keys, strict=True):
         reason = None if value is None else config.why_impossible(key, value)  # as in a recipe
@@ -64,12 +68,18 @@ def plan(
     mechanism, _ = solve(Budget(num_examples, delta, epsilon, batch_size, num_steps, noise_multiplier, accountant))
     spent = accountants.epsilon(mechanism, delta, accountant)
     warnings = (
-        [f"delta = {printed.delta(delta)} is more than 1/N = {1 / num_examples:.3g}. Choose a smaller one."] if delta > 1 / num_examples else []
+        [f"delta = {printed.delta(delta)} is more than 1/N = {1 / num_examples:.3g}. Choose a smaller one."]
+        if delta > 1 / num_examples
+        else []
     )
     if 0 < mechanism.noise_multiplier < 0.5:
-        warnings.append("below sigma = 0.5 no budget is meaningful: take a larger batch with more noise (TAN, Figure 2)")
+        warnings.append(
+            "below sigma = 0.5 no budget is meaningful: take a larger batch with more noise (TAN, Figure 2)"
+        )
     elif 0 < mechanism.noise_multiplier < 2:
-        warnings.append("below sigma = 2 a budget is overcharged: a larger batch with as much more noise spends less (TAN, Figure 2)")
+        warnings.append(
+            "below sigma = 2 a budget is overcharged: a larger batch with as much more noise spends less (TAN, Figure 2)"
+        )
     if spent.note:
         warnings.append(spent.note)
 

@@ -45,18 +45,36 @@ def draw(mechanism: Mechanism, delta: float, path: Path) -> None:
         left.axvline(wall, color="tab:gray", linewidth=0.8, linestyle=":")
     own = rdp.epsilon_rdp(mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps, delta)
     left.plot(mechanism.noise_multiplier, own, "*", color="tab:red", markersize=14, label="this run")
-    left.set(xscale="log", yscale="log", xlabel="sigma", ylabel=f"epsilon by RDP at delta {printed.delta(delta)}", title=f"eta = {eta:.3g}")
+    left.set(
+        xscale="log",
+        yscale="log",
+        xlabel="sigma",
+        ylabel=f"epsilon by RDP at delta {printed.delta(delta)}",
+        title=f"eta = {eta:.3g}",
+    )
     left.legend(frameon=False)
 
     for sigma in (0.5, 1.0, 2.0, 4.0):
         q = math.sqrt(2) * eta_step * sigma
         if q <= 1:
-            right.plot(_ORDERS, [_over_limit(q, sigma, order, eta_step) for order in _ORDERS], label=f"sigma = {sigma:g}")
+            right.plot(
+                _ORDERS, [_over_limit(q, sigma, order, eta_step) for order in _ORDERS], label=f"sigma = {sigma:g}"
+            )
     q, sigma = mechanism.sampling_prob, mechanism.noise_multiplier
     right.plot(
-        _ORDERS, [_over_limit(q, sigma, order, eta_step) for order in _ORDERS], color="tab:red", linestyle="--", label=f"this run, {sigma:.3g}"
+        _ORDERS,
+        [_over_limit(q, sigma, order, eta_step) for order in _ORDERS],
+        color="tab:red",
+        linestyle="--",
+        label=f"this run, {sigma:.3g}",
     )
-    right.set(xscale="log", yscale="log", xlabel="order alpha", ylabel="RDP of a step / (alpha eta_step²)", title=f"eta_step = {eta_step:.3g}")
+    right.set(
+        xscale="log",
+        yscale="log",
+        xlabel="order alpha",
+        ylabel="RDP of a step / (alpha eta_step²)",
+        title=f"eta_step = {eta_step:.3g}",
+    )
     right.legend(frameon=False, loc="upper left", fontsize="small")
     figure.savefig(path)
 

@@ -31,7 +31,9 @@ def simulated(recipe: ResolvedRecipe, batch_size: int, seed: int) -> ResolvedRec
     """
     privacy, training = recipe.privacy, recipe.training
     if privacy is None or not privacy.noise_multiplier:
-        raise InputError("a simulation scales the noise with the batch, but this recipe has none. Give it a [privacy] section with a budget.")
+        raise InputError(
+            "a simulation scales the noise with the batch, but this recipe has none. Give it a [privacy] section with a budget."
+        )
     if not 1 <= batch_size <= training.batch_size:
         raise InputError(
             f"--batch-size must lie between 1 and the recipe's own {training.batch_size}, not {batch_size}: a simulation is the cheaper run."
@@ -110,7 +112,9 @@ def simulate(
 def simulate_by(recipe: ResolvedRecipe, batch_size: int, seeds: Sequence[int], train: Train) -> Simulation:
     """One simulation for each seed, trained by ``train``."""
     if not seeds or len(set(seeds)) != len(seeds):
-        raise InputError("--seeds must name each seed once: equal seeds give equal runs, which say nothing about the spread.")
+        raise InputError(
+            "--seeds must name each seed once: equal seeds give equal runs, which say nothing about the spread."
+        )
     simulations = [simulated(recipe, batch_size, seed) for seed in seeds]
     runs = [train(simulation) for simulation in simulations]
     averaged = [key for key in _ACCURACIES if getattr(runs[0], key) is not None]
@@ -119,4 +123,11 @@ def simulate_by(recipe: ResolvedRecipe, batch_size: int, seeds: Sequence[int], t
     return Simulation(**{**dict(runs[0]), **mean}, seeds=list(seeds), runs=runs, compute_fraction=fraction)
 
 
-_ACCURACIES = ("accuracy", "accuracy_last", "test_accuracy", "test_accuracy_last", "accuracy_augtest_vote", "accuracy_augtest_mean")
+_ACCURACIES = (
+    "accuracy",
+    "accuracy_last",
+    "test_accuracy",
+    "test_accuracy_last",
+    "accuracy_augtest_vote",
+    "accuracy_augtest_mean",
+)

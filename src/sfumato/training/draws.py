@@ -44,7 +44,9 @@ class Draws:
         seals_sums: Whether sums are clipped, and noise is added.
     """
 
-    def __init__(self, key: bytes, context: dict[str, str], ledger: Ledger, *, is_public: bool, seals_sums: bool) -> None:
+    def __init__(
+        self, key: bytes, context: dict[str, str], ledger: Ledger, *, is_public: bool, seals_sums: bool
+    ) -> None:
         session = lines_of.last_session(ledger.lines)
         self.session: int = session["session"]
         if is_public:
@@ -74,7 +76,10 @@ class Draws:
             indices = poisson_batch(mechanism, self._streams.stream("sampling", step, **before))
         else:  # an epoch's order belongs to many updates
             indices = shuffled_batch(mechanism, step, lambda epoch: self._streams.stream("shuffling", epoch))
-        view, model = (self._streams.stream(purpose, step, **before) for purpose in ("augmentation", "random numbers inside the model"))
+        view, model = (
+            self._streams.stream(purpose, step, **before)
+            for purpose in ("augmentation", "random numbers inside the model")
+        )
         return draw(mechanism, indices, views, view, model)
 
     def record(self, step: int, grad_sum: Mapping[str, torch.Tensor]) -> Stream:

@@ -25,7 +25,9 @@ def expected_seconds(plan: Plan, facts: Facts, device: str = "auto", trust: Coll
     streams = Streams(new_key(), {}, {})
     times = []
     for step in (1, 2, 3):
-        randomness = draw(mechanism, np.arange(size) % 8, learner.views, streams.stream("view"), streams.stream("model"))
+        randomness = draw(
+            mechanism, np.arange(size) % 8, learner.views, streams.stream("view"), streams.stream("model")
+        )
         start = time.perf_counter()
         grad_sum, _ = learner.collect(learner.dataset.train, randomness, step)
         learner.update(grad_sum, streams.stream("noise", step), step)

@@ -130,12 +130,20 @@ class Learner:
         if recipe.privacy is None:
             training = recipe.training
             self.step: Any = OrdinaryStep(
-                self.model, self.objective, self.views, self.microbatch_size, recipe.optimizer.max_grad_norm, training.precision, training.compile
+                self.model,
+                self.objective,
+                self.views,
+                self.microbatch_size,
+                recipe.optimizer.max_grad_norm,
+                training.precision,
+                training.compile,
             )
         else:
             self.step = PrivateStep(self.grad_fn, self.plan.mechanism, self.views, self.microbatch_size, self.workers)
 
-    def collect(self, images: ImageSet, randomness: Randomness, step: int) -> tuple[dict[str, torch.Tensor], Statistics]:
+    def collect(
+        self, images: ImageSet, randomness: Randomness, step: int
+    ) -> tuple[dict[str, torch.Tensor], Statistics]:
         """What the gradients of one update add up to; in a private run nobody may see it."""
         every = self.plan.recipe.training.norm_histogram_every
         watch = {"with_norms": True} if every and (step == 1 or step % every == 0) else {}  # only a private step can
@@ -159,7 +167,9 @@ def _refuse_other_state(model: torch.nn.Module) -> None:
             )
 
 
-def build_learner(plan: Plan, dataset: Dataset, device: torch.device, recorded: dict[str, Any] | None, trust: Collection[str] = ()) -> Learner:
+def build_learner(
+    plan: Plan, dataset: Dataset, device: torch.device, recorded: dict[str, Any] | None, trust: Collection[str] = ()
+) -> Learner:
     """A learner in the recorded environment as far as the recipe leaves it open; its model may come from trusted modules alone."""
     keep_freed_memory()
     training = plan.recipe.training

@@ -97,7 +97,9 @@ def train(
     if resume and (folder / record.RESULT_FILE).exists():
         sessions.refuse_changed_recipe(folder, plan)
         refuse_large_groups(plan, dataset.train.largest_group())
-        result = verify_finished(folder, plan, dataset).model_copy(update={"run": str(folder)})  # it may have been moved
+        result = verify_finished(folder, plan, dataset).model_copy(
+            update={"run": str(folder)}
+        )  # it may have been moved
         if not plan.recipe.run.keep_key:
             key_file.delete_key(folder)
         return result
@@ -106,7 +108,9 @@ def train(
     refuse_large_groups(plan, dataset.train.largest_group())
     recorded = sessions.recorded_environment(folder) if resume else None
     compiles = "; compiling takes some minutes" if plan.recipe.training.compile else ""
-    with said_when_long(lambda: progress.message(f"still tracing the model and trying how to differentiate it{compiles}")):
+    with said_when_long(
+        lambda: progress.message(f"still tracing the model and trying how to differentiate it{compiles}")
+    ):
         learner = build_learner(plan, dataset, pick_device(device), recorded, trust)
     if plan.recipe.privacy is not None and learner.engine == "reference":
         why = f": {learner.grad_fn.refusal}" if learner.grad_fn.refusal else ""
@@ -176,7 +180,9 @@ class HeldOutScores:
 class _Run:
     """The loop's variables; ``finish`` reads from top to bottom."""
 
-    def __init__(self, plan: Plan, dataset: Dataset, learner: Learner, session: sessions.Session, progress: Progress) -> None:
+    def __init__(
+        self, plan: Plan, dataset: Dataset, learner: Learner, session: sessions.Session, progress: Progress
+    ) -> None:
         self.plan = plan
         self.dataset = dataset
         self.session = session
@@ -216,7 +222,9 @@ class _Run:
             return self._complete(*self._take_steps())
         except SumChanged as changed:
             # An operation that is not deterministic, or a model that computes otherwise than it did.
-            self.progress.message(f"{changed}: going back to the last checkpoint; what follows is drawn afresh and counts again")
+            self.progress.message(
+                f"{changed}: going back to the last checkpoint; what follows is drawn afresh and counts again"
+            )
             self.session = sessions.begin_again(self.session, self.plan, self.dataset)
             self.draws = self._draws()
             self._go_on_from(self.session.checkpoint)
@@ -238,7 +246,9 @@ class _Run:
         with watch_for_interrupts() as interrupted:
             for step in range(self.first_step, num_steps + 1):
                 if not self._budget_covers(step):
-                    self.progress.message(f"stopped after step {step - 1}: updates that were drawn afresh used up the budget")
+                    self.progress.message(
+                        f"stopped after step {step - 1}: updates that were drawn afresh used up the budget"
+                    )
                     self._checkpoint(step - 1)
                     break
                 with self._timed("sampling"):
@@ -260,7 +270,9 @@ class _Run:
                 if evaluated or statistics.norms is not None:
                     self.metrics_private.append(self._noted(step, statistics))
                 accuracy = scores.averaged.accuracy if scores else None
-                self.progress.step(StepFacts(step, num_steps, curve(step), accuracy, self._images_per_second(step), evaluated))
+                self.progress.step(
+                    StepFacts(step, num_steps, curve(step), accuracy, self._images_per_second(step), evaluated)
+                )
                 if interrupted():
                     self._checkpoint(step)
                     raise Interrupted(step, num_steps)
@@ -290,7 +302,10 @@ class _Run:
     def _state_what_is_planned(self) -> None:
         """Writes a certificate that holds whenever the run ends: it counts all that is planned."""
         planned = self.mechanism.replace(num_steps=self._planned())
-        record.write(self.folder / record.CERTIFICATE_FILE, certificate(self.plan, planned, self.session.ledger, "running", self.dataset))
+        record.write(
+            self.folder / record.CERTIFICATE_FILE,
+            certificate(self.plan, planned, self.session.ledger, "running", self.dataset),
+        )
 
     def _curve(self) -> Callable[[int], float | None]:
         """Epsilon after a step, counting releases that an earlier session spent besides."""
@@ -299,7 +314,9 @@ class _Run:
         if self.plan.selection is not None:  # what the best of all runs spends in the end bounds every step before
             total = claims(self.plan, self.mechanism.replace(num_steps=self._planned())).epsilon
             return lambda step: total
-        curve = EpsilonCurve(self.mechanism.replace(num_steps=self._planned()), self.plan.delta, self.plan.recipe.budget.accountant)
+        curve = EpsilonCurve(
+            self.mechanism.replace(num_steps=self._planned()), self.plan.delta, self.plan.recipe.budget.accountant
+        )
         draws = self.draws
         return lambda step: curve.at(max(draws.num_releases, step))
 
@@ -329,7 +346,9 @@ class _Run:
         if num_views and learner.views.kind != "none":
             self.progress.message(f"testing with {num_views} views of each held-out image")
         with self.state.averaged_weights():
-            return augtest(self.state.model, self.dataset.held_out, learner.views, num_views, learner.objective.decision_logits)
+            return augtest(
+                self.state.model, self.dataset.held_out, learner.views, num_views, learner.objective.decision_logits
+            )
 
     def _checkpoint(self, step: int) -> None:
         self.session.save(self.state.tensors(), step, self._elapsed() if step else 0.0)
@@ -357,19 +376,14 @@ class _Run:
             **dict(result_claims(claim)),
             run=str(self.folder),
             held_out=held_out,
-            accuracy=averaged.accuracy,
+            **dataclasses.asdict(averaged),
             accuracy_last=scores.accuracy_last,
-            accuracy_top5=averaged.accuracy_top5,
             test_accuracy=averaged.accuracy if on_test else None,
             test_accuracy_last=scores.accuracy_last if on_test else None,
             test_accuracy_top5=averaged.accuracy_top5 if on_test else None,
             test_views=with_views.views,
             accuracy_augtest_vote=with_views.vote,
             accuracy_augtest_mean=with_views.mean,
-            balanced_accuracy=averaged.balanced_accuracy,
-            per_class=averaged.per_class,
-            auroc=averaged.auroc,
-            majority_rate=averaged.majority_rate,
             num_parameters=self.learner.num_parameters,
             images_per_second=self.mechanism.batch_size * max(last_step, 1) / max(seconds, 1e-9),
             seconds=seconds,
@@ -384,7 +398,10 @@ class _Run:
         from safetensors.torch import save as to_bytes
 
         tensors = {name: value.detach().cpu().contiguous() for name, value in self.state.averaged_state_dict().items()}
-        metadata = {"sfumato": weights_facts(claim).model_dump_json(), "recipe": config.to_toml(config.shareable(self.plan.recipe))}
+        metadata = {
+            "sfumato": weights_facts(claim).model_dump_json(),
+            "recipe": config.to_toml(config.shareable(self.plan.recipe)),
+        }
         files.write_atomically(self.folder / "model.safetensors", to_bytes(tensors, metadata))
 
 

@@ -35,7 +35,9 @@ def find_microbatch_size(attempt: Callable[[int], float], start: int, grows: boo
             if not is_out_of_memory(error):
                 raise
             if size == 1:
-                raise MachineError("memory does not hold one example of this model. Take a smaller model, images or augmult.") from None
+                raise MachineError(
+                    "memory does not hold one example of this model. Take a smaller model, images or augmult."
+                ) from None
             size //= 2
             most = size
     while grows and 2 * size <= most:

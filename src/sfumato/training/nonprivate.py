@@ -38,7 +38,9 @@ class OrdinaryStep:
         self.microbatch_size = microbatch_size
         self.max_grad_norm = max_grad_norm
 
-    def collect(self, images: ImageSet, parameters: dict[str, torch.Tensor], randomness: Randomness) -> tuple[dict[str, torch.Tensor], Statistics]:
+    def collect(
+        self, images: ImageSet, parameters: dict[str, torch.Tensor], randomness: Randomness
+    ) -> tuple[dict[str, torch.Tensor], Statistics]:
         device = next(iter(parameters.values())).device
         drawn = torch.from_numpy(randomness.indices)
         drawn = drawn[images.readable[drawn]]
@@ -46,7 +48,10 @@ class OrdinaryStep:
         gradient = {name: torch.zeros_like(value) for name, value in parameters.items()}
         total_loss = 0.0
         for indices in drawn.split(self.microbatch_size):
-            inputs, labels = self.views.make(images, indices, randomness.view_bits, device), images.labels[indices].to(device)
+            inputs, labels = (
+                self.views.make(images, indices, randomness.view_bits, device),
+                images.labels[indices].to(device),
+            )
             if self.views.augmult:
                 inputs = inputs.flatten(0, 1)  # (b K, C, H, W)
                 labels = labels.repeat_interleave(self.views.augmult)

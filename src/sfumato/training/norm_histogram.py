@@ -10,7 +10,11 @@ _PER_DECADE, _DECADES = 10, 4
 
 
 def norm_histogram(
-    norms: torch.Tensor, losses: torch.Tensor, clipping_norm: float, grad_sum: dict[str, torch.Tensor], noise_stddev: float
+    norms: torch.Tensor,
+    losses: torch.Tensor,
+    clipping_norm: float,
+    grad_sum: dict[str, torch.Tensor],
+    noise_stddev: float,
 ) -> NormHistogram:
     """What one update's gradients amount to.
 
@@ -24,8 +28,12 @@ def norm_histogram(
     is_finite = torch.isfinite(norms) & torch.isfinite(losses)
     relative = norms[is_finite].double() / clipping_norm
     edges = [10.0 ** (number / _PER_DECADE) for number in range(-_DECADES * _PER_DECADE, _DECADES * _PER_DECADE + 1)]
-    counts = torch.bincount(torch.bucketize(relative, torch.tensor(edges, dtype=torch.float64)), minlength=len(edges) + 1)
-    signal = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(value.double()) for value in grad_sum.values()]))
+    counts = torch.bincount(
+        torch.bucketize(relative, torch.tensor(edges, dtype=torch.float64)), minlength=len(edges) + 1
+    )
+    signal = torch.linalg.vector_norm(
+        torch.stack([torch.linalg.vector_norm(value.double()) for value in grad_sum.values()])
+    )
     noise = noise_stddev * sum(value.numel() for value in grad_sum.values()) ** 0.5
     return NormHistogram(
         edges=edges,

@@ -30,7 +30,9 @@ class State:
         for name, value in self.parameters.items():
             value.grad = gradient[name].to(value.dtype)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config.learning_rate, self.config.schedule, self.config.warmup_steps, step, self.num_steps)
+            group["lr"] = learning_rate(
+                self.config.learning_rate, self.config.schedule, self.config.warmup_steps, step, self.num_steps
+            )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.ema.update(self.parameters, step)
@@ -42,12 +44,16 @@ class State:
             out.update({f"ema.{number}.{name}": value for name, value in _each_its_own(self._averages(number)).items()})
         names = list(self.parameters)
         for number, memory in self.optimizer.state_dict()["state"].items():
-            out.update({f"{_MEMORY[slot]}.{names[number]}": value for slot, value in memory.items() if value is not None})
+            out.update(
+                {f"{_MEMORY[slot]}.{names[number]}": value for slot, value in memory.items() if value is not None}
+            )
         return out
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
         """Takes over what ``tensors`` of an equal state returned."""
-        self.model.load_state_dict({name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")})
+        self.model.load_state_dict(
+            {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+        )
         for number, average in enumerate(self.ema.averages):
             for name in average:
                 average[name].copy_(tensors[f"ema.{number}.{name}"])
@@ -103,7 +109,11 @@ def make_optimizer(parameters: Mapping[str, torch.Tensor], config: ResolvedOptim
     """
     if isinstance(config, ResolvedSgd):
         return torch.optim.SGD(
-            parameters.values(), lr=config.learning_rate, momentum=config.momentum, dampening=config.dampening, weight_decay=config.weight_decay
+            parameters.values(),
+            lr=config.learning_rate,
+            momentum=config.momentum,
+            dampening=config.dampening,
+            weight_decay=config.weight_decay,
         )
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.name]
     return kind(

@@ -74,7 +74,9 @@ class PrivateStep:
 
     """
 
-    def __init__(self, grad_fn: GradFn, mechanism: Mechanism, views: Views, microbatch_size: int, workers: Workers | None = None) -> None:
+    def __init__(
+        self, grad_fn: GradFn, mechanism: Mechanism, views: Views, microbatch_size: int, workers: Workers | None = None
+    ) -> None:
         self.grad_fn = grad_fn
         self.mechanism = mechanism
         self.views = views
@@ -91,9 +93,14 @@ class PrivateStep:
         norms, losses = [], []
 
         def clipped(indices: torch.Tensor) -> ClippedGrad:
-            inputs, labels = self.views.make(images, indices, randomness.view_bits, device), images.labels[indices].to(device)
+            inputs, labels = (
+                self.views.make(images, indices, randomness.view_bits, device),
+                images.labels[indices].to(device),
+            )
             is_padding = ~images.readable[indices].to(device)
-            return self.grad_fn(inputs, labels, is_padding=is_padding, key=randomness.model_key, example_ids=indices.to(device))
+            return self.grad_fn(
+                inputs, labels, is_padding=is_padding, key=randomness.model_key, example_ids=indices.to(device)
+            )
 
         with self.grad_fn.parameters_fixed():
             for out in self.workers.map(clipped, torch.from_numpy(randomness.indices).split(self.microbatch_size)):

@@ -34,14 +34,18 @@ class Trainer:
     ) -> None:
         self.dataset, self.device, self.trust, self.progress = dataset, device, trust, progress
 
-    def run(self, recipe: config.Recipe, folder: Path, *, resume: bool = False, progress: Progress | None = None) -> Result:
+    def run(
+        self, recipe: config.Recipe, folder: Path, *, resume: bool = False, progress: Progress | None = None
+    ) -> Result:
         """Resolves a recipe and trains it in a folder. See `sfumato.training.loop.train`."""
         return self.run_plan(resolve(recipe, self.dataset.facts), folder, resume=resume, progress=progress)
 
     def run_plan(self, plan: Plan, folder: Path, *, resume: bool = False, progress: Progress | None = None) -> Result:
         """The same of what is resolved already."""
         watching = progress or self.progress
-        return loop.train(plan, self.dataset, folder, device=self.device, resume=resume, trust=self.trust, progress=watching)
+        return loop.train(
+            plan, self.dataset, folder, device=self.device, resume=resume, trust=self.trust, progress=watching
+        )
 
 
 def train(
@@ -81,7 +85,9 @@ def train(
         parsed = parsed.model_copy(update={"data": parsed.data.model_copy(update={"path": str(data_root)})})
     files.refuse_name(output)
     files.refuse_among_images(output, parsed.data)
-    trainer = Trainer(loading.load_for(parsed, data_root, progress.message), device=device, trust=trust, progress=progress)
+    trainer = Trainer(
+        loading.load_for(parsed, data_root, progress.message), device=device, trust=trust, progress=progress
+    )
     plan = resolve(parsed, trainer.dataset.facts)
     if non_private:
         plan = without_privacy(plan)

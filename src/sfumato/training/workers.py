@@ -25,7 +25,11 @@ class Workers:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._pool = ThreadPoolExecutor(count, "microbatch", initializer=torch.set_num_threads, initargs=(1,)) if count > 1 else None
+        self._pool = (
+            ThreadPoolExecutor(count, "microbatch", initializer=torch.set_num_threads, initargs=(1,))
+            if count > 1
+            else None
+        )
 
     def map(self, function: Callable[[Part], Result], parts: Iterable[Part]) -> Iterator[Result]:
         """What the function gives for each part."""

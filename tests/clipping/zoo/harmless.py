@@ -226,7 +226,12 @@ ENTRIES = [
     entry("counts_pixels", "divides by the number of bright pixels", lambda: net(first=CountsPixels())),
     entry("relu_in_place", "an activation in place", lambda: net(nn.ReLU(inplace=True))),
     entry("new_zeros", "zeros made by the number of rows", lambda: net(new_zeros)),
-    entry("filled", "writes into an empty tensor: what nobody filled is no part of a proof", lambda: net(filled), graph=False),
+    entry(
+        "filled",
+        "writes into an empty tensor: what nobody filled is no part of a proof",
+        lambda: net(filled),
+        graph=False,
+    ),
     entry("masked", "writes where values are large", lambda: net(masked), graph=False),
     entry("sorted_channels", "sorts channels", lambda: net(lambda x: x.sort(dim=1)[0])),
     entry("flipped_image", "flips every image, and rolls it", lambda: net(lambda x: x.flip(-1) + x.roll(1, 2))),

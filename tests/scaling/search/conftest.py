@@ -40,11 +40,23 @@ def postgresql() -> Iterator[str]:
         port = free.getsockname()[1]
 
     def run(*command: str) -> None:
-        subprocess.run([str(binaries / command[0]), *command[1:]], check=True, cwd=folder, stdout=subprocess.DEVNULL, **as_user)
+        subprocess.run(
+            [str(binaries / command[0]), *command[1:]], check=True, cwd=folder, stdout=subprocess.DEVNULL, **as_user
+        )
 
     data = str(folder / "data")
     run("initdb", "-D", data, "-U", "tester", "--auth=trust", "--no-sync")
-    run("pg_ctl", "-D", data, "-w", "-l", str(folder / "log"), "-o", f"-p {port} -c listen_addresses=127.0.0.1 -k {folder}", "start")
+    run(
+        "pg_ctl",
+        "-D",
+        data,
+        "-w",
+        "-l",
+        str(folder / "log"),
+        "-o",
+        f"-p {port} -c listen_addresses=127.0.0.1 -k {folder}",
+        "start",
+    )
     try:
         yield f"postgresql://tester@127.0.0.1:{port}/postgres"
     finally:

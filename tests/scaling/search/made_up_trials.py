@@ -56,13 +56,23 @@ def write_run(folder, recipe, sessions=1):
     files.create(folder)
     lines = [chained_line({"kind": "run", "num_examples": 10}, ledger.GENESIS)]
     for session in range(sessions):
-        lines.append(chained_line({"kind": "session", "session": session, "environment": {"device": "abacus"}}, lines[-1]["hash"]))
+        lines.append(
+            chained_line(
+                {"kind": "session", "session": session, "environment": {"device": "abacus"}}, lines[-1]["hash"]
+            )
+        )
         lines.append(chained_line({"kind": "step", "session": session, "step": 1}, lines[-1]["hash"]))
     (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     facts = {"epsilon": 1.0, "ledger_lines": len(lines), "ledger_head": lines[-1]["hash"]}
     (folder / "privacy.json").write_text(json.dumps(facts))
-    save_file({"weights": torch.tensor([rate, decay])}, folder / "model.safetensors", {"sfumato": json.dumps(facts), "recipe": ""})
+    save_file(
+        {"weights": torch.tensor([rate, decay])},
+        folder / "model.safetensors",
+        {"sfumato": json.dumps(facts), "recipe": ""},
+    )
     (folder / "recipe.toml").write_text(config.to_toml(config.shareable(recipe)))
     for name in ("metrics.jsonl", "metrics_private.jsonl", "key", "checkpoints/step-000000001.safetensors"):
         (folder / name).write_text("")
-    (folder / "result.json").write_text(json.dumps(finished(["a", "b"], run=str(folder), seconds=12.3, images_per_second=45.6)))
+    (folder / "result.json").write_text(
+        json.dumps(finished(["a", "b"], run=str(folder), seconds=12.3, images_per_second=45.6))
+    )

@@ -85,19 +85,37 @@ def refused(capsys, *words):
     return err
 
 
-def test_a_search_ends_with_a_recipe_that_train_takes_and_whose_certificate_was_computed_in_advance(capsys, tmp_path, space):
+def test_a_search_ends_with_a_recipe_that_train_takes_and_whose_certificate_was_computed_in_advance(
+    capsys, tmp_path, space
+):
     folder = tmp_path / "search"
     (folder / ".sfumato-trials" / "trial-7-seed-0-killed").mkdir(parents=True)
     words = [*SEARCH, "--space", space, "--output", folder, "--json"]
     status, out, err = call(capsys, *words)
     assert status == 0, err
     found = json.loads(out)
-    assert {"best", "trials", "recipe", "storage", "search_data", "epsilon_final", "epsilon_search_inclusive", "predicted_accuracy", "cost"} <= set(
-        found
+    assert {
+        "best",
+        "trials",
+        "recipe",
+        "storage",
+        "search_data",
+        "epsilon_final",
+        "epsilon_search_inclusive",
+        "predicted_accuracy",
+        "cost",
+    } <= set(found)
+    assert (
+        found["search_data"] == "private"
+        and found["epsilon_search_inclusive"] is None
+        and found["augtest_gain"] is None
     )
-    assert found["search_data"] == "private" and found["epsilon_search_inclusive"] is None and found["augtest_gain"] is None
     assert {"value", "low", "high"} == set(found["predicted_accuracy"])
-    assert sorted(path.name for path in folder.iterdir()) == ["recipe.toml", "search.json", "study.db"]  # no weights of simulations
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "recipe.toml",
+        "search.json",
+        "study.db",
+    ]  # no weights of simulations
 
     begun = time.time()
     again = call(capsys, *words)  # finished: nothing is made again
@@ -122,12 +140,32 @@ def test_simulations_are_private_of_nobody_and_see_no_test_image(capsys, tmp_pat
 
     def spy(plan, dataset, folder, **options):
         result = real(plan, dataset, folder, **options)
-        seen.append((plan.private, result.epsilon, dataset.held_out_name, plan.recipe.data.split, plan.recipe.privacy.noise_multiplier / 8))
+        seen.append(
+            (
+                plan.private,
+                result.epsilon,
+                dataset.held_out_name,
+                plan.recipe.data.split,
+                plan.recipe.privacy.noise_multiplier / 8,
+            )
+        )
         return result
 
     monkeypatch.setattr(loop, "train", spy)
     views = ["--set", "augmentation.kind=flip", "--set", "augmentation.augmult=2"]
-    status, out, err = call(capsys, *SEARCH[:2], "--trials", "1", *SEARCH[4:], *views, "--space", space, "--output", tmp_path / "search", "--json")
+    status, out, err = call(
+        capsys,
+        *SEARCH[:2],
+        "--trials",
+        "1",
+        *SEARCH[4:],
+        *views,
+        "--space",
+        space,
+        "--output",
+        tmp_path / "search",
+        "--json",
+    )
     assert status == 0, err
     assert abs(json.loads(out)["augtest_gain"]) <= 1  # reported beside the prediction
     assert {entry[:4] for entry in seen} == {(False, None, "valid", "train")}
@@ -140,7 +178,20 @@ def test_a_search_on_public_images_never_reads_the_private_ones(capsys, tmp_path
         for number in range(30):
             (tmp_path / "images" / name / f"{number}.png").write_bytes(b"no image")
     recipe = write_recipe(tmp_path, batch_size=128, num_steps=6)
-    words = ["search", recipe, "--trials", "2", "--batch-size", "8", "--seeds", "0,1", "--data", "digits", "--space", space]
+    words = [
+        "search",
+        recipe,
+        "--trials",
+        "2",
+        "--batch-size",
+        "8",
+        "--seeds",
+        "0,1",
+        "--data",
+        "digits",
+        "--space",
+        space,
+    ]
     status, out, err = call(capsys, *words, "--output", tmp_path / "search", "--json")
     assert status == 0, err
     found = json.loads(out)
@@ -153,7 +204,20 @@ def test_paid_trials_spend_one_budget_and_the_best_is_all_that_is_left(capsys, t
     write_digits(tmp_path / "images", per_class=30)
     recipe = write_recipe(tmp_path, batch_size=64, num_steps=4)
     folder = tmp_path / "search"
-    words = ["search", recipe, "--trials", "2", "--paid", "--data", "digits", "--space", space, "--output", folder, "--json"]
+    words = [
+        "search",
+        recipe,
+        "--trials",
+        "2",
+        "--paid",
+        "--data",
+        "digits",
+        "--space",
+        space,
+        "--output",
+        folder,
+        "--json",
+    ]
     status, out, err = call(capsys, *words)
     assert status == 0, err
     found = json.loads(out)
@@ -163,7 +227,12 @@ def test_paid_trials_spend_one_budget_and_the_best_is_all_that_is_left(capsys, t
     claim = json.loads((folder / "selected" / "privacy.json").read_text())
     numbers = Mechanism(claim["num_examples"], claim["batch_size"], claim["noise_multiplier"], claim["num_steps"])
     assert claim["private"] is True and claim["num_steps"] == 4
-    assert claim["epsilon"] == found["epsilon_search_inclusive"] == epsilon_of_best(numbers, 1e-4, Selection(2.0, 0.0)) <= 3.0
+    assert (
+        claim["epsilon"]
+        == found["epsilon_search_inclusive"]
+        == epsilon_of_best(numbers, 1e-4, Selection(2.0, 0.0))
+        <= 3.0
+    )
     assert claim["epsilon_pld"] is None
     assert any("how many runs there were" in line for line in claim["not_covered"])
     for line in (folder / "selected" / "metrics.jsonl").read_text().splitlines():
@@ -174,27 +243,68 @@ def test_paid_trials_spend_one_budget_and_the_best_is_all_that_is_left(capsys, t
 def test_paid_trials_that_private_images_judge_are_charged_for_it_and_publish_one_noisy_score(capsys, tmp_path, space):
     write_digits(tmp_path / "images", per_class=30)
     recipe, folder = write_recipe(tmp_path, batch_size=64, num_steps=4), tmp_path / "search"
-    status, out, err = call(capsys, "search", recipe, "--trials", "2", "--paid", "--score-noise", "2", "--space", space, "--output", folder, "--json")
+    status, out, err = call(
+        capsys,
+        "search",
+        recipe,
+        "--trials",
+        "2",
+        "--paid",
+        "--score-noise",
+        "2",
+        "--space",
+        space,
+        "--output",
+        folder,
+        "--json",
+    )
     assert status == 0, err
     found, claim = json.loads(out), json.loads((folder / "selected" / "privacy.json").read_text())
     numbers = Mechanism(claim["num_examples"], claim["batch_size"], claim["noise_multiplier"], claim["num_steps"])
     assert claim["num_examples"] < 240  # 300 images, less a fifth for tests, less the validation images
-    assert claim["epsilon"] == found["epsilon_search_inclusive"] == epsilon_of_best(numbers, 1e-4, Selection(2.0, 0.0, 2.0)) <= 3.0
+    assert (
+        claim["epsilon"]
+        == found["epsilon_search_inclusive"]
+        == epsilon_of_best(numbers, 1e-4, Selection(2.0, 0.0, 2.0))
+        <= 3.0
+    )
     assert any("validation images" in line for line in claim["not_covered"])
     result = json.loads((folder / "selected" / "result.json").read_text())
-    assert result["held_out"] == "test" and isinstance(result["score"], int)  # no exact number of the validation images anywhere
-    assert {json.loads(line)["accuracy"] for line in (folder / "selected" / "metrics.jsonl").read_text().splitlines()} >= {result["accuracy"]}
+    assert result["held_out"] == "test" and isinstance(
+        result["score"], int
+    )  # no exact number of the validation images anywhere
+    assert {
+        json.loads(line)["accuracy"] for line in (folder / "selected" / "metrics.jsonl").read_text().splitlines()
+    } >= {result["accuracy"]}
 
 
 def test_while_paid_trials_run_all_is_secret(tmp_path, space):
     write_digits(tmp_path / "images", per_class=30)
     recipe = write_recipe(tmp_path, batch_size=64, num_steps=400)
     folder = tmp_path / "search"
-    words = ["search", str(recipe), "--trials", "2", "--paid", "--data", "digits", "--space", space, "--output", str(folder)]
+    words = [
+        "search",
+        str(recipe),
+        "--trials",
+        "2",
+        "--paid",
+        "--data",
+        "digits",
+        "--space",
+        space,
+        "--output",
+        str(folder),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen([sys.executable, "-m", "sfumato", *words], stderr=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        [sys.executable, "-m", "sfumato", *words], stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
         deadline = time.monotonic() + 120
-        while not list(folder.glob("secret/trials/*/ledger.jsonl")) and time.monotonic() < deadline and process.poll() is None:
+        while (
+            not list(folder.glob("secret/trials/*/ledger.jsonl"))
+            and time.monotonic() < deadline
+            and process.poll() is None
+        ):
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=120)
@@ -227,7 +337,16 @@ def test_searches_that_cannot_be_are_one_line(capsys, tmp_path, space):
         (["train", "demo/digits", "--set", "privacy.score_noise=2"], "privacy.score_noise"),
         (["train", "demo/digits", "--set", "privacy.selected_from=2", "--set", "privacy.score_noise=2"], "data.split"),
         (
-            ["search", "demo/digits", "--trials", "2", "--set", "privacy.noise_multiplier=0", "--set", "privacy.target_epsilon=3"],
+            [
+                "search",
+                "demo/digits",
+                "--trials",
+                "2",
+                "--set",
+                "privacy.noise_multiplier=0",
+                "--set",
+                "privacy.target_epsilon=3",
+            ],
             "noise_multiplier 0",
         ),
     ]:

@@ -218,7 +218,9 @@ def test_what_is_secret_shows_nothing_while_trials_come_and_are_for_the_owner_al
         class Watched(Trials):
             def train(self, trial, where):
                 looked_at = (folder, folder / "secret")  # noqa: B023  (called before the next turn)
-                seen.append([(stat.S_IMODE(s.st_mode), s.st_nlink, s.st_mtime_ns, s.st_size) for s in map(os.stat, looked_at)])  # noqa: B023
+                seen.append(
+                    [(stat.S_IMODE(s.st_mode), s.st_nlink, s.st_mtime_ns, s.st_size) for s in map(os.stat, looked_at)]
+                )  # noqa: B023
                 super().train(trial, where)
 
         paid_search(recipe(), SPACE, folder, Watched())
@@ -265,7 +267,15 @@ def test_all_that_is_published_bears_the_time_of_the_start_after_crashes_too(tmp
 def test_what_is_published_holds_no_time_no_environment_and_nothing_for_the_owner_alone(tmp_path):
     folder, _, result = many_trials(tmp_path, at_least=1)
     selected = folder / "selected"
-    names = {"ledger.jsonl", "metrics.jsonl", "model.safetensors", "privacy.json", "recipe.toml", "report.html", "result.json"}
+    names = {
+        "ledger.jsonl",
+        "metrics.jsonl",
+        "model.safetensors",
+        "privacy.json",
+        "recipe.toml",
+        "report.html",
+        "result.json",
+    }
     assert {path.name for path in selected.iterdir()} == names
     assert (selected / "report.html").read_text() == "selected"
     assert result.seconds is None and result.images_per_second is None
@@ -277,7 +287,9 @@ def test_what_is_published_holds_no_time_no_environment_and_nothing_for_the_owne
     published = config.parse(config.read(selected / "recipe.toml"))
     with safe_open(selected / "model.safetensors", "pt") as file:
         assert json.loads(file.metadata()["sfumato"])["ledger_head"] == ledger.head
-        assert file.get_tensor("weights").tolist() == pytest.approx([published.optimizer.learning_rate, published.ema.decay])
+        assert file.get_tensor("weights").tolist() == pytest.approx(
+            [published.optimizer.learning_rate, published.ema.decay]
+        )
 
 
 def test_the_same_weights_and_facts_are_the_same_bytes(tmp_path):
@@ -319,10 +331,14 @@ def test_the_fingerprint_is_on_disk_before_the_first_trial_whatever_crash_came_b
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("sfumato.scaling.search.private_selection.write_atomically", killed)  # after the key, before the fingerprint
+        patch.setattr(
+            "sfumato.scaling.search.private_selection.write_atomically", killed
+        )  # after the key, before the fingerprint
         with pytest.raises(KeyboardInterrupt):
             paid_search(recipe(), SPACE, tmp_path / "search", Trials())
-    assert (tmp_path / "search" / "secret" / "key").exists() and not (tmp_path / "search" / "secret" / "images").exists()
+    assert (tmp_path / "search" / "secret" / "key").exists() and not (
+        tmp_path / "search" / "secret" / "images"
+    ).exists()
 
     class Watched(Trials):
         def train(self, trial, where):
@@ -343,7 +359,9 @@ def published_noise(folder, key, score, images=b"images", decay=0.5):
     return found - score
 
 
-@pytest.mark.parametrize("other", [{"score": 101}, {"images": b"imagez"}, {"decay": 0.6}], ids=["score", "images", "settings"])
+@pytest.mark.parametrize(
+    "other", [{"score": 101}, {"images": b"imagez"}, {"decay": 0.6}], ids=["score", "images", "settings"]
+)
 def test_no_two_scores_meet_one_noise(tmp_path, other):
     """Forty keys: equal where nothing differs, and else without relation (the difference has variance 2 S^2)."""
     same, differences = {"score": 100}, []
@@ -373,7 +391,11 @@ def test_a_trial_whose_updates_were_drawn_afresh_on_the_way_is_made_anew(tmp_pat
     one = paid_recipe(made_up_search().recipe, SPACE, Selection(1.0, 0.0))
     paid_search(one, SPACE, tmp_path / "search", trials)
     assert len(trials.made) == 2 and trials.made[0] == trials.made[1]  # the same settings
-    assert [line["session"] for line in Ledger.open(tmp_path / "search" / "selected" / "ledger.jsonl").lines if line["kind"] == "session"] == [0]
+    assert [
+        line["session"]
+        for line in Ledger.open(tmp_path / "search" / "selected" / "ledger.jsonl").lines
+        if line["kind"] == "session"
+    ] == [0]
 
 
 def test_one_process_at_a_time_makes_a_search(tmp_path):
@@ -403,7 +425,9 @@ def test_a_kept_key_is_refused():
         paid_recipe(kept, SPACE, Selection(6.0, 0.0))
 
 
-@pytest.mark.parametrize("name", ["secret/key", "secret/trials/aabb", "paid-search.json", "selected/result.json", "secret"])
+@pytest.mark.parametrize(
+    "name", ["secret/key", "secret/trials/aabb", "paid-search.json", "selected/result.json", "secret"]
+)
 def test_a_search_folder_with_a_link_is_refused_before_anything_is_touched(tmp_path, name):
     target, folder = tmp_path / "precious", tmp_path / "search"
     target.write_text("precious\n")
@@ -443,5 +467,7 @@ def test_a_finished_search_is_verified_before_it_is_told_again(tmp_path, altered
             raise InputError(f"{where} was altered")
 
         trials.verify = refuse
-    with pytest.raises(InputError, match={"result": "is damaged", "recipe": "selected_from", "verdict": "was altered"}[altered]):
+    with pytest.raises(
+        InputError, match={"result": "is damaged", "recipe": "selected_from", "verdict": "was altered"}[altered]
+    ):
         paid_search(recipe(), SPACE, tmp_path, trials)

@@ -22,7 +22,13 @@ from sfumato.scaling.search import private_selection as paid
 from sfumato.training import loop
 from tests.scaling.search.test_command import call, write_digits, write_recipe
 
-SETTINGS = ("training.num_steps=2", "training.batch_size=64", "training.engine=reference", "training.microbatch_size=64", "ema.decay=0.5")
+SETTINGS = (
+    "training.num_steps=2",
+    "training.batch_size=64",
+    "training.engine=reference",
+    "training.microbatch_size=64",
+    "ema.decay=0.5",
+)
 SEARCH = ["search", "demo/digits", "--trials", "4", "--paid", "--score-noise", "20", "--output", "search", "--json"]
 SEARCH += [word for setting in SETTINGS for word in ("--set", setting)]
 
@@ -46,7 +52,9 @@ def listed(folder):
 
 
 @pytest.mark.parametrize(("scored", "most"), [("private", 20), ("public", 6)])
-def test_what_is_published_is_the_same_for_one_trial_and_for_many(capsys, monkeypatch, tmp_path, one_setting, scored, most):
+def test_what_is_published_is_the_same_for_one_trial_and_for_many(
+    capsys, monkeypatch, tmp_path, one_setting, scored, most
+):
     """All are real runs with keys of their own; the one that is selected has the same key in both searches, and stands at another place."""
     words = [*SEARCH, "--space", one_setting]
     if scored == "public":
@@ -73,7 +81,15 @@ def test_what_is_published_is_the_same_for_one_trial_and_for_many(capsys, monkey
     one, many = search("one", 1, 0), search("many", most, most - 4)
     assert one == many
     files = one[0]
-    names = {"ledger.jsonl", "metrics.jsonl", "model.safetensors", "privacy.json", "recipe.toml", "report.html", "result.json"}
+    names = {
+        "ledger.jsonl",
+        "metrics.jsonl",
+        "model.safetensors",
+        "privacy.json",
+        "recipe.toml",
+        "report.html",
+        "result.json",
+    }
     assert set(files) == {".", "paid-search.json", "selected", *(f"selected/{name}" for name in names)}
     assert {shown[-1] for shown, _ in files.values()} == {0}  # one time for all, which is the start's
     assert files["."][0][0] == oct(stat.S_IFDIR | 0o700)  # what the kernel keeps of each file is behind it
@@ -114,7 +130,9 @@ def folder_of_images(tmp_path, monkeypatch, one_setting):
     return [recipe if word == "demo/digits" else word for word in [*SEARCH, "--space", one_setting]], parts
 
 
-def test_the_divisor_is_the_number_of_files_whether_they_can_be_read_or_not(capsys, monkeypatch, tmp_path, folder_of_images):
+def test_the_divisor_is_the_number_of_files_whether_they_can_be_read_or_not(
+    capsys, monkeypatch, tmp_path, folder_of_images
+):
     words, parts = folder_of_images
     looked_at = []
 
@@ -194,10 +212,20 @@ def test_what_is_published_is_used_like_any_run(capsys, monkeypatch, tmp_path, o
     status, out, err = call(capsys, "evaluate", tmp_path / "search" / "selected", "--json")
     assert status == 0, err
     assert json.loads(out)["accuracy"] == result["accuracy"]
-    assert json.loads(out)["held_out"] == "test"  # an exact accuracy on the validation images would undo the noise of the score
+    assert (
+        json.loads(out)["held_out"] == "test"
+    )  # an exact accuracy on the validation images would undo the noise of the score
     again = ["train", tmp_path / "search" / "selected" / "recipe.toml", "--output", "again", "--json"]
     status, out, err = call(capsys, *again)
     assert status == 0 and json.loads(out)["held_out"] == "test", err
-    again = ["simulate", tmp_path / "search" / "selected" / "recipe.toml", "--batch-size", "16", "--output", "simulated", "--json"]
+    again = [
+        "simulate",
+        tmp_path / "search" / "selected" / "recipe.toml",
+        "--batch-size",
+        "16",
+        "--output",
+        "simulated",
+        "--json",
+    ]
     status, out, err = call(capsys, *again)
     assert status == 0 and json.loads(out)["private"] is False, err

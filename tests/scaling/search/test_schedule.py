@@ -31,7 +31,11 @@ def test_the_greedy_order_finds_the_best_of_each_group_on_top_of_the_one_before(
     assert [stage.name for stage in agenda.stages] == ["learning rate", "averaging"]
     assert agenda.stages[0].gain.gain == pytest.approx(0.06)
     assert agenda.stages[1].gain.gain == pytest.approx(0.1 * (0.9999 - 0.9))
-    assert all("optimizer.learning_rate" in outcome.settings for (_, name), outcome in finished.items() if name.startswith("averaging"))
+    assert all(
+        "optimizer.learning_rate" in outcome.settings
+        for (_, name), outcome in finished.items()
+        if name.startswith("averaging")
+    )
 
 
 @pytest.mark.parametrize("trials", [1, 2, 3, 5, 9, 50])
@@ -47,12 +51,17 @@ def test_no_more_settings_are_tried_than_was_asked_for(trials):
 def test_a_group_may_have_any_name(name):
     """A candidate of a group `law` was once taken for a run of the prediction: at batch size 1, the second is called as its first."""
     plain = dataclasses.replace(made_up_search(), batch_size=2, trials=6)
-    plain = dataclasses.replace(plain, space=Space((Group("g", {"optimizer.learning_rate": [1.0, 4.0, 8.0, 16.0, 32.0]}),)))
+    plain = dataclasses.replace(
+        plain, space=Space((Group("g", {"optimizer.learning_rate": [1.0, 4.0, 8.0, 16.0, 32.0]}),))
+    )
     named = dataclasses.replace(plain, space=Space((dataclasses.replace(plain.space.groups[0], name=name),)))
     (expected, outcomes), (agenda, finished) = complete(plain), complete(named)
     assert agenda.settings == expected.settings == {"optimizer.learning_rate": 8.0}
     assert len({slot.key for slot in agenda.slots}) == len(agenda.slots) == len(expected.slots)
-    one, other = (final.summary(search, *found, False) for search, found in ((plain, (expected, outcomes)), (named, (agenda, finished))))
+    one, other = (
+        final.summary(search, *found, False)
+        for search, found in ((plain, (expected, outcomes)), (named, (agenda, finished)))
+    )
     assert one["trials"] == other["trials"] == 6
     assert {key: one[key] for key in one if key != "stages"} == {key: other[key] for key in other if key != "stages"}
 
@@ -71,7 +80,10 @@ def test_trials_that_were_given_up_are_passed_over():
     while not (agenda := search.agenda(finished)).complete:
         for slot in agenda.slots:
             lost = slot.settings.get("optimizer.learning_rate") == 8.0
-            finished.setdefault(slot.key, Outcome(slot.settings, None if lost else tuple(accuracy(slot.settings, slot, s) for s in slot.seeds)))
+            finished.setdefault(
+                slot.key,
+                Outcome(slot.settings, None if lost else tuple(accuracy(slot.settings, slot, s) for s in slot.seeds)),
+            )
     assert agenda.settings["optimizer.learning_rate"] == 4.0
 
 
@@ -101,7 +113,10 @@ def test_the_final_recipe_is_calibrated_to_the_budget_and_never_above_it(setting
     search = made_up_search()
     recipe, spent = final.final_recipe(search, settings, public=False)
     reference = apply(search.recipe, settings)
-    assert (recipe.training.batch_size, recipe.training.num_steps) == (reference.training.batch_size, reference.training.num_steps)
+    assert (recipe.training.batch_size, recipe.training.num_steps) == (
+        reference.training.batch_size,
+        reference.training.num_steps,
+    )
     mechanism = Mechanism(1437, recipe.training.batch_size, recipe.privacy.noise_multiplier, recipe.training.num_steps)
     assert spent == epsilon(mechanism, 1e-4).epsilon <= 3.0
     less = mechanism.replace(noise_multiplier=0.998 * mechanism.noise_multiplier)
@@ -151,7 +166,15 @@ def test_what_could_not_be_made_costs_nothing():
 
 def planned(recipe=None, space=None, **changes):
     search = made_up_search()
-    options = {"sampler": "greedy", "prune": None, "trials": 5, "batch_size": 16, "seeds": (0, 1), "num_examples": 1437, "data": None} | changes
+    options = {
+        "sampler": "greedy",
+        "prune": None,
+        "trials": 5,
+        "batch_size": 16,
+        "seeds": (0, 1),
+        "num_examples": 1437,
+        "data": None,
+    } | changes
     return plan_search(recipe or search.recipe, space or search.space, **options)
 
 

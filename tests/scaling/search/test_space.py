@@ -67,7 +67,11 @@ def test_a_file_gives_groups_in_order_with_lists_and_ranges(tmp_path):
     )
     space = read_space(path)
     assert [group.name for group in space.groups] == ["learning rate", "averaging"]
-    assert space.choices == {"optimizer.learning_rate": Range(0.5, 16.0, True), "optimizer.momentum": [0.0, 0.9], "ema.decay": [0.9]}
+    assert space.choices == {
+        "optimizer.learning_rate": Range(0.5, 16.0, True),
+        "optimizer.momentum": [0.0, 0.9],
+        "ema.decay": [0.9],
+    }
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,10 @@ def test_a_file_gives_groups_in_order_with_lists_and_ranges(tmp_path):
         ('[a]\n"run.seed" = [1]', "same images and seeds"),
         ('[a]\n"ema.decay" = []', "neither a list of values nor a range"),
         ('[a]\n"ema.decay" = {low = 0.9, high = 0.8}', "neither a list of values nor a range"),
-        ('[a]\n"optimizer.learning_rate" = {low = 0.0, high = 0.8, log = true}', "neither a list of values nor a range"),
+        (
+            '[a]\n"optimizer.learning_rate" = {low = 0.0, high = 0.8, log = true}',
+            "neither a list of values nor a range",
+        ),
         ('[a]\n"ema.decay" = [0.9]\n[b]\n"ema.decay" = [0.99]', "in two groups"),
         ("[a", "is not valid TOML"),
         ('[a]\n"ema.decay" = [0.9, "high"]', "ema.decay = 'high' is not possible"),
@@ -116,12 +123,24 @@ def test_a_bad_space_is_refused_by_name(tmp_path, text, says):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("choices", [[1.0, 2.0, 4], Range(0.5, 4), Range(1, 4), ["flip", "rrc"], [[0.5, 0.9], 0.9], [True, False]])
+@pytest.mark.parametrize(
+    "choices", [[1.0, 2.0, 4], Range(0.5, 4), Range(1, 4), ["flip", "rrc"], [[0.5, 0.9], 0.9], [True, False]]
+)
 def test_a_space_holds_what_may_be_drawn_from_it_and_nothing_else(choices):
     space = Space((Group("g", {"some.key": choices}),))
     inside = choices if isinstance(choices, list) else [choices.low, choices.high, 2]
     assert all(space.holds({"some.key": value}) for value in inside) and space.holds({})
-    for value in (5.0, 0.25, "2", None, [1], {}, float("nan"), 1.0 if choices == Range(1, 4) or True in inside[:1] else 4.5, math.inf):
+    for value in (
+        5.0,
+        0.25,
+        "2",
+        None,
+        [1],
+        {},
+        float("nan"),
+        1.0 if choices == Range(1, 4) or True in inside[:1] else 4.5,
+        math.inf,
+    ):
         assert value in inside or not space.holds({"some.key": value})
     assert not space.holds({"privacy.delta": inside[0]})
     if choices != [True, False]:

@@ -43,7 +43,9 @@ def url(request, tmp_path):
 
 def start(url, log):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen([sys.executable, str(SCRIPT), url, str(log)], stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), url, str(log)], stderr=subprocess.PIPE, text=True, env=environment
+    )
 
 
 def lines(log):
@@ -118,7 +120,9 @@ def test_a_search_goes_on_where_it_stopped(Worker, tmp_path):
     assert agenda.complete
     assert not set(first) & set(made_again)
     assert Counter([*first, *made_again]) == Counter(slot.name for slot in agenda.slots)
-    assert Worker(made_up_search(), url, "digits").run(evaluate_again).settings == agenda.settings  # finished: nothing is made again
+    assert (
+        Worker(made_up_search(), url, "digits").run(evaluate_again).settings == agenda.settings
+    )  # finished: nothing is made again
 
 
 def test_a_worker_that_gives_no_sign_loses_its_trial_and_what_it_finds_later_is_not_counted(Worker, tmp_path):
@@ -186,7 +190,13 @@ def test_a_study_whose_space_changed_is_refused_by_name(Worker, tmp_path):
     url = f"sqlite:///{tmp_path / 'study.db'}"
     Worker(made_up_search(), url, "digits")
     for changed, name in [
-        (dataclasses.replace(made_up_search(), space=dataclasses.replace(made_up_search().space, groups=made_up_search().space.groups[:1])), "space"),
+        (
+            dataclasses.replace(
+                made_up_search(),
+                space=dataclasses.replace(made_up_search().space, groups=made_up_search().space.groups[:1]),
+            ),
+            "space",
+        ),
         (dataclasses.replace(made_up_search(), batch_size=32), "batch_size"),
         (dataclasses.replace(made_up_search(), num_examples=1436), "num_examples"),
     ]:
@@ -238,10 +248,14 @@ def altered(path, name, value, slot="sample/1"):
     """Writes what somebody else could into the trial of a slot."""
     with sqlite3.connect(path) as database:
         trials = {
-            json.loads(found): trial for trial, found in database.execute("SELECT trial_id, value_json FROM trial_user_attributes WHERE key = 'slot'")
+            json.loads(found): trial
+            for trial, found in database.execute(
+                "SELECT trial_id, value_json FROM trial_user_attributes WHERE key = 'slot'"
+            )
         }
         done = database.execute(
-            "UPDATE trial_user_attributes SET value_json = ? WHERE key = ? AND trial_id = ?", (json.dumps(value), name, trials[slot])
+            "UPDATE trial_user_attributes SET value_json = ? WHERE key = ? AND trial_id = ?",
+            (json.dumps(value), name, trials[slot]),
         )
         assert done.rowcount == 1
     database.close()
@@ -279,8 +293,14 @@ def test_what_a_storage_holds_and_no_search_wrote_is_refused_in_one_line(Worker,
     with Worker(sampled_search(), url, "digits") as worker:
         assert worker.run(lambda *asked: pytest.fail("all is finished")).complete
     altered(path, name, value, slot)
-    for read in (lambda worker: worker.run(lambda *asked: pytest.fail("nothing of it is run")), lambda worker: worker.finished()):
-        with Worker(sampled_search(), url, "digits") as worker, pytest.raises(InputError, match="none of this search") as refusal:
+    for read in (
+        lambda worker: worker.run(lambda *asked: pytest.fail("nothing of it is run")),
+        lambda worker: worker.finished(),
+    ):
+        with (
+            Worker(sampled_search(), url, "digits") as worker,
+            pytest.raises(InputError, match="none of this search") as refusal,
+        ):
             read(worker)
         assert "\n" not in str(refusal.value)
 
@@ -296,7 +316,14 @@ def test_a_waiting_trial_with_other_settings_than_the_search_asks_for_is_not_run
         worker.run(evaluate)
     with Worker(made_up_search(), url, "digits") as worker:
         worker.study.enqueue_trial(
-            {}, user_attrs={"kind": "baseline", "slot": "baseline", "settings_asked": {"data.path": "/etc"}, "batch_size": 16, "seeds": [0, 1]}
+            {},
+            user_attrs={
+                "kind": "baseline",
+                "slot": "baseline",
+                "settings_asked": {"data.path": "/etc"},
+                "batch_size": 16,
+                "seeds": [0, 1],
+            },
         )
         with pytest.raises(InputError, match="none of this search"):
             worker.run(lambda *asked: pytest.fail("it is run"))
@@ -310,10 +337,16 @@ def test_a_waiting_trial_with_other_settings_than_the_search_asks_for_is_not_run
 def test_drawn_values_outside_of_the_space_are_not_run(Worker, tmp_path, other):
     """A trial that failed is made again with what it drew; that, too, lies in the storage."""
     url = f"sqlite:///{tmp_path / 'study.db'}"
-    kinds = (optuna.distributions.FloatDistribution(0, 99), optuna.distributions.CategoricalDistribution([1.0, 2.0, 4.0, 8.0, 16.0, 77.0]))
+    kinds = (
+        optuna.distributions.FloatDistribution(0, 99),
+        optuna.distributions.CategoricalDistribution([1.0, 2.0, 4.0, 8.0, 16.0, 77.0]),
+    )
     with Worker(sampled_search(), url, "digits") as worker:
         facts = {"kind": "candidate", "slot": "sample/1", "settings_asked": None, "batch_size": 16, "seeds": [0, 1]}
-        drawn = {"params": {"optimizer.learning_rate": 77.0}, "distributions": {"optimizer.learning_rate": kinds[other]}}
+        drawn = {
+            "params": {"optimizer.learning_rate": 77.0},
+            "distributions": {"optimizer.learning_rate": kinds[other]},
+        }
         worker.study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL, user_attrs=facts, **drawn))
 
         def evaluate(number, settings, slot, watch):

@@ -40,7 +40,9 @@ class Layout:
         return split.movedim(self.dim + 1, 0).flatten(self.dim + 1, self.dim + 3)
 
 
-def find_layouts(capture: Capture, model: torch.nn.Module, parameters: dict[str, torch.Tensor], row: torch.Tensor) -> dict[Node, Layout]:
+def find_layouts(
+    capture: Capture, model: torch.nn.Module, parameters: dict[str, torch.Tensor], row: torch.Tensor
+) -> dict[Node, Layout]:
     """The layout of every tensor that goes into a site or comes out of one.
 
     Runs the graph on made-up images, once for each image with that one changed. An operation
@@ -50,7 +52,10 @@ def find_layouts(capture: Capture, model: torch.nn.Module, parameters: dict[str,
         parameters: Trainable parameters by name, none of them so special (zero, say) that it hides what comes after.
         row: (1, ...): shape, type and device of an input.
     """
-    wanted = {other for node in capture.sites for other in (node, *node.all_input_nodes)} & {capture.input, *capture.data}
+    wanted = {other for node in capture.sites for other in (node, *node.all_input_nodes)} & {
+        capture.input,
+        *capture.data,
+    }
     wanted |= set(capture.outputs)
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(_OTHER_ROWS, *row.shape[1:], generator=generator).to(row)
@@ -133,7 +138,9 @@ def _without_chance(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if "dropout_p" in names:  # attention
         given = dict(zip(names, args, strict=False)) | kwargs
         return target(**(given | {"dropout_p": 0.0}))
-    return tree_map(lambda leaf: torch.ones_like(leaf) if isinstance(leaf, torch.Tensor) else leaf, target(*args, **kwargs))
+    return tree_map(
+        lambda leaf: torch.ones_like(leaf) if isinstance(leaf, torch.Tensor) else leaf, target(*args, **kwargs)
+    )
 
 
 def _is_data(node: Node) -> bool:

@@ -23,13 +23,21 @@ class Totals:
         small: dict[torch.dtype, dict[str, torch.Tensor]] = {}
         for group in weights.traced.groups:
             per_example = per_example_grads[group.weights[0]]
-            if group.kind == "parameter" and isinstance(per_example, MaterializedGrads) and per_example.shape.numel() <= _FEW:
+            if (
+                group.kind == "parameter"
+                and isinstance(per_example, MaterializedGrads)
+                and per_example.shape.numel() <= _FEW
+            ):
                 rows = per_example.written_out()
                 rows = rows.reshape(len(rows), -1)
                 small.setdefault(rows.dtype, {})[group.weights[0]] = rows
         # Weights' names, numbers of values, and their gradients side by side.
         self._small = [
-            (list(parts), [part.shape[1] for part in parts.values()], MaterializedGrads(torch.cat(list(parts.values()), 1)))
+            (
+                list(parts),
+                [part.shape[1] for part in parts.values()],
+                MaterializedGrads(torch.cat(list(parts.values()), 1)),
+            )
             for parts in small.values()
         ]
         self._alone = {*per_example_grads} - {name for names, _, _ in self._small for name in names}
@@ -41,7 +49,9 @@ class Totals:
         errors = []
         for groups, closed in weights.closed:
             names = [group.weights[0] for group in groups]
-            moments = [per_example_grads[name].moments(weights.directions[name], weights.values[name]) for name in names]  # type: ignore[attr-defined]
+            moments = [
+                per_example_grads[name].moments(weights.directions[name], weights.values[name]) for name in names
+            ]  # type: ignore[attr-defined]
             square, error = closed.square_norms(moments)
             squares.append(square)
             errors.append(error)
@@ -54,7 +64,9 @@ class Totals:
                 squares.append(square)
                 errors.append(error)
             else:
-                squares.append(weights.square_norms(group, [per_example_grads[name].written_out() for name in group.weights]))  # type: ignore[attr-defined]
+                squares.append(
+                    weights.square_norms(group, [per_example_grads[name].written_out() for name in group.weights])
+                )  # type: ignore[attr-defined]
         total = _sum(squares)
         if errors:
             total = total + (_sum(errors) - 2 * _TOLERANCE * total).clamp(min=0)
@@ -64,7 +76,11 @@ class Totals:
         """Each parameter's sum of coefficient_i times gradient_i over those that count (None: all do). Lets go of all per_example_grads."""
         values, per_example_grads = self._weights.values, self._contributions
         # One after another they make room: per-example gradients take more memory than anything else.
-        of_weights = {name: per_example_grads.pop(name).weighted_sum(coefficients, counts) for name in [*per_example_grads] if name in self._alone}
+        of_weights = {
+            name: per_example_grads.pop(name).weighted_sum(coefficients, counts)
+            for name in [*per_example_grads]
+            if name in self._alone
+        }
         for names, sizes, rows in self._small:
             for name, part in zip(names, rows.weighted_sum(coefficients, counts).split(sizes), strict=True):
                 of_weights[name] = part.view(values[name].shape)

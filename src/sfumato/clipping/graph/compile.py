@@ -47,7 +47,9 @@ class CompiledPass:
         # Without threads of its own the backward pass is written down as well.
         with torch.autograd.set_multithreading_enabled(False):
             graph = make_fx(straight, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
-        for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.alias.default):  # a fifth of all operations
+        for node in graph.graph.find_nodes(
+            op="call_function", target=torch.ops.aten.alias.default
+        ):  # a fifth of all operations
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
         # Strides that were written down are not always those to come: group norm keeps channels_last on a CPU, its stand-in does not.

@@ -80,15 +80,25 @@ class GraphEngine(Engine):
         self.low = LOW_PRECISIONS[precision]
         self.model, self.losses = model, ExampleLosses(loss_fn)
         self.traced = trace(model, row)
-        known_methods = {"memory_format"} | {f"{site.name}.{argument}" for site in self.traced.sites.values() for argument in site.weight_of}
+        known_methods = {"memory_format"} | {
+            f"{site.name}.{argument}" for site in self.traced.sites.values() for argument in site.weight_of
+        }
         self.methods = {key: name for key, name in (methods or {}).items() if key in known_methods}
         self.measures = self.methods.get("memory_format") not in MEMORY_FORMATS
         self.settled: set[str] = set()  # methods that were seen to fit their site
         self.examples = 0  # of the largest microbatch so far, which memory must hold
         num_sites = Counter(weight for site in self.traced.sites.values() for weight in site.weight_of.values())
         # GhostGrads norms do not add up over sites, and pulling back needs rows, or moments where there is a closed form.
-        ghosts: dict[str, tuple[str, ...]] = {"parameter": tuple(GHOSTS), "standardized": ("conv_ghost",), "general": ()}
-        self.ghosts = {weight: ghosts[group.kind] if num_sites[weight] == 1 else () for group in self.traced.groups for weight in group.weights}
+        ghosts: dict[str, tuple[str, ...]] = {
+            "parameter": tuple(GHOSTS),
+            "standardized": ("conv_ghost",),
+            "general": (),
+        }
+        self.ghosts = {
+            weight: ghosts[group.kind] if num_sites[weight] == 1 else ()
+            for group in self.traced.groups
+            for weight in group.weights
+        }
         self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self.compiles = compiles
         self._compiled = CompiledMicrobatch(self)

@@ -33,7 +33,13 @@ from sfumato.errors import InputError
 _TRACED_ROWS = 6
 _RECURRENT = tuple(f"{kind}{cell}" for kind in ("rnn_tanh", "rnn_relu", "gru", "lstm") for cell in ("", "_cell"))
 # Operations that only check something, or that do nothing.
-_ASSERTIONS = ("_assert_scalar", "_assert_tensor_metadata", "_assert_async", "sym_constrain_range", "sym_constrain_range_for_size")
+_ASSERTIONS = (
+    "_assert_scalar",
+    "_assert_tensor_metadata",
+    "_assert_async",
+    "sym_constrain_range",
+    "sym_constrain_range_for_size",
+)
 
 
 class NotCapturable(InputError):
@@ -53,7 +59,9 @@ class Operations:
         self,
         values: dict[Node, Any],
         keep: Callable[[Node], bool] = lambda node: True,
-        call: Callable[[Node, tuple[Any, ...], dict[str, Any]], Any] = lambda node, args, kwargs: node.target(*args, **kwargs),  # type: ignore[operator]
+        call: Callable[[Node, tuple[Any, ...], dict[str, Any]], Any] = lambda node, args, kwargs: node.target(
+            *args, **kwargs
+        ),  # type: ignore[operator]
     ) -> None:
         """Adds what they give to `values`; what `keep` does not keep is dropped after its last use."""
         for node, done in self._last_uses.items():
@@ -110,13 +118,19 @@ class Capture:
 
         A model that computes in double precision for a while finds its float32 constants as wide.
         """
-        tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+        tensors = {
+            **dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers(remove_duplicate=False)),
+        }
         wide = any(tensor.dtype == torch.float64 for tensor in tensors.values())
         constants = {
             name: value.double() if wide and isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
             for name, value in self._constants.items()
         }
-        values = {node: constants[name] if kind == "constant" else tensors[name] for node, (kind, name) in self._placeholders.items()}
+        values = {
+            node: constants[name] if kind == "constant" else tensors[name]
+            for node, (kind, name) in self._placeholders.items()
+        }
         return {node: value.detach() if isinstance(value, torch.Tensor) else value for node, value in values.items()}
 
     def output(self, values: Mapping[Node, Any]) -> Any:
@@ -153,7 +167,9 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
         elif spec.kind is InputKind.CONSTANT_TENSOR:
             placeholders[node] = ("constant", spec.target)
         else:
-            raise NotCapturable(f"the model's graph has an input of kind {spec.kind.name}, which has no per-example gradient.")
+            raise NotCapturable(
+                f"the model's graph has an input of kind {spec.kind.name}, which has no per-example gradient."
+            )
     if any(spec.kind is not OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
         raise NotCapturable("the model changes its own buffers in a forward pass.")
     if len(images) != 1:
@@ -169,18 +185,25 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
         if node.op in ("placeholder", "output"):
             continue
         if node.op != "call_function":
-            raise NotCapturable(f"the model's graph has '{node.format_node()}' in {module_path(node) or 'the model'}, which is not one operation.")
+            raise NotCapturable(
+                f"the model's graph has '{node.format_node()}' in {module_path(node) or 'the model'}, which is not one operation."
+            )
         if any(name in str(node.target) for name in _ASSERTIONS):
             continue
         if node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default  # the same for any memory format
-        if node.target is torch.ops.aten.type_as.default and len({other.meta["val"].device for other in node.args}) == 1:
+        if (
+            node.target is torch.ops.aten.type_as.default
+            and len({other.meta["val"].device for other in node.args}) == 1
+        ):
             # Of its second argument it takes the type alone, which is no example's.
             node.target, node.args = torch.ops.aten.to.dtype, (node.args[0], node.args[1].meta["val"].dtype)
         if node.target is torch.ops.aten.copy.default:  # left by an assignment to a slice; it has no derivative
             into, source = (other.meta["val"] for other in node.args[:2])
             if into.dtype != source.dtype or into.device != source.device or tuple(into.shape) != tuple(source.shape):
-                raise NotCapturable(f"the model assigns to a part of a tensor in {module_path(node) or 'the model'}, with another type or shape.")
+                raise NotCapturable(
+                    f"the model assigns to a part of a tensor in {module_path(node) or 'the model'}, with another type or shape."
+                )
             node.target, node.args, node.kwargs = torch.ops.aten.clone.default, (node.args[1],), {}
         inputs = node.all_input_nodes
         if not any(other in touched for other in inputs):
@@ -189,14 +212,19 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
             continue
         reason = rows.misuse(node)
         if reason is not None:
-            raise NotCapturable(f"{node.target} in '{module_path(node) or 'the model'}' {reason}: what a row gives could depend on the others.")
+            raise NotCapturable(
+                f"{node.target} in '{module_path(node) or 'the model'}' {reason}: what a row gives could depend on the others."
+            )
         touched.add(node)
         data.append(node)
-        weights_here = [other for other in inputs if other not in touched and parameters_of[other]]
-        if weights_here:
-            sites[node] = tuple(_weight_name(other, placeholders) for other in weights_here)
-            weights.update({_weight_name(other, placeholders): other for other in weights_here})
-    sources = {name: tuple(name for name in trainable.values() if name in parameters_of[node]) for name, node in weights.items()}
+        of_weights = [other for other in inputs if other not in touched and parameters_of[other]]
+        if of_weights:
+            sites[node] = tuple(_weight_name(other, placeholders) for other in of_weights)
+            weights.update({_weight_name(other, placeholders): other for other in of_weights})
+    sources = {
+        name: tuple(name for name in trainable.values() if name in parameters_of[node])
+        for name, node in weights.items()
+    }
     reached = {source for names in sources.values() for source in names}
     for name in trainable.values():
         if name not in reached:
@@ -264,7 +292,9 @@ def _writes(program: Any) -> bool:
     """Whether an operation writes to a tensor in place, so that the list must be rewritten without: that takes as long as tracing."""
     targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
     return any(
-        target._schema.is_mutable if isinstance(target, torch._ops.OpOverload) else isinstance(target, torch._ops.HigherOrderOperator)
+        target._schema.is_mutable
+        if isinstance(target, torch._ops.OpOverload)
+        else isinstance(target, torch._ops.HigherOrderOperator)
         for target in targets
     )
 

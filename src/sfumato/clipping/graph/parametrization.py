@@ -61,10 +61,14 @@ def pull_back(
     weights: list[torch.Tensor], parameters: list[torch.Tensor], gradients: list[torch.Tensor], batched: bool = False
 ) -> list[torch.Tensor]:
     """J' times gradients; with ``batched``, of each row of them."""
-    pulled = torch.autograd.grad(weights, parameters, gradients, retain_graph=True, allow_unused=True, is_grads_batched=batched)
+    pulled = torch.autograd.grad(
+        weights, parameters, gradients, retain_graph=True, allow_unused=True, is_grads_batched=batched
+    )
     rows = (len(gradients[0]),) if batched else ()
     return [
-        torch.zeros(*rows, *parameter.shape, dtype=parameter.dtype, device=parameter.device) if gradient is None else gradient
+        torch.zeros(*rows, *parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        if gradient is None
+        else gradient
         for gradient, parameter in zip(pulled, parameters, strict=True)
     ]
 
@@ -106,7 +110,12 @@ class Standardized(NamedTuple):
         shares = (self.scale, along * (self.scale_along - self.scale), along / self.length)
         pulled = []
         for part, direction, gains, main, (scale, added, length) in zip(
-            rows, self.along, self.gains, self.main, zip(*(share.split(self.channels) for share in shares), strict=True), strict=True
+            rows,
+            self.along,
+            self.gains,
+            self.main,
+            zip(*(share.split(self.channels) for share in shares), strict=True),
+            strict=True,
         ):
             own = [gain * length for gain in gains]
             across = (part - part.mean(1, keepdim=True)) * scale[:, None]
@@ -116,9 +125,15 @@ class Standardized(NamedTuple):
 
     def square_norms(self, moments: list[Moments]) -> tuple[torch.Tensor, torch.Tensor]:
         """(m,) squares of the norms of all J' g_i together, and bounds on their rounding errors."""
-        squares, plain, along = (torch.cat([getattr(part, name) for part in moments], 1) for name in ("squares", "plain", "along"))
-        of_squares, of_plain, of_along = (torch.cat(parts, 1) for parts in zip(*(part.errors for part in moments), strict=True))
-        scale, factor, fan_in = (own.to(squares.dtype) for own in (self.scale.square(), self._factors(), self.fan_in))  # (channels of all,)
+        squares, plain, along = (
+            torch.cat([getattr(part, name) for part in moments], 1) for name in ("squares", "plain", "along")
+        )
+        of_squares, of_plain, of_along = (
+            torch.cat(parts, 1) for parts in zip(*(part.errors for part in moments), strict=True)
+        )
+        scale, factor, fan_in = (
+            own.to(squares.dtype) for own in (self.scale.square(), self._factors(), self.fan_in)
+        )  # (channels of all,)
         across = (squares - plain.square() / fan_in - along.square()).clamp(min=0)
         total = across @ scale + along.square() @ factor
         of_squares = of_squares + (2 * plain.abs() + of_plain) * of_plain / fan_in
@@ -134,11 +149,16 @@ class Standardized(NamedTuple):
     def _gain_squares(self) -> torch.Tensor:
         """(channels of all,) the sum over gains of kappa squared."""
         none = self.length.new_zeros(())
-        squares = [sum((gain.square() for gain in own), none.expand(channels)) for own, channels in zip(self.gains, self.channels, strict=True)]
+        squares = [
+            sum((gain.square() for gain in own), none.expand(channels))
+            for own, channels in zip(self.gains, self.channels, strict=True)
+        ]
         return torch.cat(squares) / self.length.square()
 
 
-def standardized(weights: list[torch.Tensor], parameters: list[list[torch.Tensor]]) -> tuple[Standardized, torch.Tensor]:
+def standardized(
+    weights: list[torch.Tensor], parameters: list[list[torch.Tensor]]
+) -> tuple[Standardized, torch.Tensor]:
     """Reads s, lambda and kappa off J itself, by one pull-back, which also shows whether J still has this form.
 
     Args:
@@ -148,16 +168,25 @@ def standardized(weights: list[torch.Tensor], parameters: list[list[torch.Tensor
     Returns:
         The form, and (weights,), whether J has it.
     """
-    main = [next(i for i, parameter in enumerate(own) if parameter.shape == weight.shape) for weight, own in zip(weights, parameters, strict=True)]
-    rows = [own[which].detach().flatten(1) for which, own in zip(main, parameters, strict=True)]  # each (channels, fan-in)
+    main = [
+        next(i for i, parameter in enumerate(own) if parameter.shape == weight.shape)
+        for weight, own in zip(weights, parameters, strict=True)
+    ]
+    rows = [
+        own[which].detach().flatten(1) for which, own in zip(main, parameters, strict=True)
+    ]  # each (channels, fan-in)
     directions, channels = [], [len(part) for part in rows]
     for part in rows:
         centred = part - part.mean(1, keepdim=True)
         centred -= centred.mean(1, keepdim=True)  # a mean that is large beside the rest leaves one behind
         length = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
-        directions.append(centred.div_(length.clamp_(min=torch.finfo(length.dtype).tiny)))  # of a constant channel: zero
+        directions.append(
+            centred.div_(length.clamp_(min=torch.finfo(length.dtype).tiny))
+        )  # of a constant channel: zero
     # One pull-back of z + c u, with z fixed, random, of mean zero, and c as large as z's length.
-    fixed, square, fan_in = _directions(tuple((part.shape[0], part.shape[1]) for part in rows), rows[0].dtype, rows[0].device)
+    fixed, square, fan_in = _directions(
+        tuple((part.shape[0], part.shape[1]) for part in rows), rows[0].dtype, rows[0].device
+    )
     added = square.sqrt()
     gradients = [
         torch.addcmul(direction, along, size[:, None]).view_as(weight)
@@ -201,7 +230,12 @@ def is_standardized(weight: torch.Tensor, parameters: list[torch.Tensor]) -> boo
     """Whether the closed form holds, tried on a random gradient. Tensors in float64."""
     same = [parameter for parameter in parameters if parameter.shape == weight.shape]
     others = [parameter for parameter in parameters if parameter.shape != weight.shape]
-    if weight.ndim < 2 or len(same) != 1 or weight[0].numel() < 3 or any(parameter.numel() != len(weight) for parameter in others):
+    if (
+        weight.ndim < 2
+        or len(same) != 1
+        or weight[0].numel() < 3
+        or any(parameter.numel() != len(weight) for parameter in others)
+    ):
         return False
     closed, _ = standardized([weight], [parameters])
     generator = torch.Generator().manual_seed(_DIRECTIONS_SEED + 1)
@@ -213,7 +247,11 @@ def is_standardized(weight: torch.Tensor, parameters: list[torch.Tensor]) -> boo
     return bool(error <= _AGREEMENT * size)
 
 
-def general_square_norms(weights: list[torch.Tensor], parameters: list[torch.Tensor], rows: list[torch.Tensor]) -> torch.Tensor:
+def general_square_norms(
+    weights: list[torch.Tensor], parameters: list[torch.Tensor], rows: list[torch.Tensor]
+) -> torch.Tensor:
     """(m,) squares of norms after pulling every example's gradient back; rows are (m, *shape of a weight)."""
-    pulled = pull_back(weights, parameters, [row.to(weight.dtype) for row, weight in zip(rows, weights, strict=True)], batched=True)
+    pulled = pull_back(
+        weights, parameters, [row.to(weight.dtype) for row, weight in zip(rows, weights, strict=True)], batched=True
+    )
     return global_norms(part.reshape(len(part), -1) for part in pulled).square()

@@ -40,7 +40,10 @@ MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.
 
 
 # Operations that refuse tensors of two types.
-_PRODUCTS = tuple(f"aten.{name}" for name in ("linear", "conv", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "scaled_dot_product"))
+_PRODUCTS = tuple(
+    f"aten.{name}"
+    for name in ("linear", "conv", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "scaled_dot_product")
+)
 
 
 def backward(
@@ -82,13 +85,21 @@ def backward(
             value = value.detach().requires_grad_()
             firsts.append(value)
         held = [{name: _detached(arg) for name, arg in named.items()}]
-        if site.weight_of.get("weight") in weights.directions and engine.methods.get(f"{site.name}.weight", "conv_ghost") == "conv_ghost":
+        if (
+            site.weight_of.get("weight") in weights.directions
+            and engine.methods.get(f"{site.name}.weight", "conv_ghost") == "conv_ghost"
+        ):
             # Kept only for who may want it.
             outputs_of[site.name] = value.detach()
 
         def catch(grad: torch.Tensor) -> None:
             with torch.no_grad():
-                _collect(engine, weights, SiteRecord(site, examples, views, held.pop(), grad, outputs_of.pop(site.name, None)), per_example_grads)
+                _collect(
+                    engine,
+                    weights,
+                    SiteRecord(site, examples, views, held.pop(), grad, outputs_of.pop(site.name, None)),
+                    per_example_grads,
+                )
 
         value.register_hook(catch)
         return value
@@ -106,7 +117,9 @@ def backward(
         kept = {*traced.capture.outputs, *weights.shared}
         traced.capture.data.run(values, keep=kept.__contains__, call=call)
         for node, layout in traced.outputs.items():
-            values[node] = layout.by_example(values[node] if engine.low is None else values[node].float(), examples, views)
+            values[node] = layout.by_example(
+                values[node] if engine.low is None else values[node].float(), examples, views
+            )
         outputs = traced.capture.output(values)
         ends = [values[node] for node in traced.outputs] if is_recording() else []
         del values
@@ -117,22 +130,38 @@ def backward(
     for (weight, _), gradient in zip(per_row, gradients, strict=False):
         if gradient is not None:
             # One image may lie in many of the operation's rows, one after another: tokens, windows.
-            _add(per_example_grads, weight, MaterializedGrads(gradient.view(examples, -1, *weights.values[weight].shape).sum(1)))
+            _add(
+                per_example_grads,
+                weight,
+                MaterializedGrads(gradient.view(examples, -1, *weights.values[weight].shape).sum(1)),
+            )
     for weight, value in weights.values.items():  # whose use does not reach the loss
         if weight not in per_example_grads:
-            per_example_grads[weight] = MaterializedGrads(torch.zeros(examples, *value.shape, dtype=value.dtype, device=value.device))
+            per_example_grads[weight] = MaterializedGrads(
+                torch.zeros(examples, *value.shape, dtype=value.dtype, device=value.device)
+            )
     return per_example_grads, losses.detach(), seen
 
 
-def _collect(engine: "GraphEngine", weights: Weights, record: SiteRecord, per_example_grads: dict[str, PerExampleGrads]) -> None:
+def _collect(
+    engine: "GraphEngine", weights: Weights, record: SiteRecord, per_example_grads: dict[str, PerExampleGrads]
+) -> None:
     for argument, weight in record.site.weight_of.items():
         key = f"{record.site.name}.{argument}"
         if key not in engine.settled:
-            names = [name for name in candidates(record, argument, engine.examples) if name not in GHOSTS or name in engine.ghosts[weight]]
+            names = [
+                name
+                for name in candidates(record, argument, engine.examples)
+                if name not in GHOSTS or name in engine.ghosts[weight]
+            ]
             # A method of another model's record could be silently wrong here.
             if engine.methods.get(key) not in names:
                 names = worth_trying(names, record, argument)
-                engine.methods[key] = fastest(names, record, argument, weights, weight) if engine.measures and len(names) > 1 else names[0]
+                engine.methods[key] = (
+                    fastest(names, record, argument, weights, weight)
+                    if engine.measures and len(names) > 1
+                    else names[0]
+                )
             engine.settled.add(key)
         _add(per_example_grads, weight, METHODS[engine.methods[key]](record, argument))
 
@@ -140,7 +169,9 @@ def _collect(engine: "GraphEngine", weights: Weights, record: SiteRecord, per_ex
 def _add(per_example_grads: dict[str, PerExampleGrads], weight: str, per_example: PerExampleGrads) -> None:
     before = per_example_grads.setdefault(weight, per_example)
     if before is not per_example:
-        assert isinstance(before, MaterializedGrads) and isinstance(per_example, MaterializedGrads)  # ghost norms do not add up
+        assert isinstance(before, MaterializedGrads) and isinstance(
+            per_example, MaterializedGrads
+        )  # ghost norms do not add up
         per_example_grads[weight] = before + per_example
 
 
@@ -163,7 +194,9 @@ def unshared(sums: list[torch.Tensor]) -> list[torch.Tensor]:
     seen: set[int] = set()
     for total in map(at_least_float32, sums):
         is_repeated = any(size > 1 and not step for size, step in zip(total.shape, total.stride(), strict=True))
-        apart.append(total.clone(memory_format=torch.contiguous_format) if is_repeated or total.data_ptr() in seen else total)
+        apart.append(
+            total.clone(memory_format=torch.contiguous_format) if is_repeated or total.data_ptr() in seen else total
+        )
         seen.add(apart[-1].data_ptr())
     return apart
 

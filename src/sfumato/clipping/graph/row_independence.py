@@ -64,12 +64,37 @@ _LAST = {
 }
 # They take rows first and then channels, followed by so many dimensions; None: by any number.
 _ROWS_FIRST: dict[str, int | None] = {
-    **{f"{name}{k}d": k for name in ("conv", "avg_pool", "max_pool", "adaptive_avg_pool", "adaptive_max_pool", "lp_pool") for k in (1, 2, 3)},
+    **{
+        f"{name}{k}d": k
+        for name in ("conv", "avg_pool", "max_pool", "adaptive_avg_pool", "adaptive_max_pool", "lp_pool")
+        for k in (1, 2, 3)
+    },
     **{f"max_pool{k}d_with_indices": k for k in (2, 3)},
     **{f"{name}{k}d": k for name in ("reflection_pad", "replication_pad", "_adaptive_avg_pool") for k in (1, 2, 3)},
-    **{"conv_transpose1d": 1, "conv_transpose2d": 2, "conv_transpose3d": 3, "im2col": 2, "col2im": 1, "grid_sampler": 2, "grid_sampler_2d": 2},
-    **{f"upsample_{kind}": k for kind, k in (("nearest1d", 1), ("nearest2d", 2), ("bilinear2d", 2), ("bicubic2d", 2), ("linear1d", 1))},
-    **dict.fromkeys(("convolution", "group_norm", "native_group_norm", "instance_norm", "batch_norm", "_native_batch_norm_legit_no_training"), None),
+    **{
+        "conv_transpose1d": 1,
+        "conv_transpose2d": 2,
+        "conv_transpose3d": 3,
+        "im2col": 2,
+        "col2im": 1,
+        "grid_sampler": 2,
+        "grid_sampler_2d": 2,
+    },
+    **{
+        f"upsample_{kind}": k
+        for kind, k in (("nearest1d", 1), ("nearest2d", 2), ("bilinear2d", 2), ("bicubic2d", 2), ("linear1d", 1))
+    },
+    **dict.fromkeys(
+        (
+            "convolution",
+            "group_norm",
+            "native_group_norm",
+            "instance_norm",
+            "batch_norm",
+            "_native_batch_norm_legit_no_training",
+        ),
+        None,
+    ),
     **dict.fromkeys(("feature_dropout", "feature_alpha_dropout", "channel_shuffle", "native_channel_shuffle"), None),
 }
 # Sums of products of two operands along a dimension that both must have: rows that are added up are gone from the result,
@@ -126,7 +151,11 @@ class RowDimension:
         if name in _FACTORIES or name in ("repeat", "sym_size") or name in _VIEWS or name in _MOVES:
             return None
         if name in _LAST:
-            return None if all(_row_dim(other) < _ndim(other) - _LAST[name] for other in data) else "acts along the dimension of the rows"
+            return (
+                None
+                if all(_row_dim(other) < _ndim(other) - _LAST[name] for other in data)
+                else "acts along the dimension of the rows"
+            )
         if name == "batch_norm" and given.get("training"):
             return "takes statistics of all rows"
         if name in _ROWS_FIRST:
@@ -141,13 +170,21 @@ class RowDimension:
         if name == "einsum":
             return self._refusal_of_einsum(given)
         if name in _SCATTERED:
-            tensors = [value for value in given.values() if isinstance(value, Node) and isinstance(value.meta.get("val"), torch.Tensor)]
-            alike = [value for value in tensors if value.meta["val"].ndim == _ndim(data[0])]  # an index along one dimension is for all rows
+            tensors = [
+                value
+                for value in given.values()
+                if isinstance(value, Node) and isinstance(value.meta.get("val"), torch.Tensor)
+            ]
+            alike = [
+                value for value in tensors if value.meta["val"].ndim == _ndim(data[0])
+            ]  # an index along one dimension is for all rows
             if not all(value in self._rows for value in (alike[1:] if name == "gather" else alike)):
                 return "picks rows by their place"
         if name == "repeat_interleave":
             return None if isinstance(given.get("repeats"), int) and given.get("dim") is not None else "repeats rows"
-        of_two = name in ("max", "min") and str(node.target).endswith(".other")  # the larger of two tensors, entry by entry
+        of_two = name in ("max", "min") and str(node.target).endswith(
+            ".other"
+        )  # the larger of two tensors, entry by entry
         if name in _ALONG and not of_two:
             return _refusal_along(node, name, given, data)
         if name in _PRODUCTS or name in _POINTWISE or of_two or torch.Tag.pointwise in node.target.tags:  # type: ignore[union-attr]
@@ -164,21 +201,37 @@ class RowDimension:
     def _refusal_of_index(self, name: str, given: dict[str, Any]) -> str | None:
         value, indices = given["self"], given["indices"]
         if value not in self._rows:
-            return "looks rows up in a table" if sum(index in self._rows for index in indices if index is not None) > 1 else None
-        spread = [index for index in indices for _ in range(index.meta["val"].ndim if _is_condition(index) else 1)]  # one for each dimension
+            return (
+                "looks rows up in a table"
+                if sum(index in self._rows for index in indices if index is not None) > 1
+                else None
+            )
+        spread = [
+            index for index in indices for _ in range(index.meta["val"].ndim if _is_condition(index) else 1)
+        ]  # one for each dimension
         dim = _row_dim(value)
         if dim >= len(spread) or spread[dim] is None:
-            return None if not any(index in self._rows for index in indices if index is not None) else "picks values by values of rows"
+            return (
+                None
+                if not any(index in self._rows for index in indices if index is not None)
+                else "picks values by values of rows"
+            )
         # One value, written where a condition on the tensor's own values holds: to each by itself.
         is_mask = len(indices) == 1 and _is_condition(indices[0]) and indices[0] in self._rows
-        one_value = name == "index_put" and given["values"] not in self._rows and given["values"].meta["val"].numel() == 1
+        one_value = (
+            name == "index_put" and given["values"] not in self._rows and given["values"].meta["val"].numel() == 1
+        )
         return None if is_mask and one_value else "picks rows by their place"
 
     def _refusal_of_einsum(self, given: dict[str, Any]) -> str | None:
         """The rows must bear one label in every operand that has them, and keep it."""
         equation = given["equation"].replace(" ", "")
         inputs, arrow, output = equation.partition("->")
-        labels = {part[_row_dim(operand)] for part, operand in zip(inputs.split(","), given["tensors"], strict=True) if operand in self._rows}
+        labels = {
+            part[_row_dim(operand)]
+            for part, operand in zip(inputs.split(","), given["tensors"], strict=True)
+            if operand in self._rows
+        }
         if not arrow or "." in equation or len(labels) != 1 or next(iter(labels)) not in output:
             return "adds rows up"
         return None
@@ -207,7 +260,11 @@ class RowDimension:
             elif name in ("repeat", "repeat_interleave"):
                 before = self._rows[data[0]]
                 factor = per_row // (before.outer * before.inner)
-                known = {RowLayout(before.outer * factor, before.inner) if name == "repeat" else RowLayout(before.outer, before.inner * factor)}
+                known = {
+                    RowLayout(before.outer * factor, before.inner)
+                    if name == "repeat"
+                    else RowLayout(before.outer, before.inner * factor)
+                }
             if len(known) != 1 or math.prod(next(iter(known))) != per_row:
                 return "joins rows that lie in different orders"
             self._rows[node] = next(iter(known))
@@ -215,7 +272,12 @@ class RowDimension:
 
 
 def _refusal_along(node: Node, name: str, given: dict[str, Any], data: list[Node]) -> str | None:
-    if name in ("slice", "slice_scatter") and given.get("start") in (None, 0) and given.get("end") in (None, _WHOLE) and given.get("step", 1) == 1:
+    if (
+        name in ("slice", "slice_scatter")
+        and given.get("start") in (None, 0)
+        and given.get("end") in (None, _WHOLE)
+        and given.get("step", 1) == 1
+    ):
         return None
     if name == "roll" and not given.get("dims"):
         return "rolls rows"

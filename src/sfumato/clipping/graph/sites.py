@@ -35,15 +35,27 @@ def trace(model: nn.Module, row: torch.Tensor) -> Traced:
         InputError: If the model cannot be traced, mixes examples, or has a site without a rule (it is named).
     """
     traced = capture(model, row)
-    parameters = {name: _shifted(value.detach(), seed) for seed, (name, value) in enumerate(model.named_parameters()) if value.requires_grad}
+    parameters = {
+        name: _shifted(value.detach(), seed)
+        for seed, (name, value) in enumerate(model.named_parameters())
+        if value.requires_grad
+    }
     with random_state_kept(row):
         layouts = find_layouts(traced, model, parameters, row)
     sites = {}
     for node, weights in traced.sites.items():
         arguments = named_args(node, node.args, dict(node.kwargs))
         names = {traced.weights[name]: name for name in weights}
-        weight_of = {argument: names[value] for argument, value in arguments.items() if isinstance(value, Node) and value in names}
-        arg_layouts = {argument: layouts[value] for argument, value in arguments.items() if isinstance(value, Node) and value in layouts}
+        weight_of = {
+            argument: names[value]
+            for argument, value in arguments.items()
+            if isinstance(value, Node) and value in names
+        }
+        arg_layouts = {
+            argument: layouts[value]
+            for argument, value in arguments.items()
+            if isinstance(value, Node) and value in layouts
+        }
         if node not in layouts or set(weight_of.values()) != set(weights):
             raise InputError(
                 f'operation {node.target} takes trainable parameters in a way that engine "graph" has no rule for. Use engine="reference".'
@@ -67,7 +79,13 @@ def _shifted(value: torch.Tensor, seed: int) -> torch.Tensor:
     return value + noise * torch.where(spread > 0, 0.1 * spread, 0.1).to(value)
 
 
-def _kind(traced: Capture, model: nn.Module, parameters: dict[str, torch.Tensor], weights: tuple[str, ...], sources: tuple[str, ...]) -> str:
+def _kind(
+    traced: Capture,
+    model: nn.Module,
+    parameters: dict[str, torch.Tensor],
+    weights: tuple[str, ...],
+    sources: tuple[str, ...],
+) -> str:
     if weights == sources and len(weights) == 1:
         return "parameter"
     _refuse_low_precision(traced, parameters, weights, sources)
@@ -75,7 +93,9 @@ def _kind(traced: Capture, model: nn.Module, parameters: dict[str, torch.Tensor]
         return "general"
     with torch.enable_grad():
         exact = {name: value.double().requires_grad_(name in sources) for name, value in parameters.items()}
-        values = {node: _wide(value) for node, value in traced.state(model).items()} | {node: exact[name] for name, node in traced.parameters.items()}
+        values = {node: _wide(value) for node, value in traced.state(model).items()} | {
+            node: exact[name] for name, node in traced.parameters.items()
+        }
         try:
             traced.shared.run(values)
         except RuntimeError:  # types that are written into the graph meet others
@@ -90,7 +110,9 @@ def _wide(value: Any) -> Any:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-def _refuse_low_precision(traced: Capture, parameters: dict[str, torch.Tensor], weights: tuple[str, ...], sources: tuple[str, ...]) -> None:
+def _refuse_low_precision(
+    traced: Capture, parameters: dict[str, torch.Tensor], weights: tuple[str, ...], sources: tuple[str, ...]
+) -> None:
     """Refuses weights computed in less than float32: their norms would be those of gradients that the way back then rounds."""
     low = next((name for name in sources if parameters[name].dtype not in (torch.float32, torch.float64)), None)
     if low is not None:
@@ -104,7 +126,11 @@ def _refuse_low_precision(traced: Capture, parameters: dict[str, torch.Tensor], 
             continue
         way.update(node.all_input_nodes)
         value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype not in (torch.float32, torch.float64):
+        if (
+            isinstance(value, torch.Tensor)
+            and value.is_floating_point()
+            and value.dtype not in (torch.float32, torch.float64)
+        ):
             raise InputError(
                 f"{node.target} in '{module_path(node) or 'the model'}' makes {value.dtype} of parameter '{sources[0]}': the clipped sum would be "
                 'rounded on the way back. Compute weights in float32, with precision "bf16" if the rest shall be in bfloat16.'

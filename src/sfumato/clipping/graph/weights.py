@@ -37,7 +37,11 @@ class Weights:
     @functools.cached_property
     def directions(self) -> dict[str, torch.Tensor]:
         """A weight's name, where a closed form holds -> its direction (`Standardized.along`)."""
-        return {group.weights[0]: along for groups, form in self.closed for group, along in zip(groups, form.along, strict=True)}
+        return {
+            group.weights[0]: along
+            for groups, form in self.closed
+            for group, along in zip(groups, form.along, strict=True)
+        }
 
     @property
     def need_record(self) -> bool:
@@ -55,7 +59,8 @@ class Weights:
         def together(tensors: Sequence[torch.Tensor]) -> "Weights":
             own = iter(tensors)
             shared, forms = tree_unflatten(
-                [next(own) if is_tensor else other for is_tensor, other in zip(are_tensors, others, strict=True)], structure
+                [next(own) if is_tensor else other for is_tensor, other in zip(are_tensors, others, strict=True)],
+                structure,
             )
             return dataclasses.replace(rest, shared=shared, closed=list(zip(groups, forms, strict=True)))
 
@@ -65,14 +70,21 @@ class Weights:
         """From one gradient for each weight to one for each of the parameters."""
         pulled: dict[str, torch.Tensor] = {}
         for groups, form in self.closed:
-            for group, parts in zip(groups, form.pull_back([gradients[group.weights[0]] for group in groups]), strict=True):
-                pulled |= {name: part.view(self.parameters[name].shape) for name, part in zip(group.parameters, parts, strict=True)}
+            for group, parts in zip(
+                groups, form.pull_back([gradients[group.weights[0]] for group in groups]), strict=True
+            ):
+                pulled |= {
+                    name: part.view(self.parameters[name].shape)
+                    for name, part in zip(group.parameters, parts, strict=True)
+                }
         for group in self.traced.groups:
             own = [gradients[name] for name in group.weights]
             if group.kind == "parameter":
                 pulled[group.parameters[0]] = own[0]
             elif group.parameters[0] not in pulled:
-                pulled |= zip(group.parameters, pull_back(self._weights_of(group), self._parameters_of(group), own), strict=True)
+                pulled |= zip(
+                    group.parameters, pull_back(self._weights_of(group), self._parameters_of(group), own), strict=True
+                )
         return pulled
 
     def square_norms(self, group: Group, rows: list[torch.Tensor]) -> torch.Tensor:
@@ -86,7 +98,10 @@ class Weights:
         return [self.parameters[name] for name in group.parameters]
 
     def _standardized(self, groups: list[Group]) -> tuple[Standardized, torch.Tensor]:
-        return standardized([weight for group in groups for weight in self._weights_of(group)], [self._parameters_of(group) for group in groups])
+        return standardized(
+            [weight for group in groups for weight in self._weights_of(group)],
+            [self._parameters_of(group) for group in groups],
+        )
 
 
 def evaluate_weights(traced: Traced, state: dict[Node, Any]) -> Weights:
@@ -100,7 +115,10 @@ def evaluate_weights(traced: Traced, state: dict[Node, Any]) -> Weights:
         parameters = {name: state[node].detach().requires_grad_() for name, node in capture.parameters.items()}
         shared = state | {node: parameters[name] for name, node in capture.parameters.items()}
         capture.shared.run(shared)
-    used = {other for node in capture.data for other in node.all_input_nodes} | {*capture.outputs, *capture.weights.values()}
+    used = {other for node in capture.data for other in node.all_input_nodes} | {
+        *capture.outputs,
+        *capture.weights.values(),
+    }
     weights = Weights(traced, {node: value for node, value in shared.items() if node in used}, parameters, [])
     by_dtype: dict[torch.dtype, list[Group]] = {}
     for group in traced.groups:

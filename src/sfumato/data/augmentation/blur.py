@@ -32,6 +32,8 @@ def gaussian_blur(pixels: torch.Tensor, sigma: torch.Tensor, radius: int) -> tor
         padded = F.pad(pixels, edges, mode="reflect")
         total = pixels * taps[0]
         for distance in range(1, radius + 1):
-            total += (padded.narrow(axis, radius - distance, size) + padded.narrow(axis, radius + distance, size)) * taps[distance]
+            total += (
+                padded.narrow(axis, radius - distance, size) + padded.narrow(axis, radius + distance, size)
+            ) * taps[distance]
         pixels = total
     return pixels

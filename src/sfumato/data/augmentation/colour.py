@@ -42,7 +42,12 @@ def adjust_in_order(pixels: torch.Tensor, factors: torch.Tensor, orders: torch.T
         orders: (V, 4), int64: each row a permutation of those four.
     """
     pixels = pixels.clone()
-    adjustments = ((BRIGHTNESS, adjust_brightness), (CONTRAST, adjust_contrast), (SATURATION, adjust_saturation), (HUE, adjust_hue))
+    adjustments = (
+        (BRIGHTNESS, adjust_brightness),
+        (CONTRAST, adjust_contrast),
+        (SATURATION, adjust_saturation),
+        (HUE, adjust_hue),
+    )
     for place in range(4):
         for number, adjust in adjustments[: 4 if pixels.shape[1] == 3 else 2]:
             chosen = torch.nonzero(orders[:, place] == number)[:, 0]
@@ -81,7 +86,11 @@ def adjust_hue(pixels: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
     not_red = torch.where(value == green, (blue - red) * per_chroma + 2, (red - green) * per_chroma + 4)
     hue = torch.where(value == red, (green - blue) * per_chroma, not_red).add_(6 * turn[:, None, None])
     hue -= 6 * (hue / 6).floor_()  # in [0, 6]
-    shares = (2 - (hue - 3).abs_(), (hue - 2).abs_() - 1, (hue - 4).abs_() - 1)  # beyond [0, 1] where the nearer way is round the other side
+    shares = (
+        2 - (hue - 3).abs_(),
+        (hue - 2).abs_() - 1,
+        (hue - 4).abs_() - 1,
+    )  # beyond [0, 1] where the nearer way is round the other side
     return torch.stack([value - chroma * share.clamp_(0, 1) for share in shares], 1)
 
 

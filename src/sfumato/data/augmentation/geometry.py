@@ -13,7 +13,9 @@ _ATTEMPTS = 10
 NUM_BOX_UNIFORMS = 2 * _ATTEMPTS + 2
 
 
-def reflected_crop(pixels: torch.Tensor, top: torch.Tensor, left: torch.Tensor, flip: torch.Tensor, padding: int) -> torch.Tensor:
+def reflected_crop(
+    pixels: torch.Tensor, top: torch.Tensor, left: torch.Tensor, flip: torch.Tensor, padding: int
+) -> torch.Tensor:
     """Crops of the original size from images padded by reflection: the edge pixel is not repeated.
 
     Args:
@@ -29,7 +31,9 @@ def reflected_crop(pixels: torch.Tensor, top: torch.Tensor, left: torch.Tensor, 
     num_views, channels, height, width = pixels.shape
     rows, columns = _reflected(height, top - padding), _reflected(width, left - padding)
     columns = torch.where(flip[:, None] != 0, columns.flip(1), columns)
-    source = (rows[:, :, None] * width + columns[:, None, :]).view(num_views, 1, height * width).expand(-1, channels, -1)
+    source = (
+        (rows[:, :, None] * width + columns[:, None, :]).view(num_views, 1, height * width).expand(-1, channels, -1)
+    )
     return pixels.reshape(num_views, channels, height * width).gather(2, source).view(pixels.shape)
 
 
@@ -74,7 +78,12 @@ def random_boxes(
 
 
 def resized_crop(
-    pixels: torch.Tensor, top: torch.Tensor, left: torch.Tensor, height: torch.Tensor, width: torch.Tensor, flip: torch.Tensor
+    pixels: torch.Tensor,
+    top: torch.Tensor,
+    left: torch.Tensor,
+    height: torch.Tensor,
+    width: torch.Tensor,
+    flip: torch.Tensor,
 ) -> torch.Tensor:
     """The part of each image in its box, stretched to the whole size by bilinear interpolation.
 

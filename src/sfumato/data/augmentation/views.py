@@ -8,7 +8,10 @@ from sfumato.config import AugmentationKind
 from sfumato.data.augmentation import blur, colour, crops, geometry
 from sfumato.data.augmentation.uniforms import uniforms
 
-_MAX_PIXELS = {"cpu": 2**18, "cuda": 2**22}  # of the views made at once: bounds memory, suits a CPU's caches and a GPU's width
+_MAX_PIXELS = {
+    "cpu": 2**18,
+    "cuda": 2**22,
+}  # of the views made at once: bounds memory, suits a CPU's caches and a GPU's width
 _JITTER = (0.8, 0.8, 0.8, 0.2)  # brightness, contrast, saturation, hue: SimCLR's at strength 1, which "tan" has too
 
 
@@ -82,7 +85,9 @@ class _Scale:
         return (pixels - self.mean) / self.std
 
 
-def _one_view_each(pixels: torch.Tensor, bits: torch.Tensor, kind: AugmentationKind, padding: int, scale: _Scale) -> torch.Tensor:
+def _one_view_each(
+    pixels: torch.Tensor, bits: torch.Tensor, kind: AugmentationKind, padding: int, scale: _Scale
+) -> torch.Tensor:
     """(V, C, H, W), (V,) -> (V, C, H, W)."""
     if kind == "tan":
         return _tan(pixels, uniforms(bits, 4 + colour.NUM_JITTER_UNIFORMS), padding, scale)

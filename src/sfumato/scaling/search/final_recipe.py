@@ -36,10 +36,16 @@ def final_recipe(search: Search, settings: Settings, public: bool) -> tuple[Reso
         before = search.recipe.training
         reference = Mechanism(n, before.batch_size, privacy.noise_multiplier, before.num_steps)
         target = epsilon(reference, privacy.delta, privacy.accountant).epsilon
-    mechanism, _ = solve(Budget(n, privacy.delta, target, training.batch_size, training.num_steps, None, privacy.accountant))
+    mechanism, _ = solve(
+        Budget(n, privacy.delta, target, training.batch_size, training.num_steps, None, privacy.accountant)
+    )
     spent = epsilon(mechanism, privacy.delta, privacy.accountant).epsilon
     values = recipe.model_dump()
-    values["privacy"] |= {"target_epsilon": target, "noise_multiplier": mechanism.noise_multiplier, "search_data": "public" if public else "private"}
+    values["privacy"] |= {
+        "target_epsilon": target,
+        "noise_multiplier": mechanism.noise_multiplier,
+        "search_data": "public" if public else "private",
+    }
     values["run"]["seed"] = None
     return parse_resolved(values), spent
 
@@ -50,7 +56,9 @@ def predicted(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -
     for slot in search.law_slots(agenda.settings):
         accuracies = finished[slot.key].accuracies
         assert accuracies is not None
-        points += [Point(slot.batch_size, seed, accuracy) for seed, accuracy in zip(slot.seeds, accuracies, strict=True)]
+        points += [
+            Point(slot.batch_size, seed, accuracy) for seed, accuracy in zip(slot.seeds, accuracies, strict=True)
+        ]
     fits = fit(points)
     reference = apply(search.recipe, agenda.settings).training.batch_size
     return fits, predict(fits, reference)
@@ -71,7 +79,11 @@ def cost(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -> dic
     training = search.recipe.training
     reference = work(search.recipe, training.batch_size, 1)
     best = apply(search.recipe, agenda.settings)
-    return {"search_views": views, "search_fraction": views / reference, "final_views": work(best, best.training.batch_size, 1)}
+    return {
+        "search_views": views,
+        "search_fraction": views / reference,
+        "final_views": work(best, best.training.batch_size, 1),
+    }
 
 
 def summary(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome], public: bool) -> dict[str, Any]:
@@ -79,7 +91,8 @@ def summary(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome], pub
     recipe, epsilon = final_recipe(search, agenda.settings, public)
     laws, prediction = predicted(search, agenda, finished)
     stages = [
-        {"name": stage.name, **dataclasses.asdict(stage.gain), "counts": stage.gain.counts, "settings": stage.settings} for stage in agenda.stages
+        {"name": stage.name, **dataclasses.asdict(stage.gain), "counts": stage.gain.counts, "settings": stage.settings}
+        for stage in agenda.stages
     ]
     found = [outcome for (kind, _), outcome in finished.items() if kind != "law"]
     return {

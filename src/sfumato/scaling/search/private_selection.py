@@ -66,15 +66,23 @@ def paid_recipe(recipe: Recipe, space: Space, selection: Selection) -> Recipe:
         InputError: If the trials could not all have one and the same budget.
     """
     if STEPS in space.choices:
-        raise InputError(f"--paid: every trial must have one and the same budget, but other {STEPS} change it. Take it out of the space.")
+        raise InputError(
+            f"--paid: every trial must have one and the same budget, but other {STEPS} change it. Take it out of the space."
+        )
     if recipe.privacy is None:
-        raise InputError("--paid spends a privacy budget, but this recipe has none. Give it a [privacy] section, or --epsilon E.")
+        raise InputError(
+            "--paid spends a privacy budget, but this recipe has none. Give it a [privacy] section, or --epsilon E."
+        )
     if recipe.run.seed is not None:
         raise InputError("--paid: run.seed makes every trial public, so none is private. Leave it out.")
     if recipe.run.keep_key:
         raise InputError("--paid publishes no key, so run.keep_key would keep none. Leave it out.")
     values = recipe.model_dump()
-    values["privacy"] |= {"selected_from": selection.mean, "selection_shape": selection.shape, "score_noise": selection.score_noise}
+    values["privacy"] |= {
+        "selected_from": selection.mean,
+        "selection_shape": selection.shape,
+        "score_noise": selection.score_noise,
+    }
     if selection.score_noise is not None:
         values["data"]["split"] = "train"  # the validation split scores
     return config.parse(values)
@@ -156,7 +164,9 @@ def _claimed(folder: Path, identity: str) -> Iterator[int]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(f"another process makes the search in {folder}. Wait for it to end, or stop it first.") from None
+            raise InputError(
+                f"another process makes the search in {folder}. Wait for it to end, or stop it first."
+            ) from None
         if facts.stat().st_size == 0:
             file.write(json.dumps({"identity": identity}) + "\n")
             file.flush()
@@ -244,7 +254,9 @@ def draw(recipe: ResolvedRecipe, space: Space, stream: Stream) -> Settings:
         settings: Settings = {}
         for key, choices in space.choices.items():
             uniform = _uniform(stream)
-            settings[key] = choices[int(uniform * len(choices))] if isinstance(choices, list) else _between(choices, uniform)
+            settings[key] = (
+                choices[int(uniform * len(choices))] if isinstance(choices, list) else _between(choices, uniform)
+            )
         try:
             if possible(apply(recipe, settings), recipe.training.batch_size):
                 return settings
@@ -284,7 +296,9 @@ def refuse_untrainable_choices(recipe: ResolvedRecipe, space: Space, facts: Fact
                 _refuse_untrainable(trial, facts, trust, of_model=section in ("", "model"))
             except InputError as error:
                 shown = ", ".join(f"{key} = {value!r}" for key, value in settings.items())
-                raise InputError(f"--paid: no trial could be made{' with ' + shown if shown else ''}: {error}") from None
+                raise InputError(
+                    f"--paid: no trial could be made{' with ' + shown if shown else ''}: {error}"
+                ) from None
 
 
 def _refuse_untrainable(trial: ResolvedRecipe, facts: Facts, trust: Collection[str], of_model: bool) -> None:

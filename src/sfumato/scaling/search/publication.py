@@ -31,7 +31,9 @@ def write_anew(trial: Path, folder: Path, name: Path, score: int) -> None:
             entry["environment"] = {}
         lines.append(chained_line(entry, lines[-1]["hash"] if lines else GENESIS))
     head = {"ledger_head": lines[-1]["hash"]}
-    write_atomically(folder / "ledger.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode())
+    write_atomically(
+        folder / "ledger.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
+    )
     for copied in ("recipe.toml", "metrics.jsonl"):
         if (trial / copied).exists():  # a run without steps measures nothing
             write_atomically(folder / copied, (trial / copied).read_bytes())

@@ -70,11 +70,15 @@ def search(
     parsed = parse(recipe) if isinstance(recipe, dict) else recipe
     folder, root = Path(output), None if data_root is None else Path(data_root)
     if data is not None and data == parsed.data.name:
-        raise InputError(f"--data {data} are the private images themselves. Name other, public images, or leave --data out.")
+        raise InputError(
+            f"--data {data} are the private images themselves. Name other, public images, or leave --data out."
+        )
     refuse_among_images(folder, parsed.data)
     plan = resolve(parsed, loading.facts(parsed.data, root, report))
     looked_at = searched_data(plan.recipe, data)
-    choices = space if isinstance(space, Space) else paper_space(plan.recipe) if space is None else read_space(Path(space))
+    choices = (
+        space if isinstance(space, Space) else paper_space(plan.recipe) if space is None else read_space(Path(space))
+    )
     wanted = plan_search(
         plan.recipe,
         choices,
@@ -107,7 +111,11 @@ def search(
         agenda = crew.run(evaluator(wanted, looked_at, train))
         finished = crew.finished()
     shutil.rmtree(trials_folder, ignore_errors=True)  # what killed workers left: weights that are not private
-    found = {**final.summary(wanted, agenda, finished, data is not None), "storage": shown(url), "search_data": data or "private"}
+    found = {
+        **final.summary(wanted, agenda, finished, data is not None),
+        "storage": shown(url),
+        "search_data": data or "private",
+    }
     found["recipe"] = None
     if not worker:
         path = folder / "recipe.toml"

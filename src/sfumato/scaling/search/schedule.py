@@ -137,7 +137,10 @@ class Search:
         reference = apply(self.recipe, settings).training.batch_size
         smallest = max(1, min(self.batch_size // 2, reference // 8))
         seeds = tuple(max(self.seeds) + 1 + i for i in range(max(3, len(self.seeds))))
-        return [Slot("law", f"law/{size}", settings, size, seeds) for size in (smallest, 2 * smallest, 4 * smallest, 8 * smallest)]
+        return [
+            Slot("law", f"law/{size}", settings, size, seeds)
+            for size in (smallest, 2 * smallest, 4 * smallest, 8 * smallest)
+        ]
 
     def _slot(self, kind: Kind, name: str, settings: Settings | None) -> Slot:
         return Slot(kind, name, settings, self.batch_size, self.seeds)
@@ -212,11 +215,17 @@ def plan_search(
     """
     privacy, training = recipe.privacy, recipe.training
     if privacy is None or not privacy.noise_multiplier:
-        raise InputError("a search simulates a private run, but this recipe has no budget. Give it a [privacy] section, or --epsilon E.")
+        raise InputError(
+            "a search simulates a private run, but this recipe has no budget. Give it a [privacy] section, or --epsilon E."
+        )
     if privacy.selected_from is not None:
-        raise InputError("this recipe is itself selected from several private runs (privacy.selected_from). Leave that out, or search with --paid.")
+        raise InputError(
+            "this recipe is itself selected from several private runs (privacy.selected_from). Leave that out, or search with --paid."
+        )
     if privacy.sampling != "poisson":
-        raise InputError('the final run would have no certificate: its batches are shuffled. Set privacy.sampling = "poisson".')
+        raise InputError(
+            'the final run would have no certificate: its batches are shuffled. Set privacy.sampling = "poisson".'
+        )
     if sampler not in get_args(Sampler):
         raise InputError(f"--sampler {sampler!r} is not known. Known are {', '.join(get_args(Sampler))}.")
     if sampler == "greedy" and prune:
@@ -230,11 +239,15 @@ def plan_search(
             f"--batch-size must lie between 1 and the recipe's own {training.batch_size}, not {batch_size}: a simulation is the cheaper run."
         )
     if len(set(seeds)) != len(seeds):
-        raise InputError("--seeds must name each seed once: equal seeds give equal runs, which say nothing about the spread.")
+        raise InputError(
+            "--seeds must name each seed once: equal seeds give equal runs, which say nothing about the spread."
+        )
     for key, choices in space.choices.items():
         if isinstance(choices, Range):
             if sampler == "greedy":
-                raise InputError(f"{key} is a range, which the greedy order cannot try value by value. List values, or use --sampler tpe or random.")
+                raise InputError(
+                    f"{key} is a range, which the greedy order cannot try value by value. List values, or use --sampler tpe or random."
+                )
             continue
         reasons = []
         for value in choices:
@@ -245,7 +258,15 @@ def plan_search(
         if len(reasons) == len(choices):
             raise InputError(f"the space offers no possible value of {key}: {reasons[0]}")
     return Search(
-        recipe, space, cast(Sampler, sampler), sampler != "greedy" if prune is None else prune, trials, batch_size, seeds, num_examples, data
+        recipe,
+        space,
+        cast(Sampler, sampler),
+        sampler != "greedy" if prune is None else prune,
+        trials,
+        batch_size,
+        seeds,
+        num_examples,
+        data,
     )
 
 

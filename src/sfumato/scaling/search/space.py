@@ -76,7 +76,10 @@ class Space:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            group.name: {key: dataclasses.asdict(values) if isinstance(values, Range) else values for key, values in group.choices.items()}
+            group.name: {
+                key: dataclasses.asdict(values) if isinstance(values, Range) else values
+                for key, values in group.choices.items()
+            }
             for group in self.groups
         }
 
@@ -112,11 +115,15 @@ def read_space(path: Path) -> Space:
     """
     tables = config.read(path)
     if not tables:
-        raise InputError(f'{path} names nothing to search. Give a table for each group, with keys such as "optimizer.learning_rate" = [1.0, 2.0].')
+        raise InputError(
+            f'{path} names nothing to search. Give a table for each group, with keys such as "optimizer.learning_rate" = [1.0, 2.0].'
+        )
     groups = []
     for name, table in tables.items():
         if not isinstance(table, dict) or not table:
-            raise InputError(f'{path}: {name} is no group. Write [{name}] and below it keys such as "optimizer.learning_rate" = [1.0, 2.0].')
+            raise InputError(
+                f'{path}: {name} is no group. Write [{name}] and below it keys such as "optimizer.learning_rate" = [1.0, 2.0].'
+            )
         groups.append(Group(name, {key: _choices(path, key, values) for key, values in _flat(table).items()}))
     keys = [key for group in groups for key in group.choices]
     for key in keys:
@@ -151,7 +158,9 @@ def _choices(path: Path, key: str, values: Any) -> list[Any] | Range:
                 return found
         except TypeError:
             pass
-    raise InputError(f"{path}: {key} = {values!r} is neither a list of values nor a range such as {{low = 0.5, high = 16.0, log = true}}. Write one.")
+    raise InputError(
+        f"{path}: {key} = {values!r} is neither a list of values nor a range such as {{low = 0.5, high = 16.0, log = true}}. Write one."
+    )
 
 
 def _refuse_values(path: Path, key: str, values: list[Any] | Range) -> None:
@@ -159,7 +168,11 @@ def _refuse_values(path: Path, key: str, values: list[Any] | Range) -> None:
     tried: list[Any] = values.ends() if isinstance(values, Range) else values
     of_options = key.startswith("model.options.")
     for value in tried:
-        reason = config.why_impossible("model.options", {key.split(".")[2]: value}) if of_options else _why_impossible(key, value)
+        reason = (
+            config.why_impossible("model.options", {key.split(".")[2]: value})
+            if of_options
+            else _why_impossible(key, value)
+        )
         if reason is not None:
             shown = dataclasses.asdict(values) if isinstance(values, Range) else value
             raise InputError(f"{path}: {key} = {shown!r} is not possible: {reason}. Correct it.")
@@ -195,7 +208,9 @@ def _refuse_key(path: Path, key: str) -> None:
             f"{path}: {key} cannot be searched: the signal-to-noise ratio is held constant. Search {STEPS}; batch size and noise then follow it."
         )
     if section in ("data", "run"):
-        raise InputError(f"{path}: {key} cannot be searched: every trial must see the same images and seeds. Leave it out.")
+        raise InputError(
+            f"{path}: {key} cannot be searched: every trial must see the same images and seeds. Leave it out."
+        )
     near = [known for known in config.known_keys() if known.startswith(_ALLOWED)]
     an_option = key.startswith("model.options.") and key.count(".") == 2
     if key not in near and not an_option:
@@ -227,7 +242,11 @@ def apply(recipe: ResolvedRecipe, settings: Settings) -> ResolvedRecipe:
     if optimizer["name"] == "sgd":
         optimizer |= dict.fromkeys(ADAM)
     else:
-        optimizer |= {"momentum": 0.0, "dampening": 0.0, **{key: usual for key, usual in ADAM.items() if optimizer[key] is None}}
+        optimizer |= {
+            "momentum": 0.0,
+            "dampening": 0.0,
+            **{key: usual for key, usual in ADAM.items() if optimizer[key] is None},
+        }
     steps, batch_size = recipe.training.num_steps, recipe.training.batch_size
     if settings.get(STEPS, steps) != steps:
         factor = steps / settings[STEPS]

@@ -76,7 +76,11 @@ def _database(url: str) -> "BaseStorage":
             # One process writes at a time: the others wait their turn.
             options = {"connect_args": {"timeout": 100}} if is_file else {}
             storage = RDBStorage(parsed.render_as_string(hide_password=False), engine_kwargs=options)
-        except (sqlalchemy.exc.IntegrityError, sqlalchemy.exc.ProgrammingError, sqlalchemy.exc.OperationalError) as error:
+        except (
+            sqlalchemy.exc.IntegrityError,
+            sqlalchemy.exc.ProgrammingError,
+            sqlalchemy.exc.OperationalError,
+        ) as error:
             # Workers that start together make the same tables, and only the first one succeeds at once.
             lost_a_race = not isinstance(error, sqlalchemy.exc.OperationalError) or "already exists" in str(error)
             if not lost_a_race or attempt == attempts - 1:
@@ -120,7 +124,9 @@ def answers(url: str) -> Iterator[None]:
     except (sqlalchemy.exc.SQLAlchemyError, StorageInternalError) as error:
         cause = error.__cause__ or error
         reason = str(getattr(cause, "orig", None) or cause).strip().splitlines()[0]
-        raise MachineError(f"the storage {shown(url)} stopped answering: {reason}. Finished trials are kept: give the same command again.") from error
+        raise MachineError(
+            f"the storage {shown(url)} stopped answering: {reason}. Finished trials are kept: give the same command again."
+        ) from error
 
 
 @contextlib.contextmanager
@@ -134,7 +140,11 @@ def _said_plainly(url: str) -> Iterator[None]:
     except sqlalchemy.exc.ArgumentError:
         raise InputError(f"--storage {url!r} is no URL of a storage. Possible are {_FORMS}.") from None
     except ImportError:
-        raise InputError(f"--storage {shown(url)} needs its database's driver. Install it: pip install 'sfumato[postgresql]'.") from None
+        raise InputError(
+            f"--storage {shown(url)} needs its database's driver. Install it: pip install 'sfumato[postgresql]'."
+        ) from None
     except (sqlalchemy.exc.SQLAlchemyError, OSError) as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-        raise InputError(f"--storage {shown(url)} cannot be reached: {reason}. Start it, or give another of {_FORMS}.") from None
+        raise InputError(
+            f"--storage {shown(url)} cannot be reached: {reason}. Start it, or give another of {_FORMS}."
+        ) from None

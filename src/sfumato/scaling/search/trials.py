@@ -49,7 +49,11 @@ def evaluator(search: Search, data: DataConfig, train: Train) -> Evaluate:
             for seed in slot.seeds:
                 # Whether a trial falls behind is judged by its first seed.
                 first = seed == slot.seeds[0]
-                results.append(train(simulated(recipe, slot.batch_size, seed), f"{number}-seed-{seed}", watch if first else _nobody))
+                results.append(
+                    train(
+                        simulated(recipe, slot.batch_size, seed), f"{number}-seed-{seed}", watch if first else _nobody
+                    )
+                )
         except InputError as error:
             raise GivenUp(str(error)) from None
         voted = [result.accuracy_augtest_vote for result in results if result.accuracy_augtest_vote is not None]

@@ -64,7 +64,12 @@ class Worker:
         sampler = optuna.samplers.RandomSampler() if search.sampler == "random" else optuna.samplers.TPESampler()
         pruner = optuna.pruners.MedianPruner() if search.prune else optuna.pruners.NopPruner()
         self.study = optuna.create_study(
-            storage=self.storage, study_name=study_name, direction="maximize", load_if_exists=True, sampler=sampler, pruner=pruner
+            storage=self.storage,
+            study_name=study_name,
+            direction="maximize",
+            load_if_exists=True,
+            sampler=sampler,
+            pruner=pruner,
         )
         self.study_id = self.storage.get_study_id_from_name(study_name)
         self._signs: dict[int, tuple[Any, float]] = {}  # of each trial: its last sign, and when it was first seen
@@ -148,7 +153,11 @@ class Worker:
 
     def _is_of(self, slot: Slot | None, trial: "FrozenTrial", finished: dict[Key, Outcome]) -> bool:
         facts = trial.user_attrs
-        if slot is None or (facts["settings_asked"], facts["batch_size"], facts["seeds"]) != (slot.settings, slot.batch_size, list(slot.seeds)):
+        if slot is None or (facts["settings_asked"], facts["batch_size"], facts["seeds"]) != (
+            slot.settings,
+            slot.batch_size,
+            list(slot.seeds),
+        ):
             return False
         outcome = finished.get(slot.key)
         if outcome is None:
@@ -157,7 +166,9 @@ class Worker:
             return False
         if outcome.accuracies is None:
             return slot.kind == "candidate"
-        return all(len(values) == len(slot.seeds) for values in (outcome.accuracies, outcome.augtest or outcome.accuracies))
+        return all(
+            len(values) == len(slot.seeds) for values in (outcome.accuracies, outcome.augtest or outcome.accuracies)
+        )
 
     def _offers(self, settings: Settings) -> bool:
         space = self.search.space
@@ -169,10 +180,17 @@ class Worker:
     def _enqueue(self, slots: list[Slot], trials: "list[FrozenTrial]") -> None:
         """Makes a trial for every slot without one; two workers may both do so, then the later trial is dropped."""
         live = {_key(trial) for trial in trials if _is_live(trial)}
-        drawn = {_key(trial): trial.params for trial in trials if trial.params and self.search.space.holds(trial.params)}
+        drawn = {
+            _key(trial): trial.params for trial in trials if trial.params and self.search.space.holds(trial.params)
+        }
         for slot in slots:
             if slot.key not in live:
-                facts = {"kind": slot.kind, "slot": slot.name, "settings_asked": slot.settings, "batch_size": slot.batch_size}
+                facts = {
+                    "kind": slot.kind,
+                    "slot": slot.name,
+                    "settings_asked": slot.settings,
+                    "batch_size": slot.batch_size,
+                }
                 self.study.enqueue_trial(drawn.get(slot.key, {}), user_attrs={**facts, "seeds": list(slot.seeds)})
 
     def _claim(self) -> "FrozenTrial | None":
@@ -269,7 +287,9 @@ class Worker:
                     self.storage.set_trial_user_attr(trial_id, "beat", count)
                 except UpdateFinishedTrialError:
                     return
-                except Exception as error:  # a server that is away for a moment; if it stays away, the end of the trial says so
+                except (
+                    Exception
+                ) as error:  # a server that is away for a moment; if it stays away, the end of the trial says so
                     self.note(f"the storage did not answer ({type(error).__name__}); trying again")
 
         thread = threading.Thread(target=beat, daemon=True)

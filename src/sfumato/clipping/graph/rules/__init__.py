@@ -77,7 +77,10 @@ def candidates(record: SiteRecord, argument: str, examples: int) -> list[str]:
         if convolution.can_unfold(record):
             ghosts = [] if convolution.overlaps(record) else ["patch_ghost"]
             ghosts += ["conv_ghost"] if convolution.can_ghost(record) else []
-            found += ["unfold", *(name for name in ghosts if GHOSTS[name](record) * examples // record.examples <= _MAX_GRAM_VALUES)]
+            found += [
+                "unfold",
+                *(name for name in ghosts if GHOSTS[name](record) * examples // record.examples <= _MAX_GRAM_VALUES),
+            ]
         return found
     if operation in NORMS:
         return ["affine"]
@@ -109,7 +112,9 @@ def refuse(site: GradSite) -> None:
         why = "draws random numbers" if dropout else ""
     elif torch.Tag.nondeterministic_seeded in target.tags:
         why = "draws random numbers"
-    elif site.operation not in EXPANSIONS and any(not isinstance(other.meta.get("val"), torch.Tensor) for other in site.node.all_input_nodes):
+    elif site.operation not in EXPANSIONS and any(
+        not isinstance(other.meta.get("val"), torch.Tensor) for other in site.node.all_input_nodes
+    ):
         why = "depends on the number of rows"
     else:
         why = ""

@@ -39,7 +39,17 @@ def conv_weight_gradients(
     gradients = grads.new_empty(len(inputs), *weight.shape)
     for gradient, own_inputs, own_grads in zip(gradients, inputs, grads, strict=True):
         backward = torch.ops.aten.convolution_backward(
-            own_grads, own_inputs, weight, None, stride, padding, dilation, transposed, output_padding, groups, (False, True, False)
+            own_grads,
+            own_inputs,
+            weight,
+            None,
+            stride,
+            padding,
+            dilation,
+            transposed,
+            output_padding,
+            groups,
+            (False, True, False),
         )
         gradient.copy_(backward[1])
     return gradients
@@ -52,7 +62,12 @@ def _(inputs, grads, weight, stride, padding, dilation, transposed, output_paddi
 
 @torch.library.custom_op("sfumato::conv_weight_gradients_by_patches", mutates_args=())
 def conv_weight_gradients_by_patches(
-    inputs: torch.Tensor, grads: torch.Tensor, taps: list[int], stride: list[int], padding: list[int], dilation: list[int]
+    inputs: torch.Tensor,
+    grads: torch.Tensor,
+    taps: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
 ) -> torch.Tensor:
     """A matrix product of output gradients and patches, for a few examples at a time.
 
@@ -73,7 +88,9 @@ def conv_weight_gradients_by_patches(
     at_once = examples
     if inputs.device.type == "cpu":
         at_once = max(1, _AT_ONCE // (channels * taps[0] * taps[1] * grads[0, 0].numel()))
-    for own_inputs, own_grads, gradient in zip(inputs.split(at_once), grads.split(at_once), gradients.split(at_once), strict=True):
+    for own_inputs, own_grads, gradient in zip(
+        inputs.split(at_once), grads.split(at_once), gradients.split(at_once), strict=True
+    ):
         seen = windows(own_inputs, taps, stride, padding, dilation)
         patches = seen.permute(0, 2, 5, 6, 1, 3, 4).flatten(4).flatten(1, 3)  # (n, C taps, rows positions)
         torch.bmm(own_grads.flatten(2), patches.transpose(1, 2), out=gradient.flatten(2))
@@ -85,7 +102,9 @@ def _by_patches(inputs, grads, taps, stride, padding, dilation):
     return grads.new_empty(len(inputs), grads.shape[2], inputs.shape[2], *taps)
 
 
-def windows(inputs: torch.Tensor, taps: list[int], stride: list[int], padding: list[int], dilation: list[int]) -> torch.Tensor:
+def windows(
+    inputs: torch.Tensor, taps: list[int], stride: list[int], padding: list[int], dilation: list[int]
+) -> torch.Tensor:
     """(m, rows, C, *output size, *taps): what the kernel sees at each position; a view of the images, padded where there is a border.
 
     Copied once, it makes patches sooner than `F.unfold` does.

@@ -44,16 +44,36 @@ class _Problem:
             padding = 0
         self.padding = _per_dim(padding, dims)
 
-    def weight_gradient(self, grads: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, groups: int) -> torch.Tensor:
+    def weight_gradient(
+        self, grads: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, groups: int
+    ) -> torch.Tensor:
         """The ordinary gradient of a weight, summed over rows."""
         return torch.ops.aten.convolution_backward(
-            grads, inputs, weight, None, self.stride, self.padding, self.dilation, self.transposed, self.output_padding, groups, (False, True, False)
+            grads,
+            inputs,
+            weight,
+            None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.transposed,
+            self.output_padding,
+            groups,
+            (False, True, False),
         )[1]
 
     def weight_gradients(self, inputs: torch.Tensor, grads: torch.Tensor) -> torch.Tensor:
         """One ordinary weight gradient for each of some examples, (n, *shape of the weight)."""
         return conv_weight_gradients(
-            inputs, grads, self.weight, self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
+            inputs,
+            grads,
+            self.weight,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.transposed,
+            self.output_padding,
+            self.groups,
         )
 
 
@@ -91,7 +111,9 @@ def grouped(record: SiteRecord, argument: str) -> MaterializedGrads:
         examples = len(inputs)
         inputs = inputs.transpose(0, 1).flatten(1, 2)  # (rows, n C, *size)
         grads = grads.transpose(0, 1).flatten(1, 2)
-        weight = problem.weight.new_empty(examples * problem.weight.shape[0], *problem.weight.shape[1:])  # its gradient does not depend on it
+        weight = problem.weight.new_empty(
+            examples * problem.weight.shape[0], *problem.weight.shape[1:]
+        )  # its gradient does not depend on it
         gradient = problem.weight_gradient(grads.contiguous(), inputs.contiguous(), weight, examples * problem.groups)
         return gradient.unflatten(0, (examples, -1))
 
@@ -109,12 +131,19 @@ def unfold(record: SiteRecord, argument: str) -> MaterializedGrads:
     return _written_out(record, problem, by_patches)
 
 
-def _written_out(record: SiteRecord, problem: _Problem, weight_gradients: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> MaterializedGrads:
+def _written_out(
+    record: SiteRecord, problem: _Problem, weight_gradients: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> MaterializedGrads:
     """In several blocks where there are many numbers. A GPU's allocator, or a compiled graph, finds a place for one by itself."""
     values = problem.weight.numel()
     divides = record.grad.device.type == "cpu" and values * record.examples > _MAX_IN_ONE and not is_recording()
     at_once = max(1, _BLOCK // values) if divides else record.examples
-    return MaterializedGrads(*(weight_gradients(*part) for part in zip(problem.inputs.split(at_once), problem.grads.split(at_once), strict=True)))
+    return MaterializedGrads(
+        *(
+            weight_gradients(*part)
+            for part in zip(problem.inputs.split(at_once), problem.grads.split(at_once), strict=True)
+        )
+    )
 
 
 def can_unfold(record: SiteRecord) -> bool:
@@ -126,9 +155,13 @@ def ghost(record: SiteRecord, argument: str) -> "GhostGrads":
     """Norms from inner products of positions; the clipped sum as one ordinary weight gradient."""
     problem = _Problem(record)
     # Norms and the sum see the very same products, none of them rounded to less than float32.
-    problem.inputs, problem.grads, problem.weight = (at_least_float32(tensor) for tensor in (problem.inputs, problem.grads, problem.weight))
+    problem.inputs, problem.grads, problem.weight = (
+        at_least_float32(tensor) for tensor in (problem.inputs, problem.grads, problem.weight)
+    )
     output = None
-    if record.output is not None and record.output.dtype == problem.grads.dtype:  # of bfloat16 it would lack half the digits
+    if (
+        record.output is not None and record.output.dtype == problem.grads.dtype
+    ):  # of bfloat16 it would lack half the digits
         output = record.site.out_layout.by_example(record.output, record.examples, record.views)
     return GhostGrads(problem, output, None if record.args["bias"] is None else at_least_float32(record.args["bias"]))
 
@@ -175,7 +208,9 @@ class GhostGrads:
         along, along_error = self._along(grads, directions, weight)
         return Moments(self._squares, plain, along, (self._share * self._largest.square(), plain_error, along_error))
 
-    def _along(self, grads: torch.Tensor, directions: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _along(
+        self, grads: torch.Tensor, directions: torch.Tensor, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sums over positions of grads times the convolution with the directions, and bounds on their rounding errors.
 
         Where each channel of the weight points in its direction, that convolution is the output
@@ -245,7 +280,10 @@ def patch_ghost(record: SiteRecord, argument: str) -> "PatchGhost":
 def overlaps(record: SiteRecord) -> bool:
     """Whether one pixel lies in several patches, which then take more memory than the images."""
     problem = _Problem(record)
-    return any(step < (taps - 1) * apart + 1 for step, taps, apart in zip(problem.stride, problem.weight.shape[2:], problem.dilation, strict=True))
+    return any(
+        step < (taps - 1) * apart + 1
+        for step, taps, apart in zip(problem.stride, problem.weight.shape[2:], problem.dilation, strict=True)
+    )
 
 
 def patch_gram_values(record: SiteRecord) -> int:
@@ -277,7 +315,10 @@ def _over_taps(products: torch.Tensor, dim: int, problem: _Problem) -> torch.Ten
     total = products.new_zeros(shape)
     for tap in range(problem.weight.shape[dim]):
         shift = tap * dilation - border
-        first, last = max(0, -(shift // step)), min(positions - 1, (size - 1 - shift) // step)  # the border is zeros and adds nothing
+        first, last = (
+            max(0, -(shift // step)),
+            min(positions - 1, (size - 1 - shift) // step),
+        )  # the border is zeros and adds nothing
         if first <= last:
             places, pixels = slice(first, last + 1), slice(first * step + shift, last * step + shift + 1, step)
             total[_both(places, dim)] += products[_both(pixels, dim)]

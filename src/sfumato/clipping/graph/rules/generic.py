@@ -18,4 +18,6 @@ def by_vmap(record: SiteRecord, argument: str) -> MaterializedGrads:
 
         return torch.func.vjp(operation, record.args[argument])[1](grad)[0]
 
-    return MaterializedGrads(torch.func.vmap(pull_back)(record.example_grad(), *(record.example_arg(name) for name in names)))
+    return MaterializedGrads(
+        torch.func.vmap(pull_back)(record.example_grad(), *(record.example_arg(name) for name in names))
+    )

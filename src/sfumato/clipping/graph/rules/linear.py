@@ -24,7 +24,9 @@ def bias(record: SiteRecord, argument: str) -> MaterializedGrads:
 
 def rows(record: SiteRecord, argument: str) -> MaterializedGrads:
     """A batched matrix product."""
-    return MaterializedGrads(torch.bmm(_positions(record.example_grad()).transpose(1, 2), _positions(record.example_arg("input"))))
+    return MaterializedGrads(
+        torch.bmm(_positions(record.example_grad()).transpose(1, 2), _positions(record.example_arg("input")))
+    )
 
 
 def ghost(record: SiteRecord, argument: str) -> "GhostGrads":
@@ -74,7 +76,9 @@ def _positions(tensor: torch.Tensor) -> torch.Tensor:
 class GhostGrads:
     """Per-example gradients grads' inputs that are never written out."""
 
-    def __init__(self, inputs: torch.Tensor, grads: torch.Tensor, inner_products: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(
+        self, inputs: torch.Tensor, grads: torch.Tensor, inner_products: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
         # Norms and the sum see the very same products, none of them rounded to less than float32.
         self.inputs, self.grads = at_least_float32(inputs), at_least_float32(grads)
         self._squares = self._square_norms(inner_products)  # now: the gradient is in the processor's cache
@@ -82,9 +86,13 @@ class GhostGrads:
     def square_norms(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self._squares
 
-    def _square_norms(self, inner_products: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _square_norms(
+        self, inner_products: Callable[[torch.Tensor], torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         features, positions = (self.inputs.shape[2], self.grads.shape[2]), self.inputs.shape[1]
-        share = unit(self.grads) * (sum(roundings(number, _FEATURES) for number in features) + 1 + 2 * roundings(positions))
+        share = unit(self.grads) * (
+            sum(roundings(number, _FEATURES) for number in features) + 1 + 2 * roundings(positions)
+        )
         of_inputs, of_grads = (hidden(number, share, self.grads) for number in features)
         if positions == 1:
             inputs, grads = (side.square().sum(dim=(1, 2)) for side in (self.inputs, self.grads))

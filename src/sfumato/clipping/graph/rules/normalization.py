@@ -28,7 +28,10 @@ def per_row(site: GradSite, args: dict[str, Any]) -> tuple[torch.Tensor, dict[st
     """
     rows, channels = args["input"].shape[:2]
     leaves = {argument: args[argument].detach().repeat(rows).requires_grad_() for argument in site.weight_of}
-    affine = {name: leaves.get(name, args[name] if args[name] is None else args[name].repeat(rows)) for name in ("weight", "bias")}
+    affine = {
+        name: leaves.get(name, args[name] if args[name] is None else args[name].repeat(rows))
+        for name in ("weight", "bias")
+    }
     one_image = args["input"].reshape(1, rows * channels, -1)
     output = F.group_norm(one_image, rows * args["num_groups"], affine["weight"], affine["bias"], args["eps"])
     return output.view_as(args["input"]), leaves
@@ -36,16 +39,26 @@ def per_row(site: GradSite, args: dict[str, Any]) -> tuple[torch.Tensor, dict[st
 
 def has_statistics(site: GradSite, args: dict[str, Any]) -> bool:
     """Whether `with_statistics` knows this call: group norm in float32 at least; of bfloat16 PyTorch rounds the statistics."""
-    return site.operation == "group_norm" and site.arg_layouts["input"].dim == 0 and args["input"].dtype in (torch.float32, torch.float64)
+    return (
+        site.operation == "group_norm"
+        and site.arg_layouts["input"].dim == 0
+        and args["input"].dtype in (torch.float32, torch.float64)
+    )
 
 
 def with_statistics(args: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
     """Group norm as it is, and its arguments with the mean and 1 / standard deviation of each row's groups, (rows, groups), for `affine`."""
     rows, channels = args["input"].shape[:2]
-    channels_last = args["input"].ndim == 4 and not args["input"].is_cuda and args["input"].is_contiguous(memory_format=torch.channels_last)
+    channels_last = (
+        args["input"].ndim == 4
+        and not args["input"].is_cuda
+        and args["input"].is_contiguous(memory_format=torch.channels_last)
+    )
     inputs = args["input"].contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
     positions = args["input"].shape[2:].numel()
-    output, mean, rstd = torch.native_group_norm(inputs, args["weight"], args["bias"], rows, channels, positions, args["num_groups"], args["eps"])
+    output, mean, rstd = torch.native_group_norm(
+        inputs, args["weight"], args["bias"], rows, channels, positions, args["num_groups"], args["eps"]
+    )
     return output, args | {"mean": mean.detach(), "rstd": rstd.detach()}
 
 
@@ -62,7 +75,9 @@ def affine(record: SiteRecord, argument: str) -> MaterializedGrads:
     shape = record.args[argument].shape
     if record.site.operation in ("layer_norm", "rms_norm"):  # the last dimensions
         return MaterializedGrads(product.flatten(1, -1 - len(shape)).sum(dim=1))
-    return MaterializedGrads(product.flatten(3).sum(dim=(1, 3)) if product.ndim > 3 else product.sum(dim=1))  # (m, rows, C, *size)
+    return MaterializedGrads(
+        product.flatten(3).sum(dim=(1, 3)) if product.ndim > 3 else product.sum(dim=1)
+    )  # (m, rows, C, *size)
 
 
 def _of_group_norm(record: SiteRecord, argument: str) -> MaterializedGrads:
@@ -72,7 +87,9 @@ def _of_group_norm(record: SiteRecord, argument: str) -> MaterializedGrads:
     inputs, grads = record.example_arg("input"), record.example_grad()  # (m, rows, C, *size)
     layout, channels = record.site.arg_layouts["input"], inputs.shape[2]
     mean, rstd = (
-        layout.by_example(record.args[name], record.examples, record.views).repeat_interleave(channels // record.args["num_groups"], dim=2)
+        layout.by_example(record.args[name], record.examples, record.views).repeat_interleave(
+            channels // record.args["num_groups"], dim=2
+        )
         for name in ("mean", "rstd")
     )  # (m, rows, C)
     products = grads * inputs

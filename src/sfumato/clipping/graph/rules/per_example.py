@@ -80,19 +80,30 @@ class MaterializedGrads:
 
     def moments(self, directions: torch.Tensor, weight: torch.Tensor) -> Moments:
         fan_in = directions.shape[1]
-        basis = torch.stack([torch.ones_like(directions), directions], dim=1).to(self.blocks[0].dtype)  # (channels, 2, fan-in)
+        basis = torch.stack([torch.ones_like(directions), directions], dim=1).to(
+            self.blocks[0].dtype
+        )  # (channels, 2, fan-in)
         of_blocks = []
         for block in self.blocks:
             rows = block.flatten(2)  # (n, channels, fan-in)
-            plain_and_along = torch.bmm(basis, rows.permute(1, 2, 0)).permute(1, 2, 0)  # this way round twice as fast on a CPU
+            plain_and_along = torch.bmm(basis, rows.permute(1, 2, 0)).permute(
+                1, 2, 0
+            )  # this way round twice as fast on a CPU
             of_blocks.append(torch.cat([row_norms(rows.flatten(0, 1)).view(1, *rows.shape[:2]), plain_and_along]))
         norms, plain, along = torch.cat(of_blocks, 1)
         squares, error = norms.square(), unit(norms) * norms
-        return Moments(squares, plain, along, (2 * roundings(fan_in) * error * norms, fan_in**1.5 * error, fan_in * error))
+        return Moments(
+            squares, plain, along, (2 * roundings(fan_in) * error * norms, fan_in**1.5 * error, fan_in * error)
+        )
 
     def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
         sizes = [len(block) for block in self.blocks]
-        of_blocks = zip(self.blocks, coefficients.split(sizes), [None] * len(sizes) if counts is None else counts.split(sizes), strict=True)
+        of_blocks = zip(
+            self.blocks,
+            coefficients.split(sizes),
+            [None] * len(sizes) if counts is None else counts.split(sizes),
+            strict=True,
+        )
         total = _weighted_sum(*next(of_blocks))
         for of_block in of_blocks:
             total += _weighted_sum(*of_block)

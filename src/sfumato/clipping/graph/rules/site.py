@@ -74,7 +74,11 @@ class GradSite:
     @functools.cached_property
     def operation(self) -> str:
         """The operation's name without its overload: "conv2d", "add"."""
-        return self.node.target.overloadpacket.__name__ if isinstance(self.node.target, torch._ops.OpOverload) else str(self.node.target)
+        return (
+            self.node.target.overloadpacket.__name__
+            if isinstance(self.node.target, torch._ops.OpOverload)
+            else str(self.node.target)
+        )
 
 
 def call(node: Node, named: dict[str, Any]) -> Any:
