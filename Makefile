@@ -14,11 +14,11 @@ test: lint $(DATA)/.unpacked
 	SFUMATO_DATA=$(DATA) $(VENV)/bin/python -m pytest -q
 
 # Before a commit: style, types, and the laws that take seconds.
-QUICK := tests/test_imports.py tests/test_config.py tests/test_randomness.py tests/planning tests/run_folder tests/evaluation \
-	tests/accounting/test_mechanism.py tests/accounting/test_user_level.py tests/data/test_sampling.py tests/data/test_listing.py \
-	tests/training/test_step.py tests/training/test_noise.py tests/training/test_draws.py tests/training/test_state.py \
-	tests/clipping/test_norms.py tests/clipping/test_clip.py tests/clipping/test_made_up.py tests/clipping/test_parametrization.py \
-	tests/clipping/test_row_independence.py
+QUICK := $(addprefix tests/,test_imports.py test_config.py test_randomness.py planning run_folder evaluation) \
+	$(addprefix tests/accounting/test_,mechanism.py user_level.py) \
+	$(addprefix tests/data/test_,sampling.py listing.py) \
+	$(addprefix tests/training/test_,step.py noise.py draws.py state.py) \
+	$(addprefix tests/clipping/test_,norms.py clip.py made_up.py parametrization.py row_independence.py)
 quick: lint $(DATA)/.unpacked
 	SFUMATO_DATA=$(DATA) $(VENV)/bin/python -m pytest -q $(QUICK)
 

@@ -1,4 +1,5 @@
-"""Views per second, each kind, on one thread or on the accelerator, beside torchvision's transforms one image at a time.
+"""Views per second, each kind, on one thread or on the accelerator, beside torchvision's transforms one image at a
+time.
 
     python -m benchmarks.augmentation [--size 32] [--device cpu] [--views 2048]
 

@@ -3,7 +3,8 @@
     python -m benchmarks.coverage [--fits 2000]
 
 prints one line for each case: coverage as it is reported (over both laws where the runs do not tell them apart), with
-the law that made the data, with the law that is chosen, with the other law; how often the right law was chosen; the median width in points.
+the law that made the data, with the law that is chosen, with the other law; how often the right law was chosen; the
+median width in points.
 """
 
 import argparse
@@ -19,7 +20,9 @@ INVERSE, LINE = "a + b / B", "a + b log2 B"
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A kind of study: `uneven` multiplies the spread at the smallest batch, `fading` at every batch in turn, down to 1."""
+    """A kind of study: `uneven` multiplies the spread at the smallest batch, `fading` at every batch in turn, down to
+    1.
+    """
 
     name: str
     law: str = INVERSE

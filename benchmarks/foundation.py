@@ -27,7 +27,8 @@ def whole_process(arguments: list[str], runs: int = 5) -> dict[str, Any]:
     seconds, peaks = [], []
     for _ in range(runs):
         code = (
-            "import resource, subprocess, sys; status = subprocess.run([sys.executable, '-m', 'sfumato', *sys.argv[1:]], stdout=2).returncode; "
+            "import resource, subprocess, sys; status = subprocess.run([sys.executable, '-m', 'sfumato', "
+            "*sys.argv[1:]], stdout=2).returncode; "
             "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(status)"
         )
         start = time.perf_counter()
@@ -62,7 +63,9 @@ def train_briefly(*settings: str, steps: int = 20) -> tuple[dict[str, Any], Path
 
 
 def overhead() -> dict[str, Any]:
-    """Sampling, noise, ledger and checkpoint, as a share of a run and per step; the ledger's seconds hold the sum's code."""
+    """Sampling, noise, ledger and checkpoint, as a share of a run and per step; the ledger's seconds hold the sum's
+    code.
+    """
     from sfumato import randomness
     from sfumato.accounting.mechanism import Mechanism
     from sfumato.data.sampling import poisson_batch
@@ -96,7 +99,9 @@ def overhead() -> dict[str, Any]:
 
 
 def noise_seconds(num_parameters: int) -> dict[str, float]:
-    """Of one update: the code of its sum; then, for no noise is known before its sum is, keystream, transform and addition."""
+    """Of one update: the code of its sum; then, for no noise is known before its sum is, keystream, transform and
+    addition.
+    """
     import torch
 
     from sfumato.randomness import Stream, new_key
@@ -167,7 +172,9 @@ def median_seconds(work: Callable[[], Any], rounds: int) -> float:
 
 
 def engine() -> dict[str, Any]:
-    """torch.func against the ordinary step (forward and backward of the mean loss), WRN-16-4 with weight standardisation."""
+    """torch.func against the ordinary step (forward and backward of the mean loss), WRN-16-4 with weight
+    standardisation.
+    """
     import torch
 
     from sfumato.clipping import clipped_grad

@@ -56,7 +56,9 @@ def part_of(module: str) -> str:
 
 
 def imports(path: Path, *, at_once: bool = False) -> set[str]:
-    """The package's modules that a file imports, in functions and for types too unless only what is imported `at_once` counts."""
+    """The package's modules that a file imports, in functions and for types too unless only what is imported `at_once`
+    counts.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     found = set()
     for node in tree.body if at_once else ast.walk(tree):
@@ -131,5 +133,8 @@ def test_the_light_parts_import_no_torch():
         for part in LIGHT
         for path in files(part)
     ]
-    program = f"import importlib, sys\nfor name in {modules!r}:\n    importlib.import_module(name)\nassert 'torch' not in sys.modules"
+    program = (
+        f"import importlib, sys\nfor name in {modules!r}:\n    importlib.import_module(name)\n"
+        "assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", program], check=True)

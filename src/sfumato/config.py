@@ -49,7 +49,9 @@ class DataConfig(Section):
 
     name: Literal["digits", "mnist", "fashion_mnist", "cifar10", "imagenet", "folder"]
     path: Annotated[str | None, MayChange()] = None
-    """Folder of images (`folder`), relative to the working directory; `--data-root` overrides it. A run keeps it for its owner alone."""
+    """Folder of images (`folder`), relative to the working directory; `--data-root` overrides it. A run keeps it for
+    its owner alone.
+    """
     split: Literal["train", "train+valid"] = "train+valid"
     """What is trained on: "train" holds out the validation split, "train+valid" the test split."""
     num_examples: PositiveInt | None = None
@@ -79,7 +81,9 @@ class ModelConfig(Section):
 
 
 class AugmentationConfig(Section):
-    """Which views of each image a step averages (De et al. 2022, Section 3.1 and C.2; Sander et al. 2022, Section 4.2)."""
+    """Which views of each image a step averages (De et al. 2022, Section 3.1 and C.2; Sander et al. 2022, Section
+    4.2).
+    """
 
     kind: AugmentationKind | None = None
     augmult: Annotated[int, Field(ge=0, le=256)] | None = None
@@ -106,11 +110,15 @@ class PrivacyConfig(Section):
     search_data: Literal["public", "private"] | None = None
     """On which images the hyper-parameters were searched, if they were: the certificate repeats it."""
     selected_from: Annotated[float, Field(ge=1, le=1e6)] | None = None
-    """Expected number of private runs, random and secret, of which this one is published because it scored best: epsilon covers that."""
+    """Expected number of private runs, random and secret, of which this one is published because it scored best:
+    epsilon covers that.
+    """
     selection_shape: Annotated[float, Field(gt=-1, le=100)] = 0.0
     """Shape of that number's distribution, a truncated negative binomial; 0 is logarithmic, 1 geometric."""
     score_noise: Annotated[float, Field(ge=1e-3, le=1e9)] | None = None
-    """Standard deviation of the noise on how many images of the validation split a run judges right, by which runs are compared."""
+    """Standard deviation of the noise on how many images of the validation split a run judges right, by which runs are
+    compared.
+    """
 
 
 class OptimizerConfig(Section):
@@ -123,7 +131,8 @@ class OptimizerConfig(Section):
     """SGD alone, as is `dampening`."""
     dampening: Annotated[float, Field(ge=0, le=1)] = 0.0
     beta1: Fraction | None = None
-    """Adam and AdamW alone (Kingma and Ba 2015), as are `beta2` and `adam_epsilon`: decay of the average of gradients."""
+    """Adam and AdamW alone (Kingma and Ba 2015), as are `beta2` and `adam_epsilon`: decay of the average of gradients.
+    """
     beta2: Fraction | None = None
     """Decay of the average of squared gradients."""
     adam_epsilon: PositiveFloat | None = None
@@ -144,7 +153,8 @@ class OptimizerConfig(Section):
         for key in foreign:
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise InputError(
-                    f"optimizer.{key} = {getattr(self, key)} has no meaning for optimizer.name = {self.name!r}. Leave it out, or take {owner!r}."
+                    f"optimizer.{key} = {getattr(self, key)} has no meaning for optimizer.name = {self.name!r}. Leave "
+                    f"it out, or take {owner!r}."
                 )
         return self
 
@@ -174,9 +184,13 @@ class TrainingConfig(Section):
     checkpoint_every: Annotated[PositiveInt | None, MayChange()] = None
     """Steps between two checkpoints."""
     verify_every: Annotated[PositiveInt | None, MayChange()] = None
-    """Steps between two checks of the engine on made-up images through the model as it then is; the run stops if one fails."""
+    """Steps between two checks of the engine on made-up images through the model as it then is; the run stops if one
+    fails.
+    """
     norm_histogram_every: Annotated[PositiveInt | None, MayChange()] = None
-    """Steps between two histograms of gradient norms, step 1 included, in metrics_private.jsonl: not private, for the owner alone."""
+    """Steps between two histograms of gradient norms, step 1 included, in metrics_private.jsonl: not private, for the
+    owner alone.
+    """
 
 
 class RunConfig(Section):
@@ -331,7 +345,8 @@ def read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # "-sig": some editors put a mark at the start
     except OSError as error:
         raise InputError(
-            f"recipe {path} cannot be read: {error.strerror}. `sfumato recipes list` names the recipes that are shipped."
+            f"recipe {path} cannot be read: {error.strerror}. `sfumato recipes list` names the recipes that are "
+            "shipped."
         ) from None
     except (ValueError, RecursionError) as error:  # whole numbers of thousands of digits, tables within tables
         raise InputError(f"recipe {path} is not valid TOML: {error}. Correct that line.") from None
@@ -369,7 +384,9 @@ def to_toml(recipe: Recipe) -> str:
 
 
 def shareable(recipe: R) -> R:
-    """The recipe without `data.path`: where images lie on their owner's machine goes into no file that is for sharing."""
+    """The recipe without `data.path`: where images lie on their owner's machine goes into no file that is for
+    sharing.
+    """
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": None})})
 
 
@@ -424,7 +441,10 @@ def _explain(error: pydantic.ValidationError) -> str:
     )  # of a key that takes one of some words
     near = difflib.get_close_matches(str(first["input"]), named, n=1, cutoff=0.4)
     question = f" Did you mean {near[0]!r}?" if near else ""
-    return f"{name} = {first['input']!r} is not possible: {message}.{question} Correct it in the recipe or by --set {name}=..."
+    return (
+        f"{name} = {first['input']!r} is not possible: {message}.{question} "
+        f"Correct it in the recipe or by --set {name}=..."
+    )
 
 
 def _explain_unknown(path: list[str]) -> str:

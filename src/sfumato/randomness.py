@@ -32,7 +32,9 @@ def subkey(key: bytes, purpose: str) -> bytes:
 
 
 def run_id(key: bytes) -> str:
-    """The name of the run whose key this is, 32 hexadecimal digits: public, bound to the key, of which it tells nothing."""
+    """The name of the run whose key this is, 32 hexadecimal digits: public, bound to the key, of which it tells
+    nothing.
+    """
     return subkey(key, "run id").hex()[:32]
 
 
@@ -106,10 +108,13 @@ class Stream:
         return np.frombuffer(_read(self._from(first // 8), 8 * count), dtype="<u8")
 
     def _from(self, block: int) -> Any:
-        """The cipher from one of its blocks of 64 bytes on. After 2^32 blocks, 256 GiB, the library refuses to go on."""
+        """The cipher from one of its blocks of 64 bytes on. After 2^32 blocks, 256 GiB, the library refuses to go
+        on.
+        """
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-        # Each stream has a key of its own, so a constant nonce never repeats under one key. The block's number is before it.
+        # Each stream has a key of its own, so a constant nonce never repeats under one key. The block's number is
+        # before it.
         return Cipher(algorithms.ChaCha20(self._key, block.to_bytes(4, "little") + bytes(12)), mode=None).encryptor()
 
 

@@ -1,4 +1,6 @@
-"""Every private setting of De et al. 2022, Tables 12 to 21 (Appendix C.5, N from Table 11), and of Sander et al. 2022, Tables 1 to 6."""
+"""Every private setting of De et al. 2022, Tables 12 to 21 (Appendix C.5, N from Table 11), and of Sander et al. 2022,
+Tables 1 to 6.
+"""
 
 from typing import NamedTuple
 
@@ -119,7 +121,8 @@ class TanRow(NamedTuple):
         return self.recipe
 
 
-# "1.2 M" is De et al.'s 1,271,167, "72 K" their 71,589 steps, where delta is 8e-7; in Tables 3 and 4 they are 1.28 M and 72,000.
+# "1.2 M" is De et al.'s 1,271,167, "72 K" their 71,589 steps, where delta is 8e-7; in Tables 3 and 4 they are 1.28 M
+# and 72,000.
 _MILLION = 1_280_000
 TAN_ROWS = [
     TanRow(

@@ -69,7 +69,9 @@ def test_no_noise_bounds_nothing_and_no_step_costs_nothing():
 
 @pytest.mark.parametrize("score_noise", [3.0, 10.0, 40.0])
 def test_a_score_on_held_out_images_costs_what_selecting_among_gaussian_mechanisms_costs(score_noise):
-    """Without training the score is all there is: dp-accounting's own event for it, at its own orders, is an upper bound close by."""
+    """Without training the score is all there is: dp-accounting's own event for it, at its own orders, is an upper
+    bound close by.
+    """
     from dp_accounting.dp_event import GaussianDpEvent, RepeatAndSelectDpEvent
     from dp_accounting.rdp import RdpAccountant
 
@@ -112,7 +114,9 @@ def _least(mu, delta, mean, shape, score_mu):
 @pytest.mark.parametrize("shape", [-0.5, 0.0, 1.0, 100.0])
 @pytest.mark.parametrize(("sigma", "steps"), [(2.0, 1), (30.0, 100), (1e5, 7)])
 def test_few_orders_are_as_good_as_very_many(sigma, steps, shape, score_noise):
-    """Every batch is all images, so that Renyi divergences are known: neither below the least of 40,000 orders, nor above."""
+    """Every batch is all images, so that Renyi divergences are known: neither below the least of 40,000 orders, nor
+    above.
+    """
     full, selection = Mechanism(1_000, 1_000, sigma, steps), Selection(30.0, shape, score_noise)
     least = max(0.0, _least(math.sqrt(steps) / sigma, 1e-5, 30.0, shape, 1 / score_noise if score_noise else 0.0))
     found = epsilon_of_best(full, 1e-5, selection)
@@ -168,7 +172,9 @@ def test_the_smallest_budgets_of_a_selection_are_met_in_seconds(target):
     [(1.0000000000001, 0.0), (1.001, -0.9), (5.0, -0.5), (50.0, 1e-300), (50.0, 1.0), (800.0, 1e6), (800.0, math.inf)],
 )
 def test_probabilities_of_all_numbers_of_trials_sum_to_one_and_have_the_stated_mean(mean, shape):
-    """By the places where `draw` goes from one number to the next, so that it is the distribution that is drawn from."""
+    """By the places where `draw` goes from one number to the next, so that it is the distribution that is drawn
+    from.
+    """
     selection = Selection(mean, shape)
     assert math.exp(selection.log_mean) == pytest.approx(mean, rel=1e-9)
     uniforms = (np.arange(4_000) + 0.5) / 4_000

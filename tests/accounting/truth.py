@@ -1,4 +1,6 @@
-"""Truths that share nothing with the package: multi-precision integrals, closed forms, a numerically inverted transform."""
+"""Truths that share nothing with the package: multi-precision integrals, closed forms, a numerically inverted
+transform.
+"""
 
 import math
 
@@ -30,7 +32,9 @@ def epsilon_rdp(sampling_prob: float, noise_multiplier: float, num_steps: int, d
 
 
 def delta_of_one_step(sampling_prob: float, noise_multiplier: float, epsilon: float) -> float:
-    """Closed form at T = 1: the hockey-stick divergence of (1-q) N(0, s^2) + q N(1, s^2) from N(0, s^2), the larger direction."""
+    """Closed form at T = 1: the hockey-stick divergence of (1-q) N(0, s^2) + q N(1, s^2) from N(0, s^2), the larger
+    direction.
+    """
     q, sigma = sampling_prob, noise_multiplier
     if q < 1 and math.exp(epsilon) <= 1 - q:
         return 1 - math.exp(epsilon)
@@ -68,7 +72,8 @@ def epsilon(sampling_prob: float, noise_multiplier: float, num_steps: int, delta
 
     With L the composed loss and M(s) = E[exp(s L)], for any c > 0
 
-        delta(epsilon) = E[(1 - exp(epsilon - L))_+] = 1/(2 pi i) int_{c - i inf}^{c + i inf} exp(-s epsilon) M(s) / (s (s + 1)) ds.
+        delta(epsilon) = E[(1 - exp(epsilon - L))_+] = 1/(2 pi i) int_{c - i inf}^{c + i inf} exp(-s epsilon) M(s) / (s
+        (s + 1)) ds.
 
     M is one step's to the power of T; one step's is an integral over the output.
     """
@@ -109,7 +114,8 @@ class _Inversion:
         found = minimize_scalar(chernoff, bounds=(-7, 16), method="bounded")
         c, bound = math.exp(found.x), found.fun
         spread = math.sqrt(self.num_steps * max(1e-300, self._variance(c)))
-        # Step: the sum over frequencies repeats with period 2 pi / step in the loss; 40 deviations (and the weight's 1/c) apart nothing is left.
+        # Step: the sum over frequencies repeats with period 2 pi / step in the loss; 40 deviations (and the weight's
+        # 1/c) apart nothing is left.
         step = 2 * math.pi / (60 * spread + 60 / min(c, 1.0))
         frequencies, log_moments, k = [], [], 0
         while True:

@@ -65,7 +65,8 @@ def test_plan_solves_for_the_fourth_of_batch_steps_noise_and_epsilon(capsys):
         and facts["epsilon"] == facts["epsilon_pld"] <= facts["epsilon_rdp"]
     )
     keys = (
-        "epsilon epsilon_rdp epsilon_pld epsilon_tan delta noise_multiplier batch_size sampling_prob num_steps num_epochs "
+        "epsilon epsilon_rdp epsilon_pld epsilon_tan delta noise_multiplier batch_size sampling_prob num_steps "
+        "num_epochs "
         "snr_per_step snr overcharge warnings"
     )
     assert set(keys.split()) <= set(facts)
@@ -180,7 +181,8 @@ def test_a_model_with_batch_norm_is_refused_before_anything_is_written(capsys, t
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"
-        "def net(num_classes): return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, num_classes))\n"
+        "def net(num_classes): return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), "
+        "nn.Linear(144, num_classes))\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     line = refused(capsys, "train", "demo/digits", "--set", "model.name=mine:net")
@@ -278,7 +280,8 @@ def trained(folder, tmp_path_factory):
 def test_a_folder_is_trained_on_and_every_file_of_the_run_is_there(trained):
     run, result, log = trained
     keys = (
-        "run private epsilon epsilon_rdp epsilon_pld delta noise_multiplier batch_size num_steps num_examples test_accuracy "
+        "run private epsilon epsilon_rdp epsilon_pld delta noise_multiplier batch_size num_steps num_examples "
+        "test_accuracy "
         "test_accuracy_last test_accuracy_top5 images_per_second seconds"
     )
     assert set(keys.split()) <= set(result)
@@ -303,7 +306,8 @@ def test_a_folder_is_trained_on_and_every_file_of_the_run_is_there(trained):
     assert "0.png" in log and "chosen: " in log
     claim = json.loads((run / "privacy.json").read_text())
     keys = (
-        "private epsilon epsilon_rdp epsilon_pld delta accountant relation unit sampling noise_multiplier sampling_prob batch_size "
+        "private epsilon epsilon_rdp epsilon_pld delta accountant relation unit sampling noise_multiplier "
+        "sampling_prob batch_size "
         "num_examples num_steps clipping_norm ledger_lines ledger_head not_covered"
     )
     assert set(keys.split()) <= set(claim) and claim["epsilon"] == result["epsilon"]
@@ -604,10 +608,12 @@ def test_heavy_libraries_are_not_imported_for_help_plan_and_recipes():
 
 
 SURFACE = {
-    "train": "--epsilon --delta --set --output --data-root --device --accountant --non-private --dry-run --resume --trust --json",
+    "train": "--epsilon --delta --set --output --data-root --device --accountant --non-private --dry-run --resume "
+    "--trust --json",
     "plan": "--num-examples --delta --batch-size --num-steps --noise-multiplier --epsilon --recipe --json",
     "simulate": "--batch-size --seeds --epsilon --delta --set --output --data-root --device --trust --json",
-    "search": "--trials --space --sampler --prune --paid --score-noise --batch-size --seeds --data --epsilon --delta --set --storage --worker "
+    "search": "--trials --space --sampler --prune --paid --score-noise --batch-size --seeds --data --epsilon --delta "
+    "--set --storage --worker "
     "--output --data-root --device --trust --json",
     "scaling-law": "--predict-batch-size --plot --json",
     "evaluate": "--data-root --test-views --trust --json",

@@ -1,4 +1,6 @@
-"""Files of somebody else on the command line: whose code runs, what reaches the terminal, what lies in files for sharing."""
+"""Files of somebody else on the command line: whose code runs, what reaches the terminal, what lies in files for
+sharing.
+"""
 
 import ast
 import json

@@ -1,4 +1,6 @@
-"""Images of one colour whose gradients cancel: a squared norm that is a small difference of large numbers, and every rounding goes the same way."""
+"""Images of one colour whose gradients cancel: a squared norm that is a small difference of large numbers, and every
+rounding goes the same way.
+"""
 
 import copy
 
@@ -53,7 +55,8 @@ CASES = {
     "conv_ghost": (nn.Conv2d(512, 32, 1, bias=False), *images((512, 8, 8), (32, 8, 8))),
     "ghost": (nn.Linear(768, 128, bias=False), *tokens(768, 128)),
     "ghost_at_once": (nn.Linear(192, 768, bias=False), *tokens(192, 768, positions=2)),
-    # Standardised weights do not feel what all of a patch has in common, so that the gradient cancels on the way to the parameters as well.
+    # Standardised weights do not feel what all of a patch has in common, so that the gradient cancels on the way to the
+    # parameters as well.
     "conv_ghost, standardized": (
         WeightStandardizedConv2d(512, 32, 1, bias=False),
         *images((512, 8, 8), (32, 8, 8), LEVELS),
@@ -145,7 +148,9 @@ class Shifted(WeightStandardizedConv2d):
 @pytest.mark.parametrize("method", ["conv_ghost", "loop"])
 @pytest.mark.parametrize(("mean", "shift"), [(0.0, None), (100.0, None), (10_000.0, None), (0.0, 1e-3), (0.0, 4e-3)])
 def test_what_standardisation_takes_out_is_known_exactly(mean, shift, method):
-    """Patches along what it takes out, and a thousandth beside it: weights that are mostly mean, or that a constant is added to."""
+    """Patches along what it takes out, and a thousandth beside it: weights that are mostly mean, or that a constant is
+    added to.
+    """
     torch.manual_seed(0)
     layer = WeightStandardizedConv2d(32, 4, 1, bias=False) if shift is None else Shifted(shift)
     with torch.no_grad():

@@ -207,7 +207,8 @@ def test_the_error_names_object_reason_and_remedy():
     with pytest.raises(InputError) as caught:
         require_private(model, IMAGE)
     assert str(caught.value) == (
-        "BatchNorm2d at 'layer1.1' mixes examples, so per-example gradients do not exist and no privacy guarantee holds. "
+        "BatchNorm2d at 'layer1.1' mixes examples, so per-example gradients do not exist and no privacy guarantee "
+        "holds. "
         "Replace it: `sfumato check --fix groupnorm MODEL`."
     )
 

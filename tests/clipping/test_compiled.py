@@ -163,7 +163,9 @@ def test_patches_and_tokens():
 
 
 def test_bfloat16_compiled_is_bfloat16_and_keeps_the_sensitivity():
-    """Both round to bfloat16, the compiled graph less often; one clipped example has exactly the norm that it is said to have."""
+    """Both round to bfloat16, the compiled graph less often; one clipped example has exactly the norm that it is said
+    to have.
+    """
     torch.manual_seed(0)
     model, inputs, targets = Small(), torch.randn(16, 2, 3, 8, 8), torch.randint(4, (16,))
     methods = {"memory_format": "contiguous", "conv:conv2d.weight": "conv_ghost", "out:linear.weight": "ghost"}
@@ -210,7 +212,9 @@ def test_engines_that_cannot_be_compiled_say_so(problem):
 
 
 def test_images_whose_channels_lie_together_go_through_group_norms_one_after_another():
-    """Group norm keeps that order on a CPU; what traces it believes otherwise, and the second one's rows are then taken apart."""
+    """Group norm keeps that order on a CPU; what traces it believes otherwise, and the second one's rows are then taken
+    apart.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 4)

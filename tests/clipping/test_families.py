@@ -1,4 +1,6 @@
-"""Families of networks that others wrote, made narrow and shallow: the fast engine against the loop over single images."""
+"""Families of networks that others wrote, made narrow and shallow: the fast engine against the loop over single
+images.
+"""
 
 import sys
 from functools import partial

@@ -251,7 +251,9 @@ def test_a_kernel_that_standardisation_leaves_alone_is_still_exact():
 
 @pytest.mark.parametrize(("method", "compile"), [("rows", False), ("ghost", False), ("ghost", True)])
 def test_norms_hold_where_an_example_s_positions_cancel(method, compile):
-    """Two positions whose gradients are huge and opposite: inner products lose what is left, and must not be believed, nor may a sum of float32."""
+    """Two positions whose gradients are huge and opposite: inner products lose what is left, and must not be believed,
+    nor may a sum of float32.
+    """
     model = nn.Linear(3, 2, bias=False).float()
 
     def loss(outputs, weights):  # the gradient is the sum of weights_t x_t over positions t

@@ -89,7 +89,9 @@ def test_standing_in_gives_every_tensor_its_own_memory_back(dtype):
     ("values", "moves"), [(1000 * torch.arange(4096.0), 118_242), (torch.zeros(4096), 0.1), (torch.empty(0, 3), 0.0)]
 )
 def test_parameters_move_by_a_tenth_of_their_spread_and_by_a_tenth_where_they_have_none(values, moves):
-    """Enough that nothing hides behind zeros, and not so much that what a network computes with such weights is something else."""
+    """Enough that nothing hides behind zeros, and not so much that what a network computes with such weights is
+    something else.
+    """
     model = nn.ParameterList([nn.Parameter(values.clone())])
     with stand_in(model, None, shift_seed=3):
         moved = (model[0].detach() - values).square().sum().div(max(values.numel(), 1)).sqrt().item()

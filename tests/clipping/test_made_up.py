@@ -1,4 +1,6 @@
-"""Made-up images and targets are what the checks take them for: of every scale, and of the shapes and kinds that were asked for."""
+"""Made-up images and targets are what the checks take them for: of every scale, and of the shapes and kinds that were
+asked for.
+"""
 
 import pytest
 import torch

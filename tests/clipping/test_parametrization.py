@@ -61,7 +61,9 @@ def test_norms_are_those_of_what_autograd_gives(problem):
 
 
 def test_what_moments_may_be_off_by_is_in_the_bound(problem):
-    """Moved by as much as their bounds say, for each weight alone, they move the squares by no more than the bound that comes out."""
+    """Moved by as much as their bounds say, for each weight alone, they move the squares by no more than the bound that
+    comes out.
+    """
     weights, parameters, rows = problem
     form, _ = standardized(weights, parameters)
     moments = [

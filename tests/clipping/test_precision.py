@@ -61,7 +61,9 @@ def test_every_clipped_gradient_has_the_norm_that_it_is_said_to_have(conv, metho
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize(("conv", "method"), CASES)
 def test_no_input_makes_one_example_count_for_more_than_one(conv, method, precision):
-    """One dominating channel, one dominating pixel, nearly equal pixels, huge and tiny values; clipped just below and just above its norm."""
+    """One dominating channel, one dominating pixel, nearly equal pixels, huge and tiny values; clipped just below and
+    just above its norm.
+    """
     model, inputs, targets = problem(conv, seed=1, patches=method == "patch_ghost")
     inputs[0, :, 0] *= 1e4
     inputs[1, :, :, 3, 3] = 1e5

@@ -437,7 +437,9 @@ def test_the_memory_of_ghost_norms_is_judged_for_a_whole_microbatch():
 @pytest.mark.parametrize("views", [1, 3])
 @pytest.mark.parametrize(("size", "spares"), [(3, True), (16, False)])
 def test_gradients_are_not_written_out_where_a_ghost_norm_needs_far_less_memory(size, spares, views):
-    """Whatever the clock says on a few images: 64 x 64 x 9 numbers for each image, or the inner products of its few pixels."""
+    """Whatever the clock says on a few images: 64 x 64 x 9 numbers for each image, or the inner products of its few
+    pixels.
+    """
     rows, weight = torch.randn(EXAMPLES * views, 64, size, size), torch.randn(64, 64, 3, 3)
     record, true = meet(torch.ops.aten.conv2d.default, [rows, weight, None, [1, 1], [1, 1], [1, 1], 1], "weight", views)
     names = candidates(record, "weight", EXAMPLES)

@@ -61,7 +61,9 @@ class Words:
 
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_of_all_words_no_more_than_q_include_an_example(batch_size):
-    """The guarantee to its last bit: with the floor of 2^64 q words the probability is q at most, with one more it is above q."""
+    """The guarantee to its last bit: with the floor of 2^64 q words the probability is q at most, with one more it is
+    above q.
+    """
     included = 2**64 * batch_size // 3
     words = Words(included - 1, included, 0)
     assert poisson_batch(Mechanism(3, batch_size, 1.0, 1), words).tolist() == [0, 2]

@@ -59,7 +59,10 @@ def theirs(tmp_path, monkeypatch):
     folder = tmp_path / "theirs"
     folder.mkdir()
     note = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n"
-    net = "from torch import nn\ndef net(num_classes, **options): return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n"
+    net = (
+        "from torch import nn\n"
+        "def net(num_classes, **options): return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n"
+    )
     (folder / "their_net.py").write_text(note + net)
     (folder / "hubconf.py").write_text(note + net)
     monkeypatch.syspath_prepend(str(folder))

@@ -1,4 +1,6 @@
-"""What a recipe and the public numbers of its data set make of a run: what is solved for, and what is warned about or refused."""
+"""What a recipe and the public numbers of its data set make of a run: what is solved for, and what is warned about or
+refused.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""The recipes sander2022/* against an independent transcription of the paper's tables, and what may be done with them."""
+"""The recipes sander2022/* against an independent transcription of the paper's tables, and what may be done with
+them.
+"""
 
 import json
 import math

@@ -81,7 +81,8 @@ def test_what_recipes_print(spent, capsys, monkeypatch, tmp_path):
     from sfumato import recipes
 
     (tmp_path / "mine.toml").write_text(
-        f'# Mine.\n[data]\nname = "mnist"\n[privacy]\ntarget_epsilon = {spent}\ndelta = {DELTA}\nnoise_multiplier = 3.0\n'
+        f'# Mine.\n[data]\nname = "mnist"\n[privacy]\ntarget_epsilon = {spent}\ndelta = {DELTA}\nnoise_multiplier = '
+        "3.0\n"
         "[training]\nbatch_size = 512\nnum_steps = 10\n"
     )
     monkeypatch.setattr(recipes, "names", lambda: ["mine"])

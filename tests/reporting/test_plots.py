@@ -138,7 +138,8 @@ import sys
 import sfumato.reporting.page
 heavy = {"torch", "matplotlib", "scipy", "sklearn", "dp_accounting", "PIL"} & set(sys.modules)
 assert not heavy, heavy
-assert not [name for name in sys.modules if name.startswith(("sfumato.training", "sfumato.clipping", "sfumato.models", "sfumato.data"))]
+others = tuple(f"sfumato.{part}" for part in ("training", "clipping", "models", "data"))
+assert not [name for name in sys.modules if name.startswith(others)]
 import matplotlib
 backend = matplotlib.rcParams._get_backend_or_none()
 from sfumato.reporting.plots import training_curves

@@ -112,7 +112,10 @@ def test_a_batch_that_is_not_overcharged_is_found_from_wherever_the_search_begin
         assert batch_size is None or 1 <= batch_size <= mechanism.num_examples
 
 
-NUMBERS = '[data]\nname = "digits"\n[privacy]\nnoise_multiplier = 2.0\ndelta = 1e-4\n{privacy}[training]\nbatch_size = 128\nnum_steps = 60\n{rest}'
+NUMBERS = (
+    '[data]\nname = "digits"\n[privacy]\nnoise_multiplier = 2.0\ndelta = 1e-4\n{privacy}'
+    "[training]\nbatch_size = 128\nnum_steps = 60\n{rest}"
+)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""One noise never meets two sums, and one sample of images never two releases: copies of one folder, finished under two versions of a model."""
+"""One noise never meets two sums, and one sample of images never two releases: copies of one folder, finished under two
+versions of a model.
+"""
 
 import json
 import os
@@ -76,7 +78,9 @@ def command(folder, engine, budget=f"noise_multiplier = {SIGMA}"):
 
 
 def interrupted(tmp_path, engine, **version):
-    """Two copies of a run that was killed when some updates after its last checkpoint were on the ledger, and its code."""
+    """Two copies of a run that was killed when some updates after its last checkpoint were on the ledger, and its
+    code.
+    """
     folder, log, code = tmp_path / "begun", tmp_path / "log", modules(tmp_path / "code", **version)
     status = faults.run(command(folder, engine), die_at=("ledger", 2 + RECORDED, 1.0), modules=code, log=log)
     assert status == -signal.SIGKILL, log.read_text()
@@ -158,7 +162,9 @@ def test_a_repeated_update_with_another_sum_is_not_released_but_drawn_afresh_and
 
 
 def test_going_back_takes_the_state_back_too(tmp_path):
-    """The first repetition is the same, the second is not: what follows starts from the checkpoint, not from the update in between."""
+    """The first repetition is the same, the second is not: what follows starts from the checkpoint, not from the update
+    in between.
+    """
     _, copy, code = interrupted(tmp_path, "func", beside="eval((Path(__file__).parent / 'scale.txt').read_text())")
     watched = tmp_path / "watched-copy"
     (code / "scale.txt").write_text(f"1.5 if any(Path({str(watched)!r}).glob('*')) else 1.0")
@@ -184,7 +190,9 @@ def weights(folder, step):
 
 
 def test_copies_that_compute_differently_after_the_last_recorded_update_share_one_sample_at_most(tmp_path):
-    """Neither can know of the other: the sample that both had drawn meets two sums. Not their noise, and no later sample."""
+    """Neither can know of the other: the sample that both had drawn meets two sums. Not their noise, and no later
+    sample.
+    """
     folder, copy, code = tmp_path / "begun", tmp_path / "copy", modules(tmp_path / "code", beside=BESIDE)
     process = faults.start(command(folder, "func"), modules=code)
     wait_for_step(folder, 3)

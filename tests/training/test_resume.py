@@ -174,7 +174,9 @@ def test_a_signal_ends_with_a_checkpoint_and_the_command_that_goes_on(begun, fin
     ids=lambda settings: settings[0],
 )
 def test_what_an_optimizer_remembers_survives_a_kill_bit_for_bit(tmp_path, optimizer):
-    """A public seed gives the run that is never interrupted the same randomness. Noting gradient norms changes nothing."""
+    """A public seed gives the run that is never interrupted the same randomness. Noting gradient norms changes
+    nothing.
+    """
     settings = ["training.num_steps=10", "run.seed=3", *(f"optimizer.{setting}" for setting in optimizer)]
     more = [word for setting in settings for word in ("--set", setting)]
     whole, folder = tmp_path / "whole", tmp_path / "run"
@@ -339,7 +341,9 @@ def test_a_finished_run_claims_what_its_ledger_and_recipe_give_or_is_refused(fin
 
 
 def forged(folder, donor, steps):
-    """As somebody without the key would: another run's result, its numbers fitted to the first lines of this one's ledger."""
+    """As somebody without the key would: another run's result, its numbers fitted to the first lines of this one's
+    ledger.
+    """
     path = folder / "ledger.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)[: 2 + steps]
     path.write_bytes(b"".join(lines))
@@ -432,7 +436,8 @@ def test_a_reworded_help_text_repeats_every_bit_and_spends_nothing(begun, finish
     shutil.copytree(begun, folder)
     words = [
         "-c",
-        f"import sys; sys.path.insert(0, {str(package)!r}); import torch; torch.set_num_threads(1); from sfumato import cli; "
+        f"import sys; sys.path.insert(0, {str(package)!r}); import torch; torch.set_num_threads(1); from sfumato "
+        "import cli; "
         "assert cli.__file__.startswith(sys.path[0]); sys.exit(cli.run(sys.argv[1:]))",
     ]
     done = subprocess.run([sys.executable, *words, *command(folder, "--resume")], capture_output=True, text=True)

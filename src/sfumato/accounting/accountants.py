@@ -61,7 +61,8 @@ def epsilon(
     """
     if mechanism.sampling != "poisson":
         raise InputError(
-            'no epsilon is known for shuffled batches: they can leak several times what Poisson sampling does. Use privacy.sampling = "poisson".'
+            "no epsilon is known for shuffled batches: they can leak several times what Poisson sampling does. Use "
+            'privacy.sampling = "poisson".'
         )
     if not 0 < delta < 1:
         raise InputError(f"delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")

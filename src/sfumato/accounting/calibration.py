@@ -1,6 +1,7 @@
 """Solving for what a budget allows; the target is never exceeded.
 
-Each solver searches whole numbers (for sigma: the ranks of the numbers of 4 significant digits) and ends where the accountant
+Each solver searches whole numbers (for sigma: the ranks of the numbers of 4 significant digits) and ends where the
+accountant
 certifies one and refuses its neighbour, so that the answer is the accountant's own, whatever the search started from.
 """
 
@@ -38,7 +39,8 @@ def solve_noise_multiplier(
         InputError: If the budget is impossible.
 
     Example:
-        >>> solve_noise_multiplier(num_examples=50_000, batch_size=4096, num_steps=875, target_epsilon=1.0, delta=1e-5, accountant="rdp")
+        >>> budget = {"target_epsilon": 1.0, "delta": 1e-5, "accountant": "rdp"}
+        >>> solve_noise_multiplier(num_examples=50_000, batch_size=4096, num_steps=875, **budget)
         9.889
     """
     _check_budget(target_epsilon, delta)
@@ -55,7 +57,8 @@ def solve_noise_multiplier(
     if found is None:
         least = epsilon(mechanism.replace(noise_multiplier=LARGEST_SIGMA), delta, accountant, selection).epsilon
         raise InputError(
-            f"epsilon {printed.epsilon(target_epsilon)} at delta {printed.delta(delta)} over {num_steps} steps needs a noise_multiplier above "
+            f"epsilon {printed.epsilon(target_epsilon)} at delta {printed.delta(delta)} over {num_steps} steps needs "
+            "a noise_multiplier above "
             f"{LARGEST_SIGMA:g}. "
             f"Ask for fewer steps, or for epsilon {printed.epsilon(least)} or more."
         )
@@ -73,7 +76,8 @@ def solve_num_steps(
 ) -> int:
     """The most steps within the target, at most ``MOST_STEPS``.
 
-    Guarantee: ``epsilon`` at the answer is at most the target; one step more (above 20,000 steps: 0.1 % more) exceeds it.
+    Guarantee: ``epsilon`` at the answer is at most the target; one step more (above 20,000 steps: 0.1 % more) exceeds
+    it.
 
     Raises:
         InputError: If the budget is impossible, or one step exceeds it.
@@ -111,7 +115,8 @@ def solve_batch_size(
 ) -> int:
     """The largest expected batch within the target.
 
-    Guarantee: ``epsilon`` at the answer is at most the target; one image more exceeds it, unless the answer is every image.
+    Guarantee: ``epsilon`` at the answer is at most the target; one image more exceeds it, unless the answer is every
+    image.
 
     Raises:
         InputError: If the budget is impossible, or a batch of one exceeds it.
@@ -130,7 +135,8 @@ def solve_batch_size(
     if found is None:
         least = epsilon(mechanism, delta, accountant).epsilon
         raise InputError(
-            f"even an expected batch of 1 spends epsilon {printed.epsilon(least)}, more than {printed.epsilon(target_epsilon)}, "
+            f"even an expected batch of 1 spends epsilon {printed.epsilon(least)}, more than "
+            f"{printed.epsilon(target_epsilon)}, "
             f"at noise_multiplier {noise_multiplier:g} over {num_steps} steps. "
             f"Raise the noise, take fewer steps, or ask for epsilon {printed.epsilon(least)} or more."
         )
@@ -141,7 +147,8 @@ def _check_budget(target_epsilon: float, delta: float) -> None:
     """Refuses budgets that nothing can meet."""
     if not (math.isfinite(target_epsilon) and target_epsilon > 0):
         raise InputError(
-            f"epsilon must be positive and finite, not {target_epsilon}: 0 would mean to learn nothing. 1 is strong, 3 usual, 8 weak."
+            f"epsilon must be positive and finite, not {target_epsilon}: 0 would mean to learn nothing. 1 is strong, "
+            "3 usual, 8 weak."
         )
     if not 0 < delta < 1:
         raise InputError(f"delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")
@@ -150,7 +157,8 @@ def _check_budget(target_epsilon: float, delta: float) -> None:
 def _check_noise(noise_multiplier: float) -> None:
     if not noise_multiplier > 0:
         raise InputError(
-            f"noise_multiplier {noise_multiplier:g} has no finite epsilon, so it cannot meet a target. Choose a positive one."
+            f"noise_multiplier {noise_multiplier:g} has no finite epsilon, so it cannot meet a target. Choose a "
+            "positive one."
         )
 
 
@@ -170,9 +178,11 @@ def _largest(
     gap: Callable[[int], int] = lambda n: 1,
     selection: Selection | None = None,
 ) -> int | None:
-    """The largest n in [low, high] within the budget, for a mechanism that spends more as n grows; None if there is none.
+    """The largest n in [low, high] within the budget, for a mechanism that spends more as n grows; None if there is
+    none.
 
-    RDP takes milliseconds, PLD much longer. So RDP finds where to start, at targets raised by what PLD was seen to save.
+    RDP takes milliseconds, PLD much longer. So RDP finds where to start, at targets raised by what PLD was seen to
+    save.
     """
     target, delta, accountant = budget
 

@@ -21,7 +21,8 @@ def log_delta_gaussian(mu: float, epsilon: float) -> float:
 
 
 def epsilon_gaussian(mu: float, delta: float) -> float:
-    """The least epsilon of the Gaussian mechanism at ``delta``, rounded up by 1e-9 relative; above mu = 1e8 by at most 1e-6.
+    """The least epsilon of the Gaussian mechanism at ``delta``, rounded up by 1e-9 relative; above mu = 1e8 by at most
+    1e-6.
 
     Example:
         >>> round(epsilon_gaussian(1.0, 1e-5), 4)

@@ -48,7 +48,8 @@ class Mechanism:
             )
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
             raise InputError(
-                f"noise_multiplier must be finite and at least 0, not {self.noise_multiplier}. Choose a positive one, or give a target_epsilon."
+                f"noise_multiplier must be finite and at least 0, not {self.noise_multiplier}. Choose a positive one, "
+                "or give a target_epsilon."
             )
         if self.num_steps < 0:
             raise InputError(f"num_steps must be at least 0, not {self.num_steps}.")

@@ -1,4 +1,6 @@
-"""Epsilon from the privacy loss distribution: dp-accounting's pessimistic grid, its step chosen and its answer checked here."""
+"""Epsilon from the privacy loss distribution: dp-accounting's pessimistic grid, its step chosen and its answer checked
+here.
+"""
 
 import dataclasses
 import functools
@@ -46,7 +48,8 @@ def epsilon_pld(sampling_prob: float, noise_multiplier: float, num_steps: int, d
     """Epsilon of the composed Poisson-subsampled Gaussian under add-or-remove, by PLD.
 
     The answer is computed at two steps of the loss grid, one twice the other. Connect-the-dots is
-    pessimistic (`Doroshenko et al. (2022) <https://arxiv.org/abs/2207.04380>`_), so refining lowers it; an answer that rises
+    pessimistic (`Doroshenko et al. (2022) <https://arxiv.org/abs/2207.04380>`_), so refining lowers it; an answer that
+    rises
     instead is rounding noise and is rejected, and one that still falls by over 2 % is too coarse.
 
     Guarantee: where there is a number, an upper bound; the FFT's rounding is taken from delta first.
@@ -65,12 +68,14 @@ def epsilon_pld(sampling_prob: float, noise_multiplier: float, num_steps: int, d
     if sampling_prob == 1:
         return Tight(epsilon_gaussian(images * math.sqrt(num_steps) / noise_multiplier, delta))
     # The FFT's powers round by about T machine epsilons, which leaves noise in the tails. At ten settings, T = 2,468 to
-    # 2 million, no tail's sum fell below zero by more than 0.02 T of them: a measurement, not a proof. One T is taken off delta.
+    # 2 million, no tail's sum fell below zero by more than 0.02 T of them: a measurement, not a proof. One T is taken
+    # off delta.
     noise = num_steps * sys.float_info.epsilon
     if noise > delta / 20:
         return Tight(
             None,
-            f"delta = {printed.delta(delta)} is too near the rounding error of PLD's arithmetic over {num_steps} steps.",
+            f"delta = {printed.delta(delta)} is too near the rounding error of PLD's arithmetic over {num_steps} "
+            "steps.",
         )
     cost = Cost.of(sampling_prob, noise_multiplier, num_steps, images)
     interval = cost.interval
@@ -117,7 +122,8 @@ def _epsilon_on_grid(q: float, sigma: float, num_steps: int, delta: float, image
 def _compose(one_step, num_steps: int):
     """The sum of T losses. Past 10,000 steps by blocks of 1,000.
 
-    dp-accounting first forms size^T, an integer of millions of digits, and its Chernoff orders suit at most some 28,000 terms:
+    dp-accounting first forms size^T, an integer of millions of digits, and its Chernoff orders suit at most some 28,000
+    terms:
     blocks avoid the first and keep the second tight.
     """
     if num_steps <= _MAX_STEPS_AT_ONCE:
@@ -142,7 +148,8 @@ class Cost:
     """What PLD would cost at a given step of its loss grid, known before anything is computed.
 
     Attributes:
-        interval: The step to start from: a tenth of one step's standard deviation of the loss, about (q / sigma) / 10, where the
+        interval: The step to start from: a tenth of one step's standard deviation of the loss, about (q / sigma) / 10,
+            where the
             relative error is 0.08 / 100; larger where that would be slow.
         loss_range: Width of one step's loss, in nats.
         composed_range: Width of the composed loss that dp-accounting keeps, by the Chernoff bounds that it uses.
@@ -174,7 +181,9 @@ class Cost:
         )
 
     def seconds(self, interval: float) -> float:
-        """Time at this step and at twice it, about (measured on one core: 25 us per point before and 1.5 us after composition)."""
+        """Time at this step and at twice it, about (measured on one core: 25 us per point before and 1.5 us after
+        composition).
+        """
         return 1.5 * (25e-6 * self.loss_range + 1.5e-6 * self.composed_range) / interval
 
     def bytes(self, interval: float) -> float:
@@ -189,7 +198,9 @@ class Cost:
 
 
 def _composed_range(loss: np.ndarray, log_density: np.ndarray, num_steps: int, loss_range: float) -> float:
-    """Width of what `_compose` keeps of the sum of T losses: outside, the mass is below 1e-15, by Chernoff at dp-accounting's orders."""
+    """Width of what `_compose` keeps of the sum of T losses: outside, the mass is below 1e-15, by Chernoff at
+    dp-accounting's orders.
+    """
     log_density = log_density - np.logaddexp.reduce(log_density)
     if num_steps <= _MAX_STEPS_AT_ONCE:
         return _chernoff_width(loss, log_density, num_steps, loss_range)

@@ -1,4 +1,6 @@
-"""Epsilon and delta as text. They are bounds, so they are rounded to the side on which they stay bounds: nothing else prints one."""
+"""Epsilon and delta as text. They are bounds, so they are rounded to the side on which they stay bounds: nothing else
+prints one.
+"""
 
 import decimal
 import math

@@ -23,7 +23,8 @@ def log_moment(sampling_prob: float, noise_multiplier: float, order: float) -> f
     Poisson-subsampled Gaussian under add-or-remove; of the two directions this is the larger
     (`Mironov et al. (2019) <https://arxiv.org/abs/1908.10530>`_, Section 3.1 and Theorem 5).
 
-    The trapezoid rule over z = x / sigma has an error of at most 2 exp(y^2/2 - 2 pi y / h) of the moment for step h and any
+    The trapezoid rule over z = x / sigma has an error of at most 2 exp(y^2/2 - 2 pi y / h) of the moment for step h and
+    any
     y < pi sigma, since the integrand is analytic for |Im z| < pi sigma and there at most exp(y^2/2) times
     its value on the real line: below 1e-20 for the steps used here.
 
@@ -77,7 +78,8 @@ def _grid(q: float, sigma: float, order: float) -> tuple[np.ndarray, float]:
 def _moment_minus_one(q: float, order: float, w: np.ndarray, log_ratio: np.ndarray, log_weight: np.ndarray) -> float:
     """E[(1+u)^order] - 1 with 1 + u = mu / mu_0, for moments near 1.
 
-    As E[u] = 0 this is E[(1+u)^order - 1 - order u], whose integrand is nowhere negative, so that nothing cancels in the sum.
+    As E[u] = 0 this is E[(1+u)^order - 1 - order u], whose integrand is nowhere negative, so that nothing cancels in
+    the sum.
     """
     u = q * np.expm1(np.minimum(w, 30))
     weight = np.exp(log_weight)

@@ -19,7 +19,8 @@ from sfumato.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """How one run is selected: the distribution of the number K of trials, public as K is not, and what their scores cost.
+    """How one run is selected: the distribution of the number K of trials, public as K is not, and what their scores
+    cost.
 
     Attributes:
         mean: E[K], at least 1 (above 0 for Poisson).
@@ -42,15 +43,18 @@ class Selection:
             raise InputError(f"the mean number of trials must be finite and at least 1, not {self.mean}.")
         if not self.shape > -1:
             raise InputError(
-                f"the shape of the number of trials must lie above -1, not {self.shape}. 0, 1 and infinity (Poisson) are usual."
+                f"the shape of the number of trials must lie above -1, not {self.shape}. 0, 1 and infinity (Poisson) "
+                "are usual."
             )
         if not poisson and self.shape > _LARGEST_SHAPE:
             raise InputError(
-                f"the shape of the number of trials must be at most {_LARGEST_SHAPE:g}, not {self.shape:g}. Infinity is Poisson."
+                f"the shape of the number of trials must be at most {_LARGEST_SHAPE:g}, not {self.shape:g}. Infinity "
+                "is Poisson."
             )
         if not poisson and _log_mean(_LEAST_LOG_GAMMA, self.shape) < math.log(self.mean):
             raise InputError(
-                f"the number of trials cannot have mean {self.mean:g} and shape {self.shape:g}: it would be 1 mostly, and now "
+                f"the number of trials cannot have mean {self.mean:g} and shape {self.shape:g}: it would be 1 mostly, "
+                "and now "
                 "and then more than 1e15, which nobody can make. Choose a shape nearer to 0, or fewer trials."
             )
         if self.score_noise is not None and not self.score_noise > 0:
@@ -60,7 +64,9 @@ class Selection:
 
     @functools.cached_property
     def log_gamma(self) -> float:
-        """Log of the truncated negative binomial's parameter, which gives it its mean: at most 0, lower for more trials."""
+        """Log of the truncated negative binomial's parameter, which gives it its mean: at most 0, lower for more
+        trials.
+        """
         from scipy.optimize import brentq
 
         if self.mean == 1:
@@ -116,7 +122,9 @@ _NOTHING = -745.0
 
 
 def _log_mean(log_gamma: float, shape: float) -> float:
-    """log E[K] of the truncated negative binomial (Definition 1), eta (1 - gamma) / (gamma (1 - gamma^eta)), any eta > -1."""
+    """log E[K] of the truncated negative binomial (Definition 1), eta (1 - gamma) / (gamma (1 - gamma^eta)), any eta >
+    -1.
+    """
     return _log_relative(log_gamma) - _log_relative(shape * log_gamma) - log_gamma
 
 
@@ -129,7 +137,8 @@ def _log_relative(x: float) -> float:
     return math.log(math.expm1(x) / x)
 
 
-# Orders to begin with, and those between the neighbours of the best two, so often: epsilon is then within 1e-6 of its least.
+# Orders to begin with, and those between the neighbours of the best two, so often: epsilon is then within 1e-6 of its
+# least.
 _ORDERS, _FINER, _TIMES = 200, 16, 3
 
 
@@ -138,16 +147,19 @@ def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection, re
 
     For the truncated negative binomial (Theorem 2), at orders :math:`\lambda > 1` and any :math:`\hat\lambda \ge 1`,
 
-    .. math:: \varepsilon'(\lambda) = \varepsilon(\lambda) + (1 + \eta) \Big( (1 - \tfrac1{\hat\lambda}) \varepsilon(\hat\lambda)
+    .. math:: \varepsilon'(\lambda) = \varepsilon(\lambda)
+        + (1 + \eta) \Big( (1 - \tfrac1{\hat\lambda}) \varepsilon(\hat\lambda)
         + \frac{\ln(1/\gamma)}{\hat\lambda} \Big) + \frac{\ln E[K]}{\lambda - 1};
 
-    for Poisson (Theorem 6), with :math:`e^{\hat\varepsilon} = 1 + \frac1{\lambda - 1}` and :math:`\hat\delta` what the runs cost at it,
+    for Poisson (Theorem 6), with :math:`e^{\hat\varepsilon} = 1 + \frac1{\lambda - 1}` and :math:`\hat\delta` what the
+    runs cost at it,
     :math:`\varepsilon'(\lambda) = \varepsilon(\lambda) + E[K]\, \hat\delta + \frac{\ln E[K]}{\lambda - 1}`.
 
     Guarantee: an upper bound for the published weights, which may depend on all the runs' scores; K itself, the
     other runs and the time that they took must stay secret.
 
-    With a score noise it holds for the held-out images, too: replacing one by zero moves the number judged right by at most 1.
+    With a score noise it holds for the held-out images, too: replacing one by zero moves the number judged right by at
+    most 1.
 
     Args:
         mechanism: Of each run.
@@ -194,7 +206,9 @@ class _Bounds:
         return {best, int(helping[best])}
 
     def epsilons(self, logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Epsilon at each log(order - 1), and for each which of the orders helps it: the hat lambda of the others' price."""
+        """Epsilon at each log(order - 1), and for each which of the orders helps it: the hat lambda of the others'
+        price.
+        """
         selection, orders = self.selection, 1 + np.exp(logs)
         moments = np.array([self._moment(float(order)) for order in orders])  # (order - 1) times RDP
         if math.isinf(selection.shape):

@@ -36,7 +36,8 @@ def run(arguments: list[str]) -> int:
     except OSError as error:
         return _fail(
             1,
-            f"{error.filename or 'a file'}: {error.strerror or error}. Mend that, then try again; a run goes on with --resume.",
+            f"{error.filename or 'a file'}: {error.strerror or error}. Mend that, then try again; a run goes on with "
+            "--resume.",
         )
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's usage errors, whose class depends on its version

@@ -6,7 +6,8 @@ from sfumato.cli import check, evaluate, norms, plan, predict, recipes, scaling_
 
 app = typer.Typer(
     name="sfumato",
-    help="Trains image classifiers with differential privacy: from a folder of images and a budget to a classifier and its certificate.",
+    help="Trains image classifiers with differential privacy: from a folder of images and a budget to a classifier and "
+    "its certificate.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -56,4 +56,5 @@ class Display:
         epsilon = f"  epsilon {formats.epsilon(facts.epsilon)}" if facts.epsilon is not None else ""
         accuracy = f"  held-out {output.per_cent(facts.accuracy)}" if facts.accuracy is not None else ""
         minutes, seconds = divmod(int(left), 60)
-        return f"step {facts.step}/{facts.num_steps}{epsilon}{accuracy}  {facts.images_per_second:,.0f} images/s  {minutes}:{seconds:02d} left"
+        reached = f"step {facts.step}/{facts.num_steps}{epsilon}{accuracy}"
+        return f"{reached}  {facts.images_per_second:,.0f} images/s  {minutes}:{seconds:02d} left"

@@ -34,5 +34,6 @@ def norms(
             f"{row['step']:>8}{output.per_cent(row['clipped_fraction']):>12}{median:>18}{ratio:>17}{row['not_finite']:>13}"
         )
     output.say(
-        "signal / noise: norm of the sum of clipped gradients over the root mean square norm of the noise, sigma C sqrt(number of weights)"
+        "signal / noise: norm of the sum of clipped gradients over the root mean square norm of the noise, sigma C "
+        "sqrt(number of weights)"
     )

@@ -11,7 +11,8 @@ def print_json(value: Any) -> None:
 
 
 def plain(text: str) -> str:
-    r"""A line that cannot steer a terminal: all that is not printed (escape sequences, line breaks, turns of the writing direction) is spelled out.
+    r"""A line that cannot steer a terminal: all that is not printed (escape sequences, line breaks, turns of the
+    writing direction) is spelled out.
 
     Names of classes and files come from others.
 
@@ -46,5 +47,6 @@ def print_augtest(views: int, vote: float | None, mean: float | None) -> None:
     """One line on stdout, if a test with views was done."""
     if views:
         say(
-            f"with {views} random views of each image: {per_cent(vote)} by majority, {per_cent(mean)} by mean probability"
+            f"with {views} random views of each image: {per_cent(vote)} by majority, {per_cent(mean)} by mean "
+            "probability"
         )

@@ -22,7 +22,8 @@ def refuse(given: dict[str, Any], sampler: str | None, data: str | None, score_n
     """
     if sampler not in (None, "random"):
         raise InputError(
-            f"--paid with --sampler {sampler}: trials must be drawn independently, and {sampler} looks at those before. Leave --sampler out."
+            f"--paid with --sampler {sampler}: trials must be drawn independently, and {sampler} looks at those "
+            "before. Leave --sampler out."
         )
     why = {
         "--prune": "a trial that is given up early would tell of its score. ",
@@ -36,7 +37,8 @@ def refuse(given: dict[str, Any], sampler: str | None, data: str | None, score_n
             raise InputError(f"--paid does not go with {option}: {why[option]}Leave it out.")
     if data is None and score_noise is None:
         raise InputError(
-            "--paid compares trials by a score, and a score on private images is paid for by nobody. Name public images by --data, or add noise to "
+            "--paid compares trials by a score, and a score on private images is paid for by nobody. Name public "
+            "images by --data, or add noise to "
             "it by --score-noise S, the standard deviation in images: a hundredth of the validation split costs little."
         )
     if data is not None and score_noise is not None:
@@ -81,7 +83,8 @@ def run(
     shape = recipe.privacy.selection_shape if recipe.privacy else 0.0
     every = paid.paid_recipe(recipe, choices, Selection(float(trials), shape, score_noise))
     output.note(
-        f"about {trials} private runs are expected; how many there will be is secret, so nothing more is said until the end"
+        f"about {trials} private runs are expected; how many there will be is secret, so nothing more is said until "
+        "the end"
     )
     dataset = datasets.load(every.data, data_root, output.note)
     if data is None:  # the validation split scores, and what is printed is measured on the test images
@@ -94,7 +97,8 @@ def run(
     judges = scoring.held_out_files  # in their places, unreadable ones too: their number is public
     if data is not None and (len(public.classes), public.shape) != (len(dataset.classes), dataset.shape):
         raise InputError(
-            f"--data {data} has {len(public.classes)} classes of images {public.shape}, the recipe's images {len(dataset.classes)} of "
+            f"--data {data} has {len(public.classes)} classes of images {public.shape}, the recipe's images "
+            f"{len(dataset.classes)} of "
             f"{dataset.shape}: no score compares them. Name public images of the same shape and classes."
         )
     plan = resolve(every, dataset.facts)
@@ -162,10 +166,12 @@ def _without_steps(space: Any) -> Any:
 def show(found: dict[str, Any]) -> None:
     """The result in words."""
     output.say(
-        f"selected {found['best']['run']}: {output.per_cent(found['best']['accuracy'])} on the images by which it was selected"
+        f"selected {found['best']['run']}: {output.per_cent(found['best']['accuracy'])} on the images by which it was "
+        "selected"
     )
     output.say(f"held-out accuracy {output.per_cent(found['accuracy'])}")
     output.say(
-        f"epsilon {formats.epsilon(found['epsilon_search_inclusive'])} at delta {formats.delta(found['delta'])}, the search included (by RDP)"
+        f"epsilon {formats.epsilon(found['epsilon_search_inclusive'])} at delta {formats.delta(found['delta'])}, the "
+        "search included (by RDP)"
     )
     output.say("not covered: the running time; how many trials there were must stay secret, and nothing here tells")

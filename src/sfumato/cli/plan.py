@@ -64,12 +64,14 @@ def plan(
         facts |= {f"{name}_if_private": facts[name] for name in by} | {name: None for name in by}
         facts["warnings"].insert(
             0,
-            f"recipe {recipe} is not private: {why_not_private}; each epsilon here is that of Poisson sampling with secret noise",
+            f"recipe {recipe} is not private: {why_not_private}; each epsilon here is that of Poisson sampling with "
+            "secret noise",
         )
     facts |= {"private": why_not_private is None, "why_not_private": why_not_private}
     if target is not None and facts["noise_multiplier"] and (facts["epsilon"] or 0.0) > target:
         facts["warnings"].append(
-            f"that is more than privacy.target_epsilon = {formats.epsilon(target)}: `sfumato train` stops before it is spent"
+            f"that is more than privacy.target_epsilon = {formats.epsilon(target)}: `sfumato train` stops before it "
+            "is spent"
         )
     mechanism = Mechanism(num_examples, facts["batch_size"], facts["noise_multiplier"], facts["num_steps"])
     price = trade.Price(views, throughput, devices)
@@ -108,7 +110,8 @@ def _numbers_of(
         raise InputError(f"recipe {recipe} has no [privacy] section, so there is nothing to plan.")
     if parsed.privacy.selected_from is not None:
         raise InputError(
-            f"recipe {recipe} is one of several private runs (privacy.selected_from). `sfumato train {recipe} --dry-run` shows its epsilon."
+            f"recipe {recipe} is one of several private runs (privacy.selected_from). `sfumato train {recipe} "
+            "--dry-run` shows its epsilon."
         )
     known = facts.public_facts(parsed.data)
     if known is None:
@@ -190,13 +193,15 @@ def _show(facts: dict[str, Any]) -> None:
     if "more_data" in facts:
         more = facts["more_data"]
         output.say(
-            f"with more images    {more['num_examples']}: epsilon {formats.epsilon(more['epsilon'])} at delta {formats.delta(more['delta'])}"
+            f"with more images    {more['num_examples']}: epsilon {formats.epsilon(more['epsilon'])} at delta "
+            f"{formats.delta(more['delta'])}"
         )
     for row in facts.get("table", []):
         rate = "" if row["learning_rate"] is None else f"  rate {row['learning_rate']:g}"
         hours = "" if row["hours"] is None else f"  {row['hours']:.2f} h"
         output.say(
-            f"{row['kind']}  B {row['batch_size']:>7}  sigma {row['noise_multiplier']:<8.4g} S {row['num_steps']:>7}{rate}  "
+            f"{row['kind']}  B {row['batch_size']:>7}  sigma {row['noise_multiplier']:<8.4g} S "
+            f"{row['num_steps']:>7}{rate}  "
             f"epsilon {formats.epsilon(row['epsilon'])}  {row['num_epochs']:.1f} epochs{hours}"
         )
     for warning in facts["warnings"]:

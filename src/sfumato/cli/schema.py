@@ -11,7 +11,9 @@ from sfumato.errors import InputError
 def schema(
     name: Annotated[str, typer.Argument(help="certificate, result, metrics, private-metrics or ledger.")],
 ) -> None:
-    """Prints the JSON schema of privacy.json, result.json, or of a line of metrics.jsonl, metrics_private.jsonl or ledger.jsonl."""
+    """Prints the JSON schema of privacy.json, result.json, or of a line of metrics.jsonl, metrics_private.jsonl or
+    ledger.jsonl.
+    """
     from sfumato.run_folder.schemas import SCHEMAS, schema_of
 
     if name not in SCHEMAS:

@@ -75,7 +75,8 @@ def simulate(
         return
     for run in result.runs:
         output.say(
-            f"{run.run}: held-out accuracy {output.per_cent(run.accuracy)} (last weights {output.per_cent(run.accuracy_last)})"
+            f"{run.run}: held-out accuracy {output.per_cent(run.accuracy)} (last weights "
+            f"{output.per_cent(run.accuracy_last)})"
         )
     mean, fraction = output.per_cent(result.accuracy), output.per_cent(result.compute_fraction)
     output.say(f"mean {mean} of {len(numbers)}; each costs {fraction} of the run that it stands for")

@@ -117,7 +117,8 @@ def override(
         if value is not None:
             if "privacy" not in values and option != "--epsilon":
                 raise InputError(
-                    f"{option} has no meaning without a budget: this recipe has no [privacy] section. Give --epsilon too."
+                    f"{option} has no meaning without a budget: this recipe has no [privacy] section. Give --epsilon "
+                    "too."
                 )
             values.setdefault("privacy", {})[key] = value
     for assignment in assignments:
@@ -185,7 +186,8 @@ def _show_plan(
     else:
         output.say(f"not private: {plan.why_not_private}")
     output.say(
-        f"{mechanism.num_steps} updates of about {mechanism.batch_size} of {mechanism.num_examples} images; about {seconds / 60:.1f} minutes here"
+        f"{mechanism.num_steps} updates of about {mechanism.batch_size} of {mechanism.num_examples} images; about "
+        f"{seconds / 60:.1f} minutes here"
     )
 
 

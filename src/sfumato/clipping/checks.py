@@ -87,7 +87,8 @@ def require_private(model: nn.Module, example_input: torch.Tensor) -> None:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
         >>> require_private(model, torch.zeros(1, 3, 8, 8))
         Traceback (most recent call last):
-        sfumato.errors.InputError: BatchNorm2d at '1' mixes examples, so per-example gradients do not exist and no privacy
+        sfumato.errors.InputError: BatchNorm2d at '1' mixes examples, so per-example gradients do not exist and no
+            privacy
         guarantee holds. Replace it: `sfumato check --fix groupnorm MODEL`.
     """
     found = findings(model, example_input)
@@ -250,7 +251,8 @@ def _buffer_findings(probe: nn.Module, inputs: torch.Tensor) -> list[Finding]:
             Finding(
                 path,
                 type(module).__name__,
-                f"changes its buffer '{buffer_name}' during a forward pass, so statistics of private images would be kept without noise",
+                f"changes its buffer '{buffer_name}' during a forward pass, so statistics of private images would be "
+                "kept without noise",
                 "Replace it: `sfumato check --fix groupnorm MODEL`."
                 if isinstance(module, nn.modules.batchnorm._BatchNorm)
                 else "Turn the tracking off (for example track_running_stats=False), or put it into eval mode.",
@@ -299,7 +301,8 @@ def _gradient_findings(probe: nn.Module, inputs: torch.Tensor) -> list[Finding]:
             Finding(
                 path,
                 type(probe.get_submodule(path)).__name__,
-                f"has a trainable parameter '{parameter_name}' that receives no gradient from the output, so it would never be trained",
+                f"has a trainable parameter '{parameter_name}' that receives no gradient from the output, so it would "
+                "never be trained",
                 "Freeze it by requires_grad_(False), or use it in the model's output.",
             )
         )

@@ -25,7 +25,8 @@ from sfumato.clipping.signature import signature
 from sfumato.clipping.stand_in import put_back
 from sfumato.errors import InputError
 
-# Below, gradients of norm C have entries whose squares vanish in float32: they would be taken for zero, and not be clipped.
+# Below, gradients of norm C have entries whose squares vanish in float32: they would be taken for zero, and not be
+# clipped.
 MIN_CLIPPING_NORM = 1e-12
 _SLOW = ', or use engine="reference", which is slow'
 ENGINES: dict[str, Callable[..., Engine]] = {"graph": GraphEngine, "func": FuncEngine, "reference": ReferenceEngine}
@@ -68,11 +69,13 @@ def clipped_grad(
     loss or gradient norm is not finite, contribute exactly zero. The model is left as it
     was: parameters, buffers and every ``.grad``.
 
-    At its first batch the function holds the model and the engine to that, on made-up images alone (`sfumato.clipping.law`):
+    At its first batch the function holds the model and the engine to that, on made-up images alone
+    (`sfumato.clipping.law`):
     they must agree with plain autograd on single images, whatever lies beside these and came before them.
 
     Random numbers inside the model (dropout, stochastic depth) are drawn for each view by itself from ``key`` and the
-    example's number: PyTorch's own generator hands them out by place, so that one image more would change all others' masks.
+    example's number: PyTorch's own generator hands them out by place, so that one image more would change all others'
+    masks.
 
     Example:
         >>> model = torch.nn.Linear(2, 1, bias=False)  # output w.x: its gradient is x
@@ -102,7 +105,8 @@ def clipped_grad(
             "graph" alone; every microbatch is then filled up to the same size.
 
     Returns:
-        ``grad_fn(inputs, *targets, is_padding=None, key=None, example_ids=None) -> ClippedGrad``; see `GradFn.__call__`.
+        ``grad_fn(inputs, *targets, is_padding=None, key=None, example_ids=None) -> ClippedGrad``; see
+        `GradFn.__call__`.
 
     Raises:
         InputError: (a ValueError) If ``clipping_norm`` is not positive and finite or another
@@ -111,8 +115,10 @@ def clipped_grad(
     """
     if not (math.isfinite(clipping_norm) and clipping_norm >= MIN_CLIPPING_NORM):
         raise InputError(
-            f"clipping_norm must be finite and at least {MIN_CLIPPING_NORM:g}, not {clipping_norm}: it bounds what one example contributes, and "
-            "gradients shorter than that have squares that float32 does not hold. Choose a larger one, or scale the loss."
+            f"clipping_norm must be finite and at least {MIN_CLIPPING_NORM:g}, not {clipping_norm}: it bounds what "
+            "one example contributes, and "
+            "gradients shorter than that have squares that float32 does not hold. Choose a larger one, or scale the "
+            "loss."
         )
     if augmult < 0:
         raise InputError(f"augmult must be at least 0, not {augmult}. 0 means no augmentation.")
@@ -199,12 +205,16 @@ class GradFn:
 
     @property
     def methods(self) -> dict[str, str]:
-        """How engine "graph" computes at each operation: decides speed and rounding. Empty for other engines, and before the first batch."""
+        """How engine "graph" computes at each operation: decides speed and rounding. Empty for other engines, and
+        before the first batch.
+        """
         return {} if self._engine is None else dict(self._engine.methods)
 
     @property
     def site_reports(self) -> list[SiteReport]:
-        """Every place where a weight meets images, as engine "graph" sees it; empty for other engines, and before the first batch."""
+        """Every place where a weight meets images, as engine "graph" sees it; empty for other engines, and before the
+        first batch.
+        """
         return self._engine.site_reports() if isinstance(self._engine, GraphEngine) else []
 
     @property
@@ -239,8 +249,10 @@ class GradFn:
             is_padding: (B,) booleans: examples that do not count.
             key: For models that draw random numbers, else not looked at: 32 bytes *of this step alone*. With one
                 key for all steps an image would meet the same masks at every step.
-            example_ids: For models that draw random numbers, else not looked at: (B,) int64, which image each example is, the
-                same whenever it is drawn. Its place in the batch is no such number: it changes with who else is drawn, and
+            example_ids: For models that draw random numbers, else not looked at: (B,) int64, which image each example
+                is, the
+                same whenever it is drawn. Its place in the batch is no such number: it changes with who else is drawn,
+                    and
                 one image more would change all others' masks.
 
         Raises:
@@ -306,7 +318,9 @@ class GradFn:
             self._hold(self._engine, truth, self.microbatch_size if self._compiles else 2)
 
     def _filled(self, count: int) -> int:
-        """How many examples a microbatch of so many is filled up to: few sizes, so that prepared kernels are found again."""
+        """How many examples a microbatch of so many is filled up to: few sizes, so that prepared kernels are found
+        again.
+        """
         assert self.microbatch_size is not None
         if self.engine == "reference" or count >= self.microbatch_size:
             return count
@@ -320,12 +334,14 @@ class GradFn:
             return None
         if not isinstance(key, bytes) or len(key) != 32 or example_ids is None:
             raise InputError(
-                "the model draws random numbers: give key, 32 bytes of this step alone, and example_ids, the number of each image. "
+                "the model draws random numbers: give key, 32 bytes of this step alone, and example_ids, the number "
+                "of each image. "
                 "A place in the batch is no such number, since one image more would change all others' masks."
             )
         if example_ids.shape != (len(views),) or example_ids.dtype != torch.int64:
             raise InputError(
-                f"example_ids must be one int64 for each of the {len(views)} examples, not {example_ids.dtype} {tuple(example_ids.shape)}."
+                f"example_ids must be one int64 for each of the {len(views)} examples, not {example_ids.dtype} "
+                f"{tuple(example_ids.shape)}."
             )
         return draw_seeds(key, example_ids.to(views.device), views.shape[1])
 
@@ -340,24 +356,29 @@ class GradFn:
             raise InputError("inputs and targets must be tensors. Convert them, by torch.as_tensor for example.")
         if self._augmult and (inputs.ndim < 3 or inputs.shape[1] != self._augmult):
             raise InputError(
-                f"inputs of shape {tuple(inputs.shape)} do not hold augmult = {self._augmult} views per example. Give them as (B, K, C, H, W)."
+                f"inputs of shape {tuple(inputs.shape)} do not hold augmult = {self._augmult} views per example. Give "
+                "them as (B, K, C, H, W)."
             )
         for target in targets:
             if len(target) != len(inputs):
                 raise InputError(
-                    f"targets for {len(target)} examples do not match inputs of {len(inputs)}. Give one target for each example."
+                    f"targets for {len(target)} examples do not match inputs of {len(inputs)}. Give one target for "
+                    "each example."
                 )
         if is_padding is not None and (is_padding.dtype != torch.bool or is_padding.shape != (len(inputs),)):
             raise InputError(
-                f"is_padding must be one boolean for each of the {len(inputs)} examples, not {is_padding.dtype} {tuple(is_padding.shape)}."
+                f"is_padding must be one boolean for each of the {len(inputs)} examples, not {is_padding.dtype} "
+                f"{tuple(is_padding.shape)}."
             )
         if torch.is_autocast_enabled(inputs.device.type):
             raise InputError(
-                'torch.autocast would round norms and sums, on which privacy rests. Leave it, and give precision="bf16" instead.'
+                "torch.autocast would round norms and sums, on which privacy rests. Leave it, and give "
+                'precision="bf16" instead.'
             )
         if not are_exact("matmul", inputs.device):
             raise InputError(
-                "float32 products are set to fewer digits (TF32 or bfloat16), which would round norms and sums, on which privacy rests."
+                "float32 products are set to fewer digits (TF32 or bfloat16), which would round norms and sums, on "
+                "which privacy rests."
                 ' Call torch.set_float32_matmul_precision("highest"), and give precision="bf16" for speed.'
             )
         return inputs if self._augmult else inputs.unsqueeze(1)
@@ -369,7 +390,8 @@ class GradFn:
         count: int,
         engine: Engine | None = None,
     ) -> None:
-        """Finds an engine that keeps the law, and settles how it computes. Looks at shapes and types of what it is given, never at values.
+        """Finds an engine that keeps the law, and settles how it computes. Looks at shapes and types of what it is
+        given, never at values.
 
         Args:
             count: So many examples will be computed at once, if the microbatch holds as many.

@@ -41,7 +41,8 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 _SHORTEST = 1e-12
 # Longer ones say nothing: float32 does not hold their squares.
 _LONGEST = 1e30
-# How far an engine may lie from the loop, relative to gradients of norm one. Single precision is for models that do not run in
+# How far an engine may lie from the loop, relative to gradients of norm one. Single precision is for models that do not
+# run in
 # double precision throughout: rounding moves some of their values across a kink.
 _GRADIENTS = {True: 1e-6, False: 3e-4}
 # How far a row of a batch may lie from that row alone, and a second time from the first, relative to the largest value.
@@ -52,7 +53,8 @@ _SPEED_TRIES = 3
 # So many more are tried before a parameter is said to receive no gradient.
 _MORE_IMAGES = 32
 _REDRAWN = (
-    "the model draws random numbers in its backward pass: a checkpointed part computes again what it drew before, with other numbers. "
+    "the model draws random numbers in its backward pass: a checkpointed part computes again what it drew before, "
+    "with other numbers. "
     "Leave out the checkpointing, or the random numbers, in that part."
 )
 
@@ -164,7 +166,8 @@ class Law:
         raise BrokenLaw(f"the model or its loss fails {on}: {first_line(failure)}. Correct it.") from failure
 
     def _call_once(self) -> None:
-        """In the model's own precision first: tables that its code keeps outside of it get the type that they will have.
+        """In the model's own precision first: tables that its code keeps outside of it get the type that they will
+        have.
 
         Nothing is judged here: a model that fails will fail again below, where its error is told.
         """
@@ -228,14 +231,16 @@ class Law:
             self._refuse_memory(one, other, double)
             if not torch.equal(random_state, torch.get_rng_state()):
                 raise BrokenLaw(
-                    "the model or its loss sets PyTorch's random state, which undoes what others draw. Leave that to their caller."
+                    "the model or its loss sets PyTorch's random state, which undoes what others draw. Leave that to "
+                    "their caller."
                 )
             self._refuse_changes(before)
         norms, losses = (torch.stack(values) for values in zip(*of_examples, strict=True))
         norms = torch.where(norms < _LONGEST, norms, torch.inf)
         if int(norms.isfinite().sum()) < len(norms) - 1:
             raise _NothingFinite(
-                "the model gives no finite gradients on made-up images, so that nothing can be checked. Correct the model or its loss."
+                "the model gives no finite gradients on made-up images, so that nothing can be checked. Correct the "
+                "model or its loss."
             )
         exact = double and not any(view.narrow for view in alone)
         return Truth(
@@ -284,13 +289,16 @@ class Law:
             path = name.rpartition(".")[0]
             place = f"'{path}' ({type(self.model.get_submodule(path)).__name__})" if path else "the model"
             complaint = (
-                f"gives other gradients than plain autograd on single images, by {error:.2g} of their norm, at {place} or before it: "
+                f"gives other gradients than plain autograd on single images, by {error:.2g} of their norm, at "
+                f"{place} or before it: "
                 "a hook, a custom backward pass or a torch.no_grad region is lost, or rows depend on their place"
             )
         return complaint
 
     def complaint_of_speed(self, engine: Engine, truth: Truth, coefficient: Coefficient, count: int) -> str | None:
-        """What an engine gets wrong that rounds coarsely or is compiled, beside the same engine as it was checked; None if nothing."""
+        """What an engine gets wrong that rounds coarsely or is compiled, beside the same engine as it was checked; None
+        if nothing.
+        """
         error = 0.0
         for seed in range(_SPEED_TRIES):
             batch = self.batch(count, truth, seed)
@@ -381,20 +389,23 @@ class Law:
                     raise
         if of_itself.requires_grad:
             raise BrokenLaw(
-                "loss_fn takes trainable parameters besides the model's output: their gradient would be lost. Use them in the model."
+                "loss_fn takes trainable parameters besides the model's output: their gradient would be lost. Use "
+                "them in the model."
             )
         return targets, _leaves(apart), of_itself.detach().double().sum(), values_saved
 
     def _loss(self, outputs: Any, targets: tuple[torch.Tensor, ...]) -> torch.Tensor:
         with KeyedDraws(
             None,
-            refusal="loss_fn draws random numbers, which are no image's own. Draw them in the model, or leave them out.",
+            refusal="loss_fn draws random numbers, which are no image's own. Draw them in the model, or leave them "
+            "out.",
         ):
             rows = self.loss_fn(outputs, *targets)
         if not isinstance(rows, torch.Tensor) or rows.shape != (1,):
             shape = tuple(rows.shape) if isinstance(rows, torch.Tensor) else type(rows).__name__
             raise BrokenLaw(
-                f'loss_fn gave shape {shape} for one row, not (1,): one loss per row is needed. Use reduction="none", for example.'
+                f'loss_fn gave shape {shape} for one row, not (1,): one loss per row is needed. Use reduction="none", '
+                "for example."
             )
         return rows
 
@@ -470,15 +481,18 @@ class Law:
             if not _rows_agree(leaf, [view.outputs[number] for view in alone], _ROWS[double]):
                 self._name_the_module()
                 raise BrokenLaw(
-                    "the model gives an image in a batch other outputs than the image alone: its rows depend on their place, their number or on "
-                    "each other, so per-example gradients do not exist and no privacy guarantee holds. Make it an operation on each image alone."
+                    "the model gives an image in a batch other outputs than the image alone: its rows depend on their "
+                    "place, their number or on "
+                    "each other, so per-example gradients do not exist and no privacy guarantee holds. Make it an "
+                    "operation on each image alone."
                 )
         losses = self.loss_fn(
             together, *(target.repeat_interleave(images.shape[1], 0)[order] for target in targets)
         ).detach()
         if not _rows_agree(losses, [view.loss[None] for view in alone], _ROWS[double]):
             raise BrokenLaw(
-                "loss_fn gives a row another loss beside other rows than alone: it compares rows, counts them or keeps something of them. "
+                "loss_fn gives a row another loss beside other rows than alone: it compares rows, counts them or "
+                "keeps something of them. "
                 "Make it a function of each row alone."
             )
         return dims
@@ -487,7 +501,8 @@ class Law:
         """Compares what one and the same image gave at two times."""
         if any(_difference(one, other) > _AGAIN[double] for one, other in zip(first, again, strict=True)):
             raise BrokenLaw(
-                "the model or its loss gives the same image another result after other images: it keeps something of them, in an attribute, a "
+                "the model or its loss gives the same image another result after other images: it keeps something of "
+                "them, in an attribute, a "
                 "variable or a generator of its own, which no noise covers. Make it a function of one image."
             )
 
@@ -501,11 +516,13 @@ class Law:
         where = f"{type(module).__name__} at '{path}'" if path else f"the model ({type(module).__name__})"
         if name == "training":
             raise BrokenLaw(
-                f"{where} changes its mode during a forward pass, so that images would be computed differently. Set it before training."
+                f"{where} changes its mode during a forward pass, so that images would be computed differently. Set "
+                "it before training."
             )
         what = "buffer" if name in module._buffers else "parameter" if name in module._parameters else "state"
         raise BrokenLaw(
-            f"{where} changes its {what} '{name}' during a forward pass, so statistics of private images would be kept without noise. "
+            f"{where} changes its {what} '{name}' during a forward pass, so statistics of private images would be "
+            "kept without noise. "
             "Turn that off (for example track_running_stats=False), or set it from public images before training."
         )
 

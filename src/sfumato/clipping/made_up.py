@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-# What makes images of each kind from standard normal values and uniform ones in [0, 1): ordinary ones, pixels of eight bits
+# What makes images of each kind from standard normal values and uniform ones in [0, 1): ordinary ones, pixels of eight
+# bits
 # with black areas and equal values, large ones, and between.
 _KINDS = (
     lambda normal, uniform: normal,
@@ -45,7 +46,8 @@ def made_up_images(
 
 
 def made_up_targets(examples: int, like: tuple[torch.Tensor, ...], outputs: Any, seed: int) -> tuple[torch.Tensor, ...]:
-    """One target for each example: class numbers where the targets are whole numbers, shares that sum to 1 where they are not.
+    """One target for each example: class numbers where the targets are whole numbers, shares that sum to 1 where they
+    are not.
 
     Args:
         like: (0, ...) each: type, shape and device of the targets.

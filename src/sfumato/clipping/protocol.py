@@ -52,7 +52,8 @@ class ClippedGrad:
         grad_sum: Each trainable parameter's name, in the model's order -> sum of the clipped gradients, shaped
             like the parameter, in float32 (float64 for float64 parameters). Safe to
             release only after noise of `sensitivity` times sigma has been added.
-        grad_norms: (B,) L2 norms before clipping, what float32 roundings may hide included (docs/engine.md); not private. Zero at padding.
+        grad_norms: (B,) L2 norms before clipping, what float32 roundings may hide included (docs/engine.md); not
+            private. Zero at padding.
         losses: (B,) losses, averaged over an example's views; not private. Zero at padding.
     """
 
@@ -62,7 +63,9 @@ class ClippedGrad:
 
 
 def add_to(total: dict[str, torch.Tensor], part: dict[str, torch.Tensor]) -> None:
-    """Adds one sum to another that begins as {}. Writes into no tensor: autograd gives one and the same to both parameters of a + b."""
+    """Adds one sum to another that begins as {}. Writes into no tensor: autograd gives one and the same to both
+    parameters of a + b.
+    """
     for name, value in part.items():
         total[name] = total[name] + value if name in total else value
 
@@ -79,7 +82,8 @@ class Engine(ABC):
         methods: How it computes, as far as that decides speed and rounding; empty where there is no choice.
         draw_dims: For each draw of random numbers inside the model, in order, the dimension that counts rows.
         parallel: Whether several threads may use it at once, and find the same whoever comes first.
-        rounds_by: How far its gradients may lie from those that it gives `plainly`, relative to their norm; 0 if it knows nothing else.
+        rounds_by: How far its gradients may lie from those that it gives `plainly`, relative to their norm; 0 if it
+            knows nothing else.
     """
 
     methods: dict[str, str]

@@ -1,4 +1,5 @@
-"""The user's own model, holding other values for a while: shifted, in double precision, and afterwards the very tensors that it had.
+"""The user's own model, holding other values for a while: shifted, in double precision, and afterwards the very tensors
+that it had.
 
 A copy of a model will not do for checking it: `copy.deepcopy` drops hooks on parameters. Values as
 they are will not do either: behind a head of zeros nothing shows.
@@ -28,7 +29,8 @@ _one_at_a_time = threading.RLock()
 def stand_in(model: nn.Module, dtype: torch.dtype | None, shift_seed: int | None) -> Iterator[None]:
     """Within, every parameter and buffer holds a copy; afterwards its own memory again, whatever happened to the copy.
 
-    Every `.grad` is None within. Afterwards it is what it was, and so are attributes, modes, hooks, `requires_grad` and what
+    Every `.grad` is None within. Afterwards it is what it was, and so are attributes, modes, hooks, `requires_grad` and
+    what
     modules are made of. An interrupt waits until then.
 
     Args:
@@ -58,7 +60,8 @@ def stand_in(model: nn.Module, dtype: torch.dtype | None, shift_seed: int | None
 
 @contextmanager
 def attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Afterwards every module has the attributes, hooks and parts that it had; lists, dictionaries and tensors among them hold what they held.
+    """Afterwards every module has the attributes, hooks and parts that it had; lists, dictionaries and tensors among
+    them hold what they held.
 
     Not what helpers, other containers and globals hold.
     """
@@ -117,7 +120,9 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def put_back(model: nn.Module) -> Iterator[None]:
-    """For calls of a model's own code on private images: `.grad` is None within, and it and all attributes are put back."""
+    """For calls of a model's own code on private images: `.grad` is None within, and it and all attributes are put
+    back.
+    """
     grads = [(tensor, tensor.grad) for tensor in [*model.parameters(), *model.buffers()]]
     with attributes_kept(model):
         try:
@@ -176,7 +181,9 @@ def _accumulator(parameter: nn.Parameter) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """What a model keeps: parameters, frozen ones included, buffers, kept in checkpoints or not, and what of it trains."""
+    """What a model keeps: parameters, frozen ones included, buffers, kept in checkpoints or not, and what of it
+    trains.
+    """
 
     tensors: dict[Place, torch.Tensor]
     flags: dict[Place, Any]
@@ -187,7 +194,9 @@ class Snapshot:
         return cls({place: tensor.detach().clone() for place, tensor in _places(model).items()}, _flags(model))
 
     def changed(self, model: nn.Module) -> Place | None:
-        """The first parameter, buffer or mode that is no longer what it was, came in or is gone; None if all is as it was."""
+        """The first parameter, buffer or mode that is no longer what it was, came in or is gone; None if all is as it
+        was.
+        """
         now = _places(model)
         for place in [*now, *self.tensors]:
             if place not in now or place not in self.tensors or not same_bits(now[place].detach(), self.tensors[place]):

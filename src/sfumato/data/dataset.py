@@ -171,7 +171,8 @@ def normalisation(
         constants = tuple(values) if values is not None else fallback
         if len(constants) != channels or not all(math.isfinite(value) for value in constants):
             raise InputError(
-                f"data.{key} = {list(constants)} does not fit images of {channels} channel(s). Give one finite number per channel."
+                f"data.{key} = {list(constants)} does not fit images of {channels} channel(s). Give one finite number "
+                "per channel."
             )
         chosen.append(constants)
     return chosen[0], chosen[1]
@@ -186,5 +187,6 @@ def check_proportions(config: DataConfig, num_classes: int) -> None:
     shares = config.class_proportions
     if shares is not None and (len(shares) != num_classes or abs(sum(shares) - 1) > 0.02):
         raise InputError(
-            f"data.class_proportions = {shares} is not one share for each of {num_classes} classes with sum 1. Correct it."
+            f"data.class_proportions = {shares} is not one share for each of {num_classes} classes with sum 1. "
+            "Correct it."
         )

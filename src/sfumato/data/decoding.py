@@ -134,11 +134,13 @@ def _decode(path: Path, image_size: int, channels: int) -> np.ndarray:
             return _to_square(image, image_size, channels)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise InputError(
-                f"image {path} has more than {MAX_PIXELS // 10**6} million pixels, the limit. Make it smaller, or remove it."
+                f"image {path} has more than {MAX_PIXELS // 10**6} million pixels, the limit. Make it smaller, or "
+                "remove it."
             ) from None
         except _PixelsOf32BitsError:
             raise InputError(
-                f"image {path} has pixels of 32 bits, whose range is unknown. Convert it to 8 or 16 bits, for example as PNG."
+                f"image {path} has pixels of 32 bits, whose range is unknown. Convert it to 8 or 16 bits, for example "
+                "as PNG."
             ) from None
         except Image.UnidentifiedImageError:
             raise UnreadableError(f"it holds none of {', '.join(FORMATS)}") from None

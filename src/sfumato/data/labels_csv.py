@@ -71,7 +71,8 @@ def _rows(table: Path, needed: list[str]) -> list[tuple[int, dict[str, str]]]:
     for column in needed:
         if header.count(column) != 1:
             raise InputError(
-                f"{table} needs one column {column!r} in its first line; it has {', '.join(header) or 'none'}. Correct the first line."
+                f"{table} needs one column {column!r} in its first line; it has {', '.join(header) or 'none'}. "
+                "Correct the first line."
             )
     rows = []
     for line, cells in lines:

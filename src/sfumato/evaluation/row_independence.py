@@ -1,6 +1,8 @@
-"""Whether an image's answer depends on the images beside it, in evaluation mode. `sfumato.clipping` asks that of training.
+"""Whether an image's answer depends on the images beside it, in evaluation mode. `sfumato.clipping` asks that of
+training.
 
-A model may compute each image alone while it trains, and look along the batch when it is used: `x - x.min()` of the batch at
+A model may compute each image alone while it trains, and look along the batch when it is used: `x - x.min()` of the
+batch at
 test time, a softmax over the wrong dimension. Accuracies and answers then depend on how images are put together.
 """
 
@@ -28,7 +30,8 @@ _REMEDY = "Make it an operation on each image alone, in evaluation mode too (`se
 def evaluation_finding(model: nn.Module, row: torch.Tensor) -> Finding | None:
     """Why an image's answer in evaluation mode is not its own; None if nothing shows on made-up images.
 
-    The model is what it was afterwards, its mode included. Models whose output is not one tensor of rows are not judged.
+    The model is what it was afterwards, its mode included. Models whose output is not one tensor of rows are not
+    judged.
 
     Args:
         model: Takes one tensor of rows.

@@ -54,7 +54,8 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
     path = Path(folder) / "model.safetensors"
     if not path.exists():
         raise InputError(
-            f"{folder} has no model.safetensors: it is no finished run. Finish it by `sfumato train ... --resume`, or name another folder."
+            f"{folder} has no model.safetensors: it is no finished run. Finish it by `sfumato train ... --resume`, or "
+            "name another folder."
         )
     damaged = InputError(f"{path} is damaged. Restore it from a copy, or train again.")
     try:
@@ -84,7 +85,8 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         model.load_state_dict(tensors)
     except RuntimeError:
         raise InputError(
-            f"the weights of {path} are not those of model {name}. Give the module that it was trained with, or train again."
+            f"the weights of {path} are not those of model {name}. Give the module that it was trained with, or train "
+            "again."
         ) from None
     proportions = recipe.data.class_proportions
     return Trained(

@@ -77,13 +77,15 @@ def build(
 ) -> nn.Module:
     """A network with initial weights that depend on `seed` alone.
 
-    The global random states of PyTorch, NumPy and Python are neither used nor changed. A network of a module of the user's
+    The global random states of PyTorch, NumPy and Python are neither used nor changed. A network of a module of the
+    user's
     own is built twice, and both must hold the same.
 
     Args:
         name: "small_cnn", "tanh_cnn", "lenet", "wide_resnet", or "package.module:factory",
             any callable: it is given `num_classes`, those of `image_size` and `channels`
-            that it accepts, and the options, all by keyword. It may draw by the global generators of PyTorch, NumPy and Python.
+            that it accepts, and the options, all by keyword. It may draw by the global generators of PyTorch, NumPy and
+            Python.
         image_size: Height and width of the images in pixels.
         channels: Of the images.
         num_classes: Outputs.
@@ -92,8 +94,10 @@ def build(
         trust: Modules that may be imported, each by its full name: "package" does not include "package.module".
 
     Raises:
-        InputError: If a module would be imported that is not trusted, the name or an option is unknown (the nearest known one is named),
-            the images are too small for the model, the factory cannot be imported or called, or it draws from elsewhere.
+        InputError: If a module would be imported that is not trusted, the name or an option is unknown (the nearest
+            known one is named),
+            the images are too small for the model, the factory cannot be imported or called, or it draws from
+            elsewhere.
     """
     options = dict(options or {})
     network = MODELS.get(name)
@@ -157,7 +161,9 @@ def _made(
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Within the block the global generators of PyTorch, NumPy and Python draw from `seed`; then they are as they were."""
+    """Within the block the global generators of PyTorch, NumPy and Python draw from `seed`; then they are as they
+    were.
+    """
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -171,7 +177,9 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _refuse_other_draws(name: str, model: nn.Module, again: nn.Module) -> None:
-    """A model that is built anew, to resume or to evaluate, gets the saved parameters and buffers alone: all else must be as it was."""
+    """A model that is built anew, to resume or to evaluate, gets the saved parameters and buffers alone: all else must
+    be as it was.
+    """
     for (path, one), (_, other) in itertools.zip_longest(_held(model), _held(again), fillvalue=("", None)):
         if (
             one is None
@@ -180,7 +188,8 @@ def _refuse_other_draws(name: str, model: nn.Module, again: nn.Module) -> None:
             or not bool(((one == other) | ((one != one) & (other != other))).all())
         ):
             raise InputError(
-                f"model {name}: {path or 'what it holds'} is another each time it is built, so the trained model could not be built again. "
+                f"model {name}: {path or 'what it holds'} is another each time it is built, so the trained model "
+                "could not be built again. "
                 "Draw it by torch (torch.randn and the like, whose seed is set here), and register it as a buffer."
             )
 
@@ -195,7 +204,9 @@ def _held(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def imported_module(name: str) -> str | None:
-    """The module that building a model of this name imports; None for the registry's own, and for what is no such name."""
+    """The module that building a model of this name imports; None for the registry's own, and for what is no such
+    name.
+    """
     match = _IMPORTED.fullmatch(name)
     return match[1] if match else None
 
@@ -203,7 +214,8 @@ def imported_module(name: str) -> str | None:
 def _import_factory(name: str, trust: Collection[str]) -> Factory:
     if name in NOT_YET:
         raise InputError(
-            f"model {name} cannot be built by this version: recipes that name it are planned and verified. Choose another model.name."
+            f"model {name} cannot be built by this version: recipes that name it are planned and verified. Choose "
+            "another model.name."
         )
     match = _IMPORTED.fullmatch(name)
     if match is None:
@@ -214,7 +226,8 @@ def _import_factory(name: str, trust: Collection[str]) -> Factory:
     trusted = {trust} if isinstance(trust, str) else set(trust)
     if module_name not in trusted:
         raise InputError(
-            f'model "{name}" would import the module {module_name} and run its code, but a file names it, which may be a stranger\'s. '
+            f'model "{name}" would import the module {module_name} and run its code, but a file names it, which may '
+            "be a stranger's. "
             f"If you trust that module and all that it imports, add --trust {module_name}"
         )
     try:
@@ -235,7 +248,8 @@ def _import_factory(name: str, trust: Collection[str]) -> Factory:
     )
     if home not in trusted and not str(home).startswith(f"{module_name}."):
         raise InputError(
-            f'model "{name}" comes from the module {home}, not from {module_name}. If you trust that one too, add --trust {home}'
+            f'model "{name}" comes from the module {home}, not from {module_name}. If you trust that one too, add '
+            f"--trust {home}"
         )
     return factory
 

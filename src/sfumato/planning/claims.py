@@ -9,7 +9,10 @@ from sfumato.record import Record, finite
 if TYPE_CHECKING:
     from sfumato.planning.resolve import Plan
 
-RELATION = "one image's contribution replaced by zero; the number of images is fixed and public (the same epsilon as adding or removing one image)"
+RELATION = (
+    "one image's contribution replaced by zero; the number of images is fixed and public "
+    "(the same epsilon as adding or removing one image)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +31,13 @@ class Guarantee:
 
 
 class Claims(Record):
-    """Every epsilon of a mechanism. One that is not private has none: "if private" says what secret noise would have given.
+    """Every epsilon of a mechanism. One that is not private has none: "if private" says what secret noise would have
+    given.
 
     Attributes:
         epsilon: By PLD, capped by RDP's, or by RDP where that is the accountant. None: not private, or infinite.
-        epsilon_search_inclusive: The search for hyper-parameters included; None where none was made, or it is not covered.
+        epsilon_search_inclusive: The search for hyper-parameters included; None where none was made, or it is not
+            covered.
         epsilon_person: For all images of one person together.
         person_groups: Whether it was checked which images belong together.
     """
@@ -66,7 +71,9 @@ class Claims(Record):
 
     @property
     def hypothetical(self) -> Guarantee | None:
-        """What secret noise and Poisson sampling would have guaranteed; None where that is nothing, or something is guaranteed."""
+        """What secret noise and Poisson sampling would have guaranteed; None where that is nothing, or something is
+        guaranteed.
+        """
         return None if self.private else self._of(self.epsilon_if_private, self.epsilon_person_if_private)
 
     def _of(self, epsilon: float | None, of_person: float | None) -> Guarantee | None:
@@ -79,7 +86,8 @@ class Claims(Record):
 def claims(plan: "Plan", mechanism: Mechanism) -> Claims:
     """Every epsilon of a mechanism under the plan's delta and accountant.
 
-    Where the run is not private, ``epsilon`` is None and ``epsilon_if_private`` says what Poisson sampling with secret noise
+    Where the run is not private, ``epsilon`` is None and ``epsilon_if_private`` says what Poisson sampling with secret
+    noise
     would have given.
     """
     from sfumato.accounting.accountants import epsilon

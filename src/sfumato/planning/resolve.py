@@ -65,13 +65,15 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     warnings: list[str] = []
     if optimizer.name != "sgd" and optimizer.learning_rate >= 0.1:
         warnings.append(
-            f"optimizer.learning_rate = {optimizer.learning_rate:g} is a rate for sgd: {optimizer.name} moves every weight by about that much "
+            f"optimizer.learning_rate = {optimizer.learning_rate:g} is a rate for sgd: {optimizer.name} moves every "
+            "weight by about that much "
             "in each update. 0.01 is its default; set a smaller one."
         )
     if privacy is None:
         if training.norm_histogram_every is not None:
             raise InputError(
-                "training.norm_histogram_every needs the gradient of each image, which training without a [privacy] section does not compute. "
+                "training.norm_histogram_every needs the gradient of each image, which training without a [privacy] "
+                "section does not compute. "
                 "Leave it out."
             )
         ordinary = parse_resolved(recipe.model_dump())
@@ -88,11 +90,13 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     target, sigma, delta = privacy.target_epsilon, privacy.noise_multiplier, privacy.delta
     if delta > 1 / n:
         warnings.append(
-            f"delta = {printed.delta(delta)} is more than 1/N = {1 / n:.3g}: publishing one image at random would satisfy it. Choose a smaller delta."
+            f"delta = {printed.delta(delta)} is more than 1/N = {1 / n:.3g}: publishing one image at random would "
+            "satisfy it. Choose a smaller delta."
         )
     if target is None and sigma is None:
         raise InputError(
-            "the recipe states no budget: give --epsilon E (smaller is more private; 1 is strong, 3 usual, 8 weak), or privacy.noise_multiplier."
+            "the recipe states no budget: give --epsilon E (smaller is more private; 1 is strong, 3 usual, 8 weak), "
+            "or privacy.noise_multiplier."
         )
     if training.batch_size is not None and training.batch_size > n:
         raise InputError(
@@ -100,7 +104,8 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
         )
     if privacy.max_images_per_person is not None and privacy.sampling == "shuffled":
         raise InputError(
-            'privacy.max_images_per_person needs privacy.sampling = "poisson": no epsilon is known for shuffled batches.'
+            'privacy.max_images_per_person needs privacy.sampling = "poisson": no epsilon is known for shuffled '
+            "batches."
         )
     selection = selection_of(privacy)
     _refuse_what_selection_does_not_cover(recipe, privacy)
@@ -123,7 +128,8 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
             most, _ = solve(dataclasses.replace(budget, num_steps=None))
             if mechanism.num_steps > most.num_steps:
                 warnings.append(
-                    f"only {most.num_steps} of {mechanism.num_steps} steps fit epsilon {printed.epsilon(target)}: the run stops there. "
+                    f"only {most.num_steps} of {mechanism.num_steps} steps fit epsilon {printed.epsilon(target)}: the "
+                    "run stops there. "
                     "Raise the noise or the target for more."
                 )
                 mechanism = most
@@ -149,7 +155,8 @@ def _within(mechanism: Mechanism, target: float, privacy: FilledPrivacy, warning
         found = found.replace(num_steps=found.num_steps - max(1, found.num_steps // 100))
     if found.num_steps < mechanism.num_steps:
         warnings.append(
-            f"only {found.num_steps} of {mechanism.num_steps} steps are certified within epsilon {printed.epsilon(target)}."
+            f"only {found.num_steps} of {mechanism.num_steps} steps are certified within epsilon "
+            f"{printed.epsilon(target)}."
         )
     return found
 
@@ -171,7 +178,8 @@ def selection_of(privacy: PrivacyConfig | None) -> Selection | None:
 def _refuse_what_selection_does_not_cover(recipe: Recipe, privacy: PrivacyConfig) -> None:
     if privacy.score_noise is not None and (privacy.selected_from is None or recipe.data.split != "train"):
         raise InputError(
-            "privacy.score_noise is for a run selected from others (privacy.selected_from) by images that it was not trained on "
+            "privacy.score_noise is for a run selected from others (privacy.selected_from) by images that it was not "
+            "trained on "
             '(data.split = "train"). Leave it out, or set both.'
         )
     if privacy.selected_from is None:
@@ -183,7 +191,8 @@ def _refuse_what_selection_does_not_cover(recipe: Recipe, privacy: PrivacyConfig
             else 'privacy.sampling = "shuffled"'
         )
         raise InputError(
-            f"no epsilon is known for a run selected from others (privacy.selected_from) with {what}. Leave one of them out."
+            f"no epsilon is known for a run selected from others (privacy.selected_from) with {what}. Leave one of "
+            "them out."
         )
 
 
@@ -193,7 +202,8 @@ def _refuse_overspent_selection(mechanism: Mechanism, target: float, delta: floa
     spent = epsilon(mechanism, delta, "rdp", selection).epsilon
     if spent > target:
         raise InputError(
-            f"the best of {selection.mean:g} expected runs spends epsilon {printed.epsilon(spent)}, more than {printed.epsilon(target)}. "
+            f"the best of {selection.mean:g} expected runs spends epsilon {printed.epsilon(spent)}, more than "
+            f"{printed.epsilon(target)}. "
             "Leave privacy.noise_multiplier out: it is then solved for."
         )
 
@@ -226,11 +236,13 @@ def _refuse_impossible_views(augmentation: ResolvedAugmentation, image_size: int
     kind, augmult, padding = augmentation.kind, augmentation.augmult, augmentation.padding
     if kind in ("rrc", "tan", "simclr") and augmult == 0:
         raise InputError(
-            f'augmentation.kind = "{kind}" makes no views with augmult = 0. Set augmentation.augmult to 1 or more, or augmentation.kind to "none".'
+            f'augmentation.kind = "{kind}" makes no views with augmult = 0. Set augmentation.augmult to 1 or more, or '
+            'augmentation.kind to "none".'
         )
     if kind == "tan" and padding >= image_size:
         raise InputError(
-            f"augmentation.padding = {padding} is too much for images of {image_size} pixels: reflected padding must be smaller than the image. "
+            f"augmentation.padding = {padding} is too much for images of {image_size} pixels: reflected padding must "
+            "be smaller than the image. "
             f"Choose at most {image_size - 1}, or leave it out."
         )
 
@@ -241,5 +253,8 @@ def _why_not_private(recipe: Recipe, mechanism: Mechanism) -> str | None:
     if mechanism.noise_multiplier == 0:
         return "noise_multiplier is 0: no noise was added"
     if mechanism.sampling == "shuffled":
-        return "its batches are shuffled, not Poisson-sampled, so the epsilon of Poisson sampling is not a guarantee for it"
+        return (
+            "its batches are shuffled, not Poisson-sampled, "
+            "so the epsilon of Poisson sampling is not a guarantee for it"
+        )
     return None

@@ -26,14 +26,16 @@ def read_norms(folder: Path) -> dict[str, Any]:
     """
     if not (folder / "recipe.toml").exists():
         raise InputError(
-            f"{folder} holds no run. Give the folder of a run that was trained with --set training.norm_histogram_every=10."
+            f"{folder} holds no run. Give the folder of a run that was trained with --set "
+            "training.norm_histogram_every=10."
         )
     recipe = config.parse(config.read(folder / "recipe.toml"))
     lines = record.read_lines(folder / record.PRIVATE_METRICS_FILE, PrivateMetrics)
     seen = [(line.step, line.norms) for line in lines if line.norms is not None]
     if recipe.privacy is None or not seen:
         raise InputError(
-            f"{folder} recorded no gradient norms. Train under a [privacy] section with --set training.norm_histogram_every=10; "
+            f"{folder} recorded no gradient norms. Train under a [privacy] section with --set "
+            "training.norm_histogram_every=10; "
             "--resume may add it to a run that is unfinished."
         )
     histograms = [{"step": step, "clipped_fraction": _above_one(norms), **norms.as_json()} for step, norms in seen]
@@ -53,7 +55,8 @@ def _above_one(norms: NormHistogram) -> float | None:
 
 
 def draw_norms(facts: dict[str, Any], path: Path) -> None:
-    """Histograms of at most six steps, as Figure 7 of Sander et al. (2022) draws them, in a file for the owner alone (mode 0600).
+    """Histograms of at most six steps, as Figure 7 of Sander et al. (2022) draws them, in a file for the owner alone
+    (mode 0600).
 
     Args:
         facts: From `read_norms`.
@@ -67,7 +70,8 @@ def draw_norms(facts: dict[str, Any], path: Path) -> None:
     for folder in path.resolve().parents:
         if (folder / "privacy.json").exists() and not (folder / "metrics_private.jsonl").exists():
             raise InputError(
-                f"{folder} holds a run without its private part, so it was made for sharing, but a plot of norms is not private. Put it elsewhere."
+                f"{folder} holds a run without its private part, so it was made for sharing, but a plot of norms is "
+                "not private. Put it elsewhere."
             )
     if not path.resolve().parent.is_dir():
         raise InputError(

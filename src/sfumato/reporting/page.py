@@ -68,7 +68,10 @@ def _header(run: Recorded) -> Html:
     model = run.recipe.get("model", {}).get("name", "a network")
     classes = f" for {formats.count(len(run.classes))} classes" if run.classes else ""
     how = "with differential privacy" if run.is_private else "without a privacy guarantee"
-    lead = f"An image classifier ({model}){classes}, trained on {formats.count(run.certificate.num_examples)} images {how}."
+    lead = (
+        f"An image classifier ({model}){classes}, "
+        f"trained on {formats.count(run.certificate.num_examples)} images {how}."
+    )
     parts = [
         element("p", "Sfumato report", class_="kicker"),
         element("h1", run.name),
@@ -129,11 +132,15 @@ def _accuracy(run: Recorded) -> Html:
             _tile(f"mean probability of {result.test_views} views", formats.per_cent(result.accuracy_augtest_mean))
         )
     text = (
-        f"Measured on the held-out images ({result.held_out}), with the averaged weights, which are the ones kept. Balanced accuracy is the mean "
+        f"Measured on the held-out images ({result.held_out}), with the averaged weights, which are the ones kept. "
+        "Balanced accuracy is the mean "
         "over the classes, each counting the same. These numbers are not private with respect to the held-out images."
     )
     if result.test_views:
-        text += " The last two let several random views of each image decide together; results are compared by the plain accuracy."
+        text += (
+            " The last two let several random views of each image decide together; "
+            "results are compared by the plain accuracy."
+        )
     parts = [element("h2", "How good it is"), element("div", *tiles, class_="tiles"), element("p", text)]
     if result.accuracy <= result.majority_rate:
         parts.append(
@@ -173,7 +180,10 @@ def _per_class(run: Recorded) -> Html:
         *(_bar(name, value, majority_rate) for name, value in pairs),
         class_="bars many" if len(pairs) > MANY_CLASSES else "bars",
     )
-    text = f"The line across the bars marks {formats.per_cent(majority_rate)}, the accuracy of always naming the most frequent class."
+    text = (
+        f"The line across the bars marks {formats.per_cent(majority_rate)}, "
+        "the accuracy of always naming the most frequent class."
+    )
     known = [(value, name) for name, value in pairs if value is not None]
     parts: list[str] = [text]
     if known:

@@ -43,9 +43,12 @@ def verdict(run: Recorded) -> Html:
 def _person(guarantee: Guarantee) -> Html:
     """What the guarantee means for whoever is on an image."""
     text = (
-        "The training was randomised so that its result hardly depends on any single image. Suppose someone knows every other training image, "
-        "studies the finished model and has to say whether one particular image took part, where both are equally likely. A coin is right "
-        f"50 % of the time. Whatever they try and whatever else they know, they are right {_at_most(guarantee.epsilon, guarantee.delta)}"
+        "The training was randomised so that its result hardly depends on any single image. Suppose someone knows "
+        "every other training image, "
+        "studies the finished model and has to say whether one particular image took part, where both are equally "
+        "likely. A coin is right "
+        "50 % of the time. Whatever they try and whatever else they know, they are right "
+        f"{_at_most(guarantee.epsilon, guarantee.delta)}"
     )
     epsilon, images = guarantee.person or (None, 0)
     if epsilon is not None:
@@ -66,7 +69,8 @@ def _running(certificate: Certificate) -> list[Html]:
     return [
         element(
             "p",
-            "The run has not finished: these numbers already count every step that is planned, so what was spent so far is less.",
+            "The run has not finished: these numbers already count every step that is planned, so what was spent so "
+            "far is less.",
         )
     ]
 
@@ -78,7 +82,8 @@ def _if_private(hypothetical: Guarantee | None) -> list[Html]:
     also = f", and {formats.epsilon(person)} for all images of one person" if person is not None else ""
     text = (
         "For comparison only: with Poisson sampling and secret noise, the same settings would have meant epsilon "
-        f"{formats.epsilon(hypothetical.epsilon)} at delta {formats.delta(hypothetical.delta)}{also}. That is no guarantee for this run."
+        f"{formats.epsilon(hypothetical.epsilon)} at delta {formats.delta(hypothetical.delta)}{also}. That is no "
+        "guarantee for this run."
     )
     return [element("p", text, class_="hypothetical")]
 
@@ -92,19 +97,24 @@ def terms(run: Recorded) -> list[tuple[str, str, str]]:
 
 def _guarantee(guarantee: Guarantee, certificate: Certificate) -> list[tuple[str, str, str]]:
     by_pld = "not computed" if certificate.epsilon_pld is None else formats.epsilon(certificate.epsilon_pld)
-    how = f"Accountant: {guarantee.accountant.upper()}. By PLD {by_pld}, by RDP {formats.epsilon(certificate.epsilon_rdp)}; each is an upper bound."
+    how = (
+        f"Accountant: {guarantee.accountant.upper()}. "
+        f"By PLD {by_pld}, by RDP {formats.epsilon(certificate.epsilon_rdp)}; each is an upper bound."
+    )
     if certificate.accountant_note:
         how += f" {certificate.accountant_note}"
     rows = [
         (
             "Epsilon",
             formats.epsilon(guarantee.epsilon),
-            f"How far one image can shift the probability of any result: by a factor of at most e to the power of epsilon. Smaller is safer. {how}",
+            "How far one image can shift the probability of any result: by a factor of at most e to the power of "
+            f"epsilon. Smaller is safer. {how}",
         ),
         (
             "Delta",
             formats.delta(guarantee.delta),
-            f"What the factor does not cover: at most {formats.one_in(guarantee.delta)} may be added to any probability. It should be well below one "
+            f"What the factor does not cover: at most {formats.one_in(guarantee.delta)} may be added to any "
+            "probability. It should be well below one "
             f"in {formats.count(certificate.num_examples)}, the number of training images.",
         ),
         (
@@ -171,7 +181,9 @@ def _public(inputs: PublicInputs) -> str:
         else f"class proportions {', '.join(formats.quantity(share) for share in shares)}"
     )
     return (
-        f"Taken to be known to everybody, and not protected: the number of images, the {formats.count(len(inputs.classes))} class names "
-        f"(from {inputs.classes_from}), {proportions}, {inputs.image_size} x {inputs.image_size} pixels, {inputs.channels} channel(s), "
+        "Taken to be known to everybody, and not protected: the number of images, the "
+        f"{formats.count(len(inputs.classes))} class names "
+        f"(from {inputs.classes_from}), {proportions}, {inputs.image_size} x {inputs.image_size} pixels, "
+        f"{inputs.channels} channel(s), "
         "the constants by which pixels are normalised, and the rule that holds images out."
     )

@@ -27,7 +27,8 @@ NOT_COVERED = [  # the first line is replaced where it is known how hyper-parame
     "metrics_private.jsonl, data_root and checkpoints/: for the owner alone",
 ]
 SEARCH = {
-    "private": "the search on the private data is not covered: hyper-parameters were chosen by simulations on these images",
+    "private": "the search on the private data is not covered: hyper-parameters were chosen by simulations on these "
+    "images",
     "public": "a search beside the one on public images that chose the hyper-parameters, if it looked at these images",
 }
 SELECTION = [

@@ -35,8 +35,10 @@ class SessionEntry(Record):
 
     Attributes:
         from_session: None in the first session, and where none of its updates is kept.
-        salt: Random, so that two copies of a run that both begin a session have nothing in common from then on; None in the first.
-        environment: What decides the last bits of an update (`sfumato.run_folder.environment`); empty in what a search publishes.
+        salt: Random, so that two copies of a run that both begin a session have nothing in common from then on; None in
+            the first.
+        environment: What decides the last bits of an update (`sfumato.run_folder.environment`); empty in what a search
+            publishes.
     """
 
     kind: Literal["session"] = "session"
@@ -120,7 +122,8 @@ def refuse_other_lines(lines: list[dict[str, Any]]) -> None:
     """
     if not lines or lines[0].get("kind") != "run":
         raise InputError(
-            "the ledger has no first line that states the mechanism, so its epsilon is not known. Restore it from a copy."
+            "the ledger has no first line that states the mechanism, so its epsilon is not known. Restore it from a "
+            "copy."
         )
     for number, line in enumerate(lines, start=1):
         try:
@@ -129,7 +132,8 @@ def refuse_other_lines(lines: list[dict[str, Any]]) -> None:
             kind = None
         if kind is None or (kind == "run") != (number == 1) or (number == 2 and kind != "session"):
             raise InputError(
-                f"line {number} of the ledger is no line of a run, so its epsilon is not known. Restore the ledger from a copy."
+                f"line {number} of the ledger is no line of a run, so its epsilon is not known. Restore the ledger "
+                "from a copy."
             )
 
 

@@ -81,7 +81,8 @@ class Ledger:
                 intact = False
             if not intact:
                 raise InputError(
-                    f"{path}, line {number}, does not follow from the lines before it: the ledger was altered or damaged, so what was spent "
+                    f"{path}, line {number}, does not follow from the lines before it: the ledger was altered or "
+                    "damaged, so what was spent "
                     "is not known. Restore the file from a copy; without one, this run's epsilon cannot be stated."
                 )
             head = line["hash"]
@@ -121,11 +122,15 @@ class Ledger:
             self.lines.append(line)
             self._unwritten = _as_bytes(line)
         elif (count, line["hash"]) != (len(self.lines), self.head):
-            lack = f"{self.path} has not the {count} lines that {path.name} states: lines were removed or are another copy's"
+            lack = (
+                f"{self.path} has not the {count} lines that {path.name} states: "
+                "lines were removed or are another copy's"
+            )
             raise InputError(f"{lack}, {restore}")
 
     def refuse_another_head(self) -> None:
-        """Compares with the count and the last line that the head's file states, where there is no key to authenticate it.
+        """Compares with the count and the last line that the head's file states, where there is no key to authenticate
+        it.
 
         Raises:
             InputError: If they differ, or the file is missing or damaged.
@@ -137,7 +142,8 @@ class Ledger:
             or (stated.get("lines"), stated.get("line")) != (len(self.lines), self.lines[-1])
         ):
             raise InputError(
-                f"{self.head_path} states another number of lines or another last line than {self.path} has: lines were removed, or one of the "
+                f"{self.head_path} states another number of lines or another last line than {self.path} has: lines "
+                "were removed, or one of the "
                 "two is another copy's. Restore the folder from a copy."
             )
 

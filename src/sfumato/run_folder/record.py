@@ -37,7 +37,9 @@ Spread = Annotated[list[config.Spread], Field(min_length=1)]
 
 
 class PublicInputs(Record):
-    """What the guarantee takes to be known to everybody: the weights, the result and the report show it without noise."""
+    """What the guarantee takes to be known to everybody: the weights, the result and the report show it without
+    noise.
+    """
 
     num_examples: int
     classes: Classes
@@ -94,7 +96,8 @@ class Result(ResultClaims):
         held_out: The split that accuracies were measured on.
         accuracy_last: Of the last weights, not averaged.
         accuracy_top5: None below six classes.
-        test_accuracy: `accuracy` again, where `held_out` is "test"; like the two after it, absent from the file elsewhere.
+        test_accuracy: `accuracy` again, where `held_out` is "test"; like the two after it, absent from the file
+            elsewhere.
         test_views: K of the test with views (`accuracy_augtest_vote`, `accuracy_augtest_mean`); 0 where none was made.
         per_class: None for a class that has no held-out image.
         images_per_second, seconds: None in what a private search publishes.
@@ -156,7 +159,9 @@ class WeightsFacts(Record):
 
 
 class Metrics(Record):
-    """A line of metrics.jsonl: what an evaluated step reached, and epsilon until then (None where a run is not private)."""
+    """A line of metrics.jsonl: what an evaluated step reached, and epsilon until then (None where a run is not
+    private).
+    """
 
     step: int
     epsilon: float | None
@@ -187,7 +192,8 @@ class NormHistogram(Record):
 
 
 class PrivateMetrics(Record):
-    """A line of metrics_private.jsonl, for the owner alone: aggregates over the training images of one update, and times.
+    """A line of metrics_private.jsonl, for the owner alone: aggregates over the training images of one update, and
+    times.
 
     Attributes:
         clipped_square: Mean square of the clipped gradients' norms, in units of the clipping norm.

@@ -1,4 +1,6 @@
-"""Whether a finished run's files claim what its ledger and its recipe give, before anything of them is believed or told again."""
+"""Whether a finished run's files claim what its ledger and its recipe give, before anything of them is believed or told
+again.
+"""
 
 import dataclasses
 import math
@@ -25,7 +27,8 @@ from sfumato.run_folder.record import Certificate, Metrics, Result, WeightsFacts
 def verify_finished(folder: Path, plan: Plan, dataset: Dataset) -> Result:
     """Believes a run folder that says it is complete only if everything in it agrees. Nothing is written.
 
-    While the key is there, ledger and newest checkpoint are authenticated under it, as a resume does, and the weights must be the
+    While the key is there, ledger and newest checkpoint are authenticated under it, as a resume does, and the weights
+    must be the
     checkpoint's. Without a key ledger.head's count and last line are compared with the ledger.
 
     Returns:
@@ -47,7 +50,8 @@ def verify_finished(folder: Path, plan: Plan, dataset: Dataset) -> Result:
 def verify(folder: Path, plan: Plan, dataset: Dataset, ledger: Ledger) -> Result:
     """Compares certificate, result and weights with what is computed anew from the plan and the ledger.
 
-    Without a key this finds mistakes, mixed files and altered claims; whoever writes all files anew, ledger included, is not found.
+    Without a key this finds mistakes, mixed files and altered claims; whoever writes all files anew, ledger included,
+    is not found.
 
     Returns:
         The result.
@@ -82,7 +86,8 @@ def _refuse_another(path: Path, stated: dict[str, Any], expected: dict[str, Any]
     wrong = next((key for key, value in expected.items() if key not in stated or not _alike(stated[key], value)), None)
     if wrong is not None:
         raise InputError(
-            f"{path} states another {wrong} than this run's ledger and recipe give: it was altered, or is another run's. "
+            f"{path} states another {wrong} than this run's ledger and recipe give: it was altered, or is another "
+            "run's. "
             "Restore the folder from a copy."
         )
 
@@ -129,5 +134,6 @@ def _compare_weights(path: Path, checkpoint: Checkpoint) -> None:
         same = False
     if not same:
         raise InputError(
-            f"{path} holds other weights than this run's last checkpoint: it was altered, or is another run's. Restore it from a copy."
+            f"{path} holds other weights than this run's last checkpoint: it was altered, or is another run's. "
+            "Restore it from a copy."
         )

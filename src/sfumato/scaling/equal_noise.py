@@ -1,6 +1,8 @@
-r"""What one total amount of noise can be bought with (Sander et al. 2022, Sections 3.2 and 4.3, Figure 2, Tables 5 and 6).
+r"""What one total amount of noise can be bought with (Sander et al. 2022, Sections 3.2 and 4.3, Figure 2, Tables 5 and
+6).
 
-At constant steps S and eta_step = q / (sqrt 2 sigma), a larger batch with as much more noise costs compute and, while sigma is
+At constant steps S and eta_step = q / (sqrt 2 sigma), a larger batch with as much more noise costs compute and, while
+sigma is
 small, saves epsilon: a small sigma is *overcharged*, it pays more than the Gaussian limit of the same total noise.
 """
 
@@ -53,7 +55,8 @@ class Price:
 def overcharge_estimate(mechanism: Mechanism, delta: float) -> float:
     """Overcharge with epsilon from the central limit theorem, mu = q sqrt(S (exp(1/sigma^2) - 1)): for planning.
 
-    Within 3 % of PLD from sigma = 2 on; below that off by a tenth and more, either way (LOG.md). It starts searches and never certifies.
+    Within 3 % of PLD from sigma = 2 on; below that off by a tenth and more, either way (LOG.md). It starts searches and
+    never certifies.
     """
     q, sigma, steps = mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps
     exponent = sigma**-2
@@ -65,7 +68,9 @@ def overcharge_estimate(mechanism: Mechanism, delta: float) -> float:
 
 
 def batch_size_for_overcharge(mechanism: Mechanism, delta: float, target: float) -> int | None:
-    """A batch, at the same steps and eta, whose overcharge by PLD is below a fraction and near it; None if no batch up to N has that."""
+    """A batch, at the same steps and eta, whose overcharge by PLD is below a fraction and near it; None if no batch up
+    to N has that.
+    """
 
     def overcharge(batch_size: int, by_pld: bool = False) -> float:
         there = at_batch_size(mechanism, batch_size)
@@ -122,7 +127,8 @@ def table(
     price: Price = Price(),
     learning_rate: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Runs of one total amount of noise: batch against noise at constant steps, and batch against steps at constant noise.
+    """Runs of one total amount of noise: batch against noise at constant steps, and batch against steps at constant
+    noise.
 
     At constant sigma, B ~ 1 / sqrt S and the learning rate ~ 1 / S (Section 4.3).
 
@@ -154,7 +160,8 @@ def table(
 
 
 def with_more_data(mechanism: Mechanism, delta: float, factor: float, accountant: Accountant = "pld") -> dict[str, Any]:
-    """What factor times as many images buy at the same batch, sigma and steps (Tables 5 and 6): q, eta and delta fall by it.
+    """What factor times as many images buy at the same batch, sigma and steps (Tables 5 and 6): q, eta and delta fall
+    by it.
 
     Raises:
         InputError: If the factor leaves fewer images than a batch, or is out of range.
@@ -164,11 +171,13 @@ def with_more_data(mechanism: Mechanism, delta: float, factor: float, accountant
     num_examples, delta = round(mechanism.num_examples * factor), delta / factor
     if not 1e-100 <= delta < 1:
         raise InputError(
-            f"{factor:g} times as many images would go with delta {printed.delta(delta)}, which is none. Choose a factor nearer to 1."
+            f"{factor:g} times as many images would go with delta {printed.delta(delta)}, which is none. Choose a "
+            "factor nearer to 1."
         )
     if num_examples < mechanism.batch_size:
         raise InputError(
-            f"{factor:g} times as many images are {num_examples}, fewer than the batch of {mechanism.batch_size}. Take a larger factor."
+            f"{factor:g} times as many images are {num_examples}, fewer than the batch of {mechanism.batch_size}. "
+            "Take a larger factor."
         )
     more = mechanism.replace(num_examples=num_examples)
     return {

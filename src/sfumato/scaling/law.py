@@ -1,7 +1,9 @@
 r"""Accuracy against batch size at a constant total amount of noise (Sander et al. 2022, Section 3.3 and Figure 4).
 
-Two laws. The paper's line in :math:`\log_2 B`, and :math:`a + b / B`, which follows from the variance of an update: a part from the
-privacy noise that does not depend on B, and a part v / B from sampling. The one that predicts left-out batch sizes better is used.
+Two laws. The paper's line in :math:`\log_2 B`, and :math:`a + b / B`, which follows from the variance of an update: a
+part from the
+privacy noise that does not depend on B, and a part v / B from sampling. The one that predicts left-out batch sizes
+better is used.
 """
 
 import dataclasses
@@ -45,7 +47,9 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What one more run, with a seed of its own, reaches at a batch size; the interval covers it with probability 95 %."""
+    """What one more run, with a seed of its own, reaches at a batch size; the interval covers it with probability
+    95 %.
+    """
 
     batch_size: int
     accuracy: float
@@ -61,7 +65,8 @@ class Fit:
         law: Its name, a key of `LAWS`.
         a, b: Its coefficients.
         left_out_error: Root mean square error at each batch size, predicted from the others.
-        plausibility: Probability of means at least as far from the law, if it held; None where spread cannot be told from misfit.
+        plausibility: Probability of means at least as far from the law, if it held; None where spread cannot be told
+            from misfit.
         pairing_gain: By what factor runs that share seeds shrink the standard error of b; 1 without.
         warnings: What to doubt.
     """
@@ -99,7 +104,8 @@ def fit(points: Sequence[Point]) -> list[Fit]:
         raise InputError(f"{len(sizes)} batch sizes do not show a law: at least three are needed. Simulate at more.")
     if len(points) < 4:
         raise InputError(
-            f"{len(points)} runs leave nothing to tell their spread from: at least four are needed. Simulate more seeds."
+            f"{len(points)} runs leave nothing to tell their spread from: at least four are needed. Simulate more "
+            "seeds."
         )
     fits = [_fit(law, points, sizes) for law in LAWS]
     fits.sort(key=lambda found: found.left_out_error)
@@ -114,7 +120,8 @@ def fit(points: Sequence[Point]) -> list[Fit]:
 def predict(fits: Sequence[Fit], batch_size: int) -> Prediction:
     """The prediction of the law that is used; its interval reaches over those of laws that the points do not exclude.
 
-    With few runs the two laws often cannot be told apart, and the wrong one is chosen: the interval of the chosen one alone would then
+    With few runs the two laws often cannot be told apart, and the wrong one is chosen: the interval of the chosen one
+    alone would then
     cover 80 times in 100 (LOG.md).
 
     Args:

@@ -32,11 +32,13 @@ def simulated(recipe: ResolvedRecipe, batch_size: int, seed: int) -> ResolvedRec
     privacy, training = recipe.privacy, recipe.training
     if privacy is None or not privacy.noise_multiplier:
         raise InputError(
-            "a simulation scales the noise with the batch, but this recipe has none. Give it a [privacy] section with a budget."
+            "a simulation scales the noise with the batch, but this recipe has none. Give it a [privacy] section with "
+            "a budget."
         )
     if not 1 <= batch_size <= training.batch_size:
         raise InputError(
-            f"--batch-size must lie between 1 and the recipe's own {training.batch_size}, not {batch_size}: a simulation is the cheaper run."
+            f"--batch-size must lie between 1 and the recipe's own {training.batch_size}, not {batch_size}: a "
+            "simulation is the cheaper run."
         )
     if training.batch_size == batch_size:
         sigma = privacy.noise_multiplier

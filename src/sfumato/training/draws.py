@@ -70,7 +70,9 @@ class Draws:
         return self._streams.stream("initial weights").uint64(1)
 
     def of_step(self, step: int, mechanism: Mechanism, views: Views) -> Randomness:
-        """The sample, the bits of its views and the key of what the model draws. The update before must be on the ledger."""
+        """The sample, the bits of its views and the key of what the model draws. The update before must be on the
+        ledger.
+        """
         before = self._before(step)
         if mechanism.sampling == "poisson":
             indices = poisson_batch(mechanism, self._streams.stream("sampling", step, **before))

@@ -70,7 +70,8 @@ class Learner:
             require_rows_apart(self.model, torch.zeros(1, *dataset.shape, device=device))
 
     def _settle(self, microbatch_size: int, compile: bool) -> float:
-        """Makes what sums clipped gradients and shows it a batch under the conditions of a run; returns the seconds of a second one.
+        """Makes what sums clipped gradients and shows it a batch under the conditions of a run; returns the seconds of
+        a second one.
 
         Its methods are chosen by their speed.
         """
@@ -163,14 +164,17 @@ def _refuse_other_state(model: torch.nn.Module) -> None:
         if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
             where = f"{type(module).__name__} at '{path}'" if path else f"the model ({type(module).__name__})"
             raise InputError(
-                f"{where} keeps state of its own (get_extra_state), which no checkpoint could hold. Keep it in buffers, or leave it out."
+                f"{where} keeps state of its own (get_extra_state), which no checkpoint could hold. Keep it in "
+                "buffers, or leave it out."
             )
 
 
 def build_learner(
     plan: Plan, dataset: Dataset, device: torch.device, recorded: dict[str, Any] | None, trust: Collection[str] = ()
 ) -> Learner:
-    """A learner in the recorded environment as far as the recipe leaves it open; its model may come from trusted modules alone."""
+    """A learner in the recorded environment as far as the recipe leaves it open; its model may come from trusted
+    modules alone.
+    """
     keep_freed_memory()
     training = plan.recipe.training
     engine, methods = training.engine, None

@@ -164,7 +164,8 @@ def refuse_large_groups(plan: Plan, largest: tuple[str, int] | None) -> None:
     group, count = largest
     if count > privacy.max_images_per_person:
         raise InputError(
-            f"group {group!r} has {count} training images, more than privacy.max_images_per_person = {privacy.max_images_per_person}: its "
+            f"group {group!r} has {count} training images, more than privacy.max_images_per_person = "
+            f"{privacy.max_images_per_person}: its "
             "epsilon would not be covered. Raise the limit or remove images."
         )
 
@@ -200,7 +201,8 @@ class _Run:
         self._go_on_from(session.checkpoint)
 
     def _draws(self) -> Draws:
-        # A public seed makes common random numbers: runs that differ in batch size or data share their noise. Such a run
+        # A public seed makes common random numbers: runs that differ in batch size or data share their noise. Such a
+        # run
         # is marked as not private.
         recipe, session = self.plan.recipe, self.session
         is_public, is_clipped = recipe.run.seed is not None, recipe.privacy is not None
@@ -295,7 +297,9 @@ class _Run:
         return min(planned, self.mechanism.num_steps) if self._is_bounded() else planned
 
     def _is_bounded(self) -> bool:
-        """Whether there may be no more releases than planned: under a target, and where others rely on it for their own epsilon."""
+        """Whether there may be no more releases than planned: under a target, and where others rely on it for their own
+        epsilon.
+        """
         privacy = self.plan.recipe.privacy
         return privacy is not None and (privacy.target_epsilon is not None or self.plan.selection is not None)
 

@@ -1,4 +1,6 @@
-"""How many examples to differentiate at once: as many as memory holds and speed gains by. Results do not depend on it."""
+"""How many examples to differentiate at once: as many as memory holds and speed gains by. Results do not depend
+on it.
+"""
 
 from collections.abc import Callable
 

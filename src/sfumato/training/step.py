@@ -56,7 +56,10 @@ class PrivateStep:
     For the sampled examples i with views j, clipping norm C, noise multiplier sigma and
     expected batch size B,
 
-    .. math:: \\frac1B \\Big( \\sum_i \\tfrac1C \\mathrm{clip}_C\\big(\\tfrac1K \\sum_j \\nabla\\ell(x_{ij})\\big) + \\sigma\\xi \\Big).
+    .. math::
+
+        \\frac1B \\Big( \\sum_i \\tfrac1C \\mathrm{clip}_C\\big(\\tfrac1K \\sum_j
+        \\nabla\\ell(x_{ij})\\big) + \\sigma\\xi \\Big).
 
     ``collect`` makes the inner sum, ``release`` the rest. Between the two the update is put on the ledger.
 

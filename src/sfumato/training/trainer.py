@@ -1,4 +1,6 @@
-"""From a recipe to a finished run: load, resolve, train. The one way there, for the library and for the command line."""
+"""From a recipe to a finished run: load, resolve, train. The one way there, for the library and for the command
+line.
+"""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -67,7 +69,8 @@ def train(
         data_root: Where the data lies; for named data sets default: $SFUMATO_DATA.
         device: "auto", "cpu", "cuda" ...
         non_private: The same recipe without privacy, to show its price.
-        resume: Go on with the run in ``output``; where its images lie may be left out, if the folder holds its owner's note.
+        resume: Go on with the run in ``output``; where its images lie may be left out, if the folder holds its owner's
+            note.
         trust: Modules that may be imported for the recipe's model, each by its full name.
         progress: Who watches; what was chosen and every warning are messages.
 

@@ -1,4 +1,6 @@
-"""One worker of a study whose trials are quick: python one_worker.py URL LOG; each trial's beginning and end go to LOG."""
+"""One worker of a study whose trials are quick: python one_worker.py URL LOG; each trial's beginning and end go
+to LOG.
+"""
 
 import os
 import sys

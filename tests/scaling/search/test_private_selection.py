@@ -211,16 +211,18 @@ def test_a_selected_run_is_never_certified_for_fewer_steps_than_the_others_may_h
 
 
 def test_what_is_secret_shows_nothing_while_trials_come_and_are_for_the_owner_alone(tmp_path):
-    """By the links of a folder anyone who may look at it counts the folders in it; by its time and size, what else is made there."""
+    """By the links of a folder anyone who may look at it counts the folders in it; by its time and size, what else is
+    made there.
+    """
     for attempt in range(200):
         folder, seen = tmp_path / str(attempt), []
 
         class Watched(Trials):
             def train(self, trial, where):
                 looked_at = (folder, folder / "secret")  # noqa: B023  (called before the next turn)
-                seen.append(
+                seen.append(  # noqa: B023
                     [(stat.S_IMODE(s.st_mode), s.st_nlink, s.st_mtime_ns, s.st_size) for s in map(os.stat, looked_at)]
-                )  # noqa: B023
+                )
                 super().train(trial, where)
 
         paid_search(recipe(), SPACE, folder, Watched())
@@ -376,7 +378,9 @@ def test_no_two_scores_meet_one_noise(tmp_path, other):
 
 
 def test_no_two_trials_meet_one_noise_though_their_scores_are_equal(tmp_path):
-    """Two copies of a search, and a trial of the one whose weights came out otherwise: equal noise would tell whether the scores are equal."""
+    """Two copies of a search, and a trial of the one whose weights came out otherwise: equal noise would tell whether
+    the scores are equal.
+    """
     streams = Streams(bytes(32), {"search": "x", "images": "y"}, {})
     noises = []
     for weights in range(40):

@@ -1,4 +1,6 @@
-"""What a paid search publishes, with real runs: the same files whatever the number of trials was, and no exact number of private images."""
+"""What a paid search publishes, with real runs: the same files whatever the number of trials was, and no exact number
+of private images.
+"""
 
 import contextlib
 import itertools
@@ -55,7 +57,9 @@ def listed(folder):
 def test_what_is_published_is_the_same_for_one_trial_and_for_many(
     capsys, monkeypatch, tmp_path, one_setting, scored, most
 ):
-    """All are real runs with keys of their own; the one that is selected has the same key in both searches, and stands at another place."""
+    """All are real runs with keys of their own; the one that is selected has the same key in both searches, and stands
+    at another place.
+    """
     words = [*SEARCH, "--space", one_setting]
     if scored == "public":
         write_digits(tmp_path / "images", per_class=20)

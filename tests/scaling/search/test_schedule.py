@@ -49,7 +49,9 @@ def test_no_more_settings_are_tried_than_was_asked_for(trials):
 
 @pytest.mark.parametrize("name", ["law", "baseline", "candidate", "sample", "law/8"])
 def test_a_group_may_have_any_name(name):
-    """A candidate of a group `law` was once taken for a run of the prediction: at batch size 1, the second is called as its first."""
+    """A candidate of a group `law` was once taken for a run of the prediction: at batch size 1, the second is called as
+    its first.
+    """
     plain = dataclasses.replace(made_up_search(), batch_size=2, trials=6)
     plain = dataclasses.replace(
         plain, space=Space((Group("g", {"optimizer.learning_rate": [1.0, 4.0, 8.0, 16.0, 32.0]}),))

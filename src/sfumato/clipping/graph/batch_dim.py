@@ -74,7 +74,8 @@ def find_layouts(
         for node in capture.data:
             if node in tensors and tensors[node].is_complex():
                 raise InputError(
-                    f"{node.target} in '{module_path(node) or 'the model'}' gives complex numbers, for which engine \"graph\" has no rule. "
+                    f"{node.target} in '{module_path(node) or 'the model'}' gives complex numbers, for which engine "
+                    '"graph" has no rule. '
                     'Use engine="reference".'
                 )
         candidates = {node: _candidates(node, tensor.shape, more[node].shape) for node, tensor in tensors.items()}
@@ -95,7 +96,8 @@ def find_layouts(
         if len(found) != 1:
             why = "mixes examples" if not found else "does not show which of its rows belong to which example"
             raise InputError(
-                f"{node.target} in '{module_path(node) or 'the model'}' {why}, so per-example gradients do not exist and no privacy guarantee holds. "
+                f"{node.target} in '{module_path(node) or 'the model'}' {why}, so per-example gradients do not exist "
+                "and no privacy guarantee holds. "
                 "Replace it by an operation on each image alone."
             )
         layouts[node] = found[0]

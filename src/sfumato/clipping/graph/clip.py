@@ -1,5 +1,7 @@
 """What all sites together make: each example's norm, and the clipped sum for each parameter."""
 
+from typing import Any
+
 import torch
 
 from sfumato.clipping.graph.rules import MaterializedGrads, PerExampleGrads
@@ -49,9 +51,10 @@ class Totals:
         errors = []
         for groups, closed in weights.closed:
             names = [group.weights[0] for group in groups]
-            moments = [
-                per_example_grads[name].moments(weights.directions[name], weights.values[name]) for name in names
-            ]  # type: ignore[attr-defined]
+            moments = []
+            for name in names:
+                own: Any = per_example_grads[name]
+                moments.append(own.moments(weights.directions[name], weights.values[name]))
             square, error = closed.square_norms(moments)
             squares.append(square)
             errors.append(error)
@@ -64,16 +67,17 @@ class Totals:
                 squares.append(square)
                 errors.append(error)
             else:
-                squares.append(
-                    weights.square_norms(group, [per_example_grads[name].written_out() for name in group.weights])
-                )  # type: ignore[attr-defined]
+                of_group: list[Any] = [per_example_grads[name] for name in group.weights]
+                squares.append(weights.square_norms(group, [own.written_out() for own in of_group]))
         total = _sum(squares)
         if errors:
             total = total + (_sum(errors) - 2 * _TOLERANCE * total).clamp(min=0)
         return total.sqrt()
 
     def clipped_sums(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """Each parameter's sum of coefficient_i times gradient_i over those that count (None: all do). Lets go of all per_example_grads."""
+        """Each parameter's sum of coefficient_i times gradient_i over those that count (None: all do). Lets go of all
+        per_example_grads.
+        """
         values, per_example_grads = self._weights.values, self._contributions
         # One after another they make room: per-example gradients take more memory than anything else.
         of_weights = {

@@ -31,7 +31,9 @@ class CompiledMicrobatch:
         self._compiling = threading.Lock()
 
     def __call__(self, coefficient: Coefficient, weights: Weights, batch: Batch) -> Tensors:
-        """The same as `GraphEngine.run_pass`. The weights stay outside the graph unless autograd's record of them is needed in it."""
+        """The same as `GraphEngine.run_pass`. The weights stay outside the graph unless autograd's record of them is
+        needed in it.
+        """
         weights_of: Callable[[Sequence[torch.Tensor]], Weights]
         if any(group.kind == "general" for group in self._engine.traced.groups):
             state = self._engine.traced.capture.state(self._engine.model)
@@ -101,7 +103,8 @@ class CompiledMicrobatch:
         sizes = _lengths([output.detach() for output in outputs])
         pairs = [(losses, again.detach()), *zip(seen[len(nodes) :], gradients, strict=True)]
         differ = torch.stack([_differ(one, other, tolerance, sizes) for one, other in pairs]).any(0)
-        # In bfloat16 another pass rounds all examples otherwise, so that one alone, at a kink of the loss perhaps, must not
+        # In bfloat16 another pass rounds all examples otherwise, so that one alone, at a kink of the loss perhaps, must
+        # not
         # decide it: it keeps its gradient, which is clipped as any.
         return int(differ.sum()) <= (self._engine.low is not None)
 
@@ -118,7 +121,9 @@ def _differ(one: torch.Tensor, other: torch.Tensor, tolerance: float, sizes: tor
 
 
 def _lengths(outputs: list[torch.Tensor]) -> torch.Tensor:
-    """(m,): how long all outputs of each example are, as far as that is finite, and at most one: what a loss's own terms round by."""
+    """(m,): how long all outputs of each example are, as far as that is finite, and at most one: what a loss's own
+    terms round by.
+    """
     squares = [
         value.reshape(len(value), -1).double().nan_to_num(posinf=0.0, neginf=0.0).square().sum(1) for value in outputs
     ]

@@ -88,7 +88,8 @@ class GraphEngine(Engine):
         self.settled: set[str] = set()  # methods that were seen to fit their site
         self.examples = 0  # of the largest microbatch so far, which memory must hold
         num_sites = Counter(weight for site in self.traced.sites.values() for weight in site.weight_of.values())
-        # GhostGrads norms do not add up over sites, and pulling back needs rows, or moments where there is a closed form.
+        # GhostGrads norms do not add up over sites, and pulling back needs rows, or moments where there is a closed
+        # form.
         ghosts: dict[str, tuple[str, ...]] = {
             "parameter": tuple(GHOSTS),
             "standardized": ("conv_ghost",),
@@ -177,21 +178,26 @@ class GraphEngine(Engine):
         return weights
 
     def run_pass(self, coefficient: Coefficient, weights: Weights, batch: Batch) -> Tensors:
-        """Norms, losses and each parameter's clipped sum; in a compiled graph also what tells whether the loss is still the same."""
+        """Norms, losses and each parameter's clipped sum; in a compiled graph also what tells whether the loss is still
+        the same.
+        """
         per_example_grads, losses, seen = backward(self, weights, batch)
         with torch.no_grad():
             totals = Totals(weights, per_example_grads)
             norms = totals.norms()
             finite = norms.isfinite() & losses.isfinite()
             coefficients = torch.where(batch.is_real & finite, coefficient(norms), 0.0)
-            # Where all is finite, a coefficient of zero is enough to leave an example out. A compiled graph of bfloat16 takes
+            # Where all is finite, a coefficient of zero is enough to leave an example out. A compiled graph of bfloat16
+            # takes
             # none of that for granted: computed again by single operations, all other examples would round otherwise.
             takes_all = not (self.low is not None and is_recording()) and guard(finite.all())
             sums = totals.clipped_sums(coefficients, None if takes_all else finite)
         return norms, losses, *(sums[name] for name in self.names), *seen
 
     def choose_methods(self, batch: Batch) -> None:
-        """Tries the memory formats, and for each of them the methods of every site, on a part of a made-up microbatch."""
+        """Tries the memory formats, and for each of them the methods of every site, on a part of a made-up
+        microbatch.
+        """
         self.examples = len(batch.inputs)
         if not self.measures:
             return

@@ -76,7 +76,8 @@ def pull_back(
 class Standardized(NamedTuple):
     r"""J of weight standardisation: for output channel o, with u the centred parameter over its length,
 
-    .. math:: J_o^\top = s_o (I - \tfrac1n 1 1^\top - u u^\top) + \lambda_o u u^\top, \quad \text{gain}_k: \kappa_{ko} u^\top.
+    .. math:: J_o^\top = s_o (I - \tfrac1n 1 1^\top - u u^\top) + \lambda_o u u^\top,
+        \quad \text{gain}_k: \kappa_{ko} u^\top.
 
     Several weights are taken together, so that what there is one number of for each channel is computed once for all.
 
@@ -104,7 +105,9 @@ class Standardized(NamedTuple):
         return [len(part) for part in self.along]
 
     def pull_back(self, gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """J' times one gradient of each weight, shaped like it: for each of its parameters, main ones (channels, fan-in) and others (channels,)."""
+        """J' times one gradient of each weight, shaped like it: for each of its parameters, main ones (channels,
+        fan-in) and others (channels,).
+        """
         rows = [gradient.flatten(1) for gradient in gradients]
         along = _vecdots(rows, self.along)
         shares = (self.scale, along * (self.scale_along - self.scale), along / self.length)
@@ -217,7 +220,9 @@ def _vecdots(left: list[torch.Tensor], right: list[torch.Tensor]) -> torch.Tenso
 def _directions(
     shapes: tuple[tuple[int, int], ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
-    """Fixed random rows of mean zero for each weight; for each row of all, the square of its length and how long it is."""
+    """Fixed random rows of mean zero for each weight; for each row of all, the square of its length and how long
+    it is.
+    """
     fixed = []
     for shape in shapes:
         rows = torch.randn(shape, generator=torch.Generator().manual_seed(_DIRECTIONS_SEED)).to(device, dtype)

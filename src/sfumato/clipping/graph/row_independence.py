@@ -33,11 +33,13 @@ _ARITHMETIC = (operator.mul, operator.floordiv, operator.add, operator.sub)
 _SHAPE_ARGUMENTS = _names("size shape sizes repeats")
 # Each entry by itself, besides what PyTorch tags as such.
 _POINTWISE = _names(
-    "clone contiguous detach alias to _to_copy type_as lift_fresh_copy where masked_fill dropout native_dropout alpha_dropout feature_dropout "
+    "clone contiguous detach alias to _to_copy type_as lift_fresh_copy where masked_fill dropout native_dropout "
+    "alpha_dropout feature_dropout "
     "feature_alpha_dropout bernoulli normal normal_functional uniform exponential "
     "rand_like randn_like randint_like zeros_like ones_like full_like "
     "__and__ __or__ __xor__ __iand__ __ior__ __ixor__ "
-    "copy fill relu6 hardswish hardtanh mish selu elu celu softplus logsigmoid log_sigmoid gelu silu prelu rrelu clamp expand_as"
+    "copy fill relu6 hardswish hardtanh mish selu elu celu softplus logsigmoid log_sigmoid gelu silu prelu rrelu "
+    "clamp expand_as"
 )
 # They change where entries lie, not their order.
 _VIEWS = _names("view reshape _unsafe_view flatten unflatten view_as reshape_as")
@@ -49,8 +51,10 @@ _MOVES = _names("transpose permute movedim moveaxis swapaxes swapdims unsqueeze 
 _MOVES |= _names("expand broadcast_to broadcast_tensors")
 # They work along the dimensions that they are told, which must not be the rows'.
 _ALONG = _names(
-    "sum mean amax amin max min argmax argmin var std var_mean std_mean norm linalg_vector_norm logsumexp softmax _softmax log_softmax _log_softmax "
-    "cumsum cumprod cummax cummin logcumsumexp sort argsort topk kthvalue median mode flip roll prod all any count_nonzero unbind split "
+    "sum mean amax amin max min argmax argmin var std var_mean std_mean norm linalg_vector_norm logsumexp softmax "
+    "_softmax log_softmax _log_softmax "
+    "cumsum cumprod cummax cummin logcumsumexp sort argsort topk kthvalue median mode flip roll prod all any "
+    "count_nonzero unbind split "
     "split_with_sizes chunk unsafe_split unsafe_split_with_sizes unsafe_chunk tensor_split narrow slice select "
     "index_select index_fill index_add index_copy gather scatter scatter_add slice_scatter select_scatter cat concat "
     "diff unfold glu aminmax linalg_norm normalize"
@@ -97,7 +101,8 @@ _ROWS_FIRST: dict[str, int | None] = {
     ),
     **dict.fromkeys(("feature_dropout", "feature_alpha_dropout", "channel_shuffle", "native_channel_shuffle"), None),
 }
-# Sums of products of two operands along a dimension that both must have: rows that are added up are gone from the result,
+# Sums of products of two operands along a dimension that both must have: rows that are added up are gone from the
+# result,
 # and rows of two operands that do not belong together stand in it twice.
 _PRODUCTS = _names("matmul mm bmm addmm baddbmm")
 # A shared index, or a shared source, may be shorter than the rows: it would be meant for the first ones alone.

@@ -58,7 +58,8 @@ def trace(model: nn.Module, row: torch.Tensor) -> Traced:
         }
         if node not in layouts or set(weight_of.values()) != set(weights):
             raise InputError(
-                f'operation {node.target} takes trainable parameters in a way that engine "graph" has no rule for. Use engine="reference".'
+                f'operation {node.target} takes trainable parameters in a way that engine "graph" has no rule for. '
+                'Use engine="reference".'
             )
         site = GradSite(node, weight_of, arg_layouts, layouts[node])
         refuse(site)
@@ -113,11 +114,14 @@ def _wide(value: Any) -> Any:
 def _refuse_low_precision(
     traced: Capture, parameters: dict[str, torch.Tensor], weights: tuple[str, ...], sources: tuple[str, ...]
 ) -> None:
-    """Refuses weights computed in less than float32: their norms would be those of gradients that the way back then rounds."""
+    """Refuses weights computed in less than float32: their norms would be those of gradients that the way back then
+    rounds.
+    """
     low = next((name for name in sources if parameters[name].dtype not in (torch.float32, torch.float64)), None)
     if low is not None:
         raise InputError(
-            f"parameter '{low}' is {parameters[low].dtype}, and a weight is computed from it: the clipped sum would be rounded on the way back. "
+            f"parameter '{low}' is {parameters[low].dtype}, and a weight is computed from it: the clipped sum would "
+            "be rounded on the way back. "
             "Keep the parameters in float32."
         )
     way = {traced.weights[name] for name in weights}
@@ -132,6 +136,8 @@ def _refuse_low_precision(
             and value.dtype not in (torch.float32, torch.float64)
         ):
             raise InputError(
-                f"{node.target} in '{module_path(node) or 'the model'}' makes {value.dtype} of parameter '{sources[0]}': the clipped sum would be "
-                'rounded on the way back. Compute weights in float32, with precision "bf16" if the rest shall be in bfloat16.'
+                f"{node.target} in '{module_path(node) or 'the model'}' makes {value.dtype} of parameter "
+                f"'{sources[0]}': the clipped sum would be "
+                'rounded on the way back. Compute weights in float32, with precision "bf16" if the rest shall be in '
+                "bfloat16."
             )

@@ -1,4 +1,6 @@
-"""The values of the weights at the present parameters, and the way back from their gradients to those of the parameters."""
+"""The values of the weights at the present parameters, and the way back from their gradients to those of the
+parameters.
+"""
 
 import dataclasses
 import functools
@@ -88,7 +90,9 @@ class Weights:
         return pulled
 
     def square_norms(self, group: Group, rows: list[torch.Tensor]) -> torch.Tensor:
-        """(m,) squares of the norms of the parameters' gradients, from those of the weights written out, each pulled back."""
+        """(m,) squares of the norms of the parameters' gradients, from those of the weights written out, each pulled
+        back.
+        """
         return general_square_norms(self._weights_of(group), self._parameters_of(group), rows)
 
     def _weights_of(self, group: Group) -> list[torch.Tensor]:

@@ -5,7 +5,9 @@ from torch.nn import functional as F
 
 
 def blur_radius(size: int) -> int:
-    """Pixels on each side of the kernel, whose width is a tenth of the image's: 11 at 224 pixels, 1 at 32, none below 20."""
+    """Pixels on each side of the kernel, whose width is a tenth of the image's: 11 at 224 pixels, 1 at 32, none below
+    20.
+    """
     return size // 20
 
 

@@ -1,4 +1,6 @@
-"""Crops by whole pixels and flips (De et al. 2022, Section 3.1 and Appendix C.2), through a table of every view there is."""
+"""Crops by whole pixels and flips (De et al. 2022, Section 3.1 and Appendix C.2), through a table of every view there
+is.
+"""
 
 import functools
 

@@ -38,7 +38,9 @@ def reflected_crop(
 
 
 def _reflected(size: int, start: torch.Tensor) -> torch.Tensor:
-    """The pixels seen from `start` on when a line is continued by reflection, 2 1 | 0 1 ... n-1 | n-2: (V,) -> (V, size)."""
+    """The pixels seen from `start` on when a line is continued by reflection, 2 1 | 0 1 ... n-1 | n-2: (V,) -> (V,
+    size).
+    """
     index = (start[:, None] + torch.arange(size, device=start.device)).abs()
     return torch.minimum(index, (2 * size - 2 - index).abs())
 
@@ -106,7 +108,9 @@ def resized_crop(
 
 
 def _stretched(size: int, start: torch.Tensor, length: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
-    """Where in the image each pixel of a view lies along one axis, (V, size), in grid_sample's units: -1 and 1 are the outer edges."""
+    """Where in the image each pixel of a view lies along one axis, (V, size), in grid_sample's units: -1 and 1 are the
+    outer edges.
+    """
     centres = torch.arange(size, device=pixels.device, dtype=pixels.dtype) + 0.5
     start, length = start[:, None].to(pixels.dtype), length[:, None].to(pixels.dtype)
     within = (centres * (length / size)).clamp(min=0.5).minimum(length - 0.5)  # the outermost pixels' centres at most

@@ -1,4 +1,6 @@
-"""Views of images for augmentation multiplicity (De et al. 2022, Section 3.1 and C.2; Sander et al. 2022, Section 4.2)."""
+"""Views of images for augmentation multiplicity (De et al. 2022, Section 3.1 and C.2; Sander et al. 2022, Section
+4.2).
+"""
 
 from collections.abc import Sequence
 

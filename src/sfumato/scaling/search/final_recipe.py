@@ -1,4 +1,6 @@
-"""The one private recipe that a search ends with, its certificate computed in advance, its predicted accuracy and its price."""
+"""The one private recipe that a search ends with, its certificate computed in advance, its predicted accuracy and its
+price.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -51,7 +53,9 @@ def final_recipe(search: Search, settings: Settings, public: bool) -> tuple[Reso
 
 
 def predicted(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -> tuple[list[Fit], Prediction]:
-    """The accuracy of the final run on the validation split, extrapolated from some batch sizes of the best settings."""
+    """The accuracy of the final run on the validation split, extrapolated from some batch sizes of the best
+    settings.
+    """
     points = []
     for slot in search.law_slots(agenda.settings):
         accuracies = finished[slot.key].accuracies
@@ -113,7 +117,9 @@ def summary(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome], pub
 
 
 def augtest_gain(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -> float | None:
-    """What the majority of several views adds at the largest batch simulated; None where training has no views. No part of the prediction."""
+    """What the majority of several views adds at the largest batch simulated; None where training has no views. No part
+    of the prediction.
+    """
     last = finished[search.law_slots(agenda.settings)[-1].key]
     if last.augtest is None or last.accuracies is None:
         return None
@@ -133,8 +139,10 @@ def as_toml(search: Search, agenda: Agenda, found: dict[str, Any], name: str) ->
     accuracy = found["predicted_accuracy"]
     looked_at = f"{search.data}, public images" if search.data else "the private images: no certificate covers that"
     head = [
-        f"Found by a search from {name}: {found['trials']} settings, simulated at batch {search.batch_size} on {looked_at}.",
-        f"Predicted accuracy on the validation split {accuracy['value']:.4f} ({accuracy['low']:.4f} to {accuracy['high']:.4f}, 95 %).",
+        f"Found by a search from {name}: {found['trials']} settings, simulated at batch {search.batch_size} on "
+        f"{looked_at}.",
+        f"Predicted accuracy on the validation split {accuracy['value']:.4f} ({accuracy['low']:.4f} to "
+        f"{accuracy['high']:.4f}, 95 %).",
         f"It will spend epsilon {printed.epsilon(found['epsilon_final'])} at delta {printed.delta(found['delta'])}.",
     ]
     return "".join(f"# {line}\n" for line in head) + config.to_toml(config.shareable(recipe))

@@ -1,6 +1,7 @@
 """What a search still has to try: a pure function of what has finished, so that any worker can work it out.
 
-Every place in a search is a slot, known by its kind and its name. The agenda grows as slots finish; it is complete when all that it names have.
+Every place in a search is a slot, known by its kind and its name. The agenda grows as slots finish; it is complete when
+all that it names have.
 """
 
 import dataclasses
@@ -23,7 +24,8 @@ class Slot:
     """One trial to make.
 
     Attributes:
-        kind: The recipe as it is; settings that are tried; or the best ones at one of the batch sizes of the prediction.
+        kind: The recipe as it is; settings that are tried; or the best ones at one of the batch sizes of the
+            prediction.
         name: Unique among those of its kind.
         settings: What differs from the recipe; None lets the sampler choose.
         batch_size: Of the simulation.
@@ -216,11 +218,13 @@ def plan_search(
     privacy, training = recipe.privacy, recipe.training
     if privacy is None or not privacy.noise_multiplier:
         raise InputError(
-            "a search simulates a private run, but this recipe has no budget. Give it a [privacy] section, or --epsilon E."
+            "a search simulates a private run, but this recipe has no budget. Give it a [privacy] section, or "
+            "--epsilon E."
         )
     if privacy.selected_from is not None:
         raise InputError(
-            "this recipe is itself selected from several private runs (privacy.selected_from). Leave that out, or search with --paid."
+            "this recipe is itself selected from several private runs (privacy.selected_from). Leave that out, or "
+            "search with --paid."
         )
     if privacy.sampling != "poisson":
         raise InputError(
@@ -230,13 +234,15 @@ def plan_search(
         raise InputError(f"--sampler {sampler!r} is not known. Known are {', '.join(get_args(Sampler))}.")
     if sampler == "greedy" and prune:
         raise InputError(
-            "--prune gives up trials that fall behind those before, but the greedy order compares whole groups. Use --sampler tpe or random."
+            "--prune gives up trials that fall behind those before, but the greedy order compares whole groups. Use "
+            "--sampler tpe or random."
         )
     if batch_size is None:
         batch_size = min(training.batch_size, max(16, training.batch_size // 64))
     if not 1 <= batch_size <= training.batch_size:
         raise InputError(
-            f"--batch-size must lie between 1 and the recipe's own {training.batch_size}, not {batch_size}: a simulation is the cheaper run."
+            f"--batch-size must lie between 1 and the recipe's own {training.batch_size}, not {batch_size}: a "
+            "simulation is the cheaper run."
         )
     if len(set(seeds)) != len(seeds):
         raise InputError(
@@ -246,7 +252,8 @@ def plan_search(
         if isinstance(choices, Range):
             if sampler == "greedy":
                 raise InputError(
-                    f"{key} is a range, which the greedy order cannot try value by value. List values, or use --sampler tpe or random."
+                    f"{key} is a range, which the greedy order cannot try value by value. List values, or use "
+                    "--sampler tpe or random."
                 )
             continue
         reasons = []

@@ -25,7 +25,9 @@ from sfumato.errors import InputError
 from sfumato.planning.defaults import ADAM
 
 STEPS = "training.num_steps"
-"""The one privacy parameter that may be searched: batch size and learning rate follow it, at constant eta and sigma (Section 4.3)."""
+"""The one privacy parameter that may be searched: batch size and learning rate follow it, at constant eta and sigma
+(Section 4.3).
+"""
 
 # From a recipe key to its value.
 Settings = dict[str, Any]
@@ -40,7 +42,9 @@ class Range:
     log: bool = False
 
     def ends(self) -> list[float]:
-        """The least and the largest number that may be drawn; of real numbers, hardly any that is drawn is a whole one."""
+        """The least and the largest number that may be drawn; of real numbers, hardly any that is drawn is a
+        whole one.
+        """
         if isinstance(self.low, int) and isinstance(self.high, int):
             return [self.low, self.high]
         return [math.nextafter(self.low, math.inf), math.nextafter(self.high, -math.inf)]
@@ -92,7 +96,9 @@ def _may_be(value: Any, choices: list[Any] | Range) -> bool:
 
 
 def paper_space(recipe: ResolvedRecipe) -> Space:
-    """The grid of Sander et al. 2022, Section 4.2, in the order of Table 2, then steps against batch size as in Table 3."""
+    """The grid of Sander et al. 2022, Section 4.2, in the order of Table 2, then steps against batch size as in Table
+    3.
+    """
     steps = recipe.training.num_steps
     groups: dict[str, dict[str, list[Any] | Range]] = {
         "learning rate": {
@@ -116,13 +122,15 @@ def read_space(path: Path) -> Space:
     tables = config.read(path)
     if not tables:
         raise InputError(
-            f'{path} names nothing to search. Give a table for each group, with keys such as "optimizer.learning_rate" = [1.0, 2.0].'
+            f"{path} names nothing to search. Give a table for each group, with keys such as "
+            '"optimizer.learning_rate" = [1.0, 2.0].'
         )
     groups = []
     for name, table in tables.items():
         if not isinstance(table, dict) or not table:
             raise InputError(
-                f'{path}: {name} is no group. Write [{name}] and below it keys such as "optimizer.learning_rate" = [1.0, 2.0].'
+                f'{path}: {name} is no group. Write [{name}] and below it keys such as "optimizer.learning_rate" = '
+                "[1.0, 2.0]."
             )
         groups.append(Group(name, {key: _choices(path, key, values) for key, values in _flat(table).items()}))
     keys = [key for group in groups for key in group.choices]
@@ -159,7 +167,8 @@ def _choices(path: Path, key: str, values: Any) -> list[Any] | Range:
         except TypeError:
             pass
     raise InputError(
-        f"{path}: {key} = {values!r} is neither a list of values nor a range such as {{low = 0.5, high = 16.0, log = true}}. Write one."
+        f"{path}: {key} = {values!r} is neither a list of values nor a range such as {{low = 0.5, high = 16.0, log = "
+        f"true}}. Write one."
     )
 
 
@@ -205,7 +214,8 @@ def _refuse_key(path: Path, key: str) -> None:
         return
     if section in ("privacy", "training"):
         raise InputError(
-            f"{path}: {key} cannot be searched: the signal-to-noise ratio is held constant. Search {STEPS}; batch size and noise then follow it."
+            f"{path}: {key} cannot be searched: the signal-to-noise ratio is held constant. Search {STEPS}; batch "
+            "size and noise then follow it."
         )
     if section in ("data", "run"):
         raise InputError(

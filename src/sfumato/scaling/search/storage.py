@@ -125,7 +125,8 @@ def answers(url: str) -> Iterator[None]:
         cause = error.__cause__ or error
         reason = str(getattr(cause, "orig", None) or cause).strip().splitlines()[0]
         raise MachineError(
-            f"the storage {shown(url)} stopped answering: {reason}. Finished trials are kept: give the same command again."
+            f"the storage {shown(url)} stopped answering: {reason}. Finished trials are kept: give the same command "
+            "again."
         ) from error
 
 

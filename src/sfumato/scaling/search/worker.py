@@ -1,7 +1,9 @@
 """Any number of processes that work on one study, none of which is needed.
 
-A slot of the agenda becomes a trial in the storage; whoever moves a trial from waiting to running, which the storage lets
-one worker do, makes it. A worker shows that it lives by a number that it keeps raising. A trial whose number stands still
+A slot of the agenda becomes a trial in the storage; whoever moves a trial from waiting to running, which the storage
+lets
+one worker do, makes it. A worker shows that it lives by a number that it keeps raising. A trial whose number stands
+still
 is failed, and its slot tried again; what its worker finishes later is not counted.
 """
 
@@ -93,7 +95,8 @@ class Worker:
         for key in mine:
             if theirs.get(key) != mine[key]:
                 raise InputError(
-                    f"the study {self.study.study_name!r} in {url} was begun with another {key}{_difference(theirs.get(key), mine[key])}. "
+                    f"the study {self.study.study_name!r} in {url} was begun with another "
+                    f"{key}{_difference(theirs.get(key), mine[key])}. "
                     "Give what it was begun with to go on with it, or another --output or --storage to begin anew."
                 )
 
@@ -126,7 +129,8 @@ class Worker:
     def _checked(self, trials: "list[FrozenTrial]") -> tuple[dict[Key, Outcome], Agenda]:
         """What has been found and what follows from it, once all that is read is found to be of this search.
 
-        Others can write to a storage. What they claim to have found cannot be told from the truth, but settings that the
+        Others can write to a storage. What they claim to have found cannot be told from the truth, but settings that
+        the
         search never offers, of the budget or of a module's name, would end in the final recipe.
         """
         try:
@@ -142,7 +146,8 @@ class Worker:
 
     def _altered(self) -> InputError:
         return InputError(
-            f"the study {self.study.study_name!r} in {shown(self.url)} holds a trial that is none of this search: somebody "
+            f"the study {self.study.study_name!r} in {shown(self.url)} holds a trial that is none of this search: "
+            "somebody "
             "altered it. Begin anew with another --output or --storage."
         )
 

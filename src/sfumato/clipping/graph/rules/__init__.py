@@ -58,7 +58,9 @@ _FAR_LESS = 0.3
 
 
 def candidates(record: SiteRecord, argument: str, examples: int) -> list[str]:
-    """Names of the methods that fit a site and, for so many examples, its memory; what is most often the fastest first."""
+    """Names of the methods that fit a site and, for so many examples, its memory; what is most often the fastest
+    first.
+    """
     operation = record.site.operation
     if operation == "linear":
         if argument == "bias":
@@ -120,5 +122,6 @@ def refuse(site: GradSite) -> None:
         why = ""
     if why:
         raise InputError(
-            f'operation {target} at {site.name} takes trainable parameters and {why}: engine "graph" has no rule. Use engine="reference".'
+            f'operation {target} at {site.name} takes trainable parameters and {why}: engine "graph" has no rule. Use '
+            'engine="reference".'
         )

@@ -105,7 +105,8 @@ def _by_patches(inputs, grads, taps, stride, padding, dilation):
 def windows(
     inputs: torch.Tensor, taps: list[int], stride: list[int], padding: list[int], dilation: list[int]
 ) -> torch.Tensor:
-    """(m, rows, C, *output size, *taps): what the kernel sees at each position; a view of the images, padded where there is a border.
+    """(m, rows, C, *output size, *taps): what the kernel sees at each position; a view of the images, padded where
+    there is a border.
 
     Copied once, it makes patches sooner than `F.unfold` does.
     """

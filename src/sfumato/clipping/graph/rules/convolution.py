@@ -15,7 +15,8 @@ from sfumato.clipping.graph.rules.site import SiteRecord
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.numerics import are_exact, hidden, products, roundings, unit
 
-# Written-out gradients of more numbers than this (16 MiB in float32) lie in blocks of a few examples, of so many numbers each (4 MiB):
+# Written-out gradients of more numbers than this (16 MiB in float32) lie in blocks of a few examples, of so many
+# numbers each (4 MiB):
 # between other tensors the C library finds a place for these, and none for one large block, so that memory grows.
 _MAX_IN_ONE, _BLOCK = 2**22, 2**20
 
@@ -134,7 +135,9 @@ def unfold(record: SiteRecord, argument: str) -> MaterializedGrads:
 def _written_out(
     record: SiteRecord, problem: _Problem, weight_gradients: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> MaterializedGrads:
-    """In several blocks where there are many numbers. A GPU's allocator, or a compiled graph, finds a place for one by itself."""
+    """In several blocks where there are many numbers. A GPU's allocator, or a compiled graph, finds a place for one by
+    itself.
+    """
     values = problem.weight.numel()
     divides = record.grad.device.type == "cpu" and values * record.examples > _MAX_IN_ONE and not is_recording()
     at_once = max(1, _BLOCK // values) if divides else record.examples
@@ -167,7 +170,9 @@ def ghost(record: SiteRecord, argument: str) -> "GhostGrads":
 
 
 def can_ghost(record: SiteRecord) -> bool:
-    """Whether `ghost` fits: what it sums must not be rounded otherwise than what it measures. cuDNN rounds to TF32 unless told not to."""
+    """Whether `ghost` fits: what it sums must not be rounded otherwise than what it measures. cuDNN rounds to TF32
+    unless told not to.
+    """
     return can_unfold(record) and are_exact("conv", record.grad.device)
 
 
@@ -255,10 +260,13 @@ class GhostGrads:
         return self.problem.grads.transpose(1, 2).flatten(2)
 
     def _channel_squares(self, grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both (m, O): squares of each output channel's gradient norm, d' G d over pairs of positions, and the most that such a norm can be."""
+        """Both (m, O): squares of each output channel's gradient norm, d' G d over pairs of positions, and the most
+        that such a norm can be.
+        """
         gram = self._gram()
         squares = torch.linalg.vecdot(products(grads, gram), grads).clamp(min=0)
-        # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled, and so what roundings are a share of.
+        # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled, and so what roundings
+        # are a share of.
         lost = hidden(self.problem.weight[0].numel(), self._share, gram)
         lengths = (gram.diagonal(dim1=1, dim2=2).clamp(min=0) + lost).sqrt()
         return squares, torch.matmul(grads.abs(), lengths[:, :, None])[..., 0]
@@ -307,7 +315,9 @@ class PatchGhost(linear.GhostGrads):
 
 
 def _over_taps(products: torch.Tensor, dim: int, problem: _Problem) -> torch.Tensor:
-    """Sums over the kernel's taps along one dimension: of pairs of pixels there (`dim` and `dim` + 3) remain pairs of positions."""
+    """Sums over the kernel's taps along one dimension: of pairs of pixels there (`dim` and `dim` + 3) remain pairs of
+    positions.
+    """
     step, dilation, border = problem.stride[dim - 2], problem.dilation[dim - 2], problem.padding[dim - 2]
     size, positions = products.shape[dim], problem.grads.shape[dim + 1]
     shape = list(products.shape)

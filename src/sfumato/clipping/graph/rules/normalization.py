@@ -38,7 +38,9 @@ def per_row(site: GradSite, args: dict[str, Any]) -> tuple[torch.Tensor, dict[st
 
 
 def has_statistics(site: GradSite, args: dict[str, Any]) -> bool:
-    """Whether `with_statistics` knows this call: group norm in float32 at least; of bfloat16 PyTorch rounds the statistics."""
+    """Whether `with_statistics` knows this call: group norm in float32 at least; of bfloat16 PyTorch rounds the
+    statistics.
+    """
     return (
         site.operation == "group_norm"
         and site.arg_layouts["input"].dim == 0
@@ -47,7 +49,9 @@ def has_statistics(site: GradSite, args: dict[str, Any]) -> bool:
 
 
 def with_statistics(args: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Group norm as it is, and its arguments with the mean and 1 / standard deviation of each row's groups, (rows, groups), for `affine`."""
+    """Group norm as it is, and its arguments with the mean and 1 / standard deviation of each row's groups, (rows,
+    groups), for `affine`.
+    """
     rows, channels = args["input"].shape[:2]
     channels_last = (
         args["input"].ndim == 4
