@@ -84,6 +84,7 @@ _RESUMED = [
         "no_artefact_of_a_run_holds_the_key",
     )
 ]
+_LAW = ("law", "comparison", "agreement", "made_up", "graph/row_independence", "stand_in")
 _OF_LAW = _tests("clipping", "made_up law row_independence checks clipped_grad") + _tests("clipping/zoo", "zoo")
 _OF_TRAINING = [
     *_tests("training", "learner microbatch state noise draws norm_histogram workers step"),
@@ -101,7 +102,7 @@ TESTS = {
     "accounting/gaussian.py": [*_tests("accounting", "pld"), "tests/accounting"],
     "clipping/": _tests("clipping", "norms parametrization numerics law clip checks rules clipped_grad graph_engine"),
     "clipping/draws.py": _tests("clipping", "law") + _tests("clipping/zoo", "draws"),
-    **{f"clipping/{name}.py": _OF_LAW for name in ("law", "made_up", "graph/row_independence", "stand_in")},
+    **{f"clipping/{name}.py": _OF_LAW for name in _LAW},
     "clipping/graph/rules/": _tests("clipping", "rules layers clip graph_engine"),
     "planning/": [*_tests("planning", "defaults resolve"), *_OF_TRAINING, *_tests("cli", "cli")],
     "evaluation/": [*_tests("evaluation", "scores trained augtest"), *_OF_TRAINING, *_tests("cli", "cli"), *_RESUMED],

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from sfumato.clipping.comparison import complaint as complaint_of
+from sfumato.clipping.comparison import complaint_of_speed
 from sfumato.clipping.draws import draw_seeds
 from sfumato.clipping.func import FuncEngine
 from sfumato.clipping.graph.engine import GraphEngine, SiteReport
@@ -454,9 +456,9 @@ class GradFn:
     def _hold(self, engine: Engine, truth: Truth, count: int) -> None:
         with engine.parameters_free():
             with engine.plainly():
-                complaint = self._law.complaint(engine, truth)
+                complaint = complaint_of(self._law, engine, truth)
             if complaint is None and engine.rounds_by:
-                complaint = self._law.complaint_of_speed(engine, truth, self._coefficient, count)
+                complaint = complaint_of_speed(self._law, engine, truth, self._coefficient, count)
         if complaint is not None:
             others = _SLOW if self._wanted in ("graph", "func") else ""
             raise InputError(f'engine "{self.engine}" {complaint}. Take that out{others}.')

@@ -23,33 +23,24 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from sfumato.clipping.agreement import difference, leaves, norm_of, rows_agree
 from sfumato.clipping.checks import complex_findings, findings, random_state_kept
 from sfumato.clipping.draws import DrawShapes, KeyedDraws, draw_seeds, row_dims
 from sfumato.clipping.made_up import made_up_images, made_up_targets
-from sfumato.clipping.protocol import Batch, Coefficient, Engine, Loss, is_out_of_memory
+from sfumato.clipping.protocol import Batch, Loss, is_out_of_memory
 from sfumato.clipping.stand_in import Place, Snapshot, has_accumulator_hooks, stand_in
 from sfumato.errors import InputError
 
 # Of four made-up examples, by number: alone, two in another order, an odd number of them.
-_BATCHES = ((1,), (2, 0), (3, 1, 0))
-# In double precision or not, each time with other images: a law is broken if it breaks every time.
-_TRIES = (True, True, False, False, False, False)
+BATCHES = ((1,), (2, 0), (3, 1, 0))
 _SEED = 1
 # What outputs may hold besides tensors.
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, enum.Enum)
-# Gradients shorter than what may be clipped to at all count as none.
-_SHORTEST = 1e-12
 # Longer ones say nothing: float32 does not hold their squares.
 _LONGEST = 1e30
-# How far an engine may lie from the loop, relative to gradients of norm one. Single precision is for models that do not
-# run in
-# double precision throughout: rounding moves some of their values across a kink.
-_GRADIENTS = {True: 1e-6, False: 3e-4}
 # How far a row of a batch may lie from that row alone, and a second time from the first, relative to the largest value.
 _ROWS = {True: 1e-7, False: 1e-2}
 _AGAIN = {True: 1e-9, False: 1e-4}
-# Rounding alone moves values across kinks on some images, not on all.
-_SPEED_TRIES = 3
 # So many more are tried before a parameter is said to receive no gradient.
 _MORE_IMAGES = 32
 _REDRAWN = (
@@ -199,7 +190,7 @@ class Law:
     def truth(self, double: bool, seed: int, *, shifted: bool = True) -> Truth:
         """The loop over single made-up images, and everything that does not depend on an engine."""
         dtype = torch.float64 if double else None
-        examples, views = 1 + max(map(max, _BATCHES)), self.views
+        examples, views = 1 + max(map(max, BATCHES)), self.views
         row = self.row.to(dtype) if double and self.row.is_floating_point() else self.row
         images = made_up_images(examples, views, row, seed, only_pixels=self._pixels)
         seeds = draw_seeds(b"made up", torch.arange(examples, device=row.device), views)
@@ -217,7 +208,7 @@ class Law:
                 if i == 0:
                     first = seen[0]
                 mean = {name: torch.stack([view.grads[name] for view in seen]).mean(0) for name in seen[0].grads}
-                of_examples.append((_norm(mean.values()), torch.stack([view.loss for view in seen]).mean()))
+                of_examples.append((norm_of(mean.values()), torch.stack([view.loss for view in seen]).mean()))
                 grads.append(
                     {name: value.float() for name, value in mean.items()}
                 )  # eight digits are enough to compare with
@@ -226,9 +217,9 @@ class Law:
             self._refuse_changes(before)
             draw_dims = self._refuse_mixing(images, targets, seeds, alone, double)
             again = self._single(images[0, :1], tuple(target[:1] for target in targets), seeds[:1, :1])
-            self._refuse_memory([*outputs_at_first, loss_at_first], [*first.outputs, first.loss], double)
+            self.refuse_memory([*outputs_at_first, loss_at_first], [*first.outputs, first.loss], double)
             one, other = ([*view.outputs, view.loss, *view.grads.values()] for view in (first, again))
-            self._refuse_memory(one, other, double)
+            self.refuse_memory(one, other, double)
             if not torch.equal(random_state, torch.get_rng_state()):
                 raise BrokenLaw(
                     "the model or its loss sets PyTorch's random state, which undoes what others draw. Leave that to "
@@ -258,101 +249,6 @@ class Law:
             images, tuple(target[repeated] for target in truth.targets), is_real, seeds if truth.draw_dims else None
         )
 
-    def complaint(self, engine: Engine, truth: Truth) -> str | None:
-        """What an engine gets wrong, in words; None if it keeps the law.
-
-        Args:
-            truth: From `examine`, or from `truth` at other values; where an engine differs, more are made.
-        """
-        complaint: str | None = None
-        failed, tried = False, None
-        for number, double in enumerate(_TRIES):
-            # In single precision only where double precision is not to be had: it is less exact.
-            if (double and not truth.double) or (not double and truth.exact and not failed):
-                continue
-            try:
-                tried = truth if tried is None else self.truth(double, truth.seed + number, shifted=truth.shifted)
-                error, name = self._error(engine, tried)
-            except BrokenLaw:
-                raise
-            except Exception as failure:  # engines raise whatever the model's code runs into
-                if is_out_of_memory(failure):
-                    raise
-                failed = True
-                complaint = complaint or f"fails: {first_line(failure)}"
-                continue
-            if error <= _GRADIENTS[double]:
-                if tried is not truth:  # chance, or something that has changed since
-                    again = self.truth(truth.double, truth.seed, shifted=truth.shifted)
-                    self._refuse_memory([truth.norms, truth.losses], [again.norms, again.losses], truth.double)
-                return None
-            path = name.rpartition(".")[0]
-            place = f"'{path}' ({type(self.model.get_submodule(path)).__name__})" if path else "the model"
-            complaint = (
-                f"gives other gradients than plain autograd on single images, by {error:.2g} of their norm, at "
-                f"{place} or before it: "
-                "a hook, a custom backward pass or a torch.no_grad region is lost, or rows depend on their place"
-            )
-        return complaint
-
-    def complaint_of_speed(self, engine: Engine, truth: Truth, coefficient: Coefficient, count: int) -> str | None:
-        """What an engine gets wrong that rounds coarsely or is compiled, beside the same engine as it was checked; None
-        if nothing.
-        """
-        error = 0.0
-        for seed in range(_SPEED_TRIES):
-            batch = self.batch(count, truth, seed)
-            with random_state_kept(self.row), stand_in(self.model, None, seed):
-                fast = engine.clipped_sum(coefficient, batch)
-                with engine.plainly():
-                    plain = engine.clipped_sum(coefficient, batch)
-            total = _norm(plain.grad_sum.values())
-            difference = _norm(fast.grad_sum[name] - value for name, value in plain.grad_sum.items())
-            norms = (fast.grad_norms / plain.grad_norms - 1).nan_to_num().abs().max()
-            error = max(float(difference / total.clamp(min=1e-30)), float(norms))
-            if error <= engine.rounds_by:
-                return None
-        return f"gives other gradients than without compiling and in float32, by {error:.2g} of their norm"
-
-    def _error(self, engine: Engine, truth: Truth) -> tuple[float, str]:
-        """The largest difference between an engine and the loop, and the last parameter that it shows at."""
-        worst, name = 0.0, ""
-        usable = truth.norms.isfinite() & truth.losses.isfinite()
-        with (
-            random_state_kept(self.row),
-            stand_in(self.model, torch.float64 if truth.double else None, truth.seed if truth.shifted else None),
-        ):
-            before = Snapshot.of(self.model)
-            for batch in _BATCHES:
-                chosen = [i for i in batch if usable[i]]
-                if not chosen:
-                    continue
-                index = torch.tensor(chosen, device=truth.images.device)
-                weights = _unit_length(truth.norms[chosen])  # every example counts alike
-                is_real = torch.ones(len(chosen), dtype=torch.bool, device=truth.images.device)
-                made_up = Batch(
-                    truth.images[index], tuple(target[index] for target in truth.targets), is_real, truth.seeds[index]
-                )
-                out = engine.clipped_sum(_unit_length, made_up)
-                losses = (out.losses.double() - truth.losses[chosen]).abs() / truth.losses[chosen].abs().clamp(min=1)
-                expected_norms = truth.norms[chosen]
-                shorter = (expected_norms - out.grad_norms.double()) / expected_norms.clamp(min=_SHORTEST)
-                # Rounding that a norm takes in makes it longer, in float32 by more.
-                norms = shorter.abs().max() if truth.double else torch.maximum(shorter.max(), (-shorter).max() / 1000)
-                error = max(_or_infinite(losses.max()), _or_infinite(norms))
-                squares = 0.0
-                for parameter, total in out.grad_sum.items():
-                    expected = sum(
-                        weight * truth.grads[i][parameter] for weight, i in zip(weights, chosen, strict=True)
-                    )
-                    square = _or_infinite((total.double() - expected).square().sum()) / len(chosen) ** 2
-                    squares += square
-                    if square > _GRADIENTS[truth.double] ** 2:
-                        name = parameter
-                worst = max(worst, error, squares**0.5)
-            self._refuse_changes(before)
-        return worst, name
-
     def _first_call(
         self, view: torch.Tensor, seeds: torch.Tensor, seed: int
     ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor], torch.Tensor, int]:
@@ -369,7 +265,7 @@ class Law:
                 outputs = self.model(view)
         _refuse_opaque(outputs)
         apart = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, outputs)
-        examples = 1 + max(map(max, _BATCHES))
+        examples = 1 + max(map(max, BATCHES))
         targets = made_up_targets(examples, self.targets, apart, seed)
         # Of whole numbers some losses take others than class numbers.
         choices = [
@@ -392,7 +288,7 @@ class Law:
                 "loss_fn takes trainable parameters besides the model's output: their gradient would be lost. Use "
                 "them in the model."
             )
-        return targets, _leaves(apart), of_itself.detach().double().sum(), values_saved
+        return targets, leaves(apart), of_itself.detach().double().sum(), values_saved
 
     def _loss(self, outputs: Any, targets: tuple[torch.Tensor, ...]) -> torch.Tensor:
         with KeyedDraws(
@@ -428,7 +324,7 @@ class Law:
                     else parameter.grad.detach().double()
                 )
             parameter.grad = None
-        return _Single(_leaves(outputs), loss.detach().double(), grads, draws.shapes, draws.narrow, frozenset(missing))
+        return _Single(leaves(outputs), loss.detach().double(), grads, draws.shapes, draws.narrow, frozenset(missing))
 
     def _refuse_missing(
         self,
@@ -477,8 +373,8 @@ class Law:
             dims = row_dims(shapes, draws.shapes, len(rows))
         with KeyedDraws(seeds, dims):
             together = self.model(rows)
-        for number, leaf in enumerate(_leaves(together)):
-            if not _rows_agree(leaf, [view.outputs[number] for view in alone], _ROWS[double]):
+        for number, leaf in enumerate(leaves(together)):
+            if not rows_agree(leaf, [view.outputs[number] for view in alone], _ROWS[double]):
                 self._name_the_module()
                 raise BrokenLaw(
                     "the model gives an image in a batch other outputs than the image alone: its rows depend on their "
@@ -489,7 +385,7 @@ class Law:
         losses = self.loss_fn(
             together, *(target.repeat_interleave(images.shape[1], 0)[order] for target in targets)
         ).detach()
-        if not _rows_agree(losses, [view.loss[None] for view in alone], _ROWS[double]):
+        if not rows_agree(losses, [view.loss[None] for view in alone], _ROWS[double]):
             raise BrokenLaw(
                 "loss_fn gives a row another loss beside other rows than alone: it compares rows, counts them or "
                 "keeps something of them. "
@@ -497,9 +393,9 @@ class Law:
             )
         return dims
 
-    def _refuse_memory(self, first: Sequence[torch.Tensor], again: Sequence[torch.Tensor], double: bool) -> None:
+    def refuse_memory(self, first: Sequence[torch.Tensor], again: Sequence[torch.Tensor], double: bool) -> None:
         """Compares what one and the same image gave at two times."""
-        if any(_difference(one, other) > _AGAIN[double] for one, other in zip(first, again, strict=True)):
+        if any(difference(one, other) > _AGAIN[double] for one, other in zip(first, again, strict=True)):
             raise BrokenLaw(
                 "the model or its loss gives the same image another result after other images: it keeps something of "
                 "them, in an attribute, a "
@@ -562,46 +458,3 @@ def _refuse_opaque(outputs: Any) -> None:
                 "be checked. Return a tensor, a tuple, a list or a dictionary, or make the class known by "
                 "torch.utils._pytree.register_dataclass or register_pytree_node."
             )
-
-
-def _leaves(outputs: Any) -> list[torch.Tensor]:
-    return [leaf.detach().clone() for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
-
-
-def _rows_agree(together: torch.Tensor, alone: Sequence[torch.Tensor], tolerance: float) -> bool:
-    """Whether each row of a batch's output is that row's own output."""
-    grown = [dim for dim, (size, own) in enumerate(zip(together.shape, alone[0].shape, strict=False)) if size != own]
-    if together.ndim != alone[0].ndim or len(grown) > 1:
-        return False
-    if not grown:  # the same for whatever batch, or a value of all rows
-        return all(_difference(together, own) <= tolerance for own in alone)
-    (dim,) = grown
-    if together.shape[dim] != len(alone) * alone[0].shape[dim]:
-        return False
-    parts = together.unflatten(dim, (len(alone), -1)).unbind(dim)
-    return all(_difference(part, own) <= tolerance for part, own in zip(parts, alone, strict=True))
-
-
-def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Largest difference, relative to the largest value."""
-    if one.shape != other.shape:
-        return float("inf")
-    if one.is_complex():
-        one, other = torch.view_as_real(one), torch.view_as_real(other)
-    one, other = one.double().nan_to_num(), other.double().nan_to_num()
-    if not one.numel():
-        return 0.0
-    return float((one - other).abs().max() / one.abs().max().clamp(min=torch.finfo(torch.float32).tiny))
-
-
-def _unit_length(norms: torch.Tensor) -> torch.Tensor:
-    """What makes gradients of these norms one long, and leaves those of no length short."""
-    return 1 / norms.clamp(min=_SHORTEST)
-
-
-def _norm(values: Any) -> torch.Tensor:
-    return torch.stack([value.square().sum() for value in values]).sum().sqrt()
-
-
-def _or_infinite(value: torch.Tensor) -> float:
-    return float(value) if bool(value.isfinite()) else float("inf")

@@ -9,6 +9,7 @@ test time, a softmax over the wrong dimension. Accuracies and answers then depen
 import torch
 from torch import nn
 
+from sfumato.clipping.agreement import difference
 from sfumato.clipping.checks import Finding, random_state_kept
 from sfumato.clipping.draws import DrawShapes, KeyedDraws, draw_seeds, row_dims
 from sfumato.clipping.made_up import made_up_images
@@ -99,14 +100,14 @@ def _compare(model: nn.Module, row: torch.Tensor, seed: int, double: bool, only_
             again = model(images[:1])
     kind = type(model).__name__
     for batch, answers in zip(_BATCHES, together, strict=True):
-        if not _agree(answers, torch.cat([alone[number] for number in batch]), double):
+        if difference(torch.cat([alone[number] for number in batch]), answers) > _TOLERANCE[double]:
             return Finding(
                 "",
                 kind,
                 "in evaluation mode gives an image beside other images another answer than the image alone",
                 _REMEDY,
             )
-    if place is not None or not _agree(again, alone[0], double):
+    if place is not None or difference(alone[0], again) > _TOLERANCE[double]:
         what = f"its '{'.'.join(filter(None, place))}'" if place is not None else "something"
         return Finding(
             "",
@@ -128,11 +129,3 @@ def _together(
         dims = row_dims(shapes, draws.shapes, len(batch))
     with KeyedDraws(seeds[chosen], dims):
         return model(images[chosen]).clone()
-
-
-def _agree(answers: torch.Tensor, expected: torch.Tensor, double: bool) -> bool:
-    if answers.shape != expected.shape:
-        return False
-    answers, expected = answers.double().nan_to_num(), expected.double().nan_to_num()
-    largest = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny) if expected.numel() else 1.0
-    return not answers.numel() or bool(((answers - expected).abs().max() / largest) <= _TOLERANCE[double])
