@@ -1,18 +1,15 @@
 """Cost of private gradients: every engine, and Opacus, against the ordinary step of the same network.
 
     python -m benchmarks.clipping [--model NAME --examples B --augmult K] [--engines ordinary,graph,...] [--rounds 7]
-    [--json]
-        [--device cpu|cuda] [--dtype float32|bf16] [--compile]
+        [--json] [--device cpu|cuda] [--dtype float32|bf16] [--compile]
 
 The ordinary step is forward and backward of the mean loss, in the faster of both memory formats, in the same mode:
-compiled
-where the private step is compiled, in bfloat16 (parameters and their gradients in float32) where that is.
-Methods take turns within one process, so that a busy moment meets them all; a method's time is its
-median, its ratio the median over rounds of its time over the ordinary step's in that round. Peak memory
-is measured for each method in a process of its own, as the growth over what the process held
-when model and images were there; on a GPU, of what its allocator handed out. A method that does not agree with the loop
-over single images
-gets no time. Without a model the whole table of issue-sized work runs. Nothing else should run meanwhile.
+compiled where the private step is compiled, in bfloat16 (parameters and their gradients in float32) where that is.
+Methods take turns within one process, so that a busy moment meets them all; a method's time is its median, its ratio
+the median over rounds of its time over the ordinary step's in that round. Peak memory is measured for each method in a
+process of its own, as the growth over what the process held when model and images were there; on a GPU, of what its
+allocator handed out. A method that does not agree with the loop over single images gets no time. Without a model the
+whole table of issue-sized work runs. Nothing else should run meanwhile.
 """
 
 import argparse

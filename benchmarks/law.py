@@ -3,8 +3,7 @@
     python -m benchmarks.law [first draws]
 
 Prints one JSON object. `first`: seconds of the first call, of the checks within it and of a later call. `draws`: images
-a
-second of a private model with dropout, by one thread and by two workers, and without dropout. Nothing else should run
+a second of a private model with dropout, by one thread and by two workers, and without dropout. Nothing else should run
 meanwhile.
 """
 

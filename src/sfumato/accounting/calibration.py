@@ -1,8 +1,8 @@
 """Solving for what a budget allows; the target is never exceeded.
 
 Each solver searches whole numbers (for sigma: the ranks of the numbers of 4 significant digits) and ends where the
-accountant
-certifies one and refuses its neighbour, so that the answer is the accountant's own, whatever the search started from.
+accountant certifies one and refuses its neighbour, so that the answer is the accountant's own, whatever the search
+started from.
 """
 
 import math

@@ -49,8 +49,7 @@ def epsilon_pld(sampling_prob: float, noise_multiplier: float, num_steps: int, d
 
     The answer is computed at two steps of the loss grid, one twice the other. Connect-the-dots is
     pessimistic (`Doroshenko et al. (2022) <https://arxiv.org/abs/2207.04380>`_), so refining lowers it; an answer that
-    rises
-    instead is rounding noise and is rejected, and one that still falls by over 2 % is too coarse.
+    rises instead is rounding noise and is rejected, and one that still falls by over 2 % is too coarse.
 
     Guarantee: where there is a number, an upper bound; the FFT's rounding is taken from delta first.
 
@@ -149,8 +148,7 @@ class Cost:
 
     Attributes:
         interval: The step to start from: a tenth of one step's standard deviation of the loss, about (q / sigma) / 10,
-            where the
-            relative error is 0.08 / 100; larger where that would be slow.
+            where the relative error is 0.08 / 100; larger where that would be slow.
         loss_range: Width of one step's loss, in nats.
         composed_range: Width of the composed loss that dp-accounting keeps, by the Chernoff bounds that it uses.
     """

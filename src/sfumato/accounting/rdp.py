@@ -24,9 +24,8 @@ def log_moment(sampling_prob: float, noise_multiplier: float, order: float) -> f
     (`Mironov et al. (2019) <https://arxiv.org/abs/1908.10530>`_, Section 3.1 and Theorem 5).
 
     The trapezoid rule over z = x / sigma has an error of at most 2 exp(y^2/2 - 2 pi y / h) of the moment for step h and
-    any
-    y < pi sigma, since the integrand is analytic for |Im z| < pi sigma and there at most exp(y^2/2) times
-    its value on the real line: below 1e-20 for the steps used here.
+    any y < pi sigma, since the integrand is analytic for |Im z| < pi sigma and there at most exp(y^2/2) times its value
+    on the real line: below 1e-20 for the steps used here.
 
     Args:
         sampling_prob: q in (0, 1].

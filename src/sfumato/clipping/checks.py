@@ -88,8 +88,7 @@ def require_private(model: nn.Module, example_input: torch.Tensor) -> None:
         >>> require_private(model, torch.zeros(1, 3, 8, 8))
         Traceback (most recent call last):
         sfumato.errors.InputError: BatchNorm2d at '1' mixes examples, so per-example gradients do not exist and no
-            privacy
-        guarantee holds. Replace it: `sfumato check --fix groupnorm MODEL`.
+        privacy guarantee holds. Replace it: `sfumato check --fix groupnorm MODEL`.
     """
     found = findings(model, example_input)
     if found:

@@ -72,8 +72,8 @@ def clipped_grad(
     was: parameters, buffers and every ``.grad``.
 
     At its first batch the function holds the model and the engine to that, on made-up images alone
-    (`sfumato.clipping.law`):
-    they must agree with plain autograd on single images, whatever lies beside these and came before them.
+    (`sfumato.clipping.law`): they must agree with plain autograd on single images, whatever lies beside these and came
+    before them.
 
     Random numbers inside the model (dropout, stochastic depth) are drawn for each view by itself from ``key`` and the
     example's number: PyTorch's own generator hands them out by place, so that one image more would change all others'
@@ -252,10 +252,8 @@ class GradFn:
             key: For models that draw random numbers, else not looked at: 32 bytes *of this step alone*. With one
                 key for all steps an image would meet the same masks at every step.
             example_ids: For models that draw random numbers, else not looked at: (B,) int64, which image each example
-                is, the
-                same whenever it is drawn. Its place in the batch is no such number: it changes with who else is drawn,
-                    and
-                one image more would change all others' masks.
+                is, the same whenever it is drawn. Its place in the batch is no such number: it changes with who else is
+                drawn, and one image more would change all others' masks.
 
         Raises:
             InputError: See `clipped_grad`; or if key or example_ids are missing.

@@ -11,8 +11,7 @@ from sfumato.clipping.stand_in import Snapshot, stand_in
 # In double precision or not, each time with other images: a law is broken if it breaks every time.
 _TRIES = (True, True, False, False, False, False)
 # How far an engine may lie from the loop, relative to gradients of norm one. Single precision is for models that do not
-# run in
-# double precision throughout: rounding moves some of their values across a kink.
+# run in double precision throughout: rounding moves some of their values across a kink.
 _GRADIENTS = {True: 1e-6, False: 3e-4}
 # Rounding alone moves values across kinks on some images, not on all.
 _SPEED_TRIES = 3

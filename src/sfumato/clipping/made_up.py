@@ -6,8 +6,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 # What makes images of each kind from standard normal values and uniform ones in [0, 1): ordinary ones, pixels of eight
-# bits
-# with black areas and equal values, large ones, and between.
+# bits with black areas and equal values, large ones, and between.
 _KINDS = (
     lambda normal, uniform: normal,
     lambda normal, uniform: (256 * (2 * uniform - 1)).clamp(min=0).floor() / 255,

@@ -1,9 +1,8 @@
 """Sums of products whose rounding is bounded, whatever order the library underneath adds in.
 
 A product of matrices adds up thousands of terms one after another. Where these are alike, as for an image of one
-colour,
-every rounding goes the same way, and what they come to together would move a squared norm that is a small difference of
-large numbers.
+colour, every rounding goes the same way, and what they come to together would move a squared norm that is a small
+difference of large numbers.
 """
 
 import torch

@@ -30,8 +30,7 @@ def stand_in(model: nn.Module, dtype: torch.dtype | None, shift_seed: int | None
     """Within, every parameter and buffer holds a copy; afterwards its own memory again, whatever happened to the copy.
 
     Every `.grad` is None within. Afterwards it is what it was, and so are attributes, modes, hooks, `requires_grad` and
-    what
-    modules are made of. An interrupt waits until then.
+    what modules are made of. An interrupt waits until then.
 
     Args:
         dtype: Of the copies of floating-point values; None leaves each as it is.

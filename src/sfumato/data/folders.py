@@ -1,10 +1,8 @@
 """A user's folder of images as a data set.
 
 Three layouts: `<class>/*`, `{train,valid,test}/<class>/*`, or a labels.csv (its images in {train,valid,test}/ or
-anywhere).
-What is held out is decided by the folder's own test/ (valid/), else by `splitting`'s hash of each name; what is
-public (classes, size, channels, normalisation) comes from the recipe and from folder names, never
-from pixels.
+anywhere). What is held out is decided by the folder's own test/ (valid/), else by `splitting`'s hash of each name; what
+is public (classes, size, channels, normalisation) comes from the recipe and from folder names, never from pixels.
 """
 
 import collections

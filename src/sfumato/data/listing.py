@@ -137,8 +137,7 @@ def find_labelled(root: Path, classes: Sequence[str] | None) -> list[LabelledFil
 
 
 # Default_Ignorable_Code_Point of Unicode 16.0's DerivedCoreProperties.txt (as in 14.0), which no font shows, those kept
-# for later
-# included; and the blank of Braille.
+# for later included; and the blank of Braille.
 _INVISIBLE = (
     (0x00AD, 0x00AD),
     (0x034F, 0x034F),

@@ -2,8 +2,8 @@
 training.
 
 A model may compute each image alone while it trains, and look along the batch when it is used: `x - x.min()` of the
-batch at
-test time, a softmax over the wrong dimension. Accuracies and answers then depend on how images are put together.
+batch at test time, a softmax over the wrong dimension. Accuracies and answers then depend on how images are put
+together.
 """
 
 import torch

@@ -78,8 +78,7 @@ def build(
     """A network with initial weights that depend on `seed` alone.
 
     The global random states of PyTorch, NumPy and Python are neither used nor changed. A network of a module of the
-    user's
-    own is built twice, and both must hold the same.
+    user's own is built twice, and both must hold the same.
 
     Args:
         name: "small_cnn", "tanh_cnn", "lenet", "wide_resnet", or "package.module:factory",
@@ -95,9 +94,8 @@ def build(
 
     Raises:
         InputError: If a module would be imported that is not trusted, the name or an option is unknown (the nearest
-            known one is named),
-            the images are too small for the model, the factory cannot be imported or called, or it draws from
-            elsewhere.
+            known one is named), the images are too small for the model, the factory cannot be imported or called, or it
+            draws from elsewhere.
     """
     options = dict(options or {})
     network = MODELS.get(name)

@@ -87,8 +87,7 @@ def claims(plan: "Plan", mechanism: Mechanism) -> Claims:
     """Every epsilon of a mechanism under the plan's delta and accountant.
 
     Where the run is not private, ``epsilon`` is None and ``epsilon_if_private`` says what Poisson sampling with secret
-    noise
-    would have given.
+    noise would have given.
     """
     from sfumato.accounting.accountants import epsilon
 

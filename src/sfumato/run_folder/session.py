@@ -120,8 +120,7 @@ def authenticated(folder: Path, plan: Plan, dataset) -> tuple[Ledger, Checkpoint
 
     Raises:
         InputError: If one is not of this key, the recipe or the images are others, or the ledger or the checkpoint is
-            not that of a
-            complete run.
+            not that of a complete run.
     """
     ledger = Ledger.open(folder / "ledger.jsonl")
     key = _key_of(folder, ledger)

@@ -28,8 +28,7 @@ def verify_finished(folder: Path, plan: Plan, dataset: Dataset) -> Result:
     """Believes a run folder that says it is complete only if everything in it agrees. Nothing is written.
 
     While the key is there, ledger and newest checkpoint are authenticated under it, as a resume does, and the weights
-    must be the
-    checkpoint's. Without a key ledger.head's count and last line are compared with the ledger.
+    must be the checkpoint's. Without a key ledger.head's count and last line are compared with the ledger.
 
     Returns:
         The result, as the run printed it.

@@ -2,8 +2,8 @@ r"""What one total amount of noise can be bought with (Sander et al. 2022, Secti
 6).
 
 At constant steps S and eta_step = q / (sqrt 2 sigma), a larger batch with as much more noise costs compute and, while
-sigma is
-small, saves epsilon: a small sigma is *overcharged*, it pays more than the Gaussian limit of the same total noise.
+sigma is small, saves epsilon: a small sigma is *overcharged*, it pays more than the Gaussian limit of the same total
+noise.
 """
 
 import dataclasses

@@ -1,9 +1,8 @@
 r"""Accuracy against batch size at a constant total amount of noise (Sander et al. 2022, Section 3.3 and Figure 4).
 
 Two laws. The paper's line in :math:`\log_2 B`, and :math:`a + b / B`, which follows from the variance of an update: a
-part from the
-privacy noise that does not depend on B, and a part v / B from sampling. The one that predicts left-out batch sizes
-better is used.
+part from the privacy noise that does not depend on B, and a part v / B from sampling. The one that predicts left-out
+batch sizes better is used.
 """
 
 import dataclasses
@@ -121,8 +120,7 @@ def predict(fits: Sequence[Fit], batch_size: int) -> Prediction:
     """The prediction of the law that is used; its interval reaches over those of laws that the points do not exclude.
 
     With few runs the two laws often cannot be told apart, and the wrong one is chosen: the interval of the chosen one
-    alone would then
-    cover 80 times in 100 (LOG.md).
+    alone would then cover 80 times in 100 (LOG.md).
 
     Args:
         fits: As `fit` returns them.

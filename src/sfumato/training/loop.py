@@ -202,8 +202,7 @@ class _Run:
 
     def _draws(self) -> Draws:
         # A public seed makes common random numbers: runs that differ in batch size or data share their noise. Such a
-        # run
-        # is marked as not private.
+        # run is marked as not private.
         recipe, session = self.plan.recipe, self.session
         is_public, is_clipped = recipe.run.seed is not None, recipe.privacy is not None
         return Draws(session.key, session.context, session.ledger, is_public=is_public, seals_sums=is_clipped)

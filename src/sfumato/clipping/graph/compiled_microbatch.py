@@ -104,8 +104,7 @@ class CompiledMicrobatch:
         pairs = [(losses, again.detach()), *zip(seen[len(nodes) :], gradients, strict=True)]
         differ = torch.stack([_differ(one, other, tolerance, sizes) for one, other in pairs]).any(0)
         # In bfloat16 another pass rounds all examples otherwise, so that one alone, at a kink of the loss perhaps, must
-        # not
-        # decide it: it keeps its gradient, which is clipped as any.
+        # not decide it: it keeps its gradient, which is clipped as any.
         return int(differ.sum()) <= (self._engine.low is not None)
 
 

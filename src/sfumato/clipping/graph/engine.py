@@ -188,8 +188,8 @@ class GraphEngine(Engine):
             finite = norms.isfinite() & losses.isfinite()
             coefficients = torch.where(batch.is_real & finite, coefficient(norms), 0.0)
             # Where all is finite, a coefficient of zero is enough to leave an example out. A compiled graph of bfloat16
-            # takes
-            # none of that for granted: computed again by single operations, all other examples would round otherwise.
+            # takes none of that for granted: computed again by single operations, all other examples would round
+            # otherwise.
             takes_all = not (self.low is not None and is_recording()) and guard(finite.all())
             sums = totals.clipped_sums(coefficients, None if takes_all else finite)
         return norms, losses, *(sums[name] for name in self.names), *seen

@@ -1,9 +1,8 @@
 """The forward and the backward pass: what every site gives to the per-example gradients of its weights.
 
 The forward pass runs the graph with every weight detached, so the backward pass computes gradients of data alone. At
-each
-site the output's gradient is caught as it passes, and a rule (`rules/`) makes of it and of the operation's inputs that
-site's part of the per-example gradients, written out or as norms alone.
+each site the output's gradient is caught as it passes, and a rule (`rules/`) makes of it and of the operation's inputs
+that site's part of the per-example gradients, written out or as norms alone.
 """
 
 from collections.abc import Sequence

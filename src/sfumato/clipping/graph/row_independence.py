@@ -102,8 +102,7 @@ _ROWS_FIRST: dict[str, int | None] = {
     **dict.fromkeys(("feature_dropout", "feature_alpha_dropout", "channel_shuffle", "native_channel_shuffle"), None),
 }
 # Sums of products of two operands along a dimension that both must have: rows that are added up are gone from the
-# result,
-# and rows of two operands that do not belong together stand in it twice.
+# result, and rows of two operands that do not belong together stand in it twice.
 _PRODUCTS = _names("matmul mm bmm addmm baddbmm")
 # A shared index, or a shared source, may be shorter than the rows: it would be meant for the first ones alone.
 _SCATTERED = _names("scatter scatter_add gather index_add index_copy")

@@ -26,8 +26,7 @@ def _permute(words: torch.Tensor) -> torch.Tensor:
     """A permutation of [0, 2^32) in which each bit of the input moves each bit of the output half of the time.
 
     Two rounds of multiplication and xor-shift with the multipliers found by C. Wellons's search (`hash-prospector`,
-    2018);
-    both are below 2^31, so that no product leaves int64.
+    2018); both are below 2^31, so that no product leaves int64.
     """
     words = words ^ (words >> 16)
     words = (words * 0x21F0AAAD) & _MASK

@@ -95,14 +95,11 @@ def paid_search(recipe: ResolvedRecipe, space: Space, folder: Path, trials: Tria
     """Draws how many trials there are, makes them, and keeps the best alone; called again, it goes on.
 
     Guarantee: the folder ``selected`` satisfies the epsilon of its certificate, which covers the selection, if the
-    number of
-    trials, the other trials and the running time stay secret: each trial's settings are drawn independently from one
-    distribution, no trial is given up or judged early, the number is not capped, and scores look at public images
-    alone,
-    or at held-out private ones through the noise that the certificate counts. One score alone is published, with the
-    run
-    that it selected. The published files bear the time of the search's start, and nothing in them depends on the run's
-    place among the trials.
+    number of trials, the other trials and the running time stay secret: each trial's settings are drawn independently
+    from one distribution, no trial is given up or judged early, the number is not capped, and scores look at public
+    images alone, or at held-out private ones through the noise that the certificate counts. One score alone is
+    published, with the run that it selected. The published files bear the time of the search's start, and nothing in
+    them depends on the run's place among the trials.
 
     Args:
         recipe: Resolved from `paid_recipe`'s: what every trial has in common.
@@ -232,8 +229,7 @@ def _train_in_one_session(recipe: ResolvedRecipe, trial: Path, trials: Trials) -
     """Makes a trial, anew if its updates were drawn afresh on the way.
 
     That happens where it was cut short and went on in another environment. Nothing of it has been released, so making
-    it
-    anew costs nothing; kept, it would be the one trial with other releases than the rest, and would tell when it was
+    it anew costs nothing; kept, it would be the one trial with other releases than the rest, and would tell when it was
     made.
     """
     trials.train(recipe, trial)
@@ -248,8 +244,7 @@ def _score_noise(streams: Streams, index: int, score: int, trial: Path, stddev: 
     """Gaussian noise for a score, rounded before it is added: its last bits would tell of what it was added to.
 
     It follows from the score and the trial's weights, too, as deterministic signatures derive their nonces (RFC 6979):
-    in
-    two copies of a search neither two scores nor two trials meet one noise, which would give their difference away.
+    in two copies of a search neither two scores nor two trials meet one noise, which would give their difference away.
     """
     # Without the header, whose order changes from one writing to the next.
     _, tensors = parts((trial / "model.safetensors").read_bytes())
@@ -284,8 +279,7 @@ def refuse_untrainable_choices(recipe: ResolvedRecipe, space: Space, facts: Fact
     came.
 
     Keys of one section are tried together, a range at its ends. Networks of the registry are built without memory;
-    those
-    of trusted modules are built, and held to the laws of training and of evaluation on made-up images.
+    those of trusted modules are built, and held to the laws of training and of evaluation on made-up images.
 
     Args:
         recipe: As for `paid_search`.

@@ -15,10 +15,9 @@ def write_anew(trial: Path, folder: Path, name: Path, score: int) -> None:
     """Writes the public files of a finished run into a new folder.
 
     Checkpoints, key and metrics_private.jsonl, which are for the owner alone, are left out. So are how long the run
-    took
-    (what ran before it in the same process makes it faster) and the environment of its session (a search that moved to
-    another machine did so at one of its trials). The ledger's hashes follow from what is left, and the certificate and
-    the weights name its new head.
+    took (what ran before it in the same process makes it faster) and the environment of its session (a search that
+    moved to another machine did so at one of its trials). The ledger's hashes follow from what is left, and the
+    certificate and the weights name its new head.
 
     Args:
         trial: The run.

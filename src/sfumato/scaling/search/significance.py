@@ -35,9 +35,8 @@ def gain(current: Sequence[float], candidates: Sequence[Sequence[float] | None])
 
     The spread is that of what is left of accuracies after settings and seeds (a two-way analysis of variance), over the
     current settings and the candidates that err at most a quarter more often: settings that fail spread more, and say
-    nothing
-    about those that do not.
-    The bound on a difference is Student's t, shared among all candidates (Bonferroni), for the best one was picked.
+    nothing about those that do not. The bound on a difference is Student's t, shared among all candidates (Bonferroni),
+    for the best one was picked.
 
     Args:
         current: Accuracy for each seed.

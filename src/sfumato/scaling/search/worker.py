@@ -1,10 +1,8 @@
 """Any number of processes that work on one study, none of which is needed.
 
 A slot of the agenda becomes a trial in the storage; whoever moves a trial from waiting to running, which the storage
-lets
-one worker do, makes it. A worker shows that it lives by a number that it keeps raising. A trial whose number stands
-still
-is failed, and its slot tried again; what its worker finishes later is not counted.
+lets one worker do, makes it. A worker shows that it lives by a number that it keeps raising. A trial whose number
+stands still is failed, and its slot tried again; what its worker finishes later is not counted.
 """
 
 import contextlib
@@ -130,8 +128,7 @@ class Worker:
         """What has been found and what follows from it, once all that is read is found to be of this search.
 
         Others can write to a storage. What they claim to have found cannot be told from the truth, but settings that
-        the
-        search never offers, of the budget or of a module's name, would end in the final recipe.
+        the search never offers, of the budget or of a module's name, would end in the final recipe.
         """
         try:
             finished = finished_outcomes(trials)

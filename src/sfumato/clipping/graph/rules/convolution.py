@@ -16,8 +16,8 @@ from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.numerics import are_exact, hidden, products, roundings, unit
 
 # Written-out gradients of more numbers than this (16 MiB in float32) lie in blocks of a few examples, of so many
-# numbers each (4 MiB):
-# between other tensors the C library finds a place for these, and none for one large block, so that memory grows.
+# numbers each (4 MiB): between other tensors the C library finds a place for these, and none for one large block, so
+# that memory grows.
 _MAX_IN_ONE, _BLOCK = 2**22, 2**20
 
 # Lengths of one that are no farther apart than this point in one direction, but for roundings.
