@@ -8,11 +8,12 @@ meanwhile.
 """
 
 import argparse
-import importlib
+import contextlib
+import functools
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,12 +21,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.machine import machine
-from sfumato.clipping import GradFn, clipped_grad
+from sfumato.clipping import GradFn, clipped_grad, preparation
+from sfumato.clipping.clipped_grad import Load
 from sfumato.clipping.law import Law
 from sfumato.models import registry
-from sfumato.training.workers import Workers
 
-engines: Any = importlib.import_module("sfumato.clipping.clipped_grad")  # the package has a function of that name
 ROUNDS = 7
 
 
@@ -41,11 +41,11 @@ def vision_transformer(**options: Any) -> nn.Module:
     return timm.create_model("vit_tiny_patch16_224", num_classes=10, **options)
 
 
-def grad_fn_of(model: nn.Module, microbatch_size: int) -> GradFn:
+def grad_fn_of(model: nn.Module, microbatch_size: int, workers: int = 1) -> GradFn:
     def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(outputs, labels, reduction="none")
 
-    return clipped_grad(model.train(), loss, clipping_norm=1.0, microbatch_size=microbatch_size)
+    return clipped_grad(model.train(), loss, clipping_norm=1.0, microbatch_size=microbatch_size, workers=workers)
 
 
 def first() -> dict[str, Any]:
@@ -57,7 +57,7 @@ def first() -> dict[str, Any]:
     ):
         torch.manual_seed(0)
         grad_fn, checks = grad_fn_of(make(), count), [0.0]
-        places = ((Law, "examine"), (engines, "complaint_of"))
+        places = ((Law, "examine"), (preparation, "complaint"))
         held = [(place, attribute, getattr(place, attribute)) for place, attribute in places]
         for place, attribute, function in held:
             setattr(place, attribute, _timed(function, checks))
@@ -82,25 +82,15 @@ def draws() -> dict[str, Any]:
         ("none, two workers", {}, 2),
     ):
         torch.manual_seed(0)
-        grad_fn, workers = grad_fn_of(vision_transformer(img_size=64, **options), 16), Workers(count)
+        grad_fn = grad_fn_of(vision_transformer(img_size=64, **options), 16, count)
+        load: Load = lambda indices: [images[indices], labels[indices]]  # noqa: E731
+        sum_all = functools.partial(grad_fn.sum_over, torch.arange(64), load, key=key)
+        with _threads(1):  # a worker computes on one thread each
+            grad_fn.prepare(images, labels)
 
-        def part(indices: torch.Tensor, grad_fn: GradFn = grad_fn) -> Any:
-            return grad_fn(images[indices], labels[indices], key=key, example_ids=indices)
-
-        one = Workers(2) if count == 1 else workers  # a pool's threads compute on one thread each
-        single = list(one.map(part, torch.arange(64).split(16)[:1]))
-        assert single
-
-        def work(part: Any = part, workers: Workers = workers, count: int = count) -> None:
-            if count > 1:
-                list(workers.map(part, torch.arange(64).split(16)))
-                return
-            before = torch.get_num_threads()
-            torch.set_num_threads(1)
-            try:
-                list(map(part, torch.arange(64).split(16)))
-            finally:
-                torch.set_num_threads(before)
+        def work(sum_all: Any = sum_all, count: int = count) -> None:
+            with _threads(1 if count == 1 else torch.get_num_threads()):
+                sum_all()
 
         works[name] = work
     seconds: dict[str, list[float]] = {name: [] for name in works}
@@ -112,6 +102,16 @@ def draws() -> dict[str, Any]:
         **rates_of,
         "two workers over one thread": round(rates_of["dropout, two workers"] / rates_of["dropout, one thread"], 2),
     }
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _timed(method: Callable[..., Any], total: list[float]) -> Callable[..., Any]:

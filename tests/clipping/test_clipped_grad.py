@@ -1,5 +1,7 @@
 """The laws of a sum of clipped per-example gradients, for every engine."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,9 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad
-from sfumato.clipping.clipped_grad import ENGINES as BUILDERS
 from sfumato.clipping.func import FuncEngine
+from sfumato.clipping.preparation import BUILDERS
 from sfumato.clipping.protocol import Batch
+from sfumato.clipping.speed import Speed
 from sfumato.errors import InputError
 from sfumato.nn import WeightStandardizedConv2d
 
@@ -491,24 +494,24 @@ def test_no_microbatch_size_means_one_rule_that_shrinks_with_the_model(engine):
     grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine=engine)
     assert grad_fn.microbatch_size is None
     grad_fn(x, y)
-    assert grad_fn.microbatch_size == 512
+    assert grad_fn.microbatch_size == 128
     large = nn.Sequential(nn.Flatten(), nn.Linear(36, 2**16), nn.Linear(2**16, 3))  # 2.6 million parameters
     grad_fn = clipped_grad(large, cross_entropy, clipping_norm=1.0, engine=engine)
     grad_fn(x[:1], y[:1])
-    assert 1 < grad_fn.microbatch_size < 2**26 / 2.6e6
+    assert grad_fn.microbatch_size == 8
 
 
 @pytest.mark.parametrize(("augmult", "views"), [(0, 1), (3, 3)])
 def test_no_microbatch_size_means_one_that_shrinks_with_what_is_kept_for_the_backward_pass_too(augmult, views):
-    """A tanh keeps its result: eight of them with 100,000 values each beside 3,000 parameters."""
-    model = nn.Sequential(nn.Linear(10, 300), *[nn.Tanh() for _ in range(8)])
+    """A tanh keeps its result: 44 of them with 100,000 values each beside 3,000 parameters."""
+    model = nn.Sequential(nn.Linear(10, 300), *[nn.Tanh() for _ in range(44)])
     wide = nn.Sequential(nn.Unflatten(-1, (-1, 10)), model, nn.Flatten(), nn.LazyLinear(1))
     inputs = torch.randn(1, *([augmult] if augmult else []), 3330)
     wide(inputs.reshape(views, 3330))  # gives the lazy layer its shape
     grad_fn = clipped_grad(wide, lambda outputs: outputs.sum(1), clipping_norm=1.0, augmult=augmult, engine="func")
     grad_fn(inputs)
-    kept = 8 * 333 * 300 * views
-    assert 0.7 * 2**26 / kept < grad_fn.microbatch_size <= 2**26 / kept
+    kept = 44 * 333 * 300 * views
+    assert grad_fn.microbatch_size == 2 ** int(math.log2(2**28 / kept))  # a gibibyte, in a power of two
 
 
 @pytest.mark.parametrize(
@@ -560,7 +563,7 @@ def test_no_engine_writes_to_a_buffer_of_the_model(engine):
     _, x, y = make_problem(num_examples=4, dtype=torch.float32)
     model = Counting()
     try:
-        BUILDERS[engine](model, cross_entropy, x[:1], None).clipped_sum(
+        BUILDERS[engine](model, cross_entropy, x[:1], Speed()).clipped_sum(
             torch.ones_like, Batch(x[:, None], (y,), torch.ones(4).bool(), None)
         )
     except RuntimeError as error:  # torch.func refuses by itself
@@ -575,7 +578,7 @@ def test_no_engine_counts_what_is_not_real(engine):
     model, x, y = make_problem(num_examples=4)
     is_real = torch.tensor([True, False, True, False])
     grad_sum = (
-        BUILDERS[engine](model, cross_entropy, x[:1], None)
+        BUILDERS[engine](model, cross_entropy, x[:1], Speed())
         .clipped_sum(torch.ones_like, Batch(x[:, None], (y,), is_real, None))
         .grad_sum
     )

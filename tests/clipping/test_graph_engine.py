@@ -15,6 +15,7 @@ from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.clipping.graph.rules import GHOSTS, METHODS, MaterializedGrads
 from sfumato.clipping.graph.sites import trace
 from sfumato.clipping.protocol import Batch
+from sfumato.clipping.speed import Speed
 from sfumato.errors import InputError
 from sfumato.nn import WeightStandardizedConv2d
 
@@ -293,7 +294,7 @@ def test_with_a_memory_format_alone_nothing_is_measured(monkeypatch):
 
 
 def test_a_weight_at_several_places_is_never_left_to_ghost_norms():
-    engine = GraphEngine(Tied().double(), loss_fn, torch.zeros(1, 4, dtype=torch.float64))
+    engine = GraphEngine(Tied().double(), loss_fn, torch.zeros(1, 4, dtype=torch.float64), Speed())
     inputs, targets = problem(4, 0, (4,))
     engine.choose_methods(Batch(inputs[:, None], (targets,), torch.ones(4, dtype=torch.bool), None))
     assert not set(engine.methods.values()) & set(GHOSTS)

@@ -82,16 +82,20 @@ def mechanism_of(num_steps: int) -> Mechanism:
     return Mechanism(NUM_EXAMPLES, BATCH_SIZE, SIGMA, num_steps)
 
 
-def observe(
-    num_steps: int, streams: Streams, *, sampler=None, step_class=PrivateStep, noise_step=lambda number: number
-) -> Observed:
-    """Takes updates of the real step on the closed-form problem; the arguments plant faults."""
-    model, mechanism, views = LeftHalf(), mechanism_of(num_steps), Views("flip", AUGMULT, 0)
+def prepared_step(step_class=PrivateStep):
+    """A step of the closed-form problem whose engine is settled."""
     grad_fn = clipped_grad(
-        model, lambda outputs, labels: outputs, clipping_norm=CLIPPING_NORM, augmult=AUGMULT, microbatch_size=12
+        LeftHalf(), lambda outputs, labels: outputs, clipping_norm=CLIPPING_NORM, augmult=AUGMULT, microbatch_size=12
     )
-    step = step_class(grad_fn, mechanism, views, 12)
-    data, parameters = images(), dict(model.named_parameters())
+    grad_fn.prepare(torch.zeros(1, AUGMULT, 1, HEIGHT, WIDTH), torch.zeros(1, dtype=torch.int64))
+    return step_class(grad_fn, mechanism_of(1), Views("flip", AUGMULT, 0))
+
+
+def observe(num_steps: int, streams: Streams, *, sampler=None, step=None, noise_step=lambda number: number) -> Observed:
+    """Takes updates of the real step on the closed-form problem; the arguments plant faults."""
+    step = step or prepared_step()
+    mechanism, views = mechanism_of(num_steps), step.views
+    data, parameters = images(), dict(LeftHalf().named_parameters())
     sampler = sampler or (lambda number: poisson_batch(mechanism, streams.stream("sampling", number)))
     included = np.zeros((num_steps, NUM_EXAMPLES), dtype=bool)
     weight, bias = [], []

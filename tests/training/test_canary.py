@@ -1,6 +1,8 @@
 """The canary self-test: the real step keeps the laws of Eq. 3, and the test sees each way of breaking them."""
 
+import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 from sfumato import randomness
 from sfumato.clipping import GradFn
 from sfumato.clipping import clipped_grad as module_of_grad  # noqa: F401  (imported before its parts are patched)
+from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.data.sampling import shuffled_batch
 from sfumato.training import step as step_module
 from sfumato.training.noise import add_noise
@@ -43,63 +46,72 @@ def test_noise_five_per_cent_off_either_way_is_caught(monkeypatch):
         assert "noise scale" in canary.violations(canary.observe(STEPS, streams()))
 
 
-def test_noise_for_every_microbatch_is_caught():
-    class NoiseForEveryMicrobatch(PrivateStep):
-        def __init__(self, grad_fn, mechanism, views, microbatch_size):
-            def noisy(*args, **kwargs):
-                out = grad_fn(*args, **kwargs)
-                out.grad_sum.update(add_noise(out.grad_sum, mechanism.noise_multiplier, streams().stream("again")))
-                return out
+def test_noise_for_every_microbatch_is_caught(monkeypatch):
+    def noisy(engine, coefficient, batch, whole=GraphEngine.clipped_sum):
+        out = whole(engine, coefficient, batch)
+        noised = add_noise(out.grad_sum, canary.SIGMA, streams().stream("again"))
+        return dataclasses.replace(out, grad_sum=noised)
 
-            noisy.sensitivity, noisy.clipping_norm, noisy.parameters_fixed = (
-                grad_fn.sensitivity,
-                grad_fn.clipping_norm,
-                grad_fn.parameters_fixed,
-            )
-            super().__init__(noisy, mechanism, views, microbatch_size)
-
-    assert "noise scale" in canary.violations(canary.observe(STEPS, streams(), step_class=NoiseForEveryMicrobatch))
+    step = canary.prepared_step(PrivateStep)
+    monkeypatch.setattr(GraphEngine, "clipped_sum", noisy)
+    assert "noise scale" in canary.violations(canary.observe(STEPS, streams(), step=step))
 
 
 def test_dividing_by_the_realised_count_is_caught():
     class RealisedCount(PrivateStep):
-        def collect(self, images, parameters, randomness):
+        def collect(self, images, parameters, randomness, **others):
             self.count = len(randomness.indices)
-            return super().collect(images, parameters, randomness)
+            return super().collect(images, parameters, randomness, **others)
 
         def release(self, grad_sum, noise):
             scale = self.mechanism.batch_size / max(self.count, 1)
             return {name: value * scale for name, value in super().release(grad_sum, noise).items()}
 
-    assert "constant divisor" in canary.violations(canary.observe(STEPS, streams(), step_class=RealisedCount))
+    assert "constant divisor" in canary.violations(
+        canary.observe(STEPS, streams(), step=canary.prepared_step(RealisedCount))
+    )
 
 
 def test_clipping_before_averaging_the_views_is_caught():
     class ClipEachView(PrivateStep):
-        def __init__(self, grad_fn, mechanism, views, microbatch_size):
-            def of_each_view(inputs, labels, **others):
-                count = inputs.shape[1]
-                parts = [grad_fn(inputs[:, [j] * count], labels, **others) for j in range(count)]
-                for name, value in parts[0].grad_sum.items():
-                    value.copy_(sum(part.grad_sum[name] for part in parts) / count)
-                return parts[0]
+        def __init__(self, grad_fn, mechanism, views):
+            super().__init__(
+                SimpleNamespace(
+                    sum_over=self._of_each_view, sensitivity=grad_fn.sensitivity, clipping_norm=grad_fn.clipping_norm
+                ),
+                mechanism,
+                views,
+            )
+            self.real = grad_fn
 
-            of_each_view.sensitivity, of_each_view.clipping_norm = grad_fn.sensitivity, grad_fn.clipping_norm
-            of_each_view.parameters_fixed = grad_fn.parameters_fixed
-            super().__init__(of_each_view, mechanism, views, microbatch_size)
+        def _of_each_view(self, indices, load, key):
+            def one_view(j):
+                def of_rows(rows):
+                    inputs, labels = load(rows)
+                    return inputs[:, [j] * inputs.shape[1]], labels
 
-    assert "shift given inclusion" in canary.violations(canary.observe(STEPS, streams(), step_class=ClipEachView))
+                return self.real.sum_over(indices, of_rows, key=key)
+
+            parts = [one_view(j) for j in range(canary.AUGMULT)]
+            mean = {name: sum(part.grad_sum[name] for part in parts) / len(parts) for name in parts[0].grad_sum}
+            return dataclasses.replace(parts[0], grad_sum=mean)
+
+    assert "shift given inclusion" in canary.violations(
+        canary.observe(STEPS, streams(), step=canary.prepared_step(ClipEachView))
+    )
 
 
 def test_an_unclipped_bias_is_caught():
     class UnclippedBias(PrivateStep):
-        def collect(self, images, parameters, randomness):
-            grad_sum, statistics = super().collect(images, parameters, randomness)
+        def collect(self, images, parameters, randomness, **others):
+            grad_sum, statistics = super().collect(images, parameters, randomness, **others)
             # Every example's bias gradient is 1; its clipped part is replaced by the whole of it.
             unclipped = len(randomness.indices) * (1 - canary.others_contribution()[1])
             return {**grad_sum, "bias": grad_sum["bias"] + unclipped}, statistics
 
-    assert "bias clipped with the rest" in canary.violations(canary.observe(STEPS, streams(), step_class=UnclippedBias))
+    assert "bias clipped with the rest" in canary.violations(
+        canary.observe(STEPS, streams(), step=canary.prepared_step(UnclippedBias))
+    )
 
 
 def test_a_norm_that_leaves_out_the_bias_is_caught(monkeypatch):

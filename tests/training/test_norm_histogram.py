@@ -68,12 +68,8 @@ def test_an_example_without_a_finite_loss_is_counted_apart():
         values = nn.functional.cross_entropy(outputs, labels, reduction="none")
         return values + torch.where(labels == 1, float("nan"), 0.0)
 
-    step = PrivateStep(
-        clipped_grad(model, loss, clipping_norm=1.0, microbatch_size=5),
-        step_of(model).mechanism,
-        step_of(model).views,
-        5,
-    )
+    grad_fn = clipped_grad(model, loss, clipping_norm=1.0, microbatch_size=5)
+    step = PrivateStep(grad_fn, step_of(model).mechanism, step_of(model).views)
     _, statistics = step.collect(images, dict(model.named_parameters()), bits(step, range(20)), with_norms=True)
     lost = int((images.labels[:20] == 1).sum())
     assert statistics.norms.not_finite == lost > 0 and sum(statistics.norms.counts) == 20 - lost

@@ -38,9 +38,7 @@ def loss(outputs, labels):
 
 def step_of(model, batch_size=8, sigma=0.0, augmult=0, microbatch_size=5):
     grad_fn = clipped_grad(model, loss, clipping_norm=CLIPPING_NORM, augmult=augmult, microbatch_size=microbatch_size)
-    return PrivateStep(
-        grad_fn, Mechanism(NUM_EXAMPLES, batch_size, sigma, 1), Views("crop_flip", augmult, 1), microbatch_size
-    )
+    return PrivateStep(grad_fn, Mechanism(NUM_EXAMPLES, batch_size, sigma, 1), Views("crop_flip", augmult, 1))
 
 
 def bits(step, indices, streams=None):
@@ -154,18 +152,16 @@ def add_fresh_noise(step, images, model, indices):
         real = step.grad_fn
         seen: dict = {}
 
-        def remember(inputs, labels, **others):
-            known = inputs.numpy().tobytes()
-            if known not in seen:
-                seen[known] = real(inputs, labels, **others)
-            return seen[known]
+        class Remembers:
+            sensitivity, clipping_norm = real.sensitivity, real.clipping_norm
 
-        remember.sensitivity, remember.clipping_norm, remember.parameters_fixed = (
-            real.sensitivity,
-            real.clipping_norm,
-            real.parameters_fixed,
-        )
-        step.grad_fn, step.remembered = remember, True
+            def sum_over(self, indices, load, key):
+                known = load(indices)[0].numpy().tobytes()
+                if known not in seen:
+                    seen[known] = real.sum_over(indices, load, key=key)
+                return seen[known]
+
+        step.grad_fn, step.remembered = Remembers(), True
     return private_grad(step, model, images, indices)[0]
 
 

@@ -100,27 +100,23 @@ def _as_json(finding: Any) -> dict[str, str]:
 
 
 def _try(network: Any, example: Any) -> Any:
-    """Gradients of a few made-up images, as training would compute them.
-
-    Returns:
-        The function that computed them.
+    """What sums clipped gradients of the network, prepared as training would.
 
     Raises:
         InputError: If training would refuse the model.
     """
     import torch
-    from torch.utils._pytree import tree_leaves
 
     from sfumato.clipping import clipped_grad
+    from sfumato.torch_internals import tree_leaves
 
     def loss(outputs: Any) -> torch.Tensor:
         return torch.stack(
             [leaf.square().flatten(1).sum(1) for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
         ).sum(0)
 
-    grad_fn = clipped_grad(network, loss, clipping_norm=1.0)
-    images = torch.randn(_EXAMPLES, *example.shape[1:], generator=torch.Generator().manual_seed(0))
-    grad_fn(images, key=bytes(32), example_ids=torch.arange(_EXAMPLES))
+    grad_fn = clipped_grad(network, loss, clipping_norm=1.0, microbatch_size=_EXAMPLES)
+    grad_fn.prepare(example)
     return grad_fn
 
 

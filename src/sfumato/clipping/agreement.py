@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+
+from sfumato.torch_internals import tree_leaves
 
 # Gradients shorter than what may be clipped to at all count as none.
 SHORTEST = 1e-12

@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from sfumato.clipping.stand_in import buffers_kept
 from sfumato.errors import InputError
+from sfumato.torch_internals import TorchDispatchMode, tree_leaves, tree_map
 
 # Rows of the made-up batch: enough for operations on pairs and fours to show, and seldom
 # equal to another dimension of an intermediate tensor.

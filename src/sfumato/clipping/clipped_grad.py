@@ -4,43 +4,35 @@ import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
-from sfumato.clipping.comparison import complaint as complaint_of
-from sfumato.clipping.comparison import complaint_of_speed
 from sfumato.clipping.draws import draw_seeds
-from sfumato.clipping.func import FuncEngine
 from sfumato.clipping.graph.engine import GraphEngine, SiteReport
-from sfumato.clipping.graph.passes import LOW_PRECISIONS
-from sfumato.clipping.law import Law, Truth, first_line, refuse_lazy
+from sfumato.clipping.identity import identity
+from sfumato.clipping.law import refuse_lazy
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.numerics import are_exact
-from sfumato.clipping.protocol import Batch, ClippedGrad, Engine, Loss, add_to, is_out_of_memory
-from sfumato.clipping.reference import ReferenceEngine
-from sfumato.clipping.signature import signature
+from sfumato.clipping.preparation import Preparation
+from sfumato.clipping.protocol import Batch, ClippedGrad, Loss, add_to
+from sfumato.clipping.speed import Speed
 from sfumato.clipping.stand_in import put_back
+from sfumato.clipping.workers import Workers
 from sfumato.errors import InputError
+from sfumato.torch_internals import weights_are_cached
 
 # Below, gradients of norm C have entries whose squares vanish in float32: they would be taken for zero, and not be
 # clipped.
 MIN_CLIPPING_NORM = 1e-12
-_SLOW = ', or use engine="reference", which is slow'
-ENGINES: dict[str, Callable[..., Engine]] = {"graph": GraphEngine, "func": FuncEngine, "reference": ReferenceEngine}
-
-# Float values that the per-example gradients and saved activations of one microbatch may take:
-# 256 MiB in float32. The cost of calling each operation is small beside its work from some
-# hundred examples on (28x28 and 8x8 images, one and two CPU threads).
-_MICROBATCH_VALUES = 2**26
-_MICROBATCH_MAX = 512
-# The last microbatch is filled up to a multiple of this fraction of the others' size: few shapes,
-# so that the device's prepared kernels are found again, and little work on padding.
-_PADDING_STEPS = 8
+# From the indices of a microbatch's examples to their inputs, (m, ...) or (m, K, ...), and targets.
+Load = Callable[[torch.Tensor], Sequence[torch.Tensor]]
+_NO_KEY = (
+    "the model draws random numbers: give key, 32 bytes of this step alone, and example_ids, the number of each image. "
+    "A place in the batch is no such number, since one image more would change all others' masks."
+)
 
 
 def clipped_grad(
@@ -55,6 +47,7 @@ def clipped_grad(
     methods: dict[str, str] | None = None,
     precision: str = "float32",
     compile: bool = False,
+    workers: int = 1,
 ) -> "GradFn":
     r"""Turns a model and a per-row loss into a function that sums clipped per-example gradients.
 
@@ -71,9 +64,9 @@ def clipped_grad(
     loss or gradient norm is not finite, contribute exactly zero. The model is left as it
     was: parameters, buffers and every ``.grad``.
 
-    At its first batch the function holds the model and the engine to that, on made-up images alone
-    (`sfumato.clipping.law`): they must agree with plain autograd on single images, whatever lies beside these and came
-    before them.
+    Before its first batch (`GradFn.prepare`) the function holds the model and the engine to that, on made-up images
+    alone (`sfumato.clipping.law`): they must agree with plain autograd on single images, whatever lies beside these and
+    came before them.
 
     Random numbers inside the model (dropout, stochastic depth) are drawn for each view by itself from ``key`` and the
     example's number: PyTorch's own generator hands them out by place, so that one image more would change all others'
@@ -96,7 +89,8 @@ def clipped_grad(
         rescale_to_unit_norm: Divide the sum by C, so that the sensitivity is 1 and the
             learning rate does not depend on C.
         microbatch_size: Examples differentiated at once: speed and memory only, the result
-            moves by no more than float rounding. None: as many as fit in 256 MiB, at most 512.
+            moves by no more than float rounding. None: 8 to 128, by the size of the gradients, and fewer where
+            memory holds no more (`sfumato.clipping.microbatch`).
         engine: "graph" (the fast one), "func" (torch.func), "reference" (one view at a time,
             plain autograd) or "auto": the first of them that takes the model; `GradFn.refusal` says why not the faster.
         methods: What an earlier `GradFn.methods` recorded, to repeat its rounding. With no more than
@@ -105,10 +99,11 @@ def clipped_grad(
             norms, coefficients and sums stay in float32. Engine "graph" alone.
         compile: Compile the whole of a microbatch to one graph, which takes a minute or two once. Engine
             "graph" alone; every microbatch is then filled up to the same size.
+        workers: Microbatches computed at once on a CPU, by one thread each, where the engine allows it.
 
     Returns:
         ``grad_fn(inputs, *targets, is_padding=None, key=None, example_ids=None) -> ClippedGrad``; see
-        `GradFn.__call__`.
+        `GradFn.__call__`, and `GradFn.sum_over` for examples that memory does not hold at once.
 
     Raises:
         InputError: (a ValueError) If ``clipping_norm`` is not positive and finite or another
@@ -124,26 +119,8 @@ def clipped_grad(
         )
     if augmult < 0:
         raise InputError(f"augmult must be at least 0, not {augmult}. 0 means no augmentation.")
-    if microbatch_size is not None and microbatch_size < 1:
-        raise InputError(f"microbatch_size must be at least 1, not {microbatch_size}. Leave it out to have it chosen.")
-    if engine not in ("auto", *ENGINES):
-        raise InputError(f'engine "{engine}" is unknown. Known are auto, {", ".join(ENGINES)}.')
-    if precision not in LOW_PRECISIONS:
-        raise InputError(f'precision "{precision}" is unknown. Known are {", ".join(LOW_PRECISIONS)}.')
-    if (compile or precision != "float32") and engine not in ("auto", "graph"):
-        raise InputError(f'compile and precision "bf16" need engine "graph", not "{engine}".')
-    return GradFn(
-        model,
-        loss_fn,
-        clipping_norm,
-        augmult,
-        rescale_to_unit_norm,
-        microbatch_size,
-        engine,
-        methods,
-        precision,
-        compile,
-    )
+    speed = Speed(engine, microbatch_size, methods, precision, compile, workers)
+    return GradFn(model, loss_fn, clipping_norm, augmult, rescale_to_unit_norm, speed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,13 +144,7 @@ class GradFn:
     """What `clipped_grad` returns: call it on a batch.
 
     Attributes:
-        sensitivity: Bound on one example's contribution to `grad_sum`, in L2 norm: what
-            the noise is a multiple of.
         clipping_norm: C, as it was given.
-        microbatch_size: Examples differentiated at once; None until the first batch decides.
-        engine: The name of the engine in use; "auto" until the first batch decides.
-        refusal: Why "auto" could not take engine "graph", and why not "func" where it took "reference", which
-            computes one image at a time and is slow; None if it could.
     """
 
     def __init__(
@@ -183,57 +154,98 @@ class GradFn:
         clipping_norm: float,
         augmult: int,
         rescale_to_unit_norm: bool,
-        microbatch_size: int | None,
-        engine: str,
-        methods: dict[str, str] | None,
-        precision: str,
-        compile: bool,
+        speed: Speed,
     ) -> None:
-        self.microbatch_size = microbatch_size
-        self.engine = self._wanted = engine
         self._model = model
         self._loss_fn = loss_fn
         self.clipping_norm = clipping_norm
         self._augmult = augmult
         self._rescale = rescale_to_unit_norm
-        self._methods = methods
-        self._precision = precision
-        self._compiles = compile
-        self._engine: Engine | None = None
-        self._is_double = True
-        self._targets: set[Any] = set()
-        self.refusal: str | None = None
+        self._speed = speed
+        self._prepared: Preparation | None = None
         self._preparing = threading.Lock()
+        self._pool = Workers(speed.workers)
+
+    @property
+    def sensitivity(self) -> float:
+        """Bound on one example's contribution to `grad_sum`, in L2 norm: what the noise is a multiple of."""
+        return 1.0 if self._rescale else self.clipping_norm
+
+    @property
+    def engine(self) -> str:
+        """The name of the engine in use; before `prepare`, as it was asked for."""
+        return self._prepared.name if self._prepared else self._speed.engine
+
+    @property
+    def refusal(self) -> str | None:
+        """Why "auto" could not take engine "graph", and why not "func" where it took "reference", which computes one
+        image at a time and is slow; None if it could.
+        """
+        return self._prepared.refusal if self._prepared else None
+
+    @property
+    def microbatch_size(self) -> int | None:
+        """Examples differentiated at once; None until `prepare` decides."""
+        return self._prepared.microbatch_size if self._prepared else self._speed.microbatch_size
 
     @property
     def methods(self) -> dict[str, str]:
         """How engine "graph" computes at each operation: decides speed and rounding. Empty for other engines, and
-        before the first batch.
+        before `prepare`.
         """
-        return {} if self._engine is None else dict(self._engine.methods)
+        return dict(self._prepared.engine.methods) if self._prepared else {}
 
     @property
     def site_reports(self) -> list[SiteReport]:
-        """Every place where a weight meets images, as engine "graph" sees it; empty for other engines, and before the
-        first batch.
+        """Every place where a weight meets images, as engine "graph" sees it; empty for other engines, and before
+        `prepare`.
         """
-        return self._engine.site_reports() if isinstance(self._engine, GraphEngine) else []
+        engine = self._prepared.engine if self._prepared else None
+        return engine.site_reports() if isinstance(engine, GraphEngine) else []
 
     @property
     def parallel(self) -> bool:
-        """Whether several threads may call it at once; False before the first batch."""
-        return self._engine is not None and self._engine.parallel
+        """Whether several threads may call it at once; False before `prepare`."""
+        return self._prepared is not None and self._prepared.engine.parallel
 
     @property
-    def sensitivity(self) -> float:
-        return 1.0 if self._rescale else self.clipping_norm
+    def num_workers(self) -> int:
+        """How many microbatches are computed at once."""
+        return self._workers.count
+
+    def identity(self) -> str:
+        """A digest of what is computed, as far as it can be told (`sfumato.clipping.identity`)."""
+        return identity(self._model, self._loss_fn, self._prepared.engine if self._prepared else None)
 
     def parameters_fixed(self) -> AbstractContextManager[None]:
         """A context for many calls at the same parameters and buffers: what depends on them alone is computed once.
 
         Whoever changes one of them inside gets gradients at the old values.
         """
-        return nullcontext() if self._engine is None else self._engine.parameters_fixed()
+        return self._prepared.engine.parameters_fixed() if self._prepared else nullcontext()
+
+    def prepare(self, inputs: torch.Tensor, *targets: torch.Tensor) -> Preparation:
+        """Settles engine, methods and the microbatch's size before a run, and tries a microbatch of made-up images.
+
+        Args:
+            inputs: One example or more as they will be: shape, type and device count, values do not.
+            targets: Likewise.
+
+        Returns:
+            What was settled.
+
+        Raises:
+            InputError: See `clipped_grad`.
+            MachineError: If memory does not hold one example.
+        """
+        views = self._as_views(inputs, targets, None)
+        # Methods are chosen by their speed, so in a thread like those that will compute.
+        pool = self._pool if "graph" in self._speed.engines else Workers(1)
+        with self._preparing:
+            self._prepared = None  # if this fails, the next call begins anew
+            (prepared,) = pool.map(lambda count: self._preparation(views, targets, count), [None])
+            self._prepared = prepared
+            return prepared
 
     def __call__(
         self,
@@ -258,49 +270,35 @@ class GradFn:
         Raises:
             InputError: See `clipped_grad`; or if key or example_ids are missing.
         """
-        _refuse_cached()
-        views = self._as_views(inputs, targets, is_padding)  # (B, K, ...)
+        views = self._as_views(inputs, targets, is_padding)
         real = torch.arange(len(views), device=views.device) if is_padding is None else (~is_padding).nonzero()[:, 0]
-        if len(real) and not (self._is_prepared(views) and _kinds(targets) in self._targets):
-            with self._preparing:  # threads may call at once
-                if not self._is_prepared(views):
-                    self._targets = set()
-                    self._prepare(views, targets, len(real))
-                    self._note(views)
-                elif _kinds(targets) not in self._targets:
-                    self._prepare(views, targets, len(real), self._engine)
-                self._targets.add(_kinds(targets))
-        parameters = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
-        dtype = next(
-            (torch.promote_types(parameter.dtype, torch.float32) for parameter in parameters.values()), torch.float32
-        )
-        grad_norms, losses = torch.zeros(2, len(views), dtype=dtype, device=views.device)
-        grad_sum: dict[str, torch.Tensor] = {}
-        if len(real) == 0:
-            refuse_lazy(self._model)
-            grad_sum = {
-                name: at_least_float32(torch.zeros_like(parameter, requires_grad=False))
-                for name, parameter in parameters.items()
-            }
-            return ClippedGrad(grad_sum, grad_norms, losses)
-        assert self._engine is not None and self.microbatch_size is not None
-        seeds = self._seeds(key, example_ids, views)
-        # What a model's own code notes of private images in its attributes goes again.
-        kept = put_back(self._model) if self.engine != "graph" else nullcontext()
-        with self._engine.parameters_fixed(), torch.no_grad(), kept:
-            for chosen in real.split(self.microbatch_size):
-                # The last microbatch repeats an example, and does not count it.
-                filled = torch.cat([chosen, chosen[:1].expand(self._filled(len(chosen)) - len(chosen))])
-                is_real = torch.arange(len(filled), device=views.device) < len(chosen)
-                own_seeds = None if seeds is None else seeds[filled]
-                batch = Batch(views[filled], tuple(target[filled] for target in targets), is_real, own_seeds)
-                out = self._engine.clipped_sum(self._coefficient, batch)
-                add_to(grad_sum, out.grad_sum)
-                grad_norms[chosen] = out.grad_norms[: len(chosen)].to(dtype)
-                losses[chosen] = out.losses[: len(chosen)].to(dtype)
-        if self.engine != "graph":  # what the model's own code noted in helpers is no change from outside
-            self._note(views)
-        return ClippedGrad(grad_sum, grad_norms, losses)
+        prepared = self._prepared_for(views, targets, len(real)) if len(real) else None
+        numbers = None
+        if prepared is not None and prepared.engine.draw_dims:
+            numbers = _refuse_no_numbers(example_ids, views)
+        load: Load = lambda rows: [inputs[rows], *(target[rows] for target in targets)]  # noqa: E731
+        out = self._sum(prepared, real, load, key, None if numbers is None else numbers[real.to(numbers.device)])
+        grad_norms, losses = torch.zeros(2, len(views), dtype=out.grad_norms.dtype, device=views.device)
+        grad_norms[real], losses[real] = out.grad_norms, out.losses
+        return ClippedGrad(out.grad_sum, grad_norms, losses)
+
+    def sum_over(self, indices: torch.Tensor, load: Load, *, key: bytes | None = None) -> ClippedGrad:
+        """The same for examples that memory need not hold at once: each microbatch is loaded in its turn.
+
+        Args:
+            indices: (B,) int64: which examples. For models that draw random numbers they are `example_ids`.
+            load: From (m,) indices to inputs, (m, ...) or (m, K, ...), and targets, each (m, ...). Called by several
+                threads where there are several workers; the last microbatch may ask for an example twice.
+            key: As in a call.
+
+        Raises:
+            InputError: As in a call.
+        """
+        prepared = None
+        if len(indices):
+            inputs, *targets = load(indices[:1])
+            prepared = self._prepared_for(self._as_views(inputs, tuple(targets), None), tuple(targets), len(indices))
+        return self._sum(prepared, indices, load, key, indices)
 
     def verify(self, seed: int) -> None:
         """Holds the engine to the law once more, at the parameters as they are now (`sfumato.clipping.law`).
@@ -311,43 +309,94 @@ class GradFn:
         Raises:
             InputError: If the law no longer holds: the model or its loss has changed what it computes.
         """
-        if self._engine is not None:
+        if self._prepared is not None:
             _refuse_cached()
-            truth = self._law.truth(self._is_double, seed, shifted=False)
-            assert self.microbatch_size is not None
-            self._hold(self._engine, truth, self.microbatch_size if self._compiles else 2)
+            self._prepared.verify(self._coefficient, seed)
 
-    def _filled(self, count: int) -> int:
-        """How many examples a microbatch of so many is filled up to: few sizes, so that prepared kernels are found
-        again.
+    def _sum(
+        self,
+        prepared: Preparation | None,
+        rows: torch.Tensor,
+        load: Load,
+        key: bytes | None,
+        example_ids: torch.Tensor | None,
+    ) -> ClippedGrad:
+        """The one loop over microbatches.
+
+        Args:
+            prepared: None where there are no rows.
+            rows: (B,), what `load` takes.
+            example_ids: (B,), the number of each row's image.
         """
-        assert self.microbatch_size is not None
-        if self.engine == "reference" or count >= self.microbatch_size:
-            return count
-        step = self.microbatch_size if self._compiles else -(-self.microbatch_size // _PADDING_STEPS)
-        return -(-count // step) * step
+        parameters = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
+        dtype = next(
+            (torch.promote_types(parameter.dtype, torch.float32) for parameter in parameters.values()), torch.float32
+        )
+        if prepared is None:
+            refuse_lazy(self._model)
+            zeros = {
+                name: at_least_float32(torch.zeros_like(parameter, requires_grad=False))
+                for name, parameter in parameters.items()
+            }
+            return ClippedGrad(zeros, *torch.zeros(2, 0, dtype=dtype, device=rows.device))
+        if prepared.engine.draw_dims and not (isinstance(key, bytes) and len(key) == 32):
+            raise InputError(_NO_KEY)
 
-    def _seeds(self, key: bytes | None, example_ids: torch.Tensor | None, views: torch.Tensor) -> torch.Tensor | None:
-        """Of the random numbers inside the model; None if it draws none."""
-        assert self._engine is not None
-        if not self._engine.draw_dims:
-            return None
-        if not isinstance(key, bytes) or len(key) != 32 or example_ids is None:
-            raise InputError(
-                "the model draws random numbers: give key, 32 bytes of this step alone, and example_ids, the number "
-                "of each image. "
-                "A place in the batch is no such number, since one image more would change all others' masks."
-            )
-        if example_ids.shape != (len(views),) or example_ids.dtype != torch.int64:
-            raise InputError(
-                f"example_ids must be one int64 for each of the {len(views)} examples, not {example_ids.dtype} "
-                f"{tuple(example_ids.shape)}."
-            )
-        return draw_seeds(key, example_ids.to(views.device), views.shape[1])
+        def clipped(positions: torch.Tensor) -> ClippedGrad:
+            count = len(positions)
+            # The last microbatch repeats an example, and does not count it.
+            filled = torch.cat([positions, positions[:1].expand(prepared.filled(count) - count)])
+            inputs, *targets = load(rows[filled])
+            views = self._as_views(inputs, tuple(targets), None)
+            if not (prepared.fits(views) and prepared.knows(tuple(targets))):
+                raise InputError("load gave examples of another shape or type than the first. Make them alike.")
+            is_real = torch.arange(len(filled), device=views.device) < count
+            seeds = None
+            if prepared.engine.draw_dims:
+                assert key is not None and example_ids is not None
+                seeds = draw_seeds(key, example_ids[filled].to(views.device), views.shape[1])
+            # What a model's own code notes of private images in its attributes goes again.
+            kept = put_back(self._model) if prepared.name != "graph" else nullcontext()
+            with torch.no_grad(), kept:  # each thread has a mode of its own
+                out = prepared.engine.clipped_sum(self._coefficient, Batch(views, tuple(targets), is_real, seeds))
+            return ClippedGrad(out.grad_sum, out.grad_norms[:count], out.losses[:count])
+
+        grad_sum: dict[str, torch.Tensor] = {}
+        norms, losses = [], []
+        microbatches = torch.arange(len(rows), device=rows.device).split(prepared.microbatch_size)
+        with prepared.engine.parameters_fixed():
+            for out in self._workers.map(clipped, microbatches):
+                add_to(grad_sum, out.grad_sum)
+                norms.append(out.grad_norms)
+                losses.append(out.losses)
+        if prepared.name != "graph":
+            prepared.note()
+        return ClippedGrad(grad_sum, torch.cat(norms).to(dtype), torch.cat(losses).to(dtype))
 
     @property
     def _coefficient(self) -> "_Clip":
         return _Clip(self.clipping_norm, self._rescale)
+
+    @property
+    def _workers(self) -> Workers:
+        return self._pool if self.parallel else Workers(1)
+
+    def _preparation(self, views: torch.Tensor, targets: tuple[torch.Tensor, ...], count: int | None) -> Preparation:
+        return Preparation(self._model, self._loss_fn, self._speed, self._coefficient, views, targets, count)
+
+    def _prepared_for(self, views: torch.Tensor, targets: tuple[torch.Tensor, ...], count: int) -> Preparation:
+        """What holds for such a batch, made anew where it has to be."""
+        with self._preparing:  # threads may call at once
+            prepared = self._prepared
+            if prepared is not None and prepared.fits(views) and prepared.is_current():
+                if prepared.knows(targets):
+                    return prepared
+                with contextlib.suppress(InputError):
+                    prepared.take(views, targets, self._coefficient)
+                    return prepared
+            self._prepared = None  # if this fails, the next call begins anew
+            self._prepared = self._preparation(views, targets, count)
+            return self._prepared
 
     def _as_views(
         self, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...], is_padding: torch.Tensor | None
@@ -383,106 +432,21 @@ class GradFn:
             )
         return inputs if self._augmult else inputs.unsqueeze(1)
 
-    def _prepare(
-        self,
-        views: torch.Tensor,
-        targets: tuple[torch.Tensor, ...],
-        count: int,
-        engine: Engine | None = None,
-    ) -> None:
-        """Finds an engine that keeps the law, and settles how it computes. Looks at shapes and types of what it is
-        given, never at values.
 
-        Args:
-            count: So many examples will be computed at once, if the microbatch holds as many.
-            engine: One that keeps the law with other targets, to be taken again if it does with these.
-        """
-        self._engine = None  # if this fails, the next call begins anew
-        row = torch.zeros(1, *views.shape[2:], dtype=views.dtype, device=views.device)
-        self._law = Law(self._model, self._loss_fn, row, tuple(target[:0] for target in targets), views.shape[1])
-        truth = self._law.examine()
-        self._is_double = truth.double
-        if self.microbatch_size is None:
-            num_parameters = sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
-            self.microbatch_size = max(
-                1, min(_MICROBATCH_MAX, _MICROBATCH_VALUES // (num_parameters + views.shape[1] * truth.values_saved))
-            )
-        if engine is not None:
-            with contextlib.suppress(InputError):
-                self._hold(engine, truth, self._filled(min(count, self.microbatch_size)))
-                self._engine = engine
-                return
-            self._targets = set()
-        names = tuple(ENGINES) if self._wanted == "auto" else (self._wanted,)  # the fastest first
-        if self._compiles or self._precision != "float32":
-            names = ("graph",)
-        refusals: list[str] = []
-        for name in names:
-            self.engine = name
-            try:
-                self._engine = self._build(name, row, truth, self._filled(min(count, self.microbatch_size)))
-                break
-            except InputError as refusal:  # what keeps it from the fast engine keeps nothing from the general one
-                if name == names[-1]:
-                    raise
-                refusals.append(str(refusal))
-        self.refusal = "; and ".join(refusal.rstrip(".") for refusal in refusals) or None
-
-    def _build(self, name: str, row: torch.Tensor, truth: Truth, count: int) -> Engine:
-        """An engine of that name, tried on so many made-up examples.
-
-        Raises:
-            InputError: If it cannot take the model, or breaks the law.
-        """
-        engine: Engine
-        try:
-            if name == "graph":
-                engine = GraphEngine(self._model, self._loss_fn, row, self._methods, self._precision, self._compiles)
-            else:
-                engine = ENGINES[name](self._model, self._loss_fn, row, self._methods)
-            engine.draw_dims = truth.draw_dims
-            engine.choose_methods(self._law.batch(count, truth))
-        except InputError:
-            raise
-        except Exception as error:  # engines raise whatever the model's code runs into
-            if is_out_of_memory(error):
-                raise
-            raise InputError(f'engine "{name}" fails on this model: {first_line(error)}') from error
-        self._hold(engine, truth, count)
-        return engine
-
-    def _hold(self, engine: Engine, truth: Truth, count: int) -> None:
-        with engine.parameters_free():
-            with engine.plainly():
-                complaint = complaint_of(self._law, engine, truth)
-            if complaint is None and engine.rounds_by:
-                complaint = complaint_of_speed(self._law, engine, truth, self._coefficient, count)
-        if complaint is not None:
-            others = _SLOW if self._wanted in ("graph", "func") else ""
-            raise InputError(f'engine "{self.engine}" {complaint}. Take that out{others}.')
-
-    def _is_prepared(self, views: torch.Tensor) -> bool:
-        if self._engine is None or self._shape != _shape(views):
-            return False
-        return self._signature.holds(signature(self._model))
-
-    def _note(self, views: torch.Tensor) -> None:
-        """What the engine is for: with another mode, layer, setting, hook, image size or precision it is another."""
-        self._shape, self._signature = _shape(views), signature(self._model)
+def _refuse_no_numbers(example_ids: torch.Tensor | None, views: torch.Tensor) -> torch.Tensor:
+    if example_ids is None:
+        raise InputError(_NO_KEY)
+    if example_ids.shape != (len(views),) or example_ids.dtype != torch.int64:
+        raise InputError(
+            f"example_ids must be one int64 for each of the {len(views)} examples, not {example_ids.dtype} "
+            f"{tuple(example_ids.shape)}."
+        )
+    return example_ids
 
 
 def _refuse_cached() -> None:
-    if parametrize._cache_enabled:
+    if weights_are_cached():
         raise InputError(
             "torch.nn.utils.parametrize.cached() keeps weights from call to call, with a record that autograd has used "
             "up, and gradients would be wrong. Leave it: `with grad_fn.parameters_fixed():` computes weights once."
         )
-
-
-def _kinds(targets: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-    """A loss may be another function of two targets than of one, and draw random numbers for them."""
-    return tuple((target.shape[1:], target.dtype, target.device) for target in targets)
-
-
-def _shape(views: torch.Tensor) -> tuple[Any, ...]:
-    return views.shape[2:], views.dtype, views.device, are_exact("conv", views.device)

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sfumato.errors import InputError
+from sfumato.torch_internals import TorchDispatchMode
 
 _UNIT = 2.0**-24
 _NARROW = (torch.float32, torch.bfloat16, torch.float16)

@@ -7,14 +7,13 @@ from torch.func import functional_call, grad_and_value, vmap
 from sfumato.clipping.draws import KeyedDraws
 from sfumato.clipping.norms import at_least_float32, global_norms
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
+from sfumato.clipping.speed import Speed
 
 
 class FuncEngine(Engine):
     """See `sfumato.clipping.protocol.Engine`."""
 
-    def __init__(
-        self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, methods: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, speed: Speed) -> None:
         self.model, self.loss_fn = model, loss_fn
         self.methods: dict[str, str] = {}
 

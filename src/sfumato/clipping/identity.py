@@ -23,6 +23,7 @@ from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.clipping.graph.export import Capture
 from sfumato.clipping.protocol import Engine
 from sfumato.randomness import digest
+from sfumato.torch_internals import OpOverload
 
 # Packages whose code is told by other means: the environment names torch's version and digests our own code.
 _KNOWN_BY_VERSION = frozenset({"torch", "sfumato", "numpy", "builtins"}) | sys.stdlib_module_names
@@ -107,7 +108,7 @@ def _plain(value: Any, numbers: Mapping[Node, int]) -> Any:
 
 def _name(target: Any) -> str:
     """Of an operation: its overload, or the place of a Python function."""
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return str(target)
     return f"{getattr(target, '__module__', '')}:{getattr(target, '__qualname__', type(target).__qualname__)}"
 

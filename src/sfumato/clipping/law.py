@@ -21,15 +21,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from sfumato.clipping.agreement import difference, leaves, norm_of, rows_agree
 from sfumato.clipping.checks import complex_findings, findings, random_state_kept
 from sfumato.clipping.draws import DrawShapes, KeyedDraws, draw_seeds, row_dims
 from sfumato.clipping.made_up import made_up_images, made_up_targets
+from sfumato.clipping.microbatch import count_saved
 from sfumato.clipping.protocol import Batch, Loss, is_out_of_memory
 from sfumato.clipping.stand_in import Place, Snapshot, has_accumulator_hooks, stand_in
 from sfumato.errors import InputError
+from sfumato.torch_internals import tree_leaves, tree_map
 
 # Of four made-up examples, by number: alone, two in another order, an odd number of them.
 BATCHES = ((1,), (2, 0), (3, 1, 0))
@@ -253,16 +254,8 @@ class Law:
         self, view: torch.Tensor, seeds: torch.Tensor, seed: int
     ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor], torch.Tensor, int]:
         """Targets that the loss takes, what model and loss first gave, and how much autograd keeps of one row."""
-        values_saved = 0
-
-        def count(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal values_saved
-            values_saved += 0 if isinstance(tensor, nn.Parameter) else tensor.numel()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            with KeyedDraws(seeds):
-                outputs = self.model(view)
+        with count_saved() as values_saved, KeyedDraws(seeds):
+            outputs = self.model(view)
         _refuse_opaque(outputs)
         apart = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, outputs)
         examples = 1 + max(map(max, BATCHES))
@@ -288,7 +281,7 @@ class Law:
                 "loss_fn takes trainable parameters besides the model's output: their gradient would be lost. Use "
                 "them in the model."
             )
-        return targets, leaves(apart), of_itself.detach().double().sum(), values_saved
+        return targets, leaves(apart), of_itself.detach().double().sum(), values_saved[0]
 
     def _loss(self, outputs: Any, targets: tuple[torch.Tensor, ...]) -> torch.Tensor:
         with KeyedDraws(

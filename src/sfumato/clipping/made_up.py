@@ -3,7 +3,8 @@
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+
+from sfumato.torch_internals import tree_leaves
 
 # What makes images of each kind from standard normal values and uniform ones in [0, 1): ordinary ones, pixels of eight
 # bits with black areas and equal values, large ones, and between.

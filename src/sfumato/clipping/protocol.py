@@ -76,7 +76,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class Engine(ABC):
-    """Sums clipped per-example gradients of one model; made from a model, a loss, one input and recorded methods.
+    """Sums clipped per-example gradients of one model; made from a model, a loss, one input and
+    settings of speed.
 
     Attributes:
         methods: How it computes, as far as that decides speed and rounding; empty where there is no choice.
@@ -84,9 +85,11 @@ class Engine(ABC):
         parallel: Whether several threads may use it at once, and find the same whoever comes first.
         rounds_by: How far its gradients may lie from those that it gives `plainly`, relative to their norm; 0 if it
             knows nothing else.
+        compiles: Whether a microbatch is one compiled graph.
     """
 
     methods: dict[str, str]
+    compiles = False
     draw_dims: tuple[int, ...] = ()
     parallel = False
     rounds_by = 0.0

@@ -6,15 +6,14 @@ from torch import nn
 from sfumato.clipping.draws import KeyedDraws
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
+from sfumato.clipping.speed import Speed
 from sfumato.clipping.stand_in import buffers_kept
 
 
 class ReferenceEngine(Engine):
     """See `sfumato.clipping.protocol.Engine`."""
 
-    def __init__(
-        self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, methods: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, speed: Speed) -> None:
         self.model, self.loss_fn = model, loss_fn
         self.methods: dict[str, str] = {}
 

@@ -18,15 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules import module as all_modules
+
+from sfumato.torch_internals import HOOKS, global_hooks, version
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device})
 _SIMPLE = frozenset({type(None), bool, str})  # no two of them are equal but of one type
 _CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 # What every module has, its mode aside.
 _OF_ALL_MODULES = frozenset(vars(nn.Module())) - {"training"}
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_GLOBAL_HOOKS = tuple(name for name in vars(all_modules) if name.startswith("_global_") and name.endswith("_hooks"))
 # They change at every step, and no forward pass reads them.
 _NO_SETTINGS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 # So deep is what one attribute leads to followed, and so many values of it: a helper may lead to a whole data set.
@@ -58,11 +57,6 @@ def signature(model: nn.Module) -> Signature:
     return _Walk().of(model)
 
 
-def version(tensor: torch.Tensor) -> int | None:
-    """How often a tensor was written to; None where PyTorch does not count (tensors made in `torch.inference_mode`)."""
-    return None if tensor.is_inference() else tensor._version
-
-
 class _Walk:
     """Goes through all that a model's attributes lead to."""
 
@@ -86,11 +80,11 @@ class _Walk:
                     values.append(self._setting(hooks) if hooks else None)
         for each in modules.values():
             for name, value in vars(each).items():
-                if name in _HOOKS:
+                if name in HOOKS:
                     values.append(self._setting(value) if value else None)
                 elif name not in _OF_ALL_MODULES:
                     values.append((name, value if type(value) in _SIMPLE else self._setting(value)))
-        values += [self._setting(getattr(all_modules, name)) for name in _GLOBAL_HOOKS]
+        values += [self._setting(hooks) for hooks in global_hooks()]
         return Signature(tuple(values), tuple(self._objects))
 
     def _setting(self, value: Any) -> Any:

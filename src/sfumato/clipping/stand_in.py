@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sfumato.clipping.signature import version
+from sfumato.torch_internals import version
 
 # A module's dotted path and the name of one of its parameters or buffers.
 Place = tuple[str, str]

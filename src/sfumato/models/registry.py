@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves
 
 from sfumato.errors import InputError
 from sfumato.models import lenet, small_cnn, wide_resnet
+from sfumato.torch_internals import tree_leaves
 
 Factory = Callable[..., nn.Module]
 

@@ -46,7 +46,8 @@ COMPUTES = (
     "nn",
     "randomness.py",
     "run_folder/tensor_mac.py",
-    *(f"training/{name}.py" for name in ("draws", "ema", "learner", "noise", "nonprivate", "state", "step", "workers")),
+    "torch_internals.py",
+    *(f"training/{name}.py" for name in ("draws", "ema", "learner", "noise", "nonprivate", "state", "step")),
 )
 
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
+from sfumato.torch_internals import lerp_all
+
 
 def warmed_up_decay(decay: float, step: int) -> float:
     """min(decay, (1 + t) / (10 + t)) with t = step - 1 updates before (De et al. 2022, C.3).
@@ -31,4 +33,4 @@ class Ema:
         """Moves each average towards the parameters after update number ``step``, which starts at 1."""
         for decay, average in zip(self.decays, self.averages, strict=True):
             weight = 1 - warmed_up_decay(decay, step)
-            torch._foreach_lerp_(list(average.values()), [parameters[name].detach() for name in average], weight)
+            lerp_all(list(average.values()), [parameters[name].detach() for name in average], weight)

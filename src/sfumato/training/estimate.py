@@ -18,7 +18,7 @@ def expected_seconds(plan: Plan, facts: Facts, device: str = "auto", trust: Coll
     """Seconds for all updates, measured on a microbatch of random images for each worker; evaluations aside."""
     learner = build_learner(plan, _random_images(facts), pick_device(device), None, trust)
     learner.initialise(np.zeros(1, dtype=np.uint64))
-    size = min(learner.microbatch_size * learner.workers.count, facts.num_examples)
+    size = min(learner.microbatch_size * learner.num_workers, facts.num_examples)
     mechanism = plan.mechanism.replace(batch_size=size)
     from sfumato.randomness import Streams, new_key
 

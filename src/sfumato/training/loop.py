@@ -113,7 +113,7 @@ def train(
     ):
         learner = build_learner(plan, dataset, pick_device(device), recorded, trust)
     if plan.recipe.privacy is not None and learner.engine == "reference":
-        why = f": {learner.grad_fn.refusal}" if learner.grad_fn.refusal else ""
+        why = f": {learner.refusal}" if learner.refusal else ""
         progress.message(f'engine "reference" computes one image at a time, which is slow{why}')
     environment = describe(
         learner.device,

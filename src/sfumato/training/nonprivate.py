@@ -1,5 +1,6 @@
 """One ordinary update: the mean gradient, without privacy."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -39,8 +40,14 @@ class OrdinaryStep:
         self.max_grad_norm = max_grad_norm
 
     def collect(
-        self, images: ImageSet, parameters: dict[str, torch.Tensor], randomness: Randomness
+        self,
+        images: ImageSet,
+        parameters: Mapping[str, torch.Tensor],
+        randomness: Randomness,
+        *,
+        with_norms: bool = False,
     ) -> tuple[dict[str, torch.Tensor], Statistics]:
+        """The mean gradient of the readable images; there are no single examples' norms that could be added."""
         device = next(iter(parameters.values())).device
         drawn = torch.from_numpy(randomness.indices)
         drawn = drawn[images.readable[drawn]]

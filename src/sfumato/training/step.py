@@ -1,20 +1,20 @@
-"""One private update: De et al. (2022), Algorithm 1 and Eq. 3."""
+"""One update in two halves, and the private one: De et al. (2022), Algorithm 1 and Eq. 3."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.clipping.clipped_grad import ClippedGrad, GradFn
-from sfumato.clipping.protocol import add_to
+from sfumato.clipping.clipped_grad import GradFn
 from sfumato.data.dataset import ImageSet
 from sfumato.data.views import Views
 from sfumato.randomness import Stream
 from sfumato.run_folder.record import NormHistogram
 from sfumato.training.noise import add_noise
 from sfumato.training.norm_histogram import norm_histogram
-from sfumato.training.workers import Workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +50,23 @@ class Statistics:
     norms: NormHistogram | None = None
 
 
+class Step(Protocol):
+    """One update. Between its halves a private one is put on the ledger."""
+
+    def collect(
+        self,
+        images: ImageSet,
+        parameters: Mapping[str, torch.Tensor],
+        randomness: Randomness,
+        *,
+        with_norms: bool = False,
+    ) -> tuple[dict[str, torch.Tensor], Statistics]:
+        """What the gradients add up to, and statistics; ``with_norms`` adds how long each example's gradient was."""
+
+    def release(self, grad_sum: dict[str, torch.Tensor], noise: Stream) -> dict[str, torch.Tensor]:
+        """The gradient that an optimizer sees."""
+
+
 class PrivateStep:
     """Computes ``private_grad``, the gradient that an optimizer may see.
 
@@ -72,63 +89,47 @@ class PrivateStep:
         grad_fn: From ``clipped_grad``; states its own sensitivity.
         mechanism: The public numbers.
         views: How each image is augmented.
-        microbatch_size: Examples differentiated at once; memory only.
-        workers: Who computes microbatches; one after another unless given.
-
     """
 
-    def __init__(
-        self, grad_fn: GradFn, mechanism: Mechanism, views: Views, microbatch_size: int, workers: Workers | None = None
-    ) -> None:
+    def __init__(self, grad_fn: GradFn, mechanism: Mechanism, views: Views) -> None:
         self.grad_fn = grad_fn
         self.mechanism = mechanism
         self.views = views
-        self.microbatch_size = microbatch_size
-        self.workers = workers or Workers(1)
         self.noise_stddev = mechanism.noise_multiplier * grad_fn.sensitivity
 
     def collect(
-        self, images: ImageSet, parameters: dict[str, torch.Tensor], randomness: Randomness, *, with_norms: bool = False
+        self,
+        images: ImageSet,
+        parameters: Mapping[str, torch.Tensor],
+        randomness: Randomness,
+        *,
+        with_norms: bool = False,
     ) -> tuple[dict[str, torch.Tensor], Statistics]:
-        """``grad_sum``, which nobody may see, and statistics; ``with_norms`` adds how long the gradients were."""
+        """``grad_sum``, which nobody may see, and statistics of the readable images."""
         device = next(iter(parameters.values())).device
-        grad_sum: dict[str, torch.Tensor] = {}
-        norms, losses = [], []
+        drawn = torch.from_numpy(randomness.indices)
 
-        def clipped(indices: torch.Tensor) -> ClippedGrad:
-            inputs, labels = (
-                self.views.make(images, indices, randomness.view_bits, device),
-                images.labels[indices].to(device),
-            )
-            is_padding = ~images.readable[indices].to(device)
-            return self.grad_fn(
-                inputs, labels, is_padding=is_padding, key=randomness.model_key, example_ids=indices.to(device)
-            )
+        def load(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            made = self.views.make(images, indices, randomness.view_bits, device)
+            return made, images.labels[indices].to(device)
 
-        with self.grad_fn.parameters_fixed():
-            for out in self.workers.map(clipped, torch.from_numpy(randomness.indices).split(self.microbatch_size)):
-                add_to(grad_sum, out.grad_sum)
-                norms.append(out.grad_norms)
-                losses.append(out.losses)
-
+        # An unreadable image adds exactly zero; the divisor stays.
+        out = self.grad_fn.sum_over(drawn[images.readable[drawn]], load, key=randomness.model_key)
+        norms, losses = out.grad_norms.cpu(), out.losses.cpu()
         statistics = self._statistics(norms, losses)
         if with_norms:
-            readable = images.readable[torch.from_numpy(randomness.indices)]
-            norm, loss = torch.cat(norms).cpu()[readable], torch.cat(losses).cpu()[readable]
-            histogram = norm_histogram(norm, loss, self.grad_fn.clipping_norm, grad_sum, self.noise_stddev)
+            histogram = norm_histogram(norms, losses, self.grad_fn.clipping_norm, out.grad_sum, self.noise_stddev)
             statistics = dataclasses.replace(statistics, norms=histogram)
-        return grad_sum, statistics
+        return out.grad_sum, statistics
 
     def release(self, grad_sum: dict[str, torch.Tensor], noise: Stream) -> dict[str, torch.Tensor]:
         """``private_grad``: noise added once, divided by the constant expected batch."""
         noisy_grad_sum = add_noise(grad_sum, self.noise_stddev, noise) if self.noise_stddev > 0 else grad_sum
         return {name: value / self.mechanism.batch_size for name, value in noisy_grad_sum.items()}
 
-    def _statistics(self, norms: list[torch.Tensor], losses: list[torch.Tensor]) -> Statistics:
-        if not norms:
-            return Statistics(0.0, 0.0, 0.0, 0.0)
+    def _statistics(self, norms: torch.Tensor, losses: torch.Tensor) -> Statistics:
         # Finite float32 numbers whose squares and sums float32 could not hold: one image must not end the run.
-        norm, loss = torch.cat(norms).cpu().double(), torch.cat(losses).cpu().double()
+        norm, loss = norms.double(), losses.double()
         finite = torch.isfinite(norm) & torch.isfinite(loss)
         if not finite.any():
             return Statistics(0.0, 0.0, 0.0, 0.0)

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.utils._pytree import tree_map
 
 from sfumato.clipping.graph.export import Capture, module_path
 from sfumato.errors import InputError
+from sfumato.torch_internals import tree_map
 
 # Two numbers of rows: the dimension that differs between them counts rows.
 _ROWS, _OTHER_ROWS = 3, 5

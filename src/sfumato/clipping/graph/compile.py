@@ -4,9 +4,9 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from sfumato.clipping.graph.guards import recording
+from sfumato.torch_internals import compile_graph, make_fx
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -59,10 +59,7 @@ class CompiledPass:
         graph.recompile()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's, about itself
-            from torch import _inductor  # large, and of no use without a compiler
-
-            # Straight to the compiler: the list is one graph already, and torch.compile would take it down once more.
-            return _inductor.compile(graph, list(tensors))
+            return compile_graph(graph, tensors)
 
 
 def _key(tensors: Tensors) -> tuple[object, ...]:

@@ -19,11 +19,12 @@ from sfumato.clipping.graph.compiled_microbatch import CompiledMicrobatch
 from sfumato.clipping.graph.export import module_path
 from sfumato.clipping.graph.guards import guard, is_recording
 from sfumato.clipping.graph.losses import ExampleLosses
-from sfumato.clipping.graph.passes import LOW_PRECISIONS, MEMORY_FORMATS, backward, unshared
+from sfumato.clipping.graph.passes import MEMORY_FORMATS, backward, unshared
 from sfumato.clipping.graph.rules import GHOSTS
 from sfumato.clipping.graph.sites import trace
 from sfumato.clipping.graph.weights import Weights, evaluate_weights
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
+from sfumato.clipping.speed import LOW_PRECISIONS, Speed
 
 # So often each memory format is timed.
 _TRIAL_ROUNDS = 3
@@ -58,12 +59,8 @@ class GraphEngine(Engine):
             "memory_format" -> that of the images. Chosen by measurement on made-up images
             unless the memory format is given; then methods not given follow a fixed rule. They
             decide speed and memory, and how the result is rounded.
-        compiles: As given.
-
-    Args:
-        precision: "bf16" rounds images and weights where they meet, and all that follows up to the model's
-            output. Parameters, derived weights, losses, norms, coefficients and sums stay in float32.
-        compiles: Whether a microbatch becomes one compiled graph.
+        low: The type that images and weights are rounded to where they meet, and all that follows up to the model's
+            output; None: none. Parameters, derived weights, losses, norms, coefficients and sums stay in float32.
     """
 
     parallel = True
@@ -73,17 +70,15 @@ class GraphEngine(Engine):
         model: nn.Module,
         loss_fn: Loss,
         row: torch.Tensor,
-        methods: dict[str, str] | None = None,
-        precision: str = "float32",
-        compiles: bool = False,
+        speed: Speed,
     ) -> None:
-        self.low = LOW_PRECISIONS[precision]
+        self.low = LOW_PRECISIONS[speed.precision]
         self.model, self.losses = model, ExampleLosses(loss_fn)
         self.traced = trace(model, row)
         known_methods = {"memory_format"} | {
             f"{site.name}.{argument}" for site in self.traced.sites.values() for argument in site.weight_of
         }
-        self.methods = {key: name for key, name in (methods or {}).items() if key in known_methods}
+        self.methods = {key: name for key, name in (speed.methods or {}).items() if key in known_methods}
         self.measures = self.methods.get("memory_format") not in MEMORY_FORMATS
         self.settled: set[str] = set()  # methods that were seen to fit their site
         self.examples = 0  # of the largest microbatch so far, which memory must hold
@@ -101,7 +96,7 @@ class GraphEngine(Engine):
             for weight in group.weights
         }
         self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self.compiles = compiles
+        self.compiles = speed.compile
         self._compiled = CompiledMicrobatch(self)
         self._fixed: Weights | None = None
         self._num_fixed, self._lock = 0, threading.Lock()

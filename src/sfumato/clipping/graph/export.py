@@ -22,12 +22,12 @@ from torch import nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 from torch.fx.node import map_arg
-from torch.utils._pytree import tree_unflatten
 
 from sfumato.clipping.checks import random_state_kept
 from sfumato.clipping.graph.row_independence import RowDimension
 from sfumato.clipping.stand_in import attributes_kept, stand_in
 from sfumato.errors import InputError
+from sfumato.torch_internals import HigherOrderOperator, OpOverload, tree_unflatten
 
 # Rows that the graph is traced with; any number but one stands for "any number".
 _TRACED_ROWS = 6
@@ -287,7 +287,7 @@ def _export(model: nn.Module, rows: torch.Tensor) -> Any:
 
 def _rules_of_recurrent(program: Any) -> dict[Any, Any]:
     """How PyTorch takes recurrent layers, which are one operation for all their steps, apart into products and sums."""
-    targets = {node.target for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
+    targets = {node.target for node in program.graph.nodes if isinstance(node.target, OpOverload)}
     recurrent = [target for target in targets if target.overloadpacket.__name__ in _RECURRENT]
     rules = torch.export.default_decompositions() if recurrent else {}
     return {target: rules[target] for target in recurrent if target in rules}
@@ -299,9 +299,7 @@ def _writes(program: Any) -> bool:
     """
     targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
     return any(
-        target._schema.is_mutable
-        if isinstance(target, torch._ops.OpOverload)
-        else isinstance(target, torch._ops.HigherOrderOperator)
+        target._schema.is_mutable if isinstance(target, OpOverload) else isinstance(target, HigherOrderOperator)
         for target in targets
     )
 

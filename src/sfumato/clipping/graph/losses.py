@@ -3,9 +3,9 @@
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sfumato.clipping.protocol import Loss
+from sfumato.torch_internals import tree_flatten, tree_unflatten
 
 
 class ExampleLosses:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node
-from torch.utils._pytree import tree_map
 
 from sfumato.clipping.draws import KeyedDraws
 from sfumato.clipping.graph.autotune import fastest
@@ -30,15 +29,12 @@ from sfumato.clipping.graph.rules import (
 from sfumato.clipping.graph.weights import Weights
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.protocol import Batch
+from sfumato.torch_internals import tree_map
 
 if TYPE_CHECKING:
     from sfumato.clipping.graph.engine import GraphEngine
 
-# What images and weights are rounded to where they meet; None leaves them as they are.
-LOW_PRECISIONS = {"float32": None, "bf16": torch.bfloat16}
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-
-
 # Operations that refuse tensors of two types.
 _PRODUCTS = tuple(
     f"aten.{name}"

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
+from sfumato.torch_internals import OpOverload
+
 
 class RowLayout(NamedTuple):
     """Where rows lie along their dimension: row = index // inner % rows."""
@@ -137,7 +139,7 @@ class RowDimension:
             return None if is_size and _is_multiple(made) else "computes with the number of rows"
         if node.target is operator.getitem:
             return self._hand_on(node, [other for other in node.all_input_nodes if other in self._rows])
-        if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+        if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
             return "is not one of PyTorch's operations"
         given = _arguments(node)
         for name, value in given.items():
@@ -322,7 +324,7 @@ def _entries(value: Any) -> list[Any]:
 
 
 def _name(node: Node) -> str:
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, OpOverload):
         return node.target.overloadpacket.__name__
     return getattr(node.target, "__name__", str(node.target))
 

@@ -6,6 +6,7 @@ from sfumato.clipping.graph.rules import convolution, expansion, generic, linear
 from sfumato.clipping.graph.rules.per_example import ChannelGrads, MaterializedGrads, Moments, PerExampleGrads
 from sfumato.clipping.graph.rules.site import GradSite, Method, SiteRecord, named_args
 from sfumato.errors import InputError
+from sfumato.torch_internals import OpOverload
 
 __all__ = [
     "ChannelGrads",
@@ -105,7 +106,7 @@ def worth_trying(names: list[str], record: SiteRecord, argument: str) -> list[st
 def refuse(site: GradSite) -> None:
     """Raises InputError for an operation with weights whose per-example gradient is not known to be right."""
     target = site.node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         why = "is not one of PyTorch's operations"
     elif len(target._schema.returns) != 1 or not isinstance(site.node.meta.get("val"), torch.Tensor):
         why = "gives several results"

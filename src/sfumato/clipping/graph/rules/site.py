@@ -11,6 +11,7 @@ from torch.fx import Node
 from sfumato.clipping.graph.batch_dim import Layout
 from sfumato.clipping.graph.export import module_path
 from sfumato.clipping.graph.rules.per_example import PerExampleGrads
+from sfumato.torch_internals import OpOverload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,7 @@ class GradSite:
         """The operation's name without its overload: "conv2d", "add"."""
         return (
             self.node.target.overloadpacket.__name__
-            if isinstance(self.node.target, torch._ops.OpOverload)
+            if isinstance(self.node.target, OpOverload)
             else str(self.node.target)
         )
 
@@ -97,7 +98,7 @@ def call(node: Node, named: dict[str, Any]) -> Any:
 
 def named_args(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments by their names in the operation's schema, those left out at their defaults, lists taken apart."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return {str(i): arg for i, arg in enumerate(args)} | kwargs
     named: dict[str, Any] = {}
     for position, (name, default, _) in enumerate(_schema(node.target)):
@@ -108,6 +109,6 @@ def named_args(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dic
 
 
 @functools.cache
-def _schema(operation: torch._ops.OpOverload) -> list[tuple[str, Any, bool]]:
+def _schema(operation: OpOverload) -> list[tuple[str, Any, bool]]:
     """An operation's arguments: name, default, whether it is given by its name alone."""
     return [(argument.name, argument.default_value, argument.kwarg_only) for argument in operation._schema.arguments]

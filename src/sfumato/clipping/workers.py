@@ -34,8 +34,3 @@ class Workers:
     def map(self, function: Callable[[Part], Result], parts: Iterable[Part]) -> Iterator[Result]:
         """What the function gives for each part."""
         return map(function, parts) if self._pool is None else self._pool.map(function, parts)
-
-
-def workers_for(device: torch.device, parallel: bool) -> Workers:
-    """As many as torch has threads, on a CPU, for what several may do at once."""
-    return Workers(torch.get_num_threads() if device.type == "cpu" and parallel else 1)

@@ -5,20 +5,36 @@ import time
 import pytest
 import torch
 
+from sfumato.clipping.microbatch import count_saved, default_microbatch_size, find_microbatch_size
 from sfumato.errors import MachineError
 from sfumato.training.loop import said_when_long
-from sfumato.training.microbatch import default_microbatch_size, find_microbatch_size
 
 
 @pytest.mark.parametrize("augmult", [0, 1, 4, 16])
 @pytest.mark.parametrize("num_parameters", [100, 130_000, 500_000, 2_000_000, 2_200_000, 30_000_000, 10**9])
 def test_gradients_of_a_microbatch_take_64_mb_where_8_to_128_examples_may_do_so(num_parameters, augmult):
     """More views take more memory beside their mean gradient, from four on."""
-    size = default_microbatch_size(num_parameters, augmult)
+    size = default_microbatch_size(num_parameters, max(1, augmult), 1000)
     taken = 4 * num_parameters * size * max(1, augmult // 4)
     assert size in (8, 16, 32, 64, 128)
     assert taken <= 2**26 or size == 8
     assert 2 * taken > 0.9 * 2**26 or size == 128
+
+
+@pytest.mark.parametrize("views", [1, 16])
+@pytest.mark.parametrize("values_saved", [10**6, 10**7, 10**8, 10**10])
+def test_what_a_forward_pass_saves_takes_a_gibibyte_at_most(views, values_saved):
+    size = default_microbatch_size(1000, views, values_saved)
+    assert 4 * size * views * values_saved <= 2**30 or size == 1
+    assert 8 * size * views * values_saved > 2**30 or size == 128
+
+
+def test_what_autograd_keeps_is_counted_without_the_parameters():
+    """The linear layer's input and the ReLU's result."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU())
+    with count_saved() as saved:
+        model(torch.ones(4, 3))
+    assert saved == [4 * (3 + 5)]
 
 
 class Machine:

@@ -1,0 +1,82 @@
+"""How many examples to differentiate at once: as many as memory holds and speed gains by. Results do not depend on
+it, but for rounding.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from sfumato.clipping.protocol import is_out_of_memory
+from sfumato.errors import MachineError
+
+_MOST = 4096
+# A doubled microbatch must be faster by this, or memory is spent for nothing.
+_GAIN = 1.03
+# Numbers that written-out gradients of a microbatch may take (64 MiB in float32), and what autograd saves (1 GiB). The
+# second leaves most models alone; it keeps large images and many views from filling the machine's memory.
+_GRADIENTS, _SAVED = 2**24, 2**28
+
+
+def default_microbatch_size(num_parameters: int, views: int, values_saved: int) -> int:
+    """A power of two between 8 and 128 by the size of the gradients, and less where the forward pass saves much.
+
+    Args:
+        num_parameters: Of which each example's gradients are taken; 0 for ordinary training.
+        views: Of each example, 1 or more.
+        values_saved: Numbers that autograd keeps of one view for the backward pass.
+    """
+    fit = _GRADIENTS // max(1, num_parameters) // max(1, views // 4)
+    most = _SAVED // max(1, views * values_saved)
+    return 2 ** min(max(3, min(7, fit.bit_length() - 1)), max(0, most.bit_length() - 1))
+
+
+@contextmanager
+def count_saved() -> Iterator[list[int]]:
+    """Counts in its one item the numbers that autograd keeps for the backward pass, parameters aside."""
+    total = [0]
+
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        total[0] += 0 if isinstance(tensor, nn.Parameter) else tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        yield total
+
+
+def find_microbatch_size(attempt: Callable[[int], float], start: int, grows: bool) -> int:
+    """The size to use, found by trying: halved until it fits, then doubled while that is faster.
+
+    Args:
+        attempt: Computes a microbatch of that size; returns the seconds it took.
+        start: Tried first.
+        grows: Whether larger sizes are tried.
+
+    Raises:
+        MachineError: If memory does not hold one example.
+    """
+    size, seconds, most = start, None, _MOST
+    while seconds is None:
+        try:
+            seconds = attempt(size)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if size == 1:
+                raise MachineError(
+                    "memory does not hold one example of this model. Take a smaller model, images or augmult."
+                ) from None
+            size //= 2
+            most = size
+    while grows and 2 * size <= most:
+        try:
+            doubled = attempt(2 * size)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            break
+        if 2 * seconds < _GAIN * doubled:
+            break
+        size, seconds = 2 * size, doubled
+    return size

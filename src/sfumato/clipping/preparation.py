@@ -1,0 +1,211 @@
+"""Before the first private image: an engine that keeps the law, and how it computes. Made-up images alone."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from sfumato.clipping.comparison import complaint, complaint_of_speed
+from sfumato.clipping.func import FuncEngine
+from sfumato.clipping.graph.engine import GraphEngine
+from sfumato.clipping.law import Law, Truth, first_line
+from sfumato.clipping.microbatch import default_microbatch_size, find_microbatch_size
+from sfumato.clipping.numerics import are_exact
+from sfumato.clipping.protocol import Coefficient, Engine, Loss, is_out_of_memory
+from sfumato.clipping.reference import ReferenceEngine
+from sfumato.clipping.signature import signature
+from sfumato.clipping.speed import Speed
+from sfumato.errors import InputError, MachineError
+
+BUILDERS: dict[str, Callable[..., Engine]] = {
+    "graph": GraphEngine,
+    "func": FuncEngine,
+    "reference": ReferenceEngine,
+}
+_SLOW = ', or use engine="reference", which is slow'
+# The last microbatch is filled up to a multiple of this fraction of the others' size: few shapes,
+# so that the device's prepared kernels are found again, and little work on padding.
+_PADDING_STEPS = 8
+
+
+class Preparation:
+    """What is settled for one model, loss and kind of images.
+
+    Looks at shapes and types of what it is given, never at values.
+
+    Attributes:
+        engine: It agrees with plain autograd on single images (`sfumato.clipping.law`).
+        name: The engine's.
+        refusal: Why no faster one takes the model; None if none is faster.
+        microbatch_size: Examples differentiated at once.
+
+    Args:
+        views: (..., K, ...): their shape but for the first dimension, type and device.
+        targets: Likewise.
+        count: So many examples will be computed at once, if the microbatch holds as many; None: as many as it holds,
+            and a whole microbatch is tried.
+
+    Raises:
+        InputError: If no engine takes the model.
+        MachineError: If memory does not hold a microbatch.
+    """
+
+    engine: Engine
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Loss,
+        speed: Speed,
+        coefficient: Coefficient,
+        views: torch.Tensor,
+        targets: tuple[torch.Tensor, ...],
+        count: int | None,
+    ) -> None:
+        self._model, self._loss_fn, self._speed, self._count = model, loss_fn, speed, count
+        self._row = torch.zeros(1, *views.shape[2:], dtype=views.dtype, device=views.device)
+        self._law, truth = self._examine(views, targets)
+        self._is_double = truth.double
+        num_parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        self.microbatch_size = speed.microbatch_size or default_microbatch_size(
+            num_parameters, views.shape[1], truth.values_saved
+        )
+        refusals: list[str] = []
+        for name in speed.engines:
+            self.name = name
+            try:
+                self.engine = self._build(truth, coefficient)
+                break
+            except InputError as refusal:  # what keeps it from the fast engine keeps nothing from the general one
+                if name == speed.engines[-1]:
+                    raise
+                refusals.append(str(refusal))
+        self.refusal = "; and ".join(refusal.rstrip(".") for refusal in refusals) or None
+        self._shape, self._kinds = _shape(views), {_kinds(targets)}
+        self.note()
+
+    def fits(self, views: torch.Tensor) -> bool:
+        """Whether it is for images of such a shape, type, device and precision of products."""
+        return self._shape == _shape(views)
+
+    def is_current(self) -> bool:
+        """Whether it is for the model as it is: with another mode, layer, setting or hook the engine is another."""
+        return self._signature.holds(signature(self._model))
+
+    def note(self) -> None:
+        """What the model's own code noted in helpers is no change from outside."""
+        self._signature = signature(self._model)
+
+    def knows(self, targets: tuple[torch.Tensor, ...]) -> bool:
+        """Whether the loss was held to the law with such targets."""
+        return _kinds(targets) in self._kinds
+
+    def take(self, views: torch.Tensor, targets: tuple[torch.Tensor, ...], coefficient: Coefficient) -> None:
+        """Holds the engine to the law with other targets.
+
+        Raises:
+            InputError: If it does not keep it.
+        """
+        law, truth = self._examine(views, targets)
+        self._hold(law, self.engine, truth, coefficient)
+        self._law, self._is_double = law, truth.double
+        self._kinds.add(_kinds(targets))
+
+    def verify(self, coefficient: Coefficient, seed: int) -> None:
+        """Holds the engine to the law once more, at the parameters as they are now."""
+        truth = self._law.truth(self._is_double, seed, shifted=False)
+        self._hold(self._law, self.engine, truth, coefficient, self.microbatch_size if self._speed.compile else 2)
+
+    def filled(self, count: int) -> int:
+        """How many examples a microbatch of so many is filled up to: few sizes, so that prepared kernels are found
+        again.
+        """
+        if self.name == "reference" or count >= self.microbatch_size:
+            return count
+        step = self.microbatch_size if self._speed.compile else -(-self.microbatch_size // _PADDING_STEPS)
+        return -(-count // step) * step
+
+    def _examine(self, views: torch.Tensor, targets: tuple[torch.Tensor, ...]) -> tuple[Law, Truth]:
+        law = Law(self._model, self._loss_fn, self._row, tuple(target[:0] for target in targets), views.shape[1])
+        return law, law.examine()
+
+    def _build(self, truth: Truth, coefficient: Coefficient) -> Engine:
+        """The engine of that name, tried on made-up examples.
+
+        Raises:
+            InputError: If it cannot take the model, or breaks the law.
+        """
+        try:
+            engine = BUILDERS[self.name](self._model, self._loss_fn, self._row, self._speed)
+            engine.draw_dims = truth.draw_dims
+            self._try(engine, truth, coefficient)
+        except InputError:
+            raise
+        except Exception as error:  # engines raise whatever the model's code runs into
+            if is_out_of_memory(error) or isinstance(error, MachineError):
+                raise
+            raise InputError(f'engine "{self.name}" fails on this model: {first_line(error)}') from error
+        self._hold(self._law, engine, truth, coefficient)
+        return engine
+
+    def _try(self, engine: Engine, truth: Truth, coefficient: Coefficient) -> None:
+        """Settles the microbatch's size, and how the engine computes it."""
+        if self._count is not None:
+            engine.choose_methods(self._law.batch(self._examples, truth))
+            return
+        if self.name == "reference":  # one view at a time: no size takes more memory than another
+            return
+
+        def seconds(size: int) -> float:
+            batch = self._law.batch(size, truth)
+            engine.choose_methods(batch)
+            start = time.perf_counter()
+            engine.clipped_sum(coefficient, batch).grad_norms.sum().item()  # waits for the device
+            return time.perf_counter() - start
+
+        # A CPU is at its best with few. With recorded methods nothing is measured.
+        grows = self._row.is_cuda and self._speed.methods is None and self._speed.microbatch_size is None
+        compiles, engine.compiles = engine.compiles, False
+        try:
+            if self._speed.microbatch_size is None:
+                attempt = seconds
+                if grows:  # the first pass of a size prepares kernels for it
+                    attempt = lambda size: min(seconds(size), seconds(size))  # noqa: E731
+                self.microbatch_size = find_microbatch_size(attempt, self.microbatch_size, grows)
+            else:
+                seconds(self.microbatch_size)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise MachineError(
+                f"memory does not hold a microbatch of {self.microbatch_size} examples. Take a smaller "
+                "microbatch_size, or leave it out."
+            ) from None
+        finally:
+            engine.compiles = compiles
+
+    def _hold(self, law: Law, engine: Engine, truth: Truth, coefficient: Coefficient, count: int | None = None) -> None:
+        with engine.parameters_free():
+            with engine.plainly():
+                wrong = complaint(law, engine, truth)
+            if wrong is None and engine.rounds_by:
+                wrong = complaint_of_speed(law, engine, truth, coefficient, count or self._examples)
+        if wrong is not None:
+            others = _SLOW if self._speed.engine in ("graph", "func") else ""
+            raise InputError(f'engine "{self.name}" {wrong}. Take that out{others}.')
+
+    @property
+    def _examples(self) -> int:
+        """Of a microbatch as it will be."""
+        return self.filled(min(self._count or self.microbatch_size, self.microbatch_size))
+
+
+def _kinds(targets: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+    """A loss may be another function of two targets than of one, and draw random numbers for them."""
+    return tuple((target.shape[1:], target.dtype, target.device) for target in targets)
+
+
+def _shape(views: torch.Tensor) -> tuple[Any, ...]:
+    return views.shape[2:], views.dtype, views.device, are_exact("conv", views.device)

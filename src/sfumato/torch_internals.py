@@ -1,0 +1,69 @@
+"""What is borrowed from PyTorch's private or experimental modules, all of it: here a new version is looked at first.
+
+The whole suite runs on the oldest and on the newest version that pyproject.toml allows; each name says what it is for.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+# Operators as graphs name them: torch.export gives no public type for them.
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.modules import module as _modules
+from torch.nn.utils import parametrize as _parametrize
+
+# Sees every operation that autograd leads to, which `__torch_function__` does not.
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Outputs of models are nests of containers; torch.export and vmap take them apart by the same functions.
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+__all__ = [
+    "HOOKS",
+    "HigherOrderOperator",
+    "OpOverload",
+    "TorchDispatchMode",
+    "compile_graph",
+    "global_hooks",
+    "lerp_all",
+    "make_fx",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map",
+    "tree_unflatten",
+    "version",
+    "weights_are_cached",
+]
+
+# Attributes of a module that hold its hooks.
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_GLOBAL_HOOKS = tuple(name for name in vars(_modules) if name.startswith("_global_") and name.endswith("_hooks"))
+
+
+def global_hooks() -> list[Any]:
+    """The containers of the hooks that every module calls."""
+    return [getattr(_modules, name) for name in _GLOBAL_HOOKS]
+
+
+def version(tensor: torch.Tensor) -> int | None:
+    """How often a tensor was written to; None where PyTorch does not count (tensors made in `torch.inference_mode`)."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def weights_are_cached() -> bool:
+    """Whether the caller is inside `torch.nn.utils.parametrize.cached()`."""
+    return bool(_parametrize._cache_enabled)
+
+
+def compile_graph(graph: torch.fx.GraphModule, tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
+    """Straight to the compiler: the list is one graph already, and torch.compile would take it down once more."""
+    from torch import _inductor  # large, and of no use without a compiler
+
+    return _inductor.compile(graph, list(tensors))
+
+
+def lerp_all(averages: Sequence[torch.Tensor], values: Sequence[torch.Tensor], weight: float) -> None:
+    """Moves each average towards its value, all in one call."""
+    torch._foreach_lerp_(list(averages), list(values), weight)
