@@ -3,7 +3,7 @@ import pytest
 from scipy import stats
 
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.data.sampling import poisson_batch, shuffled_batch
+from sfumato.data.sampling import Shuffling, poisson_batch
 from sfumato.randomness import Streams, new_key
 
 
@@ -80,12 +80,12 @@ def test_an_empty_batch_occurs_and_is_an_ordinary_array():
 
 @pytest.mark.parametrize("num_examples, batch_size", [(10, 3), (7, 7), (5, 4)])
 def test_a_shuffled_epoch_visits_every_example_once(num_examples, batch_size):
-    streams, mechanism = Streams(new_key(), {}, {}), Mechanism(num_examples, batch_size, 0.0, 1, "shuffled")
-    batches = [
-        shuffled_batch(mechanism, step, lambda epoch: streams.stream("shuffling", epoch))
-        for step in range(1, 3 * num_examples + 1)
-    ]
+    streams, orders = Streams(new_key(), {}, {}), []
+    shuffling = Shuffling(num_examples, lambda epoch: orders.append(epoch) or streams.stream("shuffling", epoch))
+    batches = [shuffling.batch(batch_size, step) for step in range(1, 3 * num_examples + 1)]
     visits = np.concatenate(batches)
     assert all(len(batch) == batch_size for batch in batches)
     for epoch in range(3 * batch_size):
         assert sorted(visits[epoch * num_examples : (epoch + 1) * num_examples]) == list(range(num_examples))
+    assert orders == list(range(3 * batch_size))  # each order is drawn once
+    assert np.array_equal(shuffling.batch(batch_size, 2), batches[1])  # a resumed run meets the same ones

@@ -101,7 +101,7 @@ def test_all_code_that_runs_in_an_update_is_in_the_digest(tmp_path):
     ledger.appends_under(bytes(32))
     ledger.append(lines_of.run_line("id", plan.mechanism, 1.0, "digest"))
     ledger.append(lines_of.first_session_line({}))
-    draws = Draws(bytes(32), {}, ledger, is_public=False, seals_sums=True)
+    draws = Draws(bytes(32), {}, ledger, is_public=False, is_accounted=True)
     files = set()
 
     def watch(frame, event, argument):

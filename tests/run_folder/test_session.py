@@ -74,7 +74,7 @@ class Run:
         """One process: goes on, releases some steps, writes a checkpoint of one of them perhaps, and is gone."""
         go = sessions.begin if begins else sessions.resume
         session = go(self.folder, self.plan, self.dataset, {"host": environment})
-        draws = Draws(session.key, session.context, session.ledger, is_public=False, seals_sums=True)
+        draws = Draws(session.key, session.context, session.ledger, is_public=False, is_accounted=True)
         try:
             for step in steps:
                 draws.of_step(step, self.plan.mechanism, Views("none", 0, 0))

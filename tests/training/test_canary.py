@@ -12,7 +12,7 @@ from sfumato import randomness
 from sfumato.clipping import GradFn
 from sfumato.clipping import clipped_grad as module_of_grad  # noqa: F401  (imported before its parts are patched)
 from sfumato.clipping.graph.engine import GraphEngine
-from sfumato.data.sampling import shuffled_batch
+from sfumato.data.sampling import Shuffling
 from sfumato.training import step as step_module
 from sfumato.training.noise import add_noise
 from sfumato.training.step import PrivateStep
@@ -122,13 +122,8 @@ def test_a_norm_that_leaves_out_the_bias_is_caught(monkeypatch):
 
 def test_a_shuffled_sampler_that_claims_poisson_is_caught():
     mechanism, source = canary.mechanism_of(STEPS), streams()
-    seen = canary.observe(
-        STEPS,
-        source,
-        sampler=lambda number: np.sort(
-            shuffled_batch(mechanism, number, lambda epoch: source.stream("shuffling", epoch))
-        ),
-    )
+    shuffling = Shuffling(mechanism.num_examples, lambda epoch: source.stream("shuffling", epoch))
+    seen = canary.observe(STEPS, source, sampler=lambda number: np.sort(shuffling.batch(mechanism.batch_size, number)))
     assert {"batch size variance", "steps drawn independently"} <= canary.violations(seen)
 
 

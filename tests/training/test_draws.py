@@ -27,8 +27,8 @@ def begun(folder, key, *more, recipe="digest"):
     return ledger
 
 
-def draws(ledger, key, context=CONTEXT, is_public=False, seals_sums=True):
-    return Draws(key, context, ledger, is_public=is_public, seals_sums=seals_sums)
+def draws(ledger, key, context=CONTEXT, is_public=False, is_accounted=True):
+    return Draws(key, context, ledger, is_public=is_public, is_accounted=is_accounted)
 
 
 def sample(drawn, step):

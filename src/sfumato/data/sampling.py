@@ -1,5 +1,8 @@
 """Which examples a step sees: the sampler that the accountant accounts for."""
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 
 from sfumato.accounting.mechanism import Mechanism
@@ -29,27 +32,33 @@ def poisson_batch(mechanism: Mechanism, stream: Stream) -> np.ndarray:
     return np.flatnonzero(words < np.uint64(threshold))
 
 
-def shuffled_batch(mechanism: Mechanism, step: int, epoch_stream) -> np.ndarray:
-    """The fixed-size batch of a step when each epoch visits the examples in random order.
+class Shuffling:
+    """Fixed-size batches when each epoch visits the examples in random order.
 
     For ordinary training and for fidelity to papers that shuffled: no epsilon of a
     Poisson-sampled mechanism holds for it. Batches do not end at an epoch's end but
     go on with the next order, so that every batch has batch_size examples.
 
     Args:
-        mechanism: N and the batch size.
-        step: 1 for the first update.
-        epoch_stream: ``epoch_stream(epoch) -> Stream``, the randomness of one epoch's order.
-
-    Returns:
-        Indices, shape (batch_size,), int64.
+        num_examples: N.
+        epoch_stream: ``epoch_stream(epoch) -> Stream``, the randomness of one epoch's order, from epoch 0 on.
     """
-    first = (step - 1) * mechanism.batch_size
-    positions = np.arange(first, first + mechanism.batch_size)
-    epochs, offsets = np.divmod(positions, mechanism.num_examples)
-    indices = np.empty(mechanism.batch_size, dtype=np.int64)
-    for epoch in np.unique(epochs):
+
+    def __init__(self, num_examples: int, epoch_stream: Callable[[int], Stream]) -> None:
+        self.num_examples = num_examples
+        self._epoch_stream = epoch_stream
+        # A batch looks at one order or two; a small data set has many epochs in a batch.
+        self._order = functools.lru_cache(maxsize=2)(self._shuffle)
+
+    def batch(self, batch_size: int, step: int) -> np.ndarray:
+        """The indices of a step, 1 for the first update: shape (batch_size,), int64."""
+        first = (step - 1) * batch_size
+        epochs, offsets = np.divmod(np.arange(first, first + batch_size), self.num_examples)
+        indices = np.empty(batch_size, dtype=np.int64)
+        for epoch in np.unique(epochs):
+            indices[epochs == epoch] = self._order(int(epoch))[offsets[epochs == epoch]]
+        return indices
+
+    def _shuffle(self, epoch: int) -> np.ndarray:
         # Sorting random words is a uniform permutation, ties apart (probability N^2 / 2^65).
-        order = np.argsort(epoch_stream(int(epoch)).uint64(mechanism.num_examples), kind="stable")
-        indices[epochs == epoch] = order[offsets[epochs == epoch]]
-    return indices
+        return np.argsort(self._epoch_stream(epoch).uint64(self.num_examples), kind="stable")

@@ -6,6 +6,7 @@ from sfumato.accounting.mechanism import Mechanism
 from sfumato.data.dataset import Dataset
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
+from sfumato.run_folder.entries import spent_mechanism
 from sfumato.run_folder.ledger import Ledger
 from sfumato.run_folder.record import Certificate, PublicInputs, ResultClaims, WeightsFacts
 
@@ -36,6 +37,17 @@ SELECTION = [
     "anyone who learns how many runs there were, or sees another of them",
 ]
 KEY_KEPT = "anyone who reads the file `key`, which this run keeps: it regenerates the noise"
+
+
+def released(plan: Plan, ledger: Ledger) -> Mechanism:
+    """The mechanism whose num_steps counts what was released; of ordinary training, whose updates nobody counts, the
+    planned one.
+
+    Raises:
+        InputError: If the lines do not form a ledger.
+    """
+    spent = spent_mechanism(ledger.lines)
+    return plan.mechanism if plan.recipe.privacy is None else spent
 
 
 def certificate(

@@ -17,9 +17,8 @@ from sfumato.planning.resolve import Plan
 from sfumato.record import Record
 from sfumato.run_folder import key_file, record
 from sfumato.run_folder import session as sessions
-from sfumato.run_folder.certificate import certificate, not_covered, result_claims, weights_facts
+from sfumato.run_folder.certificate import certificate, not_covered, released, result_claims, weights_facts
 from sfumato.run_folder.checkpoint import Checkpoint
-from sfumato.run_folder.entries import spent_mechanism
 from sfumato.run_folder.ledger import Ledger
 from sfumato.run_folder.record import Certificate, Metrics, Result, WeightsFacts
 
@@ -58,7 +57,7 @@ def verify(folder: Path, plan: Plan, dataset: Dataset, ledger: Ledger) -> Result
     Raises:
         InputError: Naming the file that does not belong, or that is missing or damaged.
     """
-    spent = spent_mechanism(ledger.lines)
+    spent = released(plan, ledger)
     sessions.refuse_another_recipe(ledger, plan)
     sessions.refuse_incomplete(folder, plan, ledger)
     truth = certificate(plan, spent, ledger, "complete", dataset)

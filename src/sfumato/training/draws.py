@@ -13,7 +13,7 @@ import torch
 
 from sfumato import randomness
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.data.sampling import poisson_batch, shuffled_batch
+from sfumato.data.sampling import Shuffling, poisson_batch
 from sfumato.data.views import Views
 from sfumato.randomness import Stream, Streams
 from sfumato.run_folder import entries as lines_of
@@ -41,11 +41,12 @@ class Draws:
         context: Digests of the recipe and of the data.
         ledger: Its last session line is this session's.
         is_public: Runs of one public seed share their randomness on purpose; they are not private.
-        seals_sums: Whether sums are clipped, and noise is added.
+        is_accounted: Whether updates are releases of clipped sums with noise. Those of ordinary training are not on
+            the ledger: there is nothing to count.
     """
 
     def __init__(
-        self, key: bytes, context: dict[str, str], ledger: Ledger, *, is_public: bool, seals_sums: bool
+        self, key: bytes, context: dict[str, str], ledger: Ledger, *, is_public: bool, is_accounted: bool
     ) -> None:
         session = lines_of.last_session(ledger.lines)
         self.session: int = session["session"]
@@ -55,8 +56,9 @@ class Draws:
             environment = randomness.digest(session["environment"])
             self._streams = Streams(key, context, {"number": self.session, "environment": environment})
         self._ledger = ledger
-        self._is_public = is_public
-        self._sum_key = randomness.subkey(key, "sum") if seals_sums and not is_public else None
+        self._is_public, self._is_accounted = is_public, is_accounted
+        self._shuffling = Shuffling(ledger.lines[0]["num_examples"], self._epoch_stream)
+        self._sum_key = randomness.subkey(key, "sum") if is_accounted and not is_public else None
         self.num_releases = len(lines_of.releases(ledger.lines))
         steps = (line for line in ledger.lines if line["kind"] == "step")
         self._lines = {line["step"]: line for line in steps if line["session"] == self.session}
@@ -70,14 +72,14 @@ class Draws:
         return self._streams.stream("initial weights").uint64(1)
 
     def of_step(self, step: int, mechanism: Mechanism, views: Views) -> Randomness:
-        """The sample, the bits of its views and the key of what the model draws. The update before must be on the
-        ledger.
+        """The sample, the bits of its views and the key of what the model draws. The update before must have been
+        recorded.
         """
         before = self._before(step)
         if mechanism.sampling == "poisson":
             indices = poisson_batch(mechanism, self._streams.stream("sampling", step, **before))
         else:  # an epoch's order belongs to many updates
-            indices = shuffled_batch(mechanism, step, lambda epoch: self._streams.stream("shuffling", epoch))
+            indices = self._shuffling.batch(mechanism.batch_size, step)
         view, model = (
             self._streams.stream(purpose, step, **before)
             for purpose in ("augmentation", "random numbers inside the model")
@@ -95,6 +97,8 @@ class Draws:
             MachineError: If the ledger cannot be written.
         """
         before, sum_mac = self._before(step), None
+        if not self._is_accounted:
+            return self._streams.stream("noise", step, **before)
         if self._sum_key is not None:
             # Step and history are in it, or equal sums (those of empty batches) would show in the ledger.
             sum_mac = tensor_mac(self._sum_key, [self.session, step, before], grad_sum)
@@ -105,6 +109,9 @@ class Draws:
             raise SumChanged(step)
         sealed = {} if sum_mac is None else {"sum_mac": sum_mac}
         return self._streams.stream("noise", step, **before, **sealed)
+
+    def _epoch_stream(self, epoch: int) -> Stream:
+        return self._streams.stream("shuffling", epoch)
 
     def _before(self, step: int) -> dict[str, str]:
         """The ledger's head before the line of that update."""

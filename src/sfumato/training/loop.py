@@ -18,9 +18,8 @@ from sfumato.planning.resolve import Plan
 from sfumato.record import finite
 from sfumato.run_folder import files, key_file, record
 from sfumato.run_folder import session as sessions
-from sfumato.run_folder.certificate import certificate, result_claims, weights_facts
+from sfumato.run_folder.certificate import certificate, released, result_claims, weights_facts
 from sfumato.run_folder.checkpoint import Checkpoint
-from sfumato.run_folder.entries import spent_mechanism
 from sfumato.run_folder.environment import describe, pick_device
 from sfumato.run_folder.record import Certificate, Metrics, PrivateMetrics, RecordLines, Result
 from sfumato.run_folder.verification import verify_finished
@@ -204,8 +203,8 @@ class _Run:
         # A public seed makes common random numbers: runs that differ in batch size or data share their noise. Such a
         # run is marked as not private.
         recipe, session = self.plan.recipe, self.session
-        is_public, is_clipped = recipe.run.seed is not None, recipe.privacy is not None
-        return Draws(session.key, session.context, session.ledger, is_public=is_public, seals_sums=is_clipped)
+        is_public, is_accounted = recipe.run.seed is not None, recipe.privacy is not None
+        return Draws(session.key, session.context, session.ledger, is_public=is_public, is_accounted=is_accounted)
 
     def _go_on_from(self, checkpoint: Checkpoint | None) -> None:
         self.first_step = 1
@@ -290,7 +289,9 @@ class _Run:
         return self.draws.num_releases < self.mechanism.num_steps
 
     def _planned(self) -> int:
-        """How many releases there will have been at the end."""
+        """How many releases there will have been at the end; updates, where nothing is accounted."""
+        if self.plan.recipe.privacy is None:
+            return self.mechanism.num_steps
         steps = range(self.first_step, self.mechanism.num_steps + 1)
         planned = self.draws.num_releases + sum(not self.draws.is_recorded(step) for step in steps)
         return min(planned, self.mechanism.num_steps) if self._is_bounded() else planned
@@ -368,7 +369,7 @@ class _Run:
 
     def _complete(self, last_step: int, scores: HeldOutScores) -> Result:
         """Writes weights, certificate and result, then deletes the key."""
-        spent = spent_mechanism(self.session.ledger.lines)
+        spent = released(self.plan, self.session.ledger)
         claim = certificate(self.plan, spent, self.session.ledger, "complete", self.dataset)
         self._save_weights(claim)
         record.write(self.folder / record.CERTIFICATE_FILE, claim)

@@ -1,0 +1,116 @@
+"""Ordinary training: the mean gradient, nothing counted, and runs that survive interruption as private ones do."""
+
+import json
+import shutil
+import signal
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from sfumato.data.views import Views
+from sfumato.evaluation.objective import Objective
+from sfumato.run_folder.ledger import Ledger
+from sfumato.training.nonprivate import OrdinaryStep
+from sfumato.training.step import Randomness
+from tests.training import faults
+from tests.training.test_step import problem
+
+SETTINGS = ["--non-private", "--set", "training.num_steps=20", "--set", "training.checkpoint_every=3"]
+
+
+def command(folder, *more):
+    return ["train", "demo/digits", *SETTINGS, "--output", str(folder), *more]
+
+
+def gradient_of(model, images, indices, augmult=0, microbatch_size=4, max_grad_norm=None):
+    views = Views("flip" if augmult else "none", augmult, 0)
+    step = OrdinaryStep(model, Objective(None), views, microbatch_size, max_grad_norm, "float32", False)
+    bits = np.random.default_rng(0).integers(0, 2**32, (len(images), augmult), dtype=np.uint32)
+    randomness = Randomness(np.array(indices, dtype=np.int64), bits, bytes(32))
+    gradient, statistics = step.collect(images, dict(model.named_parameters()), randomness)
+    return torch.cat([value.flatten() for value in gradient.values()]), statistics, views, bits
+
+
+@pytest.mark.parametrize("augmult", [0, 3])
+def test_an_update_is_the_mean_gradient_of_all_views_one_by_one(augmult):
+    model, images = problem(unreadable=[2])
+    indices = [1, 2, 5, 7, 11, 20, 3]
+    readable = [index for index in indices if index != 2]
+    gradient, statistics, views, bits = gradient_of(model, images, indices, augmult)
+    total, losses = torch.zeros_like(gradient), []
+    for index in readable:
+        made = views.make(images, torch.tensor([index]), bits, torch.device("cpu"))
+        for view in made[0] if augmult else made:
+            value = nn.functional.cross_entropy(model(view[None]), images.labels[[index]])
+            total += torch.cat([part.flatten() for part in torch.autograd.grad(value, list(model.parameters()))])
+            losses.append(float(value.detach()))
+    assert torch.allclose(gradient, total / len(losses), atol=1e-6)
+    assert statistics.loss == pytest.approx(np.mean(losses), rel=1e-5)
+    assert statistics.grad_norm == pytest.approx(float(gradient.norm()), rel=1e-5)
+
+
+def test_the_microbatch_size_changes_nothing_but_rounding():
+    model, images = problem()
+    one, other = (gradient_of(model, images, range(17), 2, size)[0] for size in (1, 24))
+    assert torch.allclose(one, other, atol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_largest_norm_scales_the_mean_gradient_as_clipping_scales_an_example_s(factor):
+    model, images = problem()
+    plain, statistics, *_ = gradient_of(model, images, range(9))
+    limit = factor * statistics.grad_norm
+    scaled = gradient_of(model, images, range(9), max_grad_norm=limit)[0]
+    assert torch.allclose(scaled, plain * min(1 / limit, 1 / statistics.grad_norm), atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run that was killed after its first checkpoints, and went on; and a copy of it as it was killed."""
+    folder = tmp_path_factory.mktemp("runs")
+    run, copy = folder / "run", folder / "copy"
+    assert faults.run(command(run), die_at=("file", 14, 0.5)) == -signal.SIGKILL
+    assert len(list((run / "checkpoints").iterdir())) >= 2
+    shutil.copytree(run, copy)
+    assert faults.run(command(run, "--resume")) == 0
+    return run, copy
+
+
+def test_killed_again_it_ends_in_the_same_weights(finished, tmp_path):
+    run, copy = finished
+    again = tmp_path / "again"
+    shutil.copytree(copy, again)
+    assert faults.run(command(again, "--resume"), die_at=("file", 4, 0.5)) == -signal.SIGKILL
+    assert faults.run(command(again, "--resume")) == 0
+    weights, expected = (load_file(folder / "model.safetensors") for folder in (again, run))
+    assert all(weights[name].equal(value) for name, value in expected.items())
+    assert (again / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
+
+
+def test_its_updates_are_no_lines_of_the_ledger_and_its_claims_are_none(finished):
+    run, _ = finished
+    assert [line["kind"] for line in Ledger.open(run / "ledger.jsonl").lines] == ["run", "session"]
+    claims = json.loads((run / "privacy.json").read_text())
+    assert claims["private"] is False and claims["epsilon"] is None and claims["num_steps"] == 20
+    result = json.loads((run / "result.json").read_text())
+    assert result["test_accuracy"] > 0.85 and result["epsilon"] is None
+
+
+def test_a_finished_one_tells_its_result_again(finished, tmp_path):
+    run, _ = finished
+    log = tmp_path / "log"
+    assert faults.run(command(run, "--resume", "--json"), log=log) == 0
+    assert json.loads(log.read_text().splitlines()[-1])["num_steps"] == 20
+
+
+def test_a_result_without_its_last_updates_is_no_result(finished, tmp_path):
+    """Nothing in the ledger tells; while the key is there the newest checkpoint does."""
+    run, copy = finished
+    for name in ("result.json", "privacy.json", "model.safetensors", "metrics.jsonl"):
+        shutil.copy(run / name, copy / name)
+    log = tmp_path / "log"
+    assert faults.run(command(copy, "--resume"), log=log) == 2
+    assert "end before its last" in log.read_text()
