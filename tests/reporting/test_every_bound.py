@@ -20,6 +20,7 @@ from sfumato.errors import InputError
 from sfumato.reporting import formats, plots
 from sfumato.run_folder.record import Metrics
 from sfumato.scaling.search import final_recipe as final
+from sfumato.scaling.search.result import Best, Cost, Predicted, PrivateSearchResult, SearchResult, Selected
 from tests.reporting import folders
 from tests.scaling.search.one_worker import made_up_search
 
@@ -125,39 +126,58 @@ def test_what_the_figures_print(spent):
 
 
 def test_what_searches_print(spent, capsys):
-    found = {
-        "stages": [],
-        "augtest_gain": None,
-        "best": {"settings": {}, "run": "a", "accuracy": 0.5},
-        "predicted_accuracy": {"value": 0.5, "low": 0.4, "high": 0.6},
-        "law": "log",
-        "cost": {"search_fraction": 0.5},
-        "search_data": "mnist",
-        "warnings": [],
-        "recipe": "recipe.toml",
-        "epsilon_final": spent,
-        "epsilon_search_inclusive": spent,
-        "delta": DELTA,
-        "accuracy": 0.5,
-        "trials": 3,
-    }
-    for show in (lambda: search._show(found, []), lambda: paid_search.show(found)):
-        show()
-        assert DELTA in assert_bounds(capsys.readouterr().out, spent)
+    search._show(search_result(spent), [])
+    assert DELTA in assert_bounds(capsys.readouterr().out, spent)
+    paid_search.show(
+        PrivateSearchResult(
+            best=Selected(run="a", accuracy=0.5),
+            trials=None,
+            expected_trials=3.0,
+            recipe="recipe.toml",
+            storage=None,
+            search_data="mnist",
+            private=True,
+            epsilon_final=spent,
+            epsilon_search_inclusive=spent,
+            delta=DELTA,
+            noise_multiplier=1.0,
+            predicted_accuracy=None,
+            held_out="test",
+            accuracy=0.5,
+            test_accuracy=0.5,
+            cost=Cost(search_views=1.0, search_fraction=0.5),
+        )
+    )
+    assert DELTA in assert_bounds(capsys.readouterr().out, spent)
+
+
+def search_result(spent):
+    return SearchResult(
+        best=Best(settings={}, accuracy=0.5),
+        stages=[],
+        trials=3,
+        given_up=0,
+        epsilon_final=spent,
+        delta=DELTA,
+        noise_multiplier=1.0,
+        epsilon_search_inclusive=spent,
+        predicted_accuracy=Predicted(value=0.5, low=0.4, high=0.6),
+        augtest_gain=None,
+        law="log",
+        cost=Cost(search_views=1.0, search_fraction=0.5),
+        warnings=[],
+        storage="sqlite:///study.db",
+        search_data="mnist",
+        recipe="recipe.toml",
+    )
 
 
 def test_what_the_final_recipe_of_a_search_says(spent, monkeypatch):
     searched = made_up_search()
     recipe = config.parse({**searched.recipe.model_dump(), "data": {"name": "folder", "path": "home-of-alice"}})
     monkeypatch.setattr(final, "final_recipe", lambda *arguments: (recipe, spent))
-    found = {
-        "trials": 3,
-        "predicted_accuracy": {"value": 0.5, "low": 0.4, "high": 0.6},
-        "epsilon_final": spent,
-        "delta": DELTA,
-    }
     agenda = dataclasses.make_dataclass("Agenda", ["settings"])({})
-    text = final.as_toml(searched, agenda, found, "mine")
+    text = final.as_toml(searched, agenda, search_result(spent), "mine")
     assert DELTA in assert_bounds(text, spent)
     assert "alice" not in text  # a recipe is for sharing
 

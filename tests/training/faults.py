@@ -16,7 +16,7 @@ _context.set_forkserver_preload(
         "torch.func",
         "sfumato.training.loop",
         "sfumato.cli.train",
-        "sfumato.cli.display",
+        "sfumato.training.display",
         "sklearn.datasets",
         "sfumato.reporting.page",
     ]

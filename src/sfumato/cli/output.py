@@ -1,8 +1,9 @@
 """What goes to stdout and what to stderr."""
 
 import json
-import sys
 from typing import Any
+
+from sfumato.reporting.lines import note, plain
 
 
 def print_json(value: Any) -> None:
@@ -10,27 +11,9 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, allow_nan=False))
 
 
-def plain(text: str) -> str:
-    r"""A line that cannot steer a terminal: all that is not printed (escape sequences, line breaks, turns of the
-    writing direction) is spelled out.
-
-    Names of classes and files come from others.
-
-    Example:
-        >>> print(plain("cat\x1b[2J"))
-        cat\x1b[2J
-    """
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
-
-
 def say(text: str) -> None:
     """A line of the result, on stdout."""
     print(plain(text))
-
-
-def note(text: str) -> None:
-    """One line of progress, on stderr."""
-    print(plain(text), file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:

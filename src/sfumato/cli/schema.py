@@ -1,4 +1,4 @@
-"""`sfumato schema`: the JSON schema of a file that a run leaves."""
+"""`sfumato schema`: the JSON schema of a file that a run or a search leaves."""
 
 from typing import Annotated
 
@@ -9,13 +9,15 @@ from sfumato.errors import InputError
 
 
 def schema(
-    name: Annotated[str, typer.Argument(help="certificate, result, metrics, private-metrics or ledger.")],
+    name: Annotated[str, typer.Argument(help="certificate, result, metrics, private-metrics, ledger or search.")],
 ) -> None:
-    """Prints the JSON schema of privacy.json, result.json, or of a line of metrics.jsonl, metrics_private.jsonl or
-    ledger.jsonl.
+    """Prints the JSON schema of privacy.json, result.json, search.json, or of a line of metrics.jsonl,
+    metrics_private.jsonl or ledger.jsonl.
     """
     from sfumato.run_folder.schemas import SCHEMAS, schema_of
+    from sfumato.scaling.search.result import SearchResult
 
-    if name not in SCHEMAS:
-        raise InputError(f"there is no schema {name!r}. Known are {', '.join(SCHEMAS)}.")
-    output.print_json(schema_of(name))
+    known = {**SCHEMAS, "search": SearchResult}
+    if name not in known:
+        raise InputError(f"there is no schema {name!r}. Known are {', '.join(known)}.")
+    output.print_json(schema_of(known[name]))

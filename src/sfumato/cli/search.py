@@ -3,7 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from sfumato.cli.train import find_recipe, override, trust_options, trusted_modu
 from sfumato.errors import InputError
 from sfumato.reporting import formats
 from sfumato.run_folder.files import refuse_among_images
+
+if TYPE_CHECKING:
+    from sfumato.scaling.search.result import SearchResult
 
 
 def search(
@@ -86,12 +89,22 @@ def search(
             "--batch-size": batch_size,
             "--seeds": seeds,
         }
-        paid_search.refuse(refused, sampler, data, score_noise)
-        found = paid_search.run(parsed, space, trials, data, score_noise, folder, data_root, device, trusted)
+        paid_search.refuse(refused, sampler)
+        best = paid_search.run(
+            parsed,
+            trials,
+            folder,
+            space=space,
+            data=data,
+            score_noise=score_noise,
+            data_root=data_root,
+            device=device,
+            trust=trusted,
+        )
         if json_:
-            output.print_json(found)
+            output.print_json(best.as_json())
         else:
-            paid_search.show(found)
+            paid_search.show(best)
         return
     if score_noise is not None:
         raise InputError(
@@ -131,7 +144,7 @@ def search(
         output.note(f"interrupted; every finished trial is kept. Go on with the same command: {again}")
         raise typer.Exit(1) from None
     if json_:
-        output.print_json(found)
+        output.print_json(found.as_json())
     else:
         root = (
             ["--data-root", parsed.data.path] if parsed.data.path is not None else []
@@ -139,43 +152,37 @@ def search(
         _show(found, [*root, *trust_options(trusted)])
 
 
-def _show(found: dict[str, Any], more: list[str]) -> None:
+def _show(found: "SearchResult", more: list[str]) -> None:
     """The result in words; `more` are the options that training the final recipe needs besides."""
-    for stage in found["stages"]:
-        needed = "" if stage["needed"] is None else f" (chance alone: up to {100 * stage['needed']:.2f})"
-        verdict = "kept" if stage["counts"] else "not a gain, left as it was"
+    for stage in found.stages:
+        needed = "" if stage.needed is None else f" (chance alone: up to {100 * stage.needed:.2f})"
+        verdict = "kept" if stage.counts else "not a gain, left as it was"
         output.say(
-            f"{stage['name']:<16}"
-            + (
-                f"{100 * stage['gain']:+.2f} points{needed}: {verdict}"
-                if stage["gain"] > 0
-                else "nothing better was found"
-            )
+            f"{stage.name:<16}"
+            + (f"{100 * stage.gain:+.2f} points{needed}: {verdict}" if stage.gain > 0 else "nothing better was found")
         )
-    if found["augtest_gain"] is not None:
+    if found.augtest_gain is not None:
         output.say(
-            f"{'AugTest':<16}{100 * found['augtest_gain']:+.2f} points, if several views of each image are tested: no "
+            f"{'AugTest':<16}{100 * found.augtest_gain:+.2f} points, if several views of each image are tested: no "
             "part of what follows"
         )
-    for key, value in found["best"]["settings"].items():
+    for key, value in found.best.settings.items():
         output.say(f"  {key} = {value}")
-    predicted = found["predicted_accuracy"]
-    low, high = output.per_cent(predicted["low"]), output.per_cent(predicted["high"])
+    predicted = found.predicted_accuracy
+    low, high = output.per_cent(predicted.low), output.per_cent(predicted.high)
     output.say(
-        f"predicted at the reference: {output.per_cent(predicted['value'])}, between {low} and {high} (95 %, "
-        f"validation split, law {found['law']})"
+        f"predicted at the reference: {output.per_cent(predicted.value)}, between {low} and {high} (95 %, "
+        f"validation split, law {found.law})"
     )
-    output.say(
-        f"the search cost {output.per_cent(found['cost']['search_fraction'])} of one run of the recipe it began with"
-    )
-    if found["search_data"] == "private":
+    output.say(f"the search cost {output.per_cent(found.cost.search_fraction)} of one run of the recipe it began with")
+    if found.search_data == "private":
         output.say(
             "the simulations looked at the private images: the search is not covered by the certificate of the final "
             "run"
         )
-    for warning in found["warnings"]:
+    for warning in found.warnings:
         output.warn(warning)
-    if found["recipe"]:
-        command = shlex.join(["sfumato", "train", found["recipe"], *more])
-        epsilon, delta = formats.epsilon(found["epsilon_final"]), formats.delta(found["delta"])
+    if found.recipe:
+        command = shlex.join(["sfumato", "train", found.recipe, *more])
+        epsilon, delta = formats.epsilon(found.epsilon_final), formats.delta(found.delta)
         output.say(f"epsilon of the final run: {epsilon} at delta {delta}. Train it: {command}")

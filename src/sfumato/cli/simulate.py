@@ -1,8 +1,6 @@
 """`sfumato simulate`: the same run at a smaller batch and a constant total amount of noise."""
 
-import contextlib
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +12,7 @@ from sfumato.cli.train import find_recipe, override, trusted_modules
 from sfumato.errors import InputError
 
 if TYPE_CHECKING:
-    from sfumato.training.loop import Progress
+    pass
 
 
 def simulate(
@@ -39,18 +37,11 @@ def simulate(
     trusted = trusted_modules(parsed, set_ or [], trust or [])
     numbers = parse_seeds(seeds)
 
-    from sfumato.cli.display import Display
-    from sfumato.reporting.page import write_report
     from sfumato.run_folder import session
     from sfumato.scaling.simulate import simulate as run_all
     from sfumato.training.interrupt import Interrupted
 
     folder = output_folder or session.new_folder(f"{name}-b{batch_size}")
-
-    @contextlib.contextmanager
-    def watch() -> Iterator["Progress"]:
-        with Display() as display:
-            yield display.progress
 
     try:
         result = run_all(
@@ -61,9 +52,6 @@ def simulate(
             data_root=data_root,
             device=device,
             trust=trusted,
-            report=output.note,
-            watch=watch,
-            after=write_report,
         )
     except Interrupted as interrupted:
         output.note(

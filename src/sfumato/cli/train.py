@@ -49,7 +49,6 @@ def train(
         _show_plan(parsed, data_root, device, non_private, trusted, json_)
         return
 
-    from sfumato.cli.display import Display
     from sfumato.run_folder import session
     from sfumato.training.interrupt import Interrupted
     from sfumato.training.trainer import train as run_training
@@ -57,32 +56,26 @@ def train(
     folder = output_folder or (session.newest_unfinished(name) if resume else session.new_folder(name))
     if resume and output_folder is None:
         output.note(f"going on with {folder}")
-    with Display() as display:
-        try:
-            result = run_training(
-                parsed,
-                folder,
-                data_root=data_root,
-                device=device,
-                non_private=non_private,
-                resume=resume,
-                trust=trusted,
-                progress=display.progress,
-            )
-        except Interrupted as interrupted:
-            command = _resume_command(
-                recipe, epsilon, delta, set_ or [], folder, data_root, accountant, non_private, device, trusted
-            )
-            display.close()
-            output.note(f"{interrupted}; everything is kept. Go on with: {command}")
-            raise typer.Exit(1) from None
-    from sfumato.reporting.page import write_report
-
-    page = write_report(folder)
+    try:
+        result = run_training(
+            parsed,
+            folder,
+            data_root=data_root,
+            device=device,
+            non_private=non_private,
+            resume=resume,
+            trust=trusted,
+        )
+    except Interrupted as interrupted:
+        command = _resume_command(
+            recipe, epsilon, delta, set_ or [], folder, data_root, accountant, non_private, device, trusted
+        )
+        output.note(f"{interrupted}; everything is kept. Go on with: {command}")
+        raise typer.Exit(1) from None
     if json_:
         output.print_json(result.as_json())
     else:
-        _show_result(result, page, trusted)
+        _show_result(result, trusted)
 
 
 def find_recipe(recipe: str) -> tuple[str, dict[str, Any]]:
@@ -191,7 +184,7 @@ def _show_plan(
     )
 
 
-def _show_result(result: "Result", page: Path, trust: list[str]) -> None:
+def _show_result(result: "Result", trust: list[str]) -> None:
     balanced, majority = output.per_cent(result.balanced_accuracy), output.per_cent(result.majority_rate)
     output.say(
         f"held-out accuracy {output.per_cent(result.accuracy)} (last weights {output.per_cent(result.accuracy_last)}), "
@@ -206,7 +199,7 @@ def _show_result(result: "Result", page: Path, trust: list[str]) -> None:
     else:
         output.say(f"not private: {result.why_not_private}")
     output.say(f"certificate {Path(result.run) / 'privacy.json'}")
-    output.say(f"report      {page}")
+    output.say(f"report      {Path(result.run) / 'report.html'}")
     output.say(f"use it      sfumato predict {shlex.join([result.run, *trust_options(trust)])} IMAGE...")
 
 

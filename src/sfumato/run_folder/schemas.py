@@ -17,9 +17,9 @@ SCHEMAS: dict[str, Any] = {
 """By name: privacy.json, result.json, and a line of metrics.jsonl, metrics_private.jsonl and ledger.jsonl."""
 
 
-def schema_of(name: str) -> dict[str, Any]:
-    """The JSON schema (draft 2020-12) of one of `SCHEMAS`."""
+def schema_of(kind: Any) -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of a type such as those of `SCHEMAS`."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **pydantic.TypeAdapter(SCHEMAS[name]).json_schema(mode="serialization"),
+        **pydantic.TypeAdapter(kind).json_schema(mode="serialization"),
     }

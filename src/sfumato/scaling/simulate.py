@@ -1,7 +1,6 @@
 """The same run at a smaller batch and a constant total amount of noise (Sander et al. 2022, Section 3.3)."""
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,9 @@ from sfumato.config import Recipe, ResolvedRecipe, parse, parse_resolved
 from sfumato.data import loading
 from sfumato.errors import InputError
 from sfumato.planning.resolve import resolve
+from sfumato.reporting.page import write_report
 from sfumato.run_folder.record import Result
+from sfumato.training.display import watching
 from sfumato.training.loop import Progress
 from sfumato.training.trainer import Trainer
 
@@ -77,9 +78,7 @@ def simulate(
     data_root: Path | str | None = None,
     device: str = "auto",
     trust: Collection[str] = (),
-    report: Callable[[str], None] = lambda text: None,
-    watch: Callable[[], AbstractContextManager[Progress]] = lambda: nullcontext(Progress()),
-    after: Callable[[Path], object] = lambda folder: None,
+    progress: Progress | None = None,
 ) -> Simulation:
     """Trains one simulation for each seed. What an earlier call with the same output left is gone on with.
 
@@ -89,23 +88,22 @@ def simulate(
         seeds: One run for each.
         output: Holds a run folder for each seed.
         data_root, device, trust: See `sfumato.train`.
-        report: Is told what loading finds.
-        watch: Around each run, who watches it.
-        after: Is called with each run folder when it is finished.
+        progress: Who watches; None: a live line on stderr.
 
     Raises:
         InputError: As `simulated`, or if seeds are repeated.
         MachineError, Interrupted: See `sfumato.training.loop.train`.
     """
     parsed = parse(recipe) if isinstance(recipe, dict) else recipe
-    dataset = loading.load(parsed.data, None if data_root is None else Path(data_root), report)
+    with watching(progress) as watched:
+        dataset = loading.load(parsed.data, None if data_root is None else Path(data_root), watched.message)
     trainer = Trainer(dataset, device=device, trust=trust)
 
     def train(simulation: ResolvedRecipe) -> Result:
         folder = Path(output) / f"seed-{simulation.run.seed}"
-        with watch() as progress:
-            result = trainer.run(simulation, folder, resume=folder.exists(), progress=progress)
-        after(folder)
+        with watching(progress) as watched:
+            result = trainer.run(simulation, folder, resume=folder.exists(), progress=watched)
+        write_report(folder)
         return result
 
     return simulate_by(resolve(parsed, dataset.facts).recipe, batch_size, seeds, train)

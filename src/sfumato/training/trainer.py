@@ -10,9 +10,11 @@ from sfumato import config
 from sfumato.data import loading
 from sfumato.data.dataset import Dataset
 from sfumato.planning.resolve import Plan, resolve, without_privacy
+from sfumato.reporting.page import write_report
 from sfumato.run_folder import files
 from sfumato.run_folder.record import Result
 from sfumato.training import loop
+from sfumato.training.display import watching
 from sfumato.training.loop import Progress
 
 
@@ -59,9 +61,9 @@ def train(
     non_private: bool = False,
     resume: bool = False,
     trust: Collection[str] = (),
-    progress: Progress = Progress(),  # noqa: B008  (immutable)
+    progress: Progress | None = None,
 ) -> Result:
-    """Trains a classifier under a recipe's budget and writes the run folder ``output``.
+    """Trains a classifier under a recipe's budget and writes the run folder ``output``, its report included.
 
     Args:
         recipe: A recipe, or its nested dictionaries.
@@ -72,7 +74,7 @@ def train(
         resume: Go on with the run in ``output``; where its images lie may be left out, if the folder holds its owner's
             note.
         trust: Modules that may be imported for the recipe's model, each by its full name.
-        progress: Who watches; what was chosen and every warning are messages.
+        progress: Who watches; what was chosen and every warning are messages. None: a live line on stderr.
 
     Returns:
         What result.json holds.
@@ -88,14 +90,16 @@ def train(
         parsed = parsed.model_copy(update={"data": parsed.data.model_copy(update={"path": str(data_root)})})
     files.refuse_name(output)
     files.refuse_among_images(output, parsed.data)
-    trainer = Trainer(
-        loading.load_for(parsed, data_root, progress.message), device=device, trust=trust, progress=progress
-    )
-    plan = resolve(parsed, trainer.dataset.facts)
-    if non_private:
-        plan = without_privacy(plan)
-    for choice in [] if resume else plan.choices:
-        progress.message(f"chosen: {choice.key} = {choice.value} ({choice.why})")
-    for warning in plan.warnings:
-        progress.message(f"warning: {warning}")
-    return trainer.run_plan(plan, output, resume=resume)
+    with watching(progress) as watched:
+        dataset = loading.load_for(parsed, data_root, watched.message)
+        trainer = Trainer(dataset, device=device, trust=trust, progress=watched)
+        plan = resolve(parsed, trainer.dataset.facts)
+        if non_private:
+            plan = without_privacy(plan)
+        for choice in [] if resume else plan.choices:
+            watched.message(f"chosen: {choice.key} = {choice.value} ({choice.why})")
+        for warning in plan.warnings:
+            watched.message(f"warning: {warning}")
+        result = trainer.run_plan(plan, output, resume=resume)
+    write_report(output)
+    return result

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import jsonschema
 import pytest
 
 from sfumato import config
@@ -111,6 +112,9 @@ def test_a_search_ends_with_a_recipe_that_train_takes_and_whose_certificate_was_
         and found["augtest_gain"] is None
     )
     assert {"value", "low", "high"} == set(found["predicted_accuracy"])
+    written = json.loads((folder / "search.json").read_text())
+    jsonschema.validate(written, json.loads(call(capsys, "schema", "search")[1]))
+    assert written == found
     assert sorted(path.name for path in folder.iterdir()) == [
         "recipe.toml",
         "search.json",

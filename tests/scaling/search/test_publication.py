@@ -16,10 +16,10 @@ from PIL import Image
 from sfumato import randomness
 from sfumato.accounting.selection import Selection
 from sfumato.data.splitting import is_held_out
-from sfumato.evaluation import scores as evaluation
 from sfumato.evaluation.scores import judged_right
 from sfumato.run_folder.entries import spent_mechanism
 from sfumato.run_folder.ledger import Ledger
+from sfumato.scaling.search import private_search
 from sfumato.scaling.search import private_selection as paid
 from sfumato.training import loop
 from tests.scaling.search.test_command import call, write_digits, write_recipe
@@ -75,7 +75,7 @@ def test_what_is_published_is_the_same_for_one_trial_and_for_many(
         with monkeypatch.context() as forced:
             forced.setattr(Selection, "draw", lambda self, uniform: num_trials)
             forced.setattr(randomness, "new_key", lambda: next(drawn))
-            forced.setattr(evaluation, "judged_right", lambda logits, images: next(scores))
+            forced.setattr(private_search, "judged_right", lambda logits, images: next(scores))
             forced.setattr(paid, "_gaussian", lambda stream: 0.25)
             status, out, err = call(capsys, *words)
         assert status == 0, err
@@ -144,7 +144,7 @@ def test_the_divisor_is_the_number_of_files_whether_they_can_be_read_or_not(
         looked_at.append(images)
         return judged_right(logits, images)
 
-    monkeypatch.setattr(evaluation, "judged_right", counted)
+    monkeypatch.setattr(private_search, "judged_right", counted)
     monkeypatch.setattr(Selection, "draw", lambda self, uniform: 1)
     for damaged in (None, parts["valid"][3]):
         if damaged:

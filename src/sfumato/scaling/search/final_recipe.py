@@ -4,7 +4,6 @@ price.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from sfumato import config
 from sfumato.accounting import printed
@@ -13,6 +12,7 @@ from sfumato.config import ResolvedRecipe, parse_resolved
 from sfumato.errors import InputError
 from sfumato.planning.solve import Budget, solve
 from sfumato.scaling.law import NOT_TOLD_APART, Fit, Point, Prediction, fit, predict, rivals
+from sfumato.scaling.search.result import Best, Cost, Predicted, SearchResult, Stage
 from sfumato.scaling.search.schedule import Agenda, Key, Outcome, Search
 from sfumato.scaling.search.space import Settings, apply
 from sfumato.scaling.search.trials import work
@@ -68,7 +68,7 @@ def predicted(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -
     return fits, predict(fits, reference)
 
 
-def cost(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -> dict[str, Any]:
+def cost(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -> Cost:
     """Views differentiated by the simulations, and as a fraction of one run of the recipe that was searched.
 
     A trial that fell behind is counted as if it had been made whole; one that was impossible was not made.
@@ -83,37 +83,50 @@ def cost(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -> dic
     training = search.recipe.training
     reference = work(search.recipe, training.batch_size, 1)
     best = apply(search.recipe, agenda.settings)
-    return {
-        "search_views": views,
-        "search_fraction": views / reference,
-        "final_views": work(best, best.training.batch_size, 1),
-    }
+    return Cost(
+        search_views=views,
+        search_fraction=views / reference,
+        final_views=work(best, best.training.batch_size, 1),
+    )
 
 
-def summary(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome], public: bool) -> dict[str, Any]:
-    """What the command prints, as JSON, but for the storage and the path of the recipe."""
+def summary(
+    search: Search, agenda: Agenda, finished: Mapping[Key, Outcome], *, storage: str, path: str | None
+) -> SearchResult:
+    """What was found.
+
+    Args:
+        storage: Where the trials are, as it may be shown.
+        path: Where the final recipe will stand; None: nowhere.
+    """
+    public = search.data is not None
     recipe, epsilon = final_recipe(search, agenda.settings, public)
     laws, prediction = predicted(search, agenda, finished)
     stages = [
-        {"name": stage.name, **dataclasses.asdict(stage.gain), "counts": stage.gain.counts, "settings": stage.settings}
+        Stage(
+            name=stage.name, **dataclasses.asdict(stage.gain), counts=stage.gain.counts, settings=dict(stage.settings)
+        )
         for stage in agenda.stages
     ]
     found = [outcome for (kind, _), outcome in finished.items() if kind != "law"]
-    return {
-        "best": {"settings": agenda.settings, "accuracy": _accuracy_of(agenda.settings, found)},
-        "stages": stages,
-        "trials": len(found),
-        "given_up": sum(outcome.accuracies is None for outcome in found),
-        "epsilon_final": epsilon,
-        "delta": recipe.budget.delta,
-        "noise_multiplier": recipe.budget.noise_multiplier,
-        "epsilon_search_inclusive": epsilon if public else None,
-        "predicted_accuracy": {"value": prediction.accuracy, "low": prediction.low, "high": prediction.high},
-        "augtest_gain": augtest_gain(search, agenda, finished),
-        "law": laws[0].law,
-        "cost": cost(search, agenda, finished),
-        "warnings": [*laws[0].warnings, *NOT_TOLD_APART[: len(rivals(laws))]],
-    }
+    return SearchResult(
+        best=Best(settings=dict(agenda.settings), accuracy=_accuracy_of(agenda.settings, found)),
+        stages=stages,
+        trials=len(found),
+        given_up=sum(outcome.accuracies is None for outcome in found),
+        epsilon_final=epsilon,
+        delta=recipe.budget.delta,
+        noise_multiplier=recipe.budget.noise_multiplier,
+        epsilon_search_inclusive=epsilon if public else None,
+        predicted_accuracy=Predicted(value=prediction.accuracy, low=prediction.low, high=prediction.high),
+        augtest_gain=augtest_gain(search, agenda, finished),
+        law=laws[0].law,
+        cost=cost(search, agenda, finished),
+        warnings=[*laws[0].warnings, *NOT_TOLD_APART[: len(rivals(laws))]],
+        storage=storage,
+        search_data=search.data or "private",
+        recipe=path,
+    )
 
 
 def augtest_gain(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -> float | None:
@@ -133,16 +146,16 @@ def _accuracy_of(settings: Settings, outcomes: list[Outcome]) -> float | None:
     return None
 
 
-def as_toml(search: Search, agenda: Agenda, found: dict[str, Any], name: str) -> str:
+def as_toml(search: Search, agenda: Agenda, found: SearchResult, name: str) -> str:
     """The final recipe as a file, with where it comes from."""
     recipe, _ = final_recipe(search, agenda.settings, search.data is not None)
-    accuracy = found["predicted_accuracy"]
+    accuracy = found.predicted_accuracy
     looked_at = f"{search.data}, public images" if search.data else "the private images: no certificate covers that"
     head = [
-        f"Found by a search from {name}: {found['trials']} settings, simulated at batch {search.batch_size} on "
+        f"Found by a search from {name}: {found.trials} settings, simulated at batch {search.batch_size} on "
         f"{looked_at}.",
-        f"Predicted accuracy on the validation split {accuracy['value']:.4f} ({accuracy['low']:.4f} to "
-        f"{accuracy['high']:.4f}, 95 %).",
-        f"It will spend epsilon {printed.epsilon(found['epsilon_final'])} at delta {printed.delta(found['delta'])}.",
+        f"Predicted accuracy on the validation split {accuracy.value:.4f} ({accuracy.low:.4f} to "
+        f"{accuracy.high:.4f}, 95 %).",
+        f"It will spend epsilon {printed.epsilon(found.epsilon_final)} at delta {printed.delta(found.delta)}.",
     ]
     return "".join(f"# {line}\n" for line in head) + config.to_toml(config.shareable(recipe))

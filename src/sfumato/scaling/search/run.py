@@ -10,9 +10,11 @@ from sfumato.config import Recipe, ResolvedRecipe, parse
 from sfumato.data import loading
 from sfumato.errors import InputError
 from sfumato.planning.resolve import resolve
+from sfumato.reporting.lines import note
 from sfumato.run_folder.files import refuse_among_images, refuse_links, write_atomically, write_json
 from sfumato.run_folder.record import Result
 from sfumato.scaling.search import final_recipe as final
+from sfumato.scaling.search.result import SearchResult
 from sfumato.scaling.search.schedule import plan_search
 from sfumato.scaling.search.space import Space, paper_space, read_space
 from sfumato.scaling.search.storage import shown
@@ -40,8 +42,8 @@ def search(
     data_root: Path | str | None = None,
     device: str = "auto",
     trust: Collection[str] = (),
-    report: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
+    report: Callable[[str], None] = note,
+) -> SearchResult:
     """Searches hyper-parameters by cheap simulations, and writes one recipe for the single private run.
 
     Args:
@@ -58,10 +60,10 @@ def search(
         storage: "sqlite:///FILE", "journal:FILE" or "postgresql://..."; default: a file in ``output``.
         worker: Help with a search that may run elsewhere, too; writes no recipe.
         data_root, device, trust: See `sfumato.train`.
-        report: Takes lines about trials.
+        report: Takes lines about trials; default: stderr.
 
     Returns:
-        What `sfumato search --json` prints.
+        What search.json holds.
 
     Raises:
         InputError: If the search cannot be.
@@ -111,15 +113,9 @@ def search(
         agenda = crew.run(evaluator(wanted, looked_at, train))
         finished = crew.finished()
     shutil.rmtree(trials_folder, ignore_errors=True)  # what killed workers left: weights that are not private
-    found = {
-        **final.summary(wanted, agenda, finished, data is not None),
-        "storage": shown(url),
-        "search_data": data or "private",
-    }
-    found["recipe"] = None
-    if not worker:
-        path = folder / "recipe.toml"
+    path = None if worker else folder / "recipe.toml"
+    found = final.summary(wanted, agenda, finished, storage=shown(url), path=None if path is None else str(path))
+    if path is not None:
         write_atomically(path, final.as_toml(wanted, agenda, found, name).encode())
-        found["recipe"] = str(path)
-        write_json(folder / "search.json", found)
+        write_json(folder / "search.json", found.as_json())
     return found
