@@ -368,11 +368,20 @@ def set_value(values: dict[str, Any], assignment: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    section = values
+    put(values, key.strip(), value)
+
+
+def put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Sets one "section.key" of nested dictionaries.
+
+    Raises:
+        InputError: If a part of the key is a value already.
+    """
+    section, parts = values, key.split(".")
     for part in parts[:-1]:
         section = section.setdefault(part, {})
         if not isinstance(section, dict):
-            raise InputError(f"--set {assignment!r}: {part!r} is a value, not a section. Set it without what follows.")
+            raise InputError(f"{key}: {part!r} is a value, not a section. Set it without what follows.")
     section[parts[-1]] = value
 
 

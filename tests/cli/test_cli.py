@@ -522,6 +522,7 @@ def test_the_library_takes_paths_as_text_too(tmp_path):
         "run": {"seed": 0},
     }
     result = sfumato.train(recipe, str(tmp_path / "run"), data_root=str(tmp_path))
+    assert recipe["run"] == {"seed": 0} and "privacy" not in recipe  # the caller's own is left alone
     assert sfumato.train(recipe, str(tmp_path / "run"), resume=True) == result
     assert sfumato.load(str(tmp_path / "run")).classes == tuple("0123456789")
     page = tmp_path / "run" / "report.html"

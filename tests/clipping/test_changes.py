@@ -210,7 +210,7 @@ def test_what_a_model_s_own_code_notes_in_a_helper_costs_no_new_look_at_every_ca
     grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine=engine)
     inputs, targets = torch.randn(3, 4), torch.tensor([0, 1, 2])
     grad_fn(inputs, targets)
-    monkeypatch.setattr(grad_fn, "_prepare", None)
+    monkeypatch.setattr(grad_fn, "_preparation", None)
     for _ in range(2):
         grad_fn(inputs, targets)
 

@@ -73,15 +73,14 @@ def test_ten_batches_of_any_size_take_one_compilation(problem, compiled, monkeyp
         assert_equal(compiled, inputs[:size], targets[:size])
 
 
-def test_the_graph_is_used(problem, compiled, monkeypatch):
-    """Only where it took something for granted that was not so is a microbatch computed operation by operation."""
+@pytest.mark.parametrize("value", [0.0, 1e-30, 1e30, float("inf"), float("nan")])
+def test_the_graph_is_used_whatever_the_images_are(problem, compiled, monkeypatch, value):
+    """A microbatch that was computed otherwise because of one image would round all others otherwise."""
     _, inputs, targets = problem
     monkeypatch.setattr(GraphEngine, "run_pass", None)
-    compiled[1](inputs[:20], targets[:20])
     inputs = inputs.clone()
-    inputs[3] = float("nan")
-    with pytest.raises(TypeError):
-        compiled[1](inputs, targets)
+    inputs[3] = value
+    compiled[1](inputs, targets)
 
 
 def test_new_parameter_values_are_seen(problem, compiled):
@@ -291,21 +290,17 @@ def test_a_loss_whose_settings_change_is_the_loss_as_it_is(change):
     assert any(not torch.allclose(value, after[name], rtol=1e-3) for name, value in before.items())
 
 
-def test_a_changed_loss_is_compiled_anew_but_one_that_goes_on_changing_is_not(monkeypatch):
+def test_a_loss_that_goes_on_changing_is_the_user_s_at_every_call_and_nothing_is_compiled_anew(monkeypatch):
     loss = Focal()
     pair, inputs, targets = compiled_with(loss)
-    set_gamma(loss)
-    assert_equal(pair, inputs, targets)  # its last microbatch is compiled again
+    assert_equal(pair, inputs, targets)
+    monkeypatch.setattr(torch._inductor, "compile", None)
     with monkeypatch.context() as patch:
         patch.setattr(GraphEngine, "run_pass", None)
         pair[1](inputs, targets)
-    compilations = []
-    original = torch._inductor.compile
-    monkeypatch.setattr(torch._inductor, "compile", lambda *args: compilations.append(1) or original(*args))
     for step in range(12):
         loss.gamma = 0.5 + 0.1 * step
         assert_equal(pair, inputs, targets)
-    assert 2 <= len(compilations) <= 8
 
 
 def test_another_number_or_type_of_targets_is_another_pass():

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad
+from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.errors import InputError
 
 FIXED = {"memory_format": "contiguous"}
@@ -55,6 +56,112 @@ def test_one_huge_image_does_not_keep_a_compiled_pass_at_the_old_loss():
     assert distance(whole, without) <= 1.001 * grad_fn.sensitivity
 
 
+def one_colour(count):
+    """A model and images at its kinks: one colour leaves group norm and ReLU nothing but rounding, so that any other
+    way of computing turns their gradients round.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 16, 4, stride=4), nn.GroupNorm(16, 16), nn.ReLU()),
+        *(nn.Conv2d(16, 16, 1), nn.GroupNorm(4, 16), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)),
+    )
+    return model, torch.rand(count, 3, 1, 1).expand(count, 3, 16, 16).contiguous(), torch.zeros(count).long()
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1e30, 1e-40, 0.0])
+def test_an_image_of_any_kind_moves_no_other_image_at_a_kink(value, compiles):
+    model, images, labels = one_colour(32)
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=0.1, methods=FIXED, microbatch_size=32, compile=compiles)
+    without = grad_fn(images, labels, is_padding=left_out(32)).grad_sum
+    images[0] = value
+    assert distance(grad_fn(images, labels).grad_sum, without) <= 1.001 * grad_fn.sensitivity
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+KINKS = {
+    "linear": (lambda: nn.Sequential(nn.Linear(256, 16), nn.ReLU(), nn.Linear(16, 2)), (256,)),
+    "convolution": (
+        lambda: nn.Sequential(nn.Conv2d(128, 10, 1), nn.ReLU(), nn.Flatten(), nn.Linear(160, 2)),
+        (128, 4, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", ["graph", "func"])
+@pytest.mark.parametrize("kind", KINKS)
+@pytest.mark.parametrize(("microbatch_size", "count"), [(8, 3), (8, 11), (64, 8), (64, 72)])
+def test_one_image_more_is_no_other_number_of_rows_for_the_others(engine, kind, microbatch_size, count, one_thread):
+    """Images at which every unit is zero but for rounding; libraries choose kernels by the number of rows."""
+    torch.manual_seed(0)
+    make, shape = KINKS[kind]
+    model = make()
+    weight, bias = model[0].weight.detach().double().flatten(1), model[0].bias.detach().double()
+    grad_fn = clipped_grad(
+        model, cross_entropy, clipping_norm=0.1, microbatch_size=microbatch_size, engine=engine, methods=FIXED
+    )
+    for _ in range(10):
+        pixels = 30 * torch.randn(weight.shape[1]).double()
+        pixels = (pixels - torch.linalg.pinv(weight) @ (weight @ pixels + bias)).float()
+        image = pixels[:, None, None].expand(shape) if len(shape) == 3 else pixels
+        images = image.expand(count + 1, *shape).contiguous()
+        labels = torch.zeros(count + 1, dtype=torch.long)
+        with_it, without = grad_fn(images, labels), grad_fn(images[:count], labels[:count])
+        assert distance(with_it.grad_sum, without.grad_sum) <= 1.001 * grad_fn.sensitivity
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_loss_with_a_kink_sends_no_compiled_microbatch_another_way(precision, monkeypatch):
+    """Probabilities clamped at 1e-7, as in Keras, at just 1e-7: nothing is judged by what comes of it."""
+    model, images, labels = one_colour(16)
+
+    def clamped(outputs, labels):
+        return -F.softmax(outputs, 1).clamp(min=1e-7).gather(1, labels[:, None])[:, 0].log()
+
+    keys = {"clipping_norm": 0.1, "methods": FIXED, "microbatch_size": 16, "compile": True, "precision": precision}
+    grad_fn = clipped_grad(model, clamped, **keys)
+    first = grad_fn(images, labels, is_padding=left_out(16)).grad_sum
+    monkeypatch.setattr(GraphEngine, "run_pass", None)
+    for scale in (1e2, 1e3, 1e4):
+        images[0] = torch.randn(3, 16, 16) * scale
+        grad_fn(images, labels)
+    again = grad_fn(images, labels, is_padding=left_out(16)).grad_sum
+    assert all(torch.equal(again[name], value) for name, value in first.items())
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_changed_loss_counts_at_once_in_a_compiled_bf16_pass(count):
+    """Though one example alone shows the change."""
+    weights = [torch.ones(10)]
+
+    def loss(outputs, labels):
+        return weights[0][labels] * cross_entropy(outputs, labels)
+
+    torch.manual_seed(0)
+    images, labels = torch.randn(8, 1, 8, 8), torch.arange(8)
+    keys = {"clipping_norm": 100.0, "methods": FIXED, "microbatch_size": count}
+    compiled = clipped_grad(Flat(), loss, **keys, compile=True, precision="bf16")
+    compiled(images, labels)
+    weights[0] = torch.tensor([50.0] + [1.0] * 9)
+    fast, true = (
+        grad_fn(images, labels)
+        for grad_fn in (compiled, clipped_grad(compiled._model, loss, **keys, engine="reference"))
+    )
+    assert distance(fast.grad_sum, true.grad_sum) <= 0.02 * distance(true.grad_sum, {}.fromkeys(true.grad_sum, ZERO))
+    assert torch.allclose(fast.losses, true.losses, rtol=0.02)
+
+
+ZERO = torch.zeros(())
+
+
 def test_an_image_that_counts_for_nothing_changes_no_rounding_of_a_compiled_bf16_pass():
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -89,6 +196,46 @@ def test_memory_that_nobody_filled_is_no_part_of_a_proof(made):
         clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="graph")(
             torch.randn(4, 1, 8, 8), torch.zeros(4, dtype=torch.long)
         )
+
+
+CONSTANTS = {
+    "empty": lambda n: torch.empty(n),
+    "Tensor": lambda n: torch.Tensor(n),
+    "strided": lambda n: torch.empty_strided((n,), (1,)),
+    "like": lambda n: torch.empty_like(torch.zeros(n)),
+    "resized": lambda n: torch.zeros(0).resize_(n),
+    "resized as": lambda n: torch.zeros(0).resize_as_(torch.zeros(n)),
+    "out": lambda n: torch.add(torch.zeros(n), 0, out=torch.empty(0)) + torch.empty(n),
+    "of another type": lambda n: torch.empty(n, dtype=torch.int32).view(torch.float32),
+    "half filled": lambda n: torch.empty(n).index_fill(0, torch.arange(n // 2), 0.0),
+    "as strided": lambda n: torch.zeros(n).as_strided((n,), (1,)),
+}
+
+
+@pytest.mark.parametrize("made", CONSTANTS.values(), ids=CONSTANTS.keys())
+def test_nor_is_it_where_no_image_reaches_it(made):
+    """It may hold what images of an earlier step left there."""
+    model = Flat(lambda values: values + 40 * (made(768) == 1.55e6).sum().clamp(max=1))
+    with pytest.raises(InputError, match="what images left in memory"):
+        clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="graph")(
+            torch.randn(4, 1, 8, 8), torch.zeros(4, dtype=torch.long)
+        )
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda n: torch.empty(n).fill_(0.5),
+        lambda n: torch.empty(n).zero_() + torch.linspace(0, 1, n),
+        lambda n: torch.arange(n) / n + torch.eye(n).sum(0),
+        lambda n: torch.hann_window(n) + torch.tril(torch.ones(n, n))[0] + torch.tensor([0.25]),
+    ],
+)
+def test_constants_that_are_the_same_at_every_call_are(made):
+    model = Flat(lambda values: values + made(10))
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0)
+    grad_fn(torch.randn(4, 1, 8, 8), torch.zeros(4, dtype=torch.long))
+    assert grad_fn.engine == "graph"
 
 
 @pytest.mark.parametrize("engine", ["graph", "func", "reference"])

@@ -5,7 +5,12 @@ import time
 import pytest
 import torch
 
-from sfumato.clipping.microbatch import count_saved, default_microbatch_size, find_microbatch_size
+from sfumato.clipping.microbatch import (
+    count_saved,
+    default_microbatch_size,
+    find_microbatch_size,
+    fits_batch,
+)
 from sfumato.errors import MachineError
 from sfumato.training.loop import said_when_long
 
@@ -37,6 +42,13 @@ def test_what_autograd_keeps_is_counted_without_the_parameters():
     assert saved == [4 * (3 + 5)]
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 8, 16, 31, 32, 100, 256, 4096])
+def test_a_batch_has_four_microbatches_or_little_is_computed_for_nothing(batch_size):
+    size = fits_batch(batch_size)
+    assert size & (size - 1) == 0 and (4 * size <= batch_size or size <= 8)
+    assert size <= 2 * batch_size and (8 * size > batch_size or size >= 8)
+
+
 class Machine:
     """Holds so many examples; from `saturated` on, more at once are no faster."""
 
@@ -62,6 +74,10 @@ def test_it_grows_while_it_fits_and_gains(holds, saturated, expected):
     machine = Machine(holds, saturated)
     assert find_microbatch_size(machine, 128, grows=True) == expected
     assert len(machine.tried) == len(set(machine.tried))
+
+
+def test_it_grows_no_further_than_the_batch_has_use_for():
+    assert find_microbatch_size(Machine(10**6), 64, True, 256) == 256
 
 
 def test_a_model_too_large_for_one_example_is_the_machine_s_fault():

@@ -18,11 +18,12 @@ class Tied(nn.Module):
         self.first, self.second = nn.Linear(64, 16), nn.Linear(16, num_classes)
         self.layers = nn.Sequential(nn.Flatten(), self.first, nn.ReLU(), self.second)
         self.register_buffer("one", torch.ones(1).expand(8))
-        scale = torch.ones(3)
+        self.frozen = nn.Parameter(torch.ones(1).expand(24), requires_grad=False)
+        scale = torch.ones(3).expand(3)
         self.register_buffer("scale", scale)
         self.register_buffer("again", scale)
     def forward(self, images):
-        return self.layers(images) * self.one[0] * self.again[0]
+        return self.layers(images) * self.one[0] * self.again[0] * self.frozen[0]
 
 class Extra(nn.Linear):
     def get_extra_state(self):

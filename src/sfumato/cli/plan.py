@@ -99,12 +99,11 @@ def _numbers_of(
 
     Then come its target, and why a run of it would not be private; None if it would be.
     """
-    from sfumato import config
-    from sfumato.cli.train import find_recipe
+    from sfumato import config, recipes
     from sfumato.data import catalogue as facts
     from sfumato.planning.resolve import resolve
 
-    _, values = find_recipe(recipe)
+    _, values = recipes.read(recipe)
     parsed = config.parse(values)
     if parsed.privacy is None:
         raise InputError(f"recipe {recipe} has no [privacy] section, so there is nothing to plan.")

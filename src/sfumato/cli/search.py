@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfumato import config
+from sfumato import config, recipes
 from sfumato.cli import options, output, paid_search
 from sfumato.cli.simulate import parse_seeds
-from sfumato.cli.train import find_recipe, override, trust_options, trusted_modules
+from sfumato.cli.train import override, trust_options, trusted_modules
 from sfumato.errors import InputError
 from sfumato.reporting import formats
 from sfumato.run_folder.files import refuse_among_images
@@ -67,7 +67,7 @@ def search(
     json_: options.Json = False,
 ) -> None:
     """Searches hyper-parameters by cheap simulations and ends with one recipe for the single private run."""
-    name, values = find_recipe(recipe)
+    name, values = recipes.read(recipe)
     override(values, epsilon=epsilon, delta=delta, accountant=None, assignments=set_ or [], data_root=data_root)
     parsed = config.parse(values)
     trusted = trusted_modules(parsed, set_ or [], trust or [])

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfumato import config
+from sfumato import config, recipes
 from sfumato.cli import options, output
-from sfumato.cli.train import find_recipe, override, trusted_modules
+from sfumato.cli.train import override, trusted_modules
 from sfumato.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def simulate(
     json_: options.Json = False,
 ) -> None:
     """Trains at a smaller batch with as much less noise: cheap, like the run it stands for, and never private."""
-    name, values = find_recipe(recipe)
+    name, values = recipes.read(recipe)
     override(values, epsilon=epsilon, delta=delta, accountant=None, assignments=set_ or [], data_root=data_root)
     parsed = config.parse(values)
     trusted = trusted_modules(parsed, set_ or [], trust or [])

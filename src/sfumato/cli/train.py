@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sfumato import config
+from sfumato import config, recipes
 from sfumato.accounting.mechanism import Accountant
 from sfumato.cli import options, output
 from sfumato.errors import InputError
@@ -40,7 +40,7 @@ def train(
     json_: options.Json = False,
 ) -> None:
     """Trains a classifier under the recipe's privacy budget."""
-    name, values = find_recipe(recipe)
+    name, values = recipes.read(recipe)
     override(values, epsilon=epsilon, delta=delta, accountant=accountant, assignments=set_ or [], data_root=data_root)
     parsed = config.parse(values)
     trusted = trusted_modules(parsed, set_ or [], trust or [])
@@ -76,20 +76,6 @@ def train(
         output.print_json(result.as_json())
     else:
         _show_result(result, trusted)
-
-
-def find_recipe(recipe: str) -> tuple[str, dict[str, Any]]:
-    """The name and the values of a shipped recipe or a TOML file.
-
-    Raises:
-        InputError: If there is no such recipe; the nearest name is given.
-    """
-    from sfumato import recipes
-
-    path = Path(recipe)
-    if path.suffix == ".toml" or path.is_file():
-        return path.stem, config.read(path)
-    return recipe, config.read(recipes.find(recipe))
 
 
 def override(

@@ -163,6 +163,7 @@ class GradFn:
         self._rescale = rescale_to_unit_norm
         self._speed = speed
         self._prepared: Preparation | None = None
+        self._batch_size: int | None = None
         self._preparing = threading.Lock()
         self._pool = Workers(speed.workers)
 
@@ -224,12 +225,13 @@ class GradFn:
         """
         return self._prepared.engine.parameters_fixed() if self._prepared else nullcontext()
 
-    def prepare(self, inputs: torch.Tensor, *targets: torch.Tensor) -> Preparation:
+    def prepare(self, inputs: torch.Tensor, *targets: torch.Tensor, batch_size: int | None = None) -> Preparation:
         """Settles engine, methods and the microbatch's size before a run, and tries a microbatch of made-up images.
 
         Args:
             inputs: One example or more as they will be: shape, type and device count, values do not.
             targets: Likewise.
+            batch_size: Examples of a call, expected: a public number.
 
         Returns:
             What was settled.
@@ -242,8 +244,8 @@ class GradFn:
         # Methods are chosen by their speed, so in a thread like those that will compute.
         pool = self._pool if "graph" in self._speed.engines else Workers(1)
         with self._preparing:
-            self._prepared = None  # if this fails, the next call begins anew
-            (prepared,) = pool.map(lambda count: self._preparation(views, targets, count), [None])
+            self._prepared, self._batch_size = None, batch_size  # if this fails, the next call begins anew
+            (prepared,) = pool.map(lambda tries: self._preparation(views, targets, tries), [True])
             self._prepared = prepared
             return prepared
 
@@ -272,7 +274,7 @@ class GradFn:
         """
         views = self._as_views(inputs, targets, is_padding)
         real = torch.arange(len(views), device=views.device) if is_padding is None else (~is_padding).nonzero()[:, 0]
-        prepared = self._prepared_for(views, targets, len(real)) if len(real) else None
+        prepared = self._prepared_for(views, targets) if len(real) else None
         numbers = None
         if prepared is not None and prepared.engine.draw_dims:
             numbers = _refuse_no_numbers(example_ids, views)
@@ -297,7 +299,7 @@ class GradFn:
         prepared = None
         if len(indices):
             inputs, *targets = load(indices[:1])
-            prepared = self._prepared_for(self._as_views(inputs, tuple(targets), None), tuple(targets), len(indices))
+            prepared = self._prepared_for(self._as_views(inputs, tuple(targets), None), tuple(targets))
         return self._sum(prepared, indices, load, key, indices)
 
     def verify(self, seed: int) -> None:
@@ -381,10 +383,19 @@ class GradFn:
     def _workers(self) -> Workers:
         return self._pool if self.parallel else Workers(1)
 
-    def _preparation(self, views: torch.Tensor, targets: tuple[torch.Tensor, ...], count: int | None) -> Preparation:
-        return Preparation(self._model, self._loss_fn, self._speed, self._coefficient, views, targets, count)
+    def _preparation(self, views: torch.Tensor, targets: tuple[torch.Tensor, ...], tries: bool) -> Preparation:
+        return Preparation(
+            self._model,
+            self._loss_fn,
+            self._speed,
+            self._coefficient,
+            views,
+            targets,
+            batch_size=self._batch_size,
+            tries=tries,
+        )
 
-    def _prepared_for(self, views: torch.Tensor, targets: tuple[torch.Tensor, ...], count: int) -> Preparation:
+    def _prepared_for(self, views: torch.Tensor, targets: tuple[torch.Tensor, ...]) -> Preparation:
         """What holds for such a batch, made anew where it has to be."""
         with self._preparing:  # threads may call at once
             prepared = self._prepared
@@ -395,12 +406,13 @@ class GradFn:
                     prepared.take(views, targets, self._coefficient)
                     return prepared
             self._prepared = None  # if this fails, the next call begins anew
-            self._prepared = self._preparation(views, targets, count)
+            self._prepared = self._preparation(views, targets, tries=False)
             return self._prepared
 
     def _as_views(
         self, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...], is_padding: torch.Tensor | None
     ) -> torch.Tensor:
+        _refuse_cached()
         if not isinstance(inputs, torch.Tensor) or not all(isinstance(target, torch.Tensor) for target in targets):
             raise InputError("inputs and targets must be tensors. Convert them, by torch.as_tensor for example.")
         if self._augmult and (inputs.ndim < 3 or inputs.shape[1] != self._augmult):

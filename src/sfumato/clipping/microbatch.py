@@ -17,6 +17,8 @@ _GAIN = 1.03
 # Numbers that written-out gradients of a microbatch may take (64 MiB in float32), and what autograd saves (1 GiB). The
 # second leaves most models alone; it keeps large images and many views from filling the machine's memory.
 _GRADIENTS, _SAVED = 2**24, 2**28
+# At most so many where nothing is known of the batch.
+_UNKNOWN = 32
 
 
 def default_microbatch_size(num_parameters: int, views: int, values_saved: int) -> int:
@@ -28,8 +30,21 @@ def default_microbatch_size(num_parameters: int, views: int, values_saved: int) 
         values_saved: Numbers that autograd keeps of one view for the backward pass.
     """
     fit = _GRADIENTS // max(1, num_parameters) // max(1, views // 4)
-    most = _SAVED // max(1, views * values_saved)
-    return 2 ** min(max(3, min(7, fit.bit_length() - 1)), max(0, most.bit_length() - 1))
+    return min(max(8, min(128, _power_of_two(fit))), _power_of_two(_SAVED // max(1, views * values_saved)))
+
+
+def fits_batch(batch_size: int | None) -> int:
+    """The largest power of two of which a batch has four: each microbatch is computed whole, however many examples
+    there are for the last one. A batch of less than 8 is one microbatch.
+    """
+    if batch_size is None:
+        return _UNKNOWN
+    return max(_power_of_two(batch_size // 4), min(8, 2 * _power_of_two(batch_size - 1)))
+
+
+def _power_of_two(value: int) -> int:
+    """The largest that is not larger; 1 below."""
+    return 2 ** max(0, value.bit_length() - 1)
 
 
 @contextmanager
@@ -45,18 +60,19 @@ def count_saved() -> Iterator[list[int]]:
         yield total
 
 
-def find_microbatch_size(attempt: Callable[[int], float], start: int, grows: bool) -> int:
+def find_microbatch_size(attempt: Callable[[int], float], start: int, grows: bool, most: int = _MOST) -> int:
     """The size to use, found by trying: halved until it fits, then doubled while that is faster.
 
     Args:
         attempt: Computes a microbatch of that size; returns the seconds it took.
         start: Tried first.
         grows: Whether larger sizes are tried.
+        most: The largest that is.
 
     Raises:
         MachineError: If memory does not hold one example.
     """
-    size, seconds, most = start, None, _MOST
+    size, seconds, most = start, None, min(most, _MOST)
     while seconds is None:
         try:
             seconds = attempt(size)

@@ -11,7 +11,7 @@ from sfumato.clipping.comparison import complaint, complaint_of_speed
 from sfumato.clipping.func import FuncEngine
 from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.clipping.law import Law, Truth, first_line
-from sfumato.clipping.microbatch import default_microbatch_size, find_microbatch_size
+from sfumato.clipping.microbatch import default_microbatch_size, find_microbatch_size, fits_batch
 from sfumato.clipping.numerics import are_exact
 from sfumato.clipping.protocol import Coefficient, Engine, Loss, is_out_of_memory
 from sfumato.clipping.reference import ReferenceEngine
@@ -25,9 +25,6 @@ BUILDERS: dict[str, Callable[..., Engine]] = {
     "reference": ReferenceEngine,
 }
 _SLOW = ', or use engine="reference", which is slow'
-# The last microbatch is filled up to a multiple of this fraction of the others' size: few shapes,
-# so that the device's prepared kernels are found again, and little work on padding.
-_PADDING_STEPS = 8
 
 
 class Preparation:
@@ -44,8 +41,8 @@ class Preparation:
     Args:
         views: (..., K, ...): their shape but for the first dimension, type and device.
         targets: Likewise.
-        count: So many examples will be computed at once, if the microbatch holds as many; None: as many as it holds,
-            and a whole microbatch is tried.
+        batch_size: Expected, a public number; None: not known.
+        tries: Whether a whole microbatch is tried.
 
     Raises:
         InputError: If no engine takes the model.
@@ -62,15 +59,18 @@ class Preparation:
         coefficient: Coefficient,
         views: torch.Tensor,
         targets: tuple[torch.Tensor, ...],
-        count: int | None,
+        *,
+        batch_size: int | None,
+        tries: bool,
     ) -> None:
-        self._model, self._loss_fn, self._speed, self._count = model, loss_fn, speed, count
+        self._model, self._loss_fn, self._speed, self._tries = model, loss_fn, speed, tries
+        self._batch_size = batch_size
         self._row = torch.zeros(1, *views.shape[2:], dtype=views.dtype, device=views.device)
         self._law, truth = self._examine(views, targets)
         self._is_double = truth.double
         num_parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        self.microbatch_size = speed.microbatch_size or default_microbatch_size(
-            num_parameters, views.shape[1], truth.values_saved
+        self.microbatch_size = speed.microbatch_size or min(
+            default_microbatch_size(num_parameters, views.shape[1], truth.values_saved), fits_batch(batch_size)
         )
         refusals: list[str] = []
         for name in speed.engines:
@@ -119,13 +119,10 @@ class Preparation:
         self._hold(self._law, self.engine, truth, coefficient, self.microbatch_size if self._speed.compile else 2)
 
     def filled(self, count: int) -> int:
-        """How many examples a microbatch of so many is filled up to: few sizes, so that prepared kernels are found
-        again.
+        """How many examples a microbatch of so many is filled up to: all of them, always. Libraries choose kernels by
+        the number of rows, and kernels round differently: one image more would move all others that lie at a kink.
         """
-        if self.name == "reference" or count >= self.microbatch_size:
-            return count
-        step = self.microbatch_size if self._speed.compile else -(-self.microbatch_size // _PADDING_STEPS)
-        return -(-count // step) * step
+        return count if self.name == "reference" else max(count, self.microbatch_size)
 
     def _examine(self, views: torch.Tensor, targets: tuple[torch.Tensor, ...]) -> tuple[Law, Truth]:
         law = Law(self._model, self._loss_fn, self._row, tuple(target[:0] for target in targets), views.shape[1])
@@ -152,8 +149,8 @@ class Preparation:
 
     def _try(self, engine: Engine, truth: Truth, coefficient: Coefficient) -> None:
         """Settles the microbatch's size, and how the engine computes it."""
-        if self._count is not None:
-            engine.choose_methods(self._law.batch(self._examples, truth))
+        if not self._tries:
+            engine.choose_methods(self._law.batch(self.filled(1), truth))
             return
         if self.name == "reference":  # one view at a time: no size takes more memory than another
             return
@@ -173,7 +170,8 @@ class Preparation:
                 attempt = seconds
                 if grows:  # the first pass of a size prepares kernels for it
                     attempt = lambda size: min(seconds(size), seconds(size))  # noqa: E731
-                self.microbatch_size = find_microbatch_size(attempt, self.microbatch_size, grows)
+                most = fits_batch(self._batch_size)
+                self.microbatch_size = find_microbatch_size(attempt, self.microbatch_size, grows, most)
             else:
                 seconds(self.microbatch_size)
         except (RuntimeError, MemoryError) as error:
@@ -191,15 +189,10 @@ class Preparation:
             with engine.plainly():
                 wrong = complaint(law, engine, truth)
             if wrong is None and engine.rounds_by:
-                wrong = complaint_of_speed(law, engine, truth, coefficient, count or self._examples)
+                wrong = complaint_of_speed(law, engine, truth, coefficient, count or self.filled(1))
         if wrong is not None:
             others = _SLOW if self._speed.engine in ("graph", "func") else ""
             raise InputError(f'engine "{self.name}" {wrong}. Take that out{others}.')
-
-    @property
-    def _examples(self) -> int:
-        """Of a microbatch as it will be."""
-        return self.filled(min(self._count or self.microbatch_size, self.microbatch_size))
 
 
 def _kinds(targets: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:

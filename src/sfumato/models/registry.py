@@ -130,14 +130,12 @@ def build(
         )
     if network is None:
         _refuse_other_draws(name, model, make())
-    for (
-        module
-    ) in model.modules():  # one value repeated gets memory for all of them: it is written to, and read from files
-        for name, buffer in module._buffers.items():
-            if buffer is not None and any(
-                size > 1 and not step for size, step in zip(buffer.shape, buffer.stride(), strict=True)
-            ):
-                module._buffers[name] = buffer.contiguous()
+    # One value repeated gets memory for all of them: it is written to, and read from files.
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        if not nn.parameter.is_lazy(tensor) and any(
+            size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+        ):
+            tensor.data = tensor.data.contiguous()
     return model
 
 

@@ -1,8 +1,12 @@
 """The recipes that are shipped: the papers' tables as data, and our own."""
 
+import copy
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from sfumato import config
 from sfumato.errors import InputError
 
 FOLDER = Path(__file__).parent
@@ -26,3 +30,36 @@ def find(name: str) -> Path:
             f"there is no recipe {name!r}. {hint}`sfumato recipes list` names all; the path of a .toml file works too."
         )
     return FOLDER / f"{name}.toml"
+
+
+def read(recipe: str | Path) -> tuple[str, dict[str, Any]]:
+    """The name and the values of a shipped recipe or a TOML file.
+
+    Raises:
+        InputError: If there is no such recipe; the nearest name is given.
+    """
+    path = Path(recipe)
+    if path.suffix == ".toml" or path.is_file():
+        return path.stem, config.read(path)
+    return str(recipe), config.read(find(str(recipe)))
+
+
+def recipe_of(given: config.Recipe | Mapping[str, Any] | str | Path, settings: Mapping[str, Any]) -> config.Recipe:
+    """The recipe that a caller means.
+
+    Args:
+        given: A recipe, its nested dictionaries, the name of a shipped one or the path of a TOML file.
+        settings: What is set otherwise, such as {"privacy.target_epsilon": 3.0}.
+
+    Raises:
+        InputError: If there is no such recipe, or a key or value is wrong.
+    """
+    if isinstance(given, config.Recipe) and not settings:
+        return given
+    if isinstance(given, config.Recipe):
+        values = given.model_dump(exclude_unset=True)
+    else:
+        values = read(given)[1] if isinstance(given, (str, Path)) else copy.deepcopy(dict(given))
+    for key, value in settings.items():
+        config.put(values, key, value)
+    return config.parse(values)

@@ -1,13 +1,15 @@
 """The same run at a smaller batch and a constant total amount of noise (Sander et al. 2022, Section 3.3)."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from sfumato.config import Recipe, ResolvedRecipe, parse, parse_resolved
+from sfumato.config import Recipe, ResolvedRecipe, parse_resolved
 from sfumato.data import loading
 from sfumato.errors import InputError
 from sfumato.planning.resolve import resolve
+from sfumato.recipes import recipe_of
 from sfumato.reporting.page import write_report
 from sfumato.run_folder.record import Result
 from sfumato.training.display import watching
@@ -70,11 +72,12 @@ class Simulation(Result):
 
 
 def simulate(
-    recipe: Recipe | dict[str, Any],
+    recipe: Recipe | Mapping[str, Any] | str | Path,
     batch_size: int,
     seeds: Sequence[int] = (0,),
     *,
     output: Path | str,
+    settings: Mapping[str, Any] = MappingProxyType({}),
     data_root: Path | str | None = None,
     device: str = "auto",
     trust: Collection[str] = (),
@@ -83,18 +86,18 @@ def simulate(
     """Trains one simulation for each seed. What an earlier call with the same output left is gone on with.
 
     Args:
-        recipe: Of the run that is simulated.
+        recipe: Of the run that is simulated; as in `sfumato.train`.
         batch_size: Of the simulations; at most the recipe's own.
         seeds: One run for each.
         output: Holds a run folder for each seed.
-        data_root, device, trust: See `sfumato.train`.
+        settings, data_root, device, trust: See `sfumato.train`.
         progress: Who watches; None: a live line on stderr.
 
     Raises:
         InputError: As `simulated`, or if seeds are repeated.
         MachineError, Interrupted: See `sfumato.training.loop.train`.
     """
-    parsed = parse(recipe) if isinstance(recipe, dict) else recipe
+    parsed = recipe_of(recipe, settings)
     with watching(progress) as watched:
         dataset = loading.load(parsed.data, None if data_root is None else Path(data_root), watched.message)
     trainer = Trainer(dataset, device=device, trust=trust)

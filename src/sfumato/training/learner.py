@@ -70,7 +70,8 @@ class Learner:
             )
             row = torch.zeros(1, *dataset.shape, device=device)
             views = row[:, None].expand(1, self.views.augmult, *dataset.shape) if self.views.augmult else row
-            prepared = grad_fn.prepare(views, torch.zeros(1, dtype=torch.int64, device=device))
+            labels = torch.zeros(1, dtype=torch.int64, device=device)
+            prepared = grad_fn.prepare(views, labels, batch_size=recipe.training.batch_size)
             self.engine, self.microbatch_size = prepared.name, prepared.microbatch_size
             self.methods, self.num_workers = grad_fn.methods, grad_fn.num_workers
             self.step = PrivateStep(grad_fn, plan.mechanism, self.views)

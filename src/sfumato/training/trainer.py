@@ -2,14 +2,16 @@
 line.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sfumato import config
 from sfumato.data import loading
 from sfumato.data.dataset import Dataset
 from sfumato.planning.resolve import Plan, resolve, without_privacy
+from sfumato.recipes import recipe_of
 from sfumato.reporting.page import write_report
 from sfumato.run_folder import files
 from sfumato.run_folder.record import Result
@@ -53,9 +55,10 @@ class Trainer:
 
 
 def train(
-    recipe: config.Recipe | dict[str, Any],
+    recipe: config.Recipe | Mapping[str, Any] | str | Path,
     output: Path | str,
     *,
+    settings: Mapping[str, Any] = MappingProxyType({}),
     data_root: Path | str | None = None,
     device: str = "auto",
     non_private: bool = False,
@@ -66,7 +69,8 @@ def train(
     """Trains a classifier under a recipe's budget and writes the run folder ``output``, its report included.
 
     Args:
-        recipe: A recipe, or its nested dictionaries.
+        recipe: A recipe, its nested dictionaries, the name of a shipped one or the path of a TOML file.
+        settings: What is set otherwise, such as {"privacy.target_epsilon": 3.0}.
         output: The run folder; with ``resume``, of the run to go on with.
         data_root: Where the data lies; for named data sets default: $SFUMATO_DATA.
         device: "auto", "cpu", "cuda" ...
@@ -82,7 +86,7 @@ def train(
     Raises:
         InputError, MachineError, Interrupted: See `sfumato.training.loop.train`.
     """
-    parsed = config.parse(recipe) if isinstance(recipe, dict) else recipe
+    parsed = recipe_of(recipe, settings)
     output, data_root = Path(output), None if data_root is None else Path(data_root)
     if resume and data_root is None and parsed.data.path is None:
         data_root = files.read_data_root(output)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from sfumato.clipping.graph.guards import recording
+from sfumato.clipping.graph.losses import rehearsing
 from sfumato.torch_internals import compile_graph, make_fx
 
 Tensors = tuple[torch.Tensor, ...]
@@ -59,7 +60,10 @@ class CompiledPass:
         graph.recompile()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's, about itself
-            return compile_graph(graph, tensors)
+            compiled = compile_graph(graph, tensors)
+        with rehearsing():
+            compiled(*tensors)
+        return compiled
 
 
 def _key(tensors: Tensors) -> tuple[object, ...]:

@@ -17,8 +17,8 @@ from sfumato.clipping.graph.clip import Totals
 from sfumato.clipping.graph.compile import Tensors
 from sfumato.clipping.graph.compiled_microbatch import CompiledMicrobatch
 from sfumato.clipping.graph.export import module_path
-from sfumato.clipping.graph.guards import guard, is_recording
-from sfumato.clipping.graph.losses import ExampleLosses
+from sfumato.clipping.graph.guards import is_recording
+from sfumato.clipping.graph.losses import ExampleLosses, LossGradients
 from sfumato.clipping.graph.passes import MEMORY_FORMATS, backward, unshared
 from sfumato.clipping.graph.rules import GHOSTS
 from sfumato.clipping.graph.sites import trace
@@ -73,8 +73,12 @@ class GraphEngine(Engine):
         speed: Speed,
     ) -> None:
         self.low = LOW_PRECISIONS[speed.precision]
-        self.model, self.losses = model, ExampleLosses(loss_fn)
+        self.model = model
         self.traced = trace(model, row)
+        nodes, capture = list(self.traced.outputs), self.traced.capture
+        self.loss_gradients = LossGradients(
+            ExampleLosses(loss_fn), lambda outputs: capture.output(dict(zip(nodes, outputs, strict=True)))
+        )
         known_methods = {"memory_format"} | {
             f"{site.name}.{argument}" for site in self.traced.sites.values() for argument in site.weight_of
         }
@@ -173,21 +177,18 @@ class GraphEngine(Engine):
         return weights
 
     def run_pass(self, coefficient: Coefficient, weights: Weights, batch: Batch) -> Tensors:
-        """Norms, losses and each parameter's clipped sum; in a compiled graph also what tells whether the loss is still
-        the same.
-        """
-        per_example_grads, losses, seen = backward(self, weights, batch)
+        """Norms, losses and each parameter's clipped sum."""
+        per_example_grads, losses = backward(self, weights, batch)
         with torch.no_grad():
             totals = Totals(weights, per_example_grads)
             norms = totals.norms()
             finite = norms.isfinite() & losses.isfinite()
             coefficients = torch.where(batch.is_real & finite, coefficient(norms), 0.0)
-            # Where all is finite, a coefficient of zero is enough to leave an example out. A compiled graph of bfloat16
-            # takes none of that for granted: computed again by single operations, all other examples would round
-            # otherwise.
-            takes_all = not (self.low is not None and is_recording()) and guard(finite.all())
+            # Where all is finite, a coefficient of zero is enough to leave an example out. A compiled graph takes none
+            # of that for granted: computed again by single operations, all other examples would round otherwise.
+            takes_all = not is_recording() and bool(finite.all())
             sums = totals.clipped_sums(coefficients, None if takes_all else finite)
-        return norms, losses, *(sums[name] for name in self.names), *seen
+        return norms, losses, *(sums[name] for name in self.names)
 
     def choose_methods(self, batch: Batch) -> None:
         """Tries the memory formats, and for each of them the methods of every site, on a part of a made-up

@@ -24,7 +24,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from sfumato.clipping.checks import random_state_kept
-from sfumato.clipping.graph.row_independence import RowDimension
+from sfumato.clipping.graph.row_independence import RowDimension, gives_the_same_again
 from sfumato.clipping.stand_in import attributes_kept, stand_in
 from sfumato.errors import InputError
 from sfumato.torch_internals import HigherOrderOperator, OpOverload, tree_unflatten
@@ -210,6 +210,11 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
             node.target, node.args, node.kwargs = torch.ops.aten.clone.default, (node.args[1],), {}
         inputs = node.all_input_nodes
         if not any(other in touched for other in inputs):
+            if not gives_the_same_again(node):
+                raise NotCapturable(
+                    f"{node.target} in '{module_path(node) or 'the model'}' is not known to depend on its arguments "
+                    "alone: it could read what images left in memory."
+                )
             parameters_of[node] = frozenset().union(*(parameters_of[other] for other in inputs))
             shared.append(node)
             continue

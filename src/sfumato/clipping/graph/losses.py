@@ -1,5 +1,10 @@
 """One loss for each example, of that example's outputs and targets alone."""
 
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -43,3 +48,91 @@ class ExampleLosses:
             except Exception:  # a mistake in the loss shows in the loop as well
                 self._vectorised = False
         return torch.stack([of_example(*example) for example in zip(*parts, strict=True)])
+
+
+class LossGradients:
+    """Losses, and their gradients with respect to the model's outputs.
+
+    In a graph that is being compiled it is one operation, which calls this object whenever the graph runs: the loss is
+    the user's, as it is at that time, and a compiled graph holds nothing of it. It could not be compared with the loss
+    either: one image at a kink, where the two round to different sides, would send all others of its microbatch to
+    other rounding.
+
+    Args:
+        losses: Of the user's loss.
+        output: From the tensors that the model returned, (m, ...) each, to what it returned.
+    """
+
+    def __init__(self, losses: ExampleLosses, output: Callable[[list[torch.Tensor]], Any]) -> None:
+        self._losses, self._output = losses, output
+        self._number = next(_numbers)
+        _known[self._number] = self
+
+    def __call__(
+        self, outputs: list[torch.Tensor], targets: tuple[torch.Tensor, ...], views: int
+    ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+        """(m,) losses, and for each output the gradient of their sum; None for whole numbers."""
+        floats = [output.is_floating_point() for output in outputs]
+        losses, *found = torch.ops.sfumato.loss_gradients(
+            [output.detach() for output in outputs], list(targets), self._number, views
+        )
+        gradients = iter(found)
+        return losses, [next(gradients) if is_float else None for is_float in floats]
+
+    def compute(self, outputs: list[torch.Tensor], targets: list[torch.Tensor], views: int) -> list[torch.Tensor]:
+        """The operation itself: losses, and the gradients of those outputs that have one."""
+        with torch.enable_grad():
+            own = [output.detach().requires_grad_(output.is_floating_point()) for output in outputs]
+            losses = self._losses(self._output(own), tuple(targets), views)
+            floats = [output for output in own if output.requires_grad]
+            gradients: list[torch.Tensor | None] = [None] * len(floats)
+            if floats and losses.requires_grad:
+                gradients = list(torch.autograd.grad(losses.sum(), floats, allow_unused=True))
+        made = _made(outputs)
+        made[0].copy_(losses.detach())
+        for into, gradient in zip(made[1:], gradients, strict=True):
+            if gradient is not None:
+                into.copy_(gradient)
+        return made
+
+
+_numbers = itertools.count()
+_known: weakref.WeakValueDictionary[int, LossGradients] = weakref.WeakValueDictionary()
+_rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
+# By hand, since `torch.library.custom_op` lets nothing be differentiated within.
+_library = torch.library.Library("sfumato", "FRAGMENT")
+_library.define("loss_gradients(Tensor[] outputs, Tensor[] targets, int number, int views) -> Tensor[]")
+
+
+@contextmanager
+def rehearsing() -> Iterator[None]:
+    """Inside, the operation calls no loss. A compiled graph is looked at by PyTorch when it runs first, in a way in
+    which no loss can be vectorised.
+    """
+    token = _rehearsing.set(True)
+    try:
+        yield
+    finally:
+        _rehearsing.reset(token)
+
+
+def _loss_gradients(
+    outputs: list[torch.Tensor], targets: list[torch.Tensor], number: int, views: int
+) -> list[torch.Tensor]:
+    return _made(outputs) if _rehearsing.get() else _known[number].compute(outputs, targets, views)
+
+
+@torch.library.register_fake("sfumato::loss_gradients", lib=_library)
+def _(outputs: list[torch.Tensor], targets: list[torch.Tensor], number: int, views: int) -> list[torch.Tensor]:
+    return _made(outputs)
+
+
+_library.impl("loss_gradients", _loss_gradients, "CompositeExplicitAutograd")
+
+
+def _made(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What the operation gives, filled with zeros: a graph is compiled for these shapes, types and strides."""
+    floats = [output for output in outputs if output.is_floating_point()]
+    dtype = torch.float64 if any(output.dtype == torch.float64 for output in floats) else torch.float32
+    losses = outputs[0].new_zeros(len(outputs[0]), dtype=dtype)
+    return [losses, *(output.new_zeros(output.shape) for output in floats)]

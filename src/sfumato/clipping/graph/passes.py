@@ -5,7 +5,6 @@ each site the output's gradient is caught as it passes, and a rule (`rules/`) ma
 that site's part of the per-example gradients, written out or as norms alone.
 """
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from torch.fx import Node
 
 from sfumato.clipping.draws import KeyedDraws
 from sfumato.clipping.graph.autotune import fastest
-from sfumato.clipping.graph.guards import is_recording
 from sfumato.clipping.graph.rules import (
     GHOSTS,
     METHODS,
@@ -46,12 +44,8 @@ def backward(
     engine: "GraphEngine",
     weights: Weights,
     batch: Batch,
-) -> tuple[dict[str, PerExampleGrads], torch.Tensor, list[torch.Tensor]]:
-    """Both passes: what the sites contribute to each weight, the (m,) losses and what the loss saw.
-
-    The last is for graphs that are being compiled, else empty: the model's outputs, (m, ...) each, and the gradients
-    with respect to them.
-    """
+) -> tuple[dict[str, PerExampleGrads], torch.Tensor]:
+    """Both passes: what the sites contribute to each weight, and the (m,) losses."""
     traced, (examples, views) = engine.traced, batch.inputs.shape[:2]
     draws = KeyedDraws(None if batch.seeds is None else batch.seeds.reshape(-1, 1, 2), engine.draw_dims)
     per_example_grads: dict[str, PerExampleGrads] = {}
@@ -116,13 +110,13 @@ def backward(
             values[node] = layout.by_example(
                 values[node] if engine.low is None else values[node].float(), examples, views
             )
-        outputs = traced.capture.output(values)
-        ends = [values[node] for node in traced.outputs] if is_recording() else []
+        outputs = [values[node] for node in traced.outputs]
         del values
-        losses = engine.losses(outputs, batch.targets, views)
+        losses, of_outputs = engine.loss_gradients(outputs, batch.targets, views)
+        leaves = [*(leaf for _, leaf in per_row), *firsts]
+        ends = [(end, grad) for end, grad in zip(outputs, of_outputs, strict=True) if end.requires_grad]
         del outputs
-        seen = [*(end.detach() for end in ends), *gradients_of(losses, ends)]
-        gradients = torch.autograd.grad(losses.sum(), [*(leaf for _, leaf in per_row), *firsts], allow_unused=True)
+        gradients = torch.autograd.grad([end for end, _ in ends], leaves, [grad for _, grad in ends], allow_unused=True)
     for (weight, _), gradient in zip(per_row, gradients, strict=False):
         if gradient is not None:
             # One image may lie in many of the operation's rows, one after another: tokens, windows.
@@ -136,7 +130,7 @@ def backward(
             per_example_grads[weight] = MaterializedGrads(
                 torch.zeros(examples, *value.shape, dtype=value.dtype, device=value.device)
             )
-    return per_example_grads, losses.detach(), seen
+    return per_example_grads, losses
 
 
 def _collect(
@@ -169,15 +163,6 @@ def _add(per_example_grads: dict[str, PerExampleGrads], weight: str, per_example
             per_example, MaterializedGrads
         )  # ghost norms do not add up
         per_example_grads[weight] = before + per_example
-
-
-def gradients_of(losses: torch.Tensor, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Of losses with respect to what they were computed from; zero where they do not depend on it."""
-    floats = [output for output in outputs if output.requires_grad]
-    if not floats or not losses.requires_grad:
-        return [torch.zeros_like(output) for output in outputs]
-    found = iter(torch.autograd.grad(losses.sum(), floats, materialize_grads=True, retain_graph=True))
-    return [next(found) if output.requires_grad else torch.zeros_like(output) for output in outputs]
 
 
 def unshared(sums: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -109,6 +109,60 @@ _PRODUCTS = _names("matmul mm bmm addmm baddbmm")
 # A shared index, or a shared source, may be shorter than the rows: it would be meant for the first ones alone.
 _SCATTERED = _names("scatter scatter_add gather index_add index_copy")
 _WHOLE = 2**63 - 1
+# On constants, parameters and buffers every one of the operations above gives the same again, and these besides. Not
+# among them is what hands memory out as others left it: empty, resize, as_strided and their kin.
+_REPEATABLE = _names(
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional "
+    "zero arange linspace logspace eye scalar_tensor tril_indices triu_indices meshgrid cartesian_prod combinations "
+    "hann_window hamming_window blackman_window kaiser_window bartlett_window "
+    "outer ger kron dot vdot mv addmv addr inner tensordot trace det logdet inverse cholesky cholesky_solve "
+    "cholesky_inverse qr svd pinverse matrix_power matrix_rank block_diag chain_matmul cdist _cdist_forward pdist "
+    "dist cosine_similarity cross rot90 tile take take_along_dim masked_select nonzero unique _unique2 bincount histc "
+    "bucketize searchsorted one_hot vander renorm trapezoid cov corrcoef view_as_real view_as_complex complex polar "
+    "real imag resolve_conj resolve_neg conj _conj diag diag_embed diagonal_scatter item _local_scalar_dense "
+    "hstack vstack dstack column_stack atleast_1d atleast_2d atleast_3d ravel squeeze_ pad constant_pad_nd "
+    "repeat repeat_interleave embedding index index_put _unsafe_index einsum sym_size sym_numel sym_stride "
+    "_weight_norm _weight_norm_interface masked_scatter movedim fliplr flipud nan_to_num nansum nanmean quantile "
+    "nanquantile lerp addcmul addcdiv affine_grid_generator stft istft frobenius_norm nuclear_norm numel is_nonzero"
+)
+_UNFILLED = _names("empty empty_like new_empty empty_strided new_empty_strided empty_permuted")
+_FILLS = _names("fill zero zeros_like ones_like full_like")
+_REPEATABLE_FAMILIES = ("fft_", "_fft_", "linalg_", "_linalg_", "special_", "upsample_", "_upsample_", "bitwise_")
+
+
+def gives_the_same_again(node: Node) -> bool:
+    """Whether an operation that nothing of the batch reaches is known to depend on its arguments alone.
+
+    Random ones are another matter (`sfumato.clipping.law`).
+    """
+    if node.target is operator.getitem or node.target in _ARITHMETIC:
+        return True
+    if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
+        return False
+    tags, name = node.target.tags, _name(node)
+    if name in _UNFILLED and node.users and all(_name(user) in _FILLS for user in node.users):
+        return True  # nobody sees what was there
+    known = (
+        name in _SHARED
+        or name.startswith(_REPEATABLE_FAMILIES)
+        or torch.Tag.pointwise in tags
+        or torch.Tag.nondeterministic_seeded in tags
+    )
+    return known and "out" not in node.kwargs
+
+
+_SHARED = (
+    _POINTWISE
+    | _VIEWS
+    | _FACTORIES
+    | _MOVES
+    | _ALONG
+    | _PRODUCTS
+    | _SCATTERED
+    | _REPEATABLE
+    | _LAST.keys()
+    | _ROWS_FIRST.keys()
+)
 
 
 class RowDimension:

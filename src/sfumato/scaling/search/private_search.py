@@ -1,7 +1,8 @@
 """A search by private runs, whole: from a recipe to the best of a secret number of them."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sfumato import config, randomness
@@ -12,6 +13,7 @@ from sfumato.errors import InputError
 from sfumato.evaluation.scores import judged_right, predict_each_alone, predict_logits
 from sfumato.evaluation.trained import load
 from sfumato.planning.resolve import resolve
+from sfumato.recipes import recipe_of
 from sfumato.reporting.lines import note
 from sfumato.reporting.page import write_report
 from sfumato.run_folder.files import refuse_among_images
@@ -27,10 +29,11 @@ from sfumato.training.trainer import Trainer
 
 
 def private_search(
-    recipe: config.Recipe | dict[str, Any],
+    recipe: config.Recipe | Mapping[str, Any] | str | Path,
     expected_trials: float,
     *,
     output: Path | str,
+    settings: Mapping[str, Any] = MappingProxyType({}),
     space: Space | Path | str | None = None,
     data: str | None = None,
     score_noise: float | None = None,
@@ -44,14 +47,14 @@ def private_search(
     Guarantee: `sfumato.scaling.search.private_selection`. Nothing is said that depends on how many runs there are.
 
     Args:
-        recipe: Of the runs; its budget is that of the whole search.
+        recipe: Of the runs, as in `sfumato.train`; its budget is that of the whole search.
         expected_trials: How many runs are made in the mean.
         output: The folder of the search; what an earlier call left there is gone on with.
         space: What may be changed, or the TOML file that says so; default: the grid of Sander et al. (2022) without
             other numbers of steps, which would be other budgets.
         data: Public images that score the runs; or
         score_noise: noise on the number of private validation images that are judged right, in images.
-        data_root, device, trust: See `sfumato.train`.
+        settings, data_root, device, trust: See `sfumato.train`.
         report: Takes lines about what is loaded; default: stderr.
 
     Raises:
@@ -59,7 +62,7 @@ def private_search(
         Interrupted, KeyboardInterrupt: Everything is kept; the same call goes on.
     """
     refuse_scores(data, score_noise)
-    parsed = config.parse(recipe) if isinstance(recipe, dict) else recipe
+    parsed = recipe_of(recipe, settings)
     folder, root = Path(output), None if data_root is None else Path(data_root)
     refuse_among_images(folder, parsed.data)
     plan = resolve(parsed, loading.facts(parsed.data, root, report))

@@ -2,14 +2,16 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from sfumato.config import Recipe, ResolvedRecipe, parse
+from sfumato.config import Recipe, ResolvedRecipe
 from sfumato.data import loading
 from sfumato.errors import InputError
 from sfumato.planning.resolve import resolve
+from sfumato.recipes import recipe_of
 from sfumato.reporting.lines import note
 from sfumato.run_folder.files import refuse_among_images, refuse_links, write_atomically, write_json
 from sfumato.run_folder.record import Result
@@ -26,10 +28,11 @@ from sfumato.training.trainer import Trainer
 
 
 def search(
-    recipe: Recipe | dict[str, Any],
+    recipe: Recipe | Mapping[str, Any] | str | Path,
     trials: int,
     *,
     output: Path | str,
+    settings: Mapping[str, Any] = MappingProxyType({}),
     name: str = "recipe",
     space: Space | Path | str | None = None,
     sampler: str = "greedy",
@@ -47,7 +50,7 @@ def search(
     """Searches hyper-parameters by cheap simulations, and writes one recipe for the single private run.
 
     Args:
-        recipe: Of the expensive run.
+        recipe: Of the expensive run; as in `sfumato.train`.
         trials: How many settings are tried.
         output: The folder of the search; what an earlier call left there is gone on with.
         name: Of the recipe, for the text of the final one.
@@ -59,7 +62,7 @@ def search(
         data: Search on this public data set instead.
         storage: "sqlite:///FILE", "journal:FILE" or "postgresql://..."; default: a file in ``output``.
         worker: Help with a search that may run elsewhere, too; writes no recipe.
-        data_root, device, trust: See `sfumato.train`.
+        settings, data_root, device, trust: See `sfumato.train`.
         report: Takes lines about trials; default: stderr.
 
     Returns:
@@ -69,7 +72,7 @@ def search(
         InputError: If the search cannot be.
         Interrupted, KeyboardInterrupt: Every finished trial is kept; the same call goes on.
     """
-    parsed = parse(recipe) if isinstance(recipe, dict) else recipe
+    parsed = recipe_of(recipe, settings)
     folder, root = Path(output), None if data_root is None else Path(data_root)
     if data is not None and data == parsed.data.name:
         raise InputError(
