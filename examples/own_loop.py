@@ -1,10 +1,12 @@
-"""Somebody's own training loop, made private: what changes are the lines marked (private).
+"""Somebody's own training loop, made private: what changes is marked (private).
 
     python examples/own_loop.py
 
 The data stays yours, the model stays yours, the optimizer stays yours. Replaced are how
 a batch is drawn, how its gradient is computed, and what is added to it.
 """
+
+import math
 
 import torch
 from sklearn.datasets import load_digits
@@ -21,33 +23,33 @@ model = torch.nn.Sequential(
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
 
-mechanism = sfumato.Mechanism(
-    num_examples=1437, batch_size=512, noise_multiplier=4.0, num_steps=60
-)  # (private) public numbers
-streams = sfumato.Streams(sfumato.new_key(), context={}, session={})  # (private) randomness nobody else has
-grad_fn = sfumato.clipped_grad(
-    model, lambda out, y: torch.nn.functional.cross_entropy(out, y, reduction="none"), clipping_norm=1.0
-)  # (private)
+# (private) Public numbers, and randomness that nobody else has.
+mechanism = sfumato.Mechanism(num_examples=1437, batch_size=512, noise_multiplier=4.0, num_steps=60)
+streams = sfumato.Streams(sfumato.new_key(), context={}, session={})
+
+
+def loss(outputs, targets):
+    return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+# (private) Every image's gradient is clipped alone.
+grad_fn = sfumato.clipped_grad(model, loss, clipping_norm=1.0)
+grad_fn.prepare(images[:1], labels[:1], batch_size=mechanism.batch_size)
 
 for step in range(1, mechanism.num_steps + 1):
-    batch = torch.from_numpy(
-        sfumato.poisson_batch(mechanism, streams.stream("sampling", step))
-    )  # (private) the sampler of the accountant
-    chance = {
-        "key": bytes(streams.stream("model", step).bytes(32)),
-        "example_ids": batch,
-    }  # (private) of dropout, if the model has some
-    grad_sum = grad_fn(
-        images[train][batch], labels[train][batch], **chance
-    ).grad_sum  # (private) every image's gradient clipped alone
-    noise = streams.stream("noise", step)
-    noisy = sfumato.add_noise(
-        grad_sum, mechanism.noise_multiplier * grad_fn.sensitivity, noise
-    )  # (private) noise, once
+    # (private) The sampler that the accountant accounts for.
+    batch = torch.from_numpy(sfumato.poisson_batch(mechanism, streams.stream("sampling", step)))
+    # (private) For models with dropout: random numbers of each image's own.
+    chance = {"key": bytes(streams.stream("model", step).bytes(32)), "example_ids": batch}
+    grad_sum = grad_fn(images[train][batch], labels[train][batch], **chance).grad_sum
+    # (private) Noise, once; then the constant expected batch as the divisor.
+    noise_stddev = mechanism.noise_multiplier * grad_fn.sensitivity
+    noisy = sfumato.add_noise(grad_sum, noise_stddev, streams.stream("noise", step))
     for name, parameter in model.named_parameters():
-        parameter.grad = noisy[name] / mechanism.batch_size  # (private) divided by the constant expected batch
+        parameter.grad = noisy[name] / mechanism.batch_size
     optimizer.step()
 
-spent = sfumato.epsilon(mechanism, delta=1e-4)  # (private) what the steps above cost
+# (private) What the steps above cost, rounded up.
+spent = math.ceil(sfumato.epsilon(mechanism, delta=1e-4).epsilon * 1000) / 1000
 accuracy = (model(images[test]).argmax(1) == labels[test]).float().mean()
-print(f"accuracy {accuracy:.3f} at epsilon {spent.epsilon:.2f}, delta 1e-4")
+print(f"accuracy {accuracy:.3f} at epsilon {spent}, delta 1e-4")

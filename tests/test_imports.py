@@ -12,11 +12,11 @@ import sfumato
 PACKAGE = Path(sfumato.__file__).parent
 
 # Each part may import itself, what stands in its own row, and `EVERYBODY`.
-EVERYBODY = {"config", "errors", "randomness", "record"}
+EVERYBODY = {"config", "errors", "randomness", "json_record"}
 MAY_IMPORT = {
     "errors": set(),
     "randomness": set(),
-    "record": set(),
+    "json_record": set(),
     "torch_internals": set(),
     "config": set(),
     "recipes": set(),
@@ -68,7 +68,7 @@ MAY_IMPORT = {
         ),
     },
 }
-LIGHT = ("accounting", "planning", "reporting", "recipes", "config", "record", "errors")
+LIGHT = ("accounting", "planning", "reporting", "recipes", "config", "json_record", "errors")
 """Parts that `sfumato --help`, `plan` and `recipes` need: they import no torch."""
 
 

@@ -1,4 +1,4 @@
-"""The recipe: everything that defines a run, as data. The only schema.
+"""The recipe: everything that defines a run, as data. Its one schema.
 
 A recipe is a TOML file. An unknown key is an error that names the nearest known
 one; a key left out takes its default here or is filled in by a stated rule when

@@ -498,7 +498,7 @@ def test_gradients_in_blocks(method, augmult, monkeypatch):
     """Whatever is done with them afterwards; where a weight is a parameter they are never put together."""
     monkeypatch.setattr("sfumato.clipping.graph.rules.convolution._MAX_IN_ONE", 0)
     monkeypatch.setattr("sfumato.clipping.graph.rules.convolution._BLOCK", 300)  # two examples of most
-    monkeypatch.setattr("sfumato.clipping.graph.clip._FEW", 0)
+    monkeypatch.setattr("sfumato.clipping.graph.totals._FEW", 0)
     put_together, written_out = [], MaterializedGrads.written_out
     monkeypatch.setattr(
         MaterializedGrads,

@@ -12,14 +12,14 @@ from sfumato.reporting.wording import best_guess
 
 @given(st.floats(1e-6, 1e6))
 def test_a_printed_epsilon_is_an_upper_bound_within_four_digits(value):
-    printed = float(formats.epsilon(value))
+    printed = float(formats.epsilon_text(value))
     assert value <= printed <= value * (1 + 1.0001e-3)
 
 
 @given(st.integers(1, 9999), st.integers(-5, 3))
 def test_an_epsilon_of_four_digits_is_printed_as_it_is(digits, exponent):
     value = float(f"{digits}e{exponent}")
-    assert float(formats.epsilon(value)) == value
+    assert float(formats.epsilon_text(value)) == value
 
 
 @pytest.mark.parametrize(
@@ -27,17 +27,17 @@ def test_an_epsilon_of_four_digits_is_printed_as_it_is(digits, exponent):
     [(2.99601, "2.997"), (3.0, "3"), (0.0, "0"), (9.9991, "10"), (12345.6, "12350"), (0.000123456, "0.0001235")],
 )
 def test_epsilons_are_printed_without_exponent(value, text):
-    assert formats.epsilon(value) == text
+    assert formats.epsilon_text(value) == text
 
 
 @pytest.mark.parametrize("value", [None, math.inf, math.nan])
 def test_what_is_no_finite_epsilon_is_infinite(value):
-    assert formats.epsilon(value) == "infinite"
+    assert formats.epsilon_text(value) == "infinite"
 
 
 @given(st.floats(1e-12, 0.999))
 def test_delta_is_never_rounded(value):
-    assert float(formats.delta(value)) == value
+    assert float(formats.delta_text(value)) == value
 
 
 @given(st.floats(0, 1))

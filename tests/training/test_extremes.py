@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from sfumato.record import finite
+from sfumato.json_record import finite
 from sfumato.run_folder.record import PrivateMetrics, RecordLines, read_lines
 from sfumato.training.norm_histogram import norm_histogram
 from tests.cli.test_cli import call, json_of

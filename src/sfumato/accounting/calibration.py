@@ -8,7 +8,7 @@ started from.
 import math
 from collections.abc import Callable
 
-from sfumato.accounting import printed
+from sfumato.accounting import rounding
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.accounting.selection import Selection, epsilon_of_best
@@ -57,10 +57,10 @@ def solve_noise_multiplier(
     if found is None:
         least = epsilon(mechanism.replace(noise_multiplier=LARGEST_SIGMA), delta, accountant, selection).epsilon
         raise InputError(
-            f"epsilon {printed.epsilon(target_epsilon)} at delta {printed.delta(delta)} over {num_steps} steps needs "
-            "a noise_multiplier above "
+            f"epsilon {rounding.epsilon_text(target_epsilon)} at delta {rounding.delta_text(delta)} over "
+            f"{num_steps} steps needs a noise_multiplier above "
             f"{LARGEST_SIGMA:g}. "
-            f"Ask for fewer steps, or for epsilon {printed.epsilon(least)} or more."
+            f"Ask for fewer steps, or for epsilon {rounding.epsilon_text(least)} or more."
         )
     return _sigma(-found)
 
@@ -97,9 +97,10 @@ def solve_num_steps(
     if found is None:
         least = epsilon(mechanism, delta, accountant).epsilon
         raise InputError(
-            f"one step already spends epsilon {printed.epsilon(least)}, more than {printed.epsilon(target_epsilon)}, "
+            f"one step already spends epsilon {rounding.epsilon_text(least)}, more than "
+            f"{rounding.epsilon_text(target_epsilon)}, "
             f"at noise_multiplier {noise_multiplier:g} and batch_size {batch_size}. "
-            f"Raise the noise, take a smaller batch, or ask for epsilon {printed.epsilon(least)} or more."
+            f"Raise the noise, take a smaller batch, or ask for epsilon {rounding.epsilon_text(least)} or more."
         )
     return found
 
@@ -135,10 +136,10 @@ def solve_batch_size(
     if found is None:
         least = epsilon(mechanism, delta, accountant).epsilon
         raise InputError(
-            f"even an expected batch of 1 spends epsilon {printed.epsilon(least)}, more than "
-            f"{printed.epsilon(target_epsilon)}, "
+            f"even an expected batch of 1 spends epsilon {rounding.epsilon_text(least)}, more than "
+            f"{rounding.epsilon_text(target_epsilon)}, "
             f"at noise_multiplier {noise_multiplier:g} over {num_steps} steps. "
-            f"Raise the noise, take fewer steps, or ask for epsilon {printed.epsilon(least)} or more."
+            f"Raise the noise, take fewer steps, or ask for epsilon {rounding.epsilon_text(least)} or more."
         )
     return found
 

@@ -10,7 +10,7 @@ import warnings
 
 import numpy as np
 
-from sfumato.accounting import printed
+from sfumato.accounting import rounding
 from sfumato.accounting.gaussian import epsilon_gaussian
 
 MAX_BYTES = 2e9
@@ -73,7 +73,7 @@ def epsilon_pld(sampling_prob: float, noise_multiplier: float, num_steps: int, d
     if noise > delta / 20:
         return Tight(
             None,
-            f"delta = {printed.delta(delta)} is too near the rounding error of PLD's arithmetic over {num_steps} "
+            f"delta = {rounding.delta_text(delta)} is too near the rounding error of PLD's arithmetic over {num_steps} "
             "steps.",
         )
     cost = Cost.of(sampling_prob, noise_multiplier, num_steps, images)

@@ -60,7 +60,7 @@ def show(found: "PrivateSearchResult") -> None:
     )
     output.say(f"held-out accuracy {output.per_cent(found.accuracy)}")
     output.say(
-        f"epsilon {formats.epsilon(found.epsilon_search_inclusive)} at delta {formats.delta(found.delta)}, the "
-        "search included (by RDP)"
+        f"epsilon {formats.epsilon_text(found.epsilon_search_inclusive)} at delta "
+        f"{formats.delta_text(found.delta)}, the search included (by RDP)"
     )
     output.say("not covered: the running time; how many trials there were must stay secret, and nothing here tells")

@@ -70,8 +70,8 @@ def plan(
     facts |= {"private": why_not_private is None, "why_not_private": why_not_private}
     if target is not None and facts["noise_multiplier"] and (facts["epsilon"] or 0.0) > target:
         facts["warnings"].append(
-            f"that is more than privacy.target_epsilon = {formats.epsilon(target)}: `sfumato train` stops before it "
-            "is spent"
+            f"that is more than privacy.target_epsilon = {formats.epsilon_text(target)}: `sfumato train` stops "
+            "before it is spent"
         )
     mechanism = Mechanism(num_examples, facts["batch_size"], facts["noise_multiplier"], facts["num_steps"])
     price = trade.Price(views, throughput, devices)
@@ -146,18 +146,18 @@ def _show(facts: dict[str, Any]) -> None:
         if facts["private"]
         else {**facts, **{name: facts[f"{name}_if_private"] for name in ("epsilon", "epsilon_rdp", "epsilon_pld")}}
     )
-    epsilon, by_rdp = formats.epsilon(shown["epsilon"]), formats.epsilon(shown["epsilon_rdp"])
+    epsilon, by_rdp = formats.epsilon_text(shown["epsilon"]), formats.epsilon_text(shown["epsilon_rdp"])
     rows = [] if facts["private"] else [("not private", facts["why_not_private"])]
     rows += [
         (
             "epsilon" if facts["private"] else "if it were: epsilon",
-            f"{epsilon} at delta {formats.delta(facts['delta'])} ({facts['accountant']})",
+            f"{epsilon} at delta {formats.delta_text(facts['delta'])} ({facts['accountant']})",
         ),
         (
             "by RDP / PLD",
-            f"{by_rdp} / {'-' if shown['epsilon_pld'] is None else formats.epsilon(shown['epsilon_pld'])}",
+            f"{by_rdp} / {'-' if shown['epsilon_pld'] is None else formats.epsilon_text(shown['epsilon_pld'])}",
         ),
-        ("by TAN, a guide", f"{formats.epsilon(facts['epsilon_tan'])}  never part of a certificate"),
+        ("by TAN, a guide", f"{formats.epsilon_text(facts['epsilon_tan'])}  never part of a certificate"),
         ("noise multiplier", f"{facts['noise_multiplier']:.4g}"),
         (
             "batch size",
@@ -192,8 +192,8 @@ def _show(facts: dict[str, Any]) -> None:
     if "more_data" in facts:
         more = facts["more_data"]
         output.say(
-            f"with more images    {more['num_examples']}: epsilon {formats.epsilon(more['epsilon'])} at delta "
-            f"{formats.delta(more['delta'])}"
+            f"with more images    {more['num_examples']}: epsilon {formats.epsilon_text(more['epsilon'])} at delta "
+            f"{formats.delta_text(more['delta'])}"
         )
     for row in facts.get("table", []):
         rate = "" if row["learning_rate"] is None else f"  rate {row['learning_rate']:g}"
@@ -201,7 +201,7 @@ def _show(facts: dict[str, Any]) -> None:
         output.say(
             f"{row['kind']}  B {row['batch_size']:>7}  sigma {row['noise_multiplier']:<8.4g} S "
             f"{row['num_steps']:>7}{rate}  "
-            f"epsilon {formats.epsilon(row['epsilon'])}  {row['num_epochs']:.1f} epochs{hours}"
+            f"epsilon {formats.epsilon_text(row['epsilon'])}  {row['num_epochs']:.1f} epochs{hours}"
         )
     for warning in facts["warnings"]:
         output.warn(warning)

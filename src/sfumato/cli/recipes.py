@@ -89,11 +89,12 @@ def _print(rows: list[dict[str, Any]], json_: bool) -> None:
         spent = ""
         if "status" in row:
             rdp, pld = (
-                formats.epsilon(row[key]) if row[key] is not None else "-" for key in ("epsilon_rdp", "epsilon_pld")
+                formats.epsilon_text(row[key]) if row[key] is not None else "-"
+                for key in ("epsilon_rdp", "epsilon_pld")
             )
             spent = f"  RDP {rdp}  PLD {pld}  {row['status']}"
         nominal = (
-            f"epsilon {formats.epsilon(row['nominal_epsilon'])}"
+            f"epsilon {formats.epsilon_text(row['nominal_epsilon'])}"
             if row["nominal_epsilon"] is not None
             else "your epsilon"
         )

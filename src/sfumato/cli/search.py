@@ -184,5 +184,5 @@ def _show(found: "SearchResult", more: list[str]) -> None:
         output.warn(warning)
     if found.recipe:
         command = shlex.join(["sfumato", "train", found.recipe, *more])
-        epsilon, delta = formats.epsilon(found.epsilon_final), formats.delta(found.delta)
+        epsilon, delta = formats.epsilon_text(found.epsilon_final), formats.delta_text(found.delta)
         output.say(f"epsilon of the final run: {epsilon} at delta {delta}. Train it: {command}")

@@ -124,9 +124,9 @@ def _show_plan(
     parsed: config.Recipe, data_root: Path | None, device: str, non_private: bool, trust: list[str], json_: bool
 ) -> None:
     from sfumato.data import loading as datasets
+    from sfumato.json_record import finite
     from sfumato.planning.claims import claims
     from sfumato.planning.resolve import resolve, without_privacy
-    from sfumato.record import finite
     from sfumato.training.estimate import expected_seconds
     from sfumato.training.loop import refuse_large_groups
 
@@ -160,8 +160,8 @@ def _show_plan(
     for warning in plan.warnings:
         output.warn(warning)
     if plan.private:
-        epsilon, by_rdp = formats.epsilon(facts["epsilon"]), formats.epsilon(facts["epsilon_rdp"])
-        output.say(f"epsilon {epsilon} at delta {formats.delta(plan.delta)} ({facts['accountant']}; RDP {by_rdp})")
+        epsilon, by_rdp = formats.epsilon_text(facts["epsilon"]), formats.epsilon_text(facts["epsilon_rdp"])
+        output.say(f"epsilon {epsilon} at delta {formats.delta_text(plan.delta)} ({facts['accountant']}; RDP {by_rdp})")
     else:
         output.say(f"not private: {plan.why_not_private}")
     output.say(
@@ -178,9 +178,10 @@ def _show_result(result: "Result", trust: list[str]) -> None:
     )
     output.print_augtest(result.test_views, result.accuracy_augtest_vote, result.accuracy_augtest_mean)
     if (guarantee := result.guarantee) is not None:
-        epsilon, by_rdp = formats.epsilon(guarantee.epsilon), formats.epsilon(result.epsilon_rdp)
+        epsilon, by_rdp = formats.epsilon_text(guarantee.epsilon), formats.epsilon_text(result.epsilon_rdp)
         output.say(
-            f"epsilon {epsilon} at delta {formats.delta(guarantee.delta)}, one image replaced by zero (RDP {by_rdp})"
+            f"epsilon {epsilon} at delta {formats.delta_text(guarantee.delta)}, one image replaced by zero (RDP "
+            f"{by_rdp})"
         )
     else:
         output.say(f"not private: {result.why_not_private}")

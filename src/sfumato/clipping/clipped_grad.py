@@ -1,7 +1,6 @@
 r"""The one public way to a privatisable gradient: a sum of clipped per-example gradients."""
 
 import contextlib
-import dataclasses
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
+from sfumato.clipping.coefficient import Clip
 from sfumato.clipping.draws import draw_seeds
 from sfumato.clipping.graph.engine import GraphEngine, SiteReport
 from sfumato.clipping.identity import identity
@@ -121,23 +121,6 @@ def clipped_grad(
         raise InputError(f"augmult must be at least 0, not {augmult}. 0 means no augmentation.")
     speed = Speed(engine, microbatch_size, methods, precision, compile, workers)
     return GradFn(model, loss_fn, clipping_norm, augmult, rescale_to_unit_norm, speed)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Clip:
-    """What a gradient of each norm is multiplied by: s min(1, C / norm). Two that are equal are the same function."""
-
-    clipping_norm: float
-    rescale: bool
-
-    def __call__(self, norms: torch.Tensor) -> torch.Tensor:
-        scale = (
-            torch.clamp(1 / norms, max=1 / self.clipping_norm)
-            if self.rescale
-            else torch.clamp(self.clipping_norm / norms, max=1.0)
-        )
-        # Below, float32 has few digits left and would round up: such a gradient is left out.
-        return torch.where(scale < torch.finfo(torch.float32).tiny, 0.0, scale)
 
 
 class GradFn:
@@ -376,8 +359,8 @@ class GradFn:
         return ClippedGrad(grad_sum, torch.cat(norms).to(dtype), torch.cat(losses).to(dtype))
 
     @property
-    def _coefficient(self) -> "_Clip":
-        return _Clip(self.clipping_norm, self._rescale)
+    def _coefficient(self) -> Clip:
+        return Clip(self.clipping_norm, self._rescale)
 
     @property
     def _workers(self) -> Workers:

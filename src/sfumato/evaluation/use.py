@@ -15,7 +15,7 @@ from sfumato.evaluation.augtest import augtest
 from sfumato.evaluation.row_independence import evaluation_finding
 from sfumato.evaluation.scores import predict_logits, score
 from sfumato.evaluation.trained import load
-from sfumato.record import Record
+from sfumato.json_record import Record
 from sfumato.run_folder.files import DATA_ROOT_FILE, read_data_root
 
 Report = Callable[[str], None]

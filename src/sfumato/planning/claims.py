@@ -4,7 +4,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from sfumato.accounting.mechanism import Accountant, Mechanism
-from sfumato.record import Record, finite
+from sfumato.json_record import Record, finite
 
 if TYPE_CHECKING:
     from sfumato.planning.resolve import Plan

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from sfumato.accounting import printed
+from sfumato.accounting import rounding
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection
 from sfumato.config import FilledPrivacy, PrivacyConfig, Recipe, ResolvedAugmentation, ResolvedRecipe, parse_resolved
@@ -90,8 +90,8 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     target, sigma, delta = privacy.target_epsilon, privacy.noise_multiplier, privacy.delta
     if delta > 1 / n:
         warnings.append(
-            f"delta = {printed.delta(delta)} is more than 1/N = {1 / n:.3g}: publishing one image at random would "
-            "satisfy it. Choose a smaller delta."
+            f"delta = {rounding.delta_text(delta)} is more than 1/N = {1 / n:.3g}: publishing one image at "
+            "random would satisfy it. Choose a smaller delta."
         )
     if target is None and sigma is None:
         raise InputError(
@@ -120,7 +120,7 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
         if solved_for is not None:
             key, why = _SOLVED[solved_for]
             choices.append(
-                Choice(key, getattr(mechanism, solved_for), f"{why} within epsilon {printed.epsilon(target)}")
+                Choice(key, getattr(mechanism, solved_for), f"{why} within epsilon {rounding.epsilon_text(target)}")
             )
         elif selection is not None:
             _refuse_overspent_selection(mechanism, target, delta, selection)
@@ -128,8 +128,8 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
             most, _ = solve(dataclasses.replace(budget, num_steps=None))
             if mechanism.num_steps > most.num_steps:
                 warnings.append(
-                    f"only {most.num_steps} of {mechanism.num_steps} steps fit epsilon {printed.epsilon(target)}: the "
-                    "run stops there. "
+                    f"only {most.num_steps} of {mechanism.num_steps} steps fit epsilon "
+                    f"{rounding.epsilon_text(target)}: the run stops there. "
                     "Raise the noise or the target for more."
                 )
                 mechanism = most
@@ -156,7 +156,7 @@ def _within(mechanism: Mechanism, target: float, privacy: FilledPrivacy, warning
     if found.num_steps < mechanism.num_steps:
         warnings.append(
             f"only {found.num_steps} of {mechanism.num_steps} steps are certified within epsilon "
-            f"{printed.epsilon(target)}."
+            f"{rounding.epsilon_text(target)}."
         )
     return found
 
@@ -202,8 +202,8 @@ def _refuse_overspent_selection(mechanism: Mechanism, target: float, delta: floa
     spent = epsilon(mechanism, delta, "rdp", selection).epsilon
     if spent > target:
         raise InputError(
-            f"the best of {selection.mean:g} expected runs spends epsilon {printed.epsilon(spent)}, more than "
-            f"{printed.epsilon(target)}. "
+            f"the best of {selection.mean:g} expected runs spends epsilon {rounding.epsilon_text(spent)}, more than "
+            f"{rounding.epsilon_text(target)}. "
             "Leave privacy.noise_multiplier out: it is then solved for."
         )
 

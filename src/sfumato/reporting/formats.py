@@ -3,9 +3,9 @@
 import decimal
 import math
 
-from sfumato.accounting.printed import delta, epsilon
+from sfumato.accounting.rounding import delta_text, epsilon_text
 
-__all__ = ["count", "delta", "epsilon", "one_in", "per_cent", "per_cent_at_most", "quantity"]
+__all__ = ["count", "delta_text", "epsilon_text", "one_in", "per_cent", "per_cent_at_most", "quantity"]
 
 
 def per_cent(fraction: float | None) -> str:

@@ -235,7 +235,7 @@ def _as_text(value: Any) -> str:
         return ", ".join(_as_text(item) for item in value)
     if isinstance(value, dict):
         return ", ".join(f"{key} = {_as_text(item)}" for key, item in value.items())
-    return formats.delta(value) if isinstance(value, float) and 0 < value < 1e-3 else str(value)
+    return formats.delta_text(value) if isinstance(value, float) and 0 < value < 1e-3 else str(value)
 
 
 def _values(run: Recorded) -> Html:
@@ -250,7 +250,7 @@ def _values(run: Recorded) -> Html:
     for line in shown:
         cells = [formats.count(line.step), formats.per_cent(line.accuracy), formats.per_cent(line.accuracy_last)]
         if run.is_private:
-            cells.append(formats.epsilon(line.epsilon))
+            cells.append(formats.epsilon_text(line.epsilon))
         rows.append(element("tr", *(element("td", cell) for cell in cells)))
     note = [element("p", f"One of every {every} lines of metrics.jsonl.")] if every > 1 else []
     return element(

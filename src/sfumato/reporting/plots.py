@@ -11,7 +11,7 @@ import itertools
 import re
 from typing import Any
 
-from sfumato.reporting.formats import count, epsilon, per_cent
+from sfumato.reporting.formats import count, epsilon_text, per_cent
 from sfumato.reporting.markup import Html, element
 from sfumato.run_folder.record import Metrics
 
@@ -106,7 +106,7 @@ def describe(metrics: list[Metrics], spent: list[tuple[int, float]]) -> str:
     if len(metrics) > 1:
         text += f" and {per_cent(last.accuracy)} at step {count(last.step)}"
     if spent:
-        text += f". Epsilon has then reached {epsilon(spent[-1][1])}"
+        text += f". Epsilon has then reached {epsilon_text(spent[-1][1])}"
     return text + "."
 
 
@@ -148,7 +148,9 @@ def _draw_epsilon(axes: Any, spent: list[tuple[int, float]], target: float | Non
     highest = max(values)
     if target is not None:
         highest = max(highest, target)
-        axes.axhline(target, color=INK, linestyle=(0, (2, 3)), linewidth=1.5, label=f"asked for: {epsilon(target)}")
+        axes.axhline(
+            target, color=INK, linestyle=(0, (2, 3)), linewidth=1.5, label=f"asked for: {epsilon_text(target)}"
+        )
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.99), borderaxespad=0.0, handlelength=1.6)
     axes.set_ylim(0, 1.1 * highest or 1)
     axes.yaxis.set_major_locator(_at_most(4))

@@ -28,7 +28,9 @@ def verdict(run: Recorded) -> Html:
     guarantee = certificate.guarantee
     if guarantee is not None:
         numbers = element(
-            "p", f"ε ≤ {formats.epsilon(guarantee.epsilon)} at δ = {formats.delta(guarantee.delta)}", class_="headline"
+            "p",
+            f"ε ≤ {formats.epsilon_text(guarantee.epsilon)} at δ = {formats.delta_text(guarantee.delta)}",
+            class_="headline",
         )
         return element("div", numbers, _person(guarantee), *_running(certificate), class_="verdict")
     reason = certificate.why_not_private or "no finite epsilon can be certified for it"
@@ -79,11 +81,11 @@ def _if_private(hypothetical: Guarantee | None) -> list[Html]:
     if hypothetical is None:
         return []
     person = hypothetical.person[0] if hypothetical.person else None
-    also = f", and {formats.epsilon(person)} for all images of one person" if person is not None else ""
+    also = f", and {formats.epsilon_text(person)} for all images of one person" if person is not None else ""
     text = (
         "For comparison only: with Poisson sampling and secret noise, the same settings would have meant epsilon "
-        f"{formats.epsilon(hypothetical.epsilon)} at delta {formats.delta(hypothetical.delta)}{also}. That is no "
-        "guarantee for this run."
+        f"{formats.epsilon_text(hypothetical.epsilon)} at delta {formats.delta_text(hypothetical.delta)}{also}. "
+        "That is no guarantee for this run."
     )
     return [element("p", text, class_="hypothetical")]
 
@@ -96,23 +98,23 @@ def terms(run: Recorded) -> list[tuple[str, str, str]]:
 
 
 def _guarantee(guarantee: Guarantee, certificate: Certificate) -> list[tuple[str, str, str]]:
-    by_pld = "not computed" if certificate.epsilon_pld is None else formats.epsilon(certificate.epsilon_pld)
+    by_pld = "not computed" if certificate.epsilon_pld is None else formats.epsilon_text(certificate.epsilon_pld)
     how = (
         f"Accountant: {guarantee.accountant.upper()}. "
-        f"By PLD {by_pld}, by RDP {formats.epsilon(certificate.epsilon_rdp)}; each is an upper bound."
+        f"By PLD {by_pld}, by RDP {formats.epsilon_text(certificate.epsilon_rdp)}; each is an upper bound."
     )
     if certificate.accountant_note:
         how += f" {certificate.accountant_note}"
     rows = [
         (
             "Epsilon",
-            formats.epsilon(guarantee.epsilon),
+            formats.epsilon_text(guarantee.epsilon),
             "How far one image can shift the probability of any result: by a factor of at most e to the power of "
             f"epsilon. Smaller is safer. {how}",
         ),
         (
             "Delta",
-            formats.delta(guarantee.delta),
+            formats.delta_text(guarantee.delta),
             f"What the factor does not cover: at most {formats.one_in(guarantee.delta)} may be added to any "
             "probability. It should be well below one "
             f"in {formats.count(certificate.num_examples)}, the number of training images.",
@@ -127,7 +129,7 @@ def _guarantee(guarantee: Guarantee, certificate: Certificate) -> list[tuple[str
         epsilon, images = guarantee.person
         groups = f"Which images belong together: {certificate.person_groups}."
         text = f"For all of up to {formats.count(images)} images of one person together. {groups}"
-        rows.append(("Epsilon of a person", formats.epsilon(epsilon), text))
+        rows.append(("Epsilon of a person", formats.epsilon_text(epsilon), text))
     rows.append(("Relation", "", f"What is compared: {certificate.relation}."))
     return rows
 

@@ -7,7 +7,7 @@ import pydantic
 
 from sfumato.accounting.mechanism import Mechanism, Sampling
 from sfumato.errors import InputError
-from sfumato.record import Record
+from sfumato.json_record import Record
 
 
 class Chained(Record):

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from sfumato import config
 from sfumato.errors import InputError
+from sfumato.json_record import Record
 from sfumato.planning.claims import Claims
-from sfumato.record import Record
 from sfumato.run_folder.files import JsonLines, write_json
 
 CERTIFICATE_FILE, RESULT_FILE, METRICS_FILE, PRIVATE_METRICS_FILE = (

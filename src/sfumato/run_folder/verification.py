@@ -13,8 +13,8 @@ import torch
 from sfumato import config
 from sfumato.data.dataset import Dataset
 from sfumato.errors import InputError
+from sfumato.json_record import Record
 from sfumato.planning.resolve import Plan
-from sfumato.record import Record
 from sfumato.run_folder import key_file, record
 from sfumato.run_folder import session as sessions
 from sfumato.run_folder.certificate import certificate, not_covered, released, result_claims, weights_facts

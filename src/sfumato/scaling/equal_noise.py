@@ -10,7 +10,7 @@ import dataclasses
 import math
 from typing import Any
 
-from sfumato.accounting import accountants, printed, tan
+from sfumato.accounting import accountants, rounding, tan
 from sfumato.accounting.gaussian import epsilon_gaussian
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.errors import InputError
@@ -171,8 +171,8 @@ def with_more_data(mechanism: Mechanism, delta: float, factor: float, accountant
     num_examples, delta = round(mechanism.num_examples * factor), delta / factor
     if not 1e-100 <= delta < 1:
         raise InputError(
-            f"{factor:g} times as many images would go with delta {printed.delta(delta)}, which is none. Choose a "
-            "factor nearer to 1."
+            f"{factor:g} times as many images would go with delta {rounding.delta_text(delta)}, which is none. "
+            "Choose a factor nearer to 1."
         )
     if num_examples < mechanism.batch_size:
         raise InputError(

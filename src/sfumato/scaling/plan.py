@@ -3,11 +3,11 @@
 from typing import Any
 
 from sfumato import config
-from sfumato.accounting import accountants, printed, tan
+from sfumato.accounting import accountants, rounding, tan
 from sfumato.accounting.mechanism import Accountant
 from sfumato.errors import InputError
+from sfumato.json_record import finite
 from sfumato.planning.solve import Budget, solve
-from sfumato.record import finite
 from sfumato.scaling import equal_noise as trade
 
 # Images and steps: nobody has more, and beyond them rounding is no longer small beside q.
@@ -69,7 +69,7 @@ def plan(
     mechanism, _ = solve(Budget(num_examples, delta, epsilon, batch_size, num_steps, noise_multiplier, accountant))
     spent = accountants.epsilon(mechanism, delta, accountant)
     warnings = (
-        [f"delta = {printed.delta(delta)} is more than 1/N = {1 / num_examples:.3g}. Choose a smaller one."]
+        [f"delta = {rounding.delta_text(delta)} is more than 1/N = {1 / num_examples:.3g}. Choose a smaller one."]
         if delta > 1 / num_examples
         else []
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sfumato.accounting import printed, rdp, tan
+from sfumato.accounting import rdp, rounding, tan
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
 from sfumato.scaling.law_plot import FORMATS
@@ -49,7 +49,7 @@ def draw(mechanism: Mechanism, delta: float, path: Path) -> None:
         xscale="log",
         yscale="log",
         xlabel="sigma",
-        ylabel=f"epsilon by RDP at delta {printed.delta(delta)}",
+        ylabel=f"epsilon by RDP at delta {rounding.delta_text(delta)}",
         title=f"eta = {eta:.3g}",
     )
     left.legend(frameon=False)

@@ -63,7 +63,7 @@ class Display:
     def _line(self, facts: StepFacts) -> str:
         done = facts.step - (self._first_step or 0)
         left = (time.perf_counter() - self._start) / max(done, 1) * (facts.num_steps - facts.step)
-        epsilon = f"  epsilon {formats.epsilon(facts.epsilon)}" if facts.epsilon is not None else ""
+        epsilon = f"  epsilon {formats.epsilon_text(facts.epsilon)}" if facts.epsilon is not None else ""
         accuracy = f"  held-out {formats.per_cent(facts.accuracy)}" if facts.accuracy is not None else ""
         minutes, seconds = divmod(int(left), 60)
         reached = f"step {facts.step}/{facts.num_steps}{epsilon}{accuracy}"

@@ -1,4 +1,4 @@
-"""What learns: a model, its gradient, its optimizer, ready to take updates."""
+"""Model, clipped gradient and optimizer of one run, ready to take updates."""
 
 from collections.abc import Collection
 from typing import Any

@@ -1,4 +1,4 @@
-"""A whole run, from a recipe to a trained model and its certificate."""
+"""The loop over steps, and what a run writes before, during and after it."""
 
 import dataclasses
 import threading
@@ -13,9 +13,9 @@ from sfumato.data.dataset import Dataset
 from sfumato.errors import InputError
 from sfumato.evaluation.augtest import WithViews, augtest
 from sfumato.evaluation.scores import Scores, predict_logits, score
+from sfumato.json_record import finite
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
-from sfumato.record import finite
 from sfumato.run_folder import files, key_file, record
 from sfumato.run_folder import session as sessions
 from sfumato.run_folder.certificate import certificate, released, result_claims, weights_facts

@@ -2,7 +2,7 @@
 
 import torch
 
-from sfumato.record import finite
+from sfumato.json_record import finite
 from sfumato.run_folder.record import NormHistogram
 
 # Edges are public and fixed, so that they say nothing of the images: ten to a decade, from C / 10^4 to 10^4 C.

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from sfumato.clipping.graph.autotune import TRIAL_SECONDS, now
-from sfumato.clipping.graph.clip import Totals
 from sfumato.clipping.graph.compile import Tensors
 from sfumato.clipping.graph.compiled_microbatch import CompiledMicrobatch
 from sfumato.clipping.graph.export import module_path
@@ -22,6 +21,7 @@ from sfumato.clipping.graph.losses import ExampleLosses, LossGradients
 from sfumato.clipping.graph.passes import MEMORY_FORMATS, backward, unshared
 from sfumato.clipping.graph.rules import GHOSTS
 from sfumato.clipping.graph.sites import trace
+from sfumato.clipping.graph.totals import Totals
 from sfumato.clipping.graph.weights import Weights, evaluate_weights
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.speed import LOW_PRECISIONS, Speed

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from sfumato import config
-from sfumato.accounting import printed
+from sfumato.accounting import rounding
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.config import ResolvedRecipe, parse_resolved
 from sfumato.errors import InputError
@@ -156,6 +156,7 @@ def as_toml(search: Search, agenda: Agenda, found: SearchResult, name: str) -> s
         f"{looked_at}.",
         f"Predicted accuracy on the validation split {accuracy.value:.4f} ({accuracy.low:.4f} to "
         f"{accuracy.high:.4f}, 95 %).",
-        f"It will spend epsilon {printed.epsilon(found.epsilon_final)} at delta {printed.delta(found.delta)}.",
+        f"It will spend epsilon {rounding.epsilon_text(found.epsilon_final)} at delta "
+        f"{rounding.delta_text(found.delta)}.",
     ]
     return "".join(f"# {line}\n" for line in head) + config.to_toml(config.shareable(recipe))

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from sfumato.record import Record
+from sfumato.json_record import Record
 
 
 class Best(Record):

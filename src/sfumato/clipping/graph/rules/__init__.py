@@ -1,4 +1,16 @@
-"""How per-example gradients are had at each operation where weights meet images."""
+"""How per-example gradients are computed at each operation where weights meet images.
+
+Rules are for operations of PyTorch (ATen), not for layers; most layers need none. For a new operation:
+
+1. Is one needed? Without a rule `generic.by_vmap` differentiates the operation alone. A rule makes it faster.
+2. Is it known to compute each row by itself? `sfumato.clipping.graph.row_independence` must list it, or no model that
+   has it is taken.
+3. Write a method, `f(SiteRecord, argument) -> PerExampleGrads`: `MaterializedGrads` where it writes gradients out; else
+   a class with `square_norms` (and a bound on their rounding, docs/engine.md) and `weighted_sum`.
+4. Name it in `METHODS` and in `candidates`; one that never writes gradients out in `GHOSTS` as well.
+5. Add cases to tests/clipping/test_rules.py, which compares each method with a loop over single images; for a ghost
+   also to tests/clipping/test_cancelling.py.
+"""
 
 import torch
 

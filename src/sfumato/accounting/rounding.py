@@ -6,13 +6,13 @@ import decimal
 import math
 
 
-def epsilon(value: float | None) -> str:
+def epsilon_text(value: float | None) -> str:
     """An epsilon with four significant digits, rounded up so that it stays an upper bound.
 
     None and infinity, the two ways to write that there is no finite one, are "infinite".
 
     Example:
-        >>> epsilon(2.99613), epsilon(0.1), epsilon(None)
+        >>> epsilon_text(2.99613), epsilon_text(0.1), epsilon_text(None)
         ('2.997', '0.1', 'infinite')
     """
     if value is None or not math.isfinite(value):
@@ -22,11 +22,11 @@ def epsilon(value: float | None) -> str:
     return f"{rounded.normalize():f}"
 
 
-def delta(value: float) -> str:
+def delta_text(value: float) -> str:
     """Delta in full, because it is a promise: never rounded.
 
     Example:
-        >>> delta(1e-05), delta(0.0001), delta(7.8e-07)
+        >>> delta_text(1e-05), delta_text(0.0001), delta_text(7.8e-07)
         ('1e-5', '1e-4', '7.8e-7')
     """
     digits, exponent = f"{decimal.Decimal(repr(value)).normalize():e}".split("e")
