@@ -5,13 +5,15 @@ STAMP := $(VENV)/.stamp-$(shell cksum < pyproject.toml | cut -d' ' -f1)
 SHARED_DATA := ../shared/data
 DATA := $(or $(SFUMATO_DATA),$(HOME)/.cache/sfumato/data)
 export OMP_WAIT_POLICY := PASSIVE
+# A file of tests on each core: they use little more than one each.
+PYTEST := $(VENV)/bin/python -m pytest -q --numprocesses auto --dist loadfile
 
 .PHONY: demo test quick test-slow lint setup
 demo: $(STAMP)
 	$(VENV)/bin/sfumato train demo/digits
 
 test: lint $(DATA)/.unpacked
-	SFUMATO_DATA=$(DATA) $(VENV)/bin/python -m pytest -q
+	SFUMATO_DATA=$(DATA) $(PYTEST)
 
 # Before a commit: style, types, and the laws that take seconds.
 QUICK := $(addprefix tests/,test_imports.py test_config.py test_randomness.py planning run_folder evaluation) \
@@ -20,7 +22,7 @@ QUICK := $(addprefix tests/,test_imports.py test_config.py test_randomness.py pl
 	$(addprefix tests/training/test_,step.py noise.py draws.py state.py) \
 	$(addprefix tests/clipping/test_,norms.py clip.py made_up.py parametrization.py row_independence.py)
 quick: lint $(DATA)/.unpacked
-	SFUMATO_DATA=$(DATA) $(VENV)/bin/python -m pytest -q $(QUICK)
+	SFUMATO_DATA=$(DATA) $(PYTEST) $(QUICK)
 
 test-slow: $(STAMP) $(DATA)/.unpacked
 	SFUMATO_DATA=$(DATA) $(VENV)/bin/python -m pytest -q -m slow

@@ -1,4 +1,6 @@
-"""Sfumato trains image classifiers so that no single training image shows, while accuracy stays high."""
+"""Sfumato trains image classifiers so that no single training image shows, while accuracy stays
+high.
+"""
 
 from importlib import import_module
 from typing import Any

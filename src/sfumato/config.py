@@ -31,10 +31,11 @@ AugmentationKind = Literal["none", "flip", "crop", "crop_flip", "rrc", "tan", "s
 
 @dataclasses.dataclass(frozen=True)
 class MayChange:
-    """Marks a key that says where and how fast a run happens, or what it notes for its owner: never what it releases.
+    """Marks a key that says where and how fast a run happens, or what it notes for its owner: never
+    what it releases.
 
-    A run may go on with another value of it. (Where rounding follows from it, as from `training.precision`, updates are
-    then drawn afresh: `sfumato.run_folder.environment`.)
+    A run may go on with another value of it. (Where rounding follows from it, as from
+    `training.precision`, updates are then drawn afresh: `sfumato.run_folder.environment`.)
     """
 
 
@@ -49,15 +50,19 @@ class DataConfig(Section):
 
     name: Literal["digits", "mnist", "fashion_mnist", "cifar10", "imagenet", "folder"]
     path: Annotated[str | None, MayChange()] = None
-    """Folder of images (`folder`), relative to the working directory; `--data-root` overrides it. A run keeps it for
-    its owner alone.
+    """Folder of images (`folder`), relative to the working directory; `--data-root` overrides it. A
+    run keeps it for its owner alone.
     """
     split: Literal["train", "train+valid"] = "train+valid"
     """What is trained on: "train" holds out the validation split, "train+valid" the test split."""
     num_examples: PositiveInt | None = None
-    """Train on this many of a named data set's images: a fixed choice, of which a smaller one is a part."""
+    """Train on this many of a named data set's images: a fixed choice, of which a smaller one is a
+    part.
+    """
     classes: Annotated[list[str], Field(min_length=1)] | None = None
-    """Class names in label order; without them, the names of the class folders. A table of labels needs them stated."""
+    """Class names in label order; without them, the names of the class folders. A table of labels
+    needs them stated.
+    """
     class_proportions: list[PositiveFloat] | None = None
     """Public share of each class; used in the loss and in the decision."""
     image_size: Annotated[int, Field(ge=8, le=1024)] | None = None
@@ -81,8 +86,8 @@ class ModelConfig(Section):
 
 
 class AugmentationConfig(Section):
-    """Which views of each image a step averages (De et al. 2022, Section 3.1 and C.2; Sander et al. 2022, Section
-    4.2).
+    """Which views of each image a step averages (De et al. 2022, Section 3.1 and C.2; Sander et al.
+    2022, Section 4.2).
     """
 
     kind: AugmentationKind | None = None
@@ -91,7 +96,9 @@ class AugmentationConfig(Section):
     padding: Annotated[int, Field(ge=0, le=64)] | None = None
     """Pixels of mirror padding on each edge before a random crop."""
     test_views: Annotated[int, Field(ge=0, le=256), MayChange()] = 0
-    """Views of each held-out image that decide together, reported beside the plain accuracy (AugTest); 0: not done."""
+    """Views of each held-out image that decide together, reported beside the plain accuracy
+    (AugTest); 0: not done.
+    """
 
 
 class PrivacyConfig(Section):
@@ -103,26 +110,33 @@ class PrivacyConfig(Section):
     noise_multiplier: Literal[0] | Annotated[float, Field(ge=1e-12, le=1e12)] | None = None
     """0, or what can be computed with."""
     clipping_norm: Annotated[float, Field(ge=1e-12, allow_inf_nan=False)] = 1.0
-    """Below 1e-12 the squares of a gradient's entries vanish in float32, and it would not be clipped."""
+    """Below 1e-12 the squares of a gradient's entries vanish in float32, and it would not be
+    clipped.
+    """
     sampling: Literal["poisson", "shuffled"] = "poisson"
     accountant: Literal["pld", "rdp"] = "pld"
     max_images_per_person: PositiveInt | None = None
     search_data: Literal["public", "private"] | None = None
-    """On which images the hyper-parameters were searched, if they were: the certificate repeats it."""
+    """On which images the hyper-parameters were searched, if they were: the certificate repeats it.
+    """
     selected_from: Annotated[float, Field(ge=1, le=1e6)] | None = None
-    """Expected number of private runs, random and secret, of which this one is published because it scored best:
-    epsilon covers that.
+    """Expected number of private runs, random and secret, of which this one is published because it
+    scored best: epsilon covers that.
     """
     selection_shape: Annotated[float, Field(gt=-1, le=100)] = 0.0
-    """Shape of that number's distribution, a truncated negative binomial; 0 is logarithmic, 1 geometric."""
+    """Shape of that number's distribution, a truncated negative binomial; 0 is logarithmic, 1
+    geometric.
+    """
     score_noise: Annotated[float, Field(ge=1e-3, le=1e9)] | None = None
-    """Standard deviation of the noise on how many images of the validation split a run judges right, by which runs are
-    compared.
+    """Standard deviation of the noise on how many images of the validation split a run judges
+    right, by which runs are compared.
     """
 
 
 class OptimizerConfig(Section):
-    """What is done with the private gradient: post-processing, which costs no privacy whatever it is."""
+    """What is done with the private gradient: post-processing, which costs no privacy whatever it
+    is.
+    """
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
     learning_rate: Annotated[float, Field(gt=0, le=1e30)] | None = None
@@ -131,19 +145,24 @@ class OptimizerConfig(Section):
     """SGD alone, as is `dampening`."""
     dampening: Annotated[float, Field(ge=0, le=1)] = 0.0
     beta1: Fraction | None = None
-    """Adam and AdamW alone (Kingma and Ba 2015), as are `beta2` and `adam_epsilon`: decay of the average of gradients.
+    """Adam and AdamW alone (Kingma and Ba 2015), as are `beta2` and `adam_epsilon`: decay of the
+    average of gradients.
     """
     beta2: Fraction | None = None
     """Decay of the average of squared gradients."""
     adam_epsilon: PositiveFloat | None = None
     """Added to the root of that average; nothing to do with privacy."""
     weight_decay: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """Each update pulls every weight towards 0. SGD and Adam add weight_decay x weight to the gradient; AdamW takes off
-    learning_rate x weight_decay x weight, beside Adam's update (Loshchilov and Hutter 2019)."""
+    """Each update pulls every weight towards 0. SGD and Adam add weight_decay x weight to the
+    gradient; AdamW takes off learning_rate x weight_decay x weight, beside Adam's update
+    (Loshchilov and Hutter 2019).
+    """
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     max_grad_norm: PositiveFloat | None = None
-    """Ordinary training only: bound on the norm of the batch's mean gradient, which is then divided by it."""
+    """Ordinary training only: bound on the norm of the batch's mean gradient, which is then divided
+    by it.
+    """
 
     @pydantic.model_validator(mode="after")
     def _refuse_what_the_optimizer_lacks(self) -> "OptimizerConfig":
@@ -153,8 +172,8 @@ class OptimizerConfig(Section):
         for key in foreign:
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise InputError(
-                    f"optimizer.{key} = {getattr(self, key)} has no meaning for optimizer.name = {self.name!r}. Leave "
-                    f"it out, or take {owner!r}."
+                    f"optimizer.{key} = {getattr(self, key)} has no meaning for optimizer.name = "
+                    f"{self.name!r}. Leave it out, or take {owner!r}."
                 )
         return self
 
@@ -184,12 +203,12 @@ class TrainingConfig(Section):
     checkpoint_every: Annotated[PositiveInt | None, MayChange()] = None
     """Steps between two checkpoints."""
     verify_every: Annotated[PositiveInt | None, MayChange()] = None
-    """Steps between two checks of the engine on made-up images through the model as it then is; the run stops if one
-    fails.
+    """Steps between two checks of the engine on made-up images through the model as it then is; the
+    run stops if one fails.
     """
     norm_histogram_every: Annotated[PositiveInt | None, MayChange()] = None
-    """Steps between two histograms of gradient norms, step 1 included, in metrics_private.jsonl: not private, for the
-    owner alone.
+    """Steps between two histograms of gradient norms, step 1 included, in metrics_private.jsonl:
+    not private, for the owner alone.
     """
 
 
@@ -278,7 +297,9 @@ class FilledRecipe(Recipe):
 
 
 class ResolvedRecipe(FilledRecipe):
-    """What will run: a recipe in which nothing is left to be filled in (`sfumato.planning.resolve`)."""
+    """What will run: a recipe in which nothing is left to be filled in
+    (`sfumato.planning.resolve`).
+    """
 
     privacy: ResolvedPrivacy | None = None
     training: ResolvedTraining
@@ -324,7 +345,9 @@ def _validated(kind: type[R], values: dict[str, Any]) -> R:
 
 
 def why_impossible(key: str, value: Any) -> str | None:
-    """Why no recipe can have this value of a known "section.key", whatever its other keys say; None if one can."""
+    """Why no recipe can have this value of a known "section.key", whatever its other keys say; None
+    if one can.
+    """
     section, _, name = key.partition(".")
     own = {section: {name: value}}
     try:
@@ -345,8 +368,8 @@ def read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # "-sig": some editors put a mark at the start
     except OSError as error:
         raise InputError(
-            f"recipe {path} cannot be read: {error.strerror}. `sfumato recipes list` names the recipes that are "
-            "shipped."
+            f"recipe {path} cannot be read: {error.strerror}. `sfumato recipes list` names the "
+            "recipes that are shipped."
         ) from None
     except (ValueError, RecursionError) as error:  # whole numbers of thousands of digits, tables within tables
         raise InputError(f"recipe {path} is not valid TOML: {error}. Correct that line.") from None
@@ -393,8 +416,8 @@ def to_toml(recipe: Recipe) -> str:
 
 
 def shareable(recipe: R) -> R:
-    """The recipe without `data.path`: where images lie on their owner's machine goes into no file that is for
-    sharing.
+    """The recipe without `data.path`: where images lie on their owner's machine goes into no file
+    that is for sharing.
     """
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": None})})
 
@@ -484,7 +507,9 @@ def known_keys() -> list[str]:
 
 
 def releasing_keys(recipe: Recipe) -> dict[str, Any]:
-    """The keys that change what a run releases, with their values: all but those that are marked `MayChange`."""
+    """The keys that change what a run releases, with their values: all but those that are marked
+    `MayChange`.
+    """
     free = {
         f"{section}.{key}"
         for section, fields in _sections().items()

@@ -7,7 +7,9 @@ import pydantic
 
 
 class Record(pydantic.BaseModel):
-    """A JSON object with exactly these keys. Numbers are finite, and nothing is taken for what it is not."""
+    """A JSON object with exactly these keys. Numbers are finite, and nothing is taken for what it
+    is not.
+    """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 

@@ -27,13 +27,15 @@ def key_from_seed(seed: int) -> bytes:
 
 
 def subkey(key: bytes, purpose: str) -> bytes:
-    """A key for one purpose alone: what is computed with it says nothing of streams or of other subkeys."""
+    """A key for one purpose alone: what is computed with it says nothing of streams or of other
+    subkeys.
+    """
     return hmac.digest(key, canonical({"subkey": purpose}), "sha256")
 
 
 def run_id(key: bytes) -> str:
-    """The name of the run whose key this is, 32 hexadecimal digits: public, bound to the key, of which it tells
-    nothing.
+    """The name of the run whose key this is, 32 hexadecimal digits: public, bound to the key, of
+    which it tells nothing.
     """
     return subkey(key, "run id").hex()[:32]
 
@@ -70,7 +72,9 @@ class Streams:
     session: dict[str, Any]
 
     def stream(self, purpose: str, step: int = 0, **bound_to: str) -> "Stream":
-        """The stream of one purpose at one step, bound to what else is named; equal arguments give equal bits."""
+        """The stream of one purpose at one step, bound to what else is named; equal arguments give
+        equal bits.
+        """
         message = {"context": self.context, "session": self.session, "purpose": purpose, "step": step}
         if bound_to:
             message["bound to"] = bound_to
@@ -78,7 +82,9 @@ class Streams:
 
 
 class Stream:
-    """A ChaCha20 keystream (library: cryptography): read from its start on, or word by word at any place."""
+    """A ChaCha20 keystream (library: cryptography): read from its start on, or word by word at any
+    place.
+    """
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -108,13 +114,13 @@ class Stream:
         return np.frombuffer(_read(self._from(first // 8), 8 * count), dtype="<u8")
 
     def _from(self, block: int) -> Any:
-        """The cipher from one of its blocks of 64 bytes on. After 2^32 blocks, 256 GiB, the library refuses to go
-        on.
+        """The cipher from one of its blocks of 64 bytes on. After 2^32 blocks, 256 GiB, the library
+        refuses to go on.
         """
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-        # Each stream has a key of its own, so a constant nonce never repeats under one key. The block's number is
-        # before it.
+        # Each stream has a key of its own, so a constant nonce never repeats under one key. The
+        # block's number is before it.
         return Cipher(algorithms.ChaCha20(self._key, block.to_bytes(4, "little") + bytes(12)), mode=None).encryptor()
 
 

@@ -1,6 +1,8 @@
-"""What is borrowed from PyTorch's private or experimental modules, all of it: here a new version is looked at first.
+"""What is borrowed from PyTorch's private or experimental modules, all of it: here a new version is
+looked at first.
 
-The whole suite runs on the oldest and on the newest version that pyproject.toml allows; each name says what it is for.
+The whole suite runs on the oldest and on the newest version that pyproject.toml allows; each name
+says what it is for.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +19,8 @@ from torch.nn.utils import parametrize as _parametrize
 # Sees every operation that autograd leads to, which `__torch_function__` does not.
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Outputs of models are nests of containers; torch.export and vmap take them apart by the same functions.
+# Outputs of models are nests of containers; torch.export and vmap take them apart by the same
+# functions.
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
@@ -48,7 +51,9 @@ def global_hooks() -> list[Any]:
 
 
 def version(tensor: torch.Tensor) -> int | None:
-    """How often a tensor was written to; None where PyTorch does not count (tensors made in `torch.inference_mode`)."""
+    """How often a tensor was written to; None where PyTorch does not count (tensors made in
+    `torch.inference_mode`).
+    """
     return None if tensor.is_inference() else tensor._version
 
 
@@ -58,7 +63,9 @@ def weights_are_cached() -> bool:
 
 
 def compile_graph(graph: torch.fx.GraphModule, tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
-    """Straight to the compiler: the list is one graph already, and torch.compile would take it down once more."""
+    """Straight to the compiler: the list is one graph already, and torch.compile would take it down
+    once more.
+    """
     from torch import _inductor  # large, and of no use without a compiler
 
     return _inductor.compile(graph, list(tensors))

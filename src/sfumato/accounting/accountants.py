@@ -49,7 +49,8 @@ def epsilon(
         mechanism: Its sampling must be "poisson".
         delta: In (0, 1).
         accountant: "pld" computes both, "rdp" only RDP's.
-        selection: Where the run is the best of a random number of them: epsilon then covers the selection, by RDP.
+        selection: Where the run is the best of a random number of them: epsilon then covers the
+            selection, by RDP.
 
     Raises:
         InputError: If the sampling is shuffled, or delta is out of range.
@@ -61,7 +62,8 @@ def epsilon(
     """
     if mechanism.sampling != "poisson":
         raise InputError(
-            "no epsilon is known for shuffled batches: they can leak several times what Poisson sampling does. Use "
+            "no epsilon is known for shuffled batches: they can leak several times what Poisson "
+            "sampling does. Use "
             'privacy.sampling = "poisson".'
         )
     if not 0 < delta < 1:
@@ -107,8 +109,8 @@ def _epsilon(mechanism: Mechanism, delta: float, accountant: Accountant) -> Spen
 class EpsilonCurve:
     """Epsilon after any number of steps up to ``num_steps``, computed once at a few of them.
 
-    Guarantee: an upper bound, since a value is read at the next computed step, never interpolated. It
-    never falls as steps grow, and ends at exactly ``epsilon(mechanism, delta, accountant)``.
+    Guarantee: an upper bound, since a value is read at the next computed step, never interpolated.
+    It never falls as steps grow, and ends at exactly ``epsilon(mechanism, delta, accountant)``.
 
     Attributes:
         spent: What all steps spend.
@@ -118,7 +120,8 @@ class EpsilonCurve:
         self._mechanism, self._delta, self._accountant = mechanism, delta, accountant
         self.spent = epsilon(mechanism, delta, accountant)
         last = mechanism.num_steps
-        # Epsilon grows about as the root of the steps: even steps of the root are even steps of epsilon.
+        # Epsilon grows about as the root of the steps: even steps of the root are even steps of
+        # epsilon.
         self._steps = sorted({0, *(math.ceil(last * (i / _CURVE_POINTS) ** 2) for i in range(1, _CURVE_POINTS)), last})
         before: Accountant = "pld" if accountant == "pld" and _is_cheap(mechanism) else "rdp"
         values = [epsilon(mechanism.replace(num_steps=step), delta, before).epsilon for step in self._steps[:-1]]

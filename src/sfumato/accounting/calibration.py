@@ -1,8 +1,8 @@
 """Solving for what a budget allows; the target is never exceeded.
 
-Each solver searches whole numbers (for sigma: the ranks of the numbers of 4 significant digits) and ends where the
-accountant certifies one and refuses its neighbour, so that the answer is the accountant's own, whatever the search
-started from.
+Each solver searches whole numbers (for sigma: the ranks of the numbers of 4 significant digits) and
+ends where the accountant certifies one and refuses its neighbour, so that the answer is the
+accountant's own, whatever the search started from.
 """
 
 import math
@@ -32,8 +32,8 @@ def solve_noise_multiplier(
     """The smallest noise multiplier of 4 significant digits within the target.
 
     Guarantee: ``epsilon`` at the answer is at most the target; 0.1 % less noise exceeds it,
-    unless the answer is ``SMALLEST_SIGMA``, below which no budget means anything. With ``selection`` the target
-    covers that the best of so many runs is published.
+    unless the answer is ``SMALLEST_SIGMA``, below which no budget means anything. With
+    ``selection`` the target covers that the best of so many runs is published.
 
     Raises:
         InputError: If the budget is impossible.
@@ -57,10 +57,10 @@ def solve_noise_multiplier(
     if found is None:
         least = epsilon(mechanism.replace(noise_multiplier=LARGEST_SIGMA), delta, accountant, selection).epsilon
         raise InputError(
-            f"epsilon {rounding.epsilon_text(target_epsilon)} at delta {rounding.delta_text(delta)} over "
-            f"{num_steps} steps needs a noise_multiplier above "
-            f"{LARGEST_SIGMA:g}. "
-            f"Ask for fewer steps, or for epsilon {rounding.epsilon_text(least)} or more."
+            f"epsilon {rounding.epsilon_text(target_epsilon)} at delta "
+            f"{rounding.delta_text(delta)} over {num_steps} steps needs a noise_multiplier above "
+            f"{LARGEST_SIGMA:g}. Ask for fewer steps, or for epsilon "
+            f"{rounding.epsilon_text(least)} or more."
         )
     return _sigma(-found)
 
@@ -76,8 +76,8 @@ def solve_num_steps(
 ) -> int:
     """The most steps within the target, at most ``MOST_STEPS``.
 
-    Guarantee: ``epsilon`` at the answer is at most the target; one step more (above 20,000 steps: 0.1 % more) exceeds
-    it.
+    Guarantee: ``epsilon`` at the answer is at most the target; one step more (above 20,000 steps:
+    0.1 % more) exceeds it.
 
     Raises:
         InputError: If the budget is impossible, or one step exceeds it.
@@ -98,9 +98,9 @@ def solve_num_steps(
         least = epsilon(mechanism, delta, accountant).epsilon
         raise InputError(
             f"one step already spends epsilon {rounding.epsilon_text(least)}, more than "
-            f"{rounding.epsilon_text(target_epsilon)}, "
-            f"at noise_multiplier {noise_multiplier:g} and batch_size {batch_size}. "
-            f"Raise the noise, take a smaller batch, or ask for epsilon {rounding.epsilon_text(least)} or more."
+            f"{rounding.epsilon_text(target_epsilon)}, at noise_multiplier {noise_multiplier:g} "
+            f"and batch_size {batch_size}. Raise the noise, take a smaller batch, or ask for "
+            f"epsilon {rounding.epsilon_text(least)} or more."
         )
     return found
 
@@ -116,8 +116,8 @@ def solve_batch_size(
 ) -> int:
     """The largest expected batch within the target.
 
-    Guarantee: ``epsilon`` at the answer is at most the target; one image more exceeds it, unless the answer is every
-    image.
+    Guarantee: ``epsilon`` at the answer is at most the target; one image more exceeds it, unless
+    the answer is every image.
 
     Raises:
         InputError: If the budget is impossible, or a batch of one exceeds it.
@@ -136,10 +136,10 @@ def solve_batch_size(
     if found is None:
         least = epsilon(mechanism, delta, accountant).epsilon
         raise InputError(
-            f"even an expected batch of 1 spends epsilon {rounding.epsilon_text(least)}, more than "
-            f"{rounding.epsilon_text(target_epsilon)}, "
-            f"at noise_multiplier {noise_multiplier:g} over {num_steps} steps. "
-            f"Raise the noise, take fewer steps, or ask for epsilon {rounding.epsilon_text(least)} or more."
+            f"even an expected batch of 1 spends epsilon {rounding.epsilon_text(least)}, more "
+            f"than {rounding.epsilon_text(target_epsilon)}, at noise_multiplier "
+            f"{noise_multiplier:g} over {num_steps} steps. Raise the noise, take fewer steps, or "
+            f"ask for epsilon {rounding.epsilon_text(least)} or more."
         )
     return found
 
@@ -148,8 +148,8 @@ def _check_budget(target_epsilon: float, delta: float) -> None:
     """Refuses budgets that nothing can meet."""
     if not (math.isfinite(target_epsilon) and target_epsilon > 0):
         raise InputError(
-            f"epsilon must be positive and finite, not {target_epsilon}: 0 would mean to learn nothing. 1 is strong, "
-            "3 usual, 8 weak."
+            f"epsilon must be positive and finite, not {target_epsilon}: 0 would mean to learn "
+            "nothing. 1 is strong, 3 usual, 8 weak."
         )
     if not 0 < delta < 1:
         raise InputError(f"delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")
@@ -158,13 +158,15 @@ def _check_budget(target_epsilon: float, delta: float) -> None:
 def _check_noise(noise_multiplier: float) -> None:
     if not noise_multiplier > 0:
         raise InputError(
-            f"noise_multiplier {noise_multiplier:g} has no finite epsilon, so it cannot meet a target. Choose a "
-            "positive one."
+            f"noise_multiplier {noise_multiplier:g} has no finite epsilon, so it cannot meet a "
+            "target. Choose a positive one."
         )
 
 
 def _gaussian_mu(epsilon: float, delta: float) -> float:
-    """About the mu = sqrt(T) q / sigma that spends epsilon in the Gaussian limit: only ever a starting point."""
+    """About the mu = sqrt(T) q / sigma that spends epsilon in the Gaussian limit: only ever a
+    starting point.
+    """
     tail = 2 * math.log(1 / delta)
     return math.sqrt(tail + 2 * epsilon) - math.sqrt(tail)
 
@@ -179,11 +181,11 @@ def _largest(
     gap: Callable[[int], int] = lambda n: 1,
     selection: Selection | None = None,
 ) -> int | None:
-    """The largest n in [low, high] within the budget, for a mechanism that spends more as n grows; None if there is
-    none.
+    """The largest n in [low, high] within the budget, for a mechanism that spends more as n grows;
+    None if there is none.
 
-    RDP takes milliseconds, PLD much longer. So RDP finds where to start, at targets raised by what PLD was seen to
-    save.
+    RDP takes milliseconds, PLD much longer. So RDP finds where to start, at targets raised by what
+    PLD was seen to save.
     """
     target, delta, accountant = budget
 

@@ -2,12 +2,14 @@
 
 import math
 
-# Beyond, what the root is searched by is lost to rounding, and Chernoff's bound is as good as exact.
+# Beyond, what the root is searched by is lost to rounding, and Chernoff's bound is as good as
+# exact.
 _LARGEST_MU = 1e8
 
 
 def log_delta_gaussian(mu: float, epsilon: float) -> float:
-    """log delta of a Gaussian mechanism with sensitivity / noise = mu: Balle and Wang 2018, Theorem 8.
+    """log delta of a Gaussian mechanism with sensitivity / noise = mu: Balle and Wang 2018, Theorem
+    8.
 
     Args:
         mu: sqrt(T) / sigma for T steps of the full batch; above 0.
@@ -21,8 +23,8 @@ def log_delta_gaussian(mu: float, epsilon: float) -> float:
 
 
 def epsilon_gaussian(mu: float, delta: float) -> float:
-    """The least epsilon of the Gaussian mechanism at ``delta``, rounded up by 1e-9 relative; above mu = 1e8 by at most
-    1e-6.
+    """The least epsilon of the Gaussian mechanism at ``delta``, rounded up by 1e-9 relative; above
+    mu = 1e8 by at most 1e-6.
 
     Example:
         >>> round(epsilon_gaussian(1.0, 1e-5), 4)

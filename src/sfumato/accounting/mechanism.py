@@ -9,7 +9,8 @@ from sfumato.errors import InputError
 Sampling = Literal["poisson", "shuffled"]
 Accountant = Literal["pld", "rdp"]
 
-# Below, one step may spend half a million, and the numerics of it take memory without bound; infinity is above that.
+# Below, one step may spend half a million, and the numerics of it take memory without bound;
+# infinity is above that.
 LEAST_NOISE = 1e-3
 
 
@@ -43,13 +44,14 @@ class Mechanism:
             raise InputError(f"num_examples must be at least 1, not {self.num_examples}: there is nothing to train on.")
         if not 1 <= self.batch_size <= self.num_examples:
             raise InputError(
-                f"batch_size must lie between 1 and num_examples = {self.num_examples}, not {self.batch_size}: "
-                "it is the expected number of images drawn at each step. Choose a smaller batch."
+                f"batch_size must lie between 1 and num_examples = {self.num_examples}, not "
+                f"{self.batch_size}: it is the expected number of images drawn at each step. "
+                "Choose a smaller batch."
             )
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
             raise InputError(
-                f"noise_multiplier must be finite and at least 0, not {self.noise_multiplier}. Choose a positive one, "
-                "or give a target_epsilon."
+                f"noise_multiplier must be finite and at least 0, not {self.noise_multiplier}. "
+                "Choose a positive one, or give a target_epsilon."
             )
         if self.num_steps < 0:
             raise InputError(f"num_steps must be at least 0, not {self.num_steps}.")

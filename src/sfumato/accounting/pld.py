@@ -1,5 +1,5 @@
-"""Epsilon from the privacy loss distribution: dp-accounting's pessimistic grid, its step chosen and its answer checked
-here.
+"""Epsilon from the privacy loss distribution: dp-accounting's pessimistic grid, its step chosen and
+its answer checked here.
 """
 
 import dataclasses
@@ -18,13 +18,15 @@ MAX_SECONDS = 10.0
 # A first attempt costs at most this; it is refined only where its own check asks for it.
 _FIRST_SECONDS = 1.0
 
-# An answer that halving the step changed by less than the first is accepted at once; by less than the second, when
-# refining would cost more than _SECOND_THOUGHTS seconds. The error that is left is no larger than the last change.
+# An answer that halving the step changed by less than the first is accepted at once; by less than
+# the second, when refining would cost more than _SECOND_THOUGHTS seconds. The error that is left is
+# no larger than the last change.
 _GOOD_CHANGE = 0.005
 _LARGEST_CHANGE = 0.02
 _SECOND_THOUGHTS = 2.0
 
-# What dp-accounting cuts off: e^-50 of each step's mass (ten standard deviations), 1e-15 of the composition's.
+# What dp-accounting cuts off: e^-50 of each step's mass (ten standard deviations), 1e-15 of the
+# composition's.
 _TRUNCATION = 10.0
 _TAIL_MASS = 1e-15
 _MAX_STEPS_AT_ONCE = 10_000
@@ -48,17 +50,20 @@ def epsilon_pld(sampling_prob: float, noise_multiplier: float, num_steps: int, d
     """Epsilon of the composed Poisson-subsampled Gaussian under add-or-remove, by PLD.
 
     The answer is computed at two steps of the loss grid, one twice the other. Connect-the-dots is
-    pessimistic (`Doroshenko et al. (2022) <https://arxiv.org/abs/2207.04380>`_), so refining lowers it; an answer that
-    rises instead is rounding noise and is rejected, and one that still falls by over 2 % is too coarse.
+    pessimistic (`Doroshenko et al. (2022) <https://arxiv.org/abs/2207.04380>`_), so refining lowers
+    it; an answer that rises instead is rounding noise and is rejected, and one that still falls by
+    over 2 % is too coarse.
 
-    Guarantee: where there is a number, an upper bound; the FFT's rounding is taken from delta first.
+    Guarantee: where there is a number, an upper bound; the FFT's rounding is taken from delta
+        first.
 
     Args:
         sampling_prob: q in (0, 1].
         noise_multiplier: sigma > 0.
         num_steps: T >= 1.
         delta: In (0, 1).
-        images: k, how many images one unit of privacy owns, each Poisson sampled by itself (a mixture of Gaussians).
+        images: k, how many images one unit of privacy owns, each Poisson sampled by itself (a
+            mixture of Gaussians).
 
     Example:
         >>> round(epsilon_pld(4096 / 50_000, 10.0, 875, 1e-5).epsilon, 3)
@@ -66,15 +71,15 @@ def epsilon_pld(sampling_prob: float, noise_multiplier: float, num_steps: int, d
     """
     if sampling_prob == 1:
         return Tight(epsilon_gaussian(images * math.sqrt(num_steps) / noise_multiplier, delta))
-    # The FFT's powers round by about T machine epsilons, which leaves noise in the tails. At ten settings, T = 2,468 to
-    # 2 million, no tail's sum fell below zero by more than 0.02 T of them: a measurement, not a proof. One T is taken
-    # off delta.
+    # The FFT's powers round by about T machine epsilons, which leaves noise in the tails. At ten
+    # settings, T = 2,468 to 2 million, no tail's sum fell below zero by more than 0.02 T of them: a
+    # measurement, not a proof. One T is taken off delta.
     noise = num_steps * sys.float_info.epsilon
     if noise > delta / 20:
         return Tight(
             None,
-            f"delta = {rounding.delta_text(delta)} is too near the rounding error of PLD's arithmetic over {num_steps} "
-            "steps.",
+            f"delta = {rounding.delta_text(delta)} is too near the rounding error of PLD's "
+            f"arithmetic over {num_steps} steps.",
         )
     cost = Cost.of(sampling_prob, noise_multiplier, num_steps, images)
     interval = cost.interval
@@ -121,9 +126,8 @@ def _epsilon_on_grid(q: float, sigma: float, num_steps: int, delta: float, image
 def _compose(one_step, num_steps: int):
     """The sum of T losses. Past 10,000 steps by blocks of 1,000.
 
-    dp-accounting first forms size^T, an integer of millions of digits, and its Chernoff orders suit at most some 28,000
-    terms:
-    blocks avoid the first and keep the second tight.
+    dp-accounting first forms size^T, an integer of millions of digits, and its Chernoff orders suit
+    at most some 28,000 terms: blocks avoid the first and keep the second tight.
     """
     if num_steps <= _MAX_STEPS_AT_ONCE:
         return one_step.self_compose(num_steps, _TAIL_MASS)
@@ -147,10 +151,12 @@ class Cost:
     """What PLD would cost at a given step of its loss grid, known before anything is computed.
 
     Attributes:
-        interval: The step to start from: a tenth of one step's standard deviation of the loss, about (q / sigma) / 10,
-            where the relative error is 0.08 / 100; larger where that would be slow.
+        interval: The step to start from: a tenth of one step's standard deviation of the loss,
+            about (q / sigma) / 10, where the relative error is 0.08 / 100; larger where that would
+            be slow.
         loss_range: Width of one step's loss, in nats.
-        composed_range: Width of the composed loss that dp-accounting keeps, by the Chernoff bounds that it uses.
+        composed_range: Width of the composed loss that dp-accounting keeps, by the Chernoff bounds
+            that it uses.
     """
 
     interval: float
@@ -179,8 +185,8 @@ class Cost:
         )
 
     def seconds(self, interval: float) -> float:
-        """Time at this step and at twice it, about (measured on one core: 25 us per point before and 1.5 us after
-        composition).
+        """Time at this step and at twice it, about (measured on one core: 25 us per point before
+        and 1.5 us after composition).
         """
         return 1.5 * (25e-6 * self.loss_range + 1.5e-6 * self.composed_range) / interval
 
@@ -196,8 +202,8 @@ class Cost:
 
 
 def _composed_range(loss: np.ndarray, log_density: np.ndarray, num_steps: int, loss_range: float) -> float:
-    """Width of what `_compose` keeps of the sum of T losses: outside, the mass is below 1e-15, by Chernoff at
-    dp-accounting's orders.
+    """Width of what `_compose` keeps of the sum of T losses: outside, the mass is below 1e-15, by
+    Chernoff at dp-accounting's orders.
     """
     log_density = log_density - np.logaddexp.reduce(log_density)
     if num_steps <= _MAX_STEPS_AT_ONCE:

@@ -19,13 +19,14 @@ _LEAST_ORDER_MINUS_ONE = 1e-5
 def log_moment(sampling_prob: float, noise_multiplier: float, order: float) -> float:
     r"""The log of E_{x ~ mu_0}[(mu(x) / mu_0(x))^order], from above.
 
-    Here mu_0 = N(0, sigma^2) and mu = (1 - q) N(0, sigma^2) + q N(1, sigma^2), the worst pair of the
-    Poisson-subsampled Gaussian under add-or-remove; of the two directions this is the larger
+    Here mu_0 = N(0, sigma^2) and mu = (1 - q) N(0, sigma^2) + q N(1, sigma^2), the worst pair of
+    the Poisson-subsampled Gaussian under add-or-remove; of the two directions this is the larger
     (`Mironov et al. (2019) <https://arxiv.org/abs/1908.10530>`_, Section 3.1 and Theorem 5).
 
-    The trapezoid rule over z = x / sigma has an error of at most 2 exp(y^2/2 - 2 pi y / h) of the moment for step h and
-    any y < pi sigma, since the integrand is analytic for |Im z| < pi sigma and there at most exp(y^2/2) times its value
-    on the real line: below 1e-20 for the steps used here.
+    The trapezoid rule over z = x / sigma has an error of at most 2 exp(y^2/2 - 2 pi y / h) of the
+    moment for step h and any y < pi sigma, since the integrand is analytic for |Im z| < pi sigma
+    and there at most exp(y^2/2) times its value on the real line: below 1e-20 for the steps used
+    here.
 
     Args:
         sampling_prob: q in (0, 1].
@@ -60,8 +61,9 @@ def log_moment(sampling_prob: float, noise_multiplier: float, order: float) -> f
 
 def _grid(q: float, sigma: float, order: float) -> tuple[np.ndarray, float]:
     """Points and step over all modes of the integrand and ``_TAIL`` beyond them."""
-    # Its modes solve z = (order/sigma) p(z) with p(z) = q e^w / (1 - q + q e^w), increasing in z: all are
-    # positive, and iterating from order/sigma falls monotonically to the largest, so any iterate is an upper bound.
+    # Its modes solve z = (order/sigma) p(z) with p(z) = q e^w / (1 - q + q e^w), increasing in z:
+    # all are positive, and iterating from order/sigma falls monotonically to the largest, so any
+    # iterate is an upper bound.
     upper = order / sigma
     log_odds = math.log(q) - math.log1p(-q) - 1 / (2 * sigma**2)
     for _ in range(50):
@@ -77,13 +79,14 @@ def _grid(q: float, sigma: float, order: float) -> tuple[np.ndarray, float]:
 def _moment_minus_one(q: float, order: float, w: np.ndarray, log_ratio: np.ndarray, log_weight: np.ndarray) -> float:
     """E[(1+u)^order] - 1 with 1 + u = mu / mu_0, for moments near 1.
 
-    As E[u] = 0 this is E[(1+u)^order - 1 - order u], whose integrand is nowhere negative, so that nothing cancels in
-    the sum.
+    As E[u] = 0 this is E[(1+u)^order - 1 - order u], whose integrand is nowhere negative, so that
+    nothing cancels in the sum.
     """
     u = q * np.expm1(np.minimum(w, 30))
     weight = np.exp(log_weight)
     x = order * u
-    # Pointwise it would cancel where order * u is small: there Taylor, with a remainder below 1e-11.
+    # Pointwise it would cancel where order * u is small: there Taylor, with a remainder below
+    # 1e-11.
     small = np.abs(x) < 0.1
     v = np.where(small, u, 0.0)
     series = np.ones_like(v)
@@ -101,7 +104,9 @@ def rdp(sampling_prob: float, noise_multiplier: float, order: float) -> float:
 
 
 def _improved(order: float, divergence: float, log_inverse_delta: float) -> float:
-    """RDP to epsilon: Canonne, Kamath, Steinke 2020, Proposition 12; the same as Balle et al. 2020, Theorem 21."""
+    """RDP to epsilon: Canonne, Kamath, Steinke 2020, Proposition 12; the same as Balle et al. 2020,
+    Theorem 21.
+    """
     return divergence + math.log1p(-1 / order) + (log_inverse_delta - math.log(order)) / (order - 1)
 
 
@@ -129,16 +134,20 @@ def epsilon_rdp(sampling_prob: float, noise_multiplier: float, num_steps: int, d
 
 
 def epsilon_rdp_classic(sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float) -> float:
-    """Epsilon by RDP with the classic conversion: looser, and what papers until 2020 print; for comparison."""
+    """Epsilon by RDP with the classic conversion: looser, and what papers until 2020 print; for
+    comparison.
+    """
     return _minimise(_classic, sampling_prob, noise_multiplier, num_steps, delta)
 
 
 def largest_order(q: float, sigma: float, price: float) -> float:
-    """Beyond the best order, but never so large that the integral takes time and memory without end.
+    """Beyond the best order, but never so large that the integral takes time and memory without
+    end.
 
-    Beyond 2 sigma^2 log(1/q) the moment is that of the Gaussian without sampling, less order * log(1/q); the best order
-    without sampling is 1 + sigma sqrt(2 price / T). Twice their sum lies beyond the optimum. Orders above 1e4 sigma
-    matter where sigma is above a hundred, for epsilons far below 1e-3 alone.
+    Beyond 2 sigma^2 log(1/q) the moment is that of the Gaussian without sampling, less order *
+    log(1/q); the best order without sampling is 1 + sigma sqrt(2 price / T). Twice their sum lies
+    beyond the optimum. Orders above 1e4 sigma matter where sigma is above a hundred, for epsilons
+    far below 1e-3 alone.
 
     Args:
         q: In (0, 1].
@@ -151,8 +160,9 @@ def largest_order(q: float, sigma: float, price: float) -> float:
 def _minimise(conversion, q: float, sigma: float, num_steps: int, delta: float) -> float:
     """The least epsilon over orders in (1, inf).
 
-    T times the log moment is convex in the order, and so are the conversion's terms times (order - 1): epsilon is
-    their ratio to order - 1, hence quasi-convex, and one bounded search finds its minimum.
+    T times the log moment is convex in the order, and so are the conversion's terms times (order -
+    1): epsilon is their ratio to order - 1, hence quasi-convex, and one bounded search finds its
+    minimum.
     """
     from scipy.optimize import minimize_scalar
 

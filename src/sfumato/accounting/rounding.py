@@ -1,5 +1,5 @@
-"""Epsilon and delta as text. They are bounds, so they are rounded to the side on which they stay bounds: nothing else
-prints one.
+"""Epsilon and delta as text. They are bounds, so they are rounded to the side on which they stay
+bounds: nothing else prints one.
 """
 
 import decimal

@@ -1,9 +1,9 @@
 r"""What it costs to keep the best of a random number of private runs (Papernot and Steinke 2022).
 
 Run K times, K random and never revealed, and publish only the best: that costs far less than
-publishing all, and more than one. K is drawn once from a public distribution, every run has the same
-budget, its configuration is drawn independently from a fixed distribution, and the score
-is computed on public data, or is itself part of what the budget pays for.
+publishing all, and more than one. K is drawn once from a public distribution, every run has the
+same budget, its configuration is drawn independently from a fixed distribution, and the score is
+computed on public data, or is itself part of what the budget pays for.
 """
 
 import dataclasses
@@ -19,15 +19,17 @@ from sfumato.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """How one run is selected: the distribution of the number K of trials, public as K is not, and what their scores
-    cost.
+    """How one run is selected: the distribution of the number K of trials, public as K is not, and
+    what their scores cost.
 
     Attributes:
         mean: E[K], at least 1 (above 0 for Poisson).
-        shape: eta of the truncated negative binomial, above -1: 0 is the logarithmic, 1 the geometric
-            distribution; infinity is Poisson, the only one where K may be 0, and then nothing is returned.
-        score_noise: Standard deviation of the Gaussian noise that is added to how many private images, held out from
-            training, a trial judges right: its score. None where scores look at public images alone.
+        shape: eta of the truncated negative binomial, above -1: 0 is the logarithmic, 1 the
+            geometric distribution; infinity is Poisson, the only one where K may be 0, and then
+            nothing is returned.
+        score_noise: Standard deviation of the Gaussian noise that is added to how many private
+            images, held out from training, a trial judges right: its score. None where scores look
+            at public images alone.
 
     Raises:
         InputError: If a number is out of range.
@@ -43,19 +45,19 @@ class Selection:
             raise InputError(f"the mean number of trials must be finite and at least 1, not {self.mean}.")
         if not self.shape > -1:
             raise InputError(
-                f"the shape of the number of trials must lie above -1, not {self.shape}. 0, 1 and infinity (Poisson) "
-                "are usual."
+                f"the shape of the number of trials must lie above -1, not {self.shape}. 0, 1 and "
+                "infinity (Poisson) are usual."
             )
         if not poisson and self.shape > _LARGEST_SHAPE:
             raise InputError(
-                f"the shape of the number of trials must be at most {_LARGEST_SHAPE:g}, not {self.shape:g}. Infinity "
-                "is Poisson."
+                f"the shape of the number of trials must be at most {_LARGEST_SHAPE:g}, not "
+                f"{self.shape:g}. Infinity is Poisson."
             )
         if not poisson and _log_mean(_LEAST_LOG_GAMMA, self.shape) < math.log(self.mean):
             raise InputError(
-                f"the number of trials cannot have mean {self.mean:g} and shape {self.shape:g}: it would be 1 mostly, "
-                "and now "
-                "and then more than 1e15, which nobody can make. Choose a shape nearer to 0, or fewer trials."
+                f"the number of trials cannot have mean {self.mean:g} and shape {self.shape:g}: "
+                "it would be 1 mostly, and now and then more than 1e15, which nobody can make. "
+                "Choose a shape nearer to 0, or fewer trials."
             )
         if self.score_noise is not None and not self.score_noise > 0:
             raise InputError(
@@ -64,8 +66,8 @@ class Selection:
 
     @functools.cached_property
     def log_gamma(self) -> float:
-        """Log of the truncated negative binomial's parameter, which gives it its mean: at most 0, lower for more
-        trials.
+        """Log of the truncated negative binomial's parameter, which gives it its mean: at most 0,
+        lower for more trials.
         """
         from scipy.optimize import brentq
 
@@ -115,15 +117,16 @@ class Selection:
 
 # Beyond, the negative binomial is Poisson's.
 _LARGEST_SHAPE = 1e6
-# Below it, a share of the mean comes from numbers of trials that nobody can make, nor a uniform number of 53 bits draw.
+# Below it, a share of the mean comes from numbers of trials that nobody can make, nor a uniform
+# number of 53 bits draw.
 _LEAST_LOG_GAMMA = -34.0
 # exp of less is 0.
 _NOTHING = -745.0
 
 
 def _log_mean(log_gamma: float, shape: float) -> float:
-    """log E[K] of the truncated negative binomial (Definition 1), eta (1 - gamma) / (gamma (1 - gamma^eta)), any eta >
-    -1.
+    """log E[K] of the truncated negative binomial (Definition 1), eta (1 - gamma) / (gamma (1 -
+    gamma^eta)), any eta > -1.
     """
     return _log_relative(log_gamma) - _log_relative(shape * log_gamma) - log_gamma
 
@@ -137,29 +140,30 @@ def _log_relative(x: float) -> float:
     return math.log(math.expm1(x) / x)
 
 
-# Orders to begin with, and those between the neighbours of the best two, so often: epsilon is then within 1e-6 of its
-# least.
+# Orders to begin with, and those between the neighbours of the best two, so often: epsilon is then
+# within 1e-6 of its least.
 _ORDERS, _FINER, _TIMES = 200, 16, 3
 
 
 def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection, refined: bool = True) -> float:
     r"""Epsilon of publishing the best of K runs of one mechanism, by RDP at real orders.
 
-    For the truncated negative binomial (Theorem 2), at orders :math:`\lambda > 1` and any :math:`\hat\lambda \ge 1`,
+    For the truncated negative binomial (Theorem 2), at orders :math:`\lambda > 1` and any
+    :math:`\hat\lambda \ge 1`,
 
     .. math:: \varepsilon'(\lambda) = \varepsilon(\lambda)
         + (1 + \eta) \Big( (1 - \tfrac1{\hat\lambda}) \varepsilon(\hat\lambda)
         + \frac{\ln(1/\gamma)}{\hat\lambda} \Big) + \frac{\ln E[K]}{\lambda - 1};
 
-    for Poisson (Theorem 6), with :math:`e^{\hat\varepsilon} = 1 + \frac1{\lambda - 1}` and :math:`\hat\delta` what the
-    runs cost at it,
-    :math:`\varepsilon'(\lambda) = \varepsilon(\lambda) + E[K]\, \hat\delta + \frac{\ln E[K]}{\lambda - 1}`.
+    for Poisson (Theorem 6), with :math:`e^{\hat\varepsilon} = 1 + \frac1{\lambda - 1}` and
+    :math:`\hat\delta` what the runs cost at it, :math:`\varepsilon'(\lambda) = \varepsilon(\lambda)
+    + E[K]\, \hat\delta + \frac{\ln E[K]}{\lambda - 1}`.
 
-    Guarantee: an upper bound for the published weights, which may depend on all the runs' scores; K itself, the
-    other runs and the time that they took must stay secret.
+    Guarantee: an upper bound for the published weights, which may depend on all the runs' scores; K
+    itself, the other runs and the time that they took must stay secret.
 
-    With a score noise it holds for the held-out images, too: replacing one by zero moves the number judged right by at
-    most 1.
+    With a score noise it holds for the held-out images, too: replacing one by zero moves the number
+    judged right by at most 1.
 
     Args:
         mechanism: Of each run.
@@ -177,7 +181,8 @@ def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection, re
         return math.inf
     # Without steps the score is all there is: a Gaussian mechanism of its own, as a step at q = 1.
     sampled = (q, sigma) if steps else (1.0, selection.score_noise or 0.0)
-    # Every order gives an upper bound: they are tried evenly in log(order - 1), then more of them around the best.
+    # Every order gives an upper bound: they are tried evenly in log(order - 1), then more of them
+    # around the best.
     price = selection.log_mean - math.log(delta)
     if not math.isinf(selection.shape):
         price = max(price, -selection.log_gamma)
@@ -200,19 +205,22 @@ class _Bounds:
         self._moments: dict[float, float] = {}
 
     def best(self, logs: np.ndarray) -> set[int]:
-        """Where the orders are that epsilon is least at, and that the price of the others is least at."""
+        """Where the orders are that epsilon is least at, and that the price of the others is least
+        at.
+        """
         epsilons, helping = self.epsilons(logs)
         best = int(epsilons.argmin())
         return {best, int(helping[best])}
 
     def epsilons(self, logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Epsilon at each log(order - 1), and for each which of the orders helps it: the hat lambda of the others'
-        price.
+        """Epsilon at each log(order - 1), and for each which of the orders helps it: the hat lambda
+        of the others' price.
         """
         selection, orders = self.selection, 1 + np.exp(logs)
         moments = np.array([self._moment(float(order)) for order in orders])  # (order - 1) times RDP
         if math.isinf(selection.shape):
-            # Every order gives an upper bound on delta (Canonne, Kamath, Steinke 2020, Proposition 12).
+            # Every order gives an upper bound on delta (Canonne, Kamath, Steinke 2020, Proposition
+            # 12).
             log_deltas = moments + (orders - 1) * np.log1p(-1 / orders) - np.log(orders)
             thresholds = np.log1p(1 / (orders - 1))
             each = log_deltas[None] - (orders - 1)[None] * thresholds[:, None]
@@ -229,8 +237,8 @@ class _Bounds:
         if order not in self._moments:
             moment = self.steps * rdp.log_moment(*self.numbers, order) if self.steps else 0.0
             if self.selection.score_noise is not None:
-                # An image is trained on or held out, never both; the score of the latter is a Gaussian mechanism of
-                # sensitivity 1.
+                # An image is trained on or held out, never both; the score of the latter is a
+                # Gaussian mechanism of sensitivity 1.
                 moment = max(moment, (order - 1) * order / (2 * self.selection.score_noise**2))
             self._moments[order] = moment
         return self._moments[order]

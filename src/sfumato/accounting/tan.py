@@ -29,7 +29,8 @@ def epsilon_tan(mechanism: Mechanism, delta: float) -> float:
 
 
 def overcharge(mechanism: Mechanism, delta: float, epsilon: float) -> float:
-    """epsilon / epsilon_GDP(mu = sqrt 2 eta) - 1: what a small sigma adds to the price, as a fraction.
+    """epsilon / epsilon_GDP(mu = sqrt 2 eta) - 1: what a small sigma adds to the price, as a
+    fraction.
 
     The Gaussian limit keeps q / sigma and S and lets sigma grow: it is what the same total
     amount of noise costs at a very large batch.

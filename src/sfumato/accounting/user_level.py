@@ -15,10 +15,11 @@ _MOST_IMAGES = 10_000
 def epsilon_person(mechanism: Mechanism, delta: float, images: int) -> float:
     """Upper bound on epsilon when all of one person's images contribute zero instead.
 
-    Each of k images is Poisson sampled by itself, so that what a step holds of the person is Binomial(k, q) clipped
-    gradients, the worst case parallel ones: a mixture of Gaussians, composed under PLD. Where that is not to be had, as
-    above 10,000 images, it is bounded by its largest member alone: N(i, sigma^2) for i <= k is N(k, sigma^2) scaled
-    down, with noise added. That is far above.
+    Each of k images is Poisson sampled by itself, so that what a step holds of the person is
+    Binomial(k, q) clipped gradients, the worst case parallel ones: a mixture of Gaussians, composed
+    under PLD. Where that is not to be had, as above 10,000 images, it is bounded by its largest
+    member alone: N(i, sigma^2) for i <= k is N(k, sigma^2) scaled down, with noise added. That is
+    far above.
 
     Args:
         mechanism: Its sampling must be "poisson".

@@ -9,7 +9,8 @@ import warnings
 
 def main() -> None:
     """Runs one command and ends the process: 0 done, 2 the input is wrong, 1 anything else."""
-    # Threads that wait by spinning make steps many times slower on busy cores; read when torch is imported.
+    # Threads that wait by spinning make steps many times slower on busy cores; read when torch is
+    # imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):  # a name that the console's encoding lacks is spelled out
         if isinstance(stream, io.TextIOWrapper):
@@ -36,8 +37,8 @@ def run(arguments: list[str]) -> int:
     except OSError as error:
         return _fail(
             1,
-            f"{error.filename or 'a file'}: {error.strerror or error}. Mend that, then try again; a run goes on with "
-            "--resume.",
+            f"{error.filename or 'a file'}: {error.strerror or error}. Mend that, then try again; "
+            "a run goes on with --resume.",
         )
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's usage errors, whose class depends on its version

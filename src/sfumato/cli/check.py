@@ -23,8 +23,8 @@ def check(
     trust: options.Trust = None,
     json_: options.Json = False,
 ) -> None:
-    """Says whether a model has per-example gradients, how each would be computed, and what would have to change. Status
-    0 either way.
+    """Says whether a model has per-example gradients, how each would be computed, and what would
+    have to change. Status 0 either way.
     """
     if fix not in (None, "groupnorm"):
         raise InputError(f'--fix knows "groupnorm" only, not {fix!r}.')
@@ -80,8 +80,8 @@ def check(
     for use in uses:
         derived = "" if use.kind == "parameter" else f", {use.kind}"
         output.say(
-            f"{use.module or 'model'}: {use.operation} {use.argument} ({', '.join(use.parameters)}{derived}): "
-            f"{use.method}"
+            f"{use.module or 'model'}: {use.operation} {use.argument} "
+            f"({', '.join(use.parameters)}{derived}): {use.method}"
         )
     if grad_fn and refusal:
         slow = ", one image at a time, which is slow" if grad_fn.engine == "reference" else ""

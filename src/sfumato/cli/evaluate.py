@@ -29,8 +29,8 @@ def evaluate(
         output.print_json(found.as_json())
         return
     output.say(
-        f"{found.num_images} {found.held_out} images: accuracy {output.per_cent(found.accuracy)}, balanced "
-        f"{output.per_cent(found.balanced_accuracy)}; always naming the largest class: "
+        f"{found.num_images} {found.held_out} images: accuracy {output.per_cent(found.accuracy)}, "
+        f"balanced {output.per_cent(found.balanced_accuracy)}; always naming the largest class: "
         f"{output.per_cent(found.majority_rate)}"
     )
     output.print_augtest(found.test_views, found.accuracy_augtest_vote, found.accuracy_augtest_mean)

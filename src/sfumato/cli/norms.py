@@ -15,7 +15,9 @@ def norms(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, with every histogram.")] = False,
 ) -> None:
-    """Shows the norms of per-image gradients before clipping. Not private: for the owner of the run alone."""
+    """Shows the norms of per-image gradients before clipping. Not private: for the owner of the run
+    alone.
+    """
     from sfumato.reporting.norms import draw_norms, read_norms
 
     facts = read_norms(run)
@@ -34,6 +36,6 @@ def norms(
             f"{row['step']:>8}{output.per_cent(row['clipped_fraction']):>12}{median:>18}{ratio:>17}{row['not_finite']:>13}"
         )
     output.say(
-        "signal / noise: norm of the sum of clipped gradients over the root mean square norm of the noise, sigma C "
-        "sqrt(number of weights)"
+        "signal / noise: norm of the sum of clipped gradients over the root mean square norm of "
+        "the noise, sigma C sqrt(number of weights)"
     )

@@ -30,6 +30,6 @@ def print_augtest(views: int, vote: float | None, mean: float | None) -> None:
     """One line on stdout, if a test with views was done."""
     if views:
         say(
-            f"with {views} random views of each image: {per_cent(vote)} by majority, {per_cent(mean)} by mean "
-            "probability"
+            f"with {views} random views of each image: {per_cent(vote)} by majority, "
+            f"{per_cent(mean)} by mean probability"
         )

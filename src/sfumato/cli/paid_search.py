@@ -24,8 +24,8 @@ def refuse(given: dict[str, Any], sampler: str | None) -> None:
     """
     if sampler not in (None, "random"):
         raise InputError(
-            f"--paid with --sampler {sampler}: trials must be drawn independently, and {sampler} looks at those "
-            "before. Leave --sampler out."
+            f"--paid with --sampler {sampler}: trials must be drawn independently, and {sampler} "
+            "looks at those before. Leave --sampler out."
         )
     why = {
         "--prune": "a trial that is given up early would tell of its score. ",

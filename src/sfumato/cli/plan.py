@@ -33,7 +33,9 @@ def plan(
     ] = None,
     json_: options.Json = False,
 ) -> None:
-    """Solves for the one of --batch-size, --num-steps, --noise-multiplier and --epsilon that is left out."""
+    """Solves for the one of --batch-size, --num-steps, --noise-multiplier and --epsilon that is
+    left out.
+    """
     given: dict[str, Any] = {
         "batch_size": batch_size,
         "num_steps": num_steps,
@@ -64,14 +66,14 @@ def plan(
         facts |= {f"{name}_if_private": facts[name] for name in by} | {name: None for name in by}
         facts["warnings"].insert(
             0,
-            f"recipe {recipe} is not private: {why_not_private}; each epsilon here is that of Poisson sampling with "
-            "secret noise",
+            f"recipe {recipe} is not private: {why_not_private}; each epsilon here is that of "
+            "Poisson sampling with secret noise",
         )
     facts |= {"private": why_not_private is None, "why_not_private": why_not_private}
     if target is not None and facts["noise_multiplier"] and (facts["epsilon"] or 0.0) > target:
         facts["warnings"].append(
-            f"that is more than privacy.target_epsilon = {formats.epsilon_text(target)}: `sfumato train` stops "
-            "before it is spent"
+            f"that is more than privacy.target_epsilon = {formats.epsilon_text(target)}: `sfumato "
+            "train` stops before it is spent"
         )
     mechanism = Mechanism(num_examples, facts["batch_size"], facts["noise_multiplier"], facts["num_steps"])
     price = trade.Price(views, throughput, devices)
@@ -95,7 +97,8 @@ def plan(
 def _numbers_of(
     recipe: str,
 ) -> tuple[int, float | None, dict[str, Any], Accountant, int, float | None, float | None, str | None]:
-    """N, delta, the four quantities, the accountant, views and learning rate of a recipe whose data set has a public N.
+    """N, delta, the four quantities, the accountant, views and learning rate of a recipe whose data
+    set has a public N.
 
     Then come its target, and why a run of it would not be private; None if it would be.
     """
@@ -109,8 +112,8 @@ def _numbers_of(
         raise InputError(f"recipe {recipe} has no [privacy] section, so there is nothing to plan.")
     if parsed.privacy.selected_from is not None:
         raise InputError(
-            f"recipe {recipe} is one of several private runs (privacy.selected_from). `sfumato train {recipe} "
-            "--dry-run` shows its epsilon."
+            f"recipe {recipe} is one of several private runs (privacy.selected_from). `sfumato "
+            f"train {recipe} --dry-run` shows its epsilon."
         )
     known = facts.public_facts(parsed.data)
     if known is None:
@@ -192,8 +195,8 @@ def _show(facts: dict[str, Any]) -> None:
     if "more_data" in facts:
         more = facts["more_data"]
         output.say(
-            f"with more images    {more['num_examples']}: epsilon {formats.epsilon_text(more['epsilon'])} at delta "
-            f"{formats.delta_text(more['delta'])}"
+            f"with more images    {more['num_examples']}: epsilon "
+            f"{formats.epsilon_text(more['epsilon'])} at delta {formats.delta_text(more['delta'])}"
         )
     for row in facts.get("table", []):
         rate = "" if row["learning_rate"] is None else f"  rate {row['learning_rate']:g}"

@@ -63,11 +63,10 @@ def verified(name: str) -> dict[str, Any]:
             "epsilon_pld": None,
             "status": "not fixed: it depends on your data and budget",
         }
-    mechanism = resolve(parsed, facts, cut_to_target=False).mechanism
-    assert parsed.privacy.delta is not None
-    spent = epsilon(mechanism, parsed.privacy.delta, parsed.privacy.accountant)
-    # A table's printed noise is judged by RDP, as its authors computed it; noise that we solve for, by the accountant
-    # it is solved under.
+    plan = resolve(parsed, facts, cut_to_target=False)
+    spent = epsilon(plan.mechanism, plan.delta, parsed.privacy.accountant)
+    # A table's printed noise is judged by RDP, as its authors computed it; noise that we solve for,
+    # by the accountant it is solved under.
     judged = spent.epsilon if parsed.privacy.noise_multiplier is None else spent.epsilon_rdp
     nominal = row["nominal_epsilon"]
     status = "over" if judged > nominal * 1.001 else "under" if judged < nominal * 0.95 else "within"

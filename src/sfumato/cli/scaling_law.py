@@ -37,19 +37,19 @@ def scaling_law(
     output.say(facts["why"])
     if facts["pairing_gain"] > 1:
         output.say(
-            f"shared seeds: the slope is known {facts['pairing_gain']:.1f} times as well as from runs that share "
-            "nothing"
+            f"shared seeds: the slope is known {facts['pairing_gain']:.1f} times as well as from "
+            "runs that share nothing"
         )
     for batch_size, rho in facts["rho"].items():
         output.say(
-            f"rho at B = {batch_size}: {rho:.3f} (sampling noise beside privacy noise; a statistic of the training "
-            "images, not private)"
+            f"rho at B = {batch_size}: {rho:.3f} (sampling noise beside privacy noise; a "
+            "statistic of the training images, not private)"
         )
     for prediction in facts["predictions"]:
         low, high = output.per_cent(prediction["low"]), output.per_cent(prediction["high"])
         output.say(
-            f"B = {prediction['batch_size']}: {output.per_cent(prediction['accuracy'])}, one more run lies between "
-            f"{low} and {high} (95 %)"
+            f"B = {prediction['batch_size']}: {output.per_cent(prediction['accuracy'])}, one more "
+            f"run lies between {low} and {high} (95 %)"
         )
     for warning in facts["warnings"]:
         output.warn(warning)

@@ -11,8 +11,8 @@ from sfumato.errors import InputError
 def schema(
     name: Annotated[str, typer.Argument(help="certificate, result, metrics, private-metrics, ledger or search.")],
 ) -> None:
-    """Prints the JSON schema of privacy.json, result.json, search.json, or of a line of metrics.jsonl,
-    metrics_private.jsonl or ledger.jsonl.
+    """Prints the JSON schema of privacy.json, result.json, search.json, or of a line of
+    metrics.jsonl, metrics_private.jsonl or ledger.jsonl.
     """
     from sfumato.run_folder.schemas import SCHEMAS, schema_of
     from sfumato.scaling.search.result import SearchResult

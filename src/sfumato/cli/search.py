@@ -66,7 +66,9 @@ def search(
     trust: options.Trust = None,
     json_: options.Json = False,
 ) -> None:
-    """Searches hyper-parameters by cheap simulations and ends with one recipe for the single private run."""
+    """Searches hyper-parameters by cheap simulations and ends with one recipe for the single
+    private run.
+    """
     name, values = recipes.read(recipe)
     override(values, epsilon=epsilon, delta=delta, accountant=None, assignments=set_ or [], data_root=data_root)
     parsed = config.parse(values)
@@ -163,22 +165,22 @@ def _show(found: "SearchResult", more: list[str]) -> None:
         )
     if found.augtest_gain is not None:
         output.say(
-            f"{'AugTest':<16}{100 * found.augtest_gain:+.2f} points, if several views of each image are tested: no "
-            "part of what follows"
+            f"{'AugTest':<16}{100 * found.augtest_gain:+.2f} points, if several views of each "
+            "image are tested: no part of what follows"
         )
     for key, value in found.best.settings.items():
         output.say(f"  {key} = {value}")
     predicted = found.predicted_accuracy
     low, high = output.per_cent(predicted.low), output.per_cent(predicted.high)
     output.say(
-        f"predicted at the reference: {output.per_cent(predicted.value)}, between {low} and {high} (95 %, "
-        f"validation split, law {found.law})"
+        f"predicted at the reference: {output.per_cent(predicted.value)}, between {low} and "
+        f"{high} (95 %, validation split, law {found.law})"
     )
     output.say(f"the search cost {output.per_cent(found.cost.search_fraction)} of one run of the recipe it began with")
     if found.search_data == "private":
         output.say(
-            "the simulations looked at the private images: the search is not covered by the certificate of the final "
-            "run"
+            "the simulations looked at the private images: the search is not covered by the "
+            "certificate of the final run"
         )
     for warning in found.warnings:
         output.warn(warning)

@@ -30,7 +30,9 @@ def simulate(
     trust: options.Trust = None,
     json_: options.Json = False,
 ) -> None:
-    """Trains at a smaller batch with as much less noise: cheap, like the run it stands for, and never private."""
+    """Trains at a smaller batch with as much less noise: cheap, like the run it stands for, and
+    never private.
+    """
     name, values = recipes.read(recipe)
     override(values, epsilon=epsilon, delta=delta, accountant=None, assignments=set_ or [], data_root=data_root)
     parsed = config.parse(values)

@@ -96,8 +96,8 @@ def override(
         if value is not None:
             if "privacy" not in values and option != "--epsilon":
                 raise InputError(
-                    f"{option} has no meaning without a budget: this recipe has no [privacy] section. Give --epsilon "
-                    "too."
+                    f"{option} has no meaning without a budget: this recipe has no [privacy] "
+                    "section. Give --epsilon too."
                 )
             values.setdefault("privacy", {})[key] = value
     for assignment in assignments:
@@ -107,7 +107,8 @@ def override(
 
 
 def trusted_modules(recipe: config.Recipe, assignments: list[str], trust: list[str]) -> list[str]:
-    """The modules that the command line names: by --trust, and in a model's name that was itself typed there.
+    """The modules that the command line names: by --trust, and in a model's name that was itself
+    typed there.
 
     A recipe file is not enough, since somebody else may have written it.
     """
@@ -165,23 +166,24 @@ def _show_plan(
     else:
         output.say(f"not private: {plan.why_not_private}")
     output.say(
-        f"{mechanism.num_steps} updates of about {mechanism.batch_size} of {mechanism.num_examples} images; about "
-        f"{seconds / 60:.1f} minutes here"
+        f"{mechanism.num_steps} updates of about {mechanism.batch_size} of "
+        f"{mechanism.num_examples} images; about {seconds / 60:.1f} minutes here"
     )
 
 
 def _show_result(result: "Result", trust: list[str]) -> None:
     balanced, majority = output.per_cent(result.balanced_accuracy), output.per_cent(result.majority_rate)
     output.say(
-        f"held-out accuracy {output.per_cent(result.accuracy)} (last weights {output.per_cent(result.accuracy_last)}), "
-        f"balanced {balanced}; always naming the largest class: {majority}"
+        f"held-out accuracy {output.per_cent(result.accuracy)} (last weights "
+        f"{output.per_cent(result.accuracy_last)}), balanced {balanced}; always naming the "
+        f"largest class: {majority}"
     )
     output.print_augtest(result.test_views, result.accuracy_augtest_vote, result.accuracy_augtest_mean)
     if (guarantee := result.guarantee) is not None:
         epsilon, by_rdp = formats.epsilon_text(guarantee.epsilon), formats.epsilon_text(result.epsilon_rdp)
         output.say(
-            f"epsilon {epsilon} at delta {formats.delta_text(guarantee.delta)}, one image replaced by zero (RDP "
-            f"{by_rdp})"
+            f"epsilon {epsilon} at delta {formats.delta_text(guarantee.delta)}, one image "
+            f"replaced by zero (RDP {by_rdp})"
         )
     else:
         output.say(f"not private: {result.why_not_private}")

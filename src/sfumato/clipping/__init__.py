@@ -1,9 +1,9 @@
 """Sums of clipped per-example gradients, and the checks that they exist.
 
-To understand them read `reference.py` first: one image after another, by plain autograd. `coefficient.py` is the
-clipping itself. `clipped_grad.py` is the door to all engines, with the one loop over microbatches; `preparation.py`
-settles an engine before the first image; `graph/` is the fast one. `law.py` and `comparison.py` hold model and engine
-to what they promise.
+To understand them read `reference.py` first: one image after another, by plain autograd.
+`coefficient.py` is the clipping itself. `clipped_grad.py` is the door to all engines, with the one
+loop over microbatches; `preparation.py` settles an engine before the first image; `graph/` is the
+fast one. `law.py` and `comparison.py` hold model and engine to what they promise.
 """
 
 from sfumato.clipping.checks import Finding, findings, require_private

@@ -57,8 +57,9 @@ def findings(model: nn.Module, example_input: torch.Tensor) -> list[Finding]:
     The model is judged in train mode, since that is how it will be used, and by a copy of it
     with slightly shifted parameters: a layer that starts at zero must not hide what is behind it.
     Dropout and its like draw the same numbers in every comparison; a layer whose count of draws
-    depends on the images (RReLU) is reported, since one image then shifts another's draws. Neither the model nor the
-    global random state changes, and nothing of the example but its shape, type and device is used.
+    depends on the images (RReLU) is reported, since one image then shifts another's draws. Neither
+    the model nor the global random state changes, and nothing of the example but its shape, type
+    and device is used.
 
     Args:
         model: Any module whose forward takes one tensor of rows.
@@ -86,8 +87,8 @@ def require_private(model: nn.Module, example_input: torch.Tensor) -> None:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
         >>> require_private(model, torch.zeros(1, 3, 8, 8))
         Traceback (most recent call last):
-        sfumato.errors.InputError: BatchNorm2d at '1' mixes examples, so per-example gradients do not exist and no
-        privacy guarantee holds. Replace it: `sfumato check --fix groupnorm MODEL`.
+        sfumato.errors.InputError: BatchNorm2d at '1' mixes examples, so per-example gradients do
+        not exist and no privacy guarantee holds. Replace it: `sfumato check --fix groupnorm MODEL`.
     """
     found = findings(model, example_input)
     if found:
@@ -120,7 +121,8 @@ def _shift_parameters(probe: nn.Module) -> None:
 
 
 def _mixes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether changing one row of the tensors that a module is called with moves another row of its output.
+    """Whether changing one row of the tensors that a module is called with moves another row of its
+    output.
 
     A module that draws random numbers is tried with several draws, and with nothing dropped:
     stochastic depth that drops all the made-up rows must not hide what it dropped.
@@ -249,8 +251,8 @@ def _buffer_findings(probe: nn.Module, inputs: torch.Tensor) -> list[Finding]:
             Finding(
                 path,
                 type(module).__name__,
-                f"changes its buffer '{buffer_name}' during a forward pass, so statistics of private images would be "
-                "kept without noise",
+                f"changes its buffer '{buffer_name}' during a forward pass, so statistics of "
+                "private images would be kept without noise",
                 "Replace it: `sfumato check --fix groupnorm MODEL`."
                 if isinstance(module, nn.modules.batchnorm._BatchNorm)
                 else "Turn the tracking off (for example track_running_stats=False), or put it into eval mode.",
@@ -299,8 +301,8 @@ def _gradient_findings(probe: nn.Module, inputs: torch.Tensor) -> list[Finding]:
             Finding(
                 path,
                 type(probe.get_submodule(path)).__name__,
-                f"has a trainable parameter '{parameter_name}' that receives no gradient from the output, so it would "
-                "never be trained",
+                f"has a trainable parameter '{parameter_name}' that receives no gradient from the "
+                "output, so it would never be trained",
                 "Freeze it by requires_grad_(False), or use it in the model's output.",
             )
         )

@@ -24,14 +24,15 @@ from sfumato.clipping.workers import Workers
 from sfumato.errors import InputError
 from sfumato.torch_internals import weights_are_cached
 
-# Below, gradients of norm C have entries whose squares vanish in float32: they would be taken for zero, and not be
-# clipped.
+# Below, gradients of norm C have entries whose squares vanish in float32: they would be taken for
+# zero, and not be clipped.
 MIN_CLIPPING_NORM = 1e-12
 # From the indices of a microbatch's examples to their inputs, (m, ...) or (m, K, ...), and targets.
 Load = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 _NO_KEY = (
-    "the model draws random numbers: give key, 32 bytes of this step alone, and example_ids, the number of each image. "
-    "A place in the batch is no such number, since one image more would change all others' masks."
+    "the model draws random numbers: give key, 32 bytes of this step alone, and example_ids, the "
+    "number of each image. A place in the batch is no such number, since one image more would "
+    "change all others' masks."
 )
 
 
@@ -53,7 +54,8 @@ def clipped_grad(
 
     For examples :math:`x_1, \dots, x_B` with K views each, that function computes
 
-    .. math:: \sum_i s \min(1, C / \|g_i\|_2)\, g_i, \quad g_i = \frac1K \sum_j \nabla_\theta \ell(\theta, x_{ij}),
+    .. math:: \sum_i s \min(1, C / \|g_i\|_2)\, g_i, \quad g_i = \frac1K \sum_j \nabla_\theta
+    \ell(\theta, x_{ij}),
 
     where C is ``clipping_norm`` and s is 1/C if ``rescale_to_unit_norm``, else 1
     (`De et al. (2022) <https://arxiv.org/abs/2204.13650>`_, Eq. 3 and 4). Noise and the
@@ -64,13 +66,13 @@ def clipped_grad(
     loss or gradient norm is not finite, contribute exactly zero. The model is left as it
     was: parameters, buffers and every ``.grad``.
 
-    Before its first batch (`GradFn.prepare`) the function holds the model and the engine to that, on made-up images
-    alone (`sfumato.clipping.law`): they must agree with plain autograd on single images, whatever lies beside these and
-    came before them.
+    Before its first batch (`GradFn.prepare`) the function holds the model and the engine to that,
+    on made-up images alone (`sfumato.clipping.law`): they must agree with plain autograd on single
+    images, whatever lies beside these and came before them.
 
-    Random numbers inside the model (dropout, stochastic depth) are drawn for each view by itself from ``key`` and the
-    example's number: PyTorch's own generator hands them out by place, so that one image more would change all others'
-    masks.
+    Random numbers inside the model (dropout, stochastic depth) are drawn for each view by itself
+    from ``key`` and the example's number: PyTorch's own generator hands them out by place, so that
+    one image more would change all others' masks.
 
     Example:
         >>> model = torch.nn.Linear(2, 1, bias=False)  # output w.x: its gradient is x
@@ -89,21 +91,23 @@ def clipped_grad(
         rescale_to_unit_norm: Divide the sum by C, so that the sensitivity is 1 and the
             learning rate does not depend on C.
         microbatch_size: Examples differentiated at once: speed and memory only, the result
-            moves by no more than float rounding. None: 8 to 128, by the size of the gradients, and fewer where
-            memory holds no more (`sfumato.clipping.microbatch`).
+            moves by no more than float rounding. None: 8 to 128, by the size of the gradients, and
+            fewer where memory holds no more (`sfumato.clipping.microbatch`).
         engine: "graph" (the fast one), "func" (torch.func), "reference" (one view at a time,
-            plain autograd) or "auto": the first of them that takes the model; `GradFn.refusal` says why not the faster.
-        methods: What an earlier `GradFn.methods` recorded, to repeat its rounding. With no more than
-            {"memory_format": "contiguous"} nothing is measured, and every run rounds alike.
-        precision: "bf16" rounds images and weights where they meet, and what follows, to bfloat16. Parameters,
-            norms, coefficients and sums stay in float32. Engine "graph" alone.
-        compile: Compile the whole of a microbatch to one graph, which takes a minute or two once. Engine
-            "graph" alone; every microbatch is then filled up to the same size.
-        workers: Microbatches computed at once on a CPU, by one thread each, where the engine allows it.
+            plain autograd) or "auto": the first of them that takes the model; `GradFn.refusal` says
+            why not the faster.
+        methods: What an earlier `GradFn.methods` recorded, to repeat its rounding. With no more
+            than {"memory_format": "contiguous"} nothing is measured, and every run rounds alike.
+        precision: "bf16" rounds images and weights where they meet, and what follows, to bfloat16.
+            Parameters, norms, coefficients and sums stay in float32. Engine "graph" alone.
+        compile: Compile the whole of a microbatch to one graph, which takes a minute or two once.
+            Engine "graph" alone; every microbatch is then filled up to the same size.
+        workers: Microbatches computed at once on a CPU, by one thread each, where the engine allows
+            it.
 
     Returns:
-        ``grad_fn(inputs, *targets, is_padding=None, key=None, example_ids=None) -> ClippedGrad``; see
-        `GradFn.__call__`, and `GradFn.sum_over` for examples that memory does not hold at once.
+        ``grad_fn(inputs, *targets, is_padding=None, key=None, example_ids=None) -> ClippedGrad``;
+        see `GradFn.__call__`, and `GradFn.sum_over` for examples that memory does not hold at once.
 
     Raises:
         InputError: (a ValueError) If ``clipping_norm`` is not positive and finite or another
@@ -112,9 +116,9 @@ def clipped_grad(
     """
     if not (math.isfinite(clipping_norm) and clipping_norm >= MIN_CLIPPING_NORM):
         raise InputError(
-            f"clipping_norm must be finite and at least {MIN_CLIPPING_NORM:g}, not {clipping_norm}: it bounds what "
-            "one example contributes, and "
-            "gradients shorter than that have squares that float32 does not hold. Choose a larger one, or scale the "
+            f"clipping_norm must be finite and at least {MIN_CLIPPING_NORM:g}, not "
+            f"{clipping_norm}: it bounds what one example contributes, and gradients shorter than "
+            "that have squares that float32 does not hold. Choose a larger one, or scale the "
             "loss."
         )
     if augmult < 0:
@@ -152,7 +156,9 @@ class GradFn:
 
     @property
     def sensitivity(self) -> float:
-        """Bound on one example's contribution to `grad_sum`, in L2 norm: what the noise is a multiple of."""
+        """Bound on one example's contribution to `grad_sum`, in L2 norm: what the noise is a
+        multiple of.
+        """
         return 1.0 if self._rescale else self.clipping_norm
 
     @property
@@ -162,8 +168,8 @@ class GradFn:
 
     @property
     def refusal(self) -> str | None:
-        """Why "auto" could not take engine "graph", and why not "func" where it took "reference", which computes one
-        image at a time and is slow; None if it could.
+        """Why "auto" could not take engine "graph", and why not "func" where it took "reference",
+        which computes one image at a time and is slow; None if it could.
         """
         return self._prepared.refusal if self._prepared else None
 
@@ -174,15 +180,15 @@ class GradFn:
 
     @property
     def methods(self) -> dict[str, str]:
-        """How engine "graph" computes at each operation: decides speed and rounding. Empty for other engines, and
-        before `prepare`.
+        """How engine "graph" computes at each operation: decides speed and rounding. Empty for
+        other engines, and before `prepare`.
         """
         return dict(self._prepared.engine.methods) if self._prepared else {}
 
     @property
     def site_reports(self) -> list[SiteReport]:
-        """Every place where a weight meets images, as engine "graph" sees it; empty for other engines, and before
-        `prepare`.
+        """Every place where a weight meets images, as engine "graph" sees it; empty for other
+        engines, and before `prepare`.
         """
         engine = self._prepared.engine if self._prepared else None
         return engine.site_reports() if isinstance(engine, GraphEngine) else []
@@ -202,17 +208,20 @@ class GradFn:
         return identity(self._model, self._loss_fn, self._prepared.engine if self._prepared else None)
 
     def parameters_fixed(self) -> AbstractContextManager[None]:
-        """A context for many calls at the same parameters and buffers: what depends on them alone is computed once.
+        """A context for many calls at the same parameters and buffers: what depends on them alone
+        is computed once.
 
         Whoever changes one of them inside gets gradients at the old values.
         """
         return self._prepared.engine.parameters_fixed() if self._prepared else nullcontext()
 
     def prepare(self, inputs: torch.Tensor, *targets: torch.Tensor, batch_size: int | None = None) -> Preparation:
-        """Settles engine, methods and the microbatch's size before a run, and tries a microbatch of made-up images.
+        """Settles engine, methods and the microbatch's size before a run, and tries a microbatch of
+        made-up images.
 
         Args:
-            inputs: One example or more as they will be: shape, type and device count, values do not.
+            inputs: One example or more as they will be: shape, type and device count, values do
+                not.
             targets: Likewise.
             batch_size: Examples of a call, expected: a public number.
 
@@ -240,17 +249,19 @@ class GradFn:
         key: bytes | None = None,
         example_ids: torch.Tensor | None = None,
     ) -> ClippedGrad:
-        """The sum of the clipped gradients of a batch; any number of examples is allowed, none included.
+        """The sum of the clipped gradients of a batch; any number of examples is allowed, none
+        included.
 
         Args:
             inputs: (B, ...), or (B, K, ...) where ``augmult`` = K >= 1.
             targets: Each (B, ...): one for each example.
             is_padding: (B,) booleans: examples that do not count.
-            key: For models that draw random numbers, else not looked at: 32 bytes *of this step alone*. With one
-                key for all steps an image would meet the same masks at every step.
-            example_ids: For models that draw random numbers, else not looked at: (B,) int64, which image each example
-                is, the same whenever it is drawn. Its place in the batch is no such number: it changes with who else is
-                drawn, and one image more would change all others' masks.
+            key: For models that draw random numbers, else not looked at: 32 bytes *of this step
+                alone*. With one key for all steps an image would meet the same masks at every step.
+            example_ids: For models that draw random numbers, else not looked at: (B,) int64, which
+                image each example is, the same whenever it is drawn. Its place in the batch is no
+                such number: it changes with who else is drawn, and one image more would change all
+                others' masks.
 
         Raises:
             InputError: See `clipped_grad`; or if key or example_ids are missing.
@@ -268,12 +279,15 @@ class GradFn:
         return ClippedGrad(out.grad_sum, grad_norms, losses)
 
     def sum_over(self, indices: torch.Tensor, load: Load, *, key: bytes | None = None) -> ClippedGrad:
-        """The same for examples that memory need not hold at once: each microbatch is loaded in its turn.
+        """The same for examples that memory need not hold at once: each microbatch is loaded in its
+        turn.
 
         Args:
-            indices: (B,) int64: which examples. For models that draw random numbers they are `example_ids`.
-            load: From (m,) indices to inputs, (m, ...) or (m, K, ...), and targets, each (m, ...). Called by several
-                threads where there are several workers; the last microbatch may ask for an example twice.
+            indices: (B,) int64: which examples. For models that draw random numbers they are
+                `example_ids`.
+            load: From (m,) indices to inputs, (m, ...) or (m, K, ...), and targets, each (m, ...).
+                Called by several threads where there are several workers; the last microbatch may
+                ask for an example twice.
             key: As in a call.
 
         Raises:
@@ -286,13 +300,15 @@ class GradFn:
         return self._sum(prepared, indices, load, key, indices)
 
     def verify(self, seed: int) -> None:
-        """Holds the engine to the law once more, at the parameters as they are now (`sfumato.clipping.law`).
+        """Holds the engine to the law once more, at the parameters as they are now
+        (`sfumato.clipping.law`).
 
         Args:
             seed: What the made-up images are drawn from; another one finds other things.
 
         Raises:
-            InputError: If the law no longer holds: the model or its loss has changed what it computes.
+            InputError: If the law no longer holds: the model or its loss has changed what it
+                computes.
         """
         if self._prepared is not None:
             _refuse_cached()
@@ -324,8 +340,7 @@ class GradFn:
                 for name, parameter in parameters.items()
             }
             return ClippedGrad(zeros, *torch.zeros(2, 0, dtype=dtype, device=rows.device))
-        if prepared.engine.draw_dims and not (isinstance(key, bytes) and len(key) == 32):
-            raise InputError(_NO_KEY)
+        seeding = _seeding(key, example_ids) if prepared.engine.draw_dims else None
 
         def clipped(positions: torch.Tensor) -> ClippedGrad:
             count = len(positions)
@@ -337,9 +352,9 @@ class GradFn:
                 raise InputError("load gave examples of another shape or type than the first. Make them alike.")
             is_real = torch.arange(len(filled), device=views.device) < count
             seeds = None
-            if prepared.engine.draw_dims:
-                assert key is not None and example_ids is not None
-                seeds = draw_seeds(key, example_ids[filled].to(views.device), views.shape[1])
+            if seeding is not None:
+                own_key, ids = seeding
+                seeds = draw_seeds(own_key, ids[filled].to(views.device), views.shape[1])
             # What a model's own code notes of private images in its attributes goes again.
             kept = put_back(self._model) if prepared.name != "graph" else nullcontext()
             with torch.no_grad(), kept:  # each thread has a mode of its own
@@ -400,32 +415,39 @@ class GradFn:
             raise InputError("inputs and targets must be tensors. Convert them, by torch.as_tensor for example.")
         if self._augmult and (inputs.ndim < 3 or inputs.shape[1] != self._augmult):
             raise InputError(
-                f"inputs of shape {tuple(inputs.shape)} do not hold augmult = {self._augmult} views per example. Give "
-                "them as (B, K, C, H, W)."
+                f"inputs of shape {tuple(inputs.shape)} do not hold augmult = {self._augmult} "
+                "views per example. Give them as (B, K, C, H, W)."
             )
         for target in targets:
             if len(target) != len(inputs):
                 raise InputError(
-                    f"targets for {len(target)} examples do not match inputs of {len(inputs)}. Give one target for "
-                    "each example."
+                    f"targets for {len(target)} examples do not match inputs of {len(inputs)}. "
+                    "Give one target for each example."
                 )
         if is_padding is not None and (is_padding.dtype != torch.bool or is_padding.shape != (len(inputs),)):
             raise InputError(
-                f"is_padding must be one boolean for each of the {len(inputs)} examples, not {is_padding.dtype} "
-                f"{tuple(is_padding.shape)}."
+                f"is_padding must be one boolean for each of the {len(inputs)} examples, not "
+                f"{is_padding.dtype} {tuple(is_padding.shape)}."
             )
         if torch.is_autocast_enabled(inputs.device.type):
             raise InputError(
-                "torch.autocast would round norms and sums, on which privacy rests. Leave it, and give "
+                "torch.autocast would round norms and sums, on which privacy rests. Leave it, "
+                "and give "
                 'precision="bf16" instead.'
             )
         if not are_exact("matmul", inputs.device):
             raise InputError(
-                "float32 products are set to fewer digits (TF32 or bfloat16), which would round norms and sums, on "
-                "which privacy rests."
+                "float32 products are set to fewer digits (TF32 or bfloat16), which would round "
+                "norms and sums, on which privacy rests."
                 ' Call torch.set_float32_matmul_precision("highest"), and give precision="bf16" for speed.'
             )
         return inputs if self._augmult else inputs.unsqueeze(1)
+
+
+def _seeding(key: bytes | None, example_ids: torch.Tensor | None) -> tuple[bytes, torch.Tensor]:
+    if not isinstance(key, bytes) or len(key) != 32 or example_ids is None:
+        raise InputError(_NO_KEY)
+    return key, example_ids
 
 
 def _refuse_no_numbers(example_ids: torch.Tensor | None, views: torch.Tensor) -> torch.Tensor:
@@ -433,8 +455,8 @@ def _refuse_no_numbers(example_ids: torch.Tensor | None, views: torch.Tensor) ->
         raise InputError(_NO_KEY)
     if example_ids.shape != (len(views),) or example_ids.dtype != torch.int64:
         raise InputError(
-            f"example_ids must be one int64 for each of the {len(views)} examples, not {example_ids.dtype} "
-            f"{tuple(example_ids.shape)}."
+            f"example_ids must be one int64 for each of the {len(views)} examples, not "
+            f"{example_ids.dtype} {tuple(example_ids.shape)}."
         )
     return example_ids
 
@@ -442,6 +464,7 @@ def _refuse_no_numbers(example_ids: torch.Tensor | None, views: torch.Tensor) ->
 def _refuse_cached() -> None:
     if weights_are_cached():
         raise InputError(
-            "torch.nn.utils.parametrize.cached() keeps weights from call to call, with a record that autograd has used "
-            "up, and gradients would be wrong. Leave it: `with grad_fn.parameters_fixed():` computes weights once."
+            "torch.nn.utils.parametrize.cached() keeps weights from call to call, with a record "
+            "that autograd has used up, and gradients would be wrong. Leave it: `with "
+            "grad_fn.parameters_fixed():` computes weights once."
         )

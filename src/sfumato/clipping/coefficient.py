@@ -7,7 +7,9 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """What a gradient of each norm is multiplied by: s min(1, C / norm). Two that are equal are the same function."""
+    """What a gradient of each norm is multiplied by: s min(1, C / norm). Two that are equal are the
+    same function.
+    """
 
     clipping_norm: float
     rescale: bool

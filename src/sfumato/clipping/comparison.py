@@ -10,8 +10,9 @@ from sfumato.clipping.stand_in import Snapshot, stand_in
 
 # In double precision or not, each time with other images: a law is broken if it breaks every time.
 _TRIES = (True, True, False, False, False, False)
-# How far an engine may lie from the loop, relative to gradients of norm one. Single precision is for models that do not
-# run in double precision throughout: rounding moves some of their values across a kink.
+# How far an engine may lie from the loop, relative to gradients of norm one. Single precision is
+# for models that do not run in double precision throughout: rounding moves some of their values
+# across a kink.
 _GRADIENTS = {True: 1e-6, False: 3e-4}
 # Rounding alone moves values across kinks on some images, not on all.
 _SPEED_TRIES = 3
@@ -21,7 +22,8 @@ def complaint(law: Law, engine: Engine, truth: Truth) -> str | None:
     """What an engine gets wrong, in words; None if it keeps the law.
 
     Args:
-        truth: From `examine`, or from `truth` at other values; where an engine differs, more are made.
+        truth: From `examine`, or from `truth` at other values; where an engine differs, more are
+            made.
     """
     complaint: str | None = None
     failed, tried = False, None
@@ -48,16 +50,16 @@ def complaint(law: Law, engine: Engine, truth: Truth) -> str | None:
         path = name.rpartition(".")[0]
         place = f"'{path}' ({type(law.model.get_submodule(path)).__name__})" if path else "the model"
         complaint = (
-            f"gives other gradients than plain autograd on single images, by {error:.2g} of their norm, at "
-            f"{place} or before it: "
-            "a hook, a custom backward pass or a torch.no_grad region is lost, or rows depend on their place"
+            f"gives other gradients than plain autograd on single images, by {error:.2g} of their "
+            f"norm, at {place} or before it: a hook, a custom backward pass or a torch.no_grad "
+            "region is lost, or rows depend on their place"
         )
     return complaint
 
 
 def complaint_of_speed(law: Law, engine: Engine, truth: Truth, coefficient: Coefficient, count: int) -> str | None:
-    """What an engine gets wrong that rounds coarsely or is compiled, beside the same engine as it was checked; None
-    if nothing.
+    """What an engine gets wrong that rounds coarsely or is compiled, beside the same engine as it
+    was checked; None if nothing.
     """
     error = 0.0
     for seed in range(_SPEED_TRIES):
@@ -76,7 +78,9 @@ def complaint_of_speed(law: Law, engine: Engine, truth: Truth, coefficient: Coef
 
 
 def _error(law: Law, engine: Engine, truth: Truth) -> tuple[float, str]:
-    """The largest difference between an engine and the loop, and the last parameter that it shows at."""
+    """The largest difference between an engine and the loop, and the last parameter that it shows
+    at.
+    """
     worst, name = 0.0, ""
     usable = truth.norms.isfinite() & truth.losses.isfinite()
     with (

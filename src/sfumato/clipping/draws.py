@@ -1,5 +1,5 @@
-"""Random numbers inside a model, drawn for each view by itself: from the step's key, the example's number and the
-view's.
+"""Random numbers inside a model, drawn for each view by itself: from the step's key, the example's
+number and the view's.
 
 PyTorch's generator hands random numbers out by place: leave one image out, and all images after
 it meet other masks, so that the clipped sum moves by far more than one contribution. Here the
@@ -23,9 +23,8 @@ from sfumato.torch_internals import TorchDispatchMode
 _UNIT = 2.0**-24
 _NARROW = (torch.float32, torch.bfloat16, torch.float16)
 _MORE = (
-    "the model draws more random numbers than it did for made-up images: what it draws would depend on values or on "
-    "the number of calls. "
-    "Draw as many for each image at every call."
+    "the model draws more random numbers than it did for made-up images: what it draws would "
+    "depend on values or on the number of calls. Draw as many for each image at every call."
 )
 
 
@@ -53,9 +52,10 @@ class KeyedDraws(TorchDispatchMode):
 
     Args:
         seeds: (B, K, 2) from `draw_seeds`; None: nothing may be drawn.
-        dims: For each draw in turn, the dimension that counts rows (`shapes` of two runs tell). None: there is one row.
-        grouped: Whether `torch.func.vmap` over the B examples is in use: tensors then come as (B, *of one example's K
-            rows).
+        dims: For each draw in turn, the dimension that counts rows (`shapes` of two runs tell).
+            None: there is one row.
+        grouped: Whether `torch.func.vmap` over the B examples is in use: tensors then come as (B,
+            *of one example's K rows).
         refusal: What is said where nothing more may be drawn.
 
     Attributes:
@@ -103,9 +103,9 @@ class KeyedDraws(TorchDispatchMode):
         )
         if name not in _MAKERS or is_complex or "out" in given:
             raise InputError(
-                f"the model draws random numbers by {name}, which cannot be drawn for each image by itself. Use "
-                "dropout, bernoulli, rand, randn, "
-                "normal, randint or exponential draws with one entry or more for each row."
+                f"the model draws random numbers by {name}, which cannot be drawn for each image "
+                "by itself. Use dropout, bernoulli, rand, randn, normal, randint or exponential "
+                "draws with one entry or more for each row."
             )
         return _MAKERS[name](self, given)
 
@@ -122,8 +122,8 @@ class KeyedDraws(TorchDispatchMode):
         if rows > 1:
             if not own or own[dim] % rows:
                 raise InputError(
-                    f"the model draws random numbers of shape {tuple(shape)} for {rows} rows: whose they are does not "
-                    "show."
+                    f"the model draws random numbers of shape {tuple(shape)} for {rows} rows: "
+                    "whose they are does not show."
                 )
             own[dim] //= rows
         flat = _words(seeds.reshape(-1, 2), site, math.prod(own))  # (groups * rows, numbers of one row)
@@ -148,25 +148,25 @@ class DrawShapes(KeyedDraws):
 
 
 def row_dims(single: Sequence[tuple[int, ...]], batch: Sequence[tuple[int, ...]], rows: int) -> tuple[int, ...]:
-    """For each draw, the dimension along which the rows of a batch lie, from what one row and what a batch of rows
-    drew.
+    """For each draw, the dimension along which the rows of a batch lie, from what one row and what
+    a batch of rows drew.
 
     Raises:
         InputError: If a draw is for all rows together, or the number of draws differs.
     """
     if len(single) != len(batch):
         raise InputError(
-            "the number of random numbers that the model draws depends on its images or on how many there are, so "
-            "that one image would shift "
-            "another's. Draw as many for each image, whatever it shows."
+            "the number of random numbers that the model draws depends on its images or on how "
+            "many there are, so that one image would shift another's. Draw as many for each "
+            "image, whatever it shows."
         )
     dims = []
     for one, many in zip(single, batch, strict=True):
         grown = [dim for dim, (size, larger) in enumerate(zip(one, many, strict=False)) if size != larger]
         if len(one) != len(many) or len(grown) != 1 or many[grown[0]] != rows * one[grown[0]]:
             raise InputError(
-                f"the model draws random numbers of shape {many} for {rows} rows: they belong to the whole batch, not "
-                "to single images. "
+                f"the model draws random numbers of shape {many} for {rows} rows: they belong to "
+                "the whole batch, not to single images. "
                 'Draw for each row (torchvision\'s StochasticDepth: mode="row"), or leave the layer out.'
             )
         dims.append(grown[0])
@@ -182,8 +182,8 @@ def _words(seeds: torch.Tensor, site: int, count: int) -> torch.Tensor:
 
 
 def _mix(word: torch.Tensor) -> torch.Tensor:
-    """A bijection of 32 bits in which every bit depends on every other (C. Wellons, lowbias32). PyTorch's int32 wraps
-    around.
+    """A bijection of 32 bits in which every bit depends on every other (C. Wellons, lowbias32).
+    PyTorch's int32 wraps around.
     """
     word = word ^ ((word >> 16) & 0xFFFF)
     word = word * 0x7FEB352D
@@ -263,8 +263,8 @@ def _dropout(draws: KeyedDraws, given: dict[str, Any]) -> tuple[torch.Tensor, to
     return value * mask * (1 / kept if kept else 0.0), mask
 
 
-# By the names of PyTorch's operations, at the level where dropout, stochastic depth and attention have been taken
-# apart.
+# By the names of PyTorch's operations, at the level where dropout, stochastic depth and attention
+# have been taken apart.
 _MAKERS: dict[str, Callable[[KeyedDraws, dict[str, Any]], Any]] = {
     "bernoulli": _bernoulli,
     "bernoulli_": lambda draws, given: _into(given, _bernoulli(draws, given)),

@@ -1,7 +1,9 @@
-"""What a model computes, as a digest: two models that compute differently are not to meet the same noise.
+"""What a model computes, as a digest: two models that compute differently are not to meet the same
+noise.
 
-The digest is part of the environment of a run. No such digest can be complete: a model may read a file or the
-clock. So the noise is bound to the very sum that it is added to, besides (`sfumato.training.draws`).
+The digest is part of the environment of a run. No such digest can be complete: a model may read a
+file or the clock. So the noise is bound to the very sum that it is added to, besides
+(`sfumato.training.draws`).
 """
 
 import contextlib
@@ -25,20 +27,22 @@ from sfumato.clipping.protocol import Engine
 from sfumato.randomness import digest
 from sfumato.torch_internals import OpOverload
 
-# Packages whose code is told by other means: the environment names torch's version and digests our own code.
+# Packages whose code is told by other means: the environment names torch's version and digests our
+# own code.
 _KNOWN_BY_VERSION = frozenset({"torch", "sfumato", "numpy", "builtins"}) | sys.stdlib_module_names
 
 
 def identity(model: nn.Module, loss_fn: Callable[..., Any], engine: Engine | None) -> str:
-    """A digest of what is computed: the same in every process, another where a model's code or its constants differ.
+    """A digest of what is computed: the same in every process, another where a model's code or its
+    constants differ.
 
     Parameters and persistent buffers are left out: they are state, and in the checkpoint.
 
     Args:
         model: Of which non-persistent buffers are read by value.
         loss_fn: Its source, and that of what it uses.
-        engine: Where it is `GraphEngine`, its graph stands for the model. For any other, and for None, the
-            sources and versions of the modules that the model's classes come from.
+        engine: Where it is `GraphEngine`, its graph stands for the model. For any other, and for
+            None, the sources and versions of the modules that the model's classes come from.
 
     Returns:
         64 hexadecimal digits.
@@ -88,7 +92,9 @@ def _graph(capture: Capture) -> list[Any]:
 
 
 def _plain(value: Any, numbers: Mapping[Node, int]) -> Any:
-    """An argument as JSON, each type under its own name. Sizes that depend on the number of rows are left out."""
+    """An argument as JSON, each type under its own name. Sizes that depend on the number of rows
+    are left out.
+    """
     if isinstance(value, Node):
         return {"operation": numbers[value]}
     if isinstance(value, (list, tuple)):
@@ -114,7 +120,9 @@ def _name(target: Any) -> str:
 
 
 def _sources(objects: Iterable[Any]) -> list[Any]:
-    """The modules that objects come from and all that these name: each one's source, and the version of its package."""
+    """The modules that objects come from and all that these name: each one's source, and the
+    version of its package.
+    """
     found: dict[str, Any] = {}
     waiting = [name for each in objects for name in _modules_of(each)]
     while waiting:

@@ -5,9 +5,10 @@ a loop over single images by plain autograd on the model as the user wrote it; t
 the same whatever passed before it, and whatever lies beside it; the model's parameters and buffers
 are what they were.
 
-The loop runs on the user's own object, hooks and all, with shifted parameters and in double precision
-(`stand_in`): there, rounding that crosses the kink of a ReLU does not pass for a wrong gradient.
-Random numbers inside the model are drawn by row (`draws`), so that the law covers them as well.
+The loop runs on the user's own object, hooks and all, with shifted parameters and in double
+precision (`stand_in`): there, rounding that crosses the kink of a ReLU does not pass for a wrong
+gradient. Random numbers inside the model are drawn by row (`draws`), so that the law covers them as
+well.
 
 What this cannot see: what depends on values or a number of calls that were not tried, and random
 numbers of Python's or NumPy's that do not show in a result.
@@ -39,15 +40,16 @@ _SEED = 1
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, enum.Enum)
 # Longer ones say nothing: float32 does not hold their squares.
 _LONGEST = 1e30
-# How far a row of a batch may lie from that row alone, and a second time from the first, relative to the largest value.
+# How far a row of a batch may lie from that row alone, and a second time from the first, relative
+# to the largest value.
 _ROWS = {True: 1e-7, False: 1e-2}
 _AGAIN = {True: 1e-9, False: 1e-4}
 # So many more are tried before a parameter is said to receive no gradient.
 _MORE_IMAGES = 32
 _REDRAWN = (
-    "the model draws random numbers in its backward pass: a checkpointed part computes again what it drew before, "
-    "with other numbers. "
-    "Leave out the checkpointing, or the random numbers, in that part."
+    "the model draws random numbers in its backward pass: a checkpointed part computes again "
+    "what it drew before, with other numbers. Leave out the checkpointing, or the random "
+    "numbers, in that part."
 )
 
 
@@ -116,7 +118,8 @@ class Law:
         self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, targets: tuple[torch.Tensor, ...], views: int
     ) -> None:
         self.model, self.loss_fn, self.row, self.targets, self.all_views = model, loss_fn, row, targets, views
-        # Odd where all batches have an odd number of views, so that numbers of rows of both kinds are tried.
+        # Odd where all batches have an odd number of views, so that numbers of rows of both kinds
+        # are tried.
         self.views = views if views <= 2 else 2 + views % 2
         self._pixels = False
 
@@ -158,8 +161,8 @@ class Law:
         raise BrokenLaw(f"the model or its loss fails {on}: {first_line(failure)}. Correct it.") from failure
 
     def _call_once(self) -> None:
-        """In the model's own precision first: tables that its code keeps outside of it get the type that they will
-        have.
+        """In the model's own precision first: tables that its code keeps outside of it get the type
+        that they will have.
 
         Nothing is judged here: a model that fails will fail again below, where its error is told.
         """
@@ -173,7 +176,9 @@ class Law:
             self.model(image)
 
     def _refuse_types(self) -> None:
-        """Refuses images of a type that the model does not take: in double precision it would not show."""
+        """Refuses images of a type that the model does not take: in double precision it would not
+        show.
+        """
         dtypes = [value.dtype for value in self.model.parameters() if value.is_floating_point()]
         if not self.row.is_floating_point() or not dtypes or self.row.dtype in dtypes:
             return
@@ -184,8 +189,9 @@ class Law:
             if is_out_of_memory(error):
                 raise
             raise BrokenLaw(
-                f"the inputs are {self.row.dtype}, the model's parameters {dtypes[0]}, and PyTorch does not take them "
-                f"together ({first_line(error)}). Convert the inputs by inputs.to({dtypes[0]})."
+                f"the inputs are {self.row.dtype}, the model's parameters {dtypes[0]}, and "
+                f"PyTorch does not take them together ({first_line(error)}). Convert the inputs "
+                f"by inputs.to({dtypes[0]})."
             ) from error
 
     def truth(self, double: bool, seed: int, *, shifted: bool = True) -> Truth:
@@ -223,16 +229,16 @@ class Law:
             self.refuse_memory(one, other, double)
             if not torch.equal(random_state, torch.get_rng_state()):
                 raise BrokenLaw(
-                    "the model or its loss sets PyTorch's random state, which undoes what others draw. Leave that to "
-                    "their caller."
+                    "the model or its loss sets PyTorch's random state, which undoes what others "
+                    "draw. Leave that to their caller."
                 )
             self._refuse_changes(before)
         norms, losses = (torch.stack(values) for values in zip(*of_examples, strict=True))
         norms = torch.where(norms < _LONGEST, norms, torch.inf)
         if int(norms.isfinite().sum()) < len(norms) - 1:
             raise _NothingFinite(
-                "the model gives no finite gradients on made-up images, so that nothing can be checked. Correct the "
-                "model or its loss."
+                "the model gives no finite gradients on made-up images, so that nothing can be "
+                "checked. Correct the model or its loss."
             )
         exact = double and not any(view.narrow for view in alone)
         return Truth(
@@ -253,7 +259,9 @@ class Law:
     def _first_call(
         self, view: torch.Tensor, seeds: torch.Tensor, seed: int
     ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor], torch.Tensor, int]:
-        """Targets that the loss takes, what model and loss first gave, and how much autograd keeps of one row."""
+        """Targets that the loss takes, what model and loss first gave, and how much autograd keeps
+        of one row.
+        """
         with count_saved() as values_saved, KeyedDraws(seeds):
             outputs = self.model(view)
         _refuse_opaque(outputs)
@@ -278,8 +286,8 @@ class Law:
                     raise
         if of_itself.requires_grad:
             raise BrokenLaw(
-                "loss_fn takes trainable parameters besides the model's output: their gradient would be lost. Use "
-                "them in the model."
+                "loss_fn takes trainable parameters besides the model's output: their gradient "
+                "would be lost. Use them in the model."
             )
         return targets, leaves(apart), of_itself.detach().double().sum(), values_saved[0]
 
@@ -326,7 +334,9 @@ class Law:
         targets: tuple[torch.Tensor, ...],
         seed: int,
     ) -> None:
-        """Refuses a parameter to which no image sends a gradient. Of a mixture's experts one image reaches a few."""
+        """Refuses a parameter to which no image sends a gradient. Of a mixture's experts one image
+        reaches a few.
+        """
         missing = frozenset.intersection(*(view.missing for view in alone))
         if not missing:
             return
@@ -352,7 +362,9 @@ class Law:
         alone: list[_Single],
         double: bool,
     ) -> tuple[int, ...]:
-        """Compares all rows at once with each row alone; returns which dimension of each draw counts rows."""
+        """Compares all rows at once with each row alone; returns which dimension of each draw
+        counts rows.
+        """
         # As many as one image has views, at least: `torch.func` shows a model that many at once.
         order = [i % len(alone) for i in range(max(len(alone), self.all_views))]
         rows, alone, seeds = images.flatten(0, 1)[order], [alone[i] for i in order], seeds.reshape(-1, 1, 2)[order]
@@ -370,19 +382,19 @@ class Law:
             if not rows_agree(leaf, [view.outputs[number] for view in alone], _ROWS[double]):
                 self._name_the_module()
                 raise BrokenLaw(
-                    "the model gives an image in a batch other outputs than the image alone: its rows depend on their "
-                    "place, their number or on "
-                    "each other, so per-example gradients do not exist and no privacy guarantee holds. Make it an "
-                    "operation on each image alone."
+                    "the model gives an image in a batch other outputs than the image alone: its "
+                    "rows depend on their place, their number or on each other, so per-example "
+                    "gradients do not exist and no privacy guarantee holds. Make it an operation "
+                    "on each image alone."
                 )
         losses = self.loss_fn(
             together, *(target.repeat_interleave(images.shape[1], 0)[order] for target in targets)
         ).detach()
         if not rows_agree(losses, [view.loss[None] for view in alone], _ROWS[double]):
             raise BrokenLaw(
-                "loss_fn gives a row another loss beside other rows than alone: it compares rows, counts them or "
-                "keeps something of them. "
-                "Make it a function of each row alone."
+                "loss_fn gives a row another loss beside other rows than alone: it compares "
+                "rows, counts them or keeps something of them. Make it a function of each row "
+                "alone."
             )
         return dims
 
@@ -390,9 +402,9 @@ class Law:
         """Compares what one and the same image gave at two times."""
         if any(difference(one, other) > _AGAIN[double] for one, other in zip(first, again, strict=True)):
             raise BrokenLaw(
-                "the model or its loss gives the same image another result after other images: it keeps something of "
-                "them, in an attribute, a "
-                "variable or a generator of its own, which no noise covers. Make it a function of one image."
+                "the model or its loss gives the same image another result after other images: "
+                "it keeps something of them, in an attribute, a variable or a generator of its "
+                "own, which no noise covers. Make it a function of one image."
             )
 
     def _refuse_changes(self, before: Snapshot) -> None:
@@ -405,18 +417,20 @@ class Law:
         where = f"{type(module).__name__} at '{path}'" if path else f"the model ({type(module).__name__})"
         if name == "training":
             raise BrokenLaw(
-                f"{where} changes its mode during a forward pass, so that images would be computed differently. Set "
-                "it before training."
+                f"{where} changes its mode during a forward pass, so that images would be "
+                "computed differently. Set it before training."
             )
         what = "buffer" if name in module._buffers else "parameter" if name in module._parameters else "state"
         raise BrokenLaw(
-            f"{where} changes its {what} '{name}' during a forward pass, so statistics of private images would be "
-            "kept without noise. "
-            "Turn that off (for example track_running_stats=False), or set it from public images before training."
+            f"{where} changes its {what} '{name}' during a forward pass, so statistics of private "
+            "images would be kept without noise. Turn that off (for example "
+            "track_running_stats=False), or set it from public images before training."
         )
 
     def _name_the_module(self) -> None:
-        """Raises what the closer look at the model finds, if it finds anything: it knows names and remedies."""
+        """Raises what the closer look at the model finds, if it finds anything: it knows names and
+        remedies.
+        """
         dtype = next((value.dtype for value in self.model.parameters() if value.is_floating_point()), self.row.dtype)
         row = self.row.to(dtype) if self.row.is_floating_point() else self.row
         try:
@@ -447,7 +461,8 @@ def _refuse_opaque(outputs: Any) -> None:
     for leaf in tree_leaves(outputs):
         if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
             raise BrokenLaw(
-                f"the model returns {type(leaf).__name__}, in which PyTorch finds no tensors, so nothing of it could "
-                "be checked. Return a tensor, a tuple, a list or a dictionary, or make the class known by "
-                "torch.utils._pytree.register_dataclass or register_pytree_node."
+                f"the model returns {type(leaf).__name__}, in which PyTorch finds no tensors, so "
+                "nothing of it could be checked. Return a tensor, a tuple, a list or a "
+                "dictionary, or make the class known by torch.utils._pytree.register_dataclass "
+                "or register_pytree_node."
             )

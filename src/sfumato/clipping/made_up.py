@@ -1,4 +1,6 @@
-"""Images and targets that nobody owns, to try a model and its loss on: a check never sees a private one."""
+"""Images and targets that nobody owns, to try a model and its loss on: a check never sees a private
+one.
+"""
 
 from typing import Any
 
@@ -6,8 +8,8 @@ import torch
 
 from sfumato.torch_internals import tree_leaves
 
-# What makes images of each kind from standard normal values and uniform ones in [0, 1): ordinary ones, pixels of eight
-# bits with black areas and equal values, large ones, and between.
+# What makes images of each kind from standard normal values and uniform ones in [0, 1): ordinary
+# ones, pixels of eight bits with black areas and equal values, large ones, and between.
 _KINDS = (
     lambda normal, uniform: normal,
     lambda normal, uniform: (256 * (2 * uniform - 1)).clamp(min=0).floor() / 255,
@@ -26,7 +28,8 @@ _PIXELS = (
 def made_up_images(
     examples: int, views: int, row: torch.Tensor, seed: int, *, only_pixels: bool = False
 ) -> torch.Tensor:
-    """(examples, views, *one row): examples of different scales, so that what some values hide others show.
+    """(examples, views, *one row): examples of different scales, so that what some values hide
+    others show.
 
     Args:
         row: (1, ...): shape, type and device alone are used.
@@ -46,8 +49,8 @@ def made_up_images(
 
 
 def made_up_targets(examples: int, like: tuple[torch.Tensor, ...], outputs: Any, seed: int) -> tuple[torch.Tensor, ...]:
-    """One target for each example: class numbers where the targets are whole numbers, shares that sum to 1 where they
-    are not.
+    """One target for each example: class numbers where the targets are whole numbers, shares that
+    sum to 1 where they are not.
 
     Args:
         like: (0, ...) each: type, shape and device of the targets.

@@ -1,5 +1,5 @@
-"""How many examples to differentiate at once: as many as memory holds and speed gains by. Results do not depend on
-it, but for rounding.
+"""How many examples to differentiate at once: as many as memory holds and speed gains by. Results
+do not depend on it, but for rounding.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,15 +14,17 @@ from sfumato.errors import MachineError
 _MOST = 4096
 # A doubled microbatch must be faster by this, or memory is spent for nothing.
 _GAIN = 1.03
-# Numbers that written-out gradients of a microbatch may take (64 MiB in float32), and what autograd saves (1 GiB). The
-# second leaves most models alone; it keeps large images and many views from filling the machine's memory.
+# Numbers that written-out gradients of a microbatch may take (64 MiB in float32), and what autograd
+# saves (1 GiB). The second leaves most models alone; it keeps large images and many views from
+# filling the machine's memory.
 _GRADIENTS, _SAVED = 2**24, 2**28
 # At most so many where nothing is known of the batch.
 _UNKNOWN = 32
 
 
 def default_microbatch_size(num_parameters: int, views: int, values_saved: int) -> int:
-    """A power of two between 8 and 128 by the size of the gradients, and less where the forward pass saves much.
+    """A power of two between 8 and 128 by the size of the gradients, and less where the forward
+    pass saves much.
 
     Args:
         num_parameters: Of which each example's gradients are taken; 0 for ordinary training.
@@ -34,8 +36,8 @@ def default_microbatch_size(num_parameters: int, views: int, values_saved: int) 
 
 
 def fits_batch(batch_size: int | None) -> int:
-    """The largest power of two of which a batch has four: each microbatch is computed whole, however many examples
-    there are for the last one. A batch of less than 8 is one microbatch.
+    """The largest power of two of which a batch has four: each microbatch is computed whole,
+    however many examples there are for the last one. A batch of less than 8 is one microbatch.
     """
     if batch_size is None:
         return _UNKNOWN
@@ -49,7 +51,9 @@ def _power_of_two(value: int) -> int:
 
 @contextmanager
 def count_saved() -> Iterator[list[int]]:
-    """Counts in its one item the numbers that autograd keeps for the backward pass, parameters aside."""
+    """Counts in its one item the numbers that autograd keeps for the backward pass, parameters
+    aside.
+    """
     total = [0]
 
     def count(tensor: torch.Tensor) -> torch.Tensor:

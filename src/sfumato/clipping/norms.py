@@ -12,7 +12,8 @@ def row_norms(rows: torch.Tensor) -> torch.Tensor:
 
     PyTorch's float32 norm over one long row on CPU adds the squares one after another
     and is off by 4e-5 at 2.4 million random elements, by 1.5e-3 where all are alike; norms of
-    short chunks, then the norm of those in the same way, are off by less than 1e-6 at the same speed.
+    short chunks, then the norm of those in the same way, are off by less than 1e-6 at the same
+    speed.
     """
     if rows.shape[1] <= _CHUNK:
         return torch.linalg.vector_norm(rows, dim=1)
@@ -23,7 +24,9 @@ def row_norms(rows: torch.Tensor) -> torch.Tensor:
 
 
 def global_norms(parts: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The L2 norm of each example's whole gradient, given its (m, n_p) parts, one for each parameter p."""
+    """The L2 norm of each example's whole gradient, given its (m, n_p) parts, one for each
+    parameter p.
+    """
     return torch.linalg.vector_norm(torch.stack([row_norms(part) for part in parts]), dim=0)
 
 

@@ -1,8 +1,8 @@
 """Sums of products whose rounding is bounded, whatever order the library underneath adds in.
 
-A product of matrices adds up thousands of terms one after another. Where these are alike, as for an image of one
-colour, every rounding goes the same way, and what they come to together would move a squared norm that is a small
-difference of large numbers.
+A product of matrices adds up thousands of terms one after another. Where these are alike, as for an
+image of one colour, every rounding goes the same way, and what they come to together would move a
+squared norm that is a small difference of large numbers.
 """
 
 import torch
@@ -12,7 +12,9 @@ _BLOCK = 192
 
 
 def products(left: torch.Tensor, right: torch.Tensor, block: int = _BLOCK) -> torch.Tensor:
-    """(m, a, b): matrices (m, a, k) times matrices (m, k, b), each term rounded at most `roundings(k, block)` times."""
+    """(m, a, b): matrices (m, a, k) times matrices (m, k, b), each term rounded at most
+    `roundings(k, block)` times.
+    """
     if left.shape[2] <= block:
         return torch.bmm(left, right)
     blocks = zip(left.split(block, 2), right.split(block, 1), strict=True)
@@ -23,8 +25,8 @@ def products(left: torch.Tensor, right: torch.Tensor, block: int = _BLOCK) -> to
 
 
 def roundings(terms: int, block: int = _BLOCK) -> int:
-    """How often at most a term is rounded on its way into a sum of so many: by `products`, or by PyTorch's own sums,
-    which add in parallel lanes.
+    """How often at most a term is rounded on its way into a sum of so many: by `products`, or by
+    PyTorch's own sums, which add in parallel lanes.
     """
     return min(terms, block) + -(-terms // block)
 
@@ -35,15 +37,15 @@ def unit(values: torch.Tensor) -> float:
 
 
 def hidden(terms: int, share: float, values: torch.Tensor) -> float:
-    """What to add to a sum of so many squares so that its `share` bounds roundings even where squares vanish below the
-    smallest number.
+    """What to add to a sum of so many squares so that its `share` bounds roundings even where
+    squares vanish below the smallest number.
     """
     return terms * torch.finfo(values.dtype).tiny / share
 
 
 def are_exact(operation: str, device: torch.device) -> bool:
-    """Whether a "matmul" or "conv" of float32 rounds nothing to fewer digits (TF32, bfloat16), which PyTorch can be
-    told to do.
+    """Whether a "matmul" or "conv" of float32 rounds nothing to fewer digits (TF32, bfloat16),
+    which PyTorch can be told to do.
     """
     backend = {
         "cpu": torch.backends.mkldnn,

@@ -1,4 +1,6 @@
-"""Before the first private image: an engine that keeps the law, and how it computes. Made-up images alone."""
+"""Before the first private image: an engine that keeps the law, and how it computes. Made-up images
+alone.
+"""
 
 import time
 from collections.abc import Callable
@@ -91,7 +93,9 @@ class Preparation:
         return self._shape == _shape(views)
 
     def is_current(self) -> bool:
-        """Whether it is for the model as it is: with another mode, layer, setting or hook the engine is another."""
+        """Whether it is for the model as it is: with another mode, layer, setting or hook the
+        engine is another.
+        """
         return self._signature.holds(signature(self._model))
 
     def note(self) -> None:
@@ -119,8 +123,9 @@ class Preparation:
         self._hold(self._law, self.engine, truth, coefficient, self.microbatch_size if self._speed.compile else 2)
 
     def filled(self, count: int) -> int:
-        """How many examples a microbatch of so many is filled up to: all of them, always. Libraries choose kernels by
-        the number of rows, and kernels round differently: one image more would move all others that lie at a kink.
+        """How many examples a microbatch of so many is filled up to: all of them, always. Libraries
+        choose kernels by the number of rows, and kernels round differently: one image more would
+        move all others that lie at a kink.
         """
         return count if self.name == "reference" else max(count, self.microbatch_size)
 
@@ -178,8 +183,8 @@ class Preparation:
             if not is_out_of_memory(error):
                 raise
             raise MachineError(
-                f"memory does not hold a microbatch of {self.microbatch_size} examples. Take a smaller "
-                "microbatch_size, or leave it out."
+                f"memory does not hold a microbatch of {self.microbatch_size} examples. Take a "
+                "smaller microbatch_size, or leave it out."
             ) from None
         finally:
             engine.compiles = compiles

@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 Loss = Callable[..., torch.Tensor]
-# From (m,) gradient norms to what each gradient is multiplied by; what is compiled for one serves all that equal it.
+# From (m,) gradient norms to what each gradient is multiplied by; what is compiled for one serves
+# all that equal it.
 Coefficient = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -20,7 +21,8 @@ class Batch:
         inputs: (m, K, ...).
         targets: Each (m, ...): one for each example.
         is_real: (m,): False for padding, whose norms and losses say nothing.
-        seeds: (m, K, 2), of the random numbers inside the model (`sfumato.clipping.draws`); None: it draws none.
+        seeds: (m, K, 2), of the random numbers inside the model (`sfumato.clipping.draws`); None:
+            it draws none.
     """
 
     inputs: torch.Tensor
@@ -49,11 +51,11 @@ class ClippedGrad:
     """What `sfumato.clipping.clipped_grad` computes for one batch of B examples.
 
     Attributes:
-        grad_sum: Each trainable parameter's name, in the model's order -> sum of the clipped gradients, shaped
-            like the parameter, in float32 (float64 for float64 parameters). Safe to
-            release only after noise of `sensitivity` times sigma has been added.
-        grad_norms: (B,) L2 norms before clipping, what float32 roundings may hide included (docs/engine.md); not
-            private. Zero at padding.
+        grad_sum: Each trainable parameter's name, in the model's order -> sum of the clipped
+            gradients, shaped like the parameter, in float32 (float64 for float64 parameters). Safe
+            to release only after noise of `sensitivity` times sigma has been added.
+        grad_norms: (B,) L2 norms before clipping, what float32 roundings may hide included
+            (docs/engine.md); not private. Zero at padding.
         losses: (B,) losses, averaged over an example's views; not private. Zero at padding.
     """
 
@@ -63,8 +65,8 @@ class ClippedGrad:
 
 
 def add_to(total: dict[str, torch.Tensor], part: dict[str, torch.Tensor]) -> None:
-    """Adds one sum to another that begins as {}. Writes into no tensor: autograd gives one and the same to both
-    parameters of a + b.
+    """Adds one sum to another that begins as {}. Writes into no tensor: autograd gives one and the
+    same to both parameters of a + b.
     """
     for name, value in part.items():
         total[name] = total[name] + value if name in total else value
@@ -80,11 +82,13 @@ class Engine(ABC):
     settings of speed.
 
     Attributes:
-        methods: How it computes, as far as that decides speed and rounding; empty where there is no choice.
-        draw_dims: For each draw of random numbers inside the model, in order, the dimension that counts rows.
+        methods: How it computes, as far as that decides speed and rounding; empty where there is no
+            choice.
+        draw_dims: For each draw of random numbers inside the model, in order, the dimension that
+            counts rows.
         parallel: Whether several threads may use it at once, and find the same whoever comes first.
-        rounds_by: How far its gradients may lie from those that it gives `plainly`, relative to their norm; 0 if it
-            knows nothing else.
+        rounds_by: How far its gradients may lie from those that it gives `plainly`, relative to
+            their norm; 0 if it knows nothing else.
         compiles: Whether a microbatch is one compiled graph.
     """
 
@@ -106,7 +110,8 @@ class Engine(ABC):
         return nullcontext()
 
     def parameters_free(self) -> AbstractContextManager[None]:
-        """Inside, parameters may change from call to call, whatever `parameters_fixed` around it says.
+        """Inside, parameters may change from call to call, whatever `parameters_fixed` around it
+        says.
 
         Nothing that was computed of them is kept, from before, within or after.
         """
@@ -114,7 +119,8 @@ class Engine(ABC):
 
     @abstractmethod
     def clipped_sum(self, coefficient: Coefficient, batch: Batch) -> ClippedGrad:
-        """The sum of each real example's coefficient(norm) times its gradient, in tensors that share no memory.
+        """The sum of each real example's coefficient(norm) times its gradient, in tensors that
+        share no memory.
 
         An example whose norm or loss is not finite adds exactly zero.
         """

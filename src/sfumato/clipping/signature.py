@@ -1,7 +1,8 @@
 """What a model is made of and set to, so that a change between two calls is seen.
 
-For engine "graph" computes what it traced. Values of parameters and buffers are no part of it: the graph is
-given them at every call. Nor is code that is replaced by other code under the same name, nor a global.
+For engine "graph" computes what it traced. Values of parameters and buffers are no part of it: the
+graph is given them at every call. Nor is code that is replaced by other code under the same name,
+nor a global.
 """
 
 import array
@@ -28,7 +29,8 @@ _CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 _OF_ALL_MODULES = frozenset(vars(nn.Module())) - {"training"}
 # They change at every step, and no forward pass reads them.
 _NO_SETTINGS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
-# So deep is what one attribute leads to followed, and so many values of it: a helper may lead to a whole data set.
+# So deep is what one attribute leads to followed, and so many values of it: a helper may lead to a
+# whole data set.
 _DEPTH = 20
 _MOST = 5000
 # Tensors of no more values are compared by value: `item()` writes what it reads into a graph.
@@ -41,7 +43,8 @@ class Signature:
 
     Attributes:
         values: Plain values as they are, objects by their addresses and by what they hold.
-        objects: What lies there. An address is believed as long as its object lives: another may come to lie there.
+        objects: What lies there. An address is believed as long as its object lives: another may
+            come to lie there.
     """
 
     values: tuple[Any, ...]
@@ -62,14 +65,16 @@ class _Walk:
 
     def __init__(self) -> None:
         self._objects: list[Callable[[], Any]] = []
-        # Address -> its place in the order of the walk, and the object, which must not make room for another meanwhile.
+        # Address -> its place in the order of the walk, and the object, which must not make room
+        # for another meanwhile.
         self._met: dict[int, tuple[int, Any]] = {}
         self._left = 0
 
     def of(self, model: nn.Module) -> Signature:
         modules = dict(model.named_modules())
         values: list[Any] = [(path, self._address(each)) for path, each in modules.items()]
-        # Found again among settings, these are no news: an optimizer writes to parameters at every step.
+        # Found again among settings, these are no news: an optimizer writes to parameters at every
+        # step.
         for path, each in modules.items():
             for name, tensor in (*each._parameters.items(), *each._buffers.items()):
                 if tensor is None:
@@ -122,7 +127,9 @@ class _Walk:
 
 
 def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
-    """What an object leads to: entries, attributes, slots, what functions carry along; each with a name or None."""
+    """What an object leads to: entries, attributes, slots, what functions carry along; each with a
+    name or None.
+    """
     if isinstance(value, torch.Tensor):
         yield "tensor", (*_kind(value), version(value), _memory(value), _small(value))
         return

@@ -22,7 +22,8 @@ class Speed:
         methods: How engine "graph" computes at each operation, as recorded; None: measured.
         precision: "float32" or "bf16".
         compile: Whether a microbatch becomes one compiled graph.
-        workers: Microbatches computed at once on a CPU, one thread each; 1: one after another, by all threads.
+        workers: Microbatches computed at once on a CPU, one thread each; 1: one after another, by
+            all threads.
 
     Raises:
         InputError: If one of them is out of range, or two do not go together.

@@ -1,5 +1,5 @@
-"""The user's own model, holding other values for a while: shifted, in double precision, and afterwards the very tensors
-that it had.
+"""The user's own model, holding other values for a while: shifted, in double precision, and
+afterwards the very tensors that it had.
 
 A copy of a model will not do for checking it: `copy.deepcopy` drops hooks on parameters. Values as
 they are will not do either: behind a head of zeros nothing shows.
@@ -27,14 +27,16 @@ _one_at_a_time = threading.RLock()
 
 @contextmanager
 def stand_in(model: nn.Module, dtype: torch.dtype | None, shift_seed: int | None) -> Iterator[None]:
-    """Within, every parameter and buffer holds a copy; afterwards its own memory again, whatever happened to the copy.
+    """Within, every parameter and buffer holds a copy; afterwards its own memory again, whatever
+    happened to the copy.
 
-    Every `.grad` is None within. Afterwards it is what it was, and so are attributes, modes, hooks, `requires_grad` and
-    what modules are made of. An interrupt waits until then.
+    Every `.grad` is None within. Afterwards it is what it was, and so are attributes, modes, hooks,
+    `requires_grad` and what modules are made of. An interrupt waits until then.
 
     Args:
         dtype: Of the copies of floating-point values; None leaves each as it is.
-        shift_seed: Moves parameters by a tenth of their spread, by 0.1 where they have none. None: they stay.
+        shift_seed: Moves parameters by a tenth of their spread, by 0.1 where they have none. None:
+            they stay.
     """
     with _one_at_a_time, _interrupts_wait(), attributes_kept(model):
         parameters = list(model.parameters())
@@ -59,8 +61,8 @@ def stand_in(model: nn.Module, dtype: torch.dtype | None, shift_seed: int | None
 
 @contextmanager
 def attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Afterwards every module has the attributes, hooks and parts that it had; lists, dictionaries and tensors among
-    them hold what they held.
+    """Afterwards every module has the attributes, hooks and parts that it had; lists, dictionaries
+    and tensors among them hold what they held.
 
     Not what helpers, other containers and globals hold.
     """
@@ -119,8 +121,8 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def put_back(model: nn.Module) -> Iterator[None]:
-    """For calls of a model's own code on private images: `.grad` is None within, and it and all attributes are put
-    back.
+    """For calls of a model's own code on private images: `.grad` is None within, and it and all
+    attributes are put back.
     """
     grads = [(tensor, tensor.grad) for tensor in [*model.parameters(), *model.buffers()]]
     with attributes_kept(model):
@@ -161,9 +163,11 @@ def _interrupts_wait() -> Iterator[None]:
 
 
 def has_accumulator_hooks(model: nn.Module) -> bool:
-    """Whether somebody (DistributedDataParallel, for one) holds on to the nodes that add gradients up.
+    """Whether somebody (DistributedDataParallel, for one) holds on to the nodes that add gradients
+    up.
 
-    PyTorch lets go of such a node when its parameter's type changes, and with it of the hooks on it.
+    PyTorch lets go of such a node when its parameter's type changes, and with it of the hooks on
+    it.
     """
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -180,8 +184,8 @@ def _accumulator(parameter: nn.Parameter) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """What a model keeps: parameters, frozen ones included, buffers, kept in checkpoints or not, and what of it
-    trains.
+    """What a model keeps: parameters, frozen ones included, buffers, kept in checkpoints or not,
+    and what of it trains.
     """
 
     tensors: dict[Place, torch.Tensor]
@@ -193,8 +197,8 @@ class Snapshot:
         return cls({place: tensor.detach().clone() for place, tensor in _places(model).items()}, _flags(model))
 
     def changed(self, model: nn.Module) -> Place | None:
-        """The first parameter, buffer or mode that is no longer what it was, came in or is gone; None if all is as it
-        was.
+        """The first parameter, buffer or mode that is no longer what it was, came in or is gone;
+        None if all is as it was.
         """
         now = _places(model)
         for place in [*now, *self.tensors]:

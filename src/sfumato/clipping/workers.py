@@ -1,4 +1,5 @@
-"""Several microbatches at once on a CPU: one thread each, instead of all threads on one after another.
+"""Several microbatches at once on a CPU: one thread each, instead of all threads on one after
+another.
 
 Operations on a small microbatch leave a second core idle; two microbatches side by side do not.
 """

@@ -109,7 +109,9 @@ def _slot(settings: _Settings) -> Path | None:
 
 
 def _read(slot: Path, settings: _Settings) -> tuple[list[Entry], Decoded] | None:
-    """The entries and images of a cache file; None where it is missing, damaged or of other settings."""
+    """The entries and images of a cache file; None where it is missing, damaged or of other
+    settings.
+    """
     try:
         with open(slot, "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or file.read(len(_MAGIC)) != _MAGIC:

@@ -113,7 +113,8 @@ def public_facts(config: DataConfig) -> Facts | None:
     num_examples = config.num_examples or available
     if num_examples > available:
         raise InputError(
-            f"data.num_examples = {num_examples} is more than the {available} images of data set {config.name}, split "
+            f"data.num_examples = {num_examples} is more than the {available} images of data set "
+            f"{config.name}, split "
             f'"{config.split}". '
             "Choose fewer, or take the key out to train on all."
         )

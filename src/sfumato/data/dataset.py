@@ -1,4 +1,6 @@
-"""Images as training sees them: integers in memory, normalised by public constants when a batch is taken."""
+"""Images as training sees them: integers in memory, normalised by public constants when a batch is
+taken.
+"""
 
 import collections
 import dataclasses
@@ -97,7 +99,8 @@ class Dataset:
         name: As in the recipe.
         classes: Class names in label order; public.
         train: The images that get the privacy guarantee.
-        held_out_files: All held-out images in their places, unreadable ones too: how many they are is public.
+        held_out_files: All held-out images in their places, unreadable ones too: how many they are
+            is public.
         held_out_name: "test" or "valid".
 
     Raises:
@@ -116,13 +119,16 @@ class Dataset:
             if len(wrong):
                 index = int(wrong[0])
                 raise InputError(
-                    f"data set {self.name}: label {int(images.labels[index])} of {part} image {index} is out of range: "
-                    f"there are {len(self.classes)} classes, 0 to {len(self.classes) - 1}. Correct the label file."
+                    f"data set {self.name}: label {int(images.labels[index])} of {part} image "
+                    f"{index} is out of range: there are {len(self.classes)} classes, 0 to "
+                    f"{len(self.classes) - 1}. Correct the label file."
                 )
 
     @functools.cached_property
     def held_out(self) -> ImageSet:
-        """The held-out images that can be read: accuracies are printed on them, and they get no guarantee."""
+        """The held-out images that can be read: accuracies are printed on them, and they get no
+        guarantee.
+        """
         files = self.held_out_files
         return files if files.readable.all() else files.subset(files.readable.nonzero().flatten().tolist())
 
@@ -171,8 +177,8 @@ def normalisation(
         constants = tuple(values) if values is not None else fallback
         if len(constants) != channels or not all(math.isfinite(value) for value in constants):
             raise InputError(
-                f"data.{key} = {list(constants)} does not fit images of {channels} channel(s). Give one finite number "
-                "per channel."
+                f"data.{key} = {list(constants)} does not fit images of {channels} channel(s). "
+                "Give one finite number per channel."
             )
         chosen.append(constants)
     return chosen[0], chosen[1]
@@ -187,6 +193,6 @@ def check_proportions(config: DataConfig, num_classes: int) -> None:
     shares = config.class_proportions
     if shares is not None and (len(shares) != num_classes or abs(sum(shares) - 1) > 0.02):
         raise InputError(
-            f"data.class_proportions = {shares} is not one share for each of {num_classes} classes with sum 1. "
-            "Correct it."
+            f"data.class_proportions = {shares} is not one share for each of {num_classes} "
+            "classes with sum 1. Correct it."
         )

@@ -2,12 +2,16 @@
 
 The rules, which never look at a second image:
 
-- The container decides, not the extension: PNG, JPEG, BMP, WebP, TIFF; of several frames or pages the first.
+- The container decides, not the extension: PNG, JPEG, BMP, WebP, TIFF; of several frames or pages
+  the first.
 - EXIF orientation is applied. Colour profiles are not.
 - Transparency is composited on white. CMYK, palette and the like become RGB.
-- 16-bit grey keeps its range: 65535 is white (4095 in a 12-bit TIFF), and 8-bit v equals 16-bit 257 v.
-- The centred square of the shorter side's length is resized (bicubic with anti-aliasing) to `image_size`.
-- One channel: luma (ITU-R 601), stored in 16 bits. Three channels: RGB, stored in 8 bits; grey is repeated.
+- 16-bit grey keeps its range: 65535 is white (4095 in a 12-bit TIFF), and 8-bit v equals 16-bit 257
+  v.
+- The centred square of the shorter side's length is resized (bicubic with anti-aliasing) to
+  `image_size`.
+- One channel: luma (ITU-R 601), stored in 16 bits. Three channels: RGB, stored in 8 bits; grey is
+  repeated.
 """
 
 import concurrent.futures
@@ -65,7 +69,9 @@ class Decoded:
 
 
 def blank(count: int, image_size: int, channels: int) -> torch.Tensor:
-    """(count, channels, image_size, image_size) zeros of the type that images of so many channels are stored in."""
+    """(count, channels, image_size, image_size) zeros of the type that images of so many channels
+    are stored in.
+    """
     return torch.zeros(count, channels, image_size, image_size, dtype=torch.uint16 if channels == 1 else torch.uint8)
 
 
@@ -134,13 +140,13 @@ def _decode(path: Path, image_size: int, channels: int) -> np.ndarray:
             return _to_square(image, image_size, channels)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise InputError(
-                f"image {path} has more than {MAX_PIXELS // 10**6} million pixels, the limit. Make it smaller, or "
-                "remove it."
+                f"image {path} has more than {MAX_PIXELS // 10**6} million pixels, the limit. "
+                "Make it smaller, or remove it."
             ) from None
         except _PixelsOf32BitsError:
             raise InputError(
-                f"image {path} has pixels of 32 bits, whose range is unknown. Convert it to 8 or 16 bits, for example "
-                "as PNG."
+                f"image {path} has pixels of 32 bits, whose range is unknown. Convert it to 8 or "
+                "16 bits, for example as PNG."
             ) from None
         except Image.UnidentifiedImageError:
             raise UnreadableError(f"it holds none of {', '.join(FORMATS)}") from None
@@ -156,7 +162,8 @@ class _PixelsOf32BitsError(Exception):
 
 def _to_square(image: Any, image_size: int, channels: int) -> np.ndarray:
     # A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, several times faster; twice the size
-    # that is needed is left to the resize below, so that the filter stays good (one or two grey levels of difference).
+    # that is needed is left to the resize below, so that the filter stays good (one or two grey
+    # levels of difference).
     image.draft(None, (_DRAFT_MARGIN * image_size, _DRAFT_MARGIN * image_size))
     image.load()
     if image.mode in ("I", "F"):
@@ -175,7 +182,9 @@ def _to_square(image: Any, image_size: int, channels: int) -> np.ndarray:
 
 
 def _grey(image: Any) -> Any:
-    """Luma as 32-bit float in [0, 65535]; Pillow's own conversion of 16-bit grey cuts all above 255 to white."""
+    """Luma as 32-bit float in [0, 65535]; Pillow's own conversion of 16-bit grey cuts all above 255
+    to white.
+    """
     from PIL import Image
 
     if image.mode not in _GREY_16:

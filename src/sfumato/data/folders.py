@@ -1,8 +1,9 @@
 """A user's folder of images as a data set.
 
-Three layouts: `<class>/*`, `{train,valid,test}/<class>/*`, or a labels.csv (its images in {train,valid,test}/ or
-anywhere). What is held out is decided by the folder's own test/ (valid/), else by `splitting`'s hash of each name; what
-is public (classes, size, channels, normalisation) comes from the recipe and from folder names, never from pixels.
+Three layouts: `<class>/*`, `{train,valid,test}/<class>/*`, or a labels.csv (its images in
+{train,valid,test}/ or anywhere). What is held out is decided by the folder's own test/ (valid/),
+else by `splitting`'s hash of each name; what is public (classes, size, channels, normalisation)
+comes from the recipe and from folder names, never from pixels.
 """
 
 import collections
@@ -75,8 +76,8 @@ def load_folder(config: DataConfig, root: Path, report: Callable[[str], None]) -
     for name, part in (("training", train), (f"held-out ({listing.held_out_name})", held_out)):
         if not part.readable.any():
             raise InputError(
-                f"{root}: not one {name} image can be decoded. See the reasons above, and convert the images, for "
-                "example to PNG."
+                f"{root}: not one {name} image can be decoded. See the reasons above, and convert "
+                "the images, for example to PNG."
             )
     return Dataset("folder", listing.classes, train, held_out, listing.held_out_name)
 
@@ -86,8 +87,8 @@ def _normalisation(config: DataConfig, channels: int) -> tuple[tuple[float, ...]
 
 
 def largest_group(config: DataConfig, root: Path) -> tuple[str, int] | None:
-    """The group with most training images and how many it has, as `ImageSet.largest_group` counts them, by the names of
-    files alone.
+    """The group with most training images and how many it has, as `ImageSet.largest_group` counts
+    them, by the names of files alone.
     """
     if config.group_by is None:
         return None
@@ -137,8 +138,8 @@ def decode_images(
             files.append(path)
     if not files:
         raise InputError(
-            f"there is no image in {', '.join(str(path) for path in paths) or 'an empty list'}. Name image files, or "
-            "folders of them."
+            f"there is no image in {', '.join(str(path) for path in paths) or 'an empty list'}. "
+            "Name image files, or folders of them."
         )
     decoded = decoding.decode_images(files, image_size=image_size, channels=channels, report=report)
     _report_unreadable([str(path) for path in files], decoded, report)
@@ -147,7 +148,8 @@ def decode_images(
 
 
 def split(files: Sequence[LabelledFile], which: Literal["train", "train+valid"]) -> dict[Part, list[LabelledFile]]:
-    """Which images train and which are held out, by the folder's parts or by the hash of each name alone.
+    """Which images train and which are held out, by the folder's parts or by the hash of each name
+    alone.
 
     Args:
         files: The listed images; their groups, where given, are hashed instead of their paths.
@@ -170,9 +172,8 @@ def split(files: Sequence[LabelledFile], which: Literal["train", "train+valid"])
             other, first = sides.setdefault(item.group, (part, item))
             if other != part:
                 raise InputError(
-                    f"group {item.group} has images on both sides: {first.file.name} ({other}) and {item.file.name} "
-                    f"({part}). "
-                    "Move all images of a group into one part."
+                    f"group {item.group} has images on both sides: {first.file.name} ({other}) "
+                    f"and {item.file.name} ({part}). Move all images of a group into one part."
                 )
         parts[part].append(item)
     return parts
@@ -210,8 +211,8 @@ def _list(config: DataConfig, root: Path, report: Callable[[str], None]) -> _Lis
     for name in classes:
         if name not in present:
             raise InputError(
-                f"class {name} has no training image. Add images of it, or take it out of data.classes and of the "
-                "folder."
+                f"class {name} has no training image. Add images of it, or take it out of "
+                "data.classes and of the folder."
             )
     if not held_out:
         raise InputError(f"not one image is held out ({held_out_name}). Add images, or a {held_out_name}/ folder.")
@@ -236,10 +237,10 @@ def _labelled(config: DataConfig, root: Path, report: Callable[[str], None]) -> 
         found = sorted({item.label for item in files})
         shown = ", ".join(map(repr, found[:_MOST_NAMED])) + (", ..." if len(found) > _MOST_NAMED else "")
         raise InputError(
-            f"{root / labels_csv.NAME} gives labels, but data.classes does not state the classes. They are published, "
-            "and no noise hides that an "
-            f"image of a class is there: a list read from the private labels would tell. It holds {shown}. State the "
-            "classes that may be known: "
+            f"{root / labels_csv.NAME} gives labels, but data.classes does not state the classes. "
+            "They are published, and no noise hides that an image of a class is there: a list "
+            f"read from the private labels would tell. It holds {shown}. State the classes that "
+            "may be known: "
             '--set \'data.classes=["A", "B"]\''
         )
     if config.group_by is None and labels_csv.has_groups(root):
@@ -261,8 +262,8 @@ def _classes(config: DataConfig, files: Sequence[LabelledFile]) -> tuple[str, ..
         if item.label not in classes:
             listed = ", ".join(classes)
             raise InputError(
-                f"{item.file.path} has the label {item.label}, which is not in data.classes ({listed}). Correct one "
-                "of them."
+                f"{item.file.path} has the label {item.label}, which is not in data.classes "
+                f"({listed}). Correct one of them."
             )
     return classes
 
@@ -282,8 +283,8 @@ def _report_unreadable(names: Sequence[str], decoded: decoding.Decoded, report: 
 
 
 def _report_copies(names: Sequence[str], decoded: decoding.Decoded, report: Callable[[str], None]) -> None:
-    """Says to the owner how many files hold the same image: the guarantee is for each file alone. The number is
-    private.
+    """Says to the owner how many files hold the same image: the guarantee is for each file alone.
+    The number is private.
     """
     alike: dict[bytes, list[str]] = {}
     for name, pixels, reason in zip(names, decoded.images.numpy(), decoded.reasons, strict=True):
@@ -294,17 +295,16 @@ def _report_copies(names: Sequence[str], decoded: decoding.Decoded, report: Call
         shown = "; ".join(" = ".join(same[:_MOST_NAMED]) for same in copied[:_MOST_NAMED])
         count = sum(map(len, copied)) - len(copied)
         report(
-            f"warning: files that are copies of others, the same pixels after resizing: {count} ({shown}). Each "
-            "counts as "
-            "an image of its own, so an image with copies is protected less than epsilon says: take copies out, or "
-            "group them (data.group_by). "
-            "This number is private."
+            f"warning: files that are copies of others, the same pixels after resizing: {count} "
+            f"({shown}). Each counts as an image of its own, so an image with copies is protected "
+            "less than epsilon says: take copies out, or group them (data.group_by). This number "
+            "is private."
         )
 
 
 def _warn_of_like_groups(groups: set[str], report: Callable[[str], None]) -> None:
-    """Says to the owner which groups are apart by case, width or the like alone: one person perhaps, counted as
-    several.
+    """Says to the owner which groups are apart by case, width or the like alone: one person
+    perhaps, counted as several.
     """
     alike: dict[str, list[str]] = {}
     for group in sorted(groups):
@@ -312,6 +312,6 @@ def _warn_of_like_groups(groups: set[str], report: Callable[[str], None]) -> Non
     same = [" / ".join(spellings) for spellings in alike.values() if len(spellings) > 1]
     if same:
         report(
-            "warning: groups that differ by upper and lower case or the like are different people here: "
-            f"{', '.join(same[:_MOST_NAMED])}"
+            "warning: groups that differ by upper and lower case or the like are different "
+            f"people here: {', '.join(same[:_MOST_NAMED])}"
         )

@@ -1,4 +1,6 @@
-"""A folder whose labels stand in a table: labels.csv with the columns file, label and optionally group."""
+"""A folder whose labels stand in a table: labels.csv with the columns file, label and optionally
+group.
+"""
 
 import csv
 import unicodedata
@@ -12,9 +14,11 @@ NAME = "labels.csv"
 
 
 def read_labels(root: Path, *, with_groups: bool, classes: Sequence[str] | None = None) -> list[LabelledFile]:
-    """The images that labels.csv lists, in the order of their names. Columns of other names are not read.
+    """The images that labels.csv lists, in the order of their names. Columns of other names are not
+    read.
 
-    Where the folders at the top are train/, valid/ and test/, they are parts, as they are without a table.
+    Where the folders at the top are train/, valid/ and test/, they are parts, as they are without a
+    table.
 
     Args:
         root: The folder; the column `file` holds paths relative to it.
@@ -23,7 +27,8 @@ def read_labels(root: Path, *, with_groups: bool, classes: Sequence[str] | None 
 
     Raises:
         InputError: If the table is malformed, names a file twice, outside the folder or
-            one that is not there, or if an image below the folder is not in the table, or lies in none of the parts.
+            one that is not there, or if an image below the folder is not in the table, or lies in
+            none of the parts.
     """
     table = root / NAME
     files = {file.name: file for file in find_images(root)}
@@ -71,8 +76,8 @@ def _rows(table: Path, needed: list[str]) -> list[tuple[int, dict[str, str]]]:
     for column in needed:
         if header.count(column) != 1:
             raise InputError(
-                f"{table} needs one column {column!r} in its first line; it has {', '.join(header) or 'none'}. "
-                "Correct the first line."
+                f"{table} needs one column {column!r} in its first line; it has "
+                f"{', '.join(header) or 'none'}. Correct the first line."
             )
     rows = []
     for line, cells in lines:

@@ -1,4 +1,5 @@
-"""Which files of a user's folder are images, and of which class, part and group. Never opens an image.
+"""Which files of a user's folder are images, and of which class, part and group. Never opens an
+image.
 
 Nothing is passed over in silence: every file is an image of a listed class or is refused
 by name. The exceptions are what systems leave behind: names that begin with a dot
@@ -42,8 +43,8 @@ class FoundFile:
 
 @dataclasses.dataclass(frozen=True)
 class LabelledFile:
-    """A file with what the folder says about it; `part` is "train", "valid", "test" or None where the folder does not
-    say.
+    """A file with what the folder says about it; `part` is "train", "valid", "test" or None where
+    the folder does not say.
     """
 
     file: FoundFile
@@ -73,8 +74,8 @@ def find_images(root: Path) -> list[FoundFile]:
         for other in (names.setdefault(name, path), same.setdefault((status.st_dev, status.st_ino), path)):
             if other != path and status.st_ino:
                 raise InputError(
-                    f"{path} and {other} are one file under two names, so that its image would count twice. Take one "
-                    "out."
+                    f"{path} and {other} are one file under two names, so that its image would "
+                    "count twice. Take one out."
                 )
         files.append(FoundFile(path, name, (status.st_size, status.st_mtime_ns, status.st_ctime_ns)))
     return sorted(files, key=lambda file: file.name)
@@ -88,14 +89,15 @@ def check_file(path: Path) -> None:
     """
     if not path.is_file():
         raise InputError(
-            f"image {path} {'is no ordinary file' if path.exists() else 'does not exist'}. Name an image, or a folder "
-            "of images."
+            f"image {path} {'is no ordinary file' if path.exists() else 'does not exist'}. Name "
+            "an image, or a folder of images."
         )
     _check_kind(path)
 
 
 def find_labelled(root: Path, classes: Sequence[str] | None) -> list[LabelledFile]:
-    """The images of the layouts `<class>/*` and `{train,valid,test}/<class>/*`; folders within a class belong to it.
+    """The images of the layouts `<class>/*` and `{train,valid,test}/<class>/*`; folders within a
+    class belong to it.
 
     Args:
         root: The folder.
@@ -120,13 +122,13 @@ def find_labelled(root: Path, classes: Sequence[str] | None) -> list[LabelledFil
         if not above or (classes is not None and above[0] not in classes):
             listed = f"the classes {', '.join(classes)}" if classes is not None else "a class's folder"
             raise InputError(
-                f"{file.path} lies outside {listed}. Move it into a class's folder or away, or list its class in "
-                "data.classes."
+                f"{file.path} lies outside {listed}. Move it into a class's folder or away, or "
+                "list its class in data.classes."
             )
         if any("\ud800" <= sign <= "\udfff" for sign in above[0]):  # it goes into files for sharing, which are UTF-8
             raise InputError(
-                f"the folder {above[0]!r} in {root} names a class, but its name is not UTF-8. Rename the folder; its "
-                "files may stay."
+                f"the folder {above[0]!r} in {root} names a class, but its name is not UTF-8. "
+                "Rename the folder; its files may stay."
             )
         found.append(LabelledFile(file, above[0], part))
     used = {item.label for item in found}
@@ -136,8 +138,8 @@ def find_labelled(root: Path, classes: Sequence[str] | None) -> list[LabelledFil
     return found
 
 
-# Default_Ignorable_Code_Point of Unicode 16.0's DerivedCoreProperties.txt (as in 14.0), which no font shows, those kept
-# for later included; and the blank of Braille.
+# Default_Ignorable_Code_Point of Unicode 16.0's DerivedCoreProperties.txt (as in 14.0), which no
+# font shows, those kept for later included; and the blank of Braille.
 _INVISIBLE = (
     (0x00AD, 0x00AD),
     (0x034F, 0x034F),
@@ -165,10 +167,11 @@ def _is_invisible(sign: str) -> bool:
 
 
 def group_name(text: str) -> str:
-    """One spelling for what is one group to the eye: Unicode NFC, one blank between words, no invisible signs.
+    """One spelling for what is one group to the eye: Unicode NFC, one blank between words, no
+    invisible signs.
 
-    Two spellings of a person would count as two, each within the limit. Upper and lower case stay apart, as names and
-    codes use them.
+    Two spellings of a person would count as two, each within the limit. Upper and lower case stay
+    apart, as names and codes use them.
 
     Example:
         >>> group_name(" Zoe\u0308\u00a0\u200bK. ") == "Zo\u00eb K."
@@ -179,10 +182,12 @@ def group_name(text: str) -> str:
 
 
 def with_groups(files: Sequence[LabelledFile], pattern: str) -> list[LabelledFile]:
-    """The same files, each with the group that the pattern's first group reads from its relative path.
+    """The same files, each with the group that the pattern's first group reads from its relative
+    path.
 
     Raises:
-        InputError: If the pattern is no regular expression with a group, or finds nothing in a path.
+        InputError: If the pattern is no regular expression with a group, or finds nothing in a
+            path.
     """
     try:
         expression = re.compile(pattern)
@@ -190,9 +195,9 @@ def with_groups(files: Sequence[LabelledFile], pattern: str) -> list[LabelledFil
         raise InputError(f"data.group_by = {pattern!r} is no regular expression: {error}. Correct it.") from None
     if not expression.groups:
         raise InputError(
-            f"data.group_by = {pattern!r} has no (group) to read from a path. Put what names a person in parentheses, "
-            "as in '(patient[0-9]+)'; "
-            "'group' alone means that column of labels.csv."
+            f"data.group_by = {pattern!r} has no (group) to read from a path. Put what names a "
+            "person in parentheses, as in '(patient[0-9]+)'; 'group' alone means that column of "
+            "labels.csv."
         )
     grouped = []
     for item in files:
@@ -200,18 +205,20 @@ def with_groups(files: Sequence[LabelledFile], pattern: str) -> list[LabelledFil
         group = group_name(match[1] or "") if match else ""
         if not group:
             raise InputError(
-                f"data.group_by = {pattern!r} reads no group from {item.file.name}. Correct the expression, or rename "
-                "the file."
+                f"data.group_by = {pattern!r} reads no group from {item.file.name}. Correct the "
+                "expression, or rename the file."
             )
         grouped.append(dataclasses.replace(item, group=group))
     return grouped
 
 
 def has_parts(root: Path, files: Sequence[FoundFile], folders: Sequence[str], classes: Sequence[str] | None) -> bool:
-    """Whether the folders at the top are train, valid and test rather than classes; what could be both is refused.
+    """Whether the folders at the top are train, valid and test rather than classes; what could be
+    both is refused.
 
     Raises:
-        InputError: If a part is spelled otherwise, stands beside what is none, or there is no train/.
+        InputError: If a part is spelled otherwise, stands beside what is none, or there is no
+            train/.
     """
     meant = {name: _PART_MEANT[name.casefold()] for name in folders if name.casefold() in _PART_MEANT}
     parts, others = [name for name in folders if name in PARTS], [name for name in folders if name not in meant]
@@ -223,14 +230,14 @@ def has_parts(root: Path, files: Sequence[FoundFile], folders: Sequence[str], cl
             return False  # a folder of images beside other classes is one of them
         name, part = next(iter(meant.items()))
         raise InputError(
-            f"{root} holds {name}/, but that part is called {part}/, and the others train/, valid/ and test/. Rename "
-            f"it, {listed}"
+            f"{root} holds {name}/, but that part is called {part}/, and the others train/, "
+            f"valid/ and test/. Rename it, {listed}"
         )
     beside = [name for name in folders if name not in PARTS]
     if beside:
         raise InputError(
-            f"{root} holds {parts[0]}/ beside {beside[0]}/. Keep only train/, valid/ and test/ (that is how the parts "
-            f"are called), {listed}"
+            f"{root} holds {parts[0]}/ beside {beside[0]}/. Keep only train/, valid/ and test/ "
+            f"(that is how the parts are called), {listed}"
         )
     if "train" not in parts:
         raise InputError(f"{root} holds {parts[0]}/ but no train/. Add it, or name the folder above the classes.")
@@ -278,9 +285,9 @@ def _check_kind(path: Path) -> None:
         return
     if extension in _DICOM_EXTENSIONS or _is_dicom(path):
         raise InputError(
-            f"{path} is DICOM, which is not read. Convert it to 16-bit PNG first, for example by DCMTK's `dcmj2pnm "
-            "--write-16-bit-png`, "
-            "and see to it that no name is written into the picture."
+            f"{path} is DICOM, which is not read. Convert it to 16-bit PNG first, for example by "
+            "DCMTK's `dcmj2pnm --write-16-bit-png`, and see to it that no name is written into "
+            "the picture."
         )
     raise InputError(
         f"{path} is of no known kind of image ({', '.join(EXTENSIONS)}). Convert it, or take it out of the folder."

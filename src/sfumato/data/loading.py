@@ -17,7 +17,8 @@ from sfumato.errors import InputError
 
 
 def facts(config: DataConfig, data_root: Path | None, report: Callable[[str], None]) -> Facts:
-    """The public numbers of the data set; of a folder by its files' names, without decoding an image.
+    """The public numbers of the data set; of a folder by its files' names, without decoding an
+    image.
 
     Raises:
         InputError: As `load` does for a folder, or if this data set can only be planned with.
@@ -29,8 +30,8 @@ def facts(config: DataConfig, data_root: Path | None, report: Callable[[str], No
 
 
 def largest_group(config: DataConfig, data_root: Path | None) -> tuple[str, int] | None:
-    """The group with most training images and how many it has, without decoding an image; None where images are not
-    grouped.
+    """The group with most training images and how many it has, without decoding an image; None
+    where images are not grouped.
     """
     return folders.largest_group(config, _folder(config, data_root)) if config.name == "folder" else None
 
@@ -45,8 +46,8 @@ def load(config: DataConfig, data_root: Path | None, report: Callable[[str], Non
         report: Takes lines for the user: progress, images that cannot be read.
 
     Raises:
-        InputError: If a file is missing or damaged, the recipe contradicts the data, or this data set can only be
-            planned with.
+        InputError: If a file is missing or damaged, the recipe contradicts the data, or this data
+            set can only be planned with.
     """
     _refuse_unloadable(config)
     if config.name == "folder":
@@ -55,10 +56,11 @@ def load(config: DataConfig, data_root: Path | None, report: Callable[[str], Non
 
 
 def load_for(recipe: Recipe, data_root: Path | None, report: Callable[[str], None]) -> Dataset:
-    """The data set that a run of this recipe trains on, held out what its accuracies are measured on.
+    """The data set that a run of this recipe trains on, held out what its accuracies are measured
+    on.
 
-    Those are the test images where the validation images score under `privacy.score_noise`: an exact accuracy on them
-    would undo that noise.
+    Those are the test images where the validation images score under `privacy.score_noise`: an
+    exact accuracy on them would undo that noise.
 
     Raises:
         InputError: As `load`.
@@ -80,9 +82,9 @@ def tested_on_test_images(
 def _refuse_unloadable(config: DataConfig) -> None:
     if config.name != "folder" and not NAMED[config.name].is_loadable:
         raise InputError(
-            f"data set {config.name} cannot be loaded by this version, so its recipes are planned (`sfumato plan "
-            "--recipe NAME`) and verified "
-            "(`sfumato recipes verify`), not trained or simulated. Choose a recipe on another data set."
+            f"data set {config.name} cannot be loaded by this version, so its recipes are planned "
+            "(`sfumato plan --recipe NAME`) and verified (`sfumato recipes verify`), not trained "
+            "or simulated. Choose a recipe on another data set."
         )
 
 
@@ -90,8 +92,8 @@ def _folder(config: DataConfig, data_root: Path | None) -> Path:
     """A folder is private data: it is named for each run, never found by SFUMATO_DATA."""
     if config.num_examples is not None:
         raise InputError(
-            f"data.num_examples = {config.num_examples} does not fit a folder, whose images are counted. Take the key "
-            "out."
+            f"data.num_examples = {config.num_examples} does not fit a folder, whose images are "
+            "counted. Take the key out."
         )
     if data_root is None and config.path is None:
         raise InputError(
@@ -112,8 +114,8 @@ def _load_named(config: DataConfig, data_root: Path | None) -> Dataset:
     total = named.num_train + named.num_test
     if images.shape != (total, *named.shape) or labels.shape != (total,):
         raise InputError(
-            f"data set {config.name}: its files hold {tuple(images.shape)}, not {(total, *named.shape)}. Put the "
-            "original files there."
+            f"data set {config.name}: its files hold {tuple(images.shape)}, not "
+            f"{(total, *named.shape)}. Put the original files there."
         )
     everything = ImageSet(images, labels, torch.ones(total, dtype=torch.bool), mean, std, named.max_value)
     if config.name == "digits":
@@ -148,20 +150,20 @@ def _benchmark(name: str, named: NamedSet, root: Path | None) -> tuple[torch.Ten
     """All images (training part first) as (N, C, H, W) uint8, and their labels."""
     if root is None:
         raise InputError(
-            f"data set {name} lies in no known folder. Name the folder that holds it by --data-root or the variable "
-            "SFUMATO_DATA."
+            f"data set {name} lies in no known folder. Name the folder that holds it by "
+            "--data-root or the variable SFUMATO_DATA."
         )
     for relative, size in named.files:
         path = root / relative
         if not path.is_file():
             raise InputError(
-                f"data set {name}: {path} is missing. Name the folder that holds it by --data-root or the variable "
-                "SFUMATO_DATA."
+                f"data set {name}: {path} is missing. Name the folder that holds it by "
+                "--data-root or the variable SFUMATO_DATA."
             )
         if size is not None and path.stat().st_size != size:
             raise InputError(
-                f"data set {name}: {path} is damaged: it has {path.stat().st_size} bytes, not {size}. Put the "
-                "original file there."
+                f"data set {name}: {path} is damaged: it has {path.stat().st_size} bytes, not "
+                f"{size}. Put the original file there."
             )
     import torchvision.datasets
 
@@ -186,8 +188,8 @@ def _benchmark(name: str, named: NamedSet, root: Path | None) -> tuple[torch.Ten
             labels = torch.cat([read_label_file(str(root / file)) for file, _ in named.files if "idx1" in file])
     except Exception as error:
         raise InputError(
-            f"data set {name}: {_damaged_file(kind, root, named)} is damaged ({_one_line(error)}). Put the original "
-            "file there."
+            f"data set {name}: {_damaged_file(kind, root, named)} is damaged "
+            f"({_one_line(error)}). Put the original file there."
         ) from None
     return (images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)).contiguous(), labels
 

@@ -41,7 +41,8 @@ class Shuffling:
 
     Args:
         num_examples: N.
-        epoch_stream: ``epoch_stream(epoch) -> Stream``, the randomness of one epoch's order, from epoch 0 on.
+        epoch_stream: ``epoch_stream(epoch) -> Stream``, the randomness of one epoch's order, from
+            epoch 0 on.
     """
 
     def __init__(self, num_examples: int, epoch_stream: Callable[[int], Stream]) -> None:

@@ -11,7 +11,8 @@ HELD_OUT_FRACTION = 0.2
 
 
 def hash_fraction(purpose: str, name: str) -> float:
-    """A fixed public number in [0, 1) for a name; SHA-256, so that it spreads evenly whatever the names.
+    """A fixed public number in [0, 1) for a name; SHA-256, so that it spreads evenly whatever the
+    names.
 
     Example:
         >>> round(hash_fraction("test", "NORMAL/a.png"), 4) == round(hash_fraction("test", "NORMAL/a.png"), 4)

@@ -30,7 +30,8 @@ class Views:
         Args:
             images: All of them.
             indices: (b,), which ones.
-            view_bits: (N, K), uniform words: a view depends on (example, view) alone, whatever else is drawn.
+            view_bits: (N, K), uniform words: a view depends on (example, view) alone, whatever else
+                is drawn.
             device: Where they are made.
         """
         inputs = images.batch(indices, device)

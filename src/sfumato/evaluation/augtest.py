@@ -1,4 +1,6 @@
-"""Testing with the views of training: AugTest (Sander et al. 2022, Section 4.2). These numbers are not private."""
+"""Testing with the views of training: AugTest (Sander et al. 2022, Section 4.2). These numbers are
+not private.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -38,7 +40,8 @@ def augtest(
     decide: Callable[[torch.Tensor], torch.Tensor],
     rows: int = 128,
 ) -> WithViews:
-    """Accuracy when several random views of each image decide together, as they were made in training.
+    """Accuracy when several random views of each image decide together, as they were made in
+    training.
 
     The views come from a fixed public seed: the same images and model give the same numbers
     again, and the views of fewer are the first of more. To be read beside the plain
@@ -49,7 +52,8 @@ def augtest(
         images: Held-out images.
         views: The kind and the padding of training; its multiplicity is not used.
         num_views: K; 0 for no test.
-        decide: From outputs to what a decision takes the largest of: (rows, classes) -> (rows, classes).
+        decide: From outputs to what a decision takes the largest of: (rows, classes) -> (rows,
+            classes).
         rows: Views that the model sees at once, or the views of one image if they are more.
     """
     if num_views == 0 or views.kind == "none":
@@ -88,6 +92,8 @@ def decide_together(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _public_bits(num_images: int, num_views: int) -> torch.Tensor:
-    """(N, K), int64 in [0, 2^32): the bits of a view depend on the number of images and the view's place alone."""
+    """(N, K), int64 in [0, 2^32): the bits of a view depend on the number of images and the view's
+    place alone.
+    """
     words = Streams(key_from_seed(0), {}, {}).stream("test views").uint32(num_views * num_images)
     return torch.from_numpy(words.reshape(num_views, num_images).T.astype(np.int64))

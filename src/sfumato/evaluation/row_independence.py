@@ -1,9 +1,9 @@
-"""Whether an image's answer depends on the images beside it, in evaluation mode. `sfumato.clipping` asks that of
-training.
+"""Whether an image's answer depends on the images beside it, in evaluation mode. `sfumato.clipping`
+asks that of training.
 
-A model may compute each image alone while it trains, and look along the batch when it is used: `x - x.min()` of the
-batch at test time, a softmax over the wrong dimension. Accuracies and answers then depend on how images are put
-together.
+A model may compute each image alone while it trains, and look along the batch when it is used: `x -
+x.min()` of the batch at test time, a softmax over the wrong dimension. Accuracies and answers then
+depend on how images are put together.
 """
 
 import torch
@@ -20,26 +20,29 @@ from sfumato.errors import InputError
 _EXAMPLES = 4
 # Made-up images that are judged together, by number: all, and some in another order.
 _BATCHES = ((0, 1, 2, 3), (3, 1, 2), (2, 0))
-# A law is broken if it breaks on each of several sets of images: rounding may flip a decision inside a model on some.
+# A law is broken if it breaks on each of several sets of images: rounding may flip a decision
+# inside a model on some.
 _SEEDS = (1, 2, 3)
-# How far an answer may lie from that of the image alone, relative to the largest: in double precision, and in single
-# where the model does not run there.
+# How far an answer may lie from that of the image alone, relative to the largest: in double
+# precision, and in single where the model does not run there.
 _TOLERANCE = {True: 1e-7, False: 1e-2}
 _REMEDY = "Make it an operation on each image alone, in evaluation mode too (`self.training` is False there)."
 
 
 def evaluation_finding(model: nn.Module, row: torch.Tensor) -> Finding | None:
-    """Why an image's answer in evaluation mode is not its own; None if nothing shows on made-up images.
+    """Why an image's answer in evaluation mode is not its own; None if nothing shows on made-up
+    images.
 
-    The model is what it was afterwards, its mode included. Models whose output is not one tensor of rows are not
-    judged.
+    The model is what it was afterwards, its mode included. Models whose output is not one tensor of
+    rows are not judged.
 
     Args:
         model: Takes one tensor of rows.
         row: (1, ...): shape, type and device of an input; its values are not used.
 
     Raises:
-        InputError: If the model fails on made-up images, or draws random numbers that are no image's own.
+        InputError: If the model fails on made-up images, or draws random numbers that are no
+            image's own.
     """
     found = None
     for seed in _SEEDS:

@@ -49,11 +49,13 @@ def predict_logits(model: nn.Module, images: ImageSet, rows: int = 128) -> torch
 
 @torch.no_grad()
 def predict_each_alone(model: nn.Module, images: ImageSet) -> torch.Tensor:
-    """As `predict_logits`, but the model never sees two images at once, nor anything that it kept of another.
+    """As `predict_logits`, but the model never sees two images at once, nor anything that it kept
+    of another.
 
-    Guarantee: an image's row is a function of the weights, its own pixels and its place: it is computed as a batch of
-    one, with random numbers of its place; before it, parameters, buffers and the attributes of all modules are put back
-    to what they were at first. What a model keeps elsewhere (in globals, files, generators of its own) is not seen
+    Guarantee: an image's row is a function of the weights, its own pixels and its place: it is
+    computed as a batch of one, with random numbers of its place; before it, parameters, buffers and
+    the attributes of all modules are put back to what they were at first. What a model keeps
+    elsewhere (in globals, files, generators of its own) is not seen
     here: `require_rows_apart` tries for that.
     """
     device = next(model.parameters()).device
@@ -78,9 +80,9 @@ def predict_each_alone(model: nn.Module, images: ImageSet) -> torch.Tensor:
 def judged_right(logits: torch.Tensor, images: ImageSet) -> int:
     """How many images are judged right; one that cannot be read is not.
 
-    Guarantee: where each row of ``logits`` is its own image's alone (`predict_each_alone`), a sum of one term in {0, 1}
-    for each image, so that an image that is damaged, mended or relabelled moves it by at most 1. For that ``images``
-    must hold unreadable ones in their places.
+    Guarantee: where each row of ``logits`` is its own image's alone (`predict_each_alone`), a sum
+    of one term in {0, 1} for each image, so that an image that is damaged, mended or relabelled
+    moves it by at most 1. For that ``images`` must hold unreadable ones in their places.
 
     Args:
         logits: (N, classes), already shifted as the decision demands.

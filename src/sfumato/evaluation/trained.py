@@ -39,23 +39,26 @@ class Trained:
 def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
     """Reads ``model.safetensors`` of a finished run; nothing else of the folder is needed.
 
-    Guarantee: the file may come from anybody. It names a network of the registry and numbers of its architecture;
-    no code is imported or called that it chooses, nothing is downloaded, and no path is followed.
+    Guarantee: the file may come from anybody. It names a network of the registry and numbers of its
+    architecture; no code is imported or called that it chooses, nothing is downloaded, and no path
+    is followed.
 
     Args:
         folder: Of the run.
-        trust: Modules that may be imported for a model that is not of the registry, each by its full name.
+        trust: Modules that may be imported for a model that is not of the registry, each by its
+            full name.
 
     Raises:
-        InputError: If there is no such file, it is damaged, or it names a module that is not trusted.
+        InputError: If there is no such file, it is damaged, or it names a module that is not
+            trusted.
     """
     from safetensors import SafetensorError, safe_open
 
     path = Path(folder) / "model.safetensors"
     if not path.exists():
         raise InputError(
-            f"{folder} has no model.safetensors: it is no finished run. Finish it by `sfumato train ... --resume`, or "
-            "name another folder."
+            f"{folder} has no model.safetensors: it is no finished run. Finish it by `sfumato "
+            "train ... --resume`, or name another folder."
         )
     damaged = InputError(f"{path} is damaged. Restore it from a copy, or train again.")
     try:
@@ -85,8 +88,8 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         model.load_state_dict(tensors)
     except RuntimeError:
         raise InputError(
-            f"the weights of {path} are not those of model {name}. Give the module that it was trained with, or train "
-            "again."
+            f"the weights of {path} are not those of model {name}. Give the module that it was "
+            "trained with, or train again."
         ) from None
     proportions = recipe.data.class_proportions
     return Trained(

@@ -80,8 +80,8 @@ def evaluate(
     if data.name == "folder":  # labels are numbered as the model numbers them
         if root is None:
             raise InputError(
-                f"{folder} does not say where its images lie: only its owner's note {DATA_ROOT_FILE} does. Name the "
-                "folder by --data-root."
+                f"{folder} does not say where its images lie: only its owner's note "
+                f"{DATA_ROOT_FILE} does. Name the folder by --data-root."
             )
         recipe = recipe.model_copy(
             update={"data": data.model_copy(update={"classes": list(trained.classes), "path": str(root)})}
@@ -142,8 +142,8 @@ def predict(
     logits = trained.objective.decision_logits(predict_logits(trained.model, decoded))
     if not logits[decoded.readable].isfinite().all():
         raise InputError(
-            f"the model of {run} gives no finite outputs, so it names no class. Train again with a smaller "
-            "optimizer.learning_rate."
+            f"the model of {run} gives no finite outputs, so it names no class. Train again with "
+            "a smaller optimizer.learning_rate."
         )
     return [
         _named(str(path), trained.classes, probabilities if readable else None)

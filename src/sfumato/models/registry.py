@@ -1,7 +1,8 @@
 """Builds networks by name: the registry's own, or anybody's "package.module:factory".
 
-Names and options also come from files that somebody else wrote. A network of the registry takes from them
-nothing but numbers of its architecture; a module is imported only if whoever runs the program trusts it by name.
+Names and options also come from files that somebody else wrote. A network of the registry takes
+from them nothing but numbers of its architecture; a module is imported only if whoever runs the
+program trusts it by name.
 """
 
 import contextlib
@@ -35,7 +36,8 @@ class Network:
     Attributes:
         factory: Makes the network; it reads and fetches nothing.
         min_size: The smallest image size in pixels.
-        options: The keyword arguments that a recipe may give: architecture alone, whatever else the factory takes.
+        options: The keyword arguments that a recipe may give: architecture alone, whatever else the
+            factory takes.
     """
 
     factory: Factory
@@ -54,14 +56,16 @@ MODELS: dict[str, Network] = {
     ),
 }
 
-# No useful network is larger; a file of a few bytes may ask for one that takes all time or memory to build.
+# No useful network is larger; a file of a few bytes may ask for one that takes all time or memory
+# to build.
 _LARGEST = {"depth": 1000, "width": 4096, "groups": 4096}
 
 # Named by recipes that can be planned and verified, not yet built.
 NOT_YET = ("nf_resnet50",)
 
 _SHAPE_KEYS = ("num_classes", "image_size", "channels")
-# ASCII alone: two names that look alike are never one, and nothing but an attribute of the module itself is reached.
+# ASCII alone: two names that look alike are never one, and nothing but an attribute of the module
+# itself is reached.
 _IMPORTED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*):([A-Za-z_][A-Za-z0-9_]*)")
 
 
@@ -77,25 +81,26 @@ def build(
 ) -> nn.Module:
     """A network with initial weights that depend on `seed` alone.
 
-    The global random states of PyTorch, NumPy and Python are neither used nor changed. A network of a module of the
-    user's own is built twice, and both must hold the same.
+    The global random states of PyTorch, NumPy and Python are neither used nor changed. A network of
+    a module of the user's own is built twice, and both must hold the same.
 
     Args:
         name: "small_cnn", "tanh_cnn", "lenet", "wide_resnet", or "package.module:factory",
             any callable: it is given `num_classes`, those of `image_size` and `channels`
-            that it accepts, and the options, all by keyword. It may draw by the global generators of PyTorch, NumPy and
-            Python.
+            that it accepts, and the options, all by keyword. It may draw by the global generators
+            of PyTorch, NumPy and Python.
         image_size: Height and width of the images in pixels.
         channels: Of the images.
         num_classes: Outputs.
         options: The factory's other keyword arguments.
         seed: Of the initial weights.
-        trust: Modules that may be imported, each by its full name: "package" does not include "package.module".
+        trust: Modules that may be imported, each by its full name: "package" does not include
+            "package.module".
 
     Raises:
-        InputError: If a module would be imported that is not trusted, the name or an option is unknown (the nearest
-            known one is named), the images are too small for the model, the factory cannot be imported or called, or it
-            draws from elsewhere.
+        InputError: If a module would be imported that is not trusted, the name or an option is
+            unknown (the nearest known one is named), the images are too small for the model, the
+            factory cannot be imported or called, or it draws from elsewhere.
     """
     options = dict(options or {})
     network = MODELS.get(name)
@@ -107,8 +112,8 @@ def build(
     factory, min_size = (network.factory, network.min_size) if network else (_import_factory(name, trust), 1)
     if image_size < min_size:
         raise InputError(
-            f"model {name} needs images of at least {min_size}x{min_size} pixels, not {image_size}x{image_size}. "
-            "Choose a larger data.image_size, or another model."
+            f"model {name} needs images of at least {min_size}x{min_size} pixels, not "
+            f"{image_size}x{image_size}. Choose a larger data.image_size, or another model."
         )
     shape = {"num_classes": num_classes, "image_size": image_size, "channels": channels}
     accepted, takes_any = _keywords(factory)
@@ -142,7 +147,9 @@ def build(
 def _made(
     name: str, factory: Factory, given: dict[str, Any], options: dict[str, Any], unnamed: list[str], seed: int
 ) -> Any:
-    """What the factory makes; one that takes any keyword and then refuses one of ``unnamed`` is not given that."""
+    """What the factory makes; one that takes any keyword and then refuses one of ``unnamed`` is not
+    given that.
+    """
     try:
         with _seeded(seed):
             return factory(**given, **options)
@@ -157,8 +164,8 @@ def _made(
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Within the block the global generators of PyTorch, NumPy and Python draw from `seed`; then they are as they
-    were.
+    """Within the block the global generators of PyTorch, NumPy and Python draw from `seed`; then
+    they are as they were.
     """
     python, numpy = random.getstate(), np.random.get_state()
     try:
@@ -173,8 +180,8 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _refuse_other_draws(name: str, model: nn.Module, again: nn.Module) -> None:
-    """A model that is built anew, to resume or to evaluate, gets the saved parameters and buffers alone: all else must
-    be as it was.
+    """A model that is built anew, to resume or to evaluate, gets the saved parameters and buffers
+    alone: all else must be as it was.
     """
     for (path, one), (_, other) in itertools.zip_longest(_held(model), _held(again), fillvalue=("", None)):
         if (
@@ -184,9 +191,9 @@ def _refuse_other_draws(name: str, model: nn.Module, again: nn.Module) -> None:
             or not bool(((one == other) | ((one != one) & (other != other))).all())
         ):
             raise InputError(
-                f"model {name}: {path or 'what it holds'} is another each time it is built, so the trained model "
-                "could not be built again. "
-                "Draw it by torch (torch.randn and the like, whose seed is set here), and register it as a buffer."
+                f"model {name}: {path or 'what it holds'} is another each time it is built, so "
+                "the trained model could not be built again. Draw it by torch (torch.randn and "
+                "the like, whose seed is set here), and register it as a buffer."
             )
 
 
@@ -200,8 +207,8 @@ def _held(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def imported_module(name: str) -> str | None:
-    """The module that building a model of this name imports; None for the registry's own, and for what is no such
-    name.
+    """The module that building a model of this name imports; None for the registry's own, and for
+    what is no such name.
     """
     match = _IMPORTED.fullmatch(name)
     return match[1] if match else None
@@ -210,8 +217,8 @@ def imported_module(name: str) -> str | None:
 def _import_factory(name: str, trust: Collection[str]) -> Factory:
     if name in NOT_YET:
         raise InputError(
-            f"model {name} cannot be built by this version: recipes that name it are planned and verified. Choose "
-            "another model.name."
+            f"model {name} cannot be built by this version: recipes that name it are planned and "
+            "verified. Choose another model.name."
         )
     match = _IMPORTED.fullmatch(name)
     if match is None:
@@ -238,7 +245,8 @@ def _import_factory(name: str, trust: Collection[str]) -> Factory:
         raise InputError(
             f'model "{name}": {module_name} has no function or class "{attribute}". {_nearest(attribute, names)}'
         )
-    # What a trusted module merely imported for itself (os.system, torch.hub.load) is not what it offers.
+    # What a trusted module merely imported for itself (os.system, torch.hub.load) is not what it
+    # offers.
     home = (
         getattr(factory, "__module__", None) if inspect.isroutine(factory) or inspect.isclass(factory) else module_name
     )

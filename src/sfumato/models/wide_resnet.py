@@ -1,7 +1,8 @@
 """Wide-ResNet with group normalisation, as trained privately by De et al. (2022).
 
 Parameters with the defaults, 3 channels and 10 classes: WRN-16-4 2,753,818; WRN-40-4
-8,961,306; WRN-28-10 36,500,378. Sander et al.'s WRN-16-4, without weight standardisation: 2,751,562.
+8,961,306; WRN-28-10 36,500,378. Sander et al.'s WRN-16-4, without weight standardisation:
+2,751,562.
 """
 
 from collections.abc import Callable

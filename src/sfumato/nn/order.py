@@ -1,4 +1,6 @@
-"""The order of activation and normalisation, which private training is sensitive to (Sander et al. 2022, Fig. 5)."""
+"""The order of activation and normalisation, which private training is sensitive to (Sander et al.
+2022, Fig. 5).
+"""
 
 from typing import Literal, get_args
 

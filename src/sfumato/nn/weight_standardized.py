@@ -14,7 +14,8 @@ class WeightStandardizedConv2d(nn.Conv2d):
 
     For output channel i, with mean and population variance over its fan-in,
 
-    .. math:: \hat W_i = \gamma_i \,(W_i - \mu_i) \,/ \sqrt{\max(\sigma_i^2 \cdot \text{fan-in},\ 10^{-4})}
+    .. math:: \hat W_i = \gamma_i \,(W_i - \mu_i) \,/ \sqrt{\max(\sigma_i^2 \cdot \text{fan-in},\
+    10^{-4})}
 
     (De et al. 2022, C.1, after Qiao et al. 2019 and Brock et al. 2021). The gain, starting
     at 1, and the bias, starting at 0, are those of the paper's released code; its formula
@@ -24,7 +25,8 @@ class WeightStandardizedConv2d(nn.Conv2d):
         As for `torch.nn.Conv2d`.
 
     Shape:
-        (rows, in_channels, H, W) -> (rows, out_channels, H', W'); `gain` is (out_channels, 1, 1, 1).
+        (rows, in_channels, H, W) -> (rows, out_channels, H', W'); `gain` is (out_channels, 1, 1,
+        1).
     """
 
     def __init__(self, *args, **kwargs) -> None:

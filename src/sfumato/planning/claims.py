@@ -1,4 +1,6 @@
-"""What a mechanism costs: every epsilon that a plan, a certificate or a result states. No run is needed for it."""
+"""What a mechanism costs: every epsilon that a plan, a certificate or a result states. No run is
+needed for it.
+"""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -20,7 +22,8 @@ class Guarantee:
     """(epsilon, delta)-differential privacy for one unit.
 
     Attributes:
-        person: Epsilon for a person with several images, and how many at most; None where nothing is said of that.
+        person: Epsilon for a person with several images, and how many at most; None where nothing
+            is said of that.
     """
 
     epsilon: float
@@ -31,13 +34,14 @@ class Guarantee:
 
 
 class Claims(Record):
-    """Every epsilon of a mechanism. One that is not private has none: "if private" says what secret noise would have
-    given.
+    """Every epsilon of a mechanism. One that is not private has none: "if private" says what secret
+    noise would have given.
 
     Attributes:
-        epsilon: By PLD, capped by RDP's, or by RDP where that is the accountant. None: not private, or infinite.
-        epsilon_search_inclusive: The search for hyper-parameters included; None where none was made, or it is not
-            covered.
+        epsilon: By PLD, capped by RDP's, or by RDP where that is the accountant. None: not private,
+            or infinite.
+        epsilon_search_inclusive: The search for hyper-parameters included; None where none was
+            made, or it is not covered.
         epsilon_person: For all images of one person together.
         person_groups: Whether it was checked which images belong together.
     """
@@ -71,8 +75,8 @@ class Claims(Record):
 
     @property
     def hypothetical(self) -> Guarantee | None:
-        """What secret noise and Poisson sampling would have guaranteed; None where that is nothing, or something is
-        guaranteed.
+        """What secret noise and Poisson sampling would have guaranteed; None where that is nothing,
+        or something is guaranteed.
         """
         return None if self.private else self._of(self.epsilon_if_private, self.epsilon_person_if_private)
 
@@ -86,8 +90,8 @@ class Claims(Record):
 def claims(plan: "Plan", mechanism: Mechanism) -> Claims:
     """Every epsilon of a mechanism under the plan's delta and accountant.
 
-    Where the run is not private, ``epsilon`` is None and ``epsilon_if_private`` says what Poisson sampling with secret
-    noise would have given.
+    Where the run is not private, ``epsilon`` is None and ``epsilon_if_private`` says what Poisson
+    sampling with secret noise would have given.
     """
     from sfumato.accounting.accountants import epsilon
 

@@ -65,16 +65,15 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     warnings: list[str] = []
     if optimizer.name != "sgd" and optimizer.learning_rate >= 0.1:
         warnings.append(
-            f"optimizer.learning_rate = {optimizer.learning_rate:g} is a rate for sgd: {optimizer.name} moves every "
-            "weight by about that much "
-            "in each update. 0.01 is its default; set a smaller one."
+            f"optimizer.learning_rate = {optimizer.learning_rate:g} is a rate for sgd: "
+            f"{optimizer.name} moves every weight by about that much in each update. 0.01 is its "
+            "default; set a smaller one."
         )
     if privacy is None:
         if training.norm_histogram_every is not None:
             raise InputError(
-                "training.norm_histogram_every needs the gradient of each image, which training without a [privacy] "
-                "section does not compute. "
-                "Leave it out."
+                "training.norm_histogram_every needs the gradient of each image, which training "
+                "without a [privacy] section does not compute. Leave it out."
             )
         ordinary = parse_resolved(recipe.model_dump())
         mechanism = Mechanism(n, min(ordinary.training.batch_size, n), 0.0, ordinary.training.num_steps, "shuffled")
@@ -90,13 +89,13 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     target, sigma, delta = privacy.target_epsilon, privacy.noise_multiplier, privacy.delta
     if delta > 1 / n:
         warnings.append(
-            f"delta = {rounding.delta_text(delta)} is more than 1/N = {1 / n:.3g}: publishing one image at "
-            "random would satisfy it. Choose a smaller delta."
+            f"delta = {rounding.delta_text(delta)} is more than 1/N = {1 / n:.3g}: publishing one "
+            "image at random would satisfy it. Choose a smaller delta."
         )
     if target is None and sigma is None:
         raise InputError(
-            "the recipe states no budget: give --epsilon E (smaller is more private; 1 is strong, 3 usual, 8 weak), "
-            "or privacy.noise_multiplier."
+            "the recipe states no budget: give --epsilon E (smaller is more private; 1 is "
+            "strong, 3 usual, 8 weak), or privacy.noise_multiplier."
         )
     if training.batch_size is not None and training.batch_size > n:
         raise InputError(
@@ -146,7 +145,8 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
 def _within(mechanism: Mechanism, target: float, privacy: FilledPrivacy, warnings: list[str]) -> Mechanism:
     """At most so many steps that what the accountant certifies for them is within the target.
 
-    The true epsilon grows with the steps; a certified one may, where one accountant gives up, be larger for fewer.
+    The true epsilon grows with the steps; a certified one may, where one accountant gives up, be
+    larger for fewer.
     """
     from sfumato.accounting.accountants import epsilon
 
@@ -178,8 +178,8 @@ def selection_of(privacy: PrivacyConfig | None) -> Selection | None:
 def _refuse_what_selection_does_not_cover(recipe: Recipe, privacy: PrivacyConfig) -> None:
     if privacy.score_noise is not None and (privacy.selected_from is None or recipe.data.split != "train"):
         raise InputError(
-            "privacy.score_noise is for a run selected from others (privacy.selected_from) by images that it was not "
-            "trained on "
+            "privacy.score_noise is for a run selected from others (privacy.selected_from) by "
+            "images that it was not trained on "
             '(data.split = "train"). Leave it out, or set both.'
         )
     if privacy.selected_from is None:
@@ -191,8 +191,8 @@ def _refuse_what_selection_does_not_cover(recipe: Recipe, privacy: PrivacyConfig
             else 'privacy.sampling = "shuffled"'
         )
         raise InputError(
-            f"no epsilon is known for a run selected from others (privacy.selected_from) with {what}. Leave one of "
-            "them out."
+            "no epsilon is known for a run selected from others (privacy.selected_from) with "
+            f"{what}. Leave one of them out."
         )
 
 
@@ -202,9 +202,9 @@ def _refuse_overspent_selection(mechanism: Mechanism, target: float, delta: floa
     spent = epsilon(mechanism, delta, "rdp", selection).epsilon
     if spent > target:
         raise InputError(
-            f"the best of {selection.mean:g} expected runs spends epsilon {rounding.epsilon_text(spent)}, more than "
-            f"{rounding.epsilon_text(target)}. "
-            "Leave privacy.noise_multiplier out: it is then solved for."
+            f"the best of {selection.mean:g} expected runs spends epsilon "
+            f"{rounding.epsilon_text(spent)}, more than {rounding.epsilon_text(target)}. Leave "
+            "privacy.noise_multiplier out: it is then solved for."
         )
 
 
@@ -241,9 +241,9 @@ def _refuse_impossible_views(augmentation: ResolvedAugmentation, image_size: int
         )
     if kind == "tan" and padding >= image_size:
         raise InputError(
-            f"augmentation.padding = {padding} is too much for images of {image_size} pixels: reflected padding must "
-            "be smaller than the image. "
-            f"Choose at most {image_size - 1}, or leave it out."
+            f"augmentation.padding = {padding} is too much for images of {image_size} pixels: "
+            f"reflected padding must be smaller than the image. Choose at most {image_size - 1}, "
+            "or leave it out."
         )
 
 

@@ -1,4 +1,6 @@
-"""Which of noise, batch size and steps a budget leaves open, and what it allows: decided here alone."""
+"""Which of noise, batch size and steps a budget leaves open, and what it allows: decided here
+alone.
+"""
 
 import dataclasses
 from typing import Literal
@@ -71,8 +73,8 @@ def solve(budget: Budget) -> tuple[Mechanism, Solved | None]:
             return Mechanism(n, batch_size, sigma, num_steps), "noise_multiplier"
         case _ if budget.selection is not None:
             raise InputError(
-                "for a run selected from others only the noise is solved for. Give training.batch_size and "
-                "training.num_steps."
+                "for a run selected from others only the noise is solved for. Give "
+                "training.batch_size and training.num_steps."
             )
         case (float() | int()) as sigma, None, int() as num_steps:
             batch_size = calibration.solve_batch_size(

@@ -48,7 +48,8 @@ def recipe_of(given: config.Recipe | Mapping[str, Any] | str | Path, settings: M
     """The recipe that a caller means.
 
     Args:
-        given: A recipe, its nested dictionaries, the name of a shipped one or the path of a TOML file.
+        given: A recipe, its nested dictionaries, the name of a shipped one or the path of a TOML
+            file.
         settings: What is set otherwise, such as {"privacy.target_epsilon": 3.0}.
 
     Raises:

@@ -4,8 +4,8 @@ import sys
 
 
 def plain(text: str) -> str:
-    r"""A line that cannot steer a terminal: all that is not printed (escape sequences, line breaks, turns of the
-    writing direction) is spelled out.
+    r"""A line that cannot steer a terminal: all that is not printed (escape sequences, line breaks,
+    turns of the writing direction) is spelled out.
 
     Names of classes and files come from others.
 

@@ -15,7 +15,8 @@ def element(tag: str, *children: str, **attributes: str) -> Html:
     Args:
         tag: Its name.
         children: Text or elements.
-        attributes: A trailing underscore is dropped (``class_``), others become hyphens (``aria_hidden``).
+        attributes: A trailing underscore is dropped (``class_``), others become hyphens
+            (``aria_hidden``).
 
     Example:
         >>> element("p", "a < b ", element("b", "&"), class_="note")

@@ -55,23 +55,23 @@ def _above_one(norms: NormHistogram) -> float | None:
 
 
 def draw_norms(facts: dict[str, Any], path: Path) -> None:
-    """Histograms of at most six steps, as Figure 7 of Sander et al. (2022) draws them, in a file for the owner alone
-    (mode 0600).
+    """Histograms of at most six steps, as Figure 7 of Sander et al. (2022) draws them, in a file
+    for the owner alone (mode 0600).
 
     Args:
         facts: From `read_norms`.
 
     Raises:
-        InputError: If the file's ending is unknown, or it would lie among files made for sharing: a run
-            without its private part.
+        InputError: If the file's ending is unknown, or it would lie among files made for sharing: a
+            run without its private part.
     """
     if path.suffix not in FORMATS:
         raise InputError(f"--plot writes {', '.join(FORMATS)}, not {path.name!r}.")
     for folder in path.resolve().parents:
         if (folder / "privacy.json").exists() and not (folder / "metrics_private.jsonl").exists():
             raise InputError(
-                f"{folder} holds a run without its private part, so it was made for sharing, but a plot of norms is "
-                "not private. Put it elsewhere."
+                f"{folder} holds a run without its private part, so it was made for sharing, but "
+                "a plot of norms is not private. Put it elsewhere."
             )
     if not path.resolve().parent.is_dir():
         raise InputError(

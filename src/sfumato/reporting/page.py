@@ -132,9 +132,9 @@ def _accuracy(run: Recorded) -> Html:
             _tile(f"mean probability of {result.test_views} views", formats.per_cent(result.accuracy_augtest_mean))
         )
     text = (
-        f"Measured on the held-out images ({result.held_out}), with the averaged weights, which are the ones kept. "
-        "Balanced accuracy is the mean "
-        "over the classes, each counting the same. These numbers are not private with respect to the held-out images."
+        f"Measured on the held-out images ({result.held_out}), with the averaged weights, which "
+        "are the ones kept. Balanced accuracy is the mean over the classes, each counting the "
+        "same. These numbers are not private with respect to the held-out images."
     )
     if result.test_views:
         text += (

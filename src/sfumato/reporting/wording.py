@@ -45,11 +45,10 @@ def verdict(run: Recorded) -> Html:
 def _person(guarantee: Guarantee) -> Html:
     """What the guarantee means for whoever is on an image."""
     text = (
-        "The training was randomised so that its result hardly depends on any single image. Suppose someone knows "
-        "every other training image, "
-        "studies the finished model and has to say whether one particular image took part, where both are equally "
-        "likely. A coin is right "
-        "50 % of the time. Whatever they try and whatever else they know, they are right "
+        "The training was randomised so that its result hardly depends on any single image. "
+        "Suppose someone knows every other training image, studies the finished model and has to "
+        "say whether one particular image took part, where both are equally likely. A coin is "
+        "right 50 % of the time. Whatever they try and whatever else they know, they are right "
         f"{_at_most(guarantee.epsilon, guarantee.delta)}"
     )
     epsilon, images = guarantee.person or (None, 0)
@@ -71,8 +70,8 @@ def _running(certificate: Certificate) -> list[Html]:
     return [
         element(
             "p",
-            "The run has not finished: these numbers already count every step that is planned, so what was spent so "
-            "far is less.",
+            "The run has not finished: these numbers already count every step that is planned, "
+            "so what was spent so far is less.",
         )
     ]
 
@@ -83,9 +82,9 @@ def _if_private(hypothetical: Guarantee | None) -> list[Html]:
     person = hypothetical.person[0] if hypothetical.person else None
     also = f", and {formats.epsilon_text(person)} for all images of one person" if person is not None else ""
     text = (
-        "For comparison only: with Poisson sampling and secret noise, the same settings would have meant epsilon "
-        f"{formats.epsilon_text(hypothetical.epsilon)} at delta {formats.delta_text(hypothetical.delta)}{also}. "
-        "That is no guarantee for this run."
+        "For comparison only: with Poisson sampling and secret noise, the same settings would "
+        f"have meant epsilon {formats.epsilon_text(hypothetical.epsilon)} at delta "
+        f"{formats.delta_text(hypothetical.delta)}{also}. That is no guarantee for this run."
     )
     return [element("p", text, class_="hypothetical")]
 
@@ -100,8 +99,8 @@ def terms(run: Recorded) -> list[tuple[str, str, str]]:
 def _guarantee(guarantee: Guarantee, certificate: Certificate) -> list[tuple[str, str, str]]:
     by_pld = "not computed" if certificate.epsilon_pld is None else formats.epsilon_text(certificate.epsilon_pld)
     how = (
-        f"Accountant: {guarantee.accountant.upper()}. "
-        f"By PLD {by_pld}, by RDP {formats.epsilon_text(certificate.epsilon_rdp)}; each is an upper bound."
+        f"Accountant: {guarantee.accountant.upper()}. By PLD {by_pld}, by RDP "
+        f"{formats.epsilon_text(certificate.epsilon_rdp)}; each is an upper bound."
     )
     if certificate.accountant_note:
         how += f" {certificate.accountant_note}"
@@ -109,15 +108,15 @@ def _guarantee(guarantee: Guarantee, certificate: Certificate) -> list[tuple[str
         (
             "Epsilon",
             formats.epsilon_text(guarantee.epsilon),
-            "How far one image can shift the probability of any result: by a factor of at most e to the power of "
-            f"epsilon. Smaller is safer. {how}",
+            "How far one image can shift the probability of any result: by a factor of at most e "
+            f"to the power of epsilon. Smaller is safer. {how}",
         ),
         (
             "Delta",
             formats.delta_text(guarantee.delta),
-            f"What the factor does not cover: at most {formats.one_in(guarantee.delta)} may be added to any "
-            "probability. It should be well below one "
-            f"in {formats.count(certificate.num_examples)}, the number of training images.",
+            f"What the factor does not cover: at most {formats.one_in(guarantee.delta)} may be "
+            "added to any probability. It should be well below one in "
+            f"{formats.count(certificate.num_examples)}, the number of training images.",
         ),
         (
             "Unit",
@@ -138,14 +137,15 @@ def _mechanism(certificate: Certificate, is_private: bool) -> list[tuple[str, st
     examples = formats.count(certificate.num_examples)
     if certificate.sampling == "poisson":
         sampling = (
-            f"At each step, each of the {examples} training images is drawn by itself with probability "
-            f"{formats.quantity(certificate.sampling_prob)}; {formats.count(certificate.batch_size)} are expected. "
+            f"At each step, each of the {examples} training images is drawn by itself with "
+            f"probability {formats.quantity(certificate.sampling_prob)}; "
+            f"{formats.count(certificate.batch_size)} are expected. "
             + ("Which ones were drawn stays secret." if is_private else "")
         )
     else:
         sampling = (
-            f"Batches of {formats.count(certificate.batch_size)} of the {examples} training images in shuffled order. "
-            "No epsilon of Poisson sampling holds for them."
+            f"Batches of {formats.count(certificate.batch_size)} of the {examples} training "
+            "images in shuffled order. No epsilon of Poisson sampling holds for them."
         )
     rows = [
         ("Sampling", certificate.sampling, sampling.strip()),
@@ -184,8 +184,8 @@ def _public(inputs: PublicInputs) -> str:
     )
     return (
         "Taken to be known to everybody, and not protected: the number of images, the "
-        f"{formats.count(len(inputs.classes))} class names "
-        f"(from {inputs.classes_from}), {proportions}, {inputs.image_size} x {inputs.image_size} pixels, "
-        f"{inputs.channels} channel(s), "
-        "the constants by which pixels are normalised, and the rule that holds images out."
+        f"{formats.count(len(inputs.classes))} class names (from {inputs.classes_from}), "
+        f"{proportions}, {inputs.image_size} x {inputs.image_size} pixels, {inputs.channels} "
+        "channel(s), the constants by which pixels are normalised, and the rule that holds "
+        "images out."
     )

@@ -17,5 +17,6 @@ key                 what all randomness follows from         `key_file`         
 data_root           where the images lie                     `session`, `files`           no
 =================== ======================================== ============================ =======
 
-`verification` says whether they agree with each other; `schemas` gives JSON schemas of those that are JSON.
+`verification` says whether they agree with each other; `schemas` gives JSON schemas of those that
+are JSON.
 """

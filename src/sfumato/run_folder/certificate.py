@@ -14,8 +14,9 @@ HELD_OUT = (
     "held-out images, on which accuracies are computed: they get no guarantee, and the accuracies are not private"
 )
 SCORED = (
-    "test images, on which accuracies are computed: they get no guarantee, and the accuracies are not private; the "
-    "validation images, by whose noisy score this run was selected, are covered, unreadable ones and labels included"
+    "test images, on which accuracies are computed: they get no guarantee, and the accuracies "
+    "are not private; the validation images, by whose noisy score this run was selected, are "
+    "covered, unreadable ones and labels included"
 )
 NOT_COVERED = [  # the first line is replaced where it is known how hyper-parameters were searched
     "the choice of hyper-parameters, if it looked at these images",
@@ -40,8 +41,8 @@ KEY_KEPT = "anyone who reads the file `key`, which this run keeps: it regenerate
 
 
 def released(plan: Plan, ledger: Ledger) -> Mechanism:
-    """The mechanism whose num_steps counts what was released; of ordinary training, whose updates nobody counts, the
-    planned one.
+    """The mechanism whose num_steps counts what was released; of ordinary training, whose updates
+    nobody counts, the planned one.
 
     Raises:
         InputError: If the lines do not form a ledger.

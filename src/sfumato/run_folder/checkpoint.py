@@ -30,7 +30,8 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint, key: bytes) -> None:
-    """Writes the checkpoint of a step, authenticated under the run's key, and removes all but the newest two.
+    """Writes the checkpoint of a step, authenticated under the run's key, and removes all but the
+    newest two.
 
     Raises:
         MachineError: If the disk fails; older checkpoints stay.

@@ -18,7 +18,9 @@ class Chained(Record):
 
 
 class RunEntry(Record):
-    """The first one: which run and recipe the ledger belongs to, and everything public but the number of steps."""
+    """The first one: which run and recipe the ledger belongs to, and everything public but the
+    number of steps.
+    """
 
     kind: Literal["run"] = "run"
     run_id: str
@@ -31,14 +33,15 @@ class RunEntry(Record):
 
 
 class SessionEntry(Record):
-    """A session begins: updates after update ``first_step`` - 1 of session ``from_session`` are drawn afresh.
+    """A session begins: updates after update ``first_step`` - 1 of session ``from_session`` are
+    drawn afresh.
 
     Attributes:
         from_session: None in the first session, and where none of its updates is kept.
-        salt: Random, so that two copies of a run that both begin a session have nothing in common from then on; None in
-            the first.
-        environment: What decides the last bits of an update (`sfumato.run_folder.environment`); empty in what a search
-            publishes.
+        salt: Random, so that two copies of a run that both begin a session have nothing in common
+            from then on; None in the first.
+        environment: What decides the last bits of an update (`sfumato.run_folder.environment`);
+            empty in what a search publishes.
     """
 
     kind: Literal["session"] = "session"
@@ -53,7 +56,8 @@ class StepEntry(Record):
     """One release: an update that is about to be applied.
 
     Attributes:
-        sum_mac: Authenticates the clipped sum under the run's key; None where nothing is kept secret.
+        sum_mac: Authenticates the clipped sum under the run's key; None where nothing is kept
+            secret.
     """
 
     kind: Literal["step"] = "step"
@@ -99,7 +103,9 @@ def first_session_line(environment: dict[str, Any]) -> dict[str, Any]:
 def next_session_line(
     last: dict[str, Any], step: int, of_session: int | None, environment: dict[str, Any]
 ) -> dict[str, Any]:
-    """Another session begins: updates after update ``step`` of session ``of_session`` are drawn afresh."""
+    """Another session begins: updates after update ``step`` of session ``of_session`` are drawn
+    afresh.
+    """
     return SessionEntry(
         session=last["session"] + 1,
         first_step=step + 1,
@@ -122,8 +128,8 @@ def refuse_other_lines(lines: list[dict[str, Any]]) -> None:
     """
     if not lines or lines[0].get("kind") != "run":
         raise InputError(
-            "the ledger has no first line that states the mechanism, so its epsilon is not known. Restore it from a "
-            "copy."
+            "the ledger has no first line that states the mechanism, so its epsilon is not "
+            "known. Restore it from a copy."
         )
     for number, line in enumerate(lines, start=1):
         try:
@@ -132,8 +138,8 @@ def refuse_other_lines(lines: list[dict[str, Any]]) -> None:
             kind = None
         if kind is None or (kind == "run") != (number == 1) or (number == 2 and kind != "session"):
             raise InputError(
-                f"line {number} of the ledger is no line of a run, so its epsilon is not known. Restore the ledger "
-                "from a copy."
+                f"line {number} of the ledger is no line of a run, so its epsilon is not known. "
+                "Restore the ledger from a copy."
             )
 
 

@@ -32,8 +32,8 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-# What computes an update, below the package's folder. What speaks to people or reads and writes files is not
-# among it: to reword a help text is no reason to draw updates afresh.
+# What computes an update, below the package's folder. What speaks to people or reads and writes
+# files is not among it: to reword a help text is no reason to draw updates afresh.
 COMPUTES = (
     "accounting/mechanism.py",
     "clipping",
@@ -63,8 +63,8 @@ def describe(
 ) -> dict[str, Any]:
     """Everything that is known to decide the last bits of an update.
 
-    Updates repeated in an equal environment should be bit-identical, hence the same release; where one is not after
-    all, its sum shows it (`sfumato.training.draws`).
+    Updates repeated in an equal environment should be bit-identical, hence the same release; where
+    one is not after all, its sum shows it (`sfumato.training.draws`).
 
     Args:
         model: Digest of what is computed, from `sfumato.clipping.identity`.
@@ -85,7 +85,9 @@ def describe(
 
 @functools.cache
 def digest_of_code(package: Path) -> str:
-    """Of the Python files that compute. A version alone would not tell two states of a checkout apart."""
+    """Of the Python files that compute. A version alone would not tell two states of a checkout
+    apart.
+    """
     digest = hashlib.sha256()
     rooms = [package / room for room in COMPUTES]
     for path in sorted(path for room in rooms for path in (room.rglob("*.py") if room.is_dir() else [room])):

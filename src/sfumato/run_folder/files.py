@@ -21,8 +21,8 @@ def machine_faults(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise MachineError(
-            f"{path} cannot be written: {error.strerror}. What was written before is intact; make room or make it "
-            "writable, then go on with --resume."
+            f"{path} cannot be written: {error.strerror}. What was written before is intact; make "
+            "room or make it writable, then go on with --resume."
         ) from error
 
 
@@ -96,8 +96,8 @@ class JsonLines:
                     line = None
                 if not isinstance(line, dict) or type(line.get("step")) is not int:
                     raise InputError(
-                        f"{self.path}, line {number}, is no line about a step: the file is damaged. Restore it from a "
-                        "copy, or delete it."
+                        f"{self.path}, line {number}, is no line about a step: the file is "
+                        "damaged. Restore it from a copy, or delete it."
                     )
                 lines.append(line)
         return lines
@@ -118,8 +118,8 @@ def create(path: Path) -> None:
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(
-            f"{path} is not empty: it may hold another run. Choose another --output, or go on with that run by "
-            "--resume."
+            f"{path} is not empty: it may hold another run. Choose another --output, or go on "
+            "with that run by --resume."
         )
     with machine_faults(path):
         (path / "checkpoints").mkdir(parents=True)
@@ -140,8 +140,8 @@ def refuse_name(folder: Path) -> None:
 
 
 def refuse_among_images(folder: Path, data: DataConfig) -> None:
-    """Refuses to write a run into the folder of images that it trains on: its files would be taken for images from then
-    on.
+    """Refuses to write a run into the folder of images that it trains on: its files would be taken
+    for images from then on.
 
     Args:
         folder: Of the run or of a search.
@@ -152,14 +152,14 @@ def refuse_among_images(folder: Path, data: DataConfig) -> None:
     """
     if data.name == "folder" and data.path is not None and folder.resolve().is_relative_to(Path(data.path).resolve()):
         raise InputError(
-            f"{folder} lies in the folder of images {data.path}: its files would be taken for images. Choose an "
-            "--output elsewhere."
+            f"{folder} lies in the folder of images {data.path}: its files would be taken for "
+            "images. Choose an --output elsewhere."
         )
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuses a folder of a run or a search in which a name leads elsewhere: whoever goes on there would read, append
-    to or overwrite that file.
+    """Refuses a folder of a run or a search in which a name leads elsewhere: whoever goes on there
+    would read, append to or overwrite that file.
 
     Raises:
         InputError: Naming the link, or what else is no ordinary file or folder.
@@ -168,8 +168,8 @@ def refuse_links(folder: Path) -> None:
         for path in (Path(root) / name for name in [*folders, *files]):
             if path.is_symlink():
                 raise InputError(
-                    f"{path} is a symbolic link, and going on here would write where it leads. Put the file itself "
-                    "there."
+                    f"{path} is a symbolic link, and going on here would write where it leads. "
+                    "Put the file itself there."
                 )
             if not (path.is_dir() or path.is_file()):
                 raise InputError(f"{path} is no ordinary file. Take it out of the folder.")

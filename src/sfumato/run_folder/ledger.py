@@ -36,11 +36,13 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path, *, exclusive: bool = False) -> "Ledger":
-        """Reads and checks a ledger; an unfinished last line (a crash while it was written) is left out.
+        """Reads and checks a ledger; an unfinished last line (a crash while it was written) is left
+        out.
 
         Args:
             path: May be absent: an empty ledger.
-            exclusive: To append, once `appends_under` has the key; no other process may do so at the same time.
+            exclusive: To append, once `appends_under` has the key; no other process may do so at
+                the same time.
 
         Raises:
             InputError: If a line was altered, lines are missing between others, or another
@@ -81,9 +83,9 @@ class Ledger:
                 intact = False
             if not intact:
                 raise InputError(
-                    f"{path}, line {number}, does not follow from the lines before it: the ledger was altered or "
-                    "damaged, so what was spent "
-                    "is not known. Restore the file from a copy; without one, this run's epsilon cannot be stated."
+                    f"{path}, line {number}, does not follow from the lines before it: the ledger "
+                    "was altered or damaged, so what was spent is not known. Restore the file "
+                    "from a copy; without one, this run's epsilon cannot be stated."
                 )
             head = line["hash"]
             lines.append(line)
@@ -98,7 +100,8 @@ class Ledger:
         return self.lines[count - 1]["hash"] if count else GENESIS
 
     def appends_under(self, key: bytes) -> None:
-        """Takes the run's key, and a line that the head's file has and the ledger has not. Nothing is written yet.
+        """Takes the run's key, and a line that the head's file has and the ledger has not. Nothing
+        is written yet.
 
         Raises:
             InputError: If the head's file is missing, not of this key, or not of this ledger.
@@ -129,8 +132,8 @@ class Ledger:
             raise InputError(f"{lack}, {restore}")
 
     def refuse_another_head(self) -> None:
-        """Compares with the count and the last line that the head's file states, where there is no key to authenticate
-        it.
+        """Compares with the count and the last line that the head's file states, where there is no
+        key to authenticate it.
 
         Raises:
             InputError: If they differ, or the file is missing or damaged.
@@ -142,9 +145,9 @@ class Ledger:
             or (stated.get("lines"), stated.get("line")) != (len(self.lines), self.lines[-1])
         ):
             raise InputError(
-                f"{self.head_path} states another number of lines or another last line than {self.path} has: lines "
-                "were removed, or one of the "
-                "two is another copy's. Restore the folder from a copy."
+                f"{self.head_path} states another number of lines or another last line than "
+                f"{self.path} has: lines were removed, or one of the two is another copy's. "
+                "Restore the folder from a copy."
             )
 
     def append(self, entry: dict[str, Any]) -> dict[str, Any]:

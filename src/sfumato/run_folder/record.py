@@ -37,8 +37,8 @@ Spread = Annotated[list[config.Spread], Field(min_length=1)]
 
 
 class PublicInputs(Record):
-    """What the guarantee takes to be known to everybody: the weights, the result and the report show it without
-    noise.
+    """What the guarantee takes to be known to everybody: the weights, the result and the report
+    show it without noise.
     """
 
     num_examples: int
@@ -89,16 +89,18 @@ class ResultClaims(Claims):
 
 
 class Result(ResultClaims):
-    """result.json: what a finished run reached. Accuracies are fractions, of the averaged weights, and not private.
+    """result.json: what a finished run reached. Accuracies are fractions, of the averaged weights,
+    and not private.
 
     Attributes:
         run: The folder.
         held_out: The split that accuracies were measured on.
         accuracy_last: Of the last weights, not averaged.
         accuracy_top5: None below six classes.
-        test_accuracy: `accuracy` again, where `held_out` is "test"; like the two after it, absent from the file
-            elsewhere.
-        test_views: K of the test with views (`accuracy_augtest_vote`, `accuracy_augtest_mean`); 0 where none was made.
+        test_accuracy: `accuracy` again, where `held_out` is "test"; like the two after it, absent
+            from the file elsewhere.
+        test_views: K of the test with views (`accuracy_augtest_vote`, `accuracy_augtest_mean`); 0
+            where none was made.
         per_class: None for a class that has no held-out image.
         images_per_second, seconds: None in what a private search publishes.
         score: By which a private search selected this run, noise included.
@@ -143,7 +145,9 @@ class Result(ResultClaims):
 
 
 class WeightsFacts(Record):
-    """What the metadata of model.safetensors says: enough to use the weights, and to find the run that made them."""
+    """What the metadata of model.safetensors says: enough to use the weights, and to find the run
+    that made them.
+    """
 
     classes: Classes
     mean: list[float]
@@ -159,8 +163,8 @@ class WeightsFacts(Record):
 
 
 class Metrics(Record):
-    """A line of metrics.jsonl: what an evaluated step reached, and epsilon until then (None where a run is not
-    private).
+    """A line of metrics.jsonl: what an evaluated step reached, and epsilon until then (None where a
+    run is not private).
     """
 
     step: int
@@ -170,18 +174,19 @@ class Metrics(Record):
 
 
 class NormHistogram(Record):
-    """Norms of per-example gradients, averaged over views and before clipping, in units of the clipping norm C.
+    """Norms of per-example gradients, averaged over views and before clipping, in units of the
+    clipping norm C.
 
     Not private: exact statistics of the training images, the realised batch among them.
 
     Attributes:
         edges: Between bins, ascending; 1 is among them.
-        counts: len(edges) + 1 numbers: norms up to the first edge, above each edge up to the next, above the last.
-            They sum to the examples of the batch that have a finite norm and loss.
+        counts: len(edges) + 1 numbers: norms up to the first edge, above each edge up to the next,
+            above the last. They sum to the examples of the batch that have a finite norm and loss.
         not_finite: The examples that have not; they contribute nothing to the update.
         median: Of the finite norms; None without any.
-        signal_to_noise: Norm of the sum of clipped gradients over the root mean square norm of the noise,
-            ||sum_i clip(g_i) / C|| / (sigma sqrt(d)) for d parameters; None without noise.
+        signal_to_noise: Norm of the sum of clipped gradients over the root mean square norm of the
+            noise, ||sum_i clip(g_i) / C|| / (sigma sqrt(d)) for d parameters; None without noise.
     """
 
     edges: list[float]
@@ -192,8 +197,8 @@ class NormHistogram(Record):
 
 
 class PrivateMetrics(Record):
-    """A line of metrics_private.jsonl, for the owner alone: aggregates over the training images of one update, and
-    times.
+    """A line of metrics_private.jsonl, for the owner alone: aggregates over the training images of
+    one update, and times.
 
     Attributes:
         clipped_square: Mean square of the clipped gradients' norms, in units of the clipping norm.
@@ -225,7 +230,8 @@ def read(path: Path, kind: type[Kind]) -> Kind:
     """Reads what `write` wrote.
 
     Raises:
-        InputError: If the file is missing, damaged, or says something else than this kind of record does.
+        InputError: If the file is missing, damaged, or says something else than this kind of record
+            does.
     """
     try:
         return kind.model_validate_json(path.read_bytes())
@@ -253,7 +259,8 @@ class RecordLines:
 
 
 def read_lines(path: Path, kind: type[Kind]) -> list[Kind]:
-    """The lines of a file about steps, in the order in which they were written; a torn last one is passed over.
+    """The lines of a file about steps, in the order in which they were written; a torn last one is
+    passed over.
 
     Raises:
         InputError: If a line is not of this kind.
@@ -290,7 +297,9 @@ class Recorded:
 
     @property
     def is_private(self) -> bool:
-        """Whether the certificate claims a finite epsilon; everything else is reported as no guarantee."""
+        """Whether the certificate claims a finite epsilon; everything else is reported as no
+        guarantee.
+        """
         return self.certificate.guarantee is not None
 
     @property

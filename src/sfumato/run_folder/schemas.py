@@ -14,7 +14,9 @@ SCHEMAS: dict[str, Any] = {
     "private-metrics": PrivateMetrics,
     "ledger": Line,
 }
-"""By name: privacy.json, result.json, and a line of metrics.jsonl, metrics_private.jsonl and ledger.jsonl."""
+"""By name: privacy.json, result.json, and a line of metrics.jsonl, metrics_private.jsonl and
+ledger.jsonl.
+"""
 
 
 def schema_of(kind: Any) -> dict[str, Any]:

@@ -29,7 +29,8 @@ class Session:
         key: The run's.
         ledger: Open for appending.
         checkpoint: Where to go on from; None at the very beginning.
-        context: Digests of the recipe, and of the data under the run's key: what its randomness is derived from.
+        context: Digests of the recipe, and of the data under the run's key: what its randomness is
+            derived from.
     """
 
     folder: Path
@@ -60,7 +61,9 @@ def data_digest(key: bytes, dataset) -> str:
 
 
 def begin(folder: Path, plan: Plan, dataset, environment: dict[str, Any], ledger: Ledger | None = None) -> Session:
-    """Starts a run, or finishes a start that was cut short before its first checkpoint (and whose ledger is open)."""
+    """Starts a run, or finishes a start that was cut short before its first checkpoint (and whose
+    ledger is open).
+    """
     ledger = ledger or Ledger.open(folder / "ledger.jsonl", exclusive=True)
     (folder / "checkpoints").mkdir(exist_ok=True)
     write_recipe(folder, plan)
@@ -116,11 +119,12 @@ def _resume(folder: Path, plan: Plan, dataset, environment: dict[str, Any], ledg
 
 
 def authenticated(folder: Path, plan: Plan, dataset) -> tuple[Ledger, Checkpoint]:
-    """Ledger and newest checkpoint of a run that says it is complete while its key is still there. Nothing is written.
+    """Ledger and newest checkpoint of a run that says it is complete while its key is still there.
+    Nothing is written.
 
     Raises:
-        InputError: If one is not of this key, the recipe or the images are others, or the ledger or the checkpoint is
-            not that of a complete run.
+        InputError: If one is not of this key, the recipe or the images are others, or the ledger or
+            the checkpoint is not that of a complete run.
     """
     ledger = Ledger.open(folder / "ledger.jsonl")
     key = _key_of(folder, ledger)
@@ -147,9 +151,9 @@ def refuse_incomplete(folder: Path, plan: Plan, ledger: Ledger) -> None:
 
 def _incomplete(folder: Path) -> InputError:
     return InputError(
-        f"{folder / 'result.json'} says that this run is complete, but ledger or checkpoints end before its last "
-        "update: the result is another "
-        "run's, or lines were removed. Take result.json away to go on with the run."
+        f"{folder / 'result.json'} says that this run is complete, but ledger or checkpoints end "
+        "before its last update: the result is another run's, or lines were removed. Take "
+        "result.json away to go on with the run."
     )
 
 
@@ -159,23 +163,24 @@ def _authentic_checkpoint(folder: Path, plan: Plan, dataset, ledger: Ledger, key
     facts = found.facts
     if len(ledger.lines) < facts["ledger_lines"] or ledger.head_at(facts["ledger_lines"]) != facts["ledger_head"]:
         raise InputError(
-            f"{ledger.path} has fewer or other lines than the checkpoint of step {facts['step']} recorded: lines were "
-            "removed, so what was "
-            "spent is not known. Restore the ledger from a copy, or start a new run."
+            f"{ledger.path} has fewer or other lines than the checkpoint of step {facts['step']} "
+            "recorded: lines were removed, so what was spent is not known. Restore the ledger "
+            "from a copy, or start a new run."
         )
     if not hmac.compare_digest(facts["data_digest"], data_digest(key, dataset)):
         raise InputError(
-            "the training images changed since this run began (one was added, removed, altered, relabelled or "
-            "reordered): going on would reuse "
-            "its noise on other data. Restore the images, or start a new run with another --output; both runs then "
-            "add up."
+            "the training images changed since this run began (one was added, removed, altered, "
+            "relabelled or reordered): going on would reuse its noise on other data. Restore the "
+            "images, or start a new run with another --output; both runs then add up."
         )
     refuse_another_recipe(ledger, plan)
     return found
 
 
 def begin_again(session: Session, plan: Plan, dataset) -> Session:
-    """Goes back to the newest checkpoint and draws all updates after it afresh, in a session of its own."""
+    """Goes back to the newest checkpoint and draws all updates after it afresh, in a session of its
+    own.
+    """
     found = checkpoints.load_newest(session.folder, session.key)
     last = lines_of.last_session(session.ledger.lines)
     facts = found.facts
@@ -196,16 +201,17 @@ _OF_A_START = {
 
 
 def refuse_no_run(folder: Path) -> None:
-    """Refuses to go on in a folder without a checkpoint and without a release that holds anything but what the start of
-    a run left.
+    """Refuses to go on in a folder without a checkpoint and without a release that holds anything
+    but what the start of a run left.
 
     Raises:
-        InputError: If there is nothing to resume: a run that began anew there would overwrite what is there.
+        InputError: If there is nothing to resume: a run that began anew there would overwrite what
+            is there.
     """
     if not folder.is_dir():
         raise InputError(
-            f"{folder} is no run folder, so there is nothing to resume. Name the folder of a run, or leave out "
-            "--resume."
+            f"{folder} is no run folder, so there is nothing to resume. Name the folder of a run, "
+            "or leave out --resume."
         )
     ledger = Ledger.open(folder / "ledger.jsonl")
     if checkpoints.paths(folder) or any(line.get("kind") == "step" for line in ledger.lines):
@@ -222,9 +228,9 @@ def refuse_no_run(folder: Path) -> None:
         strange = None if of_this_run else folder / "privacy.json"
     if strange is not None:
         raise InputError(
-            f"{folder} holds {strange.name}, but no run that was begun there, so there is nothing to resume. Name the "
-            "folder of a run, or "
-            "leave out --resume and choose another --output."
+            f"{folder} holds {strange.name}, but no run that was begun there, so there is nothing "
+            "to resume. Name the folder of a run, or leave out --resume and choose another "
+            "--output."
         )
 
 
@@ -243,9 +249,8 @@ def _key_of(folder: Path, ledger: Ledger) -> bytes:
     key = key_file.read_key(folder)
     if ledger.lines and ledger.lines[0].get("run_id") != randomness.run_id(key):
         raise InputError(
-            f"{ledger.path} and {folder / key_file.KEY_FILE} are of two runs: what was spent under this key is not "
-            "known. "
-            "Restore both files from one copy, or start a new run."
+            f"{ledger.path} and {folder / key_file.KEY_FILE} are of two runs: what was spent "
+            "under this key is not known. Restore both files from one copy, or start a new run."
         )
     ledger.appends_under(key)
     return key
@@ -296,9 +301,9 @@ def refuse_changed_recipe(folder: Path, plan: Plan) -> None:
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key):
             raise InputError(
-                f"{key} was {before.get(key)!r} when this run began and is {now.get(key)!r} now: a resumed run must "
-                "keep its recipe. "
-                f"Give it as it was, or start a new run with another --output."
+                f"{key} was {before.get(key)!r} when this run began and is {now.get(key)!r} now: "
+                "a resumed run must keep its recipe. Give it as it was, or start a new run with "
+                "another --output."
             )
 
 
@@ -315,7 +320,8 @@ def _run_line(run_id: str, plan: Plan) -> dict[str, Any]:
 
 
 def refuse_another_recipe(ledger: Ledger, plan: Plan) -> None:
-    """recipe.toml can be edited or lost; the chained ledger cannot, and the certificate is computed from it.
+    """recipe.toml can be edited or lost; the chained ledger cannot, and the certificate is computed
+    from it.
 
     Raises:
         InputError: If the ledger was begun under another recipe or number of images.
@@ -323,9 +329,9 @@ def refuse_another_recipe(ledger: Ledger, plan: Plan) -> None:
     first = ledger.lines[0]
     if any(first.get(key) != value for key, value in _run_line(str(first.get("run_id")), plan).items()):
         raise InputError(
-            f"{ledger.path} was begun under another recipe or number of images than this one: its epsilon would be "
-            "wrong for these updates. "
-            "Give the recipe as it was, or start a new run with another --output."
+            f"{ledger.path} was begun under another recipe or number of images than this one: its "
+            "epsilon would be wrong for these updates. Give the recipe as it was, or start a new "
+            "run with another --output."
         )
 
 
@@ -357,7 +363,7 @@ def newest_unfinished(name: str) -> Path:
     ]
     if not candidates:
         raise InputError(
-            f"there is no unfinished run of {name} in {os.path.join('runs', '')}. Name the folder by --output, or "
-            "leave out --resume."
+            f"there is no unfinished run of {name} in {os.path.join('runs', '')}. Name the folder "
+            "by --output, or leave out --resume."
         )
     return max(candidates, key=lambda path: path.stat().st_mtime)

@@ -11,10 +11,11 @@ from sfumato.randomness import canonical
 
 
 def tensor_mac(key: bytes, facts: Any, tensors: Mapping[str, torch.Tensor]) -> str:
-    """HMAC-SHA256 of JSON facts and of tensors: their names in order, types, shapes and exact bytes.
+    """HMAC-SHA256 of JSON facts and of tensors: their names in order, types, shapes and exact
+    bytes.
 
-    A header states the number of bytes of everything that follows, and its own length comes first: no two
-    different arguments are one message.
+    A header states the number of bytes of everything that follows, and its own length comes first:
+    no two different arguments are one message.
 
     Returns:
         64 hexadecimal digits.

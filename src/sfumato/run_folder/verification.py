@@ -1,5 +1,5 @@
-"""Whether a finished run's files claim what its ledger and its recipe give, before anything of them is believed or told
-again.
+"""Whether a finished run's files claim what its ledger and its recipe give, before anything of them
+is believed or told again.
 """
 
 import dataclasses
@@ -24,10 +24,12 @@ from sfumato.run_folder.record import Certificate, Metrics, Result, WeightsFacts
 
 
 def verify_finished(folder: Path, plan: Plan, dataset: Dataset) -> Result:
-    """Believes a run folder that says it is complete only if everything in it agrees. Nothing is written.
+    """Believes a run folder that says it is complete only if everything in it agrees. Nothing is
+    written.
 
-    While the key is there, ledger and newest checkpoint are authenticated under it, as a resume does, and the weights
-    must be the checkpoint's. Without a key ledger.head's count and last line are compared with the ledger.
+    While the key is there, ledger and newest checkpoint are authenticated under it, as a resume
+    does, and the weights must be the checkpoint's. Without a key ledger.head's count and last line
+    are compared with the ledger.
 
     Returns:
         The result, as the run printed it.
@@ -46,10 +48,11 @@ def verify_finished(folder: Path, plan: Plan, dataset: Dataset) -> Result:
 
 
 def verify(folder: Path, plan: Plan, dataset: Dataset, ledger: Ledger) -> Result:
-    """Compares certificate, result and weights with what is computed anew from the plan and the ledger.
+    """Compares certificate, result and weights with what is computed anew from the plan and the
+    ledger.
 
-    Without a key this finds mistakes, mixed files and altered claims; whoever writes all files anew, ledger included,
-    is not found.
+    Without a key this finds mistakes, mixed files and altered claims; whoever writes all files
+    anew, ledger included, is not found.
 
     Returns:
         The result.
@@ -84,9 +87,8 @@ def _refuse_another(path: Path, stated: dict[str, Any], expected: dict[str, Any]
     wrong = next((key for key, value in expected.items() if key not in stated or not _alike(stated[key], value)), None)
     if wrong is not None:
         raise InputError(
-            f"{path} states another {wrong} than this run's ledger and recipe give: it was altered, or is another "
-            "run's. "
-            "Restore the folder from a copy."
+            f"{path} states another {wrong} than this run's ledger and recipe give: it was "
+            "altered, or is another run's. Restore the folder from a copy."
         )
 
 
@@ -132,6 +134,6 @@ def _compare_weights(path: Path, checkpoint: Checkpoint) -> None:
         same = False
     if not same:
         raise InputError(
-            f"{path} holds other weights than this run's last checkpoint: it was altered, or is another run's. "
-            "Restore it from a copy."
+            f"{path} holds other weights than this run's last checkpoint: it was altered, or is "
+            "another run's. Restore it from a copy."
         )

@@ -1,9 +1,9 @@
-r"""What one total amount of noise can be bought with (Sander et al. 2022, Sections 3.2 and 4.3, Figure 2, Tables 5 and
-6).
+r"""What one total amount of noise can be bought with (Sander et al. 2022, Sections 3.2 and 4.3,
+Figure 2, Tables 5 and 6).
 
-At constant steps S and eta_step = q / (sqrt 2 sigma), a larger batch with as much more noise costs compute and, while
-sigma is small, saves epsilon: a small sigma is *overcharged*, it pays more than the Gaussian limit of the same total
-noise.
+At constant steps S and eta_step = q / (sqrt 2 sigma), a larger batch with as much more noise costs
+compute and, while sigma is small, saves epsilon: a small sigma is *overcharged*, it pays more than
+the Gaussian limit of the same total noise.
 """
 
 import dataclasses
@@ -15,7 +15,8 @@ from sfumato.accounting.gaussian import epsilon_gaussian
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.errors import InputError
 
-# Batch sizes of the table, as multiples, at constant steps; and steps, as multiples, at constant sigma.
+# Batch sizes of the table, as multiples, at constant steps; and steps, as multiples, at constant
+# sigma.
 _BATCHES = (0.25, 0.5, 1.0, 2.0, 4.0)
 _STEPS = (0.25, 0.5, 2.0, 4.0)
 # A larger sigma buys hardly any epsilon.
@@ -53,10 +54,11 @@ class Price:
 
 
 def overcharge_estimate(mechanism: Mechanism, delta: float) -> float:
-    """Overcharge with epsilon from the central limit theorem, mu = q sqrt(S (exp(1/sigma^2) - 1)): for planning.
+    """Overcharge with epsilon from the central limit theorem, mu = q sqrt(S (exp(1/sigma^2) - 1)):
+    for planning.
 
-    Within 3 % of PLD from sigma = 2 on; below that off by a tenth and more, either way (LOG.md). It starts searches and
-    never certifies.
+    Within 3 % of PLD from sigma = 2 on; below that off by a tenth and more, either way (LOG.md). It
+    starts searches and never certifies.
     """
     q, sigma, steps = mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps
     exponent = sigma**-2
@@ -68,8 +70,8 @@ def overcharge_estimate(mechanism: Mechanism, delta: float) -> float:
 
 
 def batch_size_for_overcharge(mechanism: Mechanism, delta: float, target: float) -> int | None:
-    """A batch, at the same steps and eta, whose overcharge by PLD is below a fraction and near it; None if no batch up
-    to N has that.
+    """A batch, at the same steps and eta, whose overcharge by PLD is below a fraction and near it;
+    None if no batch up to N has that.
     """
 
     def overcharge(batch_size: int, by_pld: bool = False) -> float:
@@ -93,7 +95,8 @@ def batch_size_for_overcharge(mechanism: Mechanism, delta: float, target: float)
             return None
         if (1 - 2 * _NEAR) * target < found < target or (found < target and batch_size == 1):
             return batch_size
-        # Overcharge falls as 1 / sigma^2, and sigma grows with the batch; by PLD it may be 0 and less.
+        # Overcharge falls as 1 / sigma^2, and sigma grows with the batch; by PLD it may be 0 and
+        # less.
         batch_size = math.ceil(batch_size * math.sqrt(max(found / ((1 - _NEAR) * target), _STRIDE**-2)))
         if batch_size > mechanism.num_examples:
             return None
@@ -108,7 +111,9 @@ def at_batch_size(mechanism: Mechanism, batch_size: int) -> Mechanism:
 
 
 def advice(mechanism: Mechanism, delta: float) -> dict[str, Any]:
-    """Which way to go from here: the batches that are not overcharged, or half the compute where sigma is ample."""
+    """Which way to go from here: the batches that are not overcharged, or half the compute where
+    sigma is ample.
+    """
     found: dict[str, Any] = {
         "batch_size_overcharge_10_percent": batch_size_for_overcharge(mechanism, delta, 0.10),
         "batch_size_overcharge_1_percent": batch_size_for_overcharge(mechanism, delta, 0.01),
@@ -127,8 +132,8 @@ def table(
     price: Price = Price(),
     learning_rate: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Runs of one total amount of noise: batch against noise at constant steps, and batch against steps at constant
-    noise.
+    """Runs of one total amount of noise: batch against noise at constant steps, and batch against
+    steps at constant noise.
 
     At constant sigma, B ~ 1 / sqrt S and the learning rate ~ 1 / S (Section 4.3).
 
@@ -160,8 +165,8 @@ def table(
 
 
 def with_more_data(mechanism: Mechanism, delta: float, factor: float, accountant: Accountant = "pld") -> dict[str, Any]:
-    """What factor times as many images buy at the same batch, sigma and steps (Tables 5 and 6): q, eta and delta fall
-    by it.
+    """What factor times as many images buy at the same batch, sigma and steps (Tables 5 and 6): q,
+    eta and delta fall by it.
 
     Raises:
         InputError: If the factor leaves fewer images than a batch, or is out of range.
@@ -171,13 +176,13 @@ def with_more_data(mechanism: Mechanism, delta: float, factor: float, accountant
     num_examples, delta = round(mechanism.num_examples * factor), delta / factor
     if not 1e-100 <= delta < 1:
         raise InputError(
-            f"{factor:g} times as many images would go with delta {rounding.delta_text(delta)}, which is none. "
-            "Choose a factor nearer to 1."
+            f"{factor:g} times as many images would go with delta {rounding.delta_text(delta)}, "
+            "which is none. Choose a factor nearer to 1."
         )
     if num_examples < mechanism.batch_size:
         raise InputError(
-            f"{factor:g} times as many images are {num_examples}, fewer than the batch of {mechanism.batch_size}. "
-            "Take a larger factor."
+            f"{factor:g} times as many images are {num_examples}, fewer than the batch of "
+            f"{mechanism.batch_size}. Take a larger factor."
         )
     more = mechanism.replace(num_examples=num_examples)
     return {

@@ -1,8 +1,9 @@
-r"""Accuracy against batch size at a constant total amount of noise (Sander et al. 2022, Section 3.3 and Figure 4).
+r"""Accuracy against batch size at a constant total amount of noise (Sander et al. 2022, Section 3.3
+and Figure 4).
 
-Two laws. The paper's line in :math:`\log_2 B`, and :math:`a + b / B`, which follows from the variance of an update: a
-part from the privacy noise that does not depend on B, and a part v / B from sampling. The one that predicts left-out
-batch sizes better is used.
+Two laws. The paper's line in :math:`\log_2 B`, and :math:`a + b / B`, which follows from the
+variance of an update: a part from the privacy noise that does not depend on B, and a part v / B
+from sampling. The one that predicts left-out batch sizes better is used.
 """
 
 import dataclasses
@@ -46,8 +47,8 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What one more run, with a seed of its own, reaches at a batch size; the interval covers it with probability
-    95 %.
+    """What one more run, with a seed of its own, reaches at a batch size; the interval covers it
+    with probability 95 %.
     """
 
     batch_size: int
@@ -64,9 +65,10 @@ class Fit:
         law: Its name, a key of `LAWS`.
         a, b: Its coefficients.
         left_out_error: Root mean square error at each batch size, predicted from the others.
-        plausibility: Probability of means at least as far from the law, if it held; None where spread cannot be told
-            from misfit.
-        pairing_gain: By what factor runs that share seeds shrink the standard error of b; 1 without.
+        plausibility: Probability of means at least as far from the law, if it held; None where
+            spread cannot be told from misfit.
+        pairing_gain: By what factor runs that share seeds shrink the standard error of b; 1
+            without.
         warnings: What to doubt.
     """
 
@@ -103,8 +105,8 @@ def fit(points: Sequence[Point]) -> list[Fit]:
         raise InputError(f"{len(sizes)} batch sizes do not show a law: at least three are needed. Simulate at more.")
     if len(points) < 4:
         raise InputError(
-            f"{len(points)} runs leave nothing to tell their spread from: at least four are needed. Simulate more "
-            "seeds."
+            f"{len(points)} runs leave nothing to tell their spread from: at least four are "
+            "needed. Simulate more seeds."
         )
     fits = [_fit(law, points, sizes) for law in LAWS]
     fits.sort(key=lambda found: found.left_out_error)
@@ -117,10 +119,11 @@ def fit(points: Sequence[Point]) -> list[Fit]:
 
 
 def predict(fits: Sequence[Fit], batch_size: int) -> Prediction:
-    """The prediction of the law that is used; its interval reaches over those of laws that the points do not exclude.
+    """The prediction of the law that is used; its interval reaches over those of laws that the
+    points do not exclude.
 
-    With few runs the two laws often cannot be told apart, and the wrong one is chosen: the interval of the chosen one
-    alone would then cover 80 times in 100 (LOG.md).
+    With few runs the two laws often cannot be told apart, and the wrong one is chosen: the interval
+    of the chosen one alone would then cover 80 times in 100 (LOG.md).
 
     Args:
         fits: As `fit` returns them.
@@ -169,10 +172,11 @@ def _least_squares(law: str, points: Sequence[Point]) -> tuple[float, float]:
 
 
 class _Design:
-    """The runs as a table of seeds and batch sizes where each seed ran at each size; otherwise as a plain list.
+    """The runs as a table of seeds and batch sizes where each seed ran at each size; otherwise as a
+    plain list.
 
-    In a table a run is law + its seed's own level + the rest. The level does not touch b, so that b is known as well
-    as the rest allows, and a as well as both do.
+    In a table a run is law + its seed's own level + the rest. The level does not touch b, so that b
+    is known as well as the rest allows, and a as well as both do.
     """
 
     def __init__(self, law: str, points: Sequence[Point], sizes: list[int]) -> None:
@@ -197,7 +201,9 @@ class _Design:
         return math.sqrt(self.plain_variance / self.within) if self.paired and self.within > 0 else 1.0
 
     def variance_at(self, x: float) -> tuple[float, float]:
-        """Of one more run's distance from the fit: variance, and degrees of freedom (Satterthwaite)."""
+        """Of one more run's distance from the fit: variance, and degrees of freedom
+        (Satterthwaite).
+        """
         lever = (x - self.mean_x) ** 2 / self.spread_x
         if not self.paired:
             return self.plain_variance * (1 + 1 / self.count + lever), self.plain_freedom

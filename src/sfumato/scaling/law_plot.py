@@ -13,7 +13,8 @@ FORMATS = (".svg", ".png", ".pdf")
 
 
 def draw(study: Study, facts: dict[str, Any], path: Path) -> None:
-    """Runs as points, the law that is used with its interval, the other dashed, predictions as stars.
+    """Runs as points, the law that is used with its interval, the other dashed, predictions as
+    stars.
 
     Args:
         facts: From `sfumato.scaling.law_runs.scaling_law`.

@@ -22,8 +22,8 @@ class Run:
 
     Attributes:
         noise_per_image: sigma / B.
-        clipped_square: Mean square of the clipped gradients' norms, in units of C; None where the run did not record
-            it.
+        clipped_square: Mean square of the clipped gradients' norms, in units of C; None where the
+            run did not record it.
     """
 
     folder: Path
@@ -50,7 +50,8 @@ def read_study(folders: Sequence[Path]) -> Study:
     """Reads finished runs; a folder without a result is searched for folders that have one.
 
     Raises:
-        InputError: If a folder holds no finished run, or runs differ in what a study holds constant (named).
+        InputError: If a folder holds no finished run, or runs differ in what a study holds constant
+            (named).
     """
     found: list[Path] = []
     for folder in folders:
@@ -69,17 +70,16 @@ def read_study(folders: Sequence[Path]) -> Study:
     for run in runs[1:]:
         if run.num_steps != first.num_steps:
             raise InputError(
-                f"{run.folder} took {run.num_steps} steps and {first.folder} {first.num_steps}: a law holds at one "
-                "number of steps. Leave one out."
+                f"{run.folder} took {run.num_steps} steps and {first.folder} {first.num_steps}: a "
+                "law holds at one number of steps. Leave one out."
             )
         if run.num_examples != first.num_examples or not math.isclose(
             run.noise_per_image, first.noise_per_image, rel_tol=_SAME
         ):
             raise InputError(
-                f"{run.folder} has sigma / B = {run.noise_per_image:.4g} on {run.num_examples} images and "
-                f"{first.folder} "
-                f"{first.noise_per_image:.4g} on {first.num_examples}: a law holds at one signal-to-noise ratio per "
-                "step. Leave one out."
+                f"{run.folder} has sigma / B = {run.noise_per_image:.4g} on {run.num_examples} "
+                f"images and {first.folder} {first.noise_per_image:.4g} on {first.num_examples}: "
+                "a law holds at one signal-to-noise ratio per step. Leave one out."
             )
     return Study(tuple(runs))
 
@@ -90,8 +90,8 @@ def _read(folder: Path) -> Run:
     sigma, batch_size = result.noise_multiplier, result.batch_size
     if not sigma:
         raise InputError(
-            f"{folder} was trained without noise: it belongs to no study at a constant total amount of noise. Leave "
-            "it out."
+            f"{folder} was trained without noise: it belongs to no study at a constant total "
+            "amount of noise. Leave it out."
         )
     return Run(
         folder=folder,
@@ -141,8 +141,8 @@ def _of(found: Fit) -> dict[str, Any]:
 
 
 def _rho(study: Study) -> dict[str, float]:
-    """Variance of an update from sampling over that from privacy noise, (B / sigma)^2 v / (B d), at the smallest and
-    largest batch.
+    """Variance of an update from sampling over that from privacy noise, (B / sigma)^2 v / (B d), at
+    the smallest and largest batch.
 
     v is the mean squared norm of clipped gradients in units of C, d the number of parameters.
     """

@@ -47,8 +47,8 @@ def plan(
     if len(left_out) != 1:
         verb = "all are given" if not left_out else f"{', '.join(left_out)} are left out"
         raise InputError(
-            f"three of --batch-size, --num-steps, --noise-multiplier and --epsilon give the fourth, but {verb}. Leave "
-            "out exactly one."
+            "three of --batch-size, --num-steps, --noise-multiplier and --epsilon give the "
+            f"fourth, but {verb}. Leave out exactly one."
         )
     if not 1 <= num_examples <= MOST:
         raise InputError(f"--num-examples must lie between 1 and {MOST:g}, not {num_examples}.")
@@ -79,8 +79,8 @@ def plan(
         )
     elif 0 < mechanism.noise_multiplier < 2:
         warnings.append(
-            "below sigma = 2 a budget is overcharged: a larger batch with as much more noise spends less (TAN, Figure "
-            "2)"
+            "below sigma = 2 a budget is overcharged: a larger batch with as much more noise "
+            "spends less (TAN, Figure 2)"
         )
     if spent.note:
         warnings.append(spent.note)

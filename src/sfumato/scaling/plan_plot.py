@@ -17,10 +17,12 @@ _WALLS = (0.5, 2.0)
 
 
 def draw(mechanism: Mechanism, delta: float, path: Path) -> None:
-    """Epsilon by RDP against sigma at one eta, and the Renyi divergence of a step over its limit for large sigma.
+    """Epsilon by RDP against sigma at one eta, and the Renyi divergence of a step over its limit
+    for large sigma.
 
-    Left, Figure 2: along each curve eta and S are constant and q = sqrt 2 eta sigma / sqrt S. Right, Figure 3: RDP of
-    order alpha over alpha eta_step^2 at one eta_step: 1 is what epsilon_TAN assumes.
+    Left, Figure 2: along each curve eta and S are constant and q = sqrt 2 eta sigma / sqrt S.
+    Right, Figure 3: RDP of order alpha over alpha eta_step^2 at one eta_step: 1 is what epsilon_TAN
+    assumes.
 
     Raises:
         InputError: If the file's ending is unknown, or there is no noise.

@@ -1,4 +1,6 @@
-"""The same run at a smaller batch and a constant total amount of noise (Sander et al. 2022, Section 3.3)."""
+"""The same run at a smaller batch and a constant total amount of noise (Sander et al. 2022, Section
+3.3).
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -23,8 +25,8 @@ Train = Callable[[ResolvedRecipe], Result]
 def simulated(recipe: ResolvedRecipe, batch_size: int, seed: int) -> ResolvedRecipe:
     """The recipe of one simulation: steps, learning rate and sigma / B as they are.
 
-    Runs of equal seed share initial weights and noise whatever their batch size: the noise of sigma / B is the same.
-    Never private: the seed is public.
+    Runs of equal seed share initial weights and noise whatever their batch size: the noise of sigma
+    / B is the same. Never private: the seed is public.
 
     Args:
         recipe: Of the run that is simulated.
@@ -35,13 +37,13 @@ def simulated(recipe: ResolvedRecipe, batch_size: int, seed: int) -> ResolvedRec
     privacy, training = recipe.privacy, recipe.training
     if privacy is None or not privacy.noise_multiplier:
         raise InputError(
-            "a simulation scales the noise with the batch, but this recipe has none. Give it a [privacy] section with "
-            "a budget."
+            "a simulation scales the noise with the batch, but this recipe has none. Give it a "
+            "[privacy] section with a budget."
         )
     if not 1 <= batch_size <= training.batch_size:
         raise InputError(
-            f"--batch-size must lie between 1 and the recipe's own {training.batch_size}, not {batch_size}: a "
-            "simulation is the cheaper run."
+            f"--batch-size must lie between 1 and the recipe's own {training.batch_size}, not "
+            f"{batch_size}: a simulation is the cheaper run."
         )
     if training.batch_size == batch_size:
         sigma = privacy.noise_multiplier
@@ -56,7 +58,8 @@ def simulated(recipe: ResolvedRecipe, batch_size: int, seed: int) -> ResolvedRec
 
 
 class Simulation(Result):
-    """The result of the first seed, `accuracy`, `accuracy_last` and accuracies with views averaged over seeds.
+    """The result of the first seed, `accuracy`, `accuracy_last` and accuracies with views averaged
+    over seeds.
 
     Attributes:
         runs: Each seed's own.
@@ -83,7 +86,8 @@ def simulate(
     trust: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Simulation:
-    """Trains one simulation for each seed. What an earlier call with the same output left is gone on with.
+    """Trains one simulation for each seed. What an earlier call with the same output left is gone
+    on with.
 
     Args:
         recipe: Of the run that is simulated; as in `sfumato.train`.

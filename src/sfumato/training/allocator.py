@@ -23,7 +23,9 @@ def keep_freed_memory() -> None:
 
 
 def give_freed_memory_back() -> None:
-    """Returns to the system what `keep_freed_memory` kept: once training is over nobody asks for it again."""
+    """Returns to the system what `keep_freed_memory` kept: once training is over nobody asks for it
+    again.
+    """
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError, TypeError):

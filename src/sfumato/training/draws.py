@@ -1,9 +1,11 @@
-"""The random bits of every update: one noise never meets two sums, one sample of images never two releases.
+"""The random bits of every update: one noise never meets two sums, one sample of images never two
+releases.
 
-Whatever a run has done stands in its ledger, each line of which holds the hash of the line before. So
-the sample of an update is derived from the ledger as it was before that update's line, and the noise from
-the clipped sum besides, as deterministic signatures derive their nonces (RFC 6979). Where two copies of
-a run compute anything differently, all that follows is drawn independently in each.
+Whatever a run has done stands in its ledger, each line of which holds the hash of the line before.
+So the sample of an update is derived from the ledger as it was before that update's line, and the
+noise from the clipped sum besides, as deterministic signatures derive their nonces (RFC 6979).
+Where two copies of a run compute anything differently, all that follows is drawn independently in
+each.
 """
 
 from collections.abc import Mapping
@@ -23,7 +25,9 @@ from sfumato.training.step import Randomness, draw
 
 
 class SumChanged(Exception):
-    """A repeated update has another sum than the one that may have been released: it must not meet the same noise."""
+    """A repeated update has another sum than the one that may have been released: it must not meet
+    the same noise.
+    """
 
     def __init__(self, step: int) -> None:
         super().__init__(f"update {step} does not repeat bit for bit")
@@ -41,8 +45,8 @@ class Draws:
         context: Digests of the recipe and of the data.
         ledger: Its last session line is this session's.
         is_public: Runs of one public seed share their randomness on purpose; they are not private.
-        is_accounted: Whether updates are releases of clipped sums with noise. Those of ordinary training are not on
-            the ledger: there is nothing to count.
+        is_accounted: Whether updates are releases of clipped sums with noise. Those of ordinary
+            training are not on the ledger: there is nothing to count.
     """
 
     def __init__(
@@ -64,7 +68,9 @@ class Draws:
         self._lines = {line["step"]: line for line in steps if line["session"] == self.session}
 
     def is_recorded(self, step: int) -> bool:
-        """Whether the update is on the ledger in this session: then it is a repetition, and counts already."""
+        """Whether the update is on the ledger in this session: then it is a repetition, and counts
+        already.
+        """
         return step in self._lines
 
     def initial_weights(self) -> np.ndarray:
@@ -72,8 +78,8 @@ class Draws:
         return self._streams.stream("initial weights").uint64(1)
 
     def of_step(self, step: int, mechanism: Mechanism, views: Views) -> Randomness:
-        """The sample, the bits of its views and the key of what the model draws. The update before must have been
-        recorded.
+        """The sample, the bits of its views and the key of what the model draws. The update before
+        must have been recorded.
         """
         before = self._before(step)
         if mechanism.sampling == "poisson":
@@ -87,7 +93,8 @@ class Draws:
         return draw(mechanism, indices, views, view, model)
 
     def record(self, step: int, grad_sum: Mapping[str, torch.Tensor]) -> Stream:
-        """Puts an update on the ledger, before anything of it is released; a repeated one stands there already.
+        """Puts an update on the ledger, before anything of it is released; a repeated one stands
+        there already.
 
         Returns:
             The stream of its noise.
@@ -100,7 +107,8 @@ class Draws:
         if not self._is_accounted:
             return self._streams.stream("noise", step, **before)
         if self._sum_key is not None:
-            # Step and history are in it, or equal sums (those of empty batches) would show in the ledger.
+            # Step and history are in it, or equal sums (those of empty batches) would show in the
+            # ledger.
             sum_mac = tensor_mac(self._sum_key, [self.session, step, before], grad_sum)
         if not self.is_recorded(step):
             self._lines[step] = self._ledger.append(lines_of.step_line(self.session, step, sum_mac))

@@ -30,7 +30,9 @@ class Ema:
 
     @torch.no_grad()
     def update(self, parameters: Mapping[str, torch.Tensor], step: int) -> None:
-        """Moves each average towards the parameters after update number ``step``, which starts at 1."""
+        """Moves each average towards the parameters after update number ``step``, which starts at
+        1.
+        """
         for decay, average in zip(self.decays, self.averages, strict=True):
             weight = 1 - warmed_up_decay(decay, step)
             lerp_all(list(average.values()), [parameters[name].detach() for name in average], weight)

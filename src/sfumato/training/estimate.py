@@ -15,7 +15,9 @@ from sfumato.training.step import draw
 
 
 def expected_seconds(plan: Plan, facts: Facts, device: str = "auto", trust: Collection[str] = ()) -> float:
-    """Seconds for all updates, measured on a microbatch of random images for each worker; evaluations aside."""
+    """Seconds for all updates, measured on a microbatch of random images for each worker;
+    evaluations aside.
+    """
     learner = build_learner(plan, _random_images(facts), pick_device(device), None, trust)
     learner.initialise(np.zeros(1, dtype=np.uint64))
     size = min(learner.microbatch_size * learner.num_workers, facts.num_examples)

@@ -40,7 +40,9 @@ def watch_for_interrupts() -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def stop_on_sigterm() -> Iterator[None]:
-    """Makes SIGTERM raise KeyboardInterrupt, as SIGINT does, between the runs of a longer piece of work."""
+    """Makes SIGTERM raise KeyboardInterrupt, as SIGINT does, between the runs of a longer piece of
+    work.
+    """
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -135,16 +135,16 @@ def _refuse_other_state(model: torch.nn.Module) -> None:
         if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
             where = f"{type(module).__name__} at '{path}'" if path else f"the model ({type(module).__name__})"
             raise InputError(
-                f"{where} keeps state of its own (get_extra_state), which no checkpoint could hold. Keep it in "
-                "buffers, or leave it out."
+                f"{where} keeps state of its own (get_extra_state), which no checkpoint could "
+                "hold. Keep it in buffers, or leave it out."
             )
 
 
 def build_learner(
     plan: Plan, dataset: Dataset, device: torch.device, recorded: dict[str, Any] | None, trust: Collection[str] = ()
 ) -> Learner:
-    """A learner in the recorded environment as far as the recipe leaves it open; its model may come from trusted
-    modules alone.
+    """A learner in the recorded environment as far as the recipe leaves it open; its model may come
+    from trusted modules alone.
     """
     keep_freed_memory()
     training = plan.recipe.training
@@ -157,7 +157,8 @@ def build_learner(
         engine = recorded["engine"] if engine == "auto" else engine
         microbatch_size = microbatch_size or recorded["microbatch_size"]
         methods = recorded.get("methods")  # a record without them is of another environment anyway
-    # Operations on a small microbatch leave a second core idle; two microbatches side by side do not.
+    # Operations on a small microbatch leave a second core idle; two microbatches side by side do
+    # not.
     workers = torch.get_num_threads() if device.type == "cpu" else 1
     speed = Speed(engine, microbatch_size, methods, training.precision, training.compile, workers)
     return Learner(plan, dataset, device, speed, trust)

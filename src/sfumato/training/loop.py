@@ -152,7 +152,8 @@ def refuse_large_groups(plan: Plan, largest: tuple[str, int] | None) -> None:
 
     Args:
         plan: Of the run.
-        largest: The group with most training images and how many it has; None where images are not grouped.
+        largest: The group with most training images and how many it has; None where images are not
+            grouped.
 
     Raises:
         InputError: Naming the group.
@@ -163,9 +164,9 @@ def refuse_large_groups(plan: Plan, largest: tuple[str, int] | None) -> None:
     group, count = largest
     if count > privacy.max_images_per_person:
         raise InputError(
-            f"group {group!r} has {count} training images, more than privacy.max_images_per_person = "
-            f"{privacy.max_images_per_person}: its "
-            "epsilon would not be covered. Raise the limit or remove images."
+            f"group {group!r} has {count} training images, more than "
+            f"privacy.max_images_per_person = {privacy.max_images_per_person}: its epsilon would "
+            "not be covered. Raise the limit or remove images."
         )
 
 
@@ -200,8 +201,8 @@ class _Run:
         self._go_on_from(session.checkpoint)
 
     def _draws(self) -> Draws:
-        # A public seed makes common random numbers: runs that differ in batch size or data share their noise. Such a
-        # run is marked as not private.
+        # A public seed makes common random numbers: runs that differ in batch size or data share
+        # their noise. Such a run is marked as not private.
         recipe, session = self.plan.recipe, self.session
         is_public, is_accounted = recipe.run.seed is not None, recipe.privacy is not None
         return Draws(session.key, session.context, session.ledger, is_public=is_public, is_accounted=is_accounted)
@@ -221,7 +222,8 @@ class _Run:
         try:
             return self._complete(*self._take_steps())
         except SumChanged as changed:
-            # An operation that is not deterministic, or a model that computes otherwise than it did.
+            # An operation that is not deterministic, or a model that computes otherwise than it
+            # did.
             self.progress.message(
                 f"{changed}: going back to the last checkpoint; what follows is drawn afresh and counts again"
             )
@@ -297,8 +299,8 @@ class _Run:
         return min(planned, self.mechanism.num_steps) if self._is_bounded() else planned
 
     def _is_bounded(self) -> bool:
-        """Whether there may be no more releases than planned: under a target, and where others rely on it for their own
-        epsilon.
+        """Whether there may be no more releases than planned: under a target, and where others rely
+        on it for their own epsilon.
         """
         privacy = self.plan.recipe.privacy
         return privacy is not None and (privacy.target_epsilon is not None or self.plan.selection is not None)
@@ -333,7 +335,9 @@ class _Run:
         return HeldOutScores(averaged, last.accuracy)
 
     def _noted(self, step: int, statistics: Statistics) -> PrivateMetrics:
-        """For the owner; what a diverged run has no finite number for is None, and no reason to stop."""
+        """For the owner; what a diverged run has no finite number for is None, and no reason to
+        stop.
+        """
         return PrivateMetrics(
             step=step,
             loss=finite(statistics.loss),

@@ -12,7 +12,8 @@ from sfumato.randomness import Stream
 _GRID_BITS = 12
 # Coordinates whose noise comes from consecutive words, half of them radii and half angles.
 _BLOCK = 4096
-# Coordinates that are computed at once: on a CPU few enough to stay in a core's cache, on a GPU enough to keep it busy.
+# Coordinates that are computed at once: on a CPU few enough to stay in a core's cache, on a GPU
+# enough to keep it busy.
 _CPU_PIECE, _GPU_PIECE = 16 * _BLOCK, 1024 * _BLOCK
 
 

@@ -47,7 +47,9 @@ class OrdinaryStep:
         *,
         with_norms: bool = False,
     ) -> tuple[dict[str, torch.Tensor], Statistics]:
-        """The mean gradient of the readable images; there are no single examples' norms that could be added."""
+        """The mean gradient of the readable images; there are no single examples' norms that could
+        be added.
+        """
         device = next(iter(parameters.values())).device
         drawn = torch.from_numpy(randomness.indices)
         drawn = drawn[images.readable[drawn]]

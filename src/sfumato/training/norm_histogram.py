@@ -1,11 +1,14 @@
-"""How long the gradients of one update were before clipping (Sander et al. 2022, Figure 7). Not private."""
+"""How long the gradients of one update were before clipping (Sander et al. 2022, Figure 7). Not
+private.
+"""
 
 import torch
 
 from sfumato.json_record import finite
 from sfumato.run_folder.record import NormHistogram
 
-# Edges are public and fixed, so that they say nothing of the images: ten to a decade, from C / 10^4 to 10^4 C.
+# Edges are public and fixed, so that they say nothing of the images: ten to a decade, from C / 10^4
+# to 10^4 C.
 _PER_DECADE, _DECADES = 10, 4
 
 

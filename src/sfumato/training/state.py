@@ -104,8 +104,8 @@ def _each_its_own(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def make_optimizer(parameters: Mapping[str, torch.Tensor], config: ResolvedOptimizer) -> torch.optim.Optimizer:
     """The optimizer of a resolved recipe, over all trainable parameters alike.
 
-    Guarantee: it sees private gradients, weights made from them and public numbers alone, so its moments and its weight
-    decay are post-processing: they cost no privacy.
+    Guarantee: it sees private gradients, weights made from them and public numbers alone, so its
+    moments and its weight decay are post-processing: they cost no privacy.
     """
     if isinstance(config, ResolvedSgd):
         return torch.optim.SGD(
@@ -126,7 +126,9 @@ def make_optimizer(parameters: Mapping[str, torch.Tensor], config: ResolvedOptim
 
 
 def learning_rate(base: float, schedule: str, warmup_steps: int, step: int, num_steps: int) -> float:
-    """The learning rate of update ``step`` (from 1): linear warm-up, then constant or half a cosine to 0."""
+    """The learning rate of update ``step`` (from 1): linear warm-up, then constant or half a cosine
+    to 0.
+    """
     if step <= warmup_steps:
         return base * step / warmup_steps
     if schedule == "constant":

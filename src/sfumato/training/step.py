@@ -21,7 +21,8 @@ from sfumato.training.norm_histogram import norm_histogram
 class Randomness:
     """The random bits of one update's sum; each is used for nothing else.
 
-    The noise is not among them: its stream follows from the sum that it is added to (`sfumato.training.draws`).
+    The noise is not among them: its stream follows from the sum that it is added to
+    (`sfumato.training.draws`).
 
     Attributes:
         indices: The sampled examples, shape (realised batch,). Sensitive.
@@ -61,7 +62,9 @@ class Step(Protocol):
         *,
         with_norms: bool = False,
     ) -> tuple[dict[str, torch.Tensor], Statistics]:
-        """What the gradients add up to, and statistics; ``with_norms`` adds how long each example's gradient was."""
+        """What the gradients add up to, and statistics; ``with_norms`` adds how long each example's
+        gradient was.
+        """
 
     def release(self, grad_sum: dict[str, torch.Tensor], noise: Stream) -> dict[str, torch.Tensor]:
         """The gradient that an optimizer sees."""
@@ -78,7 +81,8 @@ class PrivateStep:
         \\frac1B \\Big( \\sum_i \\tfrac1C \\mathrm{clip}_C\\big(\\tfrac1K \\sum_j
         \\nabla\\ell(x_{ij})\\big) + \\sigma\\xi \\Big).
 
-    ``collect`` makes the inner sum, ``release`` the rest. Between the two the update is put on the ledger.
+    ``collect`` makes the inner sum, ``release`` the rest. Between the two the update is put on the
+    ledger.
 
     Guarantee: with indices from ``poisson_batch`` and a fresh noise stream, T updates are T
     compositions of the Poisson-subsampled Gaussian mechanism of ``mechanism``, one
@@ -128,7 +132,8 @@ class PrivateStep:
         return {name: value / self.mechanism.batch_size for name, value in noisy_grad_sum.items()}
 
     def _statistics(self, norms: torch.Tensor, losses: torch.Tensor) -> Statistics:
-        # Finite float32 numbers whose squares and sums float32 could not hold: one image must not end the run.
+        # Finite float32 numbers whose squares and sums float32 could not hold: one image must not
+        # end the run.
         norm, loss = norms.double(), losses.double()
         finite = torch.isfinite(norm) & torch.isfinite(loss)
         if not finite.any():
@@ -140,7 +145,9 @@ class PrivateStep:
 
 
 def draw(mechanism: Mechanism, indices: np.ndarray, views: Views, view: Stream, model: Stream) -> Randomness:
-    """The sampled examples, the bits of their views, and the key of the random numbers inside the model."""
+    """The sampled examples, the bits of their views, and the key of the random numbers inside the
+    model.
+    """
     # Bits for every example, so that a view depends on (example, view) alone.
     view_bits = view.uint32(mechanism.num_examples * views.augmult).reshape(mechanism.num_examples, views.augmult)
     return Randomness(indices, view_bits, bytes(model.bytes(32)))

@@ -1,5 +1,5 @@
-"""From a recipe to a finished run: load, resolve, train. The one way there, for the library and for the command
-line.
+"""From a recipe to a finished run: load, resolve, train. The one way there, for the library and for
+the command line.
 """
 
 from collections.abc import Collection, Mapping
@@ -66,19 +66,22 @@ def train(
     trust: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Result:
-    """Trains a classifier under a recipe's budget and writes the run folder ``output``, its report included.
+    """Trains a classifier under a recipe's budget and writes the run folder ``output``, its report
+    included.
 
     Args:
-        recipe: A recipe, its nested dictionaries, the name of a shipped one or the path of a TOML file.
+        recipe: A recipe, its nested dictionaries, the name of a shipped one or the path of a TOML
+            file.
         settings: What is set otherwise, such as {"privacy.target_epsilon": 3.0}.
         output: The run folder; with ``resume``, of the run to go on with.
         data_root: Where the data lies; for named data sets default: $SFUMATO_DATA.
         device: "auto", "cpu", "cuda" ...
         non_private: The same recipe without privacy, to show its price.
-        resume: Go on with the run in ``output``; where its images lie may be left out, if the folder holds its owner's
-            note.
+        resume: Go on with the run in ``output``; where its images lie may be left out, if the
+            folder holds its owner's note.
         trust: Modules that may be imported for the recipe's model, each by its full name.
-        progress: Who watches; what was chosen and every warning are messages. None: a live line on stderr.
+        progress: Who watches; what was chosen and every warning are messages. None: a live line on
+            stderr.
 
     Returns:
         What result.json holds.

@@ -1,4 +1,6 @@
-"""Which method computes each site, and in which order images lie in memory: found by trying them on made-up images."""
+"""Which method computes each site, and in which order images lie in memory: found by trying them on
+made-up images.
+"""
 
 import time
 
@@ -9,11 +11,13 @@ from sfumato.clipping.graph.weights import Weights
 
 # A method this many times slower than the best so far is not tried again.
 _HOPELESS = 1.5
-# Seconds of a pass that methods are tried in: long enough for their order to be that of a whole microbatch.
+# Seconds of a pass that methods are tried in: long enough for their order to be that of a whole
+# microbatch.
 TRIAL_SECONDS = 0.2
-# What a method's time counts. Gradients that are written out take memory for each example, and those of a whole
-# microbatch leave the processor's cache, while a ghost norm's one weight gradient then costs each example less. One
-# grouped convolution holds them in the library's own order besides.
+# What a method's time counts. Gradients that are written out take memory for each example, and
+# those of a whole microbatch leave the processor's cache, while a ghost norm's one weight gradient
+# then costs each example less. One grouped convolution holds them in the library's own order
+# besides.
 _PRICES = {name: 1.0 if name in GHOSTS else 1.3 for name in METHODS} | {"grouped": 1.4}
 
 

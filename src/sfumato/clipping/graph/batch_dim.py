@@ -46,10 +46,12 @@ def find_layouts(
     """The layout of every tensor that goes into a site or comes out of one.
 
     Runs the graph on made-up images, once for each image with that one changed. An operation
-    whose result mixes images, or where images cannot be told apart, is refused by its module's path.
+    whose result mixes images, or where images cannot be told apart, is refused by its module's
+    path.
 
     Args:
-        parameters: Trainable parameters by name, none of them so special (zero, say) that it hides what comes after.
+        parameters: Trainable parameters by name, none of them so special (zero, say) that it hides
+            what comes after.
         row: (1, ...): shape, type and device of an input.
     """
     wanted = {other for node in capture.sites for other in (node, *node.all_input_nodes)} & {
@@ -74,7 +76,8 @@ def find_layouts(
         for node in capture.data:
             if node in tensors and tensors[node].is_complex():
                 raise InputError(
-                    f"{node.target} in '{module_path(node) or 'the model'}' gives complex numbers, for which engine "
+                    f"{node.target} in '{module_path(node) or 'the model'}' gives complex "
+                    "numbers, for which engine "
                     '"graph" has no rule. '
                     'Use engine="reference".'
                 )
@@ -90,15 +93,16 @@ def find_layouts(
     for node, found in candidates.items():
         if len(found) == 1 and _counts_rows(tensors[node], more[node], found[0]):
             raise InputError(
-                f"{node.target} in '{module_path(node) or 'the model'}' depends on the number of rows, "
-                "which would tell how many images were drawn. Replace it by an operation on each image alone."
+                f"{node.target} in '{module_path(node) or 'the model'}' depends on the number of "
+                "rows, which would tell how many images were drawn. Replace it by an operation "
+                "on each image alone."
             )
         if len(found) != 1:
             why = "mixes examples" if not found else "does not show which of its rows belong to which example"
             raise InputError(
-                f"{node.target} in '{module_path(node) or 'the model'}' {why}, so per-example gradients do not exist "
-                "and no privacy guarantee holds. "
-                "Replace it by an operation on each image alone."
+                f"{node.target} in '{module_path(node) or 'the model'}' {why}, so per-example "
+                "gradients do not exist and no privacy guarantee holds. Replace it by an "
+                "operation on each image alone."
             )
         layouts[node] = found[0]
     return layouts

@@ -53,8 +53,8 @@ class CompiledPass:
         ):  # a fifth of all operations
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
-        # Strides that were written down are not always those to come: group norm keeps channels_last on a CPU, its
-        # stand-in does not.
+        # Strides that were written down are not always those to come: group norm keeps
+        # channels_last on a CPU, its stand-in does not.
         for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
             node.target = torch.ops.aten.reshape.default
         graph.recompile()

@@ -18,7 +18,9 @@ _COMPILATIONS = 8
 
 
 class CompiledMicrobatch:
-    """Computes what an engine's pass does by compiled graphs, and by single operations where one does not fit."""
+    """Computes what an engine's pass does by compiled graphs, and by single operations where one
+    does not fit.
+    """
 
     def __init__(self, engine: "GraphEngine") -> None:
         self._engine = engine
@@ -28,8 +30,8 @@ class CompiledMicrobatch:
         self._compiling = threading.Lock()
 
     def __call__(self, coefficient: Coefficient, weights: Weights, batch: Batch) -> Tensors:
-        """The same as `GraphEngine.run_pass`. The weights stay outside the graph unless autograd's record of them is
-        needed in it.
+        """The same as `GraphEngine.run_pass`. The weights stay outside the graph unless autograd's
+        record of them is needed in it.
         """
         weights_of: Callable[[Sequence[torch.Tensor]], Weights]
         if any(group.kind == "general" for group in self._engine.traced.groups):

@@ -1,4 +1,5 @@
-"""The fast engine: one forward and one backward pass, per-example gradients only where weights meet images.
+"""The fast engine: one forward and one backward pass, per-example gradients only where weights meet
+images.
 
 See `sfumato.clipping.graph` for the way from a model to its clipped sum.
 """
@@ -40,7 +41,8 @@ class SiteReport:
         argument: Which of its arguments is the weight.
         parameters: Names of the trainable parameters that the weight is computed from.
         kind: See `sfumato.clipping.graph.parametrization.Group`.
-        method: See `sfumato.clipping.graph.rules.METHODS`; "per_row" where the forward pass keeps rows apart by itself.
+        method: See `sfumato.clipping.graph.rules.METHODS`; "per_row" where the forward pass keeps
+            rows apart by itself.
     """
 
     module: str
@@ -59,8 +61,9 @@ class GraphEngine(Engine):
             "memory_format" -> that of the images. Chosen by measurement on made-up images
             unless the memory format is given; then methods not given follow a fixed rule. They
             decide speed and memory, and how the result is rounded.
-        low: The type that images and weights are rounded to where they meet, and all that follows up to the model's
-            output; None: none. Parameters, derived weights, losses, norms, coefficients and sums stay in float32.
+        low: The type that images and weights are rounded to where they meet, and all that follows
+            up to the model's output; None: none. Parameters, derived weights, losses, norms,
+            coefficients and sums stay in float32.
     """
 
     parallel = True
@@ -87,8 +90,8 @@ class GraphEngine(Engine):
         self.settled: set[str] = set()  # methods that were seen to fit their site
         self.examples = 0  # of the largest microbatch so far, which memory must hold
         num_sites = Counter(weight for site in self.traced.sites.values() for weight in site.weight_of.values())
-        # GhostGrads norms do not add up over sites, and pulling back needs rows, or moments where there is a closed
-        # form.
+        # GhostGrads norms do not add up over sites, and pulling back needs rows, or moments where
+        # there is a closed form.
         ghosts: dict[str, tuple[str, ...]] = {
             "parameter": tuple(GHOSTS),
             "standardized": ("conv_ghost",),
@@ -184,15 +187,16 @@ class GraphEngine(Engine):
             norms = totals.norms()
             finite = norms.isfinite() & losses.isfinite()
             coefficients = torch.where(batch.is_real & finite, coefficient(norms), 0.0)
-            # Where all is finite, a coefficient of zero is enough to leave an example out. A compiled graph takes none
-            # of that for granted: computed again by single operations, all other examples would round otherwise.
+            # Where all is finite, a coefficient of zero is enough to leave an example out. A
+            # compiled graph takes none of that for granted: computed again by single operations,
+            # all other examples would round otherwise.
             takes_all = not is_recording() and bool(finite.all())
             sums = totals.clipped_sums(coefficients, None if takes_all else finite)
         return norms, losses, *(sums[name] for name in self.names)
 
     def choose_methods(self, batch: Batch) -> None:
-        """Tries the memory formats, and for each of them the methods of every site, on a part of a made-up
-        microbatch.
+        """Tries the memory formats, and for each of them the methods of every site, on a part of a
+        made-up microbatch.
         """
         self.examples = len(batch.inputs)
         if not self.measures:

@@ -114,8 +114,8 @@ class Capture:
         return {name: node for node, (kind, name) in self._placeholders.items() if kind == "parameter"}
 
     def state(self, model: nn.Module) -> dict[Node, Any]:
-        """What the graph is given besides the images: parameters, buffers, constants, none of them to be
-        differentiated.
+        """What the graph is given besides the images: parameters, buffers, constants, none of them
+        to be differentiated.
 
         A model that computes in double precision for a while finds its float32 constants as wide.
         """
@@ -187,8 +187,8 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
             continue
         if node.op != "call_function":
             raise NotCapturable(
-                f"the model's graph has '{node.format_node()}' in {module_path(node) or 'the model'}, which is not "
-                "one operation."
+                f"the model's graph has '{node.format_node()}' in "
+                f"{module_path(node) or 'the model'}, which is not one operation."
             )
         if any(name in str(node.target) for name in _ASSERTIONS):
             continue
@@ -204,16 +204,16 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
             into, source = (other.meta["val"] for other in node.args[:2])
             if into.dtype != source.dtype or into.device != source.device or tuple(into.shape) != tuple(source.shape):
                 raise NotCapturable(
-                    f"the model assigns to a part of a tensor in {module_path(node) or 'the model'}, with another "
-                    "type or shape."
+                    "the model assigns to a part of a tensor in "
+                    f"{module_path(node) or 'the model'}, with another type or shape."
                 )
             node.target, node.args, node.kwargs = torch.ops.aten.clone.default, (node.args[1],), {}
         inputs = node.all_input_nodes
         if not any(other in touched for other in inputs):
             if not gives_the_same_again(node):
                 raise NotCapturable(
-                    f"{node.target} in '{module_path(node) or 'the model'}' is not known to depend on its arguments "
-                    "alone: it could read what images left in memory."
+                    f"{node.target} in '{module_path(node) or 'the model'}' is not known to "
+                    "depend on its arguments alone: it could read what images left in memory."
                 )
             parameters_of[node] = frozenset().union(*(parameters_of[other] for other in inputs))
             shared.append(node)
@@ -221,8 +221,8 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
         reason = rows.misuse(node)
         if reason is not None:
             raise NotCapturable(
-                f"{node.target} in '{module_path(node) or 'the model'}' {reason}: what a row gives could depend on "
-                "the others."
+                f"{node.target} in '{module_path(node) or 'the model'}' {reason}: what a row "
+                "gives could depend on the others."
             )
         touched.add(node)
         data.append(node)
@@ -238,8 +238,8 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
     for name in trainable.values():
         if name not in reached:
             raise InputError(
-                f"parameter '{name}' reaches no operation on the images, so it would never be trained. Freeze it by "
-                "requires_grad_(False), or use it."
+                f"parameter '{name}' reaches no operation on the images, so it would never be "
+                "trained. Freeze it by requires_grad_(False), or use it."
             )
     (output,) = (node for node in program.graph.nodes if node.op == "output")
     for value in output.args[0]:
@@ -291,7 +291,9 @@ def _export(model: nn.Module, rows: torch.Tensor) -> Any:
 
 
 def _rules_of_recurrent(program: Any) -> dict[Any, Any]:
-    """How PyTorch takes recurrent layers, which are one operation for all their steps, apart into products and sums."""
+    """How PyTorch takes recurrent layers, which are one operation for all their steps, apart into
+    products and sums.
+    """
     targets = {node.target for node in program.graph.nodes if isinstance(node.target, OpOverload)}
     recurrent = [target for target in targets if target.overloadpacket.__name__ in _RECURRENT]
     rules = torch.export.default_decompositions() if recurrent else {}
@@ -299,8 +301,8 @@ def _rules_of_recurrent(program: Any) -> dict[Any, Any]:
 
 
 def _writes(program: Any) -> bool:
-    """Whether an operation writes to a tensor in place, so that the list must be rewritten without: that takes as long
-    as tracing.
+    """Whether an operation writes to a tensor in place, so that the list must be rewritten without:
+    that takes as long as tracing.
     """
     targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
     return any(

@@ -1,4 +1,5 @@
-"""Conditions on values: looked at at once, or, in a graph that is being compiled, taken for granted and reported.
+"""Conditions on values: looked at at once, or, in a graph that is being compiled, taken for granted
+and reported.
 
 A compiled graph cannot branch on what it computes. It takes the common way, and returns whether
 everything that it assumed was so; where it was not, its caller computes the microbatch again.
@@ -14,7 +15,9 @@ _recorded: ContextVar[list[torch.Tensor] | None] = ContextVar("recorded", defaul
 
 
 def guard(condition: torch.Tensor) -> bool:
-    """Whether a condition holds; True in a graph that is being compiled, which then returns the condition."""
+    """Whether a condition holds; True in a graph that is being compiled, which then returns the
+    condition.
+    """
     recorded = _recorded.get()
     if recorded is None:
         return bool(condition)

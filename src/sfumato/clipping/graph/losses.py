@@ -53,10 +53,11 @@ class ExampleLosses:
 class LossGradients:
     """Losses, and their gradients with respect to the model's outputs.
 
-    In a graph that is being compiled it is one operation, which calls this object whenever the graph runs: the loss is
-    the user's, as it is at that time, and a compiled graph holds nothing of it. It could not be compared with the loss
-    either: one image at a kink, where the two round to different sides, would send all others of its microbatch to
-    other rounding.
+    In a graph that is being compiled it is one operation, which calls this object whenever the
+    graph runs: the loss is the user's, as it is at that time, and a compiled graph holds nothing of
+    it. It could not be compared with the loss
+    either: one image at a kink, where the two round to different sides, would send all others of
+    its microbatch to other rounding.
 
     Args:
         losses: Of the user's loss.
@@ -106,8 +107,8 @@ _library.define("loss_gradients(Tensor[] outputs, Tensor[] targets, int number, 
 
 @contextmanager
 def rehearsing() -> Iterator[None]:
-    """Inside, the operation calls no loss. A compiled graph is looked at by PyTorch when it runs first, in a way in
-    which no loss can be vectorised.
+    """Inside, the operation calls no loss. A compiled graph is looked at by PyTorch when it runs
+    first, in a way in which no loss can be vectorised.
     """
     token = _rehearsing.set(True)
     try:
@@ -131,7 +132,9 @@ _library.impl("loss_gradients", _loss_gradients, "CompositeExplicitAutograd")
 
 
 def _made(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What the operation gives, filled with zeros: a graph is compiled for these shapes, types and strides."""
+    """What the operation gives, filled with zeros: a graph is compiled for these shapes, types and
+    strides.
+    """
     floats = [output for output in outputs if output.is_floating_point()]
     dtype = torch.float64 if any(output.dtype == torch.float64 for output in floats) else torch.float32
     losses = outputs[0].new_zeros(len(outputs[0]), dtype=dtype)

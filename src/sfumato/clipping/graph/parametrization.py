@@ -1,4 +1,5 @@
-r"""Weights that are functions of parameters: from gradients of the former to gradients of the latter.
+r"""Weights that are functions of parameters: from gradients of the former to gradients of the
+latter.
 
 All examples share the Jacobian J of weights with respect to parameters, so that the clipped
 sum needs one pull-back, :math:`\sum_i c_i J^\top g_i = J^\top \sum_i c_i g_i`. Only the norms
@@ -74,12 +75,14 @@ def pull_back(
 
 
 class Standardized(NamedTuple):
-    r"""J of weight standardisation: for output channel o, with u the centred parameter over its length,
+    r"""J of weight standardisation: for output channel o, with u the centred parameter over its
+    length,
 
     .. math:: J_o^\top = s_o (I - \tfrac1n 1 1^\top - u u^\top) + \lambda_o u u^\top,
         \quad \text{gain}_k: \kappa_{ko} u^\top.
 
-    Several weights are taken together, so that what there is one number of for each channel is computed once for all.
+    Several weights are taken together, so that what there is one number of for each channel is
+    computed once for all.
 
     Attributes:
         along: u of each weight, (channels, fan-in).
@@ -87,7 +90,8 @@ class Standardized(NamedTuple):
         scale_along: lambda.
         length: What `gains` are multiples of.
         fan_in: n.
-        gains: For each weight, for each of its parameters but the main one, kappa times the length, (channels,).
+        gains: For each weight, for each of its parameters but the main one, kappa times the length,
+            (channels,).
         main: For each weight, which of its parameters has its shape.
     """
 
@@ -105,8 +109,8 @@ class Standardized(NamedTuple):
         return [len(part) for part in self.along]
 
     def pull_back(self, gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """J' times one gradient of each weight, shaped like it: for each of its parameters, main ones (channels,
-        fan-in) and others (channels,).
+        """J' times one gradient of each weight, shaped like it: for each of its parameters, main
+        ones (channels, fan-in) and others (channels,).
         """
         rows = [gradient.flatten(1) for gradient in gradients]
         along = _vecdots(rows, self.along)
@@ -162,7 +166,8 @@ class Standardized(NamedTuple):
 def standardized(
     weights: list[torch.Tensor], parameters: list[list[torch.Tensor]]
 ) -> tuple[Standardized, torch.Tensor]:
-    """Reads s, lambda and kappa off J itself, by one pull-back, which also shows whether J still has this form.
+    """Reads s, lambda and kappa off J itself, by one pull-back, which also shows whether J still
+    has this form.
 
     Args:
         weights: Of one dtype.
@@ -206,7 +211,8 @@ def standardized(
     # What J did besides that is perpendicular to it.
     expected = scale.square() * across + lengthwise.square()
     gap = (torch.cat([torch.linalg.vector_norm(own, dim=1) for own in of_main]).square() - expected).abs()
-    # Channel by channel: one weight among many thousands that no longer follows would not show in a sum.
+    # Channel by channel: one weight among many thousands that no longer follows would not show in a
+    # sum.
     holds = gap <= torch.finfo(gap.dtype).eps ** 0.6 * expected
     return form, torch.stack([own.all() for own in holds.split(channels)])
 
@@ -220,8 +226,8 @@ def _vecdots(left: list[torch.Tensor], right: list[torch.Tensor]) -> torch.Tenso
 def _directions(
     shapes: tuple[tuple[int, int], ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
-    """Fixed random rows of mean zero for each weight; for each row of all, the square of its length and how long
-    it is.
+    """Fixed random rows of mean zero for each weight; for each row of all, the square of its length
+    and how long it is.
     """
     fixed = []
     for shape in shapes:
@@ -255,7 +261,9 @@ def is_standardized(weight: torch.Tensor, parameters: list[torch.Tensor]) -> boo
 def general_square_norms(
     weights: list[torch.Tensor], parameters: list[torch.Tensor], rows: list[torch.Tensor]
 ) -> torch.Tensor:
-    """(m,) squares of norms after pulling every example's gradient back; rows are (m, *shape of a weight)."""
+    """(m,) squares of norms after pulling every example's gradient back; rows are (m, *shape of a
+    weight).
+    """
     pulled = pull_back(
         weights, parameters, [row.to(weight.dtype) for row, weight in zip(rows, weights, strict=True)], batched=True
     )

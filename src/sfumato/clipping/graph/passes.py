@@ -1,8 +1,10 @@
-"""The forward and the backward pass: what every site gives to the per-example gradients of its weights.
+"""The forward and the backward pass: what every site gives to the per-example gradients of its
+weights.
 
-The forward pass runs the graph with every weight detached, so the backward pass computes gradients of data alone. At
-each site the output's gradient is caught as it passes, and a rule (`rules/`) makes of it and of the operation's inputs
-that site's part of the per-example gradients, written out or as norms alone.
+The forward pass runs the graph with every weight detached, so the backward pass computes gradients
+of data alone. At each site the output's gradient is caught as it passes, and a rule (`rules/`)
+makes of it and of the operation's inputs that site's part of the per-example gradients, written out
+or as norms alone.
 """
 
 from contextlib import nullcontext
@@ -168,8 +170,8 @@ def _add(per_example_grads: dict[str, PerExampleGrads], weight: str, per_example
 def unshared(sums: list[torch.Tensor]) -> list[torch.Tensor]:
     """The same in float32 at least, none sharing memory with another or with itself.
 
-    Autograd gives one tensor to both parameters of a + b, and one number to all values of a sum: noise that is
-    added to one in place would be added to the others, or fail.
+    Autograd gives one tensor to both parameters of a + b, and one number to all values of a sum:
+    noise that is added to one in place would be added to the others, or fail.
     """
     apart: list[torch.Tensor] = []
     seen: set[int] = set()

@@ -1,12 +1,14 @@
 """What a graph may do with the dimension that counts rows: hand it on, and nothing else.
 
-Tests on made-up images cannot try every number of rows, every place, every value. Therefore the graph itself
-must show that no row can learn its place, how many others there are, or anything of them: in every value that
-the batch touches, rows lie along exactly one dimension, and every operation is one that is known to compute each row
-by itself. What is not known to is refused, and left to `torch.func`, which never shows a model two images.
+Tests on made-up images cannot try every number of rows, every place, every value. Therefore the
+graph itself must show that no row can learn its place, how many others there are, or anything of
+them: in every value that the batch touches, rows lie along exactly one dimension, and every
+operation is one that is known to compute each row by itself. What is not known to is refused, and
+left to `torch.func`, which never shows a model two images.
 
-Along its dimension a value has outer * rows * inner entries: windows of one image may lie between rows, or be
-repeated around them (`RowLayout`). Views may fold rows in no other way, or a row would change its place.
+Along its dimension a value has outer * rows * inner entries: windows of one image may lie between
+rows, or be repeated around them (`RowLayout`). Views may fold rows in no other way, or a row would
+change its place.
 """
 
 import math
@@ -35,12 +37,11 @@ _ARITHMETIC = (operator.mul, operator.floordiv, operator.add, operator.sub)
 _SHAPE_ARGUMENTS = _names("size shape sizes repeats")
 # Each entry by itself, besides what PyTorch tags as such.
 _POINTWISE = _names(
-    "clone contiguous detach alias to _to_copy type_as lift_fresh_copy where masked_fill dropout native_dropout "
-    "alpha_dropout feature_dropout "
-    "feature_alpha_dropout bernoulli normal normal_functional uniform exponential "
-    "rand_like randn_like randint_like zeros_like ones_like full_like "
-    "__and__ __or__ __xor__ __iand__ __ior__ __ixor__ "
-    "copy fill relu6 hardswish hardtanh mish selu elu celu softplus logsigmoid log_sigmoid gelu silu prelu rrelu "
+    "clone contiguous detach alias to _to_copy type_as lift_fresh_copy where masked_fill dropout "
+    "native_dropout alpha_dropout feature_dropout feature_alpha_dropout bernoulli normal "
+    "normal_functional uniform exponential rand_like randn_like randint_like zeros_like "
+    "ones_like full_like __and__ __or__ __xor__ __iand__ __ior__ __ixor__ copy fill relu6 "
+    "hardswish hardtanh mish selu elu celu softplus logsigmoid log_sigmoid gelu silu prelu rrelu "
     "clamp expand_as"
 )
 # They change where entries lie, not their order.
@@ -53,13 +54,13 @@ _MOVES = _names("transpose permute movedim moveaxis swapaxes swapdims unsqueeze 
 _MOVES |= _names("expand broadcast_to broadcast_tensors")
 # They work along the dimensions that they are told, which must not be the rows'.
 _ALONG = _names(
-    "sum mean amax amin max min argmax argmin var std var_mean std_mean norm linalg_vector_norm logsumexp softmax "
-    "_softmax log_softmax _log_softmax "
-    "cumsum cumprod cummax cummin logcumsumexp sort argsort topk kthvalue median mode flip roll prod all any "
-    "count_nonzero unbind split "
-    "split_with_sizes chunk unsafe_split unsafe_split_with_sizes unsafe_chunk tensor_split narrow slice select "
-    "index_select index_fill index_add index_copy gather scatter scatter_add slice_scatter select_scatter cat concat "
-    "diff unfold glu aminmax linalg_norm normalize"
+    "sum mean amax amin max min argmax argmin var std var_mean std_mean norm linalg_vector_norm "
+    "logsumexp softmax _softmax log_softmax _log_softmax cumsum cumprod cummax cummin "
+    "logcumsumexp sort argsort topk kthvalue median mode flip roll prod all any count_nonzero "
+    "unbind split split_with_sizes chunk unsafe_split unsafe_split_with_sizes unsafe_chunk "
+    "tensor_split narrow slice select index_select index_fill index_add index_copy gather "
+    "scatter scatter_add slice_scatter select_scatter cat concat diff unfold glu aminmax "
+    "linalg_norm normalize"
 )
 _DIMENSIONS = ("dim", "dims", "dim0", "dim1", "dimension")
 # They work on the last so many dimensions; rows must lie before these.
@@ -103,27 +104,32 @@ _ROWS_FIRST: dict[str, int | None] = {
     ),
     **dict.fromkeys(("feature_dropout", "feature_alpha_dropout", "channel_shuffle", "native_channel_shuffle"), None),
 }
-# Sums of products of two operands along a dimension that both must have: rows that are added up are gone from the
-# result, and rows of two operands that do not belong together stand in it twice.
+# Sums of products of two operands along a dimension that both must have: rows that are added up are
+# gone from the result, and rows of two operands that do not belong together stand in it twice.
 _PRODUCTS = _names("matmul mm bmm addmm baddbmm")
-# A shared index, or a shared source, may be shorter than the rows: it would be meant for the first ones alone.
+# A shared index, or a shared source, may be shorter than the rows: it would be meant for the first
+# ones alone.
 _SCATTERED = _names("scatter scatter_add gather index_add index_copy")
 _WHOLE = 2**63 - 1
-# On constants, parameters and buffers every one of the operations above gives the same again, and these besides. Not
-# among them is what hands memory out as others left it: empty, resize, as_strided and their kin.
+# On constants, parameters and buffers every one of the operations above gives the same again, and
+# these besides. Not among them is what hands memory out as others left it: empty, resize,
+# as_strided and their kin.
 _REPEATABLE = _names(
-    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional "
-    "zero arange linspace logspace eye scalar_tensor tril_indices triu_indices meshgrid cartesian_prod combinations "
-    "hann_window hamming_window blackman_window kaiser_window bartlett_window "
-    "outer ger kron dot vdot mv addmv addr inner tensordot trace det logdet inverse cholesky cholesky_solve "
-    "cholesky_inverse qr svd pinverse matrix_power matrix_rank block_diag chain_matmul cdist _cdist_forward pdist "
-    "dist cosine_similarity cross rot90 tile take take_along_dim masked_select nonzero unique _unique2 bincount histc "
-    "bucketize searchsorted one_hot vander renorm trapezoid cov corrcoef view_as_real view_as_complex complex polar "
-    "real imag resolve_conj resolve_neg conj _conj diag diag_embed diagonal_scatter item _local_scalar_dense "
-    "hstack vstack dstack column_stack atleast_1d atleast_2d atleast_3d ravel squeeze_ pad constant_pad_nd "
-    "repeat repeat_interleave embedding index index_put _unsafe_index einsum sym_size sym_numel sym_stride "
-    "_weight_norm _weight_norm_interface masked_scatter movedim fliplr flipud nan_to_num nansum nanmean quantile "
-    "nanquantile lerp addcmul addcdiv affine_grid_generator stft istft frobenius_norm nuclear_norm numel is_nonzero"
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional zero arange "
+    "linspace logspace eye scalar_tensor tril_indices triu_indices meshgrid cartesian_prod "
+    "combinations hann_window hamming_window blackman_window kaiser_window bartlett_window outer "
+    "ger kron dot vdot mv addmv addr inner tensordot trace det logdet inverse cholesky "
+    "cholesky_solve cholesky_inverse qr svd pinverse matrix_power matrix_rank block_diag "
+    "chain_matmul cdist _cdist_forward pdist dist cosine_similarity cross rot90 tile take "
+    "take_along_dim masked_select nonzero unique _unique2 bincount histc bucketize searchsorted "
+    "one_hot vander renorm trapezoid cov corrcoef view_as_real view_as_complex complex polar "
+    "real imag resolve_conj resolve_neg conj _conj diag diag_embed diagonal_scatter item "
+    "_local_scalar_dense hstack vstack dstack column_stack atleast_1d atleast_2d atleast_3d "
+    "ravel squeeze_ pad constant_pad_nd repeat repeat_interleave embedding index index_put "
+    "_unsafe_index einsum sym_size sym_numel sym_stride _weight_norm _weight_norm_interface "
+    "masked_scatter movedim fliplr flipud nan_to_num nansum nanmean quantile nanquantile lerp "
+    "addcmul addcdiv affine_grid_generator stft istft frobenius_norm nuclear_norm numel "
+    "is_nonzero"
 )
 _UNFILLED = _names("empty empty_like new_empty empty_strided new_empty_strided empty_permuted")
 _FILLS = _names("fill zero zeros_like ones_like full_like")
@@ -131,7 +137,8 @@ _REPEATABLE_FAMILIES = ("fft_", "_fft_", "linalg_", "_linalg_", "special_", "ups
 
 
 def gives_the_same_again(node: Node) -> bool:
-    """Whether an operation that nothing of the batch reaches is known to depend on its arguments alone.
+    """Whether an operation that nothing of the batch reaches is known to depend on its arguments
+    alone.
 
     Random ones are another matter (`sfumato.clipping.law`).
     """

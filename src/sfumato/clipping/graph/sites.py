@@ -1,4 +1,6 @@
-"""From a model to its sites and its groups of weights: what the engine needs to know before it sees an image."""
+"""From a model to its sites and its groups of weights: what the engine needs to know before it sees
+an image.
+"""
 
 import dataclasses
 from typing import Any
@@ -32,7 +34,8 @@ def trace(model: nn.Module, row: torch.Tensor) -> Traced:
         row: (1, ...): an input, of which only shape, type and device are used.
 
     Raises:
-        InputError: If the model cannot be traced, mixes examples, or has a site without a rule (it is named).
+        InputError: If the model cannot be traced, mixes examples, or has a site without a rule (it
+            is named).
     """
     traced = capture(model, row)
     parameters = {
@@ -114,15 +117,14 @@ def _wide(value: Any) -> Any:
 def _refuse_low_precision(
     traced: Capture, parameters: dict[str, torch.Tensor], weights: tuple[str, ...], sources: tuple[str, ...]
 ) -> None:
-    """Refuses weights computed in less than float32: their norms would be those of gradients that the way back then
-    rounds.
+    """Refuses weights computed in less than float32: their norms would be those of gradients that
+    the way back then rounds.
     """
     low = next((name for name in sources if parameters[name].dtype not in (torch.float32, torch.float64)), None)
     if low is not None:
         raise InputError(
-            f"parameter '{low}' is {parameters[low].dtype}, and a weight is computed from it: the clipped sum would "
-            "be rounded on the way back. "
-            "Keep the parameters in float32."
+            f"parameter '{low}' is {parameters[low].dtype}, and a weight is computed from it: the "
+            "clipped sum would be rounded on the way back. Keep the parameters in float32."
         )
     way = {traced.weights[name] for name in weights}
     for node in reversed(traced.shared.nodes):
@@ -136,8 +138,8 @@ def _refuse_low_precision(
             and value.dtype not in (torch.float32, torch.float64)
         ):
             raise InputError(
-                f"{node.target} in '{module_path(node) or 'the model'}' makes {value.dtype} of parameter "
-                f"'{sources[0]}': the clipped sum would be "
+                f"{node.target} in '{module_path(node) or 'the model'}' makes {value.dtype} of "
+                f"parameter '{sources[0]}': the clipped sum would be "
                 'rounded on the way back. Compute weights in float32, with precision "bf16" if the rest shall be in '
                 "bfloat16."
             )

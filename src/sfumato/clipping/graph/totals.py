@@ -7,9 +7,11 @@ import torch
 from sfumato.clipping.graph.rules import MaterializedGrads, PerExampleGrads
 from sfumato.clipping.graph.weights import Weights
 
-# What roundings, all going one way, could have taken from a norm is added to it, as far as it is more than this share.
+# What roundings, all going one way, could have taken from a norm is added to it, as far as it is
+# more than this share.
 _TOLERANCE = 1e-4
-# Written-out gradients of no more values than this lie side by side: one norm and one product for all of them.
+# Written-out gradients of no more values than this lie side by side: one norm and one product for
+# all of them.
 _FEW = 4096
 
 
@@ -75,11 +77,12 @@ class Totals:
         return total.sqrt()
 
     def clipped_sums(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """Each parameter's sum of coefficient_i times gradient_i over those that count (None: all do). Lets go of all
-        per_example_grads.
+        """Each parameter's sum of coefficient_i times gradient_i over those that count (None: all
+        do). Lets go of all per_example_grads.
         """
         values, per_example_grads = self._weights.values, self._contributions
-        # One after another they make room: per-example gradients take more memory than anything else.
+        # One after another they make room: per-example gradients take more memory than anything
+        # else.
         of_weights = {
             name: per_example_grads.pop(name).weighted_sum(coefficients, counts)
             for name in [*per_example_grads]

@@ -1,5 +1,5 @@
-"""The values of the weights at the present parameters, and the way back from their gradients to those of the
-parameters.
+"""The values of the weights at the present parameters, and the way back from their gradients to
+those of the parameters.
 """
 
 import dataclasses
@@ -21,7 +21,8 @@ class Weights:
     """The values of the weights for some values of the parameters, and what leads back to these.
 
     Attributes:
-        shared: What the images meet, or the model returns, of the graph's values that no image touches.
+        shared: What the images meet, or the model returns, of the graph's values that no image
+            touches.
         parameters: The trainable ones, from which autograd has a record to `shared`.
         closed: Groups of one standardised weight each, and the closed form that holds for them.
     """
@@ -90,8 +91,8 @@ class Weights:
         return pulled
 
     def square_norms(self, group: Group, rows: list[torch.Tensor]) -> torch.Tensor:
-        """(m,) squares of the norms of the parameters' gradients, from those of the weights written out, each pulled
-        back.
+        """(m,) squares of the norms of the parameters' gradients, from those of the weights written
+        out, each pulled back.
         """
         return general_square_norms(self._weights_of(group), self._parameters_of(group), rows)
 

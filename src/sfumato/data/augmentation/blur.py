@@ -5,17 +5,18 @@ from torch.nn import functional as F
 
 
 def blur_radius(size: int) -> int:
-    """Pixels on each side of the kernel, whose width is a tenth of the image's: 11 at 224 pixels, 1 at 32, none below
-    20.
+    """Pixels on each side of the kernel, whose width is a tenth of the image's: 11 at 224 pixels, 1
+    at 32, none below 20.
     """
     return size // 20
 
 
 def gaussian_blur(pixels: torch.Tensor, sigma: torch.Tensor, radius: int) -> torch.Tensor:
-    """Weighted means of neighbours; beyond the edge the image is mirrored without repeating the edge pixel.
+    """Weighted means of neighbours; beyond the edge the image is mirrored without repeating the
+    edge pixel.
 
-    Written as sums of shifted images: a convolution would be computed in reduced precision on some devices, and round
-    differently for different batches.
+    Written as sums of shifted images: a convolution would be computed in reduced precision on some
+    devices, and round differently for different batches.
 
     Args:
         pixels: (V, C, H, W).

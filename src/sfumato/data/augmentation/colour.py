@@ -20,8 +20,8 @@ def jitter(pixels: torch.Tensor, uniforms: torch.Tensor, strength: tuple[float, 
     Args:
         pixels: (V, C, H, W), C = 1 or 3, in [0, 1].
         uniforms: (V, NUM_JITTER_UNIFORMS), in [0, 1): the four factors, then the order.
-        strength: (b, c, s, h): the first three factors are uniform in [1 - b, 1 + b] and so on, b, c, s <= 1; hue turns
-            by a part of the circle uniform in [-h, h], h <= 1/2.
+        strength: (b, c, s, h): the first three factors are uniform in [1 - b, 1 + b] and so on, b,
+            c, s <= 1; hue turns by a part of the circle uniform in [-h, h], h <= 1/2.
 
     Returns:
         (V, C, H, W), in [0, 1].
@@ -62,22 +62,28 @@ def adjust_brightness(pixels: torch.Tensor, factor: torch.Tensor) -> torch.Tenso
 
 
 def adjust_contrast(pixels: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """Moves each pixel away from (factor > 1) or towards the image's mean grey: (V, C, H, W), (V,) -> (V, C, H, W)."""
-    # Line by line: a sum over a whole image alone in its batch would be split among threads, and round in another way.
+    """Moves each pixel away from (factor > 1) or towards the image's mean grey: (V, C, H, W), (V,)
+    -> (V, C, H, W).
+    """
+    # Line by line: a sum over a whole image alone in its batch would be split among threads, and
+    # round in another way.
     mean = grey(pixels).mean(3, keepdim=True).mean(2, keepdim=True)
     return _blend(pixels, mean, factor)
 
 
 def adjust_saturation(pixels: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """Moves each pixel away from (factor > 1) or towards its own grey: (V, 3, H, W), (V,) -> (V, 3, H, W)."""
+    """Moves each pixel away from (factor > 1) or towards its own grey: (V, 3, H, W), (V,) -> (V, 3,
+    H, W).
+    """
     return _blend(pixels, grey(pixels), factor)
 
 
 def adjust_hue(pixels: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
     """Turns the hue by a part of the circle: (V, 3, H, W), (V,) -> (V, 3, H, W).
 
-    In hue, saturation and value, v = max(r, g, b) and chroma c = max - min stay. A channel's value depends on the
-    distance, in sixths of the circle, between the hue and that channel's own: v - c min(1, max(0, distance - 1)).
+    In hue, saturation and value, v = max(r, g, b) and chroma c = max - min stay. A channel's value
+    depends on the distance, in sixths of the circle, between the hue and that channel's own: v - c
+    min(1, max(0, distance - 1)).
     """
     red, green, blue = pixels.unbind(1)
     value = torch.maximum(torch.maximum(red, green), blue)

@@ -1,5 +1,5 @@
-"""Crops by whole pixels and flips (De et al. 2022, Section 3.1 and Appendix C.2), through a table of every view there
-is.
+"""Crops by whole pixels and flips (De et al. 2022, Section 3.1 and Appendix C.2), through a table
+of every view there is.
 """
 
 import functools
@@ -11,7 +11,8 @@ _MAX_INDICES = 2**20  # source indices held at once: 8 MB, which bounds memory a
 
 
 def crop_and_flip(images: torch.Tensor, bits: torch.Tensor, padding: int, crop: bool, flip: bool) -> torch.Tensor:
-    """Crops at the original size with `padding` pixels of mirror padding on each edge, flipped or not.
+    """Crops at the original size with `padding` pixels of mirror padding on each edge, flipped or
+    not.
 
     Args:
         images: (B, C, H, W).
@@ -38,7 +39,9 @@ def crop_and_flip(images: torch.Tensor, bits: torch.Tensor, padding: int, crop: 
 
 @functools.lru_cache(maxsize=8)
 def _source_pixels(height: int, width: int, padding: int, device: torch.device) -> torch.Tensor:
-    """Where each pixel of each possible view comes from: (2 (2 padding + 1)^2, H*W), row 2 position + flip."""
+    """Where each pixel of each possible view comes from: (2 (2 padding + 1)^2, H*W), row 2 position
+    + flip.
+    """
     offsets = torch.arange(2 * padding + 1) - padding
     rows = _mirror(offsets[:, None] + torch.arange(height), height)  # (P, H)
     columns = _mirror(offsets[:, None] + torch.arange(width), width)  # (P, W)
@@ -48,6 +51,8 @@ def _source_pixels(height: int, width: int, padding: int, device: torch.device) 
 
 
 def _mirror(index: torch.Tensor, size: int) -> torch.Tensor:
-    """The pixel that stands at `index` when the row is continued by mirror images: ... 1 0 | 0 1 ... n-1 | n-1 ..."""
+    """The pixel that stands at `index` when the row is continued by mirror images: ... 1 0 | 0 1
+    ... n-1 | n-1 ...
+    """
     index = index % (2 * size)
     return torch.minimum(index, 2 * size - 1 - index)

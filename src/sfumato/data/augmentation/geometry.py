@@ -38,8 +38,8 @@ def reflected_crop(
 
 
 def _reflected(size: int, start: torch.Tensor) -> torch.Tensor:
-    """The pixels seen from `start` on when a line is continued by reflection, 2 1 | 0 1 ... n-1 | n-2: (V,) -> (V,
-    size).
+    """The pixels seen from `start` on when a line is continued by reflection, 2 1 | 0 1 ... n-1 |
+    n-2: (V,) -> (V, size).
     """
     index = (start[:, None] + torch.arange(size, device=start.device)).abs()
     return torch.minimum(index, (2 * size - 2 - index).abs())
@@ -52,7 +52,8 @@ def random_boxes(
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Boxes of the standard random resized crop (Szegedy et al. 2015; Sander et al. 2022, Section 4.2).
+    """Boxes of the standard random resized crop (Szegedy et al. 2015; Sander et al. 2022, Section
+    4.2).
 
     A box has an area uniform in `scale` times the image's and a ratio of width to height
     log-uniform in `ratio`, both before rounding to whole pixels; the first of ten such boxes
@@ -108,8 +109,8 @@ def resized_crop(
 
 
 def _stretched(size: int, start: torch.Tensor, length: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
-    """Where in the image each pixel of a view lies along one axis, (V, size), in grid_sample's units: -1 and 1 are the
-    outer edges.
+    """Where in the image each pixel of a view lies along one axis, (V, size), in grid_sample's
+    units: -1 and 1 are the outer edges.
     """
     centres = torch.arange(size, device=pixels.device, dtype=pixels.dtype) + 0.5
     start, length = start[:, None].to(pixels.dtype), length[:, None].to(pixels.dtype)

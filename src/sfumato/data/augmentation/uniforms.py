@@ -1,4 +1,6 @@
-"""Many uniform numbers from the 32 random bits of a view, in integer arithmetic, so alike on every device."""
+"""Many uniform numbers from the 32 random bits of a view, in integer arithmetic, so alike on every
+device.
+"""
 
 import torch
 
@@ -23,10 +25,11 @@ def uniforms(bits: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _permute(words: torch.Tensor) -> torch.Tensor:
-    """A permutation of [0, 2^32) in which each bit of the input moves each bit of the output half of the time.
+    """A permutation of [0, 2^32) in which each bit of the input moves each bit of the output half
+    of the time.
 
-    Two rounds of multiplication and xor-shift with the multipliers found by C. Wellons's search (`hash-prospector`,
-    2018); both are below 2^31, so that no product leaves int64.
+    Two rounds of multiplication and xor-shift with the multipliers found by C. Wellons's search
+    (`hash-prospector`, 2018); both are below 2^31, so that no product leaves int64.
     """
     words = words ^ (words >> 16)
     words = (words * 0x21F0AAAD) & _MASK

@@ -1,5 +1,5 @@
-"""Views of images for augmentation multiplicity (De et al. 2022, Section 3.1 and C.2; Sander et al. 2022, Section
-4.2).
+"""Views of images for augmentation multiplicity (De et al. 2022, Section 3.1 and C.2; Sander et al.
+2022, Section 4.2).
 """
 
 from collections.abc import Sequence
@@ -49,8 +49,8 @@ def augment(
         images: (B, C, H, W), C = 1 or 3 where colours change.
         bits: (B, K), int64 with values uniform in [0, 2^32).
         kind: See above.
-        padding: Pixels on each edge; at least 0, used by crop, crop_flip and tan (there below H and W).
-        mean, std: Public constants, one per channel, by which images in [0, 1] were normalised:
+        padding: Pixels on each edge; at least 0, used by crop, crop_flip and tan (there below H and
+        W). mean, std: Public constants, one per channel, by which images in [0, 1] were normalised:
             colours are changed in [0, 1]. Without them, images are in [0, 1].
 
     Returns:

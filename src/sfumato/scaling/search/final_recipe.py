@@ -1,5 +1,5 @@
-"""The one private recipe that a search ends with, its certificate computed in advance, its predicted accuracy and its
-price.
+"""The one private recipe that a search ends with, its certificate computed in advance, its
+predicted accuracy and its price.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from sfumato.errors import InputError
 from sfumato.planning.solve import Budget, solve
 from sfumato.scaling.law import NOT_TOLD_APART, Fit, Point, Prediction, fit, predict, rivals
 from sfumato.scaling.search.result import Best, Cost, Predicted, SearchResult, Stage
-from sfumato.scaling.search.schedule import Agenda, Key, Outcome, Search
+from sfumato.scaling.search.schedule import Agenda, Key, Outcome, Search, accuracies_of
 from sfumato.scaling.search.space import Settings, apply
 from sfumato.scaling.search.trials import work
 
@@ -53,13 +53,12 @@ def final_recipe(search: Search, settings: Settings, public: bool) -> tuple[Reso
 
 
 def predicted(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -> tuple[list[Fit], Prediction]:
-    """The accuracy of the final run on the validation split, extrapolated from some batch sizes of the best
-    settings.
+    """The accuracy of the final run on the validation split, extrapolated from some batch sizes of
+    the best settings.
     """
     points = []
     for slot in search.law_slots(agenda.settings):
-        accuracies = finished[slot.key].accuracies
-        assert accuracies is not None
+        accuracies = accuracies_of(finished[slot.key])
         points += [
             Point(slot.batch_size, seed, accuracy) for seed, accuracy in zip(slot.seeds, accuracies, strict=True)
         ]
@@ -69,9 +68,11 @@ def predicted(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -
 
 
 def cost(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -> Cost:
-    """Views differentiated by the simulations, and as a fraction of one run of the recipe that was searched.
+    """Views differentiated by the simulations, and as a fraction of one run of the recipe that was
+    searched.
 
-    A trial that fell behind is counted as if it had been made whole; one that was impossible was not made.
+    A trial that fell behind is counted as if it had been made whole; one that was impossible was
+    not made.
     """
     views = 0
     for slot in agenda.slots:
@@ -130,8 +131,8 @@ def summary(
 
 
 def augtest_gain(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -> float | None:
-    """What the majority of several views adds at the largest batch simulated; None where training has no views. No part
-    of the prediction.
+    """What the majority of several views adds at the largest batch simulated; None where training
+    has no views. No part of the prediction.
     """
     last = finished[search.law_slots(agenda.settings)[-1].key]
     if last.augtest is None or last.accuracies is None:
@@ -152,8 +153,8 @@ def as_toml(search: Search, agenda: Agenda, found: SearchResult, name: str) -> s
     accuracy = found.predicted_accuracy
     looked_at = f"{search.data}, public images" if search.data else "the private images: no certificate covers that"
     head = [
-        f"Found by a search from {name}: {found.trials} settings, simulated at batch {search.batch_size} on "
-        f"{looked_at}.",
+        f"Found by a search from {name}: {found.trials} settings, simulated at batch "
+        f"{search.batch_size} on {looked_at}.",
         f"Predicted accuracy on the validation split {accuracy.value:.4f} ({accuracy.low:.4f} to "
         f"{accuracy.high:.4f}, 95 %).",
         f"It will spend epsilon {rounding.epsilon_text(found.epsilon_final)} at delta "

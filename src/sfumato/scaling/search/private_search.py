@@ -44,17 +44,18 @@ def private_search(
 ) -> PrivateSearchResult:
     """Makes a secret number of private runs and publishes the best; its epsilon covers the search.
 
-    Guarantee: `sfumato.scaling.search.private_selection`. Nothing is said that depends on how many runs there are.
+    Guarantee: `sfumato.scaling.search.private_selection`. Nothing is said that depends on how many
+        runs there are.
 
     Args:
         recipe: Of the runs, as in `sfumato.train`; its budget is that of the whole search.
         expected_trials: How many runs are made in the mean.
         output: The folder of the search; what an earlier call left there is gone on with.
-        space: What may be changed, or the TOML file that says so; default: the grid of Sander et al. (2022) without
-            other numbers of steps, which would be other budgets.
+        space: What may be changed, or the TOML file that says so; default: the grid of Sander et
+            al. (2022) without other numbers of steps, which would be other budgets.
         data: Public images that score the runs; or
-        score_noise: noise on the number of private validation images that are judged right, in images.
-        settings, data_root, device, trust: See `sfumato.train`.
+        score_noise: noise on the number of private validation images that are judged right, in
+        images. settings, data_root, device, trust: See `sfumato.train`.
         report: Takes lines about what is loaded; default: stderr.
 
     Raises:
@@ -76,8 +77,8 @@ def private_search(
     shape = parsed.privacy.selection_shape if parsed.privacy else 0.0
     every = selection.paid_recipe(parsed, choices, Selection(float(expected_trials), shape, score_noise))
     report(
-        f"about {expected_trials:g} private runs are expected; how many there will be is secret, so nothing more is "
-        "said until the end"
+        f"about {expected_trials:g} private runs are expected; how many there will be is secret, "
+        "so nothing more is said until the end"
     )
     dataset = loading.load(every.data, root, report)
     if data is None:  # the validation split scores, and what is printed is measured on the test images
@@ -87,9 +88,9 @@ def private_search(
         scoring = loading.load(searched_data(parsed, data), None if parsed.data.name == "folder" else root, report)
         if (len(scoring.classes), scoring.shape) != (len(dataset.classes), dataset.shape):
             raise InputError(
-                f"--data {data} has {len(scoring.classes)} classes of images {scoring.shape}, the recipe's images "
-                f"{len(dataset.classes)} of "
-                f"{dataset.shape}: no score compares them. Name public images of the same shape and classes."
+                f"--data {data} has {len(scoring.classes)} classes of images {scoring.shape}, the "
+                f"recipe's images {len(dataset.classes)} of {dataset.shape}: no score compares "
+                "them. Name public images of the same shape and classes."
             )
     judges = scoring.held_out_files  # in their places, unreadable ones too: their number is public
     trainer = Trainer(dataset, device=device, trust=trust)
@@ -148,9 +149,9 @@ def refuse_scores(data: str | None, score_noise: float | None) -> None:
     """
     if data is None and score_noise is None:
         raise InputError(
-            "--paid compares trials by a score, and a score on private images is paid for by nobody. Name public "
-            "images by --data, or add noise to "
-            "it by --score-noise S, the standard deviation in images: a hundredth of the validation split costs little."
+            "--paid compares trials by a score, and a score on private images is paid for by "
+            "nobody. Name public images by --data, or add noise to it by --score-noise S, the "
+            "standard deviation in images: a hundredth of the validation split costs little."
         )
     if data is not None and score_noise is not None:
         raise InputError(

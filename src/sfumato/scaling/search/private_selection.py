@@ -1,10 +1,10 @@
-"""A search whose every trial is a real private run, and whose product is the best one's weights (Papernot and Steinke
-2022).
+"""A search whose every trial is a real private run, and whose product is the best one's weights
+(Papernot and Steinke 2022).
 
-The number of trials is drawn once and stays secret, as do all trials but the one that is published: they lie in a
-folder that only the owner may enter, under names that say nothing of their order, and are deleted when the search ends.
-What is published is the same whatever that number was, times included, but for what the kernel keeps of each file
-(docs/tan.md).
+The number of trials is drawn once and stays secret, as do all trials but the one that is published:
+they lie in a folder that only the owner may enter, under names that say nothing of their order, and
+are deleted when the search ends. What is published is the same whatever that number was, times
+included, but for what the kernel keeps of each file (docs/tan.md).
 """
 
 import contextlib
@@ -37,8 +37,8 @@ from sfumato.scaling.search.space import STEPS, Range, Settings, Space, apply, p
 from sfumato.scaling.search.trials import work
 
 SECRET, SELECTED, FACTS = "secret", "selected", "paid-search.json"
-# In the secret folder, beside the key. Trials have a folder of their own: the links of the secret folder would count
-# them.
+# In the secret folder, beside the key. Trials have a folder of their own: the links of the secret
+# folder would count them.
 IMAGES, TRIALS = "images", "trials"
 
 
@@ -48,10 +48,12 @@ class Trials:
 
     Attributes:
         train: Trains a recipe privately in a folder, or goes on there.
-        score: How many of the scoring images a finished run judges right; one image moves it by at most 1.
+        score: How many of the scoring images a finished run judges right; one image moves it by at
+            most 1.
         fingerprint: HMAC under a key of all images that trials see, those that score among them.
         report: Writes the page about a run into its folder.
-        verify: The result of a published run, once its claims are found to be those of its ledger and recipe.
+        verify: The result of a published run, once its claims are found to be those of its ledger
+            and recipe.
     """
 
     train: Callable[[ResolvedRecipe, Path], object]
@@ -69,8 +71,8 @@ def paid_recipe(recipe: Recipe, space: Space, selection: Selection) -> Recipe:
     """
     if STEPS in space.choices:
         raise InputError(
-            f"--paid: every trial must have one and the same budget, but other {STEPS} change it. Take it out of the "
-            "space."
+            f"--paid: every trial must have one and the same budget, but other {STEPS} change it. "
+            "Take it out of the space."
         )
     if recipe.privacy is None:
         raise InputError(
@@ -92,28 +94,31 @@ def paid_recipe(recipe: Recipe, space: Space, selection: Selection) -> Recipe:
 
 
 def paid_search(recipe: ResolvedRecipe, space: Space, folder: Path, trials: Trials) -> Result:
-    """Draws how many trials there are, makes them, and keeps the best alone; called again, it goes on.
+    """Draws how many trials there are, makes them, and keeps the best alone; called again, it goes
+    on.
 
-    Guarantee: the folder ``selected`` satisfies the epsilon of its certificate, which covers the selection, if the
-    number of trials, the other trials and the running time stay secret: each trial's settings are drawn independently
-    from one distribution, no trial is given up or judged early, the number is not capped, and scores look at public
-    images alone, or at held-out private ones through the noise that the certificate counts. One score alone is
-    published, with the run that it selected. The published files bear the time of the search's start, and nothing in
-    them depends on the run's place among the trials.
+    Guarantee: the folder ``selected`` satisfies the epsilon of its certificate, which covers the
+    selection, if the number of trials, the other trials and the running time stay secret: each
+    trial's settings are drawn independently from one distribution, no trial is given up or judged
+    early, the number is not capped, and scores look at public images alone, or at held-out private
+    ones through the noise that the certificate counts. One score alone is published, with the run
+    that it selected. The published files bear the time of the search's start, and nothing in them
+    depends on the run's place among the trials.
 
     Args:
         recipe: Resolved from `paid_recipe`'s: what every trial has in common.
         space: What settings are drawn from, evenly.
-        folder: Of the search: new, empty or its own. It is for its owner alone: the kernel keeps times that cannot be
-            set.
+        folder: Of the search: new, empty or its own. It is for its owner alone: the kernel keeps
+            times that cannot be set.
         trials: What makes and compares them.
 
     Returns:
         The selected run's result, and its ``score``, noise included.
 
     Raises:
-        InputError: If the folder holds something else, the images changed since the search began, another process
-            makes it, or the published run claims another thing than its ledger and recipe give.
+        InputError: If the folder holds something else, the images changed since the search began,
+            another process makes it, or the published run claims another thing than its ledger and
+            recipe give.
     """
     where = {"data": {"path"}}  # the images are known by their fingerprint, and their place is nobody's business
     identity = randomness.digest({"recipe": recipe.model_dump(mode="json", exclude=where), "space": space.as_json()})
@@ -147,9 +152,8 @@ def _refuse_another_budget(selected: Path, recipe: ResolvedRecipe, space: Space)
         section = key.split(".")[0]
         if section in ("data", "privacy", "training") and key not in space.choices and now.get(key) != value:
             raise InputError(
-                f"{selected / 'recipe.toml'} has {key} = {now.get(key)!r}, this search {value!r}: it was altered, or "
-                "is another's. "
-                "Restore it from a copy."
+                f"{selected / 'recipe.toml'} has {key} = {now.get(key)!r}, this search {value!r}: "
+                "it was altered, or is another's. Restore it from a copy."
             )
 
 
@@ -157,7 +161,8 @@ def _refuse_another_budget(selected: Path, recipe: ResolvedRecipe, space: Space)
 def _claimed(folder: Path, identity: str) -> Iterator[int]:
     """Makes a folder the search's own, since what lies there under its names is later deleted.
 
-    Yields the search's start in nanoseconds: when its first file was written, and so known again after a crash.
+    Yields the search's start in nanoseconds: when its first file was written, and so known again
+    after a crash.
     """
     facts = folder / FACTS
     if folder.is_dir():
@@ -178,18 +183,18 @@ def _claimed(folder: Path, identity: str) -> Iterator[int]:
             os.fsync(file.fileno())
         if read_json(facts) != {"identity": identity}:
             raise InputError(
-                f"{folder} holds a search of another recipe or space. Give what it was begun with, or another "
-                "--output: both then add up."
+                f"{folder} holds a search of another recipe or space. Give what it was begun "
+                "with, or another --output: both then add up."
             )
         yield facts.stat().st_mtime_ns
 
 
 def _begin(secret: Path, identity: str, trials: Trials) -> Streams:
-    """The search's own key, drawn once: the number of trials, their settings and the noise of their scores follow from
-    it.
+    """The search's own key, drawn once: the number of trials, their settings and the noise of their
+    scores follow from it.
 
-    They follow from the images, too, so that no other images meet the same. The fingerprint is on disk before the first
-    trial; it stays secret, and is deleted with the key.
+    They follow from the images, too, so that no other images meet the same. The fingerprint is on
+    disk before the first trial; it stays secret, and is deleted with the key.
     """
     (secret / TRIALS).mkdir(mode=0o700, parents=True, exist_ok=True)
     secret.chmod(0o700)
@@ -201,10 +206,10 @@ def _begin(secret: Path, identity: str, trials: Trials) -> Streams:
         write_atomically(kept, images.encode(), 0o600)
     if not hmac.compare_digest(kept.read_bytes(), images.encode()):
         raise InputError(
-            "the images changed since this search began (one that trains, scores or tests was added, removed, altered, "
-            "relabelled or reordered): going on would compare trials on other images. Restore the images, or search "
-            "anew "
-            "with another --output; both searches then add up."
+            "the images changed since this search began (one that trains, scores or tests was "
+            "added, removed, altered, relabelled or reordered): going on would compare trials on "
+            "other images. Restore the images, or search anew with another --output; both "
+            "searches then add up."
         )
     return Streams(key, {"search": identity, "images": images}, {})
 
@@ -228,9 +233,9 @@ def _best(recipe: ResolvedRecipe, space: Space, streams: Streams, folder: Path, 
 def _train_in_one_session(recipe: ResolvedRecipe, trial: Path, trials: Trials) -> None:
     """Makes a trial, anew if its updates were drawn afresh on the way.
 
-    That happens where it was cut short and went on in another environment. Nothing of it has been released, so making
-    it anew costs nothing; kept, it would be the one trial with other releases than the rest, and would tell when it was
-    made.
+    That happens where it was cut short and went on in another environment. Nothing of it has been
+    released, so making it anew costs nothing; kept, it would be the one trial with other releases
+    than the rest, and would tell when it was made.
     """
     trials.train(recipe, trial)
     while sum(line["kind"] == "session" for line in Ledger.open(trial / "ledger.jsonl").lines) > 1:
@@ -241,10 +246,12 @@ def _train_in_one_session(recipe: ResolvedRecipe, trial: Path, trials: Trials) -
 
 
 def _score_noise(streams: Streams, index: int, score: int, trial: Path, stddev: float) -> int:
-    """Gaussian noise for a score, rounded before it is added: its last bits would tell of what it was added to.
+    """Gaussian noise for a score, rounded before it is added: its last bits would tell of what it
+    was added to.
 
-    It follows from the score and the trial's weights, too, as deterministic signatures derive their nonces (RFC 6979):
-    in two copies of a search neither two scores nor two trials meet one noise, which would give their difference away.
+    It follows from the score and the trial's weights, too, as deterministic signatures derive their
+    nonces (RFC 6979): in two copies of a search neither two scores nor two trials meet one noise,
+    which would give their difference away.
     """
     # Without the header, whose order changes from one writing to the next.
     _, tensors = parts((trial / "model.safetensors").read_bytes())
@@ -275,11 +282,12 @@ def draw(recipe: ResolvedRecipe, space: Space, stream: Stream) -> Settings:
 
 
 def refuse_untrainable_choices(recipe: ResolvedRecipe, space: Space, facts: Facts, trust: Collection[str] = ()) -> None:
-    """Tries what may be drawn before anything is: a trial that cannot be made would end the search, and tell when it
-    came.
+    """Tries what may be drawn before anything is: a trial that cannot be made would end the search,
+    and tell when it came.
 
-    Keys of one section are tried together, a range at its ends. Networks of the registry are built without memory;
-    those of trusted modules are built, and held to the laws of training and of evaluation on made-up images.
+    Keys of one section are tried together, a range at its ends. Networks of the registry are built
+    without memory; those of trusted modules are built, and held to the laws of training and of
+    evaluation on made-up images.
 
     Args:
         recipe: As for `paid_search`.
@@ -322,7 +330,6 @@ def _refuse_untrainable(trial: ResolvedRecipe, facts: Facts, trust: Collection[s
     resolve(trial, facts)
     if not of_model:
         return
-    assert trial.model.name is not None
     imported = registry.imported_module(trial.model.name) is not None
     with contextlib.nullcontext() if imported else torch.device("meta"):
         model = registry.build(
@@ -360,8 +367,8 @@ def _gaussian(stream: Stream) -> float:
 
 
 def expected_cost(recipe: ResolvedRecipe, space: Space) -> dict[str, Any]:
-    """Views that the search is expected to differentiate; what it really did is secret. Averaged over drawn
-    settings.
+    """Views that the search is expected to differentiate; what it really did is secret. Averaged
+    over drawn settings.
     """
     batch_size, expected = recipe.training.batch_size, _selection(recipe).mean
     streams = Streams(randomness.key_from_seed(0), {}, {})

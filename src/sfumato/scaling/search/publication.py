@@ -1,5 +1,5 @@
-"""What a paid search publishes: the selected run's public files, written anew, so that nothing tells its place among
-the trials.
+"""What a paid search publishes: the selected run's public files, written anew, so that nothing
+tells its place among the trials.
 """
 
 import json
@@ -14,10 +14,11 @@ from sfumato.run_folder.ledger import GENESIS, Ledger, chained_line
 def write_anew(trial: Path, folder: Path, name: Path, score: int) -> None:
     """Writes the public files of a finished run into a new folder.
 
-    Checkpoints, key and metrics_private.jsonl, which are for the owner alone, are left out. So are how long the run
-    took (what ran before it in the same process makes it faster) and the environment of its session (a search that
-    moved to another machine did so at one of its trials). The ledger's hashes follow from what is left, and the
-    certificate and the weights name its new head.
+    Checkpoints, key and metrics_private.jsonl, which are for the owner alone, are left out. So are
+    how long the run took (what ran before it in the same process makes it faster) and the
+    environment of its session (a search that moved to another machine did so at one of its trials).
+    The ledger's hashes follow from what is left, and the certificate and the weights name its new
+    head.
 
     Args:
         trial: The run.
@@ -46,8 +47,8 @@ def write_anew(trial: Path, folder: Path, name: Path, score: int) -> None:
 
 
 def _with_facts(weights: bytes, facts: dict[str, Any]) -> bytes:
-    """A safetensors file with other facts in its metadata. The library would write metadata in an order that
-    changes.
+    """A safetensors file with other facts in its metadata. The library would write metadata in an
+    order that changes.
     """
     header, tensors = parts(weights)
     metadata = header["__metadata__"]
@@ -58,8 +59,8 @@ def _with_facts(weights: bytes, facts: dict[str, Any]) -> bytes:
 
 
 def parts(weights: bytes) -> tuple[dict[str, Any], bytes]:
-    """Header and tensors of a safetensors file: eight bytes with the header's length, the header as JSON, the
-    tensors.
+    """Header and tensors of a safetensors file: eight bytes with the header's length, the header as
+    JSON, the tensors.
     """
     end = 8 + int.from_bytes(weights[:8], "little")
     return json.loads(weights[8:end]), weights[end:]

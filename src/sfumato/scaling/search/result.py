@@ -18,7 +18,8 @@ class Stage(Record):
     Attributes:
         best: Which candidate; None without any.
         gain: Its mean accuracy less that of the settings before.
-        needed: What chance alone exceeds in fewer than 5 of 100 searches; None: unknown from one seed.
+        needed: What chance alone exceeds in fewer than 5 of 100 searches; None: unknown from one
+            seed.
         counts: Whether the gain is more than chance gives, so that the settings were taken over.
         settings: After the stage.
     """
@@ -32,7 +33,9 @@ class Stage(Record):
 
 
 class Predicted(Record):
-    """Accuracy of the private run on the validation split: value, and 95 times in 100 between low and high."""
+    """Accuracy of the private run on the validation split: value, and 95 times in 100 between low
+    and high.
+    """
 
     value: float
     low: float
@@ -40,8 +43,8 @@ class Predicted(Record):
 
 
 class Cost(Record):
-    """Views differentiated: by the search, as a fraction of one run of the recipe it began with, and by the final
-    run.
+    """Views differentiated: by the search, as a fraction of one run of the recipe it began with,
+    and by the final run.
 
     Attributes:
         search_views: In the mean, where the number of trials is secret.
@@ -58,8 +61,8 @@ class SearchResult(Record):
 
     Attributes:
         trials: Settings that were tried, of which `given_up` fell behind or were impossible.
-        epsilon_final: Of the one private run; `epsilon_search_inclusive` is None where the search looked at private
-            images, since no certificate covers that.
+        epsilon_final: Of the one private run; `epsilon_search_inclusive` is None where the search
+            looked at private images, since no certificate covers that.
         storage: Where the trials are, without a password.
         search_data: The public data set, or "private".
         recipe: The file of the final recipe; None for a helper.

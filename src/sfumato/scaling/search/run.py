@@ -47,20 +47,23 @@ def search(
     trust: Collection[str] = (),
     report: Callable[[str], None] = note,
 ) -> SearchResult:
-    """Searches hyper-parameters by cheap simulations, and writes one recipe for the single private run.
+    """Searches hyper-parameters by cheap simulations, and writes one recipe for the single private
+    run.
 
     Args:
         recipe: Of the expensive run; as in `sfumato.train`.
         trials: How many settings are tried.
         output: The folder of the search; what an earlier call left there is gone on with.
         name: Of the recipe, for the text of the final one.
-        space: What may be changed, or the TOML file that says so; default: the grid of Sander et al. (2022).
+        space: What may be changed, or the TOML file that says so; default: the grid of Sander et
+            al. (2022).
         sampler: "greedy" (one group after another), "tpe" or "random".
         prune: Give up trials that fall behind; with tpe and random.
         batch_size: Of the simulations; default: a 64th of the recipe's, at least 16.
         seeds: Each trial is one run for each.
         data: Search on this public data set instead.
-        storage: "sqlite:///FILE", "journal:FILE" or "postgresql://..."; default: a file in ``output``.
+        storage: "sqlite:///FILE", "journal:FILE" or "postgresql://..."; default: a file in
+            ``output``.
         worker: Help with a search that may run elsewhere, too; writes no recipe.
         settings, data_root, device, trust: See `sfumato.train`.
         report: Takes lines about trials; default: stderr.
@@ -108,7 +111,8 @@ def search(
             if facts.evaluated and facts.accuracy is not None:
                 watch(facts.step, facts.accuracy)
 
-        # What a trial leaves is in the storage; weights of simulations are not private, and nobody needs them.
+        # What a trial leaves is in the storage; weights of simulations are not private, and nobody
+        # needs them.
         with tempfile.TemporaryDirectory(prefix=f"trial-{name}-", dir=trials_folder) as run:
             return trainer.run(recipe, Path(run) / "run", progress=loop.Progress(step=step))
 

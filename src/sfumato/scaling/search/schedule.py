@@ -1,7 +1,8 @@
-"""What a search still has to try: a pure function of what has finished, so that any worker can work it out.
+"""What a search still has to try: a pure function of what has finished, so that any worker can work
+it out.
 
-Every place in a search is a slot, known by its kind and its name. The agenda grows as slots finish; it is complete when
-all that it names have.
+Every place in a search is a slot, known by its kind and its name. The agenda grows as slots finish;
+it is complete when all that it names have.
 """
 
 import dataclasses
@@ -24,8 +25,8 @@ class Slot:
     """One trial to make.
 
     Attributes:
-        kind: The recipe as it is; settings that are tried; or the best ones at one of the batch sizes of the
-            prediction.
+        kind: The recipe as it is; settings that are tried; or the best ones at one of the batch
+            sizes of the prediction.
         name: Unique among those of its kind.
         settings: What differs from the recipe; None lets the sampler choose.
         batch_size: Of the simulation.
@@ -45,7 +46,9 @@ class Slot:
 
     @property
     def tests_views(self) -> bool:
-        """Whether held-out images are also judged by several views (AugTest), as many as in training."""
+        """Whether held-out images are also judged by several views (AugTest), as many as in
+        training.
+        """
         return self.kind == "law"
 
 
@@ -55,7 +58,8 @@ class Outcome:
 
     Attributes:
         settings: That were tried.
-        accuracies: Of the averaged weights on the validation split, for each seed; None for a trial that was given up.
+        accuracies: Of the averaged weights on the validation split, for each seed; None for a trial
+            that was given up.
         augtest: The same by the majority of several views, where that was measured.
     """
 
@@ -66,7 +70,8 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One group of the greedy order, or the whole of a sampler's trials: what was best, and whether it counts.
+    """One group of the greedy order, or the whole of a sampler's trials: what was best, and whether
+    it counts.
 
     Attributes:
         name: Of the group.
@@ -132,7 +137,8 @@ class Search:
         return dataclasses.replace(agenda, slots=[*agenda.slots, *law], complete=complete)
 
     def law_slots(self, settings: Settings) -> list[Slot]:
-        """Four batch sizes of the best settings, from which the accuracy at the reference is predicted.
+        """Four batch sizes of the best settings, from which the accuracy at the reference is
+        predicted.
 
         Their seeds are new ones: the accuracies that chose the settings are those of the luckiest.
         """
@@ -148,13 +154,15 @@ class Search:
         return Slot(kind, name, settings, self.batch_size, self.seeds)
 
     def _greedy(self, finished: Mapping[Key, Outcome]) -> Agenda:
-        """One group after another, each on top of what has counted as a gain (Sander et al. 2022, Table 2)."""
+        """One group after another, each on top of what has counted as a gain (Sander et al. 2022,
+        Table 2).
+        """
         slots = [self._slot("baseline", "baseline", {})]
         stages: list[Stage] = []
         settings: Settings = {}
         if slots[0].key not in finished:
             return Agenda(slots, stages, settings, False)
-        accuracies = _accuracies(finished[slots[0].key])
+        accuracies = accuracies_of(finished[slots[0].key])
         groups = self.space.groups
         for number, group in enumerate(groups):
             share = (self.trials - len(slots)) // (len(groups) - number)
@@ -164,9 +172,8 @@ class Search:
             if any(slot.key not in finished for slot in tried):
                 return Agenda(slots, stages, settings, False)
             found = gain(accuracies, [finished[slot.key].accuracies for slot in tried])
-            if found.counts:
-                assert found.best is not None
-                settings, accuracies = candidates[found.best], _accuracies(finished[tried[found.best].key])
+            if found.counts and found.best is not None:
+                settings, accuracies = candidates[found.best], accuracies_of(finished[tried[found.best].key])
             stages.append(Stage(group.name, found, settings))
         return Agenda(slots, stages, settings, True)
 
@@ -176,7 +183,7 @@ class Search:
         slots = [self._slot("baseline", "baseline", {}), *tried]
         if any(slot.key not in finished for slot in slots):
             return Agenda(slots, [], {}, False)
-        found = gain(_accuracies(finished[slots[0].key]), [finished[slot.key].accuracies for slot in tried])
+        found = gain(accuracies_of(finished[slots[0].key]), [finished[slot.key].accuracies for slot in tried])
         settings = finished[tried[found.best].key].settings if found.counts and found.best is not None else {}
         return Agenda(slots, [Stage(self.sampler, found, settings)], settings, True)
 
@@ -218,13 +225,13 @@ def plan_search(
     privacy, training = recipe.privacy, recipe.training
     if privacy is None or not privacy.noise_multiplier:
         raise InputError(
-            "a search simulates a private run, but this recipe has no budget. Give it a [privacy] section, or "
-            "--epsilon E."
+            "a search simulates a private run, but this recipe has no budget. Give it a "
+            "[privacy] section, or --epsilon E."
         )
     if privacy.selected_from is not None:
         raise InputError(
-            "this recipe is itself selected from several private runs (privacy.selected_from). Leave that out, or "
-            "search with --paid."
+            "this recipe is itself selected from several private runs (privacy.selected_from). "
+            "Leave that out, or search with --paid."
         )
     if privacy.sampling != "poisson":
         raise InputError(
@@ -234,15 +241,15 @@ def plan_search(
         raise InputError(f"--sampler {sampler!r} is not known. Known are {', '.join(get_args(Sampler))}.")
     if sampler == "greedy" and prune:
         raise InputError(
-            "--prune gives up trials that fall behind those before, but the greedy order compares whole groups. Use "
-            "--sampler tpe or random."
+            "--prune gives up trials that fall behind those before, but the greedy order "
+            "compares whole groups. Use --sampler tpe or random."
         )
     if batch_size is None:
         batch_size = min(training.batch_size, max(16, training.batch_size // 64))
     if not 1 <= batch_size <= training.batch_size:
         raise InputError(
-            f"--batch-size must lie between 1 and the recipe's own {training.batch_size}, not {batch_size}: a "
-            "simulation is the cheaper run."
+            f"--batch-size must lie between 1 and the recipe's own {training.batch_size}, not "
+            f"{batch_size}: a simulation is the cheaper run."
         )
     if len(set(seeds)) != len(seeds):
         raise InputError(
@@ -252,8 +259,8 @@ def plan_search(
         if isinstance(choices, Range):
             if sampler == "greedy":
                 raise InputError(
-                    f"{key} is a range, which the greedy order cannot try value by value. List values, or use "
-                    "--sampler tpe or random."
+                    f"{key} is a range, which the greedy order cannot try value by value. List "
+                    "values, or use --sampler tpe or random."
                 )
             continue
         reasons = []
@@ -277,6 +284,7 @@ def plan_search(
     )
 
 
-def _accuracies(outcome: Outcome) -> tuple[float, ...]:
+def accuracies_of(outcome: Outcome) -> tuple[float, ...]:
+    """Of an outcome that was not given up, one for each seed."""
     assert outcome.accuracies is not None, "what a search starts from is never given up"
     return outcome.accuracies

@@ -17,8 +17,8 @@ class Gain:
     Attributes:
         best: Which candidate; None without any.
         gain: Its mean accuracy less that of the current settings.
-        needed: What chance alone exceeds in fewer than 5 of 100 searches like this; None where one seed leaves the
-            spread unknown.
+        needed: What chance alone exceeds in fewer than 5 of 100 searches like this; None where one
+            seed leaves the spread unknown.
     """
 
     best: int | None
@@ -31,12 +31,14 @@ class Gain:
 
 
 def gain(current: Sequence[float], candidates: Sequence[Sequence[float] | None]) -> Gain:
-    """Compares accuracies of the same seeds; seeds share initial weights and noise, so that their common level cancels.
+    """Compares accuracies of the same seeds; seeds share initial weights and noise, so that their
+    common level cancels.
 
-    The spread is that of what is left of accuracies after settings and seeds (a two-way analysis of variance), over the
-    current settings and the candidates that err at most a quarter more often: settings that fail spread more, and say
-    nothing about those that do not. The bound on a difference is Student's t, shared among all candidates (Bonferroni),
-    for the best one was picked.
+    The spread is that of what is left of accuracies after settings and seeds (a two-way analysis of
+    variance), over the current settings and the candidates that err at most a quarter more often:
+    settings that fail spread more, and say nothing about those that do not. The bound on a
+    difference is Student's t, shared among all candidates (Bonferroni), for the best one was
+    picked.
 
     Args:
         current: Accuracy for each seed.

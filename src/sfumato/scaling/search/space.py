@@ -1,6 +1,7 @@
 """What a search may change: groups of recipe keys, each with the values it may take.
 
-A space is a TOML file with one table for each group, in the order in which the greedy strategy takes them:
+A space is a TOML file with one table for each group, in the order in which the greedy strategy
+takes them:
 
     ["learning rate"]
     "optimizer.learning_rate" = [1.0, 2.0, 4.0]
@@ -9,7 +10,8 @@ A space is a TOML file with one table for each group, in the order in which the 
     [averaging]
     "ema.decay" = [0.9, 0.99, 0.999]
 
-A list is tried value by value; samplers also take ranges, such as {low = 0.5, high = 16.0, log = true}.
+A list is tried value by value; samplers also take ranges, such as {low = 0.5, high = 16.0, log =
+true}.
 """
 
 import dataclasses
@@ -25,8 +27,8 @@ from sfumato.errors import InputError
 from sfumato.planning.defaults import ADAM
 
 STEPS = "training.num_steps"
-"""The one privacy parameter that may be searched: batch size and learning rate follow it, at constant eta and sigma
-(Section 4.3).
+"""The one privacy parameter that may be searched: batch size and learning rate follow it, at
+constant eta and sigma (Section 4.3).
 """
 
 # From a recipe key to its value.
@@ -42,8 +44,8 @@ class Range:
     log: bool = False
 
     def ends(self) -> list[float]:
-        """The least and the largest number that may be drawn; of real numbers, hardly any that is drawn is a
-        whole one.
+        """The least and the largest number that may be drawn; of real numbers, hardly any that is
+        drawn is a whole one.
         """
         if isinstance(self.low, int) and isinstance(self.high, int):
             return [self.low, self.high]
@@ -74,7 +76,9 @@ class Space:
         return {key: values for group in self.groups for key, values in group.choices.items()}
 
     def holds(self, settings: Settings) -> bool:
-        """Whether all of these may be drawn from it; what is read from a file or a server may be anybody's."""
+        """Whether all of these may be drawn from it; what is read from a file or a server may be
+        anybody's.
+        """
         choices = self.choices
         return all(key in choices and _may_be(value, choices[key]) for key, value in settings.items())
 
@@ -96,8 +100,8 @@ def _may_be(value: Any, choices: list[Any] | Range) -> bool:
 
 
 def paper_space(recipe: ResolvedRecipe) -> Space:
-    """The grid of Sander et al. 2022, Section 4.2, in the order of Table 2, then steps against batch size as in Table
-    3.
+    """The grid of Sander et al. 2022, Section 4.2, in the order of Table 2, then steps against
+    batch size as in Table 3.
     """
     steps = recipe.training.num_steps
     groups: dict[str, dict[str, list[Any] | Range]] = {
@@ -167,8 +171,8 @@ def _choices(path: Path, key: str, values: Any) -> list[Any] | Range:
         except TypeError:
             pass
     raise InputError(
-        f"{path}: {key} = {values!r} is neither a list of values nor a range such as {{low = 0.5, high = 16.0, log = "
-        f"true}}. Write one."
+        f"{path}: {key} = {values!r} is neither a list of values nor a range such as "
+        f"{{low = 0.5, high = 16.0, log = true}}. Write one."
     )
 
 
@@ -188,7 +192,9 @@ def _refuse_values(path: Path, key: str, values: list[Any] | Range) -> None:
 
 
 def _why_impossible(key: str, value: Any) -> str | None:
-    """A recipe takes "2.0" and true for numbers; here values are counted with before a recipe reads them."""
+    """A recipe takes "2.0" and true for numbers; here values are counted with before a recipe reads
+    them.
+    """
     if isinstance(value, bool) or (isinstance(value, str) and _is_number(value)):
         return "input should be a number, without quotes"
     reason = config.why_impossible(key, value)
@@ -214,8 +220,8 @@ def _refuse_key(path: Path, key: str) -> None:
         return
     if section in ("privacy", "training"):
         raise InputError(
-            f"{path}: {key} cannot be searched: the signal-to-noise ratio is held constant. Search {STEPS}; batch "
-            "size and noise then follow it."
+            f"{path}: {key} cannot be searched: the signal-to-noise ratio is held constant. "
+            f"Search {STEPS}; batch size and noise then follow it."
         )
     if section in ("data", "run"):
         raise InputError(
@@ -230,8 +236,9 @@ def _refuse_key(path: Path, key: str) -> None:
 def apply(recipe: ResolvedRecipe, settings: Settings) -> ResolvedRecipe:
     r"""The recipe with settings in place, at the same total amount of noise.
 
-    Other steps S' at constant eta and sigma need B' = B \sqrt{S / S'}; the learning rate, given for the recipe's own S,
-    becomes lr S / S' (Sander et al. 2022, Section 4.3). Keys that the chosen optimizer does not have are left out.
+    Other steps S' at constant eta and sigma need B' = B \sqrt{S / S'}; the learning rate, given for
+    the recipe's own S, becomes lr S / S' (Sander et al. 2022, Section 4.3). Keys that the chosen
+    optimizer does not have are left out.
 
     Args:
         recipe: Of the run that the search is for.
@@ -266,7 +273,8 @@ def apply(recipe: ResolvedRecipe, settings: Settings) -> ResolvedRecipe:
 
 
 def proposals(recipe: ResolvedRecipe, group: Group, current: Settings, count: int, num_examples: int) -> list[Settings]:
-    """At most ``count`` different possible settings of a group, on top of the current ones and none equal to them.
+    """At most ``count`` different possible settings of a group, on top of the current ones and none
+    equal to them.
 
     Where the group has more, they are drawn from it, the same ones each time.
     """

@@ -56,7 +56,8 @@ def _journal(path: Path) -> "BaseStorage":
     from optuna.storages.journal import JournalFileBackend
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Absolute: the backend's lock is a link beside the file, which would not resolve a path relative to somewhere else.
+    # Absolute: the backend's lock is a link beside the file, which would not resolve a path
+    # relative to somewhere else.
     return JournalStorage(JournalFileBackend(str(path.absolute())))
 
 
@@ -81,7 +82,8 @@ def _database(url: str) -> "BaseStorage":
             sqlalchemy.exc.ProgrammingError,
             sqlalchemy.exc.OperationalError,
         ) as error:
-            # Workers that start together make the same tables, and only the first one succeeds at once.
+            # Workers that start together make the same tables, and only the first one succeeds at
+            # once.
             lost_a_race = not isinstance(error, sqlalchemy.exc.OperationalError) or "already exists" in str(error)
             if not lost_a_race or attempt == attempts - 1:
                 raise
@@ -96,8 +98,8 @@ def _database(url: str) -> "BaseStorage":
 def _lock_from_the_first_read(engine: Any) -> None:
     """Makes every transaction on SQLite take the file's lock when it begins.
 
-    Python's driver begins one at the first write only. Two workers may then both read that a trial is waiting, and both
-    take it.
+    Python's driver begins one at the first write only. Two workers may then both read that a trial
+    is waiting, and both take it.
     """
     from sqlalchemy import event
 
@@ -125,8 +127,8 @@ def answers(url: str) -> Iterator[None]:
         cause = error.__cause__ or error
         reason = str(getattr(cause, "orig", None) or cause).strip().splitlines()[0]
         raise MachineError(
-            f"the storage {shown(url)} stopped answering: {reason}. Finished trials are kept: give the same command "
-            "again."
+            f"the storage {shown(url)} stopped answering: {reason}. Finished trials are kept: "
+            "give the same command again."
         ) from error
 
 

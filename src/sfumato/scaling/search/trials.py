@@ -1,4 +1,6 @@
-"""One trial: the same settings simulated with each seed, on images that are held apart from the training images."""
+"""One trial: the same settings simulated with each seed, on images that are held apart from the
+training images.
+"""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -15,16 +17,16 @@ Watch = Callable[[int, float], None]
 
 
 class Train(Protocol):
-    """Trains a recipe in a folder of that name and returns its result; ``watch`` is told each step with a held-out
-    accuracy.
+    """Trains a recipe in a folder of that name and returns its result; ``watch`` is told each step
+    with a held-out accuracy.
     """
 
     def __call__(self, recipe: ResolvedRecipe, name: str, watch: Watch) -> Result: ...
 
 
 def searched_data(recipe: Recipe, public: str | None) -> DataConfig:
-    """The images of simulations: the validation split is held out, so that a final accuracy on test images says
-    something.
+    """The images of simulations: the validation split is held out, so that a final accuracy on test
+    images says something.
 
     Args:
         recipe: Of the expensive run.

@@ -1,8 +1,9 @@
 """Any number of processes that work on one study, none of which is needed.
 
-A slot of the agenda becomes a trial in the storage; whoever moves a trial from waiting to running, which the storage
-lets one worker do, makes it. A worker shows that it lives by a number that it keeps raising. A trial whose number
-stands still is failed, and its slot tried again; what its worker finishes later is not counted.
+A slot of the agenda becomes a trial in the storage; whoever moves a trial from waiting to running,
+which the storage lets one worker do, makes it. A worker shows that it lives by a number that it
+keeps raising. A trial whose number stands still is failed, and its slot tried again; what its
+worker finishes later is not counted.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import InputError
-from sfumato.scaling.search.schedule import Agenda, Key, Outcome, Search, Slot
+from sfumato.scaling.search.schedule import Agenda, Key, Outcome, Search, Slot, accuracies_of
 from sfumato.scaling.search.space import Settings
 from sfumato.scaling.search.storage import answers, close_storage, open_storage, shown
 
@@ -94,8 +95,8 @@ class Worker:
             if theirs.get(key) != mine[key]:
                 raise InputError(
                     f"the study {self.study.study_name!r} in {url} was begun with another "
-                    f"{key}{_difference(theirs.get(key), mine[key])}. "
-                    "Give what it was begun with to go on with it, or another --output or --storage to begin anew."
+                    f"{key}{_difference(theirs.get(key), mine[key])}. Give what it was begun with "
+                    "to go on with it, or another --output or --storage to begin anew."
                 )
 
     def run(self, evaluate: Evaluate) -> Agenda:
@@ -125,10 +126,12 @@ class Worker:
         return self._checked(self._trials())[0]
 
     def _checked(self, trials: "list[FrozenTrial]") -> tuple[dict[Key, Outcome], Agenda]:
-        """What has been found and what follows from it, once all that is read is found to be of this search.
+        """What has been found and what follows from it, once all that is read is found to be of
+        this search.
 
-        Others can write to a storage. What they claim to have found cannot be told from the truth, but settings that
-        the search never offers, of the budget or of a module's name, would end in the final recipe.
+        Others can write to a storage. What they claim to have found cannot be told from the truth,
+        but settings that the search never offers, of the budget or of a module's name, would end in
+        the final recipe.
         """
         try:
             finished = finished_outcomes(trials)
@@ -143,9 +146,8 @@ class Worker:
 
     def _altered(self) -> InputError:
         return InputError(
-            f"the study {self.study.study_name!r} in {shown(self.url)} holds a trial that is none of this search: "
-            "somebody "
-            "altered it. Begin anew with another --output or --storage."
+            f"the study {self.study.study_name!r} in {shown(self.url)} holds a trial that is none "
+            "of this search: somebody altered it. Begin anew with another --output or --storage."
         )
 
     def _may_be(self, outcome: Outcome) -> bool:
@@ -180,7 +182,9 @@ class Worker:
         return sorted(self.storage.get_all_trials(self.study_id, deepcopy=False), key=lambda trial: trial.number)
 
     def _enqueue(self, slots: list[Slot], trials: "list[FrozenTrial]") -> None:
-        """Makes a trial for every slot without one; two workers may both do so, then the later trial is dropped."""
+        """Makes a trial for every slot without one; two workers may both do so, then the later
+        trial is dropped.
+        """
         live = {_key(trial) for trial in trials if _is_live(trial)}
         drawn = {
             _key(trial): trial.params for trial in trials if trial.params and self.search.space.holds(trial.params)
@@ -254,9 +258,9 @@ class Worker:
                 settle(TrialState.FAIL)  # to be made again
                 raise
             else:
-                assert found.accuracies is not None
-                mean = sum(found.accuracies) / len(found.accuracies)
-                settle(TrialState.COMPLETE, mean, accuracies=found.accuracies, augtest=found.augtest)
+                accuracies = accuracies_of(found)
+                mean = sum(accuracies) / len(accuracies)
+                settle(TrialState.COMPLETE, mean, accuracies=accuracies, augtest=found.augtest)
                 self.note(f"{slot.name} {_written(settings)}: {100 * mean:.2f} %")
 
     def _draw(self, trial: "Trial") -> Settings:

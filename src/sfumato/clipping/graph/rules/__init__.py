@@ -1,15 +1,19 @@
 """How per-example gradients are computed at each operation where weights meet images.
 
-Rules are for operations of PyTorch (ATen), not for layers; most layers need none. For a new operation:
+Rules are for operations of PyTorch (ATen), not for layers; most layers need none. For a new
+operation:
 
-1. Is one needed? Without a rule `generic.by_vmap` differentiates the operation alone. A rule makes it faster.
-2. Is it known to compute each row by itself? `sfumato.clipping.graph.row_independence` must list it, or no model that
-   has it is taken.
-3. Write a method, `f(SiteRecord, argument) -> PerExampleGrads`: `MaterializedGrads` where it writes gradients out; else
-   a class with `square_norms` (and a bound on their rounding, docs/engine.md) and `weighted_sum`.
-4. Name it in `METHODS` and in `candidates`; one that never writes gradients out in `GHOSTS` as well.
-5. Add cases to tests/clipping/test_rules.py, which compares each method with a loop over single images; for a ghost
-   also to tests/clipping/test_cancelling.py.
+1. Is one needed? Without a rule `generic.by_vmap` differentiates the operation alone. A rule makes
+   it faster.
+2. Is it known to compute each row by itself? `sfumato.clipping.graph.row_independence` must list
+   it, or no model that has it is taken.
+3. Write a method, `f(SiteRecord, argument) -> PerExampleGrads`: `MaterializedGrads` where it writes
+   gradients out; else a class with `square_norms` (and a bound on their rounding, docs/engine.md)
+   and `weighted_sum`.
+4. Name it in `METHODS` and in `candidates`; one that never writes gradients out in `GHOSTS` as
+   well.
+5. Add cases to tests/clipping/test_rules.py, which compares each method with a loop over single
+   images; for a ghost also to tests/clipping/test_cancelling.py.
 """
 
 import torch
@@ -66,13 +70,14 @@ GHOSTS = {
 _MANY_VIEWS = 4
 # Numbers that a ghost norm's inner products may take: 256 MiB in float32.
 _MAX_GRAM_VALUES = 2**26
-# Where inner products take less than this part of the memory of written-out gradients, these are not tried.
+# Where inner products take less than this part of the memory of written-out gradients, these are
+# not tried.
 _FAR_LESS = 0.3
 
 
 def candidates(record: SiteRecord, argument: str, examples: int) -> list[str]:
-    """Names of the methods that fit a site and, for so many examples, its memory; what is most often the fastest
-    first.
+    """Names of the methods that fit a site and, for so many examples, its memory; what is most
+    often the fastest first.
     """
     operation = record.site.operation
     if operation == "linear":
@@ -105,10 +110,11 @@ def candidates(record: SiteRecord, argument: str, examples: int) -> list[str]:
 
 
 def worth_trying(names: list[str], record: SiteRecord, argument: str) -> list[str]:
-    """The methods that fit, without those that write gradients out where a ghost norm needs far less memory.
+    """The methods that fit, without those that write gradients out where a ghost norm needs far
+    less memory.
 
-    The clock would mislead: on the few images that methods are tried on, written-out gradients stay in the processor's
-    cache, and few share a ghost norm's one weight gradient.
+    The clock would mislead: on the few images that methods are tried on, written-out gradients stay
+    in the processor's cache, and few share a ghost norm's one weight gradient.
     """
     written_out = record.args[argument].numel() * record.examples
     sparing = [name for name in names if name in GHOSTS and GHOSTS[name](record) < _FAR_LESS * written_out]
@@ -116,7 +122,9 @@ def worth_trying(names: list[str], record: SiteRecord, argument: str) -> list[st
 
 
 def refuse(site: GradSite) -> None:
-    """Raises InputError for an operation with weights whose per-example gradient is not known to be right."""
+    """Raises InputError for an operation with weights whose per-example gradient is not known to be
+    right.
+    """
     target = site.node.target
     if not isinstance(target, OpOverload):
         why = "is not one of PyTorch's operations"

@@ -1,7 +1,8 @@
-"""The weight gradients of a convolution for each example of a batch, written out, as custom operators.
+"""The weight gradients of a convolution for each example of a batch, written out, as custom
+operators.
 
-A loop over examples, or over a few examples' patches at a time, is one call in a compiled graph and not as many nodes
-as there are examples.
+A loop over examples, or over a few examples' patches at a time, is one call in a compiled graph and
+not as many nodes as there are examples.
 """
 
 import torch
@@ -105,8 +106,8 @@ def _by_patches(inputs, grads, taps, stride, padding, dilation):
 def windows(
     inputs: torch.Tensor, taps: list[int], stride: list[int], padding: list[int], dilation: list[int]
 ) -> torch.Tensor:
-    """(m, rows, C, *output size, *taps): what the kernel sees at each position; a view of the images, padded where
-    there is a border.
+    """(m, rows, C, *output size, *taps): what the kernel sees at each position; a view of the
+    images, padded where there is a border.
 
     Copied once, it makes patches sooner than `F.unfold` does.
     """

@@ -15,9 +15,9 @@ from sfumato.clipping.graph.rules.site import SiteRecord
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.numerics import are_exact, hidden, products, roundings, unit
 
-# Written-out gradients of more numbers than this (16 MiB in float32) lie in blocks of a few examples, of so many
-# numbers each (4 MiB): between other tensors the C library finds a place for these, and none for one large block, so
-# that memory grows.
+# Written-out gradients of more numbers than this (16 MiB in float32) lie in blocks of a few
+# examples, of so many numbers each (4 MiB): between other tensors the C library finds a place for
+# these, and none for one large block, so that memory grows.
 _MAX_IN_ONE, _BLOCK = 2**22, 2**20
 
 # Lengths of one that are no farther apart than this point in one direction, but for roundings.
@@ -27,7 +27,9 @@ TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 
 
 class _Problem:
-    """A site in the form of `aten.convolution`: inputs (m, rows, C, *size), grads (m, rows, O, *out size)."""
+    """A site in the form of `aten.convolution`: inputs (m, rows, C, *size), grads (m, rows, O, *out
+    size).
+    """
 
     def __init__(self, record: SiteRecord) -> None:
         args = record.args
@@ -135,8 +137,8 @@ def unfold(record: SiteRecord, argument: str) -> MaterializedGrads:
 def _written_out(
     record: SiteRecord, problem: _Problem, weight_gradients: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> MaterializedGrads:
-    """In several blocks where there are many numbers. A GPU's allocator, or a compiled graph, finds a place for one by
-    itself.
+    """In several blocks where there are many numbers. A GPU's allocator, or a compiled graph, finds
+    a place for one by itself.
     """
     values = problem.weight.numel()
     divides = record.grad.device.type == "cpu" and values * record.examples > _MAX_IN_ONE and not is_recording()
@@ -150,7 +152,9 @@ def _written_out(
 
 
 def can_unfold(record: SiteRecord) -> bool:
-    """Whether `unfold` and `patch_ghost` know this convolution: two-dimensional, one group, not transposed."""
+    """Whether `unfold` and `patch_ghost` know this convolution: two-dimensional, one group, not
+    transposed.
+    """
     return record.args["weight"].ndim == 4 and record.args["groups"] == 1 and record.site.operation not in TRANSPOSED
 
 
@@ -170,14 +174,16 @@ def ghost(record: SiteRecord, argument: str) -> "GhostGrads":
 
 
 def can_ghost(record: SiteRecord) -> bool:
-    """Whether `ghost` fits: what it sums must not be rounded otherwise than what it measures. cuDNN rounds to TF32
-    unless told not to.
+    """Whether `ghost` fits: what it sums must not be rounded otherwise than what it measures. cuDNN
+    rounds to TF32 unless told not to.
     """
     return can_unfold(record) and are_exact("conv", record.grad.device)
 
 
 def gram_values(record: SiteRecord) -> int:
-    """Numbers that `ghost` keeps at its peak: inner products of all pairs of pixels and of positions."""
+    """Numbers that `ghost` keeps at its peak: inner products of all pairs of pixels and of
+    positions.
+    """
     inputs, grads = record.example_arg("input"), record.example_grad()
     pixels, positions = (tensor.shape[1] * math.prod(tensor.shape[3:]) for tensor in (inputs, grads))
     return record.examples * (pixels**2 + 2 * positions**2)
@@ -216,7 +222,8 @@ class GhostGrads:
     def _along(
         self, grads: torch.Tensor, directions: torch.Tensor, weight: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sums over positions of grads times the convolution with the directions, and bounds on their rounding errors.
+        """Sums over positions of grads times the convolution with the directions, and bounds on
+        their rounding errors.
 
         Where each channel of the weight points in its direction, that convolution is the output
         without its bias, divided by a length, and need not be computed again.
@@ -260,13 +267,13 @@ class GhostGrads:
         return self.problem.grads.transpose(1, 2).flatten(2)
 
     def _channel_squares(self, grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both (m, O): squares of each output channel's gradient norm, d' G d over pairs of positions, and the most
-        that such a norm can be.
+        """Both (m, O): squares of each output channel's gradient norm, d' G d over pairs of
+        positions, and the most that such a norm can be.
         """
         gram = self._gram()
         squares = torch.linalg.vecdot(products(grads, gram), grads).clamp(min=0)
-        # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled, and so what roundings
-        # are a share of.
+        # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled, and
+        # so what roundings are a share of.
         lost = hidden(self.problem.weight[0].numel(), self._share, gram)
         lengths = (gram.diagonal(dim1=1, dim2=2).clamp(min=0) + lost).sqrt()
         return squares, torch.matmul(grads.abs(), lengths[:, :, None])[..., 0]
@@ -295,7 +302,9 @@ def overlaps(record: SiteRecord) -> bool:
 
 
 def patch_gram_values(record: SiteRecord) -> int:
-    """Numbers that `patch_ghost` keeps at its peak: patches, and inner products of all pairs of positions."""
+    """Numbers that `patch_ghost` keeps at its peak: patches, and inner products of all pairs of
+    positions.
+    """
     grads = record.example_grad()
     positions = grads.shape[1] * math.prod(grads.shape[3:])
     return record.examples * positions * (record.args["weight"][0].numel() + 2 * positions)
@@ -315,8 +324,8 @@ class PatchGhost(linear.GhostGrads):
 
 
 def _over_taps(products: torch.Tensor, dim: int, problem: _Problem) -> torch.Tensor:
-    """Sums over the kernel's taps along one dimension: of pairs of pixels there (`dim` and `dim` + 3) remain pairs of
-    positions.
+    """Sums over the kernel's taps along one dimension: of pairs of pixels there (`dim` and `dim` +
+    3) remain pairs of positions.
     """
     step, dilation, border = problem.stride[dim - 2], problem.dilation[dim - 2], problem.padding[dim - 2]
     size, positions = products.shape[dim], problem.grads.shape[dim + 1]

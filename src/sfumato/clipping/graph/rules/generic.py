@@ -1,4 +1,6 @@
-"""The rule for every operation that has none of its own: differentiate that operation alone, example by example."""
+"""The rule for every operation that has none of its own: differentiate that operation alone,
+example by example.
+"""
 
 import torch
 

@@ -1,5 +1,5 @@
-"""Linear layers: per-example gradients written out, or only their norms (ghost norms, Goodfellow 2015; Li et al.
-2022).
+"""Linear layers: per-example gradients written out, or only their norms (ghost norms, Goodfellow
+2015; Li et al. 2022).
 """
 
 from collections.abc import Callable
@@ -11,12 +11,14 @@ from sfumato.clipping.graph.rules.site import SiteRecord
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.numerics import hidden, products, roundings, unit
 
-# Of so few positions some CPUs multiply a transpose that is written out twice as fast as one that is read as it lies.
+# Of so few positions some CPUs multiply a transpose that is written out twice as fast as one that
+# is read as it lies.
 _FEW_POSITIONS = 64
-# Of fewer still, with many features, those are at their best with so many rows at once: 17 positions take half the
-# time.
+# Of fewer still, with many features, those are at their best with so many rows at once: 17
+# positions take half the time.
 _MOST_IN_BLOCKS, _LEAST_IN_BLOCKS, _BLOCK = 40, 128, 8
-# So many features at once: of few positions, smaller parts would cost more time than their smaller rounding is worth.
+# So many features at once: of few positions, smaller parts would cost more time than their smaller
+# rounding is worth.
 _FEATURES = 384
 
 
@@ -101,8 +103,8 @@ class GhostGrads:
             inputs, grads = (side.square().sum(dim=(1, 2)) for side in (self.inputs, self.grads))
             return inputs * grads, share * (inputs + of_inputs) * (grads + of_grads)
         inputs, grads = inner_products(self.inputs), inner_products(self.grads)
-        # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled, and so what roundings
-        # are a share of.
+        # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled, and
+        # so what roundings are a share of.
         squares = (inputs.diagonal(dim1=1, dim2=2) + of_inputs) * (grads.diagonal(dim1=1, dim2=2) + of_grads)
         largest = torch.linalg.vector_norm(squares, 0.5, dim=1)  # the square of a sum of roots
         terms = inputs * grads  # their sum over pairs of positions is the square

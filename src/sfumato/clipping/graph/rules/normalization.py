@@ -38,8 +38,8 @@ def per_row(site: GradSite, args: dict[str, Any]) -> tuple[torch.Tensor, dict[st
 
 
 def has_statistics(site: GradSite, args: dict[str, Any]) -> bool:
-    """Whether `with_statistics` knows this call: group norm in float32 at least; of bfloat16 PyTorch rounds the
-    statistics.
+    """Whether `with_statistics` knows this call: group norm in float32 at least; of bfloat16
+    PyTorch rounds the statistics.
     """
     return (
         site.operation == "group_norm"
@@ -49,8 +49,8 @@ def has_statistics(site: GradSite, args: dict[str, Any]) -> bool:
 
 
 def with_statistics(args: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Group norm as it is, and its arguments with the mean and 1 / standard deviation of each row's groups, (rows,
-    groups), for `affine`.
+    """Group norm as it is, and its arguments with the mean and 1 / standard deviation of each row's
+    groups, (rows, groups), for `affine`.
     """
     rows, channels = args["input"].shape[:2]
     channels_last = (
@@ -67,7 +67,9 @@ def with_statistics(args: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]
 
 
 def affine(record: SiteRecord, argument: str) -> MaterializedGrads:
-    """Scale: the output's gradient times the normalised input; shift: the gradient; summed over positions."""
+    """Scale: the output's gradient times the normalised input; shift: the gradient; summed over
+    positions.
+    """
     if "rstd" in record.args:
         return _of_group_norm(record, argument)
     product = record.example_grad()
@@ -85,7 +87,9 @@ def affine(record: SiteRecord, argument: str) -> MaterializedGrads:
 
 
 def _of_group_norm(record: SiteRecord, argument: str) -> MaterializedGrads:
-    """Sums of gradient times input come first: then no more than (rows, channels) values need normalising."""
+    """Sums of gradient times input come first: then no more than (rows, channels) values need
+    normalising.
+    """
     if argument == "bias":
         return MaterializedGrads(record.grad_by_channel.sum(1))
     inputs, grads = record.example_arg("input"), record.example_grad()  # (m, rows, C, *size)

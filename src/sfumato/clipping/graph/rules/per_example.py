@@ -17,7 +17,9 @@ class PerExampleGrads(Protocol):
         ...
 
     def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
-        """The sum of coefficient_i times g_i over those that count (None: all do), shaped like the weight."""
+        """The sum of coefficient_i times g_i over those that count (None: all do), shaped like the
+        weight.
+        """
         ...
 
 
@@ -42,7 +44,9 @@ class ChannelGrads(PerExampleGrads, Protocol):
     """Per-example gradients that can say what weight standardisation needs to know."""
 
     def moments(self, directions: torch.Tensor, weight: torch.Tensor) -> Moments:
-        """Moments of each output channel; directions are (channels, fan-in), `weight` is the value of the weight."""
+        """Moments of each output channel; directions are (channels, fan-in), `weight` is the value
+        of the weight.
+        """
         ...
 
     def written_out(self) -> torch.Tensor:

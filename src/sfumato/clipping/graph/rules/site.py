@@ -97,7 +97,9 @@ def call(node: Node, named: dict[str, Any]) -> Any:
 
 
 def named_args(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by their names in the operation's schema, those left out at their defaults, lists taken apart."""
+    """Arguments by their names in the operation's schema, those left out at their defaults, lists
+    taken apart.
+    """
     if not isinstance(node.target, OpOverload):
         return {str(i): arg for i, arg in enumerate(args)} | kwargs
     named: dict[str, Any] = {}
