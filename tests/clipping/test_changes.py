@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.signature import signature
+from tests.clipping.problems import by_hand, cross_entropy
 
 
 @dataclasses.dataclass(slots=True)
@@ -76,24 +76,6 @@ CHANGES = {
     "a hidden module's setting": lambda model: setattr(model.drop[0], "forward", lambda x: 3 * x),
     "a frozen layer": lambda model: model.layer.requires_grad_(False),
 }
-
-
-def cross_entropy(outputs, targets):
-    return F.cross_entropy(outputs, targets, reduction="none")
-
-
-def by_hand(model, inputs, targets):
-    """Plain autograd, one image at a time, clipped to one."""
-    total = {name: torch.zeros_like(value) for name, value in model.named_parameters() if value.requires_grad}
-    for i in range(len(inputs)):
-        model.zero_grad()
-        cross_entropy(model(inputs[i : i + 1]), targets[i : i + 1]).sum().backward()
-        grads = {name: model.get_parameter(name).grad for name in total}
-        norm = torch.stack([grad.norm() for grad in grads.values()]).norm()
-        for name, grad in grads.items():
-            total[name] += grad / norm.clamp(min=1.0)
-    model.zero_grad()
-    return total
 
 
 def assert_up_to_date(grad_fn, model):

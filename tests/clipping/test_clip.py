@@ -3,11 +3,11 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.graph.rules import convolution, linear
 from sfumato.nn import WeightStandardizedConv2d
+from tests.clipping.problems import cross_entropy as loss_fn
 
 METHODS = {
     "memory_format": "contiguous",
@@ -15,10 +15,6 @@ METHODS = {
     "2:conv2d_1.weight": "conv_ghost",
     "6:linear.weight": "ghost",
 }
-
-
-def loss_fn(outputs, targets):
-    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 @pytest.fixture

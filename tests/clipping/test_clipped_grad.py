@@ -16,13 +16,10 @@ from sfumato.clipping.protocol import Batch
 from sfumato.clipping.speed import Speed
 from sfumato.errors import InputError
 from sfumato.nn import WeightStandardizedConv2d
+from tests.clipping.problems import cross_entropy
 
 ENGINES = ["reference", "func", "graph"]
 laws = settings(deadline=None, max_examples=12)
-
-
-def cross_entropy(outputs, targets):
-    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 def conv_model(width):

@@ -9,6 +9,7 @@ from sfumato.clipping import clipped_grad
 from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.errors import InputError
 from sfumato.nn import WeightStandardizedConv2d
+from tests.clipping.problems import cross_entropy as loss_fn
 
 
 class Small(nn.Module):
@@ -24,10 +25,6 @@ class Small(nn.Module):
     def forward(self, x):
         x = F.relu(self.norm(self.conv(x))).flatten(2).transpose(1, 2) + self.positions
         return self.out(x).mean(1)
-
-
-def loss_fn(outputs, targets):
-    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 @pytest.fixture(scope="module")

@@ -6,33 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 from torch.utils import _pytree as pytree
 
 from sfumato.clipping import clipped_grad, findings
 from sfumato.errors import InputError
+from tests.clipping.problems import by_hand, cross_entropy
 
 ENGINES = ["graph", "func", "reference"]
-
-
-def cross_entropy(outputs, targets):
-    return F.cross_entropy(outputs, targets, reduction="none")
-
-
-def by_hand(model, inputs, targets, loss_fn=cross_entropy):
-    """Plain autograd, one image at a time, clipped to one. A missing gradient is zero."""
-    total = {name: torch.zeros_like(value) for name, value in model.named_parameters() if value.requires_grad}
-    for i in range(len(inputs)):
-        model.zero_grad()
-        loss_fn(model(inputs[i : i + 1]), targets[i : i + 1]).sum().backward()
-        grads = {name: value.grad for name, value in model.named_parameters() if name in total}
-        norm = torch.stack([grad.norm() for grad in grads.values() if grad is not None]).norm()
-        for name, grad in grads.items():
-            if grad is not None:
-                total[name] += grad / norm.clamp(min=1.0)
-    model.zero_grad()
-    return total
 
 
 def problem():

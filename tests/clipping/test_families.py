@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad, fix_groupnorm
+from tests.clipping.problems import cross_entropy as loss_fn
 
 timm = pytest.importorskip("timm")
 from timm.layers import GroupNorm, GroupNorm1, GroupNorm1Act, GroupNormAct, LayerNorm2d  # noqa: E402
@@ -120,10 +120,6 @@ SLOW = {
     "inception_next": create("inception_next_atto", norm_layer=LayerNorm2d, depths=(1, 1, 1, 1), dims=(16, 16, 24, 32)),
     "repvit": fixed(override("repvit_m0_9", embed_dim=(8, 16, 24, 32), depth=(1, 1, 1, 1))),
 }
-
-
-def loss_fn(outputs, targets):
-    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 def build(factory):

@@ -13,16 +13,7 @@ from torch.nn import functional as F
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.errors import InputError
-
-FIXED = {"memory_format": "contiguous"}
-
-
-def cross_entropy(outputs, labels):
-    return F.cross_entropy(outputs, labels, reduction="none")
-
-
-def distance(one, other):
-    return math.sqrt(sum(float((one[name].double() - other[name].double()).square().sum()) for name in one))
+from tests.clipping.problems import FIXED, cross_entropy, distance
 
 
 def left_out(count):

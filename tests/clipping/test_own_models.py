@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad
 from sfumato.models import build
+from tests.clipping.problems import cross_entropy as loss_fn
 
 ORDERS = ("activation-norm", "norm-activation")
 NETWORKS = [("small_cnn", {"width": 4, "order": order}) for order in ORDERS] + [
@@ -13,10 +13,6 @@ NETWORKS = [("small_cnn", {"width": 4, "order": order}) for order in ORDERS] + [
     for order in ORDERS
     for standardized in (True, False)
 ]
-
-
-def loss_fn(outputs, targets):
-    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 @pytest.mark.parametrize(

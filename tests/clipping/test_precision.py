@@ -9,12 +9,9 @@ from sfumato.clipping import clipped_grad
 from sfumato.clipping.graph.rules import MaterializedGrads
 from sfumato.errors import InputError
 from sfumato.nn import WeightStandardizedConv2d
+from tests.clipping.problems import cross_entropy as loss_fn
 
 CONTIGUOUS = {"memory_format": "contiguous"}
-
-
-def loss_fn(outputs, targets):
-    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 class Net(nn.Module):
