@@ -4,6 +4,7 @@ import array
 import math
 import types
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -198,6 +199,7 @@ CONSTANTS = {
     "resized as": lambda n: torch.zeros(0).resize_as_(torch.zeros(n)),
     "out": lambda n: torch.add(torch.zeros(n), 0, out=torch.empty(0)) + torch.empty(n),
     "of another type": lambda n: torch.empty(n, dtype=torch.int32).view(torch.float32),
+    "the value of a fill": lambda n: torch.zeros(n).fill_(torch.empty(())),
     "half filled": lambda n: torch.empty(n).index_fill(0, torch.arange(n // 2), 0.0),
     "as strided": lambda n: torch.zeros(n).as_strided((n,), (1,)),
 }
@@ -350,3 +352,172 @@ def test_what_works_on_each_entry_stays_with_the_fast_engine(change):
     grad_fn = clipped_grad(Flat(change), cross_entropy, clipping_norm=1.0)
     grad_fn(torch.randn(4, 1, 8, 8), torch.zeros(4, dtype=torch.long))
     assert grad_fn.engine == "graph", grad_fn.refusal
+
+
+def safe_cholesky(outputs, targets):
+    """As people write it: where a matrix is not positive definite, all get a little more on the diagonal."""
+    matrices = outputs.view(-1, 2, 2) @ outputs.view(-1, 2, 2).transpose(1, 2)
+    try:
+        roots = torch.linalg.cholesky(matrices)
+    except RuntimeError:
+        roots = torch.linalg.cholesky(matrices + 0.1 * torch.eye(2))
+    return roots.diagonal(dim1=1, dim2=2).log().sum(1) + 0.01 * targets
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_an_error_that_one_image_raises_is_no_other_s_to_catch(compiles):
+    torch.manual_seed(0)
+    images, targets = torch.rand(16, 3, 8, 8), torch.ones(16)
+    images[0] = 0.0
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4, bias=False))
+    grad_fn = clipped_grad(model, safe_cholesky, clipping_norm=0.01, microbatch_size=16, compile=compiles)
+    with_it = grad_fn(images, targets).grad_sum
+    without = grad_fn(images, targets, is_padding=left_out(16)).grad_sum
+    assert distance(with_it, without) <= 1.001 * grad_fn.sensitivity
+
+
+def test_torch_func_takes_no_model_whose_code_catches_errors():
+    class Whitens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(16, 4)
+
+        def forward(self, images):
+            return self.layer(images.flatten(1)) * self.scale(images)
+
+        def scale(self, images):
+            try:
+                squares = torch.einsum("nabc,nabd->ncd", images, images)
+                return torch.linalg.cholesky(squares + torch.eye(4))[:, :1, 0]
+            except RuntimeError:
+                return torch.ones(len(images), 1)
+
+    grad_fn = clipped_grad(Whitens(), cross_entropy, clipping_norm=1.0)
+    grad_fn(torch.randn(4, 1, 4, 4), torch.zeros(4).long())
+    assert grad_fn.engine == "reference" and "catches errors" in grad_fn.refusal
+
+
+class Scaled:
+    """As automatic mixed precision does."""
+
+    scale = 1.0
+
+    def __call__(self, outputs, labels):
+        losses = cross_entropy(outputs, labels)
+        if not losses.isfinite().all():
+            self.scale *= 0.5
+        return losses * self.scale
+
+
+def bce(outputs, labels):
+    """PyTorch raises where a probability is not one."""
+    return F.binary_cross_entropy(outputs.sigmoid(), F.one_hot(labels, 10).float(), reduction="none").mean(1)
+
+
+def categorical(outputs, labels):
+    return -torch.distributions.Categorical(logits=outputs).log_prob(labels)
+
+
+@pytest.mark.parametrize("make", [Scaled, lambda: bce, lambda: categorical], ids=["scaled", "bce", "categorical"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("engine", ["graph", "func", "reference"])
+def test_the_loss_sees_nothing_of_an_image_whose_outputs_are_not_finite(make, value, engine):
+    torch.manual_seed(0)
+    images, labels = torch.randn(8, 1, 8, 8), torch.arange(8)
+    try:
+        grad_fn = clipped_grad(Flat(), make(), clipping_norm=1.0, engine=engine)
+        without = grad_fn(images, labels, is_padding=left_out(8)).grad_sum
+    except InputError as refusal:  # a loss that branches on values is none for torch.func
+        assert engine == "func" and "func" in str(refusal)
+        return
+    images[0] = value
+    out = grad_fn(images, labels)
+    assert not out.losses[0].isfinite() and out.losses[1:].isfinite().all()
+    assert distance(out.grad_sum, without) <= 1e-5
+
+
+@pytest.mark.parametrize("engine", ["graph", "func", "reference"])
+def test_a_loss_that_counts_its_calls_is_refused_by_name(engine):
+    """How many there are says how many images were drawn."""
+
+    class Later:
+        calls = 0
+
+        def __call__(self, outputs, labels):
+            self.calls += 1
+            return cross_entropy(outputs, labels)
+
+    def make():
+        count = 0
+
+        def loss(outputs, labels):
+            nonlocal count
+            count += 1
+            return cross_entropy(outputs, labels)
+
+        return loss
+
+    for loss, name in ((Later(), "calls"), (make(), "count")):
+        with pytest.raises(InputError, match=f"changes its '{name}'"):
+            clipped_grad(Flat(), loss, clipping_norm=1.0, engine=engine)(torch.randn(4, 1, 8, 8), torch.zeros(4).long())
+
+
+@pytest.mark.parametrize("engine", ["graph", "func", "reference"])
+@pytest.mark.parametrize("augmult", [0, 2])
+def test_a_loss_may_write_to_what_it_is_given(engine, augmult):
+    def in_place(outputs, labels):
+        outputs /= 2.0
+        labels -= 1
+        return cross_entropy(outputs, labels)
+
+    def plain(outputs, labels):
+        return cross_entropy(outputs / 2.0, labels - 1)
+
+    torch.manual_seed(0)
+    model, labels = Flat(), torch.randint(1, 10, (5,))
+    images = torch.randn(5, *([augmult] if augmult else []), 1, 8, 8)
+    keys = {"clipping_norm": 1.0, "augmult": augmult}
+    found = clipped_grad(model, in_place, engine=engine, **keys)(images, labels)
+    true = clipped_grad(model, plain, engine="reference", **keys)(images, labels)
+    assert distance(found.grad_sum, true.grad_sum) <= 1e-5
+    assert labels.min() >= 1  # the caller's own are left alone
+
+
+def test_a_product_of_values_is_not_the_fast_engine_s():
+    """Its derivative is another formula for all images where one holds a zero."""
+    model = Flat(lambda values: values.unflatten(1, (5, 2)).prod(2))
+    grad_fn = clipped_grad(model, lambda outputs: outputs.square().sum(1), clipping_norm=1.0)
+    grad_fn(torch.randn(4, 1, 8, 8))
+    assert grad_fn.engine == "func"
+
+
+def test_threads_take_turns_where_the_model_is_not_its_own():
+    torch.manual_seed(0)
+    images, labels = torch.randn(6, 1, 8, 8), torch.arange(6)
+    grad_fn = clipped_grad(Flat(), cross_entropy, clipping_norm=1.0, engine="func")
+    true = grad_fn(images, labels).grad_sum
+    with ThreadPoolExecutor(3) as pool:
+        for out in pool.map(lambda _: grad_fn(images, labels), range(12)):
+            assert distance(out.grad_sum, true) == 0.0
+
+
+def test_what_would_end_a_call_at_one_image_is_refused_beforehand():
+    grad_fn = clipped_grad(Flat(), cross_entropy, clipping_norm=1.0)
+    torch.autograd.set_detect_anomaly(True)
+    try:
+        with pytest.raises(InputError, match="detect_anomaly"):
+            grad_fn(torch.randn(4, 1, 8, 8), torch.zeros(4).long())
+    finally:
+        torch.autograd.set_detect_anomaly(False)
+
+
+def test_weights_in_another_memory_format_are_no_unknown_site():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+    )
+    images, labels = torch.randn(5, 3, 8, 8), torch.arange(5)
+    for _ in range(4):
+        grad_fn = clipped_grad(model.to(memory_format=torch.contiguous_format), cross_entropy, clipping_norm=0.5)
+        before = grad_fn(images, labels).grad_sum
+        model.to(memory_format=torch.channels_last)
+        assert distance(grad_fn(images, labels).grad_sum, before) <= 1e-4

@@ -19,7 +19,7 @@ from sfumato.clipping.numerics import are_exact
 from sfumato.clipping.preparation import Preparation
 from sfumato.clipping.protocol import Batch, ClippedGrad, Loss, add_to
 from sfumato.clipping.speed import Speed
-from sfumato.clipping.stand_in import put_back
+from sfumato.clipping.stand_in import interrupts_wait, put_back
 from sfumato.clipping.workers import Workers
 from sfumato.errors import InputError
 from sfumato.torch_internals import weights_are_cached
@@ -27,6 +27,8 @@ from sfumato.torch_internals import weights_are_cached
 # Below, gradients of norm C have entries whose squares vanish in float32: they would be taken for
 # zero, and not be clipped.
 MIN_CLIPPING_NORM = 1e-12
+# Above, 1 / C times a gradient vanishes in float32.
+MAX_CLIPPING_NORM = 1e30
 # From the indices of a microbatch's examples to their inputs, (m, ...) or (m, K, ...), and targets.
 Load = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 _NO_KEY = (
@@ -114,6 +116,11 @@ def clipped_grad(
             argument is out of range; at the first batch, if the model mixes examples or a
             trainable parameter has no per-example gradient (it is named).
     """
+    if clipping_norm > MAX_CLIPPING_NORM and math.isfinite(clipping_norm):
+        raise InputError(
+            f"clipping_norm must be at most {MAX_CLIPPING_NORM:g}, not {clipping_norm:g}: divided by a larger "
+            "one, gradients vanish in float32. Choose a smaller one."
+        )
     if not (math.isfinite(clipping_norm) and clipping_norm >= MIN_CLIPPING_NORM):
         raise InputError(
             f"clipping_norm must be finite and at least {MIN_CLIPPING_NORM:g}, not "
@@ -152,6 +159,7 @@ class GradFn:
         self._prepared: Preparation | None = None
         self._batch_size: int | None = None
         self._preparing = threading.Lock()
+        self._computing = threading.Lock()
         self._pool = Workers(speed.workers)
 
     @property
@@ -235,7 +243,7 @@ class GradFn:
         views = self._as_views(inputs, targets, None)
         # Methods are chosen by their speed, so in a thread like those that will compute.
         pool = self._pool if "graph" in self._speed.engines else Workers(1)
-        with self._preparing:
+        with self._preparing, interrupts_wait():  # a thread of the pool cannot make them wait
             self._prepared, self._batch_size = None, batch_size  # if this fails, the next call begins anew
             (prepared,) = pool.map(lambda tries: self._preparation(views, targets, tries), [True])
             self._prepared = prepared
@@ -364,7 +372,8 @@ class GradFn:
         grad_sum: dict[str, torch.Tensor] = {}
         norms, losses = [], []
         microbatches = torch.arange(len(rows), device=rows.device).split(prepared.microbatch_size)
-        with prepared.engine.parameters_fixed():
+        alone = nullcontext() if prepared.engine.parallel else self._computing
+        with alone, prepared.engine.parameters_fixed():
             for out in self._workers.map(clipped, microbatches):
                 add_to(grad_sum, out.grad_sum)
                 norms.append(out.grad_norms)
@@ -395,7 +404,9 @@ class GradFn:
 
     def _prepared_for(self, views: torch.Tensor, targets: tuple[torch.Tensor, ...]) -> Preparation:
         """What holds for such a batch, made anew where it has to be."""
-        with self._preparing:  # threads may call at once
+        # Threads may call at once. While one computes by torch.func, the model holds other tensors.
+        alone = nullcontext() if self.parallel else self._computing
+        with alone, self._preparing:
             prepared = self._prepared
             if prepared is not None and prepared.fits(views) and prepared.is_current():
                 if prepared.knows(targets):
@@ -428,6 +439,11 @@ class GradFn:
             raise InputError(
                 f"is_padding must be one boolean for each of the {len(inputs)} examples, not "
                 f"{is_padding.dtype} {tuple(is_padding.shape)}."
+            )
+        if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+            raise InputError(
+                "torch.autograd.detect_anomaly ends a call where one image's gradient is not a number, which "
+                "tells that it was there. Leave it: such an image counts for nothing."
             )
         if torch.is_autocast_enabled(inputs.device.type):
             raise InputError(

@@ -30,6 +30,7 @@ from sfumato.clipping.made_up import made_up_images, made_up_targets
 from sfumato.clipping.microbatch import count_saved
 from sfumato.clipping.protocol import Batch, Loss, is_out_of_memory
 from sfumato.clipping.stand_in import Place, Snapshot, has_accumulator_hooks, stand_in
+from sfumato.clipping.user_code import changed, plain_state
 from sfumato.errors import InputError
 from sfumato.torch_internals import tree_leaves, tree_map
 
@@ -140,11 +141,14 @@ class Law:
             raise BrokenLaw(str(refused[0]))
         self._refuse_types()
         self._call_once()
+        of_loss = plain_state(self.loss_fn)
         doubles = (False,) if has_accumulator_hooks(self.model) else (True, False)
         failure: Exception | None = None
         for self._pixels, double in ((pixels, double) for pixels in (False, True) for double in doubles):
             try:
-                return self.truth(double, _SEED)
+                truth = self.truth(double, _SEED)
+                self._refuse_counting(of_loss)
+                return truth
             except _NothingFinite as nothing:
                 failure = nothing
             except InputError:
@@ -174,6 +178,16 @@ class Law:
             contextlib.suppress(Exception),
         ):
             self.model(image)
+
+    def _refuse_counting(self, before: dict[str, object]) -> None:
+        """Refuses a loss that changed what it keeps."""
+        name = changed(before, plain_state(self.loss_fn))
+        if name is not None:
+            raise BrokenLaw(
+                f"loss_fn changes its '{name}' when it is called, so that what one image gives depends on "
+                "how often, and for which images, it was called before. Keep that outside of the loss, and set it "
+                "between steps."
+            )
 
     def _refuse_types(self) -> None:
         """Refuses images of a type that the model does not take: in double precision it would not
@@ -297,7 +311,7 @@ class Law:
             refusal="loss_fn draws random numbers, which are no image's own. Draw them in the model, or leave them "
             "out.",
         ):
-            rows = self.loss_fn(outputs, *targets)
+            rows = self.loss_fn(_copied(outputs), *_copied(targets))
         if not isinstance(rows, torch.Tensor) or rows.shape != (1,):
             shape = tuple(rows.shape) if isinstance(rows, torch.Tensor) else type(rows).__name__
             raise BrokenLaw(
@@ -388,7 +402,7 @@ class Law:
                     "on each image alone."
                 )
         losses = self.loss_fn(
-            together, *(target.repeat_interleave(images.shape[1], 0)[order] for target in targets)
+            _copied(together), *(target.repeat_interleave(images.shape[1], 0)[order] for target in targets)
         ).detach()
         if not rows_agree(losses, [view.loss[None] for view in alone], _ROWS[double]):
             raise BrokenLaw(
@@ -440,6 +454,11 @@ class Law:
             return
         if found:
             raise BrokenLaw(str(found[0]))
+
+
+def _copied(values: Any) -> Any:
+    """For a loss, which may write to what it is given."""
+    return tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, values)
 
 
 def first_line(error: BaseException) -> str:

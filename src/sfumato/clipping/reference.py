@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from sfumato.clipping.draws import KeyedDraws
+from sfumato.clipping.graph.losses import is_usual, tensors_of
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.speed import Speed
@@ -34,7 +35,12 @@ class ReferenceEngine(Engine):
                 with torch.enable_grad(), buffers_kept(self.model):
                     with KeyedDraws(None if seeds is None else seeds[i : i + 1, j : j + 1]):
                         outputs = self.model(view[None])
-                    loss = self.loss_fn(outputs, *(target[i, None] for target in batch.targets)).sum()  # one row
+                    if not is_usual([value[None] for value in tensors_of(outputs)]):
+                        loss_mean += torch.nan
+                        gradients[0] += torch.nan
+                        continue
+                    own = (target[i, None].clone() for target in batch.targets)
+                    loss = self.loss_fn(outputs, *own).sum()  # one row
                     view_gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
                 loss_mean += loss.detach() / len(inputs[i])
                 for gradient, view_gradient in zip(gradients, view_gradients, strict=True):

@@ -38,7 +38,7 @@ def stand_in(model: nn.Module, dtype: torch.dtype | None, shift_seed: int | None
         shift_seed: Moves parameters by a tenth of their spread, by 0.1 where they have none. None:
             they stay.
     """
-    with _one_at_a_time, _interrupts_wait(), attributes_kept(model):
+    with _one_at_a_time, interrupts_wait(), attributes_kept(model):
         parameters = list(model.parameters())
         tensors = [*parameters, *model.buffers()]
         own = [(tensor, tensor.data, tensor.grad, tensor.requires_grad) for tensor in tensors]  # the same memory
@@ -136,7 +136,7 @@ def put_back(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _interrupts_wait() -> Iterator[None]:
+def interrupts_wait() -> Iterator[None]:
     """SIGINT and SIGTERM within are delivered afterwards; the third one at once."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -2,6 +2,7 @@
 
 import copy
 import difflib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def read(recipe: str | Path) -> tuple[str, dict[str, Any]]:
         InputError: If there is no such recipe; the nearest name is given.
     """
     path = Path(recipe)
-    if path.suffix == ".toml" or path.is_file():
+    if str(recipe) not in names() and (path.suffix == ".toml" or os.path.isfile(path)):
         return path.stem, config.read(path)
     return str(recipe), config.read(find(str(recipe)))
 
@@ -59,8 +60,14 @@ def recipe_of(given: config.Recipe | Mapping[str, Any] | str | Path, settings: M
         return given
     if isinstance(given, config.Recipe):
         values = given.model_dump(exclude_unset=True)
+    elif isinstance(given, (str, Path)):
+        values = read(given)[1]
+    elif isinstance(given, Mapping):
+        values = copy.deepcopy(dict(given))
     else:
-        values = read(given)[1] if isinstance(given, (str, Path)) else copy.deepcopy(dict(given))
+        raise InputError(f"a recipe is a name, a path, nested dictionaries or a Recipe, not {type(given).__name__}.")
+    if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
+        raise InputError('settings must be a dictionary such as {"privacy.target_epsilon": 3.0}.')
     for key, value in settings.items():
         config.put(values, key, value)
     return config.parse(values)

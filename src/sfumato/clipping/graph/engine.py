@@ -216,7 +216,7 @@ class GraphEngine(Engine):
             for memory_format, self.methods in methods.items():
                 seconds[memory_format] = min(seconds[memory_format], self._seconds(weights, some))
         self.methods = methods[min(seconds, key=seconds.__getitem__)]
-        self.measures = False
+        self.measures, self.settled = False, set()  # what was settled for the last format is not for this one
 
     def _forget(self, memory_format: str) -> None:
         self.methods = {"memory_format": memory_format}

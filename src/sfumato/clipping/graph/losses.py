@@ -1,5 +1,6 @@
 """One loss for each example, of that example's outputs and targets alone."""
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
@@ -10,7 +11,8 @@ from typing import Any
 import torch
 
 from sfumato.clipping.protocol import Loss
-from sfumato.torch_internals import tree_flatten, tree_unflatten
+from sfumato.clipping.user_code import catches
+from sfumato.torch_internals import tree_flatten, tree_leaves, tree_unflatten
 
 
 class ExampleLosses:
@@ -22,7 +24,8 @@ class ExampleLosses:
 
     def __init__(self, loss_fn: Loss) -> None:
         self._loss_fn = loss_fn
-        self._vectorised = True  # until it turns out to branch on values
+        # Until it turns out to branch on values. An error that one example raises must be no other's to catch.
+        self._vectorised = not catches(loss_fn)
 
     def __call__(self, outputs: Any, targets: tuple[torch.Tensor, ...], views: int) -> torch.Tensor:
         """(m,) losses, each the mean over K views.
@@ -38,16 +41,16 @@ class ExampleLosses:
         def of_example(*parts: torch.Tensor) -> torch.Tensor:
             own = iter(parts[: len(tensors)])
             rows = tree_unflatten([next(own) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure)
-            repeated = (target.expand(views, *target.shape) for target in parts[len(tensors) :])
+            repeated = (target.expand(views, *target.shape).clone() for target in parts[len(tensors) :])
             return self._loss_fn(rows, *repeated).mean()
 
         parts = (*tensors, *targets)
         if self._vectorised:
-            try:
+            with contextlib.suppress(Exception):  # a mistake in the loss shows in the loop as well
                 return torch.func.vmap(of_example, randomness="different")(*parts)
-            except Exception:  # a mistake in the loss shows in the loop as well
-                self._vectorised = False
-        return torch.stack([of_example(*example) for example in zip(*parts, strict=True)])
+        losses = torch.stack([of_example(*example) for example in zip(*parts, strict=True)])
+        self._vectorised = False
+        return losses
 
 
 class LossGradients:
@@ -84,7 +87,11 @@ class LossGradients:
         """The operation itself: losses, and the gradients of those outputs that have one."""
         with torch.enable_grad():
             own = [output.detach().requires_grad_(output.is_floating_point()) for output in outputs]
-            losses = self._losses(self._output(own), tuple(targets), views)
+            # The loss sees none of an example whose outputs are not finite (less than infinite may be meant: a
+            # masked class): some losses raise at it, others look for it. A copy, for it may write to what it is given.
+            usual = is_usual(own)
+            shown = [_where(usual, value, 0.0) if value.requires_grad else value.clone() for value in own]
+            losses = _where(usual, self._losses(self._output(shown), tuple(targets), views), torch.nan)
             floats = [output for output in own if output.requires_grad]
             gradients: list[torch.Tensor | None] = [None] * len(floats)
             if floats and losses.requires_grad:
@@ -95,6 +102,24 @@ class LossGradients:
             if gradient is not None:
                 into.copy_(gradient)
         return made
+
+
+def is_usual(outputs: list[torch.Tensor]) -> torch.Tensor:
+    """(m,): whether no output of an example is NaN or infinite."""
+    usual = torch.ones(len(outputs[0]), dtype=torch.bool, device=outputs[0].device)
+    for output in outputs:
+        if output.is_floating_point():
+            usual = usual & (output < torch.inf).flatten(1).all(1)
+    return usual
+
+
+def tensors_of(outputs: Any) -> list[torch.Tensor]:
+    """The tensors in what a model returned."""
+    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+
+
+def _where(condition: torch.Tensor, value: torch.Tensor, other: float) -> torch.Tensor:
+    return torch.where(condition.view(-1, *[1] * (value.ndim - 1)), value, other)
 
 
 _numbers = itertools.count()

@@ -42,7 +42,10 @@ _POINTWISE = _names(
     "normal_functional uniform exponential rand_like randn_like randint_like zeros_like "
     "ones_like full_like __and__ __or__ __xor__ __iand__ __ior__ __ixor__ copy fill relu6 "
     "hardswish hardtanh mish selu elu celu softplus logsigmoid log_sigmoid gelu silu prelu rrelu "
-    "clamp expand_as"
+    "clamp expand_as "
+    # Other names of operations that bear the tag.
+    "floor_divide divide multiply subtract negative absolute greater less greater_equal less_equal "
+    "not_equal fix arccos arcsin arctan arccosh arcsinh arctanh arctan2 isclose isreal "
 )
 # They change where entries lie, not their order.
 _VIEWS = _names("view reshape _unsafe_view flatten unflatten view_as reshape_as")
@@ -56,7 +59,7 @@ _MOVES |= _names("expand broadcast_to broadcast_tensors")
 _ALONG = _names(
     "sum mean amax amin max min argmax argmin var std var_mean std_mean norm linalg_vector_norm "
     "logsumexp softmax _softmax log_softmax _log_softmax cumsum cumprod cummax cummin "
-    "logcumsumexp sort argsort topk kthvalue median mode flip roll prod all any count_nonzero "
+    "logcumsumexp sort argsort topk kthvalue median mode flip roll all any count_nonzero "
     "unbind split split_with_sizes chunk unsafe_split unsafe_split_with_sizes unsafe_chunk "
     "tensor_split narrow slice select index_select index_fill index_add index_copy gather "
     "scatter scatter_add slice_scatter select_scatter cat concat diff unfold glu aminmax "
@@ -115,6 +118,7 @@ _WHOLE = 2**63 - 1
 # these besides. Not among them is what hands memory out as others left it: empty, resize,
 # as_strided and their kin.
 _REPEATABLE = _names(
+    "prod isin mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy embedding_bag "
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional zero arange "
     "linspace logspace eye scalar_tensor tril_indices triu_indices meshgrid cartesian_prod "
     "combinations hann_window hamming_window blackman_window kaiser_window bartlett_window outer "
@@ -132,7 +136,7 @@ _REPEATABLE = _names(
     "is_nonzero"
 )
 _UNFILLED = _names("empty empty_like new_empty empty_strided new_empty_strided empty_permuted")
-_FILLS = _names("fill zero zeros_like ones_like full_like")
+_FILLS = _names("fill zero copy zeros_like ones_like full_like")
 _REPEATABLE_FAMILIES = ("fft_", "_fft_", "linalg_", "_linalg_", "special_", "upsample_", "_upsample_", "bitwise_")
 
 
@@ -147,7 +151,7 @@ def gives_the_same_again(node: Node) -> bool:
     if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         return False
     tags, name = node.target.tags, _name(node)
-    if name in _UNFILLED and node.users and all(_name(user) in _FILLS for user in node.users):
+    if name in _UNFILLED and node.users and all(_fills(user, node) for user in node.users):
         return True  # nobody sees what was there
     known = (
         name in _SHARED
@@ -170,6 +174,12 @@ _SHARED = (
     | _LAST.keys()
     | _ROWS_FIRST.keys()
 )
+
+
+def _fills(user: Node, unfilled: Node) -> bool:
+    """Whether an operation takes nothing of a tensor but its shape and type."""
+    others = [value for value in (*user.args[1:], *user.kwargs.values()) if isinstance(value, Node)]
+    return _name(user) in _FILLS and user.args[0] is unfilled and unfilled not in others
 
 
 class RowDimension:
