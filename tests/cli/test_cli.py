@@ -1,8 +1,11 @@
 """The command line as others rely on it: names, exit status, one line or one JSON object."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import jsonschema
 import numpy as np
@@ -512,6 +515,22 @@ def test_a_rate_for_sgd_is_warned_about_under_adam(capsys):
         row["key"]: row["value"] for row in facts["choices"]
     }.items()
     assert not json_of(capsys, *arguments, "--set", "optimizer.learning_rate=0.01")["warnings"]
+
+
+def test_the_python_in_the_readme_runs_as_it_stands(folder, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "xrays").symlink_to(folder)
+    shutil.copy(folder / "checks" / "1.png", tmp_path / "new-image.png")
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    names: dict = {}
+    exec(code, names)
+    assert names["result"].private and names["result"].epsilon <= 3
+    assert [answer.class_name in ("stripes", "checks") for answer in names["answers"]] == [True]
+    out, err = capfd.readouterr()
+    assert out.startswith(str(names["result"].accuracy)) and "step " in err
+    assert (tmp_path / "runs" / "xrays" / "report.html").exists()
 
 
 def test_the_library_takes_paths_as_text_too(tmp_path):

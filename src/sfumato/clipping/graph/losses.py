@@ -109,7 +109,7 @@ def is_usual(outputs: list[torch.Tensor]) -> torch.Tensor:
     usual = torch.ones(len(outputs[0]), dtype=torch.bool, device=outputs[0].device)
     for output in outputs:
         if output.is_floating_point():
-            usual = usual & (output < torch.inf).flatten(1).all(1)
+            usual = usual & (output < torch.inf).reshape(len(output), -1).all(1)
     return usual
 
 
