@@ -97,7 +97,9 @@ NAMED: dict[str, NamedSet] = {
         (), 1_281_167, 10_000, 50_000, (3, 224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), num_classes=1000
     ),
 }
-"""Every named data set, declared here alone. `DataConfig.name` lists the names."""
+"""The public facts of every named data set. Its name is also in `sfumato.config.DataConfig`, its reader in
+`sfumato.data.loading`.
+"""
 
 
 def public_facts(config: DataConfig) -> Facts | None:

@@ -1,4 +1,4 @@
-"""What a run leaves on disk, written so that no fault loses or alters it."""
+"""Writing files so that no fault loses or alters them. What a run leaves is listed in the package."""
 
 import contextlib
 import json

@@ -14,7 +14,7 @@ From a model to the sum of its clipped per-example gradients:
    rule (`rules/`) turns the output's gradient and the inputs into per-example gradients of that
    weight: *materialized* (written out), or *ghost* (never written out: their norms and weighted
    sums alone).
-6. `clip` adds up squares to one norm for each example, and sums the gradients times their clipping
+6. `totals` adds up squares to one norm for each example, and sums the gradients times their clipping
    coefficients; weights' sums are pulled back to the parameters.
 
 `engine` puts these together; `losses` applies the loss to one example at a time; `autotune` chooses
