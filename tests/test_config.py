@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from sfumato import config, recipes
 from sfumato.errors import InputError
+from sfumato.planning.defaults import delta_default
 
 LEAST = {"data": {"name": "digits"}}
 
@@ -88,7 +89,7 @@ def test_a_malformed_set_is_refused(assignment):
 
 @given(st.integers(1, 10**9))
 def test_the_default_delta_is_the_largest_power_of_ten_below_one_over_n(n):
-    delta = config.delta_default(n)
+    delta = delta_default(n)
     exponent = round(-__import__("math").log10(delta))
     assert delta == float(f"1e-{exponent}")
     assert n < 10**exponent and n >= 10 ** (exponent - 1)

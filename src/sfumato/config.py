@@ -7,8 +7,6 @@ the run starts, and the resolved recipe in the run folder holds every value.
 
 import dataclasses
 import difflib
-import math
-import os
 import re
 import tomllib
 from pathlib import Path
@@ -18,7 +16,7 @@ import pydantic
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
-from sfumato.errors import InputError
+from sfumato.errors import InputError, nearest
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -433,22 +431,6 @@ def flatten(recipe: Recipe) -> dict[str, Any]:
     return flat
 
 
-def data_root(given: Path | None) -> Path | None:
-    """The folder of the named data sets: as given, else the environment variable SFUMATO_DATA."""
-    if given is not None:
-        return given
-    root = os.environ.get("SFUMATO_DATA")
-    return Path(root) if root else None
-
-
-def delta_default(num_examples: int) -> float:
-    """The largest power of ten below 1 / num_examples."""
-    exponent = -math.floor(math.log10(num_examples)) - 1
-    if 10.0**exponent >= 1 / num_examples:  # num_examples is itself a power of ten, up to rounding
-        exponent -= 1
-    return float(f"1e{exponent}")
-
-
 _OPTIMIZERS = get_args(OptimizerConfig.model_fields["name"].annotation)
 
 
@@ -488,15 +470,6 @@ def _explain_unknown(path: list[str]) -> str:
         candidates, kind = elsewhere or [key for key in known if key.startswith(path[0] + ".")], "key"
     name = ".".join(path)
     return f"the recipe has an unknown {kind} {name}. {nearest(name, candidates)}"
-
-
-def nearest(name: str, candidates: list[str]) -> str:
-    """Which of the known keys was probably meant, as a sentence."""
-    last = [key.rsplit(".")[-1] for key in candidates]
-    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.4) or difflib.get_close_matches(
-        name.rsplit(".")[-1], last, n=1, cutoff=0.4
-    )
-    return f"Did you mean {near[0]}?" if near else f"Known are {', '.join(candidates)}."
 
 
 def known_keys() -> list[str]:

@@ -1,4 +1,7 @@
-"""The two ways in which a command ends without doing its work."""
+"""The two ways in which a command ends without doing its work, and what its line may suggest."""
+
+import difflib
+from collections.abc import Sequence
 
 
 class InputError(ValueError):
@@ -13,3 +16,14 @@ class MachineError(RuntimeError):
 
     The message is one line: what failed, what is left, how to go on.
     """
+
+
+def nearest(name: str, known: Sequence[str], cutoff: float = 0.4) -> str:
+    """Which known name was probably meant, as a sentence; of keys, their last part counts too."""
+    last = [key.rsplit(".")[-1] for key in known]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff) or difflib.get_close_matches(
+        name.rsplit(".")[-1], last, n=1, cutoff=cutoff
+    )
+    if near:
+        return f"Did you mean {near[0]}?"
+    return f"Known are {', '.join(known)}." if known else "It has none."

@@ -32,9 +32,8 @@ def norms(
         median, ratio = (
             f"{value:.3g}" if value is not None else "-" for value in (row["median"], row["signal_to_noise"])
         )
-        output.say(
-            f"{row['step']:>8}{output.per_cent(row['clipped_fraction']):>12}{median:>18}{ratio:>17}{row['not_finite']:>13}"
-        )
+        clipped = output.per_cent(row["clipped_fraction"])
+        output.say(f"{row['step']:>8}{clipped:>12}{median:>18}{ratio:>17}{row['not_finite']:>13}")
     output.say(
         "signal / noise: norm of the sum of clipped gradients over the root mean square norm of "
         "the noise, sigma C sqrt(number of weights)"

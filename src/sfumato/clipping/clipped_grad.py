@@ -13,16 +13,15 @@ from sfumato.clipping.coefficient import Clip
 from sfumato.clipping.draws import draw_seeds
 from sfumato.clipping.graph.engine import GraphEngine, SiteReport
 from sfumato.clipping.identity import identity
+from sfumato.clipping.inputs import as_views, example_numbers, refuse_cached, seeding_of
 from sfumato.clipping.law import refuse_lazy
 from sfumato.clipping.norms import at_least_float32
-from sfumato.clipping.numerics import are_exact
 from sfumato.clipping.preparation import Preparation
 from sfumato.clipping.protocol import Batch, ClippedGrad, Loss, add_to
 from sfumato.clipping.speed import Speed
 from sfumato.clipping.stand_in import interrupts_wait, put_back
 from sfumato.clipping.workers import Workers
 from sfumato.errors import InputError
-from sfumato.torch_internals import weights_are_cached
 
 # Below, gradients of norm C have entries whose squares vanish in float32: they would be taken for
 # zero, and not be clipped.
@@ -31,11 +30,6 @@ MIN_CLIPPING_NORM = 1e-12
 MAX_CLIPPING_NORM = 1e30
 # From the indices of a microbatch's examples to their inputs, (m, ...) or (m, K, ...), and targets.
 Load = Callable[[torch.Tensor], Sequence[torch.Tensor]]
-_NO_KEY = (
-    "the model draws random numbers: give key, 32 bytes of this step alone, and example_ids, the "
-    "number of each image. A place in the batch is no such number, since one image more would "
-    "change all others' masks."
-)
 
 
 def clipped_grad(
@@ -240,7 +234,7 @@ class GradFn:
             InputError: See `clipped_grad`.
             MachineError: If memory does not hold one example.
         """
-        views = self._as_views(inputs, targets, None)
+        views = as_views(inputs, targets, self._augmult)
         # Methods are chosen by their speed, so in a thread like those that will compute.
         pool = self._pool if "graph" in self._speed.engines else Workers(1)
         with self._preparing, interrupts_wait():  # a thread of the pool cannot make them wait
@@ -274,12 +268,12 @@ class GradFn:
         Raises:
             InputError: See `clipped_grad`; or if key or example_ids are missing.
         """
-        views = self._as_views(inputs, targets, is_padding)
+        views = as_views(inputs, targets, self._augmult, is_padding)
         real = torch.arange(len(views), device=views.device) if is_padding is None else (~is_padding).nonzero()[:, 0]
         prepared = self._prepared_for(views, targets) if len(real) else None
         numbers = None
         if prepared is not None and prepared.engine.draw_dims:
-            numbers = _refuse_no_numbers(example_ids, views)
+            numbers = example_numbers(example_ids, views)
         load: Load = lambda rows: [inputs[rows], *(target[rows] for target in targets)]  # noqa: E731
         out = self._sum(prepared, real, load, key, None if numbers is None else numbers[real.to(numbers.device)])
         grad_norms, losses = torch.zeros(2, len(views), dtype=out.grad_norms.dtype, device=views.device)
@@ -304,7 +298,7 @@ class GradFn:
         prepared = None
         if len(indices):
             inputs, *targets = load(indices[:1])
-            prepared = self._prepared_for(self._as_views(inputs, tuple(targets), None), tuple(targets))
+            prepared = self._prepared_for(as_views(inputs, tuple(targets), self._augmult), tuple(targets))
         return self._sum(prepared, indices, load, key, indices)
 
     def verify(self, seed: int) -> None:
@@ -319,7 +313,7 @@ class GradFn:
                 computes.
         """
         if self._prepared is not None:
-            _refuse_cached()
+            refuse_cached()
             self._prepared.verify(self._coefficient, seed)
 
     def _sum(
@@ -348,14 +342,14 @@ class GradFn:
                 for name, parameter in parameters.items()
             }
             return ClippedGrad(zeros, *torch.zeros(2, 0, dtype=dtype, device=rows.device))
-        seeding = _seeding(key, example_ids) if prepared.engine.draw_dims else None
+        seeding = seeding_of(key, example_ids) if prepared.engine.draw_dims else None
 
         def clipped(positions: torch.Tensor) -> ClippedGrad:
             count = len(positions)
             # The last microbatch repeats an example, and does not count it.
             filled = torch.cat([positions, positions[:1].expand(prepared.filled(count) - count)])
             inputs, *targets = load(rows[filled])
-            views = self._as_views(inputs, tuple(targets), None)
+            views = as_views(inputs, tuple(targets), self._augmult)
             if not (prepared.fits(views) and prepared.knows(tuple(targets))):
                 raise InputError("load gave examples of another shape or type than the first. Make them alike.")
             is_real = torch.arange(len(filled), device=views.device) < count
@@ -417,70 +411,3 @@ class GradFn:
             self._prepared = None  # if this fails, the next call begins anew
             self._prepared = self._preparation(views, targets, tries=False)
             return self._prepared
-
-    def _as_views(
-        self, inputs: torch.Tensor, targets: tuple[torch.Tensor, ...], is_padding: torch.Tensor | None
-    ) -> torch.Tensor:
-        _refuse_cached()
-        if not isinstance(inputs, torch.Tensor) or not all(isinstance(target, torch.Tensor) for target in targets):
-            raise InputError("inputs and targets must be tensors. Convert them, by torch.as_tensor for example.")
-        if self._augmult and (inputs.ndim < 3 or inputs.shape[1] != self._augmult):
-            raise InputError(
-                f"inputs of shape {tuple(inputs.shape)} do not hold augmult = {self._augmult} "
-                "views per example. Give them as (B, K, C, H, W)."
-            )
-        for target in targets:
-            if len(target) != len(inputs):
-                raise InputError(
-                    f"targets for {len(target)} examples do not match inputs of {len(inputs)}. "
-                    "Give one target for each example."
-                )
-        if is_padding is not None and (is_padding.dtype != torch.bool or is_padding.shape != (len(inputs),)):
-            raise InputError(
-                f"is_padding must be one boolean for each of the {len(inputs)} examples, not "
-                f"{is_padding.dtype} {tuple(is_padding.shape)}."
-            )
-        if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
-            raise InputError(
-                "torch.autograd.detect_anomaly ends a call where one image's gradient is not a number, which "
-                "tells that it was there. Leave it: such an image counts for nothing."
-            )
-        if torch.is_autocast_enabled(inputs.device.type):
-            raise InputError(
-                "torch.autocast would round norms and sums, on which privacy rests. Leave it, "
-                "and give "
-                'precision="bf16" instead.'
-            )
-        if not are_exact("matmul", inputs.device):
-            raise InputError(
-                "float32 products are set to fewer digits (TF32 or bfloat16), which would round "
-                "norms and sums, on which privacy rests."
-                ' Call torch.set_float32_matmul_precision("highest"), and give precision="bf16" for speed.'
-            )
-        return inputs if self._augmult else inputs.unsqueeze(1)
-
-
-def _seeding(key: bytes | None, example_ids: torch.Tensor | None) -> tuple[bytes, torch.Tensor]:
-    if not isinstance(key, bytes) or len(key) != 32 or example_ids is None:
-        raise InputError(_NO_KEY)
-    return key, example_ids
-
-
-def _refuse_no_numbers(example_ids: torch.Tensor | None, views: torch.Tensor) -> torch.Tensor:
-    if example_ids is None:
-        raise InputError(_NO_KEY)
-    if example_ids.shape != (len(views),) or example_ids.dtype != torch.int64:
-        raise InputError(
-            f"example_ids must be one int64 for each of the {len(views)} examples, not "
-            f"{example_ids.dtype} {tuple(example_ids.shape)}."
-        )
-    return example_ids
-
-
-def _refuse_cached() -> None:
-    if weights_are_cached():
-        raise InputError(
-            "torch.nn.utils.parametrize.cached() keeps weights from call to call, with a record "
-            "that autograd has used up, and gradients would be wrong. Leave it: `with "
-            "grad_fn.parameters_fixed():` computes weights once."
-        )

@@ -7,8 +7,8 @@ from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from sfumato.clipping.draws import KeyedDraws
-from sfumato.clipping.graph.losses import is_usual, tensors_of
 from sfumato.clipping.norms import at_least_float32, global_norms
+from sfumato.clipping.outputs import is_usual, tensors_of
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.speed import Speed
 from sfumato.clipping.user_code import catches, model_catches

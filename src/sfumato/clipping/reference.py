@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from sfumato.clipping.draws import KeyedDraws
-from sfumato.clipping.graph.losses import is_usual, tensors_of
 from sfumato.clipping.norms import at_least_float32
+from sfumato.clipping.outputs import is_usual, tensors_of
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.speed import Speed
 from sfumato.clipping.stand_in import buffers_kept

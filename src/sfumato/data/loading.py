@@ -1,13 +1,13 @@
 """Data sets by name: public benchmark images, or a user's folder."""
 
 import dataclasses
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from sfumato import config as recipes
 from sfumato.config import DataConfig, Recipe
 from sfumato.data import folders
 from sfumato.data.catalogue import NAMED, Facts, NamedSet, public_facts
@@ -109,7 +109,7 @@ def _load_named(config: DataConfig, data_root: Path | None) -> Dataset:
     if config.name == "digits":
         images, labels = _digits()
     else:
-        root = recipes.data_root(data_root or (Path(config.path) if config.path else None))
+        root = _root(data_root or (Path(config.path) if config.path else None))
         images, labels = _benchmark(config.name, named, root)
     total = named.num_train + named.num_test
     if images.shape != (total, *named.shape) or labels.shape != (total,):
@@ -234,3 +234,11 @@ def _check_agrees(config: DataConfig, named: NamedSet) -> None:
                 f"data.{key} = {given!r} does not fit data set {config.name}, where it is {truth!r}. Take the key out."
             )
     check_proportions(config, len(named.classes))
+
+
+def _root(given: Path | None) -> Path | None:
+    """The folder of the named data sets: as given, else the environment variable SFUMATO_DATA."""
+    if given is not None:
+        return given
+    root = os.environ.get("SFUMATO_DATA")
+    return Path(root) if root else None

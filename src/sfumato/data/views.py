@@ -39,3 +39,9 @@ class Views:
             return inputs
         bits = torch.from_numpy(view_bits[indices.numpy()].astype(np.int64)).to(device)  # (b, K)
         return augment(inputs, bits, self.kind, self.padding, images.mean, images.std)
+
+    def with_labels(
+        self, images: ImageSet, indices: torch.Tensor, view_bits: np.ndarray, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `make` gives, and the (b,) labels."""
+        return self.make(images, indices, view_bits, device), images.labels[indices].to(device)

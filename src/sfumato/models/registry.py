@@ -7,7 +7,6 @@ program trusts it by name.
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import importlib
 import inspect
@@ -22,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from sfumato.errors import InputError
+from sfumato.errors import InputError, nearest
 from sfumato.models import lenet, small_cnn, wide_resnet
 from sfumato.torch_internals import tree_leaves
 
@@ -124,7 +123,7 @@ def build(
                 f"model {name}: {key} follows from the data and is no option. Remove it from model.options."
             )
         if key not in known and (network is not None or not takes_any):
-            raise InputError(f"model {name} has no option {key}. {_nearest(key, known)}")
+            raise InputError(f"model {name} has no option {key}. {nearest(key, known)}")
     given = {key: value for key, value in shape.items() if key == "num_classes" or key in accepted or takes_any}
     unnamed = [key for key in given if key not in accepted and key != "num_classes"]
     make = functools.partial(_made, name, factory, given, options, unnamed, seed)
@@ -223,7 +222,7 @@ def _import_factory(name: str, trust: Collection[str]) -> Factory:
     match = _IMPORTED.fullmatch(name)
     if match is None:
         raise InputError(
-            f'model "{name}" is unknown. {_nearest(name, list(MODELS))} Your own is named "package.module:factory".'
+            f'model "{name}" is unknown. {nearest(name, list(MODELS))} Your own is named "package.module:factory".'
         )
     module_name, attribute = match.groups()
     trusted = {trust} if isinstance(trust, str) else set(trust)
@@ -243,7 +242,7 @@ def _import_factory(name: str, trust: Collection[str]) -> Factory:
     if not callable(factory):
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise InputError(
-            f'model "{name}": {module_name} has no function or class "{attribute}". {_nearest(attribute, names)}'
+            f'model "{name}": {module_name} has no function or class "{attribute}". {nearest(attribute, names)}'
         )
     # What a trusted module merely imported for itself (os.system, torch.hub.load) is not what it
     # offers.
@@ -267,10 +266,3 @@ def _keywords(factory: Factory) -> tuple[list[str], bool]:
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
     return names, any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    if near:
-        return f"Did you mean {near[0]}?"
-    return f"Known are {', '.join(known)}." if known else "It has none."

@@ -5,9 +5,10 @@ budget; never on an image or a label. docs/defaults.md tells how they were chose
 """
 
 import dataclasses
+import math
 from typing import Any
 
-from sfumato.config import FilledRecipe, Recipe, delta_default
+from sfumato.config import FilledRecipe, Recipe
 from sfumato.data.catalogue import Facts
 
 ADAM = {"beta1": 0.9, "beta2": 0.999, "adam_epsilon": 1e-8}
@@ -93,6 +94,14 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
             "Adam moves each weight by about this much, whatever the size of its gradients",
         )
     return FilledRecipe.model_validate(values), choices
+
+
+def delta_default(num_examples: int) -> float:
+    """The largest power of ten below 1 / num_examples."""
+    exponent = -math.floor(math.log10(num_examples)) - 1
+    if 10.0**exponent >= 1 / num_examples:  # num_examples is itself a power of ten, up to rounding
+        exponent -= 1
+    return float(f"1e{exponent}")
 
 
 def default_batch_size(num_examples: int) -> int:

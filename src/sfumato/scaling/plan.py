@@ -7,6 +7,7 @@ from sfumato.accounting import accountants, rounding, tan
 from sfumato.accounting.mechanism import Accountant
 from sfumato.errors import InputError
 from sfumato.json_record import finite
+from sfumato.planning.defaults import delta_default
 from sfumato.planning.solve import Budget, solve
 from sfumato.scaling import equal_noise as trade
 
@@ -54,7 +55,7 @@ def plan(
         raise InputError(f"--num-examples must lie between 1 and {MOST:g}, not {num_examples}.")
     if num_steps is not None and num_steps > MOST:
         raise InputError(f"--num-steps must be at most {MOST:g}, not {num_steps}.")
-    delta = config.delta_default(num_examples) if delta is None else delta
+    delta = delta_default(num_examples) if delta is None else delta
     if not 1e-100 <= delta < 1:
         raise InputError(
             f"--delta must lie between 0 and 1, and be 1e-100 at least, not {delta}. A power of ten below 1/N is usual."

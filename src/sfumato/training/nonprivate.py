@@ -57,10 +57,7 @@ class OrdinaryStep:
         gradient = {name: torch.zeros_like(value) for name, value in parameters.items()}
         total_loss = 0.0
         for indices in drawn.split(self.microbatch_size):
-            inputs, labels = (
-                self.views.make(images, indices, randomness.view_bits, device),
-                images.labels[indices].to(device),
-            )
+            inputs, labels = self.views.with_labels(images, indices, randomness.view_bits, device)
             if self.views.augmult:
                 inputs = inputs.flatten(0, 1)  # (b K, C, H, W)
                 labels = labels.repeat_interleave(self.views.augmult)

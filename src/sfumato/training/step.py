@@ -114,8 +114,7 @@ class PrivateStep:
         drawn = torch.from_numpy(randomness.indices)
 
         def load(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            made = self.views.make(images, indices, randomness.view_bits, device)
-            return made, images.labels[indices].to(device)
+            return self.views.with_labels(images, indices, randomness.view_bits, device)
 
         # An unreadable image adds exactly zero; the divisor stays.
         out = self.grad_fn.sum_over(drawn[images.readable[drawn]], load, key=randomness.model_key)

@@ -11,6 +11,17 @@ from sfumato.run_folder import files, ledger, record
 from sfumato.run_folder.ledger import chained_line
 from tests.reporting.folders import finished
 
+PUBLISHED = {
+    "ledger.jsonl",
+    "metrics.jsonl",
+    "model.safetensors",
+    "privacy.json",
+    "recipe.toml",
+    "report.html",
+    "result.json",
+}
+"""What is left of the run that a private search selects."""
+
 
 class Trials:
     """Stands for `paid.Trials`; may be killed at one trial, or draw the updates of some afresh.

@@ -204,24 +204,16 @@ def test_a_search_on_public_images_never_reads_the_private_ones(capsys, tmp_path
     assert (final.data.name, final.privacy.search_data) == ("folder", "public")
 
 
+def paid_words(recipe, space, folder):
+    words = ["search", recipe, "--trials", "2", "--paid", "--data", "digits"]
+    return [*words, "--space", space, "--output", folder]
+
+
 def test_paid_trials_spend_one_budget_and_the_best_is_all_that_is_left(capsys, tmp_path, space):
     write_digits(tmp_path / "images", per_class=30)
     recipe = write_recipe(tmp_path, batch_size=64, num_steps=4)
     folder = tmp_path / "search"
-    words = [
-        "search",
-        recipe,
-        "--trials",
-        "2",
-        "--paid",
-        "--data",
-        "digits",
-        "--space",
-        space,
-        "--output",
-        folder,
-        "--json",
-    ]
+    words = [*paid_words(recipe, space, folder), "--json"]
     status, out, err = call(capsys, *words)
     assert status == 0, err
     found = json.loads(out)
@@ -286,19 +278,7 @@ def test_while_paid_trials_run_all_is_secret(tmp_path, space):
     write_digits(tmp_path / "images", per_class=30)
     recipe = write_recipe(tmp_path, batch_size=64, num_steps=400)
     folder = tmp_path / "search"
-    words = [
-        "search",
-        str(recipe),
-        "--trials",
-        "2",
-        "--paid",
-        "--data",
-        "digits",
-        "--space",
-        space,
-        "--output",
-        str(folder),
-    ]
+    words = [str(word) for word in paid_words(recipe, space, folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
         [sys.executable, "-m", "sfumato", *words], stderr=subprocess.PIPE, text=True, env=environment

@@ -26,7 +26,7 @@ from sfumato.randomness import Streams
 from sfumato.run_folder.ledger import Ledger
 from sfumato.scaling.search.private_selection import _score_noise, draw, expected_cost, paid_recipe, paid_search
 from sfumato.scaling.search.space import STEPS, Group, Range, Space
-from tests.scaling.search.made_up_trials import Trials, decay_of
+from tests.scaling.search.made_up_trials import PUBLISHED, Trials, decay_of
 from tests.scaling.search.one_worker import made_up_search
 
 SPACE = Space((Group("g", {"optimizer.learning_rate": [1.0, 2.0, 4.0, 8.0], "ema.decay": Range(0.5, 0.9)}),))
@@ -269,16 +269,7 @@ def test_all_that_is_published_bears_the_time_of_the_start_after_crashes_too(tmp
 def test_what_is_published_holds_no_time_no_environment_and_nothing_for_the_owner_alone(tmp_path):
     folder, _, result = many_trials(tmp_path, at_least=1)
     selected = folder / "selected"
-    names = {
-        "ledger.jsonl",
-        "metrics.jsonl",
-        "model.safetensors",
-        "privacy.json",
-        "recipe.toml",
-        "report.html",
-        "result.json",
-    }
-    assert {path.name for path in selected.iterdir()} == names
+    assert {path.name for path in selected.iterdir()} == PUBLISHED
     assert (selected / "report.html").read_text() == "selected"
     assert result.seconds is None and result.images_per_second is None
     content = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())

@@ -22,6 +22,7 @@ from sfumato.run_folder.ledger import Ledger
 from sfumato.scaling.search import private_search
 from sfumato.scaling.search import private_selection as paid
 from sfumato.training import loop
+from tests.scaling.search.made_up_trials import PUBLISHED
 from tests.scaling.search.test_command import call, write_digits, write_recipe
 
 SETTINGS = (
@@ -85,16 +86,7 @@ def test_what_is_published_is_the_same_for_one_trial_and_for_many(
     one, many = search("one", 1, 0), search("many", most, most - 4)
     assert one == many
     files = one[0]
-    names = {
-        "ledger.jsonl",
-        "metrics.jsonl",
-        "model.safetensors",
-        "privacy.json",
-        "recipe.toml",
-        "report.html",
-        "result.json",
-    }
-    assert set(files) == {".", "paid-search.json", "selected", *(f"selected/{name}" for name in names)}
+    assert set(files) == {".", "paid-search.json", "selected", *(f"selected/{name}" for name in PUBLISHED)}
     assert {shown[-1] for shown, _ in files.values()} == {0}  # one time for all, which is the start's
     assert files["."][0][0] == oct(stat.S_IFDIR | 0o700)  # what the kernel keeps of each file is behind it
 

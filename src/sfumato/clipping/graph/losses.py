@@ -1,6 +1,5 @@
 """One loss for each example, of that example's outputs and targets alone."""
 
-import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
@@ -10,9 +9,10 @@ from typing import Any
 
 import torch
 
+from sfumato.clipping.outputs import is_usual
 from sfumato.clipping.protocol import Loss
 from sfumato.clipping.user_code import catches
-from sfumato.torch_internals import tree_flatten, tree_leaves, tree_unflatten
+from sfumato.torch_internals import tree_flatten, tree_unflatten
 
 
 class ExampleLosses:
@@ -24,8 +24,11 @@ class ExampleLosses:
 
     def __init__(self, loss_fn: Loss) -> None:
         self._loss_fn = loss_fn
-        # Until it turns out to branch on values. An error that one example raises must be no other's to catch.
-        self._vectorised = not catches(loss_fn)
+        # An error that one example raises must be no other's to catch.
+        self._catches = catches(loss_fn)
+        # By its targets: found at the first call with such, which is on made-up images (the law). No private one
+        # decides it.
+        self._vectorised: dict[Any, bool] = {}
 
     def __call__(self, outputs: Any, targets: tuple[torch.Tensor, ...], views: int) -> torch.Tensor:
         """(m,) losses, each the mean over K views.
@@ -45,11 +48,17 @@ class ExampleLosses:
             return self._loss_fn(rows, *repeated).mean()
 
         parts = (*tensors, *targets)
-        if self._vectorised:
-            with contextlib.suppress(Exception):  # a mistake in the loss shows in the loop as well
-                return torch.func.vmap(of_example, randomness="different")(*parts)
-        losses = torch.stack([of_example(*example) for example in zip(*parts, strict=True)])
-        self._vectorised = False
+        kind = tuple((target.shape[1:], target.is_floating_point()) for target in targets)
+        if self._catches or self._vectorised.get(kind) is False:
+            return torch.stack([of_example(*example) for example in zip(*parts, strict=True)])
+        try:
+            losses = torch.func.vmap(of_example, randomness="different")(*parts)
+        except Exception:  # it branches on values; what else is wrong shows in the loop
+            if kind in self._vectorised:
+                raise
+            self._vectorised[kind] = False
+            return self(outputs, targets, views)
+        self._vectorised[kind] = True
         return losses
 
 
@@ -58,9 +67,8 @@ class LossGradients:
 
     In a graph that is being compiled it is one operation, which calls this object whenever the
     graph runs: the loss is the user's, as it is at that time, and a compiled graph holds nothing of
-    it. It could not be compared with the loss
-    either: one image at a kink, where the two round to different sides, would send all others of
-    its microbatch to other rounding.
+    it. A copy in the graph could not be compared with the loss either: one image at a kink, where
+    the two round to different sides, would send all others of its microbatch to other rounding.
 
     Args:
         losses: Of the user's loss.
@@ -102,20 +110,6 @@ class LossGradients:
             if gradient is not None:
                 into.copy_(gradient)
         return made
-
-
-def is_usual(outputs: list[torch.Tensor]) -> torch.Tensor:
-    """(m,): whether no output of an example is NaN or infinite."""
-    usual = torch.ones(len(outputs[0]), dtype=torch.bool, device=outputs[0].device)
-    for output in outputs:
-        if output.is_floating_point():
-            usual = usual & (output < torch.inf).reshape(len(output), -1).all(1)
-    return usual
-
-
-def tensors_of(outputs: Any) -> list[torch.Tensor]:
-    """The tensors in what a model returned."""
-    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
 
 
 def _where(condition: torch.Tensor, value: torch.Tensor, other: float) -> torch.Tensor:

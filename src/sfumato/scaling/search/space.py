@@ -23,7 +23,7 @@ from typing import Any
 
 from sfumato import config
 from sfumato.config import ResolvedRecipe
-from sfumato.errors import InputError
+from sfumato.errors import InputError, nearest
 from sfumato.planning.defaults import ADAM
 
 STEPS = "training.num_steps"
@@ -230,7 +230,7 @@ def _refuse_key(path: Path, key: str) -> None:
     near = [known for known in config.known_keys() if known.startswith(_ALLOWED)]
     an_option = key.startswith("model.options.") and key.count(".") == 2
     if key not in near and not an_option:
-        raise InputError(f"{path}: {key} is no key of a recipe. {config.nearest(key, near)}")
+        raise InputError(f"{path}: {key} is no key of a recipe. {nearest(key, near)}")
 
 
 def apply(recipe: ResolvedRecipe, settings: Settings) -> ResolvedRecipe:

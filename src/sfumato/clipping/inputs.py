@@ -1,0 +1,90 @@
+"""What a call is given: its shapes, its random numbers, and settings of PyTorch that would void it."""
+
+import torch
+
+from sfumato.clipping.numerics import are_exact
+from sfumato.errors import InputError
+from sfumato.torch_internals import weights_are_cached
+
+_NO_KEY = (
+    "the model draws random numbers: give key, 32 bytes of this step alone, and example_ids, the "
+    "number of each image. A place in the batch is no such number, since one image more would "
+    "change all others' masks."
+)
+
+
+def as_views(
+    inputs: torch.Tensor,
+    targets: tuple[torch.Tensor, ...],
+    augmult: int,
+    is_padding: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """(B, K, ...), K = 1 for inputs as they are.
+
+    Raises:
+        InputError: If shapes do not go together, or PyTorch is set to something that would round or
+            end a call.
+    """
+    refuse_cached()
+    if not isinstance(inputs, torch.Tensor) or not all(isinstance(target, torch.Tensor) for target in targets):
+        raise InputError("inputs and targets must be tensors. Convert them, by torch.as_tensor for example.")
+    if augmult and (inputs.ndim < 3 or inputs.shape[1] != augmult):
+        raise InputError(
+            f"inputs of shape {tuple(inputs.shape)} do not hold augmult = {augmult} "
+            "views per example. Give them as (B, K, C, H, W)."
+        )
+    for target in targets:
+        if len(target) != len(inputs):
+            raise InputError(
+                f"targets for {len(target)} examples do not match inputs of {len(inputs)}. "
+                "Give one target for each example."
+            )
+    if is_padding is not None and (is_padding.dtype != torch.bool or is_padding.shape != (len(inputs),)):
+        raise InputError(
+            f"is_padding must be one boolean for each of the {len(inputs)} examples, not "
+            f"{is_padding.dtype} {tuple(is_padding.shape)}."
+        )
+    if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+        raise InputError(
+            "torch.autograd.detect_anomaly ends a call where one image's gradient is not a number, which "
+            "tells that it was there. Leave it: such an image counts for nothing."
+        )
+    if torch.is_autocast_enabled(inputs.device.type):
+        raise InputError(
+            "torch.autocast would round norms and sums, on which privacy rests. Leave it, "
+            "and give "
+            'precision="bf16" instead.'
+        )
+    if not are_exact("matmul", inputs.device):
+        raise InputError(
+            "float32 products are set to fewer digits (TF32 or bfloat16), which would round "
+            "norms and sums, on which privacy rests."
+            ' Call torch.set_float32_matmul_precision("highest"), and give precision="bf16" for speed.'
+        )
+    return inputs if augmult else inputs.unsqueeze(1)
+
+
+def seeding_of(key: bytes | None, example_ids: torch.Tensor | None) -> tuple[bytes, torch.Tensor]:
+    if not isinstance(key, bytes) or len(key) != 32 or example_ids is None:
+        raise InputError(_NO_KEY)
+    return key, example_ids
+
+
+def example_numbers(example_ids: torch.Tensor | None, views: torch.Tensor) -> torch.Tensor:
+    if example_ids is None:
+        raise InputError(_NO_KEY)
+    if example_ids.shape != (len(views),) or example_ids.dtype != torch.int64:
+        raise InputError(
+            f"example_ids must be one int64 for each of the {len(views)} examples, not "
+            f"{example_ids.dtype} {tuple(example_ids.shape)}."
+        )
+    return example_ids
+
+
+def refuse_cached() -> None:
+    if weights_are_cached():
+        raise InputError(
+            "torch.nn.utils.parametrize.cached() keeps weights from call to call, with a record "
+            "that autograd has used up, and gradients would be wrong. Leave it: `with "
+            "grad_fn.parameters_fixed():` computes weights once."
+        )
