@@ -35,8 +35,8 @@ def write(dest: Path, pair: str) -> None:
             folder = dest / pair / part / name
             folder.mkdir(parents=True, exist_ok=True)
             chosen = (images.labels == label).nonzero()[:count, 0].tolist()
-            for number, index in enumerate(chosen):
-                Image.fromarray(images.images[index, 0].numpy()).save(folder / f"{number:04d}.png")
+            for number, pixels in enumerate(images.subset(chosen).integers().numpy()):
+                Image.fromarray(pixels[0]).save(folder / f"{number:04d}.png")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 import os
+import shutil
 import stat
+import subprocess
+import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from sfumato.data import cache, decoding
+from sfumato.data import cache, decoding, store
 from sfumato.data.cache import cache_folder, decode_cached
+from sfumato.data.decoding import decode_images
+from sfumato.data.images import ImageSet
 from sfumato.data.listing import find_images
+from sfumato.errors import InputError
 
 
 @pytest.fixture
@@ -62,7 +69,8 @@ def test_it_is_readable_by_the_user_alone_and_lies_where_xdg_says(root, cache_ho
         os.umask(old)
     (slot,) = slots()
     assert slot.parent == cache_home / "sfumato"
-    assert stat.S_IMODE(slot.stat().st_mode) == 0o600 and stat.S_IMODE(slot.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(slot.parent.stat().st_mode) == 0o700 and stat.S_IMODE(slot.stat().st_mode) == 0o700
+    assert all(stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 for path in slot.rglob("*"))
 
 
 def test_an_open_cache_folder_is_closed(root, cache_home):
@@ -123,39 +131,111 @@ def test_two_folders_with_files_of_equal_names_do_not_meet(root, tmp_path, decod
     assert len(decoded_paths) == 10
 
 
-def damage_everywhere(data):
+def damaged_in_every_way(data):
     yield b""
     for position in (0, 20, 30, len(data) // 2, len(data) - 40, len(data) - 1):
         yield data[:position]
         yield data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
-    yield data + b"\0"
-    yield data[:17] + b"\xff" * 8 + data[25:]  # a header of absurd length
 
 
-def test_a_damaged_cache_is_rebuilt_and_never_trusted(root, decoded_paths):
-    first = load(root)
-    (slot,) = slots()
-    good = slot.read_bytes()
-    for damaged in damage_everywhere(good):
-        slot.write_bytes(damaged)
-        decoded_paths.clear()
-        assert same(load(root), first)
-        assert len(decoded_paths) == 5
-        assert slot.read_bytes() == good
+def files_of(slot):
+    return {path.name: path for path in slot.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+@pytest.mark.parametrize(
+    "name", ["digests.npy", "state.npy", "store.json", "reasons.jsonl", "files.json", "values.npy"]
+)
+def test_a_damaged_cache_is_rebuilt_or_refused_and_never_trusted(root, name):
+    """Whatever of it is damaged, what is taken from it is what was decoded, or nothing is."""
+    found = load(root)
+    pixels, readable = found.images.clone(), found.readable
+    path = files_of(slots()[0])[name]
+    good = path.read_bytes()
+    for damaged in damaged_in_every_way(good):
+        path.write_bytes(damaged)
+        found = load(root)
+        images = ImageSet(
+            found.images, torch.zeros(5).long(), found.readable, (0.5,), (0.5,), 65535, digests=found.digests
+        )
+        try:
+            assert torch.equal(images.integers().to(torch.int32), pixels.to(torch.int32))
+        except InputError as error:
+            assert name == "values.npy" and "Delete that folder" in str(error)
+        assert found.readable.tolist() == readable.tolist()
+        if path.exists():
+            path.write_bytes(good)
+        path = files_of(slots()[0])[name]
 
 
 def test_a_cache_that_cannot_be_written_is_reported_and_costs_only_time(root, monkeypatch):
     truth = load(root)
-    slots()[0].unlink()
+    shutil.rmtree(slots()[0])
 
-    def no_space(descriptor):
+    def no_space(descriptor, offset, length):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache.os, "fsync", no_space)
+    monkeypatch.setattr(store.os, "posix_fallocate", no_space)
     lines = []
     assert same(load(root, report=lines.append), truth)
     assert any("cannot be written (No space left on device)" in line for line in lines)
-    assert slots() == []  # nothing half-written is left
+    assert files_of(slots()[0]) == {}  # nothing half-written is left
+
+
+_KILLED = """
+import sys
+from pathlib import Path
+from sfumato.data import cache, decoding, store
+from sfumato.data.listing import find_images
+cache._PART = 2
+parts = []
+put = store.Store.put
+def put_and_die(self, *given):
+    put(self, *given)
+    parts.append(1)
+    if len(parts) == 2:
+        import os, signal
+        os.kill(os.getpid(), signal.SIGKILL)
+store.Store.put = put_and_die
+root = Path(sys.argv[1])
+cache.decode_cached(root, find_images(root), image_size=8, channels=1, report=print)
+"""
+
+
+def test_a_process_that_is_killed_is_gone_on_from(root, decoded_paths):
+    process = subprocess.run([sys.executable, "-c", _KILLED, str(root)], capture_output=True)
+    assert process.returncode == -9
+    found = load(root)
+    assert decoded_paths == ["4.png"]
+    assert found.readable.tolist() == [True, True, True, False, True]
+    assert found.reasons[3] and same(
+        found, decode_images([f.path for f in find_images(root)], image_size=8, channels=1)
+    )
+
+
+_WAITING = """
+import sys
+from pathlib import Path
+from sfumato.data import cache
+from sfumato.data.listing import find_images
+root = Path(sys.argv[1])
+cache.decode_cached(root, find_images(root), image_size=8, channels=1, report=print)
+"""
+
+
+def test_two_processes_at_once_decode_once(root, cache_home):
+    """The second waits, and then reads what the first made."""
+    load(root)
+    slot = slots()[0]
+    for path in files_of(slot).values():
+        path.unlink()
+    with store.alone(slot, lambda: None):
+        second = subprocess.Popen([sys.executable, "-c", _WAITING, str(root)], stdout=subprocess.PIPE, text=True)
+        assert "waiting" in second.stdout.readline()
+        folder = next(path for path in slot.iterdir() if path.is_dir())
+        entries = [[file.name, *file.stamp] for file in find_images(root)]
+        settings = dict(root=str(root.resolve()), image_size=8, channels=1, rules=1, pillow=version("pillow"))
+        cache._fill(folder, settings, find_images(root), entries, lambda line: None)
+    assert "decoding" not in second.communicate()[0] and second.returncode == 0
 
 
 def test_a_cache_folder_that_cannot_be_had_costs_only_time(root, monkeypatch, tmp_path):

@@ -17,7 +17,7 @@ COLOUR = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uin
 
 def decode(path, channels=1, size=SIZE):
     """The image as integers (C, S, S), and why it is unreadable."""
-    decoded = decode_images([path], image_size=size, channels=channels, report=lambda line: None)
+    decoded = decode_images([path], image_size=size, channels=channels)
     return decoded.images[0].to(torch.int64).numpy(), decoded.reasons[0]
 
 
@@ -230,7 +230,7 @@ def test_a_truncated_file_is_unreadable_and_keeps_its_index(tmp_path, extension)
         Image.fromarray(np.kron(COLOUR, np.ones((8, 8, 1), np.uint8))).save(path)
     data = paths[1].read_bytes()
     paths[1].write_bytes(data[: len(data) // 2])
-    decoded = decode_images(paths, image_size=SIZE, channels=3, report=lambda line: None)
+    decoded = decode_images(paths, image_size=SIZE, channels=3)
     assert decoded.readable.tolist() == [True, False, True]
     assert decoded.reasons[1] and "\n" not in decoded.reasons[1]
     assert not decoded.images[1].any() and decoded.images[0].any() and torch.equal(decoded.images[0], decoded.images[2])
@@ -260,11 +260,3 @@ def test_32_bit_pixels_are_refused_rather_than_guessed(tmp_path, dtype):
 def test_a_missing_file_is_an_error_of_the_input(tmp_path):
     with pytest.raises(InputError, match="gone.png cannot be opened"):
         decode(tmp_path / "gone.png")
-
-
-def test_progress_is_reported(tmp_path, monkeypatch):
-    Image.fromarray(COLOUR).save(tmp_path / "x.png")
-    monkeypatch.setattr(decoding, "_PROGRESS_SECONDS", 0.0)
-    lines = []
-    decode_images([tmp_path / "x.png"] * 3, image_size=8, channels=1, report=lines.append)
-    assert lines[-1] == "decoded 3 of 3 images"

@@ -4,8 +4,9 @@ import hashlib
 import pytest
 import torch
 
-from sfumato.data.dataset import Dataset, ImageSet
 from sfumato.data.digest import fingerprint
+from sfumato.data.examples import Dataset
+from sfumato.data.images import ImageSet
 
 KEY = bytes(range(32))
 
@@ -32,9 +33,9 @@ def altered(original, **changes):
 
 
 def one_pixel(images):
-    pixels = images.images.clone()
+    pixels = images.integers().clone()
     pixels[3, 0, 4, 4] ^= 1
-    return altered(images, images=pixels)
+    return altered(images, stored=pixels, rows=None)
 
 
 CHANGES = {
@@ -48,7 +49,7 @@ CHANGES = {
     "no groups": lambda s: altered(s, groups=None),
     "the mean": lambda s: altered(s, mean=(0.25,)),
     "the scale": lambda s: altered(s, max_value=16),
-    "the shape": lambda s: altered(s, images=s.images.view(-1, 1, 4, 16)),
+    "the shape": lambda s: altered(s, stored=s.stored.view(-1, 1, 4, 16)),
 }
 
 
@@ -79,7 +80,7 @@ def test_an_image_that_moves_to_the_held_out_part_changes_the_fingerprint():
         train=dataset.train.subset([0, 1, 2, 3, 4]),
         held_out_files=dataclasses.replace(
             dataset.held_out_files,
-            images=torch.cat([dataset.train.images[5:], dataset.held_out.images]),
+            stored=torch.cat([dataset.train.stored[5:], dataset.held_out.stored]),
             labels=torch.cat([dataset.train.labels[5:], dataset.held_out.labels]),
             readable=torch.ones(5, dtype=torch.bool),
             groups=["p5", *dataset.held_out.groups],
@@ -90,7 +91,7 @@ def test_an_image_that_moves_to_the_held_out_part_changes_the_fingerprint():
 
 def test_it_is_no_plain_hash_of_the_images():
     dataset = make_dataset()
-    assert fingerprint(dataset, KEY) != hashlib.sha256(dataset.train.images.numpy().tobytes()).hexdigest()
+    assert fingerprint(dataset, KEY) != hashlib.sha256(dataset.train.stored.numpy().tobytes()).hexdigest()
 
 
 def test_a_held_out_image_that_cannot_be_read_is_covered_as_well():

@@ -26,7 +26,7 @@ def labelled(name, part=None, group=None):
 
 
 def pixels(images, index):
-    return images.images[index].to(torch.int32)
+    return images.integers(torch.tensor([index]))[0].to(torch.int32)
 
 
 def test_the_split_is_a_fixed_public_function_of_the_name():
@@ -143,7 +143,7 @@ def test_adding_one_image_changes_the_training_set_by_that_image_alone(two_class
         i for i in range(len(after)) if i == len(before) or not torch.equal(pixels(after, i), pixels(before, i))
     )
     rest = after.subset([i for i in range(len(after)) if i != index])
-    assert torch.equal(rest.images.to(torch.int32), before.images.to(torch.int32)) and torch.equal(
+    assert torch.equal(rest.integers().to(torch.int32), before.integers().to(torch.int32)) and torch.equal(
         rest.labels, before.labels
     )
 
@@ -155,7 +155,7 @@ def test_listed_classes_give_the_label_order(two_classes):
 
 def test_the_defaults_are_stated_and_used(two_classes):
     dataset = load(DataConfig(name="folder", path=str(two_classes)), None, quiet)
-    assert dataset.shape == (3, 32, 32) and dataset.train.images.dtype == torch.uint8
+    assert dataset.shape == (3, 32, 32) and dataset.train.integers().dtype == torch.uint8
 
 
 def test_an_unreadable_training_image_is_named_and_keeps_its_index(two_classes):
@@ -187,7 +187,7 @@ def test_an_unreadable_held_out_image_is_named_keeps_its_place_and_is_not_evalua
     files, at = dataset.held_out_files, dataset.held_out_files.readable.tolist().index(False)  # all keep their places
     assert len(files) == len(whole.held_out_files) == len(whole.held_out) and files.readable.sum() == len(files) - 1
     others = torch.arange(len(files)) != at
-    assert torch.equal(files.images[others], whole.held_out.images[others]) and torch.equal(
+    assert torch.equal(files.integers()[others], whole.held_out.integers()[others]) and torch.equal(
         files.labels, whole.held_out.labels
     )
     assert any(f"unreadable image {two_classes / name}" in line for line in lines)
@@ -278,7 +278,7 @@ def test_the_cache_is_no_part_of_the_result(two_classes, cache_home, monkeypatch
     first = load(config(), two_classes, quiet)
     assert any((cache_home / "sfumato").iterdir())
     second = load(config(), two_classes, quiet)
-    assert torch.equal(first.train.images.to(torch.int32), second.train.images.to(torch.int32))
+    assert torch.equal(first.train.integers().to(torch.int32), second.train.integers().to(torch.int32))
     assert not any(
         path.suffix not in (".png",) for path in two_classes.rglob("*") if path.is_file()
     )  # nothing is written beside the images

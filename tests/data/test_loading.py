@@ -48,8 +48,8 @@ def test_the_real_files_give_what_the_public_facts_say(name):
     # The published constants are those of the training images, to the digits that are printed.
     for channel, (mean, std) in enumerate(zip(final.mean, final.std, strict=True)):
         counts = (
-            np.bincount(final.train.images[:, channel].numpy().ravel(), minlength=256)
-            / final.train.images[:, channel].numel()
+            np.bincount(final.train.integers()[:, channel].numpy().ravel(), minlength=256)
+            / final.train.integers()[:, channel].numel()
         )
         levels = np.arange(256) / 255
         assert abs(counts @ levels - mean) < 1e-4
@@ -61,7 +61,7 @@ def test_the_real_files_give_what_the_public_facts_say(name):
 def contents(*parts):
     """All images with their labels, whatever their order."""
     return sorted(
-        hashlib.sha256(p.images[i].numpy().tobytes() + bytes([int(p.labels[i])])).digest()
+        hashlib.sha256(p.integers(torch.tensor([i]))[0].numpy().tobytes() + bytes([int(p.labels[i])])).digest()
         for p in parts
         for i in range(len(p))
     )
@@ -70,7 +70,10 @@ def contents(*parts):
 def test_the_first_real_mnist_image_is_a_five():
     raw = (real_data("mnist") / "MNIST/raw/train-images-idx3-ubyte").read_bytes()
     dataset = load(DataConfig(name="mnist"), None, quiet)
-    assert dataset.train.images[0].numpy().tobytes() == raw[16 : 16 + 784] and dataset.train.labels[0] == 5
+    assert (
+        dataset.train.integers(torch.tensor([0]))[0].numpy().tobytes() == raw[16 : 16 + 784]
+        and dataset.train.labels[0] == 5
+    )
 
 
 def test_digits_are_split_without_overlap_and_the_same_each_time():
@@ -94,7 +97,7 @@ def test_digits_are_split_without_overlap_and_the_same_each_time():
     )
     assert contents(final.train, final.held_out) == truth
     assert contents(tuning.train, tuning.held_out) == contents(final.train)
-    assert torch.equal(load(DataConfig(name="digits"), None, quiet).train.images, final.train.images)
+    assert torch.equal(load(DataConfig(name="digits"), None, quiet).train.integers(), final.train.integers())
     batch = final.train.batch(torch.arange(1437))
     assert batch.min() == -1 and batch.max() == 1
 
@@ -114,7 +117,7 @@ def test_a_smaller_portion_is_part_of_a_larger_and_the_held_out_images_stay(spli
             and portion.held_out_name == everything.held_out_name
         )
         before = now
-    assert torch.equal(portion.train.images, everything.train.images)
+    assert torch.equal(portion.train.integers(), everything.train.integers())
 
 
 def test_more_images_than_there_are_are_refused_never_claimed(tmp_path):
@@ -254,8 +257,8 @@ def test_no_pickle_beside_the_images_is_read_in_their_place(tmp_path):
     torch.save((other[0][:10_000], other[1][:10_000]), processed / "test.pt")
     after = load(DataConfig(name="mnist"), tmp_path, quiet)
     assert (
-        torch.equal(before.train.images, after.train.images)
-        and (after.train.images == 7).all()
+        torch.equal(before.train.integers(), after.train.integers())
+        and (after.train.integers() == 7).all()
         and (after.held_out.labels == 1).all()
     )
 

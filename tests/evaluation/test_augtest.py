@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sfumato.data.augmentation import augment
-from sfumato.data.dataset import ImageSet
+from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 from sfumato.evaluation.augtest import WithViews, _public_bits, augtest, decide_together
 from sfumato.evaluation.scores import predict_logits, score

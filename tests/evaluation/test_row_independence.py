@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sfumato.clipping.checks import findings
-from sfumato.data.dataset import ImageSet
+from sfumato.data.images import ImageSet
 from sfumato.errors import InputError
 from sfumato.evaluation.row_independence import evaluation_finding, require_rows_apart
 from sfumato.evaluation.scores import judged_right, predict_each_alone, predict_logits
@@ -210,9 +210,9 @@ def test_judged_alone_an_image_moves_no_answer_but_its_own_whatever_the_model_do
     answers = predict_each_alone(model, images)
     assert torch.equal(predict_each_alone(model, images), answers)  # nothing is left of the first time
     for place, value in ((0, 255), (0, 0), (7, 255), (29, 255)):
-        pixels = images.images.clone()
+        pixels = images.integers().clone()
         pixels[place] = value
-        changed = dataclasses.replace(images, images=pixels)
+        changed = dataclasses.replace(images, stored=pixels, rows=None)
         others = torch.arange(30) != place
         moved = predict_each_alone(model, changed)
         assert torch.equal(moved[others], answers[others])
@@ -224,9 +224,9 @@ def test_together_one_image_moves_the_number_judged_right_by_many():
     images, model = made_up_images(240), Range()
     answers = predict_each_alone(model, images)
     images = dataclasses.replace(images, labels=predict_logits(model, images).argmax(1))
-    pixels = images.images.clone()
+    pixels = images.integers().clone()
     pixels[0] = 255
-    changed = dataclasses.replace(images, images=pixels)
+    changed = dataclasses.replace(images, stored=pixels, rows=None)
     assert (
         abs(judged_right(predict_logits(model, changed), changed) - judged_right(predict_logits(model, images), images))
         > 10

@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from sfumato.data.dataset import ImageSet
+from sfumato.data.images import ImageSet
 from sfumato.evaluation.objective import Objective
 from sfumato.evaluation.scores import judged_right, score
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping import clipped_grad
-from sfumato.data.dataset import ImageSet
+from sfumato.data.images import ImageSet
 from sfumato.data.sampling import poisson_batch
 from sfumato.data.views import Views
 from sfumato.randomness import Streams
@@ -45,7 +45,7 @@ def images() -> ImageSet:
     pixels[CANARY, 0, 0, WIDTH - 2] = DIM  # mirrored, it is the second pixel
     pixels[1:, 0, 1, [0, WIDTH - 1]] = BRIGHT  # all others: their own mirror image
     return ImageSet(
-        images=pixels,
+        stored=pixels,
         labels=torch.zeros(NUM_EXAMPLES, dtype=torch.int64),
         readable=torch.ones(NUM_EXAMPLES, dtype=torch.bool),
         mean=(0.0,),

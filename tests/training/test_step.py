@@ -8,7 +8,7 @@ from torch import nn
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.graph import engine as graph_engine
-from sfumato.data.dataset import ImageSet
+from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 from sfumato.randomness import Streams, new_key
 from sfumato.training.step import PrivateStep, Randomness, draw
@@ -21,7 +21,7 @@ def problem(unreadable=()):
     readable = torch.ones(NUM_EXAMPLES, dtype=torch.bool)
     readable[list(unreadable)] = False
     images = ImageSet(
-        images=torch.randint(0, 256, (NUM_EXAMPLES, 1, 6, 6), dtype=torch.uint8, generator=source),
+        stored=torch.randint(0, 256, (NUM_EXAMPLES, 1, 6, 6), dtype=torch.uint8, generator=source),
         labels=torch.randint(0, 3, (NUM_EXAMPLES,), generator=source),
         readable=readable,
         mean=(0.5,),

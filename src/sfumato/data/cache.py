@@ -1,43 +1,34 @@
-"""Decoded images on disk, so that a folder is decoded and resized once.
+"""Decoded images of a folder, kept in a store so that a folder is decoded and resized once.
 
-One file per folder and settings in the user's cache directory, readable by the user alone:
-it holds private images. It ends in a checksum; what is damaged, or was made by other rules,
-is not used. Each image is looked up by its name, size and times, so that only new and
-changed files are decoded when a folder changes.
+One folder per folder of images and settings in the user's cache directory, readable by the user
+alone: it holds private images in plain numbers. In it lies a store for the folder's files as they
+are, by their names, sizes and times. When a file changes a new store is made, into which the
+images of all other files are copied, and the old one is removed.
 """
 
-import dataclasses
+import errno
 import hashlib
 import importlib.metadata
 import json
 import os
-import stat
-import tempfile
+import shutil
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
-from sfumato.data import decoding
-from sfumato.data.decoding import Decoded, blank, decode_images
+from sfumato.data import decoding, store
+from sfumato.data.decoding import Decoded, decode_images, stored_type
+from sfumato.data.images import Digests
 from sfumato.data.listing import FoundFile
 
-_MAGIC = b"sfumato images 1\n"
-_CHECKSUM_BYTES = 32
-
-Entry = tuple[str, tuple[int, int, int]]
-"""What an image is looked up by: its name, and its stamp (size and times)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Settings:
-    """What all images of one cache file have in common; stands in its header."""
-
-    root: str
-    image_size: int
-    channels: int
-    rules: int = decoding.RULES_VERSION
-    pillow: str = dataclasses.field(default_factory=lambda: importlib.metadata.version("pillow"))
+_PART = 1024
+"""Images that are decoded before they are put on disk."""
+_PROGRESS_SECONDS = 5.0
+_FILES = "files.json"
 
 
 def decode_cached(
@@ -45,47 +36,30 @@ def decode_cached(
 ) -> Decoded:
     """Like `decode_images`, from the cache where it has the image, and leaves the result there.
 
-    A cache that cannot be written is reported and costs time, not the run.
+    A cache that cannot be written is reported and costs time and memory, not the run.
 
     Args:
-        root: The folder; with the settings it names the cache file.
+        root: The folder; with the settings it names the cache's folder.
         files: The images, in the order in which they are returned.
         image_size: S, in pixels.
         channels: 1 or 3.
         report: Takes lines about progress.
     """
-    settings = _Settings(str(root.resolve()), image_size, channels)
+    settings = {
+        "root": str(root.resolve()),
+        "image_size": image_size,
+        "channels": channels,
+        "rules": decoding.RULES_VERSION,
+        "pillow": importlib.metadata.version("pillow"),
+    }
     slot = _slot(settings)
-    known = _read(slot, settings) if slot is not None else None
-    entries: list[Entry] = [(file.name, file.stamp) for file in files]
-    if known is not None and known[0] == entries:
-        report(f"read {len(files)} images from the cache {slot}")
-        return known[1]
-
-    rows = {entry: row for row, entry in enumerate(known[0])} if known is not None else {}
-    missing = [index for index, entry in enumerate(entries) if entry not in rows]
-    report(f"decoding {len(missing)} of {len(files)} images to {image_size} x {image_size} pixels")
-    fresh = decode_images(
-        [files[index].path for index in missing], image_size=image_size, channels=channels, report=report
-    )
-    images = blank(len(files), image_size, channels)
-    reasons: list[str | None] = [None] * len(files)
-    for source, index in enumerate(missing):
-        images.numpy()[index], reasons[index] = fresh.images.numpy()[source], fresh.reasons[source]
-    if known is not None:
-        for index, entry in enumerate(entries):
-            if entry in rows:
-                images.numpy()[index], reasons[index] = (
-                    known[1].images.numpy()[rows[entry]],
-                    known[1].reasons[rows[entry]],
-                )
-    decoded = Decoded(images, reasons)
     if slot is not None:
         try:
-            _write(slot, settings, entries, decoded)
+            return _from_store(slot, settings, files, report)
         except OSError as error:
             report(f"the cache {slot} cannot be written ({error.strerror}); the images will be decoded again next time")
-    return decoded
+    report(f"decoding {len(files)} of {len(files)} images to {image_size} x {image_size} pixels")
+    return decode_images([file.path for file in files], image_size=image_size, channels=channels)
 
 
 def cache_folder() -> Path:
@@ -94,8 +68,8 @@ def cache_folder() -> Path:
     return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "sfumato"
 
 
-def _slot(settings: _Settings) -> Path | None:
-    """The cache file of a folder, or None where no folder of the user's own can be had."""
+def _slot(settings: dict[str, Any]) -> Path | None:
+    """The cache's folder for these settings, or None where no folder of the user's own can be had."""
     try:
         folder = cache_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -104,55 +78,90 @@ def _slot(settings: _Settings) -> Path | None:
         folder.chmod(0o700)
     except (OSError, RuntimeError):
         return None
-    name = hashlib.sha256(json.dumps([settings.root, settings.image_size, settings.channels]).encode()).hexdigest()[:32]
-    return folder / f"{name}.images"
+    return folder / f"{_digest(settings)[:32]}.images"
 
 
-def _read(slot: Path, settings: _Settings) -> tuple[list[Entry], Decoded] | None:
-    """The entries and images of a cache file; None where it is missing, damaged or of other
-    settings.
-    """
-    try:
-        with open(slot, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or file.read(len(_MAGIC)) != _MAGIC:
-                return None
-            length = int.from_bytes(file.read(8), "little")
-            if length > os.fstat(file.fileno()).st_size:
-                return None
-            text = file.read(length)
-            header = json.loads(text)
-            if header["settings"] != dataclasses.asdict(settings):
-                return None
-            images = blank(len(header["entries"]), settings.image_size, settings.channels)
-            pixels = images.numpy().reshape(-1).view(np.uint8).data
-            if file.readinto(pixels) != len(pixels) or file.read() != _checksum(text, pixels):
-                return None
-    except (OSError, ValueError, KeyError, TypeError, MemoryError):
-        return None
-    entries: list[Entry] = [(name, (stamp[0], stamp[1], stamp[2])) for name, stamp in header["entries"]]
-    return entries, Decoded(images, header["reasons"])
+def _from_store(
+    slot: Path, settings: dict[str, Any], files: Sequence[FoundFile], report: Callable[[str], None]
+) -> Decoded:
+    """The images of a store for exactly these files, which is made first where there is none."""
+    entries = [[file.name, *file.stamp] for file in files]
+    folder = slot / _digest(entries)[:32]
+    found = store.read(folder, settings)
+    if found is None:
+        with store.alone(slot, lambda: report(f"another process is decoding into {slot}: waiting for it")):
+            try:
+                found = store.read(folder, settings) or _fill(folder, settings, files, entries, report)
+            except OSError:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            for other in slot.iterdir():  # of the files as they were: no copies of private images pile up
+                if other.is_dir() and other != folder:
+                    shutil.rmtree(other)
+    else:
+        report(f"read {len(files)} images from the cache {slot}")
+    reasons: list[str | None] = [None] * len(files)
+    for index, reason in found.reasons.items():
+        reasons[index] = reason
+    return Decoded(torch.from_numpy(found.values), reasons, Digests(found.digests, folder))
 
 
-def _write(slot: Path, settings: _Settings, entries: list[Entry], decoded: Decoded) -> None:
-    """All or nothing: a file of another name, on disk, that then takes the slot's."""
-    text = json.dumps(
-        {"settings": dataclasses.asdict(settings), "entries": entries, "reasons": decoded.reasons}
-    ).encode()
-    pixels = decoded.images.numpy().reshape(-1).view(np.uint8).data
-    handle, temporary = tempfile.mkstemp(dir=slot.parent, prefix=slot.stem, suffix=".part")  # mode 0600
-    try:
-        with open(handle, "wb") as file:
-            for part in (_MAGIC, len(text).to_bytes(8, "little"), text, pixels, _checksum(text, pixels)):
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, slot)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def _fill(
+    folder: Path,
+    settings: dict[str, Any],
+    files: Sequence[FoundFile],
+    entries: list[list[Any]],
+    report: Callable[[str], None],
+) -> store.Store:
+    """A finished store: images of an older one where it has them, the others decoded."""
+    size, channels = settings["image_size"], settings["channels"]
+    folder.mkdir(mode=0o700, exist_ok=True)
+    new = store.begin(folder, settings, len(files), (channels, size, size), stored_type(channels))
+    store.write_private(folder / _FILES, json.dumps(entries))
+    _copy_known(new, settings, entries)
+    missing = new.missing()
+    report(f"decoding {len(missing)} of {len(files)} images to {size} x {size} pixels")
+    last = started = time.monotonic()
+    for start in range(0, len(missing), _PART):
+        part = missing[start : start + _PART]
+        fresh = decode_images([files[index].path for index in part], image_size=size, channels=channels)
+        reasons = {int(index): reason for index, reason in zip(part, fresh.reasons, strict=True) if reason is not None}
+        new.put(part, fresh.images.numpy(), reasons)
+        if time.monotonic() - last > _PROGRESS_SECONDS:
+            last = time.monotonic()
+            done = start + len(part)
+            report(f"decoded {done} of {len(missing)} images, {done / (last - started):.0f} a second")
+    new.finish()
+    found = store.read(folder, settings)
+    if found is None:
+        raise OSError(errno.EIO, "it does not hold what was written")
+    return found
 
 
-def _checksum(text: bytes, pixels: memoryview) -> bytes:
-    checksum = hashlib.sha256(text)
-    checksum.update(pixels)
-    return checksum.digest()
+def _copy_known(new: store.Store, settings: dict[str, Any], entries: list[list[Any]]) -> None:
+    """Takes over the images of files that are as they were when an older store was made."""
+    for folder in new.folder.parent.iterdir():
+        old = store.read(folder, settings) if folder != new.folder and folder.is_dir() else None
+        if old is None:
+            continue
+        try:
+            known = json.loads((folder / _FILES).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        rows = {tuple(entry): row for row, entry in enumerate(known)}
+        wanted = [index for index in new.missing() if tuple(entries[index]) in rows]
+        for start in range(0, len(wanted), _PART):
+            part = np.array(wanted[start : start + _PART])
+            sources = np.array([rows[tuple(entries[index])] for index in part])
+            values = old.values[sources]
+            Digests(old.digests, folder).compare(torch.from_numpy(values), torch.from_numpy(sources))
+            reasons = {
+                int(index): old.reasons[source]
+                for index, source in zip(part, sources, strict=True)
+                if source in old.reasons
+            }
+            new.put(part, values, reasons)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

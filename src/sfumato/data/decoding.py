@@ -17,15 +17,15 @@ The rules, which never look at a second image:
 import concurrent.futures
 import dataclasses
 import os
-import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from sfumato.data.images import Digests
 from sfumato.errors import InputError
 
 RULES_VERSION = 1
@@ -34,7 +34,6 @@ MAX_PIXELS = 64_000_000
 """A larger image is refused before it is decoded (decompression bombs)."""
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")
 _GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")
-_PROGRESS_SECONDS = 5.0
 _DRAFT_MARGIN = 2
 _TIFF_BITS_PER_SAMPLE = 258
 _TIFF_PHOTOMETRIC = 262
@@ -52,10 +51,12 @@ class Decoded:
     Attributes:
         images: (N, C, S, S), torch.uint16 for one channel, else torch.uint8; 0 where unreadable.
         reasons: (N,), why an image is unreadable, or None.
+        digests: Where the images lie in a store.
     """
 
     images: torch.Tensor
     reasons: list[str | None]
+    digests: Digests | None = None
 
     @property
     def readable(self) -> torch.Tensor:
@@ -68,21 +69,18 @@ class Decoded:
         return 65535 if self.images.dtype == torch.uint16 else 255
 
 
-def blank(count: int, image_size: int, channels: int) -> torch.Tensor:
-    """(count, channels, image_size, image_size) zeros of the type that images of so many channels
-    are stored in.
-    """
-    return torch.zeros(count, channels, image_size, image_size, dtype=torch.uint16 if channels == 1 else torch.uint8)
+def stored_type(channels: int) -> np.dtype:
+    """The integers that images of so many channels are stored in."""
+    return np.dtype(np.uint16 if channels == 1 else np.uint8)
 
 
-def decode_images(paths: Sequence[Path], *, image_size: int, channels: int, report: Callable[[str], None]) -> Decoded:
+def decode_images(paths: Sequence[Path], *, image_size: int, channels: int) -> Decoded:
     """Decodes files by several threads (Pillow decodes and resizes without Python's lock).
 
     Args:
         paths: The files.
         image_size: S, in pixels.
         channels: 1 or 3.
-        report: Takes a line of progress every few seconds.
 
     Returns:
         The images; a damaged file is no error but an unreadable image.
@@ -93,8 +91,7 @@ def decode_images(paths: Sequence[Path], *, image_size: int, channels: int, repo
     """
     from PIL import Image
 
-    images = blank(len(paths), image_size, channels)
-    rows = images.numpy()
+    rows = np.zeros((len(paths), channels, image_size, image_size), stored_type(channels))
 
     def decode(index: int) -> str | None:
         try:
@@ -105,21 +102,15 @@ def decode_images(paths: Sequence[Path], *, image_size: int, channels: int, repo
 
     threads = min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     executor = concurrent.futures.ThreadPoolExecutor(threads)
-    reasons = []
-    last = time.monotonic()
     try:
         with warnings.catch_warnings():
             # Pillow warns about metadata that nothing here reads; large images are refused below.
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            for reason in executor.map(decode, range(len(paths))):
-                reasons.append(reason)
-                if time.monotonic() - last > _PROGRESS_SECONDS:
-                    last = time.monotonic()
-                    report(f"decoded {len(reasons)} of {len(paths)} images")
+            reasons = list(executor.map(decode, range(len(paths))))
     finally:
         executor.shutdown(cancel_futures=True)  # on an error or an interrupt the rest is not waited for
-    return Decoded(images, reasons)
+    return Decoded(torch.from_numpy(rows), reasons)
 
 
 def _decode(path: Path, image_size: int, channels: int) -> np.ndarray:

@@ -20,7 +20,8 @@ from sfumato.config import DataConfig
 from sfumato.data import decoding, labels_csv
 from sfumato.data.cache import decode_cached
 from sfumato.data.catalogue import Facts
-from sfumato.data.dataset import Dataset, ImageSet, check_proportions, normalisation
+from sfumato.data.examples import Dataset, check_proportions
+from sfumato.data.images import ImageSet, normalisation
 from sfumato.data.listing import LabelledFile, check_file, find_images, find_labelled, with_groups
 from sfumato.data.splitting import HELD_OUT_FRACTION, is_held_out
 from sfumato.errors import InputError
@@ -63,13 +64,14 @@ def load_folder(config: DataConfig, root: Path, report: Callable[[str], None]) -
     _report_unreadable([str(item.file.path) for item in chosen], decoded, report)
     _report_copies([item.file.name for item in chosen], decoded, report)
     everything = ImageSet(
-        images=decoded.images,
+        stored=decoded.images,
         labels=torch.tensor([listing.classes.index(item.label) for item in chosen], dtype=torch.int64),
         readable=decoded.readable,
         mean=mean,
         std=std,
         max_value=decoded.max_value,
         groups=None if config.group_by is None else [str(item.group) for item in chosen],
+        digests=decoded.digests,
     )
     train = everything.subset(list(range(len(listing.train))))
     held_out = everything.subset(list(range(len(train), len(chosen))))
@@ -141,7 +143,7 @@ def decode_images(
             f"there is no image in {', '.join(str(path) for path in paths) or 'an empty list'}. "
             "Name image files, or folders of them."
         )
-    decoded = decoding.decode_images(files, image_size=image_size, channels=channels, report=report)
+    decoded = decoding.decode_images(files, image_size=image_size, channels=channels)
     _report_unreadable([str(path) for path in files], decoded, report)
     labels = torch.zeros(len(files), dtype=torch.int64)
     return files, ImageSet(decoded.images, labels, decoded.readable, tuple(mean), tuple(std), decoded.max_value)

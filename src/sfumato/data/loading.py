@@ -11,7 +11,8 @@ import torch
 from sfumato.config import DataConfig, Recipe
 from sfumato.data import folders
 from sfumato.data.catalogue import NAMED, Facts, NamedSet, public_facts
-from sfumato.data.dataset import Dataset, ImageSet, check_proportions, normalisation
+from sfumato.data.examples import Dataset, check_proportions
+from sfumato.data.images import ImageSet, normalisation
 from sfumato.data.splitting import hold_out
 from sfumato.errors import InputError
 

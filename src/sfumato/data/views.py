@@ -7,7 +7,7 @@ import torch
 
 from sfumato.config import AugmentationKind, ResolvedAugmentation
 from sfumato.data.augmentation import augment
-from sfumato.data.dataset import ImageSet
+from sfumato.data.images import ImageSet
 
 
 @dataclasses.dataclass(frozen=True)

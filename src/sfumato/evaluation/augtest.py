@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.data.augmentation import augment
-from sfumato.data.dataset import ImageSet
+from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 from sfumato.randomness import Streams, key_from_seed
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from sfumato.clipping.checks import random_state_kept
 from sfumato.clipping.stand_in import put_back
-from sfumato.data.dataset import ImageSet
+from sfumato.data.images import ImageSet
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from sfumato import config
-from sfumato.data.dataset import check_proportions, normalisation
+from sfumato.data.examples import check_proportions
+from sfumato.data.images import normalisation
 from sfumato.errors import InputError
 from sfumato.evaluation.objective import Objective
 from sfumato.models import registry

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.data.dataset import Dataset
+from sfumato.data.examples import Dataset
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder.entries import spent_mechanism

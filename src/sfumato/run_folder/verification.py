@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sfumato import config
-from sfumato.data.dataset import Dataset
+from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.json_record import Record
 from sfumato.planning.resolve import Plan

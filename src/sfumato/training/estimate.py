@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from sfumato.data.catalogue import Facts
-from sfumato.data.dataset import Dataset, ImageSet
+from sfumato.data.examples import Dataset
+from sfumato.data.images import ImageSet
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder.environment import pick_device
 from sfumato.training.learner import build_learner
@@ -40,7 +41,7 @@ def expected_seconds(plan: Plan, facts: Facts, device: str = "auto", trust: Coll
 def _random_images(facts: Facts) -> Dataset:
     shape = (8, facts.channels, facts.image_size, facts.image_size)
     images = ImageSet(
-        images=torch.randint(0, 256, shape, dtype=torch.uint8),
+        stored=torch.randint(0, 256, shape, dtype=torch.uint8),
         labels=torch.arange(8) % facts.num_classes,
         readable=torch.ones(8, dtype=torch.bool),
         mean=(0.5,) * facts.channels,

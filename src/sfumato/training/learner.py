@@ -10,7 +10,8 @@ from sfumato.clipping import GradFn, clipped_grad
 from sfumato.clipping.identity import identity
 from sfumato.clipping.microbatch import count_saved, default_microbatch_size
 from sfumato.clipping.speed import Speed
-from sfumato.data.dataset import Dataset, ImageSet
+from sfumato.data.examples import Dataset
+from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 from sfumato.errors import InputError
 from sfumato.evaluation.objective import Objective

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sfumato import config
 from sfumato.accounting.accountants import EpsilonCurve
-from sfumato.data.dataset import Dataset
+from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.evaluation.augtest import WithViews, augtest
 from sfumato.evaluation.scores import Scores, predict_logits, score

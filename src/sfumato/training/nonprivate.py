@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sfumato.data.dataset import ImageSet
+from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 from sfumato.evaluation.objective import Objective
 from sfumato.randomness import Stream

@@ -9,7 +9,7 @@ import torch
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping.clipped_grad import GradFn
-from sfumato.data.dataset import ImageSet
+from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 from sfumato.randomness import Stream
 from sfumato.run_folder.record import NormHistogram

@@ -9,7 +9,7 @@ from typing import Any
 
 from sfumato import config
 from sfumato.data import loading
-from sfumato.data.dataset import Dataset
+from sfumato.data.examples import Dataset
 from sfumato.planning.resolve import Plan, resolve, without_privacy
 from sfumato.recipes import recipe_of
 from sfumato.reporting.page import write_report

@@ -149,7 +149,7 @@ def test_the_divisor_is_the_number_of_files_whether_they_can_be_read_or_not(
     whole, one_less = looked_at
     others = one_less.readable
     assert len(whole) == len(one_less) == len(parts["valid"]) and others.sum() == len(whole) - 1
-    assert torch.equal(whole.images[others], one_less.images[others])  # in their places
+    assert torch.equal(whole.integers()[others], one_less.integers()[others])  # in their places
 
 
 @pytest.mark.parametrize("part", ["train", "valid", "test"])

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from sfumato.config import DataConfig
-from sfumato.data.dataset import Dataset, ImageSet, check_proportions, normalisation
+from sfumato.data.examples import Dataset, check_proportions
+from sfumato.data.images import ImageSet, normalisation
 from sfumato.errors import InputError
 
 
@@ -21,7 +22,7 @@ def test_a_batch_is_scaled_to_one_and_normalised_by_the_constants(dtype, channel
     images = image_set(dtype, channels)
     indices = torch.tensor([3, 0, 3, 8])
     mean, std = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (images.mean, images.std))
-    stored = torch.stack([images.images[i].to(torch.float64) for i in indices.tolist()])
+    stored = torch.stack([images.stored[i].to(torch.float64) for i in indices.tolist()])
     batch = images.batch(indices)
     assert batch.dtype == torch.float32
     torch.testing.assert_close(batch.double(), (stored / images.max_value - mean) / std, rtol=0, atol=1e-6)
@@ -41,7 +42,7 @@ def test_an_image_in_a_batch_does_not_depend_on_the_others():
 def test_a_subset_keeps_order_flags_and_groups():
     images = image_set(torch.uint16, 1, groups=list("abcdefghi"))
     part = images.subset([5, 2])
-    assert part.images.dtype == torch.uint16 and part.groups == ["f", "c"]
+    assert part.stored.dtype == torch.uint16 and part.groups == ["f", "c"]
     assert torch.equal(part.batch(torch.arange(2)), images.batch(torch.tensor([5, 2])))
     assert images.subset([]).batch(torch.tensor([], dtype=torch.int64)).shape == (0, 1, 8, 8)
 

@@ -1,0 +1,201 @@
+"""Images as training sees them: integers in memory or on disk, normalised by public constants when a
+batch is taken.
+"""
+
+import collections
+import dataclasses
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sfumato.errors import InputError
+
+_PART = 1024
+"""Images that are hashed at once."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Digests:
+    """What the rows of a store were when they were made.
+
+    Attributes:
+        values: (M, 32), uint8: SHA-256 of each row.
+        folder: Of the store.
+    """
+
+    values: np.ndarray
+    folder: Path
+
+    def compare(self, chosen: torch.Tensor, rows: torch.Tensor) -> None:
+        """Raises InputError if a row is no longer what it was.
+
+        Args:
+            chosen: (b, ...), as read.
+            rows: (b,), where they lie.
+        """
+        wrong = (sha256_of_each(chosen.numpy()) != self.values[rows.numpy()]).any(1)
+        if wrong.any():
+            raise InputError(
+                f"row {int(rows[int(wrong.argmax())])} of {self.folder} is not what was written there: the store was "
+                "altered, or is damaged. Delete that folder; it is then made anew."
+            )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Images with labels, in a fixed order: `Examples` made of pixels.
+
+    An image that could not be decoded keeps its index, so that N and every default
+    stay what they were: its pixels are 0 here, `readable` is False, and the trainer
+    makes it contribute exactly zero.
+
+    Attributes:
+        stored: (M, C, H, W), torch.uint8 or torch.uint16; 0 is black, `max_value` white. May lie in
+            a file that is mapped into memory.
+        labels: (N,), torch.int64.
+        readable: (N,), torch.bool.
+        mean: Public constant per channel, in units of images scaled to [0, 1].
+        std: Public constant per channel, likewise.
+        max_value: The integer that is scaled to 1.
+        groups: Which images belong together (a person), one name per image, or None.
+        rows: (N,), torch.int64: where in `stored` each image lies; None where N = M and each lies
+            in its place.
+        digests: Of each stored image, which every image that is taken is then compared with; None
+            where they lie in memory.
+    """
+
+    stored: torch.Tensor
+    labels: torch.Tensor
+    readable: torch.Tensor
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    max_value: int = 255
+    groups: list[str] | None = None
+    rows: torch.Tensor | None = None
+    digests: Digests | None = None
+
+    def __post_init__(self) -> None:
+        count = len(self.stored if self.rows is None else self.rows)
+        assert self.stored.dtype in (torch.uint8, torch.uint16)
+        assert self.labels.shape == (count,) and self.labels.dtype == torch.int64
+        assert self.readable.shape == (count,) and self.readable.dtype == torch.bool
+        assert len(self.mean) == len(self.std) == self.stored.shape[1]
+        assert self.groups is None or len(self.groups) == count
+        assert self.digests is None or len(self.digests.values) == len(self.stored)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of one image."""
+        channels, height, width = self.stored.shape[1:]
+        return channels, height, width
+
+    def integers(self, indices: torch.Tensor | None = None) -> torch.Tensor:
+        """The chosen images, or all, as they are stored: (B, C, H, W).
+
+        Raises:
+            InputError: If an image on disk is no longer what was decoded.
+        """
+        chosen_or_all = torch.arange(len(self)) if indices is None else indices
+        rows = chosen_or_all if self.rows is None else self.rows[chosen_or_all]
+        # uint16 lacks indexing in some releases of torch; int16 has the same bits.
+        stored = self.stored.view(torch.int16) if self.stored.dtype == torch.uint16 else self.stored
+        chosen = stored.index_select(0, rows.to(stored.device)).view(self.stored.dtype)
+        if self.digests is not None:
+            self.digests.compare(chosen, rows)
+        return chosen
+
+    def batch(self, indices: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
+        """The chosen images, scaled to [0, 1] and normalised: (x / max_value - mean) / std.
+
+        Args:
+            indices: (B,), integers in [0, N); may be empty and may repeat.
+            device: Where the result lies. Only the integers are copied there.
+
+        Returns:
+            (B, C, H, W), float32. Each image depends on itself alone.
+
+        Raises:
+            InputError: As `integers`.
+        """
+        batch = self.integers(indices).to(device).to(torch.float32)
+        if len(self.mean) == 1:
+            return batch.mul_(1 / (self.max_value * self.std[0])).sub_(self.mean[0] / self.std[0])
+        scale = torch.tensor([1 / (self.max_value * std) for std in self.std], device=batch.device)
+        shift = torch.tensor([mean / std for mean, std in zip(self.mean, self.std, strict=True)], device=batch.device)
+        return batch.mul_(scale[:, None, None]).sub_(shift[:, None, None])
+
+    def subset(self, indices: Sequence[int]) -> "ImageSet":
+        """The images at these indices, in that order; no pixel is copied."""
+        chosen = torch.tensor(indices, dtype=torch.int64)
+        return dataclasses.replace(
+            self,
+            rows=chosen if self.rows is None else self.rows[chosen],
+            labels=self.labels[chosen],
+            readable=self.readable[chosen],
+            groups=None if self.groups is None else [self.groups[i] for i in indices],
+        )
+
+    def content(self) -> Iterator[bytes]:
+        """All that an update could depend on, in parts of which none could stand for another."""
+        header = (self.shape, str(self.stored.dtype), self.max_value, self.mean, self.std, self.groups, len(self))
+        yield repr(header).encode()
+        yield little_endian(self.labels)
+        yield little_endian(self.readable)
+        for indices in torch.arange(len(self)).split(_PART):
+            if self.digests is None:
+                yield little_endian(self.integers(indices))
+            else:
+                yield self.digests.values[(indices if self.rows is None else self.rows[indices]).numpy()].tobytes()
+
+    def largest_group(self) -> tuple[str, int] | None:
+        """The group with most images and how many it has; None where images are not grouped."""
+        if not self.groups:
+            return None
+        return collections.Counter(self.groups).most_common(1)[0]
+
+
+def little_endian(tensor: torch.Tensor) -> bytes:
+    """The bytes of a tensor, the same on every machine."""
+    array = tensor.contiguous().numpy()
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def sha256_of_each(values: np.ndarray) -> np.ndarray:
+    """(N, 32), uint8: SHA-256 of each row's bytes in little-endian order.
+
+    Args:
+        values: (N, ...).
+    """
+    rows = values.astype(values.dtype.newbyteorder("<"), copy=False).reshape(len(values), -1)
+    digests = [hashlib.sha256(row.tobytes()).digest() for row in rows]
+    return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 32)
+
+
+def normalisation(
+    mean: list[float] | None,
+    std: list[float] | None,
+    channels: int,
+    default: tuple[tuple[float, ...], tuple[float, ...]],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The public constants of a recipe, or the default where it gives none.
+
+    Raises:
+        InputError: If there is not one finite number per channel.
+    """
+    chosen = []
+    for key, values, fallback in (("mean", mean, default[0]), ("std", std, default[1])):
+        constants = tuple(values) if values is not None else fallback
+        if len(constants) != channels or not all(math.isfinite(value) for value in constants):
+            raise InputError(
+                f"data.{key} = {list(constants)} does not fit images of {channels} channel(s). "
+                "Give one finite number per channel."
+            )
+        chosen.append(constants)
+    return chosen[0], chosen[1]
