@@ -17,6 +17,7 @@ from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from sfumato.errors import InputError, nearest
+from sfumato.pretrained import FROM_PACKAGE, PACKAGED
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -81,6 +82,29 @@ class ModelConfig(Section):
     name: str | None = None
     options: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Keyword arguments of the factory, such as depth and width."""
+    init_from: Annotated[str | None, MayChange()] = None
+    """Public weights to start from: "package", a .safetensors or .pth file, or a run folder. None:
+    from scratch.
+    """
+    init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    """Digest of these weights (names, types, shapes, values): others are refused. A run fills it in."""
+    pretrained_on: str | None = None
+    """Which images made the weights, in words for the certificate: they are not covered."""
+    trainable: Literal["all", "classifier", "norms"] | Annotated[list[str], Field(min_length=1)] | None = None
+    """What trains: everything, the final linear layer, that and the normalisation layers' scales and
+    shifts, or the parameters whose names match a pattern.
+    """
+    features: Literal["raw", "unit"] | None = None
+    """What the classifier is given: as the network makes it, or scaled to length 1."""
+
+    @pydantic.model_validator(mode="after")
+    def _name_what_is_not_covered(self) -> "ModelConfig":
+        if self.init_from is not None and self.pretrained_on is None:
+            raise InputError(
+                "model.init_from names weights that others made, and no budget covers the images behind them: say in "
+                'model.pretrained_on which they were, for example --set model.pretrained_on="ImageNet".'
+            )
+        return self
 
 
 class AugmentationConfig(Section):
@@ -220,7 +244,10 @@ class RunConfig(Section):
 
 
 class Recipe(Section):
-    """A whole recipe. No `privacy` section means ordinary, non-private training."""
+    """A whole recipe. No `privacy` section means ordinary, non-private training.
+
+    A network whose weights are packaged implies them, and images as it was trained on.
+    """
 
     data: DataConfig
     model: ModelConfig = ModelConfig()
@@ -231,11 +258,36 @@ class Recipe(Section):
     training: TrainingConfig = TrainingConfig()
     run: RunConfig = RunConfig()
 
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _with_packaged_weights(cls, values: Any) -> Any:
+        model = values.get("model") if isinstance(values, dict) else None
+        name = model.get("name") if isinstance(model, dict) else getattr(model, "name", None)
+        if name not in PACKAGED or not isinstance(model, dict) or not isinstance(values.get("data"), dict):
+            return values
+        packaged, data = PACKAGED[name], values["data"]
+        constants = {
+            "image_size": packaged.image_size,
+            "channels": packaged.channels,
+            "mean": list(packaged.mean),
+            "std": list(packaged.std),
+        }
+        implied = {"trainable": "classifier"}
+        if model.get("init_from") in (None, FROM_PACKAGE):
+            implied |= {"init_from": FROM_PACKAGE, "pretrained_on": packaged.pretrained_on}
+        return {
+            **values,
+            "data": {**data, **{key: value for key, value in constants.items() if data.get(key) is None}},
+            "model": {**model, **{key: value for key, value in implied.items() if model.get(key) is None}},
+        }
+
 
 class ResolvedModel(ModelConfig):
     """`ModelConfig`, resolved."""
 
     name: str
+    trainable: Literal["all", "classifier", "norms"] | Annotated[list[str], Field(min_length=1)]
+    features: Literal["raw", "unit"]
 
 
 class ResolvedAugmentation(AugmentationConfig):
@@ -414,10 +466,12 @@ def to_toml(recipe: Recipe) -> str:
 
 
 def shareable(recipe: R) -> R:
-    """The recipe without `data.path`: where images lie on their owner's machine goes into no file
-    that is for sharing.
+    """The recipe without `data.path`, and of `model.init_from` the name alone: where files lie on
+    their owner's machine goes into no file that is for sharing.
     """
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": None})})
+    source = recipe.model.init_from
+    model = recipe.model.model_copy(update={"init_from": source and Path(source).name})
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": None}), "model": model})
 
 
 def flatten(recipe: Recipe) -> dict[str, Any]:

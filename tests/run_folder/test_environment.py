@@ -115,7 +115,7 @@ def test_all_code_that_runs_in_an_update_is_in_the_digest(tmp_path):
         files.clear()
         for step in (1, 2):
             randomness = draws.of_step(step, plan.mechanism, learner.views)
-            grad_sum, _ = learner.collect(dataset.train, randomness, step)
+            grad_sum, _ = learner.collect(randomness, step)
             learner.update(grad_sum, draws.record(step, grad_sum), step)
     finally:
         sys.setprofile(None)

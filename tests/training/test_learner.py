@@ -36,7 +36,7 @@ class Update:
         learner.initialise(streams.stream("weights").uint64(1))
         indices = torch.arange(3, 40, 2).numpy()
         randomness = draw(plan.mechanism, indices, learner.views, streams.stream("views"), streams.stream(model_key))
-        grad_sum, _ = learner.collect(self.dataset.train, randomness, 1)
+        grad_sum, _ = learner.collect(randomness, 1)
         return torch.cat([value.flatten() for value in grad_sum.values()])
 
 

@@ -52,7 +52,7 @@ def decode_cached(
         "rules": decoding.RULES_VERSION,
         "pillow": importlib.metadata.version("pillow"),
     }
-    slot = _slot(settings)
+    slot = own_folder(settings, "images")
     if slot is not None:
         try:
             return _from_store(slot, settings, files, report)
@@ -68,7 +68,7 @@ def cache_folder() -> Path:
     return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "sfumato"
 
 
-def _slot(settings: dict[str, Any]) -> Path | None:
+def own_folder(settings: dict[str, Any], kind: str) -> Path | None:
     """The cache's folder for these settings, or None where no folder of the user's own can be had."""
     try:
         folder = cache_folder()
@@ -78,7 +78,7 @@ def _slot(settings: dict[str, Any]) -> Path | None:
         folder.chmod(0o700)
     except (OSError, RuntimeError):
         return None
-    return folder / f"{_digest(settings)[:32]}.images"
+    return folder / f"{_digest(settings)[:32]}.{kind}"
 
 
 def _from_store(

@@ -120,4 +120,5 @@ def public_facts(config: DataConfig) -> Facts | None:
             f'"{config.split}". '
             "Choose fewer, or take the key out to train on all."
         )
-    return Facts(num_examples, named.num_classes, named.shape[1], named.shape[0])
+    channels, size, _ = named.shape
+    return Facts(num_examples, named.num_classes, config.image_size or size, config.channels or channels)

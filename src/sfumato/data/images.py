@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from sfumato.errors import InputError
 
@@ -58,10 +59,12 @@ class ImageSet:
             a file that is mapped into memory.
         labels: (N,), torch.int64.
         readable: (N,), torch.bool.
-        mean: Public constant per channel, in units of images scaled to [0, 1].
+        mean: Public constant per channel, in units of images scaled to [0, 1]. Grey images with
+            three constants are taken as colour images.
         std: Public constant per channel, likewise.
         max_value: The integer that is scaled to 1.
         groups: Which images belong together (a person), one name per image, or None.
+        image_size: S, in pixels, to which images are resized when they are taken; None: as stored.
         rows: (N,), torch.int64: where in `stored` each image lies; None where N = M and each lies
             in its place.
         digests: Of each stored image, which every image that is taken is then compared with; None
@@ -75,6 +78,7 @@ class ImageSet:
     std: tuple[float, ...]
     max_value: int = 255
     groups: list[str] | None = None
+    image_size: int | None = None
     rows: torch.Tensor | None = None
     digests: Digests | None = None
 
@@ -83,7 +87,7 @@ class ImageSet:
         assert self.stored.dtype in (torch.uint8, torch.uint16)
         assert self.labels.shape == (count,) and self.labels.dtype == torch.int64
         assert self.readable.shape == (count,) and self.readable.dtype == torch.bool
-        assert len(self.mean) == len(self.std) == self.stored.shape[1]
+        assert len(self.mean) == len(self.std) in (self.stored.shape[1], 3)
         assert self.groups is None or len(self.groups) == count
         assert self.digests is None or len(self.digests.values) == len(self.stored)
 
@@ -93,8 +97,8 @@ class ImageSet:
     @property
     def shape(self) -> tuple[int, int, int]:
         """(channels, height, width) of one image."""
-        channels, height, width = self.stored.shape[1:]
-        return channels, height, width
+        _, height, width = self.stored.shape[1:]
+        return (len(self.mean), self.image_size or height, self.image_size or width)
 
     def integers(self, indices: torch.Tensor | None = None) -> torch.Tensor:
         """The chosen images, or all, as they are stored: (B, C, H, W).
@@ -125,11 +129,25 @@ class ImageSet:
             InputError: As `integers`.
         """
         batch = self.integers(indices).to(device).to(torch.float32)
+        unit = self.max_value
+        if batch.shape[1:] != self.shape:
+            batch, unit = self._as_shaped(batch / self.max_value), 1
         if len(self.mean) == 1:
-            return batch.mul_(1 / (self.max_value * self.std[0])).sub_(self.mean[0] / self.std[0])
-        scale = torch.tensor([1 / (self.max_value * std) for std in self.std], device=batch.device)
+            return batch.mul_(1 / (unit * self.std[0])).sub_(self.mean[0] / self.std[0])
+        scale = torch.tensor([1 / (unit * std) for std in self.std], device=batch.device)
         shift = torch.tensor([mean / std for mean, std in zip(self.mean, self.std, strict=True)], device=batch.device)
         return batch.mul_(scale[:, None, None]).sub_(shift[:, None, None])
+
+    def _as_shaped(self, images: torch.Tensor) -> torch.Tensor:
+        """Images in [0, 1], resized (bicubic with anti-aliasing), of as many channels as there are
+        constants.
+        """
+        channels, *size = self.shape
+        if list(images.shape[2:]) != size and len(images):
+            images = F.interpolate(images, size=size, mode="bicubic", antialias=True).clamp_(0, 1)
+        elif not len(images):
+            images = images.new_zeros(0, images.shape[1], *size)
+        return images.expand(-1, channels, -1, -1).contiguous()
 
     def subset(self, indices: Sequence[int]) -> "ImageSet":
         """The images at these indices, in that order; no pixel is copied."""
@@ -144,9 +162,14 @@ class ImageSet:
 
     def content(self) -> Iterator[bytes]:
         """All that an update could depend on, in parts of which none could stand for another."""
-        header = (self.shape, str(self.stored.dtype), self.max_value, self.mean, self.std, self.groups, len(self))
-        yield repr(header).encode()
+        yield repr((self.groups, len(self))).encode()
         yield little_endian(self.labels)
+        yield from self.pixels()
+
+    def pixels(self) -> Iterator[bytes]:
+        """The same of what a network sees of each image."""
+        yield repr((self.stored.shape[1:], self.shape, str(self.stored.dtype))).encode()
+        yield repr((self.max_value, self.mean, self.std)).encode()
         yield little_endian(self.readable)
         for indices in torch.arange(len(self)).split(_PART):
             if self.digests is None:

@@ -118,7 +118,8 @@ def _load_named(config: DataConfig, data_root: Path | None) -> Dataset:
             f"data set {config.name}: its files hold {tuple(images.shape)}, not "
             f"{(total, *named.shape)}. Put the original files there."
         )
-    everything = ImageSet(images, labels, torch.ones(total, dtype=torch.bool), mean, std, named.max_value)
+    readable = torch.ones(total, dtype=torch.bool)
+    everything = ImageSet(images, labels, readable, mean, std, named.max_value, image_size=config.image_size)
     if config.name == "digits":
         train, test = hold_out("digits test", total, named.num_test)
     else:
@@ -218,16 +219,17 @@ def _one_line(error: Exception) -> str:
 def _normalisation(config: DataConfig, named: NamedSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Of a recipe that agrees with the data set."""
     _check_agrees(config, named)
-    return normalisation(config.mean, config.std, named.shape[0], default=(named.mean, named.std))
+    channels = config.channels or named.shape[0]
+    repeat = channels // named.shape[0]  # grey images as colour
+    return normalisation(config.mean, config.std, channels, default=(named.mean * repeat, named.std * repeat))
 
 
 def _check_agrees(config: DataConfig, named: NamedSet) -> None:
     """What only a folder lets one choose may be stated for a named data set, but not changed."""
-    channels, size, _ = named.shape
+    channels = named.shape[0]
     for key, given, truth in (
         ("classes", config.classes, list(named.classes)),
-        ("image_size", config.image_size, size),
-        ("channels", config.channels, channels),
+        ("channels", config.channels, 3 if config.channels == 3 else channels),
         ("group_by", config.group_by, None),
     ):
         if given is not None and given != truth:

@@ -7,6 +7,7 @@ import torch
 
 from sfumato.config import AugmentationKind, ResolvedAugmentation
 from sfumato.data.augmentation import augment
+from sfumato.data.examples import Examples
 from sfumato.data.images import ImageSet
 
 
@@ -23,25 +24,26 @@ class Views:
         return cls(resolved.kind, resolved.augmult, resolved.padding)
 
     def make(
-        self, images: ImageSet, indices: torch.Tensor, view_bits: np.ndarray, device: torch.device
+        self, examples: Examples, indices: torch.Tensor, view_bits: np.ndarray, device: torch.device
     ) -> torch.Tensor:
         """(b, K, C, H, W), or the images as they are, (b, C, H, W), where K is 0.
 
         Args:
-            images: All of them.
+            examples: All of them; images, where views are made.
             indices: (b,), which ones.
             view_bits: (N, K), uniform words: a view depends on (example, view) alone, whatever else
                 is drawn.
             device: Where they are made.
         """
-        inputs = images.batch(indices, device)
+        inputs = examples.batch(indices, device)
         if not self.augmult:
             return inputs
+        assert isinstance(examples, ImageSet)
         bits = torch.from_numpy(view_bits[indices.numpy()].astype(np.int64)).to(device)  # (b, K)
-        return augment(inputs, bits, self.kind, self.padding, images.mean, images.std)
+        return augment(inputs, bits, self.kind, self.padding, examples.mean, examples.std)
 
     def with_labels(
-        self, images: ImageSet, indices: torch.Tensor, view_bits: np.ndarray, device: torch.device
+        self, examples: Examples, indices: torch.Tensor, view_bits: np.ndarray, device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What `make` gives, and the (b,) labels."""
-        return self.make(images, indices, view_bits, device), images.labels[indices].to(device)
+        return self.make(examples, indices, view_bits, device), examples.labels[indices].to(device)

@@ -15,6 +15,7 @@ from sfumato.data.images import normalisation
 from sfumato.errors import InputError
 from sfumato.evaluation.objective import Objective
 from sfumato.models import registry
+from sfumato.models.trainable import named_classifier, scale_features
 from sfumato.run_folder.record import WeightsFacts
 
 
@@ -85,6 +86,8 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         if sizes != {key: value.shape for key, value in tensors.items()}:
             raise damaged
     model = build()
+    if recipe.model.features == "unit":
+        scale_features(model, named_classifier(model, len(facts.classes)))
     try:
         model.load_state_dict(tensors)
     except RuntimeError:

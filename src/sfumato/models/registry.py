@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from sfumato.errors import InputError, nearest
-from sfumato.models import lenet, small_cnn, wide_resnet
+from sfumato.models import efficientnet, lenet, small_cnn, wide_resnet
 from sfumato.torch_internals import tree_leaves
 
 Factory = Callable[..., nn.Module]
@@ -53,6 +53,7 @@ MODELS: dict[str, Network] = {
         wide_resnet.MIN_SIZE,
         ("depth", "width", "order", "normalization", "groups", "weight_standardization"),
     ),
+    "efficientnet_lite0": Network(efficientnet.efficientnet_lite0, efficientnet.MIN_SIZE),
 }
 
 # No useful network is larger; a file of a few bytes may ask for one that takes all time or memory

@@ -47,6 +47,9 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
         )
         choose("data", "channels", facts.channels, "colour; state 1 for grey images")
     choose("model", "name", "small_cnn", "a group-norm CNN takes any size and has few parameters, so little noise")
+    choose("model", "trainable", "all", "every parameter, unless weights are given")
+    if values["model"]["features"] is None:
+        values["model"]["features"] = "unit" if values["model"]["trainable"] == "classifier" else "raw"
     choose(
         "augmentation",
         "kind",

@@ -18,9 +18,10 @@ SCORED = (
     "are not private; the validation images, by whose noisy score this run was selected, are "
     "covered, unreadable ones and labels included"
 )
+PRETRAINED = "pre-training data, if the model started from other weights"
 NOT_COVERED = [  # the first line is replaced where it is known how hyper-parameters were searched
     "the choice of hyper-parameters, if it looked at these images",
-    "pre-training data, if the model started from other weights",
+    PRETRAINED,
     "several images of one person, beyond what epsilon_person says",
     "other runs on the same images: their epsilons add up",
     "the running time of the training",
@@ -87,6 +88,8 @@ def certificate(
 def not_covered(plan: Plan) -> list[str]:
     """What the claims say nothing about, a line each."""
     lines = list(NOT_COVERED)
+    if plan.recipe.model.pretrained_on is not None:
+        lines[lines.index(PRETRAINED)] = f"pre-training data: {plan.recipe.model.pretrained_on}"
     if plan.recipe.privacy is not None and plan.recipe.privacy.search_data is not None:
         lines[0] = SEARCH[plan.recipe.privacy.search_data]
     if plan.selection is not None:
@@ -123,4 +126,6 @@ def public_inputs(plan: Plan, dataset: Dataset) -> PublicInputs:
         std=list(dataset.std),
         split=data.split,
         group_by=data.group_by,
+        init_sha256=plan.recipe.model.init_sha256,
+        pretrained_on=plan.recipe.model.pretrained_on,
     )

@@ -39,6 +39,10 @@ Spread = Annotated[list[config.Spread], Field(min_length=1)]
 class PublicInputs(Record):
     """What the guarantee takes to be known to everybody: the weights, the result and the report
     show it without noise.
+
+    Attributes:
+        init_sha256: Digest of the weights that training started from; None: from scratch.
+        pretrained_on: Which images made these.
     """
 
     num_examples: int
@@ -51,6 +55,8 @@ class PublicInputs(Record):
     std: Spread
     split: str
     group_by: str | None
+    init_sha256: str | None
+    pretrained_on: str | None
 
 
 class Certificate(Claims):

@@ -32,7 +32,7 @@ def expected_seconds(plan: Plan, facts: Facts, device: str = "auto", trust: Coll
             mechanism, np.arange(size) % 8, learner.views, streams.stream("view"), streams.stream("model")
         )
         start = time.perf_counter()
-        grad_sum, _ = learner.collect(learner.dataset.train, randomness, step)
+        grad_sum, _ = learner.collect(randomness, step)
         learner.update(grad_sum, streams.stream("noise", step), step)
         times.append(time.perf_counter() - start)
     return min(times) / size * plan.mechanism.batch_size * plan.mechanism.num_steps

@@ -1,6 +1,6 @@
 """Model, clipped gradient and optimizer of one run, ready to take updates."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -10,16 +10,26 @@ from sfumato.clipping import GradFn, clipped_grad
 from sfumato.clipping.identity import identity
 from sfumato.clipping.microbatch import count_saved, default_microbatch_size
 from sfumato.clipping.speed import Speed
-from sfumato.data.examples import Dataset
-from sfumato.data.images import ImageSet
+from sfumato.data.examples import Dataset, Examples
 from sfumato.data.views import Views
 from sfumato.errors import InputError
 from sfumato.evaluation.objective import Objective
 from sfumato.evaluation.row_independence import require_rows_apart
 from sfumato.models import registry
+from sfumato.models.trainable import (
+    Backbone,
+    Classifier,
+    classifier_name,
+    freeze_statistics,
+    named_classifier,
+    scale_features,
+    select_trainable,
+)
+from sfumato.models.weights import Fitted, Weights, fit
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Stream
 from sfumato.training.allocator import keep_freed_memory
+from sfumato.training.features import features_of
 from sfumato.training.nonprivate import OrdinaryStep
 from sfumato.training.state import State
 from sfumato.training.step import PrivateStep, Randomness, Statistics, Step
@@ -29,20 +39,34 @@ class Learner:
     """Takes updates. ``initialise`` must be called once, before the first.
 
     Attributes:
+        model: The whole network, as it is published.
+        trained: The part of it that examples pass through: the whole, or its classifier.
+        train: What it trains on: images, or features of them; `held_out` likewise.
+        fitted: How given weights met the network; None from scratch.
         grad_fn: For a private run, what sums clipped gradients, prepared; else None.
         step: How an update is computed.
     """
 
     step: Step
+    fitted: Fitted | None = None
 
     def __init__(
-        self, plan: Plan, dataset: Dataset, device: torch.device, speed: Speed, trust: Collection[str] = ()
+        self,
+        plan: Plan,
+        dataset: Dataset,
+        device: torch.device,
+        speed: Speed,
+        trust: Collection[str] = (),
+        weights: Weights | None = None,
+        report: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.plan, self.dataset, self.device, self._trust = plan, dataset, device, trust
         recipe = plan.recipe
         self.objective = Objective(tuple(recipe.data.class_proportions) if recipe.data.class_proportions else None)
         self.views = Views.of(recipe.augmentation)
+        self.weights = weights
         self.model = self._build(seed=0).to(device).train()
+        self.trained, self.train, self.held_out = self._cut(report)
         self.state = State(self.model, recipe)
         self.num_parameters = sum(value.numel() for value in self.state.parameters.values())
         self.grad_fn: GradFn | None = None
@@ -52,7 +76,7 @@ class Learner:
                 0, max(1, self.views.augmult), self._values_saved()
             )
             self.step = OrdinaryStep(
-                self.model,
+                self.trained,
                 self.objective,
                 self.views,
                 self.microbatch_size,
@@ -63,20 +87,21 @@ class Learner:
         else:
             # All before the run folder is made: a model that is refused leaves nothing behind.
             grad_fn = self.grad_fn = clipped_grad(
-                self.model,
+                self.trained,
                 self.objective.loss,
                 clipping_norm=recipe.budget.clipping_norm,
                 augmult=self.views.augmult,
                 **vars(speed),
             )
-            row = torch.zeros(1, *dataset.shape, device=device)
-            views = row[:, None].expand(1, self.views.augmult, *dataset.shape) if self.views.augmult else row
+            shape = self.train.shape
+            row = torch.zeros(1, *shape, device=device)
+            views = row[:, None].expand(1, self.views.augmult, *shape) if self.views.augmult else row
             labels = torch.zeros(1, dtype=torch.int64, device=device)
             prepared = grad_fn.prepare(views, labels, batch_size=recipe.training.batch_size)
             self.engine, self.microbatch_size = prepared.name, prepared.microbatch_size
             self.methods, self.num_workers = grad_fn.methods, grad_fn.num_workers
             self.step = PrivateStep(grad_fn, plan.mechanism, self.views)
-            require_rows_apart(self.model, row)
+            require_rows_apart(self.trained, row)
 
     def _build(self, seed: int) -> torch.nn.Module:
         recipe, dataset = self.plan.recipe, self.dataset
@@ -90,14 +115,35 @@ class Learner:
             trust=self._trust,
         )
         _refuse_other_state(model)
+        if self.weights is not None:
+            self.fitted = fit(model, self.weights, classifier_name(model, len(dataset.classes)))
+            freeze_statistics(model)
+        if recipe.model.features == "unit":
+            scale_features(model, named_classifier(model, len(dataset.classes)))
+        select_trainable(model, recipe.model.trainable, len(dataset.classes))
         return model
+
+    def _cut(self, report: Callable[[str], None]) -> tuple[torch.nn.Module, Examples, Examples]:
+        """What trains, and on which examples: the model on images; or, where nothing else trains and
+        each image is seen as it is, its classifier on features that are computed once.
+        """
+        dataset, recipe = self.dataset, self.plan.recipe
+        if recipe.model.trainable != "classifier" or self.views.augmult:
+            return self.model, dataset.train, dataset.held_out
+        name = named_classifier(self.model, len(dataset.classes))
+        backbone = Backbone(self.model, name, torch.zeros(1, *dataset.shape, device=self.device))
+        train, held_out = (
+            features_of(backbone, images, self.device, report) for images in (dataset.train, dataset.held_out)
+        )
+        self.model.train()
+        return Classifier(self.model, name), train, held_out
 
     def _values_saved(self) -> int:
         """Numbers that autograd keeps of one view, from a blank image."""
-        self.model.eval()
+        self.trained.eval()
         with count_saved() as saved:
-            self.model(torch.zeros(1, *self.dataset.shape, device=self.device))
-        self.model.train()
+            self.trained(torch.zeros(1, *self.train.shape, device=self.device))
+        self.trained.train()
         return saved[0]
 
     @property
@@ -107,23 +153,21 @@ class Learner:
 
     def identity(self) -> str:
         """A digest of what is computed, as far as it can be told."""
-        return self.grad_fn.identity() if self.grad_fn else identity(self.model, self.objective.loss, None)
+        return self.grad_fn.identity() if self.grad_fn else identity(self.trained, self.objective.loss, None)
 
     def initialise(self, seed: np.ndarray) -> None:
         """Draws the initial weights from one uniform word."""
         self.model.load_state_dict(self._build(seed=int(seed[0]) >> 1).state_dict())
         self.state = State(self.model, self.plan.recipe)
 
-    def collect(
-        self, images: ImageSet, randomness: Randomness, step: int
-    ) -> tuple[dict[str, torch.Tensor], Statistics]:
+    def collect(self, randomness: Randomness, step: int) -> tuple[dict[str, torch.Tensor], Statistics]:
         """What the gradients of one update add up to; in a private run nobody may see it."""
         training = self.plan.recipe.training
         every, verify_every = training.norm_histogram_every, training.verify_every
         if self.grad_fn and verify_every and step % verify_every == 0:
             self.grad_fn.verify(step)
         with_norms = every is not None and (step == 1 or step % every == 0)
-        return self.step.collect(images, self.state.parameters, randomness, with_norms=with_norms)
+        return self.step.collect(self.train, self.state.parameters, randomness, with_norms=with_norms)
 
     def update(self, grad_sum: dict[str, torch.Tensor], noise: Stream, step: int) -> None:
         """Parameters and averages, by what is released of the sum."""
@@ -142,10 +186,16 @@ def _refuse_other_state(model: torch.nn.Module) -> None:
 
 
 def build_learner(
-    plan: Plan, dataset: Dataset, device: torch.device, recorded: dict[str, Any] | None, trust: Collection[str] = ()
+    plan: Plan,
+    dataset: Dataset,
+    device: torch.device,
+    recorded: dict[str, Any] | None,
+    trust: Collection[str] = (),
+    weights: Weights | None = None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Learner:
     """A learner in the recorded environment as far as the recipe leaves it open; its model may come
-    from trusted modules alone.
+    from trusted modules alone, and starts from the weights that are given.
     """
     keep_freed_memory()
     training = plan.recipe.training
@@ -162,4 +212,4 @@ def build_learner(
     # not.
     workers = torch.get_num_threads() if device.type == "cpu" else 1
     speed = Speed(engine, microbatch_size, methods, training.precision, training.compile, workers)
-    return Learner(plan, dataset, device, speed, trust)
+    return Learner(plan, dataset, device, speed, trust, weights, report)

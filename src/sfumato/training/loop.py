@@ -14,6 +14,7 @@ from sfumato.errors import InputError
 from sfumato.evaluation.augtest import WithViews, augtest
 from sfumato.evaluation.scores import Scores, predict_logits, score
 from sfumato.json_record import finite
+from sfumato.models.weights import Weights, read_weights
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder import files, key_file, record
@@ -93,6 +94,7 @@ def train(
     files.refuse_among_images(folder, plan.recipe.data)
     if resume and folder.is_dir():
         files.refuse_links(folder)
+    plan, weights = _with_weights(plan)
     if resume and (folder / record.RESULT_FILE).exists():
         sessions.refuse_changed_recipe(folder, plan)
         refuse_large_groups(plan, dataset.train.largest_group())
@@ -110,7 +112,9 @@ def train(
     with said_when_long(
         lambda: progress.message(f"still tracing the model and trying how to differentiate it{compiles}")
     ):
-        learner = build_learner(plan, dataset, pick_device(device), recorded, trust)
+        learner = build_learner(plan, dataset, pick_device(device), recorded, trust, weights, progress.message)
+    for line in learner.fitted.lines() if learner.fitted else []:
+        progress.message(line)
     if plan.recipe.privacy is not None and learner.engine == "reference":
         why = f": {learner.refusal}" if learner.refusal else ""
         progress.message(f'engine "reference" computes one image at a time, which is slow{why}')
@@ -133,6 +137,25 @@ def train(
     finally:
         session.ledger.close()
         give_freed_memory_back()
+
+
+def _with_weights(plan: Plan) -> tuple[Plan, Weights | None]:
+    """The weights that a recipe starts from, and the plan with their digest.
+
+    Raises:
+        InputError: If they cannot be had, or are others than the recipe says.
+    """
+    model = plan.recipe.model
+    if model.init_from is None:
+        return plan, None
+    weights = read_weights(model.name, model.init_from)
+    if model.init_sha256 not in (None, weights.digest):
+        raise InputError(
+            f"model.init_from = {model.init_from!r} holds other weights (SHA-256 {weights.digest}) than "
+            f"model.init_sha256 says ({model.init_sha256}). Name the file that was meant, or take the digest out."
+        )
+    stated = plan.recipe.model_copy(update={"model": model.model_copy(update={"init_sha256": weights.digest})})
+    return dataclasses.replace(plan, recipe=stated), weights
 
 
 @contextmanager
@@ -256,7 +279,7 @@ class _Run:
                 with self._timed("sampling"):
                     randomness = draws.of_step(step, self.mechanism, self.learner.views)
                 with self._timed("gradient"):
-                    grad_sum, statistics = self.learner.collect(self.dataset.train, randomness, step)
+                    grad_sum, statistics = self.learner.collect(randomness, step)
                 with self._timed("ledger"):  # on disk before anything is released
                     noise = draws.record(step, grad_sum)
                 with self._timed("update"):
@@ -328,10 +351,11 @@ class _Run:
 
     def _evaluate(self) -> HeldOutScores:
         """Scores of the averaged weights, and the accuracy of the last ones."""
-        held_out, decide = self.dataset.held_out, self.learner.objective.decision_logits
-        last = score(decide(predict_logits(self.state.model, held_out)), held_out.labels)
+        learner, decide = self.learner, self.learner.objective.decision_logits
+        labels = learner.held_out.labels
+        last = score(decide(predict_logits(learner.trained, learner.held_out)), labels)
         with self.state.averaged_weights():
-            averaged = score(decide(predict_logits(self.state.model, held_out)), held_out.labels)
+            averaged = score(decide(predict_logits(learner.trained, learner.held_out)), labels)
         return HeldOutScores(averaged, last.accuracy)
 
     def _noted(self, step: int, statistics: Statistics) -> PrivateMetrics:

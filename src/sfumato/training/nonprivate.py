@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sfumato.data.images import ImageSet
+from sfumato.data.examples import Examples
 from sfumato.data.views import Views
 from sfumato.evaluation.objective import Objective
 from sfumato.randomness import Stream
@@ -41,7 +41,7 @@ class OrdinaryStep:
 
     def collect(
         self,
-        images: ImageSet,
+        examples: Examples,
         parameters: Mapping[str, torch.Tensor],
         randomness: Randomness,
         *,
@@ -52,12 +52,12 @@ class OrdinaryStep:
         """
         device = next(iter(parameters.values())).device
         drawn = torch.from_numpy(randomness.indices)
-        drawn = drawn[images.readable[drawn]]
+        drawn = drawn[examples.readable[drawn]]
         count = max(len(drawn), 1)
         gradient = {name: torch.zeros_like(value) for name, value in parameters.items()}
         total_loss = 0.0
         for indices in drawn.split(self.microbatch_size):
-            inputs, labels = self.views.with_labels(images, indices, randomness.view_bits, device)
+            inputs, labels = self.views.with_labels(examples, indices, randomness.view_bits, device)
             if self.views.augmult:
                 inputs = inputs.flatten(0, 1)  # (b K, C, H, W)
                 labels = labels.repeat_interleave(self.views.augmult)

@@ -9,7 +9,7 @@ import torch
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping.clipped_grad import GradFn
-from sfumato.data.images import ImageSet
+from sfumato.data.examples import Examples
 from sfumato.data.views import Views
 from sfumato.randomness import Stream
 from sfumato.run_folder.record import NormHistogram
@@ -56,7 +56,7 @@ class Step(Protocol):
 
     def collect(
         self,
-        images: ImageSet,
+        examples: Examples,
         parameters: Mapping[str, torch.Tensor],
         randomness: Randomness,
         *,
@@ -103,7 +103,7 @@ class PrivateStep:
 
     def collect(
         self,
-        images: ImageSet,
+        examples: Examples,
         parameters: Mapping[str, torch.Tensor],
         randomness: Randomness,
         *,
@@ -114,10 +114,10 @@ class PrivateStep:
         drawn = torch.from_numpy(randomness.indices)
 
         def load(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.views.with_labels(images, indices, randomness.view_bits, device)
+            return self.views.with_labels(examples, indices, randomness.view_bits, device)
 
         # An unreadable image adds exactly zero; the divisor stays.
-        out = self.grad_fn.sum_over(drawn[images.readable[drawn]], load, key=randomness.model_key)
+        out = self.grad_fn.sum_over(drawn[examples.readable[drawn]], load, key=randomness.model_key)
         norms, losses = out.grad_norms.cpu(), out.losses.cpu()
         statistics = self._statistics(norms, losses)
         if with_norms:

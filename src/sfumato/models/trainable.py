@@ -1,0 +1,191 @@
+"""Which parameters of a network train, and the network cut in two at its classifier."""
+
+import re
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sfumato.errors import InputError
+
+
+def classifier_name(model: nn.Module, num_classes: int) -> str | None:
+    """Name of the final linear layer: the last with one output for each class; None if there is
+    none.
+    """
+    found = [
+        name
+        for name, module in model.named_modules()
+        if name and isinstance(module, nn.Linear) and module.out_features == num_classes
+    ]
+    return found[-1] if found else None
+
+
+def named_classifier(model: nn.Module, num_classes: int) -> str:
+    """The same of a model that must have one.
+
+    Raises:
+        InputError: If it has none.
+    """
+    name = classifier_name(model, num_classes)
+    if name is None:
+        raise InputError(
+            f"this model has no final linear layer with {num_classes} outputs, which would be its classifier. Set "
+            'model.trainable to patterns of parameter names, and model.features = "raw".'
+        )
+    return name
+
+
+def select_trainable(model: nn.Module, which: str | Sequence[str], num_classes: int) -> None:
+    """Freezes every parameter but those that are to train, in place.
+
+    Args:
+        model: The network.
+        which: "all"; "classifier": the final linear layer; "norms": it, and scales and shifts of
+            normalisation layers (Shysheya et al. 2023); or regular expressions, of which one must
+            match a parameter's whole name.
+        num_classes: Outputs.
+
+    Raises:
+        InputError: If nothing would train, an expression is none or matches nothing, or the
+            classifier cannot be told.
+    """
+    if which == "all":
+        return
+    names = [name for name, _ in model.named_parameters()]
+    if which in ("classifier", "norms"):
+        head = named_classifier(model, num_classes)
+        chosen = {name for name in names if name.startswith(f"{head}.")}
+        if which == "norms":
+            chosen |= {
+                f"{path}.{key}" if path else key
+                for path, module in model.named_modules()
+                if is_normalization(module)
+                for key in ("weight", "bias")
+                if isinstance(getattr(module, key, None), nn.Parameter)
+            } & set(names)
+    else:
+        chosen = set()
+        for pattern in [which] if isinstance(which, str) else which:
+            try:
+                matched = {name for name in names if re.fullmatch(pattern, name)}
+            except re.error as error:
+                raise InputError(
+                    f"model.trainable: {pattern!r} is no regular expression: {error}. Correct it."
+                ) from None
+            if not matched:
+                raise InputError(
+                    f"model.trainable: {pattern!r} matches no parameter. They are named {', '.join(names[:4])}, ...: "
+                    'a pattern matches a whole name, for example "layer4\\..*".'
+                )
+            chosen |= matched
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in chosen and parameter.requires_grad)
+
+
+def is_normalization(module: nn.Module) -> bool:
+    """Whether a module normalises: PyTorch's own, its subclasses, and others that are named so."""
+    own = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+    return isinstance(module, own) or "norm" in type(module).__name__.lower()
+
+
+def freeze_statistics(model: nn.Module) -> list[str]:
+    """Holds every batch normalisation that has statistics in evaluation mode for good, in place.
+
+    Its statistics come with public weights, so that it is a fixed function of each image; scale and
+    shift may train.
+
+    Returns:
+        Their names.
+    """
+    frozen = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+            kind = type(module)
+            module.__class__ = type(kind.__name__, (_Frozen, kind), {})
+            module.eval()
+            frozen.append(name)
+    return frozen
+
+
+class _Frozen(nn.Module):
+    """Put before a batch normalisation's own class: it has no training mode."""
+
+    def train(self, mode: bool = True) -> "_Frozen":
+        return super().train(False)
+
+
+class UnitLinear(nn.Linear):
+    """A linear layer on features of length 1, so that one clipping norm suits every network: the
+    gradient of an example is then no longer than its error.
+    """
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return F.linear(F.normalize(features), self.weight, self.bias)
+
+
+def scale_features(model: nn.Module, name: str) -> None:
+    """Makes the classifier scale what it is given to length 1, in place; its weights stay."""
+    layer = model.get_submodule(name)
+    if type(layer) is not nn.Linear:
+        raise InputError(
+            f'model.features = "unit" needs a plain linear classifier, not {type(layer).__name__} at {name!r}. Set '
+            'model.features = "raw".'
+        )
+    layer.__class__ = UnitLinear
+
+
+class Classifier(nn.Module):
+    """The classifier of a network alone, under the names that its parameters have there: from what
+    `Backbone` gives, (rows, D), to outputs.
+    """
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        super().__init__()
+        inner: nn.Module = self
+        *path, last = name.split(".")
+        for part in path:
+            nested = nn.Module()
+            inner.add_module(part, nested)
+            inner = nested
+        self._layer = f"{name}"
+        inner.add_module(last, model.get_submodule(name))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        layer = self.get_submodule(self._layer)
+        assert isinstance(layer, nn.Linear)
+        return F.linear(features, layer.weight, layer.bias)
+
+
+class Backbone(nn.Module):
+    """A network without its classifier: from images to the features that the classifier multiplies,
+    of length 1 where it makes them so.
+
+    Raises:
+        InputError: If the classifier is not the last thing that the network does.
+    """
+
+    def __init__(self, model: nn.Module, name: str, row: torch.Tensor) -> None:
+        super().__init__()
+        self._model, self._name = model, name
+        model.eval()
+        with torch.no_grad():
+            rows = torch.randn(2, *row.shape[1:], device=row.device)
+            features, outputs = self(rows), model(rows)
+            again = Classifier(model, name)(features) if features.ndim == 2 else None
+        if again is None or not torch.equal(again, outputs):
+            raise InputError(
+                f'model.trainable = "classifier": layer {name!r} is not the last thing that this model does, so '
+                "features cannot be computed once. Give patterns of parameter names."
+            )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        seen: list[torch.Tensor] = []
+        layer = self._model.get_submodule(self._name)
+        handle = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        try:
+            self._model(images)
+        finally:
+            handle.remove()
+        return F.normalize(seen[-1]) if isinstance(layer, UnitLinear) else seen[-1]

@@ -1,0 +1,156 @@
+"""Public weights that a network starts from (De et al. 2022, Section 4)."""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sfumato.errors import InputError
+from sfumato.models import efficientnet
+from sfumato.pretrained import FROM_PACKAGE, PACKAGED
+
+_PACKAGES = {"efficientnet_lite0": efficientnet.packaged_weights}
+# What other tools put around the state of a model.
+_WRAPPINGS = ("state_dict", "model", "model_state_dict")
+_PREFIX = "module."
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Tensors by name, and a digest of names, types, shapes and values."""
+
+    tensors: dict[str, torch.Tensor]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, 64 hexadecimal digits."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.tensors.items()):
+            array = value.detach().contiguous().cpu()
+            digest.update(f"{name}\0{array.dtype}\0{tuple(array.shape)}\0".encode())
+            digest.update(array.flatten().view(torch.uint8).numpy().tobytes() if array.numel() else b"")
+        return digest.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """How weights met a network.
+
+    Attributes:
+        not_given: Tensors of the network that the weights lack, or have in another shape; they keep
+            what they were built with.
+        not_used: Tensors of the weights that the network lacks.
+        new_classifier: Whether the classifier is of other classes, and was made anew, as zeros.
+    """
+
+    not_given: list[str]
+    not_used: list[str]
+    new_classifier: bool
+
+    def lines(self) -> list[str]:
+        """What a user should know."""
+        out = (
+            ["the classifier is new, and starts at zero: the weights know other classes"] if self.new_classifier else []
+        )
+        for names, what in (
+            (self.not_given, "of the model are not in the weights and start as in training from scratch"),
+            (self.not_used, "of the weights are not in the model and are not used"),
+        ):
+            if names:
+                shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+                out.append(f"{len(names)} tensor(s) {what}: {shown}")
+        return out
+
+
+def read_weights(model_name: str, init_from: str) -> Weights:
+    """The weights that a recipe names. Files are read as tensors alone: no code in them is run.
+
+    Args:
+        model_name: `model.name` of the recipe.
+        init_from: "package"; a .safetensors file; a .pth or .pt file of tensors; or a run folder.
+
+    Raises:
+        InputError: If there are none, or the file is damaged or holds something else than tensors.
+    """
+    if init_from == FROM_PACKAGE:
+        if model_name not in _PACKAGES:
+            names = ", ".join(PACKAGED)
+            raise InputError(f"no package holds weights of model {model_name}. Those of {names} can be had so.")
+        return Weights(_PACKAGES[model_name]())
+    path = Path(init_from)
+    if path.is_dir():
+        path = path / "model.safetensors"
+    if not path.is_file():
+        raise InputError(
+            f"model.init_from = {init_from!r}: there is no such file. Name a .safetensors or .pth file, a finished "
+            f'run\'s folder, or "{FROM_PACKAGE}".'
+        )
+    values = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickled(path)
+    return Weights({name.removeprefix(_PREFIX): value for name, value in values.items()})
+
+
+def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} cannot be read: {error}. Restore it from a copy.") from None
+
+
+def _read_pickled(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        held: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # what a damaged or foreign pickle raises is open-ended
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(
+            f"{path} holds no tensors that can be read without running its code ({reason[:200]}). Save the model's "
+            "state_dict alone, best as .safetensors."
+        ) from None
+    for key in _WRAPPINGS:
+        if isinstance(held, dict) and isinstance(held.get(key), dict):
+            held = held[key]
+    if not isinstance(held, dict) or not held or not all(isinstance(name, str) for name in held):
+        raise InputError(f"{path} holds no dictionary of named tensors. Save the model's state_dict.")
+    tensors = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
+    if not tensors:
+        raise InputError(f"{path} holds no tensors. Save the model's state_dict.")
+    return tensors
+
+
+@torch.no_grad()
+def fit(model: nn.Module, weights: Weights, classifier: str | None) -> Fitted:
+    """Copies into a network what has the same name and shape, in place.
+
+    Args:
+        model: The network.
+        weights: What to copy.
+        classifier: Name of the network's classifier, which is set to zero where the weights' is for
+            other classes; None where it has none.
+
+    Raises:
+        InputError: If nothing fits.
+    """
+    own, given = model.state_dict(), weights.tensors
+    fitting = {name for name, value in own.items() if name in given and given[name].shape == value.shape}
+    head = [name for name in own if classifier is not None and name.startswith(f"{classifier}.")]
+    new_classifier = bool(head) and not set(head) <= fitting
+    if new_classifier:
+        fitting -= set(head)
+    backbone = [name for name in fitting if name not in head]
+    if not backbone:
+        raise InputError(
+            f"not one tensor of the weights fits the model: they are named {', '.join(list(given)[:3])}, ..., and the "
+            f"model's {', '.join(list(own)[:3])}, .... Name the network that they were made for."
+        )
+    for name in fitting:
+        own[name].copy_(given[name])
+    for name in head if new_classifier else []:
+        own[name].zero_()
+    known = {*fitting, *(head if new_classifier else [])}
+    not_given = [name for name in own if name not in known and not name.endswith("num_batches_tracked")]
+    return Fitted(not_given, [name for name in given if name not in own], new_classifier)
