@@ -32,6 +32,7 @@ __all__ = [
     "global_hooks",
     "lerp_all",
     "make_fx",
+    "make_graph",
     "tree_flatten",
     "tree_leaves",
     "tree_map",
@@ -60,6 +61,15 @@ def version(tensor: torch.Tensor) -> int | None:
 def weights_are_cached() -> bool:
     """Whether the caller is inside `torch.nn.utils.parametrize.cached()`."""
     return bool(_parametrize._cache_enabled)
+
+
+def make_graph(function: Callable[..., Any], made_up: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+    """A graph of the operations that a function does, traced on the shapes and types of its arguments.
+
+    Raises:
+        Exception: Of whatever type, where the function looks at a value.
+    """
+    return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*made_up)
 
 
 def compile_graph(graph: torch.fx.GraphModule, tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:

@@ -1,11 +1,14 @@
 """What one image may do to the others through the engine: nothing. And what changes between two calls counts."""
 
 import array
+import functools
 import math
+import signal
 import types
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +16,7 @@ from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.graph.engine import GraphEngine
+from sfumato.clipping.loss import ExampleLosses
 from sfumato.errors import InputError
 from tests.clipping.problems import FIXED, cross_entropy, distance
 
@@ -376,25 +380,35 @@ def test_an_error_that_one_image_raises_is_no_other_s_to_catch(compiles):
     assert distance(with_it, without) <= 1.001 * grad_fn.sensitivity
 
 
-def test_torch_func_takes_no_model_whose_code_catches_errors():
+class Whitener:
+    """A helper: no name in the model's own code leads to its `try`."""
+
+    def __call__(self, images):
+        try:
+            squares = torch.einsum("nabc,nabd->ncd", images, images)
+            return torch.linalg.cholesky(squares + torch.eye(images.shape[-1]))[:, :1, 0]
+        except RuntimeError:
+            return torch.ones(len(images), 1)
+
+
+def test_under_torch_func_no_image_s_error_is_another_s_to_handle():
+    """The call ends: what the others would have given is not known."""
+
     class Whitens(nn.Module):
         def __init__(self):
             super().__init__()
-            self.layer = nn.Linear(16, 4)
+            self.layer, self.scale = nn.Linear(16, 4), Whitener()
 
         def forward(self, images):
             return self.layer(images.flatten(1)) * self.scale(images)
 
-        def scale(self, images):
-            try:
-                squares = torch.einsum("nabc,nabd->ncd", images, images)
-                return torch.linalg.cholesky(squares + torch.eye(4))[:, :1, 0]
-            except RuntimeError:
-                return torch.ones(len(images), 1)
-
     grad_fn = clipped_grad(Whitens(), cross_entropy, clipping_norm=1.0)
-    grad_fn(torch.randn(4, 1, 4, 4), torch.zeros(4).long())
-    assert grad_fn.engine == "reference" and "catches errors" in grad_fn.refusal
+    images, labels = torch.randn(4, 1, 4, 4), torch.zeros(4).long()
+    grad_fn(images, labels)
+    assert grad_fn.engine == "func"
+    images[0] = 3e38
+    with pytest.raises(InputError, match="handles an error"):
+        grad_fn(images, labels)
 
 
 class Scaled:
@@ -436,16 +450,15 @@ def test_the_loss_sees_nothing_of_an_image_whose_outputs_are_not_finite(make, va
     assert distance(out.grad_sum, without) <= 1e-5
 
 
-@pytest.mark.parametrize("engine", ["graph", "func", "reference"])
-def test_a_loss_that_counts_its_calls_is_refused_by_name(engine):
-    """How many there are says how many images were drawn."""
+def counting(decay):
+    """A loss that counts its calls in an attribute, and one that does in a variable."""
 
     class Later:
         calls = 0
 
         def __call__(self, outputs, labels):
             self.calls += 1
-            return cross_entropy(outputs, labels)
+            return cross_entropy(outputs, labels) * decay**self.calls
 
     def make():
         count = 0
@@ -453,13 +466,226 @@ def test_a_loss_that_counts_its_calls_is_refused_by_name(engine):
         def loss(outputs, labels):
             nonlocal count
             count += 1
-            return cross_entropy(outputs, labels)
+            return cross_entropy(outputs, labels) * decay**count
 
         return loss
 
-    for loss, name in ((Later(), "calls"), (make(), "count")):
-        with pytest.raises(InputError, match=f"changes its '{name}'"):
-            clipped_grad(Flat(), loss, clipping_norm=1.0, engine=engine)(torch.randn(4, 1, 8, 8), torch.zeros(4).long())
+    return Later(), make()
+
+
+@pytest.mark.parametrize("engine", ["graph", "func", "reference"])
+def test_a_loss_that_depends_on_how_often_it_was_called_is_refused(engine):
+    """How often says how many images were drawn; one that only counts is as it was afterwards."""
+    images, labels = torch.randn(4, 1, 8, 8), torch.zeros(4).long()
+    for loss in counting(0.9):
+        with pytest.raises(InputError, match="keeps something of them"):
+            clipped_grad(Flat(), loss, clipping_norm=1.0, engine=engine)(images, labels)
+    later, _ = counting(1.0)
+    clipped_grad(Flat(), later, clipping_norm=1.0, engine=engine)(images, labels)
+    assert later.calls == 0
+
+
+class Guarded(nn.Module):
+    """A finite output whose square is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = 1.0
+
+    def forward(self, outputs, labels):
+        losses = (outputs - F.one_hot(labels, outputs.shape[1])).square().sum(1)
+        if not losses.isfinite().all():
+            self.scale *= 0.5
+        return self.scale * losses
+
+
+class InParts(nn.Module):
+    """A loss within a loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Guarded()
+
+    def forward(self, outputs, labels):
+        return self.inner(outputs, labels)
+
+
+guarded = Guarded()
+
+
+def by_global(outputs, labels):
+    return guarded(outputs, labels)
+
+
+def by_default(outputs, labels, inner=guarded):
+    return inner(outputs, labels)
+
+
+class Helped:
+    def __init__(self):
+        self.losses = {"all": [Guarded()]}
+
+    def __call__(self, outputs, labels):
+        return self.losses["all"][0](outputs, labels)
+
+
+HOLDERS = {
+    "module": Guarded(),
+    "submodule": InParts(),
+    "global": by_global,
+    "default": by_default,
+    "partial": functools.partial(lambda outputs, labels, inner: inner(outputs, labels), inner=Guarded()),
+    "containers": Helped(),
+    "method": Helped().__call__,
+}
+
+
+@pytest.mark.parametrize("engine", ["graph", "func", "reference"])
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_what_a_loss_keeps_of_one_image_no_other_image_meets(holder, engine):
+    """Wherever it keeps it, nor does the next call."""
+    torch.manual_seed(0)
+    images, labels = torch.randn(8, 1, 8, 8), torch.arange(8) % 4
+    grad_fn = clipped_grad(Flat(), HOLDERS[holder], clipping_norm=1.5, engine=engine)
+    before = grad_fn(images, labels, is_padding=left_out(8)).grad_sum
+    changed = images.clone()
+    changed[0] = 1e30
+    assert distance(grad_fn(changed, labels).grad_sum, before) <= 1.001 * grad_fn.sensitivity
+    assert distance(grad_fn(images, labels, is_padding=left_out(8)).grad_sum, before) == 0
+
+
+class Caught(nn.Module):
+    def forward(self, outputs, targets):
+        return safe_cholesky(outputs, targets)
+
+
+caught = Caught()
+
+
+class Swallows:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return True
+
+
+def swallowing(outputs, targets):
+    losses = outputs.sum(-1)
+    with Swallows():
+        losses = torch.linalg.cholesky(torch.diag_embed(outputs * outputs)).diagonal(dim1=-1, dim2=-2).log().sum(-1)
+    return losses
+
+
+CATCHERS = {
+    "global module": lambda outputs, targets: caught(outputs, targets),
+    "class": lambda outputs, targets: Caught()(outputs, targets),
+    "list": lambda outputs, targets: [safe_cholesky][0](outputs, targets),
+    "context manager": swallowing,
+}
+
+
+@pytest.mark.parametrize("engine", ["graph", "func"])
+@pytest.mark.parametrize("catcher", CATCHERS)
+def test_an_error_is_nobody_else_s_to_catch_however_the_loss_is_written(catcher, engine):
+    torch.manual_seed(0)
+    images, targets = torch.rand(16, 3, 8, 8), torch.ones(16)
+    images[0] = 0.0
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4, bias=False))
+    grad_fn = clipped_grad(model, CATCHERS[catcher], clipping_norm=0.01, microbatch_size=16, engine=engine)
+    with_it = grad_fn(images, targets).grad_sum
+    without = grad_fn(images, targets, is_padding=left_out(16)).grad_sum
+    assert distance(with_it, without) <= 1.001 * grad_fn.sensitivity
+
+
+def log_or_sum(outputs, labels):
+    try:
+        return torch.linalg.cholesky(torch.diag_embed(outputs * outputs)).diagonal(dim1=-1, dim2=-2).log().sum(-1)
+    except RuntimeError:
+        return outputs.sum(-1)
+
+
+LOSSES = {
+    "prod": lambda outputs, labels: outputs.prod(-1),
+    "cross entropy": cross_entropy,
+    "branches": lambda outputs, labels: outputs.prod(-1) if outputs.sum() > 0 else outputs.square().prod(-1),
+    "log of a matrix": log_or_sum,
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("value", [0.0, 1e30, 1e-40, -math.inf, math.nan])
+def test_no_image_chooses_the_formula_of_another_s_gradient(loss, value):
+    """A zero among outputs makes PyTorch differentiate `prod` otherwise, for the whole tensor."""
+    torch.manual_seed(0)
+    outputs, labels = torch.randn(64, 1, 4), torch.arange(64) % 4
+    changed = outputs.clone()
+    changed[0] = value
+    losses = ExampleLosses(LOSSES[loss])
+    (one, (first,)), (other, (second,)) = losses(outputs, (labels,), 1), losses(changed, (labels,), 1)
+    assert torch.equal(one[1:], other[1:]) and torch.equal(first[1:], second[1:])
+
+
+def test_a_loss_that_keeps_what_it_computes_is_no_trap_for_two_workers():
+    class Parts:
+        def __init__(self):
+            self.of = {}
+
+        def __call__(self, outputs, labels):
+            self.of["log"] = F.log_softmax(outputs, -1)
+            if float(self.of["log"].detach().sum()) > 0:  # looks at values: one example after another
+                raise AssertionError
+            self.of["entropy"] = -(self.of["log"].exp() * self.of["log"]).sum(-1)
+            return -self.of["log"].gather(1, labels[:, None])[:, 0] - 0.1 * self.of["entropy"]
+
+    torch.manual_seed(0)
+    images, labels = torch.randn(256, 6), torch.arange(256) % 10
+    model = nn.Linear(6, 10)
+    loss = Parts()
+    one, two = (
+        clipped_grad(model, loss, clipping_norm=1.0, microbatch_size=8, workers=workers, engine="graph")
+        for workers in (1, 2)
+    )
+    assert distance(one(images, labels).grad_sum, two(images, labels).grad_sum) <= 1e-4 and loss.of == {}
+
+
+@pytest.mark.parametrize("engine", ["graph", "func", "reference"])
+def test_tables_and_weights_that_a_loss_makes_at_its_first_call_are_no_change(engine):
+    class Tables:
+        table = None
+
+        def __init__(self):
+            self.weights, self.cache = torch.ones(4), {}
+
+        def __call__(self, outputs, labels):
+            if self.table is None:
+                self.table = torch.eye(outputs.shape[1], dtype=outputs.dtype)
+            self.weights = self.weights.to(outputs)
+            self.cache.setdefault(outputs.shape[1], torch.ones(4, 4, dtype=outputs.dtype).tril())
+            self.last = outputs.detach()
+            mixed = outputs @ self.table @ self.cache[outputs.shape[1]]
+            return F.cross_entropy(mixed * self.weights, labels, reduction="none")
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    clipped_grad(model, Tables(), clipping_norm=1.0, engine=engine)(torch.randn(4, 1, 8, 8), torch.arange(4))
+
+
+@pytest.mark.parametrize("engine", ["graph", "func", "reference"])
+def test_a_schedule_may_come_to_look_at_values(engine):
+    class Clamps:
+        epoch = 0
+
+        def __call__(self, outputs, labels):
+            losses = cross_entropy(outputs, labels)
+            return losses.clamp(max=2.0) if self.epoch and losses.max() > 2.0 else losses
+
+    loss = Clamps()
+    torch.manual_seed(0)
+    images, labels = 5 * torch.randn(8, 1, 8, 8), torch.zeros(8).long()
+    grad_fn = clipped_grad(Flat(), loss, clipping_norm=1.0, engine=engine)
+    assert grad_fn(images, labels).losses.max() > 2.0
+    loss.epoch = 1
+    assert grad_fn(images, labels).losses.max() <= 2.0
 
 
 @pytest.mark.parametrize("engine", ["graph", "func", "reference"])
@@ -521,3 +747,37 @@ def test_weights_in_another_memory_format_are_no_unknown_site():
         before = grad_fn(images, labels).grad_sum
         model.to(memory_format=torch.channels_last)
         assert distance(grad_fn(images, labels).grad_sum, before) <= 1e-4
+
+
+class Interrupting(nn.Module):
+    """Ctrl-C comes in the middle of a pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.comes, self.went_on = nn.Linear(4, 3), [], []
+
+    def forward(self, images):
+        if self.comes and images.sum() != 0:  # looks at values: one image at a time
+            signal.raise_signal(signal.SIGINT)
+            np.array(0)  # Python handles signals between two of its own instructions
+            INTERRUPTED.append(True)
+        return self.layer(F.dropout(images, 0.5))
+
+
+INTERRUPTED = []
+
+
+def test_an_interrupt_waits_for_the_end_of_a_microbatch():
+    """Cut short, it would leave PyTorch's modes switched on, and with them draws that ignore their generator."""
+    torch.manual_seed(0)
+    model = Interrupting()
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="reference", microbatch_size=4)
+    images, labels = torch.randn(4, 4), torch.zeros(4).long()
+    given = {"key": bytes(32), "example_ids": torch.arange(4)}
+    grad_fn(images, labels, **given)
+    model.comes.append(True)
+    with pytest.raises(KeyboardInterrupt):
+        grad_fn(images, labels, **given)
+    assert INTERRUPTED
+    drawn = [torch.randn(4, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)]
+    assert not torch.equal(*drawn)

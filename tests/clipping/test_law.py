@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
@@ -48,17 +49,16 @@ def test_what_is_checked_does_not_depend_on_the_images():
 
 
 def test_targets_are_made_up_for_the_checks():
-    seen = []
+    calls = itertools.count()  # a list would be put back
 
     def watched(outputs, targets):
-        if len(seen) < 8:
-            seen.append(targets)
+        assert next(calls) >= 8 or (targets >= 0).all()
         return cross_entropy(outputs, targets)
 
     clipped_grad(nn.Linear(4, 9), watched, clipping_norm=1.0, engine="reference")(
         torch.zeros(3, 4), torch.full((3,), -100)
     )  # none a class
-    assert seen and all((targets >= 0).all() for targets in seen)
+    assert next(calls) > 8
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float64])

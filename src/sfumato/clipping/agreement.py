@@ -52,3 +52,8 @@ def norm_of(values: Any) -> torch.Tensor:
 
 def or_infinite(value: torch.Tensor) -> float:
     return float(value) if bool(value.isfinite()) else float("inf")
+
+
+def first_line(error: BaseException) -> str:
+    """The first words of an error, or its type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

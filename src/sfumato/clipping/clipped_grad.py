@@ -359,7 +359,9 @@ class GradFn:
                 seeds = draw_seeds(own_key, ids[filled].to(views.device), views.shape[1])
             # What a model's own code notes of private images in its attributes goes again.
             kept = put_back(self._model) if prepared.name != "graph" else nullcontext()
-            with torch.no_grad(), kept:  # each thread has a mode of its own
+            # Each thread has a mode of its own. An interrupt in the middle would leave PyTorch's
+            # modes switched on for whatever this process does next.
+            with interrupts_wait(), torch.no_grad(), kept:
                 out = prepared.engine.clipped_sum(self._coefficient, Batch(views, tuple(targets), is_real, seeds))
             return ClippedGrad(out.grad_sum, out.grad_norms[:count], out.losses[:count])
 
@@ -367,6 +369,7 @@ class GradFn:
         norms, losses = [], []
         microbatches = torch.arange(len(rows), device=rows.device).split(prepared.microbatch_size)
         alone = nullcontext() if prepared.engine.parallel else self._computing
+        prepared.engine.renew()
         with alone, prepared.engine.parameters_fixed():
             for out in self._workers.map(clipped, microbatches):
                 add_to(grad_sum, out.grad_sum)

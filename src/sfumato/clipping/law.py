@@ -23,14 +23,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from sfumato.clipping.agreement import difference, leaves, norm_of, rows_agree
+from sfumato.clipping.agreement import difference, first_line, leaves, norm_of, rows_agree
 from sfumato.clipping.checks import complex_findings, findings, random_state_kept
 from sfumato.clipping.draws import DrawShapes, KeyedDraws, draw_seeds, row_dims
+from sfumato.clipping.kept import Kept
 from sfumato.clipping.made_up import made_up_images, made_up_targets
 from sfumato.clipping.microbatch import count_saved
 from sfumato.clipping.protocol import Batch, Loss, is_out_of_memory
 from sfumato.clipping.stand_in import Place, Snapshot, has_accumulator_hooks, stand_in
-from sfumato.clipping.user_code import changed, plain_state
 from sfumato.errors import InputError
 from sfumato.torch_internals import tree_leaves, tree_map
 
@@ -141,14 +141,11 @@ class Law:
             raise BrokenLaw(str(refused[0]))
         self._refuse_types()
         self._call_once()
-        of_loss = plain_state(self.loss_fn)
         doubles = (False,) if has_accumulator_hooks(self.model) else (True, False)
         failure: Exception | None = None
         for self._pixels, double in ((pixels, double) for pixels in (False, True) for double in doubles):
             try:
-                truth = self.truth(double, _SEED)
-                self._refuse_counting(of_loss)
-                return truth
+                return self.truth(double, _SEED)
             except _NothingFinite as nothing:
                 failure = nothing
             except InputError:
@@ -179,16 +176,6 @@ class Law:
         ):
             self.model(image)
 
-    def _refuse_counting(self, before: dict[str, object]) -> None:
-        """Refuses a loss that changed what it keeps."""
-        name = changed(before, plain_state(self.loss_fn))
-        if name is not None:
-            raise BrokenLaw(
-                f"loss_fn changes its '{name}' when it is called, so that what one image gives depends on "
-                "how often, and for which images, it was called before. Keep that outside of the loss, and set it "
-                "between steps."
-            )
-
     def _refuse_types(self) -> None:
         """Refuses images of a type that the model does not take: in double precision it would not
         show.
@@ -209,7 +196,17 @@ class Law:
             ) from error
 
     def truth(self, double: bool, seed: int, *, shifted: bool = True) -> Truth:
-        """The loop over single made-up images, and everything that does not depend on an engine."""
+        """The loop over single made-up images, and everything that does not depend on an engine.
+
+        The loss may keep what it likes meanwhile, so that it shows; afterwards it holds what it held.
+        """
+        kept = Kept(self.loss_fn)
+        try:
+            return self._truth(double, seed, shifted)
+        finally:
+            kept.restore()
+
+    def _truth(self, double: bool, seed: int, shifted: bool) -> Truth:
         dtype = torch.float64 if double else None
         examples, views = 1 + max(map(max, BATCHES)), self.views
         row = self.row.to(dtype) if double and self.row.is_floating_point() else self.row
@@ -459,11 +456,6 @@ class Law:
 def _copied(values: Any) -> Any:
     """For a loss, which may write to what it is given."""
     return tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, values)
-
-
-def first_line(error: BaseException) -> str:
-    """The first words of an error, or its type."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def refuse_lazy(model: nn.Module) -> None:

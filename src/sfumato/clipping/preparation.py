@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from sfumato.clipping.agreement import first_line
 from sfumato.clipping.comparison import complaint, complaint_of_speed
 from sfumato.clipping.func import FuncEngine
 from sfumato.clipping.graph.engine import GraphEngine
-from sfumato.clipping.law import Law, Truth, first_line
+from sfumato.clipping.law import Law, Truth
 from sfumato.clipping.microbatch import default_microbatch_size, find_microbatch_size, fits_batch
 from sfumato.clipping.numerics import are_exact
 from sfumato.clipping.protocol import Coefficient, Engine, Loss, is_out_of_memory

@@ -98,6 +98,9 @@ class Engine(ABC):
     parallel = False
     rounds_by = 0.0
 
+    def renew(self) -> None:  # noqa: B027  (most hold nothing of it)
+        """Before a call: the loss may be another than at the last one."""
+
     def plainly(self) -> AbstractContextManager[None]:
         """Within, it computes operation by operation in the precision of what it is given."""
         return nullcontext()

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from sfumato.clipping.draws import KeyedDraws
+from sfumato.clipping.kept import Kept
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.outputs import is_usual, tensors_of
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
@@ -28,6 +29,7 @@ class ReferenceEngine(Engine):
             for name, parameter in named.items()
         }
         norms, losses = [], []
+        kept = Kept(self.loss_fn)  # what the loss keeps of one view, no other meets
         for i, real in enumerate(batch.is_real.tolist()):
             gradients = [torch.zeros_like(total) for total in grad_sum.values()]
             loss_mean = torch.zeros((), dtype=next(iter(grad_sum.values())).dtype, device=inputs.device)
@@ -40,8 +42,11 @@ class ReferenceEngine(Engine):
                         gradients[0] += torch.nan
                         continue
                     own = (target[i, None].clone() for target in batch.targets)
-                    loss = self.loss_fn(outputs, *own).sum()  # one row
-                    view_gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+                    try:
+                        loss = self.loss_fn(outputs, *own).sum()  # one row
+                        view_gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+                    finally:
+                        kept.restore()
                 loss_mean += loss.detach() / len(inputs[i])
                 for gradient, view_gradient in zip(gradients, view_gradients, strict=True):
                     gradient += view_gradient / len(inputs[i])

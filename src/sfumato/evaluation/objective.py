@@ -5,6 +5,8 @@ import dataclasses
 import torch
 from torch.nn import functional as F
 
+from sfumato.clipping.loss import unchanging
+
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
@@ -20,6 +22,7 @@ class Objective:
 
     class_proportions: tuple[float, ...] | None = None
 
+    @unchanging
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """One loss per row: (rows, classes), (rows,) -> (rows,)."""
         if self.class_proportions is not None:

@@ -119,7 +119,7 @@ TIMM = [
         "sequencer2d",
         override("sequencer2d_s", img_size=32, layers=(1, 1, 1, 1), embed_dims=(16,) * 4, hidden_sizes=(8,) * 4),
         32,
-        "func",
+        "graph",
     ),
     (
         "nest",

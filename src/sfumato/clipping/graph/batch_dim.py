@@ -98,11 +98,15 @@ def find_layouts(
                 "on each image alone."
             )
         if len(found) != 1:
-            why = "mixes examples" if not found else "does not show which of its rows belong to which example"
+            where = f"{node.target} in '{module_path(node) or 'the model'}'"
+            if found:
+                raise InputError(
+                    f'{where} does not show which of its rows belong to which example, which engine "graph" needs to '
+                    'know. Lay images along the first dimension, or use engine="func".'
+                )
             raise InputError(
-                f"{node.target} in '{module_path(node) or 'the model'}' {why}, so per-example "
-                "gradients do not exist and no privacy guarantee holds. Replace it by an "
-                "operation on each image alone."
+                f"{where} mixes examples, so per-example gradients do not exist and no privacy guarantee holds. "
+                "Replace it by an operation on each image alone."
             )
         layouts[node] = found[0]
     return layouts
@@ -127,8 +131,9 @@ class _Marking:
             return value
         value = value.clone()
         for dim, (size, traced) in enumerate(zip(value.shape, node.meta["val"].shape, strict=True)):
-            if size == self.rows and isinstance(traced, torch.SymInt):
-                value.select(dim, self.marked).add_(1.0)
+            if size % self.rows == 0 and isinstance(traced, torch.SymInt):
+                per_row = size // self.rows  # windows of one image, one after another: the same for each
+                value.narrow(dim, self.marked * per_row, per_row).add_(1.0)
                 break
         return value
 
@@ -162,17 +167,18 @@ def _candidates(node: Node, shape: torch.Size, other: torch.Size) -> list[Layout
     return [Layout(dims[0], outer, per_row // outer) for outer in range(1, per_row + 1) if per_row % outer == 0]
 
 
-def _moved(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+def _moved(before: torch.Tensor, after: torch.Tensor, rounding: float = _ROUNDING) -> torch.Tensor:
     if not before.is_floating_point():
         return before != after
     before, after = before.double().nan_to_num(), after.double().nan_to_num()
-    return (before - after).abs() > _ROUNDING * before.abs().max()
+    return (before - after).abs() > rounding * before.abs().max()
 
 
 def _counts_rows(few: torch.Tensor, more: torch.Tensor, layout: Layout) -> bool:
     """Whether the same images give other values in a larger batch."""
     same = more.unflatten(layout.dim, (layout.outer, _OTHER_ROWS, layout.inner)).narrow(layout.dim + 1, 0, _ROWS)
-    return bool(_moved(few, same.flatten(layout.dim, layout.dim + 2)).any())
+    # Another number of rows may be another kernel, which rounds wide sums otherwise.
+    return bool(_moved(few, same.flatten(layout.dim, layout.dim + 2), 1000 * _ROUNDING).any())
 
 
 def _elsewhere(moved: torch.Tensor, layout: Layout, row: int) -> bool:

@@ -18,12 +18,13 @@ from sfumato.clipping.graph.compile import Tensors
 from sfumato.clipping.graph.compiled_microbatch import CompiledMicrobatch
 from sfumato.clipping.graph.export import module_path
 from sfumato.clipping.graph.guards import is_recording
-from sfumato.clipping.graph.losses import ExampleLosses, LossGradients
+from sfumato.clipping.graph.losses import LossGradients
 from sfumato.clipping.graph.passes import MEMORY_FORMATS, backward, unshared
 from sfumato.clipping.graph.rules import GHOSTS
 from sfumato.clipping.graph.sites import trace
 from sfumato.clipping.graph.totals import Totals
 from sfumato.clipping.graph.weights import Weights, evaluate_weights
+from sfumato.clipping.loss import ExampleLosses
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.speed import LOW_PRECISIONS, Speed
 
@@ -79,8 +80,9 @@ class GraphEngine(Engine):
         self.model = model
         self.traced = trace(model, row)
         nodes, capture = list(self.traced.outputs), self.traced.capture
+        self._losses = ExampleLosses(loss_fn)
         self.loss_gradients = LossGradients(
-            ExampleLosses(loss_fn), lambda outputs: capture.output(dict(zip(nodes, outputs, strict=True)))
+            self._losses, lambda outputs: capture.output(dict(zip(nodes, outputs, strict=True)))
         )
         known_methods = {"memory_format"} | {
             f"{site.name}.{argument}" for site in self.traced.sites.values() for argument in site.weight_of
@@ -132,6 +134,10 @@ class GraphEngine(Engine):
         one_pass = self._compiled if self.compiles else self.run_pass
         norms, losses, *sums = one_pass(coefficient, self._weights(), batch)
         return ClippedGrad(dict(zip(self.names, unshared(sums), strict=True)), norms, losses)
+
+    def renew(self) -> None:
+        """See `sfumato.clipping.protocol.Engine`."""
+        self._losses.renew()
 
     @property
     def rounds_by(self) -> float:  # type: ignore[override]

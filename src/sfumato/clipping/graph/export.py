@@ -287,6 +287,11 @@ def _export(model: nn.Module, rows: torch.Tensor) -> Any:
             return program.run_decompositions(rules) if rules or _writes(program) else program
     except Exception as error:  # the exporter raises whatever the model's code runs into
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        if reason.startswith("Constraints violated"):  # what follows speaks to who debugs the exporter
+            reason = (
+                "its code fixes how many rows there are. len(images) does that: write images.shape[0]; so does code "
+                "that takes other paths for other numbers of images"
+            )
         raise NotCapturable(f"the model cannot be traced for any number of images: {reason}") from error
 
 

@@ -1,4 +1,4 @@
-"""One loss for each example, of that example's outputs and targets alone."""
+"""The losses of a microbatch as one operation of its graph."""
 
 import itertools
 import weakref
@@ -9,57 +9,7 @@ from typing import Any
 
 import torch
 
-from sfumato.clipping.outputs import is_usual
-from sfumato.clipping.protocol import Loss
-from sfumato.clipping.user_code import catches
-from sfumato.torch_internals import tree_flatten, tree_unflatten
-
-
-class ExampleLosses:
-    """Applies a loss to one example's K rows at a time, whatever the loss does with its rows.
-
-    A loss that compares rows (with their mean, with each other's targets, with their number)
-    then sees one example's views only, so that no example's loss can depend on another.
-    """
-
-    def __init__(self, loss_fn: Loss) -> None:
-        self._loss_fn = loss_fn
-        # An error that one example raises must be no other's to catch.
-        self._catches = catches(loss_fn)
-        # By its targets: found at the first call with such, which is on made-up images (the law). No private one
-        # decides it.
-        self._vectorised: dict[Any, bool] = {}
-
-    def __call__(self, outputs: Any, targets: tuple[torch.Tensor, ...], views: int) -> torch.Tensor:
-        """(m,) losses, each the mean over K views.
-
-        Args:
-            outputs: Any nesting of tensors (m, *shape of the model's output for K rows); what
-                else is in it goes to the loss as it is.
-            targets: Each (m, ...).
-        """
-        leaves, structure = tree_flatten(outputs)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-        def of_example(*parts: torch.Tensor) -> torch.Tensor:
-            own = iter(parts[: len(tensors)])
-            rows = tree_unflatten([next(own) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure)
-            repeated = (target.expand(views, *target.shape).clone() for target in parts[len(tensors) :])
-            return self._loss_fn(rows, *repeated).mean()
-
-        parts = (*tensors, *targets)
-        kind = tuple((target.shape[1:], target.is_floating_point()) for target in targets)
-        if self._catches or self._vectorised.get(kind) is False:
-            return torch.stack([of_example(*example) for example in zip(*parts, strict=True)])
-        try:
-            losses = torch.func.vmap(of_example, randomness="different")(*parts)
-        except Exception:  # it branches on values; what else is wrong shows in the loop
-            if kind in self._vectorised:
-                raise
-            self._vectorised[kind] = False
-            return self(outputs, targets, views)
-        self._vectorised[kind] = True
-        return losses
+from sfumato.clipping.loss import ExampleLosses
 
 
 class LossGradients:
@@ -93,27 +43,13 @@ class LossGradients:
 
     def compute(self, outputs: list[torch.Tensor], targets: list[torch.Tensor], views: int) -> list[torch.Tensor]:
         """The operation itself: losses, and the gradients of those outputs that have one."""
-        with torch.enable_grad():
-            own = [output.detach().requires_grad_(output.is_floating_point()) for output in outputs]
-            # The loss sees none of an example whose outputs are not finite (less than infinite may be meant: a
-            # masked class): some losses raise at it, others look for it. A copy, for it may write to what it is given.
-            usual = is_usual(own)
-            shown = [_where(usual, value, 0.0) if value.requires_grad else value.clone() for value in own]
-            losses = _where(usual, self._losses(self._output(shown), tuple(targets), views), torch.nan)
-            floats = [output for output in own if output.requires_grad]
-            gradients: list[torch.Tensor | None] = [None] * len(floats)
-            if floats and losses.requires_grad:
-                gradients = list(torch.autograd.grad(losses.sum(), floats, allow_unused=True))
+        own = [output.detach() for output in outputs]
+        losses, gradients = self._losses(self._output(own), tuple(targets), views)
         made = _made(outputs)
-        made[0].copy_(losses.detach())
-        for into, gradient in zip(made[1:], gradients, strict=True):
-            if gradient is not None:
-                into.copy_(gradient)
+        found = [gradient for gradient in gradients if gradient is not None]
+        for into, value in zip(made, [losses, *found], strict=True):
+            into.copy_(value)
         return made
-
-
-def _where(condition: torch.Tensor, value: torch.Tensor, other: float) -> torch.Tensor:
-    return torch.where(condition.view(-1, *[1] * (value.ndim - 1)), value, other)
 
 
 _numbers = itertools.count()

@@ -227,6 +227,10 @@ class RowDimension:
         """Whether the operation is not known, or works along rows."""
         if name in _FACTORIES or name in ("repeat", "sym_size") or name in _VIEWS or name in _MOVES:
             return None
+        if name == "diagonal" and any(
+            given[dim] % _ndim(other) == _row_dim(other) for other in data for dim in ("dim1", "dim2")
+        ):
+            return "acts along the dimension of the rows"
         if name in _LAST:
             return (
                 None
@@ -255,7 +259,7 @@ class RowDimension:
             alike = [
                 value for value in tensors if value.meta["val"].ndim == _ndim(data[0])
             ]  # an index along one dimension is for all rows
-            if not all(value in self._rows for value in (alike[1:] if name == "gather" else alike)):
+            if not all(value in self._rows for value in alike):
                 return "picks rows by their place"
         if name == "repeat_interleave":
             return None if isinstance(given.get("repeats"), int) and given.get("dim") is not None else "repeats rows"
