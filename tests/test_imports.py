@@ -12,12 +12,13 @@ import sfumato
 PACKAGE = Path(sfumato.__file__).parent
 
 # Each part may import itself, what stands in its own row, and `EVERYBODY`.
-EVERYBODY = {"config", "errors", "randomness", "json_record"}
+EVERYBODY = {"config", "errors", "randomness", "json_record", "pretrained"}
 MAY_IMPORT = {
     "errors": set(),
     "randomness": set(),
     "json_record": set(),
     "torch_internals": set(),
+    "pretrained": set(),
     "config": set(),
     "recipes": set(),
     "accounting": set(),
@@ -68,7 +69,7 @@ MAY_IMPORT = {
         ),
     },
 }
-LIGHT = ("accounting", "planning", "reporting", "recipes", "config", "json_record", "errors")
+LIGHT = ("pretrained", "accounting", "planning", "reporting", "recipes", "config", "json_record", "errors")
 """Parts that `sfumato --help`, `plan` and `recipes` need: they import no torch."""
 
 

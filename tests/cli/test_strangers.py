@@ -212,7 +212,7 @@ def test_where_the_images_lie_stands_in_a_file_for_the_owner_alone(owned, capsys
 
 @pytest.mark.parametrize("content", [b"relative/folder", b"/a\0b", b"\xff", b""])
 def test_a_note_of_where_images_lie_that_no_run_wrote_is_not_followed(tmp_path, capsys, content):
-    recipe = f'[data]\nname = "folder"\n{RESOLVED}[model]\nname = "small_cnn"\n'
+    recipe = f'[data]\nname = "folder"\n{RESOLVED}[model]\nname = "small_cnn"\ntrainable = "all"\nfeatures = "raw"\n'
     run = write_run(tmp_path / "run", recipe)
     (run / "data_root").write_bytes(content)
     assert "--data-root" in refused(capsys, "evaluate", run)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sfumato.config import DataConfig
+from sfumato.config import DataConfig, parse
 from sfumato.data import loading as datasets
 from sfumato.data.catalogue import NAMED, Facts, public_facts
 from sfumato.data.loading import facts, load
@@ -169,8 +169,6 @@ def test_what_is_stated_of_a_named_set_must_be_true():
     assert load(DataConfig(name="digits", **stated), None, quiet).shape == (1, 8, 8)
     for key, value in (
         ("classes", list("abcdefghij")),
-        ("image_size", 16),
-        ("channels", 3),
         ("group_by", "(x)"),
         ("class_proportions", [1.0]),
     ):
@@ -266,3 +264,18 @@ def test_no_pickle_beside_the_images_is_read_in_their_place(tmp_path):
 def test_every_name_that_a_recipe_may_have_is_declared_and_no_other():
     names = set(get_args(DataConfig.model_fields["name"].annotation))
     assert names == {*NAMED, "folder"}
+
+
+def test_real_images_are_resized_and_grey_ones_made_colour():
+    root = real_data("mnist")
+    parsed = parse({"data": {"name": "mnist", "image_size": 64, "channels": 3, "num_examples": 100}})
+    dataset = load(parsed.data, root, quiet)
+    batch = dataset.train.batch(torch.arange(5))
+    assert dataset.shape == batch.shape[1:] == (3, 64, 64) and dataset.facts.image_size == 64
+    unit = batch * torch.tensor(dataset.std)[:, None, None] + torch.tensor(dataset.mean)[:, None, None]
+    assert torch.equal(unit[:, 0], unit[:, 1]) and unit.min() > -1e-5 and unit.max() < 1 + 1e-5
+    native = load(parse({"data": {"name": "mnist", "num_examples": 100}}).data, root, quiet)
+    smaller = torch.nn.functional.adaptive_avg_pool2d(unit[:, :1], 4)
+    truth = torch.nn.functional.adaptive_avg_pool2d(native.train.integers(torch.arange(5)) / 255, 4)
+    assert (smaller - truth).abs().max() < 0.02
+    assert torch.equal(dataset.train.batch(torch.tensor([3])), batch[3:4])

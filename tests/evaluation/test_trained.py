@@ -33,6 +33,8 @@ CLAIMS = {
 }
 FACTS = {"classes": ["a", "b"], "mean": [0.5], "std": [0.5], "image_size": 8, "channels": 1, **CLAIMS}
 
+TRAINS = 'trainable = "all"\nfeatures = "raw"\n'
+
 
 def write_run(folder, recipe=None, facts=None, tensors=None, raw=None):
     """model.safetensors as somebody else may have written it."""
@@ -42,7 +44,7 @@ def write_run(folder, recipe=None, facts=None, tensors=None, raw=None):
     )
     metadata = {
         "sfumato": json.dumps({**FACTS, **(facts or {})}),
-        "recipe": recipe or f'[data]\nname = "digits"\n{RESOLVED}[model]\nname = "small_cnn"\n',
+        "recipe": recipe or f'[data]\nname = "digits"\n{RESOLVED}[model]\nname = "small_cnn"\n{TRAINS}',
     }
     save_file(weights, folder / "model.safetensors", {**metadata, **(raw or {})})
     return folder
@@ -50,7 +52,7 @@ def write_run(folder, recipe=None, facts=None, tensors=None, raw=None):
 
 def recipe(name, **options):
     lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in options.items())
-    return f'[data]\nname = "digits"\n{RESOLVED}[model]\nname = "{name}"\n[model.options]\n{lines}'
+    return f'[data]\nname = "digits"\n{RESOLVED}[model]\nname = "{name}"\n{TRAINS}[model.options]\n{lines}'
 
 
 @pytest.fixture
@@ -113,7 +115,7 @@ def test_a_file_cannot_make_torch_hub_run_a_local_hubconf(tmp_path, theirs):
         {"raw": {"recipe": "x = " + "[" * 100_000}},
         {"raw": {"recipe": "x = " + "9" * 10_000}},
         {"raw": {"recipe": '[data]\nname = "digits"\n'}},
-        {"raw": {"recipe": '[data]\nname = "digits"\n[model]\nname = "small_cnn"\n'}},
+        {"raw": {"recipe": '[data]\nname = "digits"\n[model]\nname = "small_cnn"\n{TRAINS}'}},
         {
             "recipe": recipe("small_cnn").replace(
                 "[augmentation]", "class_proportions = [0.2, 0.3, 0.5]\n[augmentation]"
@@ -142,7 +144,8 @@ def test_an_impossible_architecture_is_refused_in_one_line(tmp_path, options):
 
 def test_where_images_lie_is_not_taken_from_a_file(tmp_path):
     run = write_run(
-        tmp_path / "run", f'[data]\nname = "folder"\npath = "{tmp_path}"\n{RESOLVED}[model]\nname = "small_cnn"\n'
+        tmp_path / "run",
+        f'[data]\nname = "folder"\npath = "{tmp_path}"\n{RESOLVED}[model]\nname = "small_cnn"\n{TRAINS}',
     )
     assert load(run).recipe.data.path is None
 

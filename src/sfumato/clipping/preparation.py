@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sfumato.clipping.agreement import first_line
+from sfumato.clipping.closed_form import MICROBATCH_SIZE, ClosedFormEngine
 from sfumato.clipping.comparison import complaint, complaint_of_speed
 from sfumato.clipping.func import FuncEngine
 from sfumato.clipping.graph.engine import GraphEngine
@@ -19,10 +20,12 @@ from sfumato.clipping.numerics import are_exact
 from sfumato.clipping.protocol import Coefficient, Engine, Loss, is_out_of_memory
 from sfumato.clipping.reference import ReferenceEngine
 from sfumato.clipping.signature import signature
-from sfumato.clipping.speed import Speed
+from sfumato.clipping.speed import CLOSED_FORM, Speed
 from sfumato.errors import InputError, MachineError
+from sfumato.nn import Classifier
 
 BUILDERS: dict[str, Callable[..., Engine]] = {
+    CLOSED_FORM: ClosedFormEngine,
     "graph": GraphEngine,
     "func": FuncEngine,
     "reference": ReferenceEngine,
@@ -76,13 +79,16 @@ class Preparation:
             default_microbatch_size(num_parameters, views.shape[1], truth.values_saved), fits_batch(batch_size)
         )
         refusals: list[str] = []
-        for name in speed.engines:
+        engines = speed.engines
+        if isinstance(model, Classifier) and speed.engine == "auto" and engines[0] == "graph" and len(engines) > 1:
+            engines = (CLOSED_FORM, *engines)
+        for name in engines:
             self.name = name
             try:
                 self.engine = self._build(truth, coefficient)
                 break
             except InputError as refusal:  # what keeps it from the fast engine keeps nothing from the general one
-                if name == speed.engines[-1]:
+                if name == engines[-1]:
                     raise
                 refusals.append(str(refusal))
         self.refusal = "; and ".join(refusal.rstrip(".") for refusal in refusals) or None
@@ -151,6 +157,8 @@ class Preparation:
                 raise
             raise InputError(f'engine "{self.name}" fails on this model: {first_line(error)}') from error
         self._hold(self._law, engine, truth, coefficient)
+        if self.name == CLOSED_FORM and self._speed.microbatch_size is None:  # nothing is written out
+            self.microbatch_size = min(MICROBATCH_SIZE, fits_batch(self._batch_size))
         return engine
 
     def _try(self, engine: Engine, truth: Truth, coefficient: Coefficient) -> None:

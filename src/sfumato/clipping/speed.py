@@ -10,6 +10,8 @@ from sfumato.errors import InputError
 LOW_PRECISIONS = {"float32": None, "bf16": torch.bfloat16}
 # The fastest first.
 ENGINES = ("graph", "func", "reference")
+# For `sfumato.nn.Classifier`, which it takes before all others.
+CLOSED_FORM = "closed_form"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Speed:
     """Settings of `sfumato.clipping.clipped_grad` that decide speed alone.
 
     Attributes:
-        engine: Of `ENGINES`, or "auto": the first of them that takes the model.
+        engine: Of `ENGINES`, or "closed_form", or "auto": the first of them that takes the model.
         microbatch_size: Examples differentiated at once; None: see `sfumato.clipping.microbatch`.
         methods: How engine "graph" computes at each operation, as recorded; None: measured.
         precision: "float32" or "bf16".
@@ -37,7 +39,7 @@ class Speed:
     workers: int = 1
 
     def __post_init__(self) -> None:
-        if self.engine not in ("auto", *ENGINES):
+        if self.engine not in ("auto", CLOSED_FORM, *ENGINES):
             raise InputError(f'engine "{self.engine}" is unknown. Known are auto, {", ".join(ENGINES)}.')
         if self.microbatch_size is not None and self.microbatch_size < 1:
             raise InputError(

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.errors import InputError
+from sfumato.nn import Classifier
 
 
 def classifier_name(model: nn.Module, num_classes: int) -> str | None:
@@ -136,26 +137,11 @@ def scale_features(model: nn.Module, name: str) -> None:
     layer.__class__ = UnitLinear
 
 
-class Classifier(nn.Module):
-    """The classifier of a network alone, under the names that its parameters have there: from what
-    `Backbone` gives, (rows, D), to outputs.
-    """
-
-    def __init__(self, model: nn.Module, name: str) -> None:
-        super().__init__()
-        inner: nn.Module = self
-        *path, last = name.split(".")
-        for part in path:
-            nested = nn.Module()
-            inner.add_module(part, nested)
-            inner = nested
-        self._layer = f"{name}"
-        inner.add_module(last, model.get_submodule(name))
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        layer = self.get_submodule(self._layer)
-        assert isinstance(layer, nn.Linear)
-        return F.linear(features, layer.weight, layer.bias)
+def classifier_of(model: nn.Module, name: str) -> Classifier:
+    """The classifier alone, on what `Backbone` gives."""
+    layer = model.get_submodule(name)
+    assert isinstance(layer, nn.Linear)
+    return Classifier(layer, name)
 
 
 class Backbone(nn.Module):
@@ -173,7 +159,7 @@ class Backbone(nn.Module):
         with torch.no_grad():
             rows = torch.randn(2, *row.shape[1:], device=row.device)
             features, outputs = self(rows), model(rows)
-            again = Classifier(model, name)(features) if features.ndim == 2 else None
+            again = classifier_of(model, name)(features) if features.ndim == 2 else None
         if again is None or not torch.equal(again, outputs):
             raise InputError(
                 f'model.trainable = "classifier": layer {name!r} is not the last thing that this model does, so '

@@ -6,6 +6,7 @@ budget; never on an image or a label. docs/defaults.md tells how they were chose
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 from sfumato.config import FilledRecipe, Recipe
@@ -74,6 +75,8 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
     if recipe.privacy is not None:
         choose("privacy", "delta", delta_default(n), f"the largest power of ten below 1/N = 1/{n}")
     solved = _solved_quantity(values)
+    if _on_features(values):
+        _fill_in_on_features(recipe, values, n, solved, choose)
     if solved != "batch_size":
         choose(
             "training", "batch_size", default_batch_size(n), f"a quarter of N = {n}, between 256 and 4096, at most N"
@@ -97,6 +100,34 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
             "Adam moves each weight by about this much, whatever the size of its gradients",
         )
     return FilledRecipe.model_validate(values), choices
+
+
+def _on_features(values: dict[str, Any]) -> bool:
+    """Whether a private classifier trains on features that are computed once."""
+    model, augmentation = values["model"], values["augmentation"]
+    on_features = model["trainable"] == "classifier" and model["features"] == "unit" and augmentation["augmult"] == 0
+    return bool(on_features and values["privacy"] is not None and values["optimizer"]["name"] == "sgd")
+
+
+def _fill_in_on_features(
+    recipe: Recipe, values: dict[str, Any], n: int, solved: str, choose: Callable[..., None]
+) -> None:
+    """A hundred updates of all images with momentum: features cost no forward pass, and at q = 1 the
+    noise of many updates is that of one (docs/defaults.md).
+    """
+    if solved != "batch_size":
+        choose("training", "batch_size", n, "all images: features are cheap, and many updates then cost as one")
+    if solved != "num_steps":
+        choose("training", "num_steps", 100, "enough for momentum to average the noise")
+    target = values["privacy"]["target_epsilon"]
+    if values["optimizer"]["learning_rate"] is None and target is not None:
+        rate = float(f"{min(max(n * target / 4000, 0.06), 16.0):.2g}")
+        choose("optimizer", "learning_rate", rate, f"N epsilon / 4000 with N = {n}, between 0.06 and 16")
+        others = (("optimizer", "momentum", 0.9), ("privacy", "clipping_norm", 0.5), ("ema", "decay", 0.9))
+        for section, key, value in others:
+            if key not in getattr(recipe, section).model_fields_set:
+                values[section][key] = None
+                choose(section, key, value, "goes with that rate")
 
 
 def delta_default(num_examples: int) -> float:

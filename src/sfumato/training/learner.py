@@ -18,8 +18,8 @@ from sfumato.evaluation.row_independence import require_rows_apart
 from sfumato.models import registry
 from sfumato.models.trainable import (
     Backbone,
-    Classifier,
     classifier_name,
+    classifier_of,
     freeze_statistics,
     named_classifier,
     scale_features,
@@ -41,7 +41,8 @@ class Learner:
     Attributes:
         model: The whole network, as it is published.
         trained: The part of it that examples pass through: the whole, or its classifier.
-        train: What it trains on: images, or features of them; `held_out` likewise.
+        train: What it trains on: images, or from `initialise` on features of them; `held_out`
+            likewise.
         fitted: How given weights met the network; None from scratch.
         grad_fn: For a private run, what sums clipped gradients, prepared; else None.
         step: How an update is computed.
@@ -66,7 +67,10 @@ class Learner:
         self.views = Views.of(recipe.augmentation)
         self.weights = weights
         self.model = self._build(seed=0).to(device).train()
-        self.trained, self.train, self.held_out = self._cut(report)
+        self.trained, self._backbone = self._cut()
+        self.train: Examples = dataset.train
+        self.held_out: Examples = dataset.held_out
+        self._report = report
         self.state = State(self.model, recipe)
         self.num_parameters = sum(value.numel() for value in self.state.parameters.values())
         self.grad_fn: GradFn | None = None
@@ -93,7 +97,7 @@ class Learner:
                 augmult=self.views.augmult,
                 **vars(speed),
             )
-            shape = self.train.shape
+            shape = self._example_shape()
             row = torch.zeros(1, *shape, device=device)
             views = row[:, None].expand(1, self.views.augmult, *shape) if self.views.augmult else row
             labels = torch.zeros(1, dtype=torch.int64, device=device)
@@ -123,26 +127,29 @@ class Learner:
         select_trainable(model, recipe.model.trainable, len(dataset.classes))
         return model
 
-    def _cut(self, report: Callable[[str], None]) -> tuple[torch.nn.Module, Examples, Examples]:
-        """What trains, and on which examples: the model on images; or, where nothing else trains and
-        each image is seen as it is, its classifier on features that are computed once.
+    def _cut(self) -> tuple[torch.nn.Module, Backbone | None]:
+        """What trains: the model; or, where nothing else trains and each image is seen as it is, its
+        classifier, and the rest, whose features are computed once.
         """
-        dataset, recipe = self.dataset, self.plan.recipe
-        if recipe.model.trainable != "classifier" or self.views.augmult:
-            return self.model, dataset.train, dataset.held_out
-        name = named_classifier(self.model, len(dataset.classes))
-        backbone = Backbone(self.model, name, torch.zeros(1, *dataset.shape, device=self.device))
-        train, held_out = (
-            features_of(backbone, images, self.device, report) for images in (dataset.train, dataset.held_out)
-        )
+        if self.plan.recipe.model.trainable != "classifier" or self.views.augmult:
+            return self.model, None
+        name = named_classifier(self.model, len(self.dataset.classes))
+        backbone = Backbone(self.model, name, torch.zeros(1, *self.dataset.shape, device=self.device))
         self.model.train()
-        return Classifier(self.model, name), train, held_out
+        return classifier_of(self.model, name), backbone
+
+    def _example_shape(self) -> tuple[int, ...]:
+        """Of what `trained` takes."""
+        if self._backbone is None:
+            return self.dataset.shape
+        with torch.no_grad():
+            return tuple(self._backbone(torch.zeros(1, *self.dataset.shape, device=self.device)).shape[1:])
 
     def _values_saved(self) -> int:
         """Numbers that autograd keeps of one view, from a blank image."""
         self.trained.eval()
         with count_saved() as saved:
-            self.trained(torch.zeros(1, *self.train.shape, device=self.device))
+            self.trained(torch.zeros(1, *self._example_shape(), device=self.device))
         self.trained.train()
         return saved[0]
 
@@ -156,9 +163,17 @@ class Learner:
         return self.grad_fn.identity() if self.grad_fn else identity(self.trained, self.objective.loss, None)
 
     def initialise(self, seed: np.ndarray) -> None:
-        """Draws the initial weights from one uniform word."""
+        """Draws the initial weights from one uniform word, and computes what stays the same from
+        then on.
+        """
         self.model.load_state_dict(self._build(seed=int(seed[0]) >> 1).state_dict())
         self.state = State(self.model, self.plan.recipe)
+        if self._backbone is not None:
+            self.train, self.held_out = (
+                features_of(self._backbone, images, self.device, self._report)
+                for images in (self.dataset.train, self.dataset.held_out)
+            )
+            self.model.train()
 
     def collect(self, randomness: Randomness, step: int) -> tuple[dict[str, torch.Tensor], Statistics]:
         """What the gradients of one update add up to; in a private run nobody may see it."""

