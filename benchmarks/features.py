@@ -58,7 +58,9 @@ def main() -> None:
             run()
             seconds[name].append(time.perf_counter() - start)
     rate = {name: asked.images / statistics.median(times) for name, times in seconds.items()}
-    print(f"ours {rate['ours']:.0f} images/s, bare {rate['bare']:.0f} images/s, ratio {rate['ours'] / rate['bare']:.2f}")
+    print(
+        f"ours {rate['ours']:.0f} images/s, bare {rate['bare']:.0f} images/s, ratio {rate['ours'] / rate['bare']:.2f}"
+    )
 
 
 if __name__ == "__main__":

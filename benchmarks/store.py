@@ -1,0 +1,98 @@
+"""A store of 1.28 million images of 64 x 64 pixels: memory, first step, gathering.
+
+    python -m benchmarks.store FOLDER [--images 1280000]
+
+Fills FOLDER/store with made-up images (15.7 GB) unless it is there, then trains two updates of 4,096.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sfumato.config import parse
+from sfumato.data import store
+from sfumato.data.examples import Dataset
+from sfumato.data.images import Digests, ImageSet
+from sfumato.planning.resolve import resolve
+from sfumato.training import loop
+
+_PART, _SIZE, _CLASSES, _BATCH = 8192, 64, 1000, 4096
+
+
+def _anonymous() -> float:
+    """RssAnon in GB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1e6
+
+
+def main() -> None:
+    """Fills the store, reads it, gathers, trains."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--images", type=int, default=1_280_000)
+    asked = parser.parse_args()
+    folder, settings = asked.folder / "store", {"made up": asked.images}
+    start = time.perf_counter()
+    with store.alone(folder, lambda: print("waiting")):
+        if store.read(folder, settings) is None:
+            filling = store.begin(folder, settings, asked.images, (3, _SIZE, _SIZE), np.dtype(np.uint8))
+            source = np.random.default_rng(0)
+            missing = filling.missing()
+            for first in range(0, len(missing), _PART):
+                part = missing[first : first + _PART]
+                filling.put(part, source.integers(0, 256, (len(part), 3, _SIZE, _SIZE), dtype=np.uint8), {})
+            filling.finish()
+            print(f"filled in {time.perf_counter() - start:.0f} s", flush=True)
+
+    start = time.perf_counter()
+    found = store.read(folder, settings)
+    assert found is not None
+    everything = ImageSet(
+        torch.from_numpy(found.values),
+        torch.arange(asked.images) % _CLASSES,
+        torch.from_numpy(found.filled),
+        (0.5,) * 3,
+        (0.5,) * 3,
+        digests=Digests(found.digests, folder),
+    )
+    held_out = list(range(1000))
+    train = list(range(1000, asked.images))
+    dataset = Dataset(
+        "folder", tuple(map(str, range(_CLASSES))), everything.subset(train), everything.subset(held_out), "test"
+    )
+    print(f"read in {time.perf_counter() - start:.2f} s", flush=True)
+    plan = resolve(
+        parse(
+            {
+                "data": {"name": "folder", "image_size": _SIZE},
+                "model": {"name": "small_cnn"},
+                "privacy": {"noise_multiplier": 1.0},
+                "training": {"batch_size": _BATCH, "num_steps": 2, "evaluate_every": 1000},
+            }
+        ),
+        dataset.facts,
+    )
+
+    def step(facts: loop.StepFacts) -> None:
+        print(f"update {facts.step} after {time.perf_counter() - start:.1f} s", flush=True)
+
+    with tempfile.TemporaryDirectory() as output:
+        progress = loop.Progress(print, step)
+        loop.train(plan, dataset, Path(output) / "run", progress=progress)
+    drawn = torch.from_numpy(np.sort(np.random.default_rng(1).choice(len(train), _BATCH, replace=False)))
+    times = []
+    for _ in range(3):
+        drawn = (drawn + 7919) % len(train)
+        begin = time.perf_counter()
+        dataset.train.batch(drawn)
+        times.append(time.perf_counter() - begin)
+    print(f"a batch of {_BATCH} gathered, checked and normalised in {min(times):.2f} to {max(times):.2f} s")
+    print(f"anonymous memory {_anonymous():.2f} GB")
+
+
+if __name__ == "__main__":
+    main()
