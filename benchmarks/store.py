@@ -69,7 +69,7 @@ def main() -> None:
         parse(
             {
                 "data": {"name": "folder", "image_size": _SIZE},
-                "model": {"name": "small_cnn"},
+                "model": {"name": "lenet"},
                 "privacy": {"noise_multiplier": 1.0},
                 "training": {"batch_size": _BATCH, "num_steps": 2, "evaluate_every": 1000},
             }
