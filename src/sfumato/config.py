@@ -47,16 +47,20 @@ class Section(pydantic.BaseModel):
 class DataConfig(Section):
     """Which images. Every value here is a public input, never computed from private images."""
 
-    name: Literal["digits", "mnist", "fashion_mnist", "cifar10", "imagenet", "folder"]
+    name: Literal["digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "imagenet", "folder"]
     path: Annotated[str | None, MayChange()] = None
     """Folder of images (`folder`), relative to the working directory; `--data-root` overrides it. A
     run keeps it for its owner alone.
     """
     split: Literal["train", "train+valid"] = "train+valid"
     """What is trained on: "train" holds out the validation split, "train+valid" the test split."""
+    held_out: Literal["valid", "test"] | None = None
+    """Where accuracies are measured: on the split that is held out, unless "test" is asked for with
+    split = "train" (De et al. 2022, Table 11: ImageNet and Places).
+    """
     num_examples: PositiveInt | None = None
     """Train on this many of a named data set's images: a fixed choice, of which a smaller one is a
-    part.
+    part. As many as "train" has are those of "train".
     """
     classes: Annotated[list[str], Field(min_length=1)] | None = None
     """Class names in label order; without them, the names of the class folders. A table of labels
@@ -74,6 +78,15 @@ class DataConfig(Section):
     group_by: str | None = None
     """What makes images belong together (a person): "group", the column of labels.csv, or a
     regular expression whose first group is read from each relative path."""
+
+    @pydantic.model_validator(mode="after")
+    def _refuse_what_was_trained_on(self) -> "DataConfig":
+        if self.held_out == "valid" and self.split == "train+valid":
+            raise InputError(
+                'data.held_out = "valid" with data.split = "train+valid" would measure accuracies on images that are '
+                'trained on. Set data.split = "train", or leave data.held_out out.'
+            )
+        return self
 
 
 class ModelConfig(Section):

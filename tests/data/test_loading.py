@@ -1,6 +1,7 @@
 import gzip
 import hashlib
 import os
+import pickle
 import shutil
 from pathlib import Path
 from typing import get_args
@@ -12,10 +13,15 @@ import torch
 from sfumato.config import DataConfig, parse
 from sfumato.data import loading as datasets
 from sfumato.data.catalogue import NAMED, Facts, public_facts
-from sfumato.data.loading import facts, load
+from sfumato.data.loading import facts, load, load_for
 from sfumato.errors import InputError
 
-LAYOUT = {"mnist": "MNIST/raw", "fashion_mnist": "FashionMNIST/raw", "cifar10": "cifar-10-batches-py"}
+LAYOUT = {
+    "mnist": "MNIST/raw",
+    "fashion_mnist": "FashionMNIST/raw",
+    "cifar10": "cifar-10-batches-py",
+    "cifar100": "cifar-100-python",
+}
 
 
 def quiet(line):
@@ -35,16 +41,16 @@ def no_data_root(request, monkeypatch):
         monkeypatch.delenv("SFUMATO_DATA", raising=False)
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100"])
 def test_the_real_files_give_what_the_public_facts_say(name):
     root = real_data(name)
     final, tuning = (load(DataConfig(name=name, split=split), root, quiet) for split in ("train+valid", "train"))
     for dataset, split in ((final, "train+valid"), (tuning, "train")):
         assert dataset.facts == public_facts(DataConfig(name=name, split=split))
-        assert dataset.train.readable.all() and dataset.train.labels.bincount().min() > 4000
+        assert dataset.train.readable.all() and dataset.train.labels.bincount().min() > 40_000 / len(dataset.classes)
     assert (final.held_out_name, len(final.held_out)) == ("test", 10_000)
     assert (tuning.held_out_name, len(tuning.held_out)) == ("valid", 5_000)
-    assert final.held_out.labels.bincount().max() < 1200
+    assert final.held_out.labels.bincount().max() < 12_000 / len(final.classes)
     # The published constants are those of the training images, to the digits that are printed.
     for channel, (mean, std) in enumerate(zip(final.mean, final.std, strict=True)):
         counts = (
@@ -118,6 +124,35 @@ def test_a_smaller_portion_is_part_of_a_larger_and_the_held_out_images_stay(spli
         )
         before = now
     assert torch.equal(portion.train.integers(), everything.train.integers())
+
+
+@pytest.mark.parametrize("count", [1, 100, 1150])
+def test_as_many_images_as_train_has_are_those_of_train_whatever_the_split(count):
+    """De et al. (2022), Table 11: 1,271,167 images of ImageNet by number are those of its split."""
+    one, other = (
+        load(DataConfig(name="digits", split=split, num_examples=count), None, quiet).train
+        for split in ("train", "train+valid")
+    )
+    assert torch.equal(one.integers(), other.integers()) and torch.equal(one.labels, other.labels)
+
+
+def test_trained_on_train_and_measured_on_test():
+    def asked(**data):
+        return load_for(parse({"data": {"name": "digits", **data}}), None, quiet)
+
+    plain, on_test = asked(split="train"), asked(split="train", held_out="test")
+    assert torch.equal(plain.train.integers(), on_test.train.integers()) and on_test.held_out_name == "test"
+    assert contents(on_test.held_out) == contents(asked().held_out) != contents(plain.held_out)
+    assert asked(held_out="test").held_out_name == "test" and asked(split="train", held_out="valid")
+    with pytest.raises(InputError, match="images that are trained on"):
+        asked(held_out="valid")
+
+
+def test_the_names_of_real_cifar100_classes_are_those_of_its_files():
+    root = real_data("cifar100")
+    with open(root / "cifar-100-python/meta", "rb") as file:
+        names = pickle.load(file, encoding="latin1")["fine_label_names"]
+    assert tuple(names) == NAMED["cifar100"].classes
 
 
 def test_more_images_than_there_are_are_refused_never_claimed(tmp_path):

@@ -77,6 +77,19 @@ _CIFAR10_FILES = tuple(
     for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
 )
 
+_CIFAR100 = tuple(
+    (
+        "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly "
+        "camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile "
+        "cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp "
+        "lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom "
+        "oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine "
+        "possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake "
+        "spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor "
+        "train trout tulip turtle wardrobe whale willow_tree wolf woman worm "
+    ).split()
+)
+
 NAMED: dict[str, NamedSet] = {
     "digits": NamedSet(_DIGITS, 1437, 287, 360, (1, 8, 8), (0.5,), (0.5,), max_value=16),
     "mnist": NamedSet(_DIGITS, 60_000, 5_000, 10_000, (1, 28, 28), (0.1307,), (0.3081,), files=_idx_files("MNIST")),
@@ -92,6 +105,16 @@ NAMED: dict[str, NamedSet] = {
         (0.49139968, 0.48215841, 0.44653091),
         (0.24703223, 0.24348513, 0.26158784),
         files=_CIFAR10_FILES,
+    ),
+    "cifar100": NamedSet(
+        _CIFAR100,
+        50_000,
+        5_000,
+        10_000,
+        (3, 32, 32),
+        (0.50707516, 0.48654887, 0.44091784),
+        (0.26733429, 0.25643846, 0.27615047),
+        files=tuple((f"cifar-100-python/{name}", None) for name in ("train", "test", "meta")),
     ),
     "imagenet": NamedSet(
         (), 1_281_167, 10_000, 50_000, (3, 224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), num_classes=1000

@@ -60,14 +60,15 @@ def load_for(recipe: Recipe, data_root: Path | None, report: Callable[[str], Non
     """The data set that a run of this recipe trains on, held out what its accuracies are measured
     on.
 
-    Those are the test images where the validation images score under `privacy.score_noise`: an
-    exact accuracy on them would undo that noise.
+    Those are the test images where the recipe asks for them, and where the validation images score
+    under `privacy.score_noise`: an exact accuracy on them would undo that noise.
 
     Raises:
         InputError: As `load`.
     """
     dataset = load(recipe.data, data_root, report)
-    if recipe.privacy is None or recipe.privacy.score_noise is None:
+    is_scored = recipe.privacy is not None and recipe.privacy.score_noise is not None
+    if dataset.held_out_name == "test" or not (is_scored or recipe.data.held_out == "test"):
         return dataset
     return tested_on_test_images(dataset, recipe.data, data_root, report)
 
@@ -124,14 +125,15 @@ def _load_named(config: DataConfig, data_root: Path | None) -> Dataset:
         train, test = hold_out("digits test", total, named.num_test)
     else:
         train, test = list(range(named.num_train)), list(range(named.num_train, total))
-    if config.split == "train+valid":
-        held_out, on_test = test, True
-    else:
+    on_test = config.split == "train+valid"
+    held_out = test
+    num_examples = config.num_examples or named.num_train
+    if not on_test:
         kept, valid = hold_out(f"{config.name} valid", len(train), named.num_valid)
-        train, held_out, on_test = [train[i] for i in kept], [train[i] for i in valid], False
-    if config.num_examples is not None:
-        portion, _ = hold_out(f"{config.name} portion", len(train), len(train) - config.num_examples)
-        train = [train[i] for i in portion]
+        held_out, num_examples = [train[i] for i in valid], min(num_examples, len(kept))
+    # In one order for both splits: as many images as "train" has are those of "train".
+    portion, _ = hold_out(f"{config.name} valid", len(train), len(train) - num_examples)
+    train = [train[i] for i in portion]
     return Dataset(
         config.name,
         named.classes,
@@ -173,13 +175,14 @@ def _benchmark(name: str, named: NamedSet, root: Path | None) -> tuple[torch.Ten
         "mnist": torchvision.datasets.MNIST,
         "fashion_mnist": torchvision.datasets.FashionMNIST,
         "cifar10": torchvision.datasets.CIFAR10,
+        "cifar100": torchvision.datasets.CIFAR100,
     }[name]
     try:
-        if name == "cifar10":
+        if name.startswith("cifar"):
             with warnings.catch_warnings():
                 warnings.simplefilter(
                     "ignore"
-                )  # NumPy's about the pickles of CIFAR-10, which are read only if their published checksums are right
+                )  # NumPy's about the pickles of CIFAR, which are read only if their published checksums are right
                 parts = [kind(str(root), train=train, download=False) for train in (True, False)]
             images = torch.cat([torch.as_tensor(part.data) for part in parts])
             labels = torch.cat([torch.as_tensor(part.targets, dtype=torch.int64) for part in parts])
@@ -197,7 +200,7 @@ def _benchmark(name: str, named: NamedSet, root: Path | None) -> tuple[torch.Ten
 
 
 def _damaged_file(kind: type, root: Path, named: NamedSet) -> str:
-    """The first file whose published checksum (CIFAR-10) or header (MNIST) is wrong."""
+    """The first file whose published checksum (CIFAR) or header (MNIST) is wrong."""
     from torchvision.datasets.utils import check_integrity
 
     md5 = dict([*getattr(kind, "train_list", []), *getattr(kind, "test_list", [])])

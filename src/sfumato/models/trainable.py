@@ -146,7 +146,7 @@ def classifier_of(model: nn.Module, name: str) -> Classifier:
 
 class Backbone(nn.Module):
     """A network without its classifier: from images to the features that the classifier multiplies,
-    of length 1 where it makes them so.
+    of length 1 where it makes them so. Always in evaluation mode.
 
     Raises:
         InputError: If the classifier is not the last thing that the network does.
@@ -156,10 +156,17 @@ class Backbone(nn.Module):
         super().__init__()
         self._model, self._name = model, name
         model.eval()
-        with torch.no_grad():
-            rows = torch.randn(2, *row.shape[1:], device=row.device)
-            features, outputs = self(rows), model(rows)
-            again = classifier_of(model, name)(features) if features.ndim == 2 else None
+        try:
+            with torch.no_grad():
+                rows = torch.randn(2, *row.shape[1:], device=row.device)
+                features, outputs = self(rows), model(rows)
+                again = classifier_of(model, name)(features) if features.ndim == 2 else None
+                self(rows[:1])
+        except Exception as error:  # whatever the model's code runs into
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InputError(
+                f"the model fails on images of shape {tuple(row.shape[1:])} in evaluation mode: {reason}. Correct it."
+            ) from error
         if again is None or not torch.equal(again, outputs):
             raise InputError(
                 f'model.trainable = "classifier": layer {name!r} is not the last thing that this model does, so '
@@ -170,8 +177,11 @@ class Backbone(nn.Module):
         seen: list[torch.Tensor] = []
         layer = self._model.get_submodule(self._name)
         handle = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        was_training = self._model.training
+        self._model.eval()
         try:
             self._model(images)
         finally:
             handle.remove()
+            self._model.train(was_training)
         return F.normalize(seen[-1]) if isinstance(layer, UnitLinear) else seen[-1]

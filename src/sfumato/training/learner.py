@@ -106,6 +106,8 @@ class Learner:
             self.methods, self.num_workers = grad_fn.methods, grad_fn.num_workers
             self.step = PrivateStep(grad_fn, plan.mechanism, self.views)
             require_rows_apart(self.trained, row)
+            if self._backbone is not None:  # nor may features be of several images
+                require_rows_apart(self._backbone, torch.zeros(1, *dataset.shape, device=device))
 
     def _build(self, seed: int) -> torch.nn.Module:
         recipe, dataset = self.plan.recipe, self.dataset
