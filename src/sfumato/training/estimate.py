@@ -16,8 +16,8 @@ from sfumato.training.step import draw
 
 
 def expected_seconds(plan: Plan, facts: Facts, device: str = "auto", trust: Collection[str] = ()) -> float:
-    """Seconds for all updates, measured on a microbatch of random images for each worker;
-    evaluations aside.
+    """Seconds for all updates, measured on a microbatch of random images for each worker, and for
+    the features of all training images, where they are computed once; evaluations aside.
     """
     learner = build_learner(plan, _random_images(facts), pick_device(device), None, trust)
     learner.initialise(np.zeros(1, dtype=np.uint64))
@@ -35,7 +35,8 @@ def expected_seconds(plan: Plan, facts: Facts, device: str = "auto", trust: Coll
         grad_sum, _ = learner.collect(randomness, step)
         learner.update(grad_sum, streams.stream("noise", step), step)
         times.append(time.perf_counter() - start)
-    return min(times) / size * plan.mechanism.batch_size * plan.mechanism.num_steps
+    features = learner.seconds_of_features(facts.num_examples)
+    return features + min(times) / size * plan.mechanism.batch_size * plan.mechanism.num_steps
 
 
 def _random_images(facts: Facts) -> Dataset:

@@ -1,5 +1,6 @@
 """Model, clipped gradient and optimizer of one run, ready to take updates."""
 
+import time
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -29,7 +30,7 @@ from sfumato.models.weights import Fitted, Weights, fit
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Stream
 from sfumato.training.allocator import keep_freed_memory
-from sfumato.training.features import features_of
+from sfumato.training.features import ROWS, features_of
 from sfumato.training.nonprivate import OrdinaryStep
 from sfumato.training.state import State
 from sfumato.training.step import PrivateStep, Randomness, Statistics, Step
@@ -176,6 +177,21 @@ class Learner:
                 for images in (self.dataset.train, self.dataset.held_out)
             )
             self.model.train()
+
+    @torch.inference_mode()
+    def seconds_of_features(self, num_images: int) -> float:
+        """How long the features of so many images will take, from a batch of blank ones; 0 where
+        none are computed.
+        """
+        if self._backbone is None:
+            return 0.0
+        batch = torch.zeros(ROWS, *self.dataset.shape, device=self.device)
+        times = []
+        for _ in range(2):
+            start = time.perf_counter()
+            self._backbone(batch).sum().item()
+            times.append(time.perf_counter() - start)
+        return min(times) / ROWS * num_images
 
     def collect(self, randomness: Randomness, step: int) -> tuple[dict[str, torch.Tensor], Statistics]:
         """What the gradients of one update add up to; in a private run nobody may see it."""
