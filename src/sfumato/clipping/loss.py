@@ -120,11 +120,15 @@ class ExampleLosses:
                 kept = Kept(self._loss_fn)
                 try:
                     graph = make_graph(self._of_example(leaves, structure, len(tensors), views), made_up)
-                except Exception:  # it looks at values, or does what no graph holds
+                    if not _is_harmless(graph):
+                        graph = None
+                    else:
+                        vmap(graph)(*(torch.stack([part, part]) for part in made_up))
+                except Exception:  # it looks at values, or does what no graph holds, or vmap does not take
                     graph = None
                 finally:
                     kept.restore()
-                graphs[kind] = graph if graph is not None and _is_harmless(graph) else None
+                graphs[kind] = graph
             return graphs[kind]
 
     def _one_by_one(
