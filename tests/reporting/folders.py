@@ -70,6 +70,8 @@ PUBLIC: dict[str, Any] = {
     "std": [0.5],
     "split": "train+valid",
     "group_by": None,
+    "init_sha256": None,
+    "pretrained_on": None,
 }
 RELATION = "one image's contribution replaced by zero; the number of images is fixed and public"
 

@@ -17,7 +17,7 @@ from tests.reporting import folders
 
 RECIPE = config.parse_resolved(
     {
-        "model": {"name": "small_cnn"},
+        "model": {"name": "small_cnn", "trainable": "all", "features": "raw"},
         "augmentation": {"kind": "none", "augmult": 0, "padding": 4},
         "data": {"name": "mnist"},
         "privacy": {"noise_multiplier": 3.0, "target_epsilon": 2.93, "delta": 1e-5},

@@ -121,7 +121,8 @@ def _fill_in_on_features(
         choose("training", "num_steps", 100, "enough for momentum to average the noise")
     target = values["privacy"]["target_epsilon"]
     if values["optimizer"]["learning_rate"] is None and target is not None:
-        rate = float(f"{min(max(n * target / 4000, 0.06), 16.0):.2g}")
+        signal = n * target / 4000
+        rate = float(f"{min(max(signal, 0.06), 16.0):.2g}")
         choose("optimizer", "learning_rate", rate, f"N epsilon / 4000 with N = {n}, between 0.06 and 16")
         others = (("optimizer", "momentum", 0.9), ("privacy", "clipping_norm", 0.5), ("ema", "decay", 0.9))
         for section, key, value in others:

@@ -17,7 +17,7 @@ def made_up_search() -> Search:
     recipe = parse_resolved(
         {
             "data": {"name": "digits"},
-            "model": {"name": "small_cnn"},
+            "model": {"name": "small_cnn", "trainable": "all", "features": "raw"},
             "augmentation": {"kind": "none", "augmult": 0, "padding": 4},
             "privacy": {"target_epsilon": 3.0, "delta": 1e-4, "noise_multiplier": 4.0},
             "optimizer": {"name": "sgd", "learning_rate": 2.0},
