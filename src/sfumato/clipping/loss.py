@@ -118,17 +118,16 @@ class ExampleLosses:
             if kind not in graphs:
                 made_up = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in parts]
                 kept = Kept(self._loss_fn)
+                graphs[kind] = None
                 try:
                     graph = make_graph(self._of_example(leaves, structure, len(tensors), views), made_up)
-                    if not _is_harmless(graph):
-                        graph = None
-                    else:
+                    if _is_harmless(graph):
                         vmap(graph)(*(torch.stack([part, part]) for part in made_up))
+                        graphs[kind] = graph
                 except Exception:  # it looks at values, or does what no graph holds, or vmap does not take
-                    graph = None
+                    pass
                 finally:
                     kept.restore()
-                graphs[kind] = graph
             return graphs[kind]
 
     def _one_by_one(
