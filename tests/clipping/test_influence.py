@@ -1,6 +1,7 @@
 """What one image may do to the others through the engine: nothing. And what changes between two calls counts."""
 
 import array
+import collections
 import functools
 import math
 import signal
@@ -798,3 +799,149 @@ def test_a_loss_however_it_is_written_leaves_a_model_with_the_fast_engine(loss):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
     fast, slow = (clipped_grad(model, LOSSES[loss], clipping_norm=1.0, engine=name) for name in ("auto", "reference"))
     assert distance(fast(images, labels).grad_sum, slow(images, labels).grad_sum) < 1e-5 and fast.engine == "graph"
+
+
+class OfData(nn.Module):
+    """Writes that no version counts, as in code for averages."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("peak", torch.tensor(1e4))
+
+    def forward(self, outputs, labels):
+        losses = cross_entropy(outputs, labels)
+        self.peak.data.copy_(torch.maximum(self.peak, losses.detach().max()))
+        return losses * (self.peak / 1e4)
+
+
+class OfAnother(OfData):
+    def forward(self, outputs, labels):
+        losses = cross_entropy(outputs, labels)
+        self.peak.data = torch.maximum(self.peak, losses.detach().max())
+        return losses * (self.peak / 1e4)
+
+
+class Slotted:
+    __slots__ = ("peak",)
+
+    def __init__(self):
+        self.peak = 1e4
+
+
+class InDictionary(dict):
+    peak = 1e4
+
+
+GLOBAL = Slotted()
+
+
+class Held0:
+    def __init__(self, stats):
+        self.stats = stats
+
+    def __call__(self, outputs, labels):
+        losses = cross_entropy(outputs, labels)
+        self.stats.peak = max(self.stats.peak, losses.max().item())
+        return losses * (self.stats.peak / 1e4)
+
+
+class ByStatic:
+    def __call__(self, outputs, labels):
+        return self.scaled(cross_entropy(outputs, labels))
+
+    @staticmethod
+    def scaled(losses):
+        GLOBAL.peak = max(GLOBAL.peak, losses.max().item())
+        return losses * (GLOBAL.peak / 1e4)
+
+
+PEAKS = {
+    "data": OfData,
+    "another's memory": OfAnother,
+    "slots": lambda: Held0(Slotted()),
+    "dictionary": lambda: Held0(InDictionary()),
+    "static": ByStatic,
+}
+
+
+@pytest.mark.parametrize("engine", ["graph", "func", "reference"])
+@pytest.mark.parametrize("peak", PEAKS)
+def test_a_peak_that_a_loss_keeps_is_put_back_wherever_it_is(peak, engine):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5))
+    images, labels = torch.randn(40, 3, 2, 2), torch.randint(0, 5, (40,))
+    large = torch.full((1, 3, 2, 2), 1e9)
+    given = [(images, labels), (torch.cat([large, images]), torch.cat([model(large).argmin(1), labels]))]
+    one, other = (
+        clipped_grad(model, PEAKS[peak](), clipping_norm=50.0, engine=engine, microbatch_size=16, methods=FIXED)(
+            *batch
+        ).grad_sum
+        for batch in given
+    )
+    assert distance(one, other) <= 1.001
+
+
+@pytest.mark.parametrize("engine", ["graph", "func"])
+def test_a_handler_of_the_loss_does_not_take_what_tracing_raises(engine):
+    def loss(outputs, labels):
+        try:
+            largest = max(outputs.tolist()[0])
+        except Exception:
+            largest = 0.0
+        return cross_entropy(outputs, labels) * (2.0 if largest > 1e6 else 1.0)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
+    images, labels = torch.randn(6, 3, 2, 2), torch.arange(6) % 4
+    fast, slow = (clipped_grad(model, loss, clipping_norm=100.0, engine=name) for name in (engine, "reference"))
+    fast(images, labels)
+    with torch.no_grad():
+        model[1].bias[0] += 2e6
+    assert distance(fast(images, labels).grad_sum, slow(images, labels).grad_sum) < 1e-4
+
+
+@pytest.mark.parametrize("engine", ["graph", "func", "reference"])
+def test_a_loss_may_hold_a_teacher_whose_parameters_train_elsewhere(engine):
+    torch.manual_seed(0)
+    teacher = nn.Linear(4, 4)
+
+    def distil(outputs, labels):
+        with torch.no_grad():
+            wanted = teacher(outputs).softmax(1)
+        return cross_entropy(outputs, labels) + F.kl_div(outputs.log_softmax(1), wanted, reduction="none").sum(1)
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
+    images, labels = torch.randn(6, 3, 2, 2), torch.arange(6) % 4
+    out = clipped_grad(model, distil, clipping_norm=1.0, engine=engine)(images, labels)
+    truth = clipped_grad(model, distil, clipping_norm=1.0, engine="reference")(images, labels)
+    assert distance(out.grad_sum, truth.grad_sum) < 1e-5 and not out.losses.requires_grad
+
+
+def test_a_queue_of_tensors_is_no_fault_of_a_loss():
+    class Queue:
+        def __init__(self):
+            self.centres = collections.deque([torch.zeros(5)] * 3, maxlen=3)
+
+        def __call__(self, outputs, labels):
+            self.centres.append(outputs.detach().mean(0))
+            return cross_entropy(outputs, labels)
+
+    loss = Queue()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5))
+    clipped_grad(model, loss, clipping_norm=1.0)(torch.randn(4, 3, 2, 2), torch.arange(4))
+    assert len(loss.centres) == 3 and all((centre == 0).all() for centre in loss.centres)
+
+
+def test_torch_func_takes_a_model_that_returns_nothing_beside_its_outputs():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, images):
+            return self.layer(images), None
+
+    loss = lambda outputs, labels: cross_entropy(outputs[0], labels)  # noqa: E731
+    fast, slow = (clipped_grad(Pair(), loss, clipping_norm=1.0, engine=name) for name in ("func", "reference"))
+    images, labels = torch.randn(4, 4), torch.zeros(4).long()
+    assert fast(images, labels).grad_norms.shape == slow(images, labels).grad_norms.shape == (4,)

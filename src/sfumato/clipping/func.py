@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vjp, vmap
-from torch.overrides import TorchFunctionMode
 
 from sfumato.clipping.agreement import first_line
 from sfumato.clipping.draws import KeyedDraws
-from sfumato.clipping.loss import ExampleLosses
+from sfumato.clipping.loss import ErrorsSeen, ExampleLosses
 from sfumato.clipping.norms import at_least_float32, global_norms
 from sfumato.clipping.outputs import tensors_of
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
@@ -18,6 +17,8 @@ from sfumato.clipping.speed import Speed
 from sfumato.clipping.stand_in import buffers_kept
 from sfumato.errors import InputError
 from sfumato.torch_internals import tree_flatten, tree_unflatten
+
+_TENSOR = object()  # stands for a tensor among what a model returns
 
 
 class FuncEngine(Engine):
@@ -55,7 +56,7 @@ class FuncEngine(Engine):
 
         def tensors(parameters: dict[str, torch.Tensor], views: torch.Tensor) -> list[torch.Tensor]:
             leaves, structure = tree_flatten(outputs_of(parameters, views))
-            found[:] = [[None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure]
+            found[:] = [[_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure]
             return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
         def forward(parameters: dict[str, torch.Tensor], views: torch.Tensor) -> list[torch.Tensor]:
@@ -69,7 +70,7 @@ class FuncEngine(Engine):
 
         outputs = iter(self._run(batch, forward, (None, 0), parameters, batch.inputs))
         leaves, structure = found
-        whole = tree_unflatten([next(outputs) if leaf is None else leaf for leaf in leaves], structure)
+        whole = tree_unflatten([next(outputs) if leaf is _TENSOR else leaf for leaf in leaves], structure)
         losses, of_outputs = self._losses(whole, batch.targets, batch.inputs.shape[1])
         weights = [weight for weight in of_outputs if weight is not None]
         gradients = self._run(batch, grad(weighted), (None, 0, 0), parameters, batch.inputs, weights)
@@ -91,7 +92,7 @@ class FuncEngine(Engine):
                 would have sent all others the same way.
         """
         per_example = vmap(function, in_dims=in_dims, randomness="different")
-        with KeyedDraws(batch.seeds, self.draw_dims, grouped=True), buffers_kept(self.model), _ErrorsSeen() as seen:
+        with KeyedDraws(batch.seeds, self.draw_dims, grouped=True), buffers_kept(self.model), ErrorsSeen() as seen:
             out = per_example(*given)
         if seen.error is not None:
             raise InputError(
@@ -99,16 +100,3 @@ class FuncEngine(Engine):
                 "once, so that one image's error would be all others' too. Use engine=\"reference\""
             )
         return out
-
-
-class _ErrorsSeen(TorchFunctionMode):
-    """Within, notes the first error that an operation raises, whoever handles it."""
-
-    error: Exception | None = None
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        try:
-            return func(*args, **(kwargs or {}))
-        except Exception as error:
-            self.error = self.error or error
-            raise

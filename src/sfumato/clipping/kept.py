@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from sfumato.clipping.stand_in import same_bits
 from sfumato.errors import InputError
 from sfumato.torch_internals import version
 
-_MOST = 2_000
-"""Values that are looked at; what lies behind more is not put back."""
+_MOST = 20_000
+"""Values that are looked at."""
 _LARGEST = 2**20
 """Larger tensors are not copied: one that changes is refused."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type, types.ModuleType, types.BuiltinFunctionType)
@@ -27,6 +28,9 @@ class Kept:
     variables, the globals that it names, through lists, dictionaries, sets, helper objects and
     functions.
 
+    Attributes:
+        is_complete: Whether all of it was looked at.
+
     Args:
         function: Any callable.
     """
@@ -37,15 +41,28 @@ class Kept:
         self._contents: list[tuple[Any, Any]] = []
         self._cells: list[tuple[types.CellType, Any]] = []
         self._globals: list[tuple[dict[str, Any], str, Any]] = []
-        self._tensors: list[tuple[torch.Tensor, torch.Tensor | None, int | None]] = []
+        self._slots: list[tuple[Any, str, Any]] = []
+        # Each with its own memory, a copy of what it holds, and how often it was written to.
+        self._tensors: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int | None]] = []
         waiting = collections.deque([function])
         while waiting and len(self._seen) < _MOST:
             value = waiting.popleft()
             if isinstance(value, _PLAIN) or id(value) in self._seen:
                 continue
+            if isinstance(value, (tuple, frozenset)) and all(isinstance(entry, _PLAIN) for entry in value):
+                continue  # the paths and labels of a data set, say
             self._seen.add(id(value))
             self._alive.append(value)
             waiting.extend(self._look(value))
+        self.is_complete = not waiting
+
+    def require_all(self) -> None:
+        """Raises InputError where there is more than is looked at."""
+        if not self.is_complete:
+            raise InputError(
+                f"loss_fn leads to more than {_MOST} values, more than can be put back after each image. Make it a "
+                "function of its arguments, apart from the rest of the training code."
+            )
 
     def restore(self) -> None:
         """Puts all of it back.
@@ -58,7 +75,7 @@ class Kept:
                 if len(now) != len(before) or any(one is not other for one, other in zip(now, before, strict=True)):
                     now[:] = before
             elif isinstance(now, (set, collections.deque)):
-                if now != before:
+                if list(map(id, now)) != list(map(id, before)):
                     now.clear()
                     now.update(before) if isinstance(now, set) else now.extend(before)
             elif now.keys() != before.keys() or any(now[key] is not before[key] for key in before):
@@ -70,21 +87,27 @@ class Kept:
         for module, name, content in self._globals:
             if module.get(name) is not content:
                 module[name] = content
-        for tensor, held, number in self._tensors:
-            if version(tensor) == number:
-                continue
-            if held is None:
+        for holder, name, content in self._slots:
+            if getattr(holder, name, None) is not content:
+                object.__setattr__(holder, name, content)
+        for tensor, own, held, number in self._tensors:
+            if number is not None:
+                tensor.data = own  # another may have been put in its place
+            # Writes to `.data` are not counted, so the bits themselves are compared.
+            if held is not None and not same_bits(tensor.detach(), held):
+                with torch.inference_mode(number is None), torch.no_grad():
+                    tensor.copy_(held)
+            elif held is None and version(tensor) != number:
                 raise InputError(
                     f"loss_fn writes to a tensor of shape {tuple(tensor.shape)} that it keeps, so that what one image "
                     "gives depends on the images before it. Keep that outside of the loss."
                 )
-            with torch.no_grad():
-                tensor.copy_(held)
 
     def _look(self, value: Any) -> Iterator[Any]:
         if isinstance(value, torch.Tensor):
             small = value.numel() <= _LARGEST
-            self._tensors.append((value, value.detach().clone() if small else None, version(value)))
+            held = value.detach().clone() if small else None
+            self._tensors.append((value, value.data, held, version(value)))
         elif isinstance(value, functools.partial):
             yield from (value.func, *value.args, *value.keywords.values())
         elif isinstance(value, types.MethodType):
@@ -94,6 +117,7 @@ class Kept:
         elif isinstance(value, dict):
             self._contents.append((value, dict(value)))
             yield from value.values()
+            yield getattr(value, "__dict__", None)
         elif isinstance(value, (list, set, collections.deque)):
             self._contents.append((value, value.copy()))
             yield from value
@@ -104,6 +128,13 @@ class Kept:
             if isinstance(attributes, dict):
                 self._contents.append((attributes, dict(attributes)))
                 yield from attributes.values()
+            for kind in type(value).__mro__:
+                slots = vars(kind).get("__slots__", ())
+                for name in [slots] if isinstance(slots, str) else slots:
+                    content = getattr(value, name, None)
+                    if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                        self._slots.append((value, name, content))
+                        yield content
             yield from _methods(type(value))
 
     def _look_at_function(self, function: types.FunctionType) -> Iterator[Any]:
@@ -128,7 +159,11 @@ def _methods(kind: type) -> Iterator[Any]:
     """The functions of a class, in which globals are named."""
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] not in _LIBRARIES:
-            yield from (value for value in vars(base).values() if isinstance(value, types.FunctionType))
+            for value in vars(base).values():
+                if isinstance(value, property):
+                    yield value.fget
+                else:
+                    yield getattr(value, "__func__", value) if callable(value) or hasattr(value, "__func__") else None
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

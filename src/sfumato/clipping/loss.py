@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch.func import grad_and_value, vmap
 from torch.fx import GraphModule
+from torch.overrides import TorchFunctionMode
 
 from sfumato.clipping.kept import Kept
 from sfumato.clipping.outputs import is_usual
@@ -28,6 +29,29 @@ from sfumato.torch_internals import OpOverload, make_graph, tree_flatten, tree_u
 F = TypeVar("F", bound=Callable[..., Any])
 # Losses (m,), and for each of the outputs the gradient of their sum; None for whole numbers.
 LossesAndGradients = tuple[torch.Tensor, list[torch.Tensor | None]]
+
+
+class ErrorsSeen(TorchFunctionMode):
+    """Within, notes the first error that an operation raises, whoever handles it."""
+
+    error: Exception | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception as error:
+            self.error = self.error or error
+            raise
+
+
+class _Tracing(ErrorsSeen):
+    """The same, and no tensor of the user's is given the memory of one that holds no numbers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "__set__":
+            self.error = RuntimeError("it sets an attribute of a tensor")
+            raise self.error
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 def unchanging(function: F) -> F:
@@ -77,7 +101,8 @@ class ExampleLosses:
         shown = [_where(usual, tensor, 0.0) if tensor.is_floating_point() else tensor for tensor in tensors]
         graph = self._graph(leaves, structure, targets, views)
         if graph is not None:
-            gradients, losses = vmap(graph)(*shown, *targets)
+            with torch.no_grad():  # a network that the loss holds may have parameters that train elsewhere
+                gradients, losses = vmap(graph)(*shown, *targets)
         else:
             gradients, losses = self._one_by_one(leaves, structure, shown, targets, views)
         found = iter(gradients)
@@ -120,8 +145,9 @@ class ExampleLosses:
                 kept = Kept(self._loss_fn)
                 graphs[kind] = None
                 try:
-                    graph = make_graph(self._of_example(leaves, structure, len(tensors), views), made_up)
-                    if _is_harmless(graph):
+                    with _Tracing() as seen:  # a handler of the loss's own may take what tracing raises
+                        graph = make_graph(self._of_example(leaves, structure, len(tensors), views), made_up)
+                    if seen.error is None and _is_harmless(graph):
                         vmap(graph)(*(torch.stack([part, part]) for part in made_up))
                         graphs[kind] = graph
                 except Exception:  # it looks at values, or does what no graph holds, or vmap does not take
@@ -141,6 +167,7 @@ class ExampleLosses:
         losses, gradients = [], [torch.zeros_like(tensor) for tensor in shown if tensor.is_floating_point()]
         with self._lock:
             kept = Kept(self._loss_fn)
+            kept.require_all()
             for place in range(len(shown[0])):
                 with torch.enable_grad():
                     own = [tensor[place].detach().requires_grad_(tensor.is_floating_point()) for tensor in shown]

@@ -30,6 +30,7 @@ class ReferenceEngine(Engine):
         }
         norms, losses = [], []
         kept = Kept(self.loss_fn)  # what the loss keeps of one view, no other meets
+        kept.require_all()
         for i, real in enumerate(batch.is_real.tolist()):
             gradients = [torch.zeros_like(total) for total in grad_sum.values()]
             loss_mean = torch.zeros((), dtype=next(iter(grad_sum.values())).dtype, device=inputs.device)
