@@ -39,6 +39,7 @@ COMPUTES = (
     "clipping",
     "data/augmentation",
     "data/examples.py",
+    "data/features.py",
     "data/images.py",
     "data/sampling.py",
     "data/views.py",
@@ -48,7 +49,10 @@ COMPUTES = (
     "randomness.py",
     "run_folder/tensor_mac.py",
     "torch_internals.py",
-    *(f"training/{name}.py" for name in ("draws", "ema", "learner", "noise", "nonprivate", "state", "step")),
+    *(
+        f"training/{name}.py"
+        for name in ("draws", "ema", "features", "learner", "noise", "nonprivate", "state", "step")
+    ),
 )
 
 
