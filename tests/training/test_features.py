@@ -3,6 +3,9 @@
 import copy
 import dataclasses
 import json
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -248,3 +251,28 @@ def test_a_network_s_dropout_is_off_where_features_are_computed():
     model.train()
     images = torch.rand(3, 1, 8, 8)
     assert torch.equal(frozen(images), images.flatten(1)) and model.training
+
+
+_KILLED = """
+import json, os, signal, sys
+from sfumato.training.loop import Progress
+from sfumato.training.trainer import train
+
+def step(facts):
+    if facts.step == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+train(json.loads(sys.argv[1]), sys.argv[2], progress=Progress(step=step))
+"""
+
+
+def test_a_run_on_features_that_is_killed_goes_on_to_the_same_weights(tmp_path):
+    values = recipe()
+    values["training"]["checkpoint_every"] = 2
+    process = subprocess.run([sys.executable, "-c", _KILLED, json.dumps(values), str(tmp_path / "killed")])
+    assert process.returncode == -signal.SIGKILL
+    resumed = train(values, tmp_path / "killed", resume=True)
+    whole = train(values, tmp_path / "whole")
+    one, other = (load_trained(tmp_path / name).model.state_dict() for name in ("killed", "whole"))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+    assert resumed.num_steps == whole.num_steps == 5 and resumed.epsilon == whole.epsilon
