@@ -65,6 +65,14 @@ def test_one_image_changes_no_other_image_s_features_by_a_bit():
     assert torch.equal(before[others], after[others]) and not torch.equal(before[20], after[20])
 
 
+def test_always_as_many_images_lie_in_a_batch():
+    """Libraries choose kernels by the number of rows, and kernels round differently."""
+    rows, network = [], backbone()
+    network.register_forward_pre_hook(lambda module, given: rows.append(len(given[0])))
+    features_of(network, some_images(), CPU, lambda line: None)
+    assert set(rows[1:]) == {features.ROWS} and rows[0] == 1  # a blank one first, for the shape
+
+
 def test_they_are_computed_once_for_the_same_weights_and_images(monkeypatch):
     computed = []
     rows = features._rows
@@ -197,6 +205,14 @@ def test_a_run_is_not_resumed_with_other_weights(tmp_path):
     given["model"]["init_from"] = str(tmp_path / "weights4")
     with pytest.raises(InputError, match=r"model\.init_sha256 was"):
         train(given, tmp_path / "run", resume=True)
+
+
+def test_other_weights_than_the_recipe_s_digest_says_are_refused(tmp_path):
+    train({**recipe(), "model": {"name": "small_cnn"}}, tmp_path / "weights")
+    given = recipe(pretrained_on="digits", init_from=str(tmp_path / "weights"), init_sha256="0" * 64)
+    with pytest.raises(InputError, match="holds other weights"):
+        train(given, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_packaged_network_brings_its_weights_constants_and_what_trains():
