@@ -78,7 +78,9 @@ def test_every_change_of_a_computing_line_is_another_environment(package, path):
         "reporting/page.py",
         "reporting/page.css",
         "run_folder/certificate.py",
-        "config.py",
+        "config/__init__.py",
+        "config/sections.py",
+        "config/resolved.py",
     ],
 )
 def test_what_is_told_to_people_is_no_other_environment(package, path):
@@ -127,7 +129,9 @@ def test_all_code_that_runs_in_an_update_is_in_the_digest(tmp_path):
         "run_folder/files.py",
         "run_folder/entries.py",
         "json_record.py",
-        "config.py",
+        "config/__init__.py",
+        "config/sections.py",
+        "config/resolved.py",
     }
     assert {
         "data/sampling.py",

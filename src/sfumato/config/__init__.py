@@ -1,0 +1,278 @@
+"""The recipe: everything that defines a run, as data. Its one schema (`sections`, `resolved`), and how it is read and
+written.
+
+A recipe is a TOML file. An unknown key is an error that names the nearest known
+one; a key left out takes its default here or is filled in by a stated rule when
+the run starts, and the resolved recipe in the run folder holds every value.
+"""
+
+import difflib
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import pydantic
+from pydantic.fields import FieldInfo
+
+from sfumato.config.resolved import (
+    FilledPrivacy,
+    FilledRecipe,
+    ResolvedAdam,
+    ResolvedAugmentation,
+    ResolvedModel,
+    ResolvedOptimizer,
+    ResolvedPrivacy,
+    ResolvedRecipe,
+    ResolvedSgd,
+    ResolvedTraining,
+)
+from sfumato.config.sections import (
+    AugmentationConfig,
+    AugmentationKind,
+    DataConfig,
+    EmaConfig,
+    Fraction,
+    MayChange,
+    ModelConfig,
+    OptimizerConfig,
+    PositiveFloat,
+    PositiveInt,
+    PrivacyConfig,
+    Recipe,
+    RunConfig,
+    Section,
+    Spread,
+    TrainingConfig,
+)
+from sfumato.errors import InputError, nearest
+
+__all__ = [
+    "AugmentationConfig",
+    "AugmentationKind",
+    "DataConfig",
+    "EmaConfig",
+    "FilledPrivacy",
+    "FilledRecipe",
+    "Fraction",
+    "MayChange",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PositiveFloat",
+    "PositiveInt",
+    "PrivacyConfig",
+    "Recipe",
+    "ResolvedAdam",
+    "ResolvedAugmentation",
+    "ResolvedModel",
+    "ResolvedOptimizer",
+    "ResolvedPrivacy",
+    "ResolvedRecipe",
+    "ResolvedSgd",
+    "ResolvedTraining",
+    "RunConfig",
+    "Section",
+    "Spread",
+    "TrainingConfig",
+    "flatten",
+    "known_keys",
+    "parse",
+    "parse_resolved",
+    "put",
+    "read",
+    "releasing_keys",
+    "set_value",
+    "shareable",
+    "to_toml",
+    "why_impossible",
+]
+
+R = TypeVar("R", bound="Recipe")
+
+
+def parse(values: dict[str, Any]) -> Recipe:
+    """Validates a recipe given as nested dictionaries.
+
+    Raises:
+        InputError: One line that names the key, what is wrong and the remedy; for an
+            unknown key, the nearest known one.
+    """
+    return _validated(Recipe, values)
+
+
+def parse_resolved(values: dict[str, Any]) -> ResolvedRecipe:
+    """Validates what a run wrote: every value is there.
+
+    Raises:
+        InputError: Like `parse`; also where a value is left out.
+    """
+    return _validated(ResolvedRecipe, values)
+
+
+def _validated(kind: type[R], values: dict[str, Any]) -> R:
+    try:
+        return kind.model_validate(values)
+    except pydantic.ValidationError as error:
+        raise InputError(_explain(error)) from None
+
+
+def why_impossible(key: str, value: Any) -> str | None:
+    """Why no recipe can have this value of a known "section.key", whatever its other keys say; None
+    if one can.
+    """
+    section, _, name = key.partition(".")
+    own = {section: {name: value}}
+    try:
+        Recipe.model_validate({"data": {"name": "digits"}, **own})
+    except pydantic.ValidationError as error:
+        reasons = [found["msg"] for found in error.errors(include_url=False) if found["loc"][:2] == (section, name)]
+        return ", or ".join(dict.fromkeys(reason[0].lower() + reason[1:] for reason in reasons)) or None
+    return None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The nested dictionaries of a TOML file, not yet validated.
+
+    Raises:
+        InputError: If the file cannot be read or is no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # "-sig": some editors put a mark at the start
+    except OSError as error:
+        raise InputError(
+            f"recipe {path} cannot be read: {error.strerror}. `sfumato recipes list` names the "
+            "recipes that are shipped."
+        ) from None
+    except (ValueError, RecursionError) as error:  # whole numbers of thousands of digits, tables within tables
+        raise InputError(f"recipe {path} is not valid TOML: {error}. Correct that line.") from None
+
+
+def set_value(values: dict[str, Any], assignment: str) -> None:
+    """Applies one `section.key=value` of the command line; the value is read as TOML, else as text.
+
+    Raises:
+        InputError: If the assignment has no such form.
+    """
+    key, equals, text = assignment.partition("=")
+    parts = key.strip().split(".")
+    if not equals or len(parts) < 2 or not all(parts):
+        raise InputError(
+            f'--set {assignment!r} is not of the form section.key=value, for example "optimizer.learning_rate=2.0".'
+        )
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    put(values, key.strip(), value)
+
+
+def put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Sets one "section.key" of nested dictionaries.
+
+    Raises:
+        InputError: If a part of the key is a value already.
+    """
+    section, parts = values, key.split(".")
+    for part in parts[:-1]:
+        section = section.setdefault(part, {})
+        if not isinstance(section, dict):
+            raise InputError(f"{key}: {part!r} is a value, not a section. Set it without what follows.")
+    section[parts[-1]] = value
+
+
+def to_toml(recipe: Recipe) -> str:
+    """The recipe as TOML text, every value included that is not None."""
+    import tomli_w
+
+    return tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True))
+
+
+def shareable(recipe: R) -> R:
+    """The recipe without `data.path`, and of `model.init_from` the name alone: where files lie on
+    their owner's machine goes into no file that is for sharing.
+    """
+    source = recipe.model.init_from
+    model = recipe.model.model_copy(update={"init_from": source and Path(source).name})
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": None}), "model": model})
+
+
+def flatten(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as {"section.key": value}; an absent section is {"section": None}."""
+    flat: dict[str, Any] = {}
+    for section, values in recipe.model_dump(mode="json").items():
+        if isinstance(values, dict):
+            flat.update({f"{section}.{key}": value for key, value in values.items()})
+        else:
+            flat[section] = values
+    return flat
+
+
+_OPTIMIZERS = get_args(OptimizerConfig.model_fields["name"].annotation)
+
+
+def _explain(error: pydantic.ValidationError) -> str:
+    """The first validation error in one line."""
+    errors = error.errors(include_url=False)
+    first = errors[0]
+    path = [
+        str(part) for part in first["loc"] if part not in _OPTIMIZERS
+    ]  # which tell the kinds of resolved optimizers apart
+    if isinstance(first.get("ctx", {}).get("error"), InputError):  # from a check of ours, which says it all
+        return str(first["ctx"]["error"])
+    if first["type"] == "extra_forbidden":
+        return _explain_unknown(path)
+    name = ".".join(path[:2])  # what follows tells list items and alternatives apart
+    if first["type"] == "missing":
+        return f"the recipe has no {name}, which is needed. Add it."
+    reasons = [other["msg"][0].lower() + other["msg"][1:] for other in errors if other["loc"][:2] == first["loc"][:2]]
+    message = ", or ".join(dict.fromkeys(reasons))
+    named = re.findall(
+        r"'([^']*)'", str(first.get("ctx", {}).get("expected", ""))
+    )  # of a key that takes one of some words
+    near = difflib.get_close_matches(str(first["input"]), named, n=1, cutoff=0.4)
+    question = f" Did you mean {near[0]!r}?" if near else ""
+    return (
+        f"{name} = {first['input']!r} is not possible: {message}.{question} "
+        f"Correct it in the recipe or by --set {name}=..."
+    )
+
+
+def _explain_unknown(path: list[str]) -> str:
+    known = known_keys()
+    if len(path) == 1:
+        candidates, kind = [key for key in known if "." not in key], "section"
+    else:
+        elsewhere = [key for key in known if key.partition(".")[2] == path[1]]  # the right key in a wrong section
+        candidates, kind = elsewhere or [key for key in known if key.startswith(path[0] + ".")], "key"
+    name = ".".join(path)
+    return f"the recipe has an unknown {kind} {name}. {nearest(name, candidates)}"
+
+
+def known_keys() -> list[str]:
+    """Every section, and every "section.key"."""
+    return [
+        name for section, fields in _sections().items() for name in (section, *(f"{section}.{key}" for key in fields))
+    ]
+
+
+def releasing_keys(recipe: Recipe) -> dict[str, Any]:
+    """The keys that change what a run releases, with their values: all but those that are marked
+    `MayChange`.
+    """
+    free = {
+        f"{section}.{key}"
+        for section, fields in _sections().items()
+        for key, field in fields.items()
+        if MayChange() in field.metadata
+    }
+    return {key: value for key, value in flatten(recipe).items() if key not in free}
+
+
+def _sections() -> dict[str, dict[str, FieldInfo]]:
+    """The fields of each section."""
+    sections = {}
+    for section, field in Recipe.model_fields.items():
+        options = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        model = next(option for option in options if isinstance(option, type) and issubclass(option, Section))
+        sections[section] = dict(model.model_fields)
+    return sections
