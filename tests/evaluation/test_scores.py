@@ -41,6 +41,13 @@ def test_class_proportions_shift_loss_and_decision_towards_the_smaller_class():
     assert objective.decision_logits(outputs).argmax() == 1 and torch.equal(plain.decision_logits(outputs), outputs)
 
 
+def test_label_smoothing_is_the_loss_by_shares_of_each_label():
+    outputs, labels = torch.randn(5, 4), torch.tensor([0, 1, 3, 0, 2])
+    shares = 0.8 * torch.eye(4)[labels] + 0.2 / 4
+    expected = -(shares * torch.log_softmax(outputs, 1)).sum(1)
+    assert torch.allclose(Objective(label_smoothing=0.2).loss(outputs, labels), expected)
+
+
 def test_equal_proportions_change_nothing():
     outputs, labels = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
     equal = Objective((0.2, 0.2, 0.2))

@@ -44,6 +44,7 @@ ADAM = {"beta1": 0.8, "beta2": 0.95, "adam_epsilon": 1e-6}
 OPTIMIZERS = [
     ({}, torch.optim.SGD, {}),
     ({"momentum": 0.9}, torch.optim.SGD, {"momentum": 0.9}),
+    ({"momentum": 0.9, "nesterov": True}, torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
     (
         {"momentum": 0.9, "dampening": 0.9, "weight_decay": 0.1},
         torch.optim.SGD,
@@ -130,8 +131,26 @@ def test_averaged_weights_are_used_inside_the_block_only():
     assert torch.equal(state.model.weight, last)
 
 
+def rates(num_steps, **optimizer):
+    config = recipe(learning_rate=2.0, **optimizer).optimizer
+    return [learning_rate(config, step, num_steps) for step in range(1, num_steps + 1)]
+
+
 def test_the_learning_rate_warms_up_then_stays_or_follows_a_cosine():
-    assert [learning_rate(2.0, "constant", 4, step, 10) for step in (1, 2, 4, 5, 10)] == [0.5, 1.0, 2.0, 2.0, 2.0]
-    assert learning_rate(2.0, "cosine", 0, 1, 10) == 2.0
-    assert learning_rate(2.0, "cosine", 0, 6, 10) == pytest.approx(1.0)
-    assert learning_rate(2.0, "cosine", 2, 10, 10) == pytest.approx(1 + math.cos(math.pi * 7 / 8))
+    assert rates(6, warmup_steps=4) == [0.5, 1.0, 1.5, 2.0, 2.0, 2.0]
+    cosine = rates(10, schedule="cosine")
+    assert cosine[0] == 2.0 and cosine[5] == pytest.approx(1.0)
+    assert rates(10, schedule="cosine", warmup_steps=2)[9] == pytest.approx(1 + math.cos(math.pi * 7 / 8))
+
+
+@pytest.mark.parametrize("warmup", [0, 2])
+def test_the_learning_rate_falls_at_milestones_as_pytorch_s_does(warmup):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
+    falls = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5], gamma=0.2)
+    expected = []
+    for _ in range(8):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        falls.step()
+    expected[:warmup] = [1.0, 2.0][:warmup]
+    assert rates(8, schedule="step", milestones=[3, 5], gamma=0.2, warmup_steps=warmup) == pytest.approx(expected)

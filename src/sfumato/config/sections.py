@@ -168,6 +168,8 @@ class OptimizerConfig(Section):
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.0
     """SGD alone, as is `dampening`."""
     dampening: Annotated[float, Field(ge=0, le=1)] = 0.0
+    nesterov: bool = False
+    """SGD alone: looks ahead by the momentum (Sutskever et al. 2013, as PyTorch computes it)."""
     beta1: Fraction | None = None
     """Adam and AdamW alone (Kingma and Ba 2015), as are `beta2` and `adam_epsilon`: decay of the
     average of gradients.
@@ -181,8 +183,15 @@ class OptimizerConfig(Section):
     gradient; AdamW takes off learning_rate x weight_decay x weight, beside Adam's update
     (Loshchilov and Hutter 2019).
     """
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    """What the learning rate does after its warm-up: stays, falls along half a cosine to 0, or falls
+    at `milestones`.
+    """
     warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Updates in which the learning rate rises linearly to its value."""
+    milestones: Annotated[list[PositiveInt], Field(min_length=1)] | None = None
+    """Updates after each of which the learning rate is multiplied by `gamma`; schedule "step" alone."""
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
     max_grad_norm: PositiveFloat | None = None
     """Ordinary training only: bound on the norm of the batch's mean gradient, which is then divided
     by it.
@@ -191,7 +200,9 @@ class OptimizerConfig(Section):
     @pydantic.model_validator(mode="after")
     def _refuse_what_the_optimizer_lacks(self) -> "OptimizerConfig":
         foreign, owner = (
-            (("beta1", "beta2", "adam_epsilon"), "adam") if self.name == "sgd" else (("momentum", "dampening"), "sgd")
+            (("beta1", "beta2", "adam_epsilon"), "adam")
+            if self.name == "sgd"
+            else (("momentum", "dampening", "nesterov"), "sgd")
         )
         for key in foreign:
             if getattr(self, key) != type(self).model_fields[key].default:
@@ -199,6 +210,24 @@ class OptimizerConfig(Section):
                     f"optimizer.{key} = {getattr(self, key)} has no meaning for optimizer.name = "
                     f"{self.name!r}. Leave it out, or take {owner!r}."
                 )
+        if self.nesterov and (not self.momentum or self.dampening):
+            raise InputError(
+                "optimizer.nesterov = true looks ahead by the momentum: it needs optimizer.momentum above 0 and "
+                "optimizer.dampening = 0. Set these, or take nesterov out."
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _know_when_the_rate_falls(self) -> "OptimizerConfig":
+        if (self.schedule == "step") != (self.milestones is not None):
+            raise InputError(
+                'optimizer.schedule = "step" and optimizer.milestones go together: the updates after which the learning '
+                "rate falls, for example milestones = [50000, 75000]. Give both, or neither."
+            )
+        if self.milestones is not None and sorted(set(self.milestones)) != self.milestones:
+            raise InputError(
+                f"optimizer.milestones = {self.milestones} do not ascend. Give each update once, the earliest first."
+            )
         return self
 
 
@@ -218,6 +247,8 @@ class TrainingConfig(Section):
 
     batch_size: PositiveInt | None = None
     num_steps: Annotated[int, Field(ge=0)] | None = None
+    label_smoothing: Fraction = 0.0
+    """Share of each label that is spread evenly over all classes in the loss (Szegedy et al. 2016)."""
     microbatch_size: Annotated[PositiveInt | Literal["auto"], MayChange()] = "auto"
     engine: Annotated[Literal["auto", "graph", "func", "reference"], MayChange()] = "auto"
     precision: Annotated[Literal["float32", "bf16"], MayChange()] = "float32"

@@ -18,16 +18,19 @@ class Objective:
 
     Attributes:
         class_proportions: Public, positive, one a class; None: plain cross-entropy.
+        label_smoothing: Share of each label that is spread evenly over all classes (Szegedy et al.
+            2016).
     """
 
     class_proportions: tuple[float, ...] | None = None
+    label_smoothing: float = 0.0
 
     @unchanging
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """One loss per row: (rows, classes), (rows,) -> (rows,)."""
         if self.class_proportions is not None:
             outputs = outputs + _log_prior(self.class_proportions, outputs)
-        return F.cross_entropy(outputs, labels, reduction="none")
+        return F.cross_entropy(outputs, labels, reduction="none", label_smoothing=self.label_smoothing)
 
     def decision_logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """What the decision takes the largest of: (rows, classes)."""

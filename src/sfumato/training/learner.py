@@ -64,7 +64,8 @@ class Learner:
     ) -> None:
         self.plan, self.dataset, self.device, self._trust = plan, dataset, device, trust
         recipe = plan.recipe
-        self.objective = Objective(tuple(recipe.data.class_proportions) if recipe.data.class_proportions else None)
+        proportions = recipe.data.class_proportions
+        self.objective = Objective(tuple(proportions) if proportions else None, recipe.training.label_smoothing)
         self.views = Views.of(recipe.augmentation)
         self.weights = weights
         self.model = self._build(seed=0).to(device).train()

@@ -30,9 +30,7 @@ class State:
         for name, value in self.parameters.items():
             value.grad = gradient[name].to(value.dtype)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(
-                self.config.learning_rate, self.config.schedule, self.config.warmup_steps, step, self.num_steps
-            )
+            group["lr"] = learning_rate(self.config, step, self.num_steps)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.ema.update(self.parameters, step)
@@ -113,6 +111,7 @@ def make_optimizer(parameters: Mapping[str, torch.Tensor], config: ResolvedOptim
             lr=config.learning_rate,
             momentum=config.momentum,
             dampening=config.dampening,
+            nesterov=config.nesterov,
             weight_decay=config.weight_decay,
         )
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.name]
@@ -125,12 +124,12 @@ def make_optimizer(parameters: Mapping[str, torch.Tensor], config: ResolvedOptim
     )
 
 
-def learning_rate(base: float, schedule: str, warmup_steps: int, step: int, num_steps: int) -> float:
-    """The learning rate of update ``step`` (from 1): linear warm-up, then constant or half a cosine
-    to 0.
-    """
-    if step <= warmup_steps:
-        return base * step / warmup_steps
-    if schedule == "constant":
-        return base
-    return base * 0.5 * (1 + math.cos(math.pi * (step - 1 - warmup_steps) / max(num_steps - warmup_steps, 1)))
+def learning_rate(config: ResolvedOptimizer, step: int, num_steps: int) -> float:
+    """The learning rate of update ``step`` (from 1): linear warm-up, then as the schedule says."""
+    base, warmup = config.learning_rate, config.warmup_steps
+    if step <= warmup:
+        return base * step / warmup
+    if config.schedule == "cosine":
+        return base * 0.5 * (1 + math.cos(math.pi * (step - 1 - warmup) / max(num_steps - warmup, 1)))
+    passed = sum(step > milestone for milestone in config.milestones or [])
+    return base * config.gamma**passed

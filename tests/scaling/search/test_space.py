@@ -26,6 +26,12 @@ def test_other_steps_keep_sigma_and_the_signal_and_scale_the_learning_rate(steps
     assert traded.optimizer.learning_rate == pytest.approx(4.0 * 60 / steps)  # Section 4.3
 
 
+def test_other_steps_stretch_the_schedule():
+    optimizer = RECIPE.optimizer.model_copy(update={"schedule": "step", "milestones": [20, 40], "warmup_steps": 4})
+    stretched = apply(RECIPE.model_copy(update={"optimizer": optimizer}), {STEPS: 30}).optimizer
+    assert (stretched.milestones, stretched.warmup_steps) == ([10, 20], 2)
+
+
 def test_settings_change_nothing_else():
     changed = apply(RECIPE, {"optimizer.learning_rate": 8.0, "ema.decay": 0.9, "model.options.width": 8})
     before, after = config.flatten(RECIPE), config.flatten(changed)

@@ -237,8 +237,8 @@ def apply(recipe: ResolvedRecipe, settings: Settings) -> ResolvedRecipe:
     r"""The recipe with settings in place, at the same total amount of noise.
 
     Other steps S' at constant eta and sigma need B' = B \sqrt{S / S'}; the learning rate, given for
-    the recipe's own S, becomes lr S / S' (Sander et al. 2022, Section 4.3). Keys that the chosen
-    optimizer does not have are left out.
+    the recipe's own S, becomes lr S / S' (Sander et al. 2022, Section 4.3), and its schedule is
+    stretched by S' / S. Keys that the chosen optimizer does not have are left out.
 
     Args:
         recipe: Of the run that the search is for.
@@ -262,13 +262,17 @@ def apply(recipe: ResolvedRecipe, settings: Settings) -> ResolvedRecipe:
         optimizer |= {
             "momentum": 0.0,
             "dampening": 0.0,
+            "nesterov": False,
             **{key: usual for key, usual in ADAM.items() if optimizer[key] is None},
         }
     steps, batch_size = recipe.training.num_steps, recipe.training.batch_size
     if settings.get(STEPS, steps) != steps:
         factor = steps / settings[STEPS]
         values["training"]["batch_size"] = round(batch_size * math.sqrt(factor))
-        values["optimizer"]["learning_rate"] *= factor
+        optimizer["learning_rate"] *= factor
+        optimizer["warmup_steps"] = round(optimizer["warmup_steps"] / factor)
+        if optimizer["milestones"] is not None:
+            optimizer["milestones"] = sorted({max(1, round(step / factor)) for step in optimizer["milestones"]})
     return config.parse_resolved(values)
 
 
