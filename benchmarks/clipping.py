@@ -68,11 +68,10 @@ class Mode:
 def build(name: str) -> tuple[nn.Module, tuple[int, ...]]:
     """A network and the shape of its images."""
     torch.manual_seed(0)
-    if name in ("nf-resnet-50", "vit-b-16"):
+    if name == "vit-b-16":
         import timm
 
-        known = {"nf-resnet-50": "nf_resnet50", "vit-b-16": "vit_base_patch16_224"}[name]
-        return timm.create_model(known, num_classes=10), (3, 224, 224)
+        return timm.create_model("vit_base_patch16_224", num_classes=10), (3, 224, 224)
     if name.startswith("vit-tiny"):
         import timm
 
@@ -80,6 +79,8 @@ def build(name: str) -> tuple[nn.Module, tuple[int, ...]]:
         return timm.create_model("vit_tiny_patch16_224", num_classes=10, img_size=size), (3, size, size)
     from sfumato.models import build as build_model
 
+    if name == "nf-resnet-50":
+        return build_model("nf_resnet50", image_size=224, channels=3, num_classes=10, seed=0), (3, 224, 224)
     if name == "small-cnn":
         return build_model("small_cnn", image_size=28, channels=1, num_classes=10, options={}, seed=0), (1, 28, 28)
     options = {"depth": 16, "width": 4, "weight_standardization": "no-ws" not in name}

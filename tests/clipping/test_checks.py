@@ -209,7 +209,7 @@ def test_the_error_names_object_reason_and_remedy():
     assert str(caught.value) == (
         "BatchNorm2d at 'layer1.1' mixes examples, so per-example gradients do not exist and no privacy guarantee "
         "holds. "
-        "Replace it: `sfumato check --fix groupnorm MODEL`."
+        "Replace it: --set model.fix=groupnorm, in code fix_groupnorm(model)."
     )
 
 

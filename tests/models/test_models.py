@@ -28,6 +28,7 @@ def count(model):
         ("small_cnn", (28, 1, 10), {"order": "norm-activation"}, 20_586),
         ("tanh_cnn", (28, 1, 10), {}, 26_010),
         ("lenet", (28, 1, 10), {}, 61_706),
+        ("nf_resnet50", (224, 3, 1000), {}, 25_557_048),
     ],
 )
 def test_parameter_counts_are_the_published_ones(name, shape, options, parameters):
@@ -47,7 +48,7 @@ def test_the_default_network_takes_any_size_from_eight_and_stays_small(size, cha
     assert 4_000 < count(model) < 150_000
 
 
-SMALLEST = {"small_cnn": 8, "tanh_cnn": 14, "lenet": 12, "wide_resnet": 8}
+SMALLEST = {"small_cnn": 8, "tanh_cnn": 14, "lenet": 12, "wide_resnet": 8, "nf_resnet50": 32}
 
 
 @pytest.mark.parametrize("name", SMALLEST)

@@ -127,7 +127,7 @@ def test_a_factory_that_draws_from_elsewhere_is_refused_in_one_line(package, by)
     [
         ("smal_cnn", {}, "Did you mean small_cnn?"),
         ("zzz", {}, "Known are small_cnn, tanh_cnn, lenet, wide_resnet"),
-        ("nf_resnet50", {}, "model nf_resnet50 cannot be built by this version"),
+        ("nf_resnet51", {}, "Did you mean nf_resnet50?"),
         ("wide_resnet", {"widht": 4}, "no option widht. Did you mean width?"),
         ("tanh_cnn", {"width": 4}, "no option width. It has none."),
         ("wide_resnet", {"num_classes": 4}, "num_classes follows from the data"),

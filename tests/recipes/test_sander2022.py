@@ -12,7 +12,7 @@ from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.rdp import epsilon_rdp
 from sfumato.accounting.tan import snr
 from sfumato.data.catalogue import public_facts
-from sfumato.models.registry import MODELS, NOT_YET
+from sfumato.models.registry import MODELS
 from sfumato.planning.resolve import resolve
 from sfumato.scaling.simulate import simulated
 from tests.accounting.tables import TAN_MISPRINTS, TAN_ROWS
@@ -161,4 +161,4 @@ def test_imagenet_s_number_of_images_cannot_be_claimed_for_other_data(capsys, tm
 
 def test_every_shipped_recipe_names_a_network_that_is_known():
     named = {config.parse(config.read(recipes.find(name))).model.name for name in recipes.names()} - {None}
-    assert named <= {*MODELS, *NOT_YET} and set(NOT_YET) <= named and not set(NOT_YET) & set(MODELS)
+    assert named <= set(MODELS)

@@ -37,7 +37,7 @@ def check(
     example = torch.zeros(4, *shape)
     replaced: list[str] = []
     if fix:
-        from sfumato.clipping.groupnorm_fix import fix_groupnorm
+        from sfumato.clipping import fix_groupnorm
 
         before = {name: type(module) for name, module in network.named_modules()}
         network = fix_groupnorm(network)

@@ -30,6 +30,9 @@ _MORE_BATCHES = 8
 _SEEDS = (0, 1, 2, 3)
 
 
+_REPLACE_BATCH_NORM = "Replace it: --set model.fix=groupnorm, in code fix_groupnorm(model)."
+
+
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """One reason why a model cannot be trained privately as it is.
@@ -88,7 +91,8 @@ def require_private(model: nn.Module, example_input: torch.Tensor) -> None:
         >>> require_private(model, torch.zeros(1, 3, 8, 8))
         Traceback (most recent call last):
         sfumato.errors.InputError: BatchNorm2d at '1' mixes examples, so per-example gradients do
-        not exist and no privacy guarantee holds. Replace it: `sfumato check --fix groupnorm MODEL`.
+        not exist and no privacy guarantee holds. Replace it: --set model.fix=groupnorm, in code
+        fix_groupnorm(model).
     """
     found = findings(model, example_input)
     if found:
@@ -227,9 +231,7 @@ def _mixing_findings(probe: nn.Module, inputs: torch.Tensor) -> list[Finding]:
             path,
             type(module).__name__,
             "mixes examples, so per-example gradients do not exist and no privacy guarantee holds",
-            "Replace it: `sfumato check --fix groupnorm MODEL`."
-            if is_norm[path]
-            else "Replace it by an operation on each image alone.",
+            _REPLACE_BATCH_NORM if is_norm[path] else "Replace it by an operation on each image alone.",
         )
         for path, module in guilty.items()
     ]
@@ -253,7 +255,7 @@ def _buffer_findings(probe: nn.Module, inputs: torch.Tensor) -> list[Finding]:
                 type(module).__name__,
                 f"changes its buffer '{buffer_name}' during a forward pass, so statistics of "
                 "private images would be kept without noise",
-                "Replace it: `sfumato check --fix groupnorm MODEL`."
+                _REPLACE_BATCH_NORM
                 if isinstance(module, nn.modules.batchnorm._BatchNorm)
                 else "Turn the tracking off (for example track_running_stats=False), or put it into eval mode.",
             )

@@ -84,6 +84,10 @@ class ModelConfig(Section):
     name: str | None = None
     options: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Keyword arguments of the factory, such as depth and width."""
+    fix: Literal["groupnorm"] | None = None
+    """What is changed in the network first: "groupnorm" replaces every batch normalisation, which
+    mixes images, by group normalisation; scales and shifts are kept.
+    """
     init_from: Annotated[str | None, MayChange()] = None
     """Public weights to start from: "package", a .safetensors or .pth file, or a run folder. None:
     from scratch.
@@ -221,8 +225,8 @@ class OptimizerConfig(Section):
     def _know_when_the_rate_falls(self) -> "OptimizerConfig":
         if (self.schedule == "step") != (self.milestones is not None):
             raise InputError(
-                'optimizer.schedule = "step" and optimizer.milestones go together: the updates after which the learning '
-                "rate falls, for example milestones = [50000, 75000]. Give both, or neither."
+                'optimizer.schedule = "step" and optimizer.milestones go together: the updates after which the '
+                "learning rate falls, for example milestones = [50000, 75000]. Give both, or neither."
             )
         if self.milestones is not None and sorted(set(self.milestones)) != self.milestones:
             raise InputError(

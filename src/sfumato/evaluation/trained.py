@@ -77,7 +77,8 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         raise damaged from None
     name = recipe.model.name
     shape = {"image_size": facts.image_size, "channels": facts.channels, "num_classes": len(facts.classes)}
-    build = functools.partial(registry.build, name, **shape, options=recipe.model.options, seed=0, trust=trust)
+    asked = {"options": recipe.model.options, "fix": recipe.model.fix}
+    build = functools.partial(registry.build, name, **shape, **asked, seed=0, trust=trust)
     if registry.imported_module(name) is None:
         with torch.device(
             "meta"

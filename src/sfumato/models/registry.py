@@ -1,4 +1,5 @@
-"""Builds networks by name: the registry's own, or anybody's "package.module:factory".
+"""Builds networks by name: the registry's own, those of timm and torchvision, or anybody's
+"package.module:factory".
 
 Names and options also come from files that somebody else wrote. A network of the registry takes
 from them nothing but numbers of its architecture; a module is imported only if whoever runs the
@@ -22,7 +23,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from sfumato.errors import InputError, nearest
-from sfumato.models import efficientnet, lenet, small_cnn, wide_resnet
+from sfumato.models import efficientnet, lenet, libraries, nf_resnet, small_cnn, wide_resnet
+from sfumato.nn import fix_groupnorm
 from sfumato.torch_internals import tree_leaves
 
 Factory = Callable[..., nn.Module]
@@ -53,15 +55,13 @@ MODELS: dict[str, Network] = {
         wide_resnet.MIN_SIZE,
         ("depth", "width", "order", "normalization", "groups", "weight_standardization"),
     ),
+    **{name: Network(factory, nf_resnet.MIN_SIZE, ("skip_init",)) for name, factory in nf_resnet.NETWORKS.items()},
     "efficientnet_lite0": Network(efficientnet.efficientnet_lite0, efficientnet.MIN_SIZE),
 }
 
 # No useful network is larger; a file of a few bytes may ask for one that takes all time or memory
 # to build.
-_LARGEST = {"depth": 1000, "width": 4096, "groups": 4096}
-
-# Named by recipes that can be planned and verified, not yet built.
-NOT_YET = ("nf_resnet50",)
+_LARGEST = {"depth": 1000, "width": 4096, "groups": 4096, "embed_dim": 8192, "num_heads": 1024, "patch_size": 1024}
 
 _SHAPE_KEYS = ("num_classes", "image_size", "channels")
 # ASCII alone: two names that look alike are never one, and nothing but an attribute of the module
@@ -76,6 +76,7 @@ def build(
     channels: int,
     num_classes: int,
     options: Mapping[str, Any] | None = None,
+    fix: str | None = None,
     seed: int,
     trust: Collection[str] = (),
 ) -> nn.Module:
@@ -85,7 +86,7 @@ def build(
     a module of the user's own is built twice, and both must hold the same.
 
     Args:
-        name: "small_cnn", "tanh_cnn", "lenet", "wide_resnet", or "package.module:factory",
+        name: Of `MODELS`, "timm:NAME", "torchvision:NAME", or "package.module:factory",
             any callable: it is given `num_classes`, those of `image_size` and `channels`
             that it accepts, and the options, all by keyword. It may draw by the global generators
             of PyTorch, NumPy and Python.
@@ -93,6 +94,7 @@ def build(
         channels: Of the images.
         num_classes: Outputs.
         options: The factory's other keyword arguments.
+        fix: "groupnorm": batch normalisation is replaced by group normalisation (`fix_groupnorm`).
         seed: Of the initial weights.
         trust: Modules that may be imported, each by its full name: "package" does not include
             "package.module".
@@ -103,7 +105,7 @@ def build(
             factory cannot be imported or called, or it draws from elsewhere.
     """
     options = dict(options or {})
-    network = MODELS.get(name)
+    network = _network(name)
     for key, most in _LARGEST.items() if network else ():
         if isinstance(options.get(key), int | float) and not options[key] <= most:
             raise InputError(
@@ -133,8 +135,10 @@ def build(
         raise InputError(
             f"model {name} gave a {type(model).__name__}, not a torch.nn.Module. Return a module from the factory."
         )
+    if fix == "groupnorm":
+        model = fix_groupnorm(model)
     if network is None:
-        _refuse_other_draws(name, model, make())
+        _refuse_other_draws(name, model, fix_groupnorm(make()) if fix else make())
     # One value repeated gets memory for all of them: it is written to, and read from files.
     for tensor in itertools.chain(model.parameters(), model.buffers()):
         if not nn.parameter.is_lazy(tensor) and any(
@@ -155,10 +159,11 @@ def _made(
             return factory(**given, **options)
     except InputError:
         raise
-    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+    except Exception as error:  # whatever the code of a factory runs into
         refused = next((key for key in unnamed if f"unexpected keyword argument '{key}'" in str(error)), None)
         if refused is None or refused not in given:
-            raise InputError(f"model {name} cannot be built: {error}. Correct model.options.") from error
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InputError(f"model {name} cannot be built: {reason}. Correct model.options.") from error
     return _made(name, factory, {key: value for key, value in given.items() if key != refused}, options, unnamed, seed)
 
 
@@ -206,24 +211,30 @@ def _held(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                     yield f"{path}.{key}".lstrip("."), leaf
 
 
+def _network(name: str) -> Network | None:
+    """What may be built from any file: the registry's own, timm's and torchvision's."""
+    if name in MODELS:
+        return MODELS[name]
+    factory = libraries.factory(name)
+    return None if factory is None else Network(factory, 1, libraries.OPTIONS)
+
+
 def imported_module(name: str) -> str | None:
-    """The module that building a model of this name imports; None for the registry's own, and for
-    what is no such name.
+    """The module that building a model of this name imports; None for what any file may name, and
+    for what is no such name.
     """
+    if name.partition(":")[0] in libraries.NAMES:
+        return None
     match = _IMPORTED.fullmatch(name)
     return match[1] if match else None
 
 
 def _import_factory(name: str, trust: Collection[str]) -> Factory:
-    if name in NOT_YET:
-        raise InputError(
-            f"model {name} cannot be built by this version: recipes that name it are planned and "
-            "verified. Choose another model.name."
-        )
     match = _IMPORTED.fullmatch(name)
     if match is None:
         raise InputError(
-            f'model "{name}" is unknown. {nearest(name, list(MODELS))} Your own is named "package.module:factory".'
+            f'model "{name}" is unknown. {nearest(name, list(MODELS))} Networks of libraries are "timm:NAME" '
+            'and "torchvision:NAME", your own is "package.module:factory".'
         )
     module_name, attribute = match.groups()
     trusted = {trust} if isinstance(trust, str) else set(trust)

@@ -119,6 +119,7 @@ class Learner:
             channels=dataset.facts.channels,
             num_classes=len(dataset.classes),
             options=recipe.model.options,
+            fix=recipe.model.fix,
             seed=seed,
             trust=self._trust,
         )

@@ -338,6 +338,7 @@ def _refuse_untrainable(trial: ResolvedRecipe, facts: Facts, trust: Collection[s
             channels=facts.channels,
             num_classes=facts.num_classes,
             options=trial.model.options,
+            fix=trial.model.fix,
             seed=0,
             trust=trust,
         )

@@ -1,0 +1,95 @@
+"""Networks of timm and torchvision, by the names in their registries: "timm:NAME", "torchvision:NAME".
+
+A recipe is often a stranger's. So a name is looked up in a registry, never taken as a path or a
+hub's address; nothing is downloaded or read; and of a factory's options only those of architecture
+are handed on.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from sfumato.errors import InputError, nearest
+
+OPTIONS = (
+    "drop_rate",
+    "drop_path_rate",
+    "global_pool",
+    "norm_layer",
+    "act_layer",
+    "patch_size",
+    "embed_dim",
+    "depth",
+    "num_heads",
+    "dropout",
+    "stochastic_depth_prob",
+)
+"""What a recipe may hand on: numbers and names of an architecture, each where the network knows it."""
+
+
+def factory(name: str) -> Callable[..., nn.Module] | None:
+    """Builds a network of a library; None for a name that is of neither.
+
+    Raises:
+        InputError: If the library is not installed or has no such network.
+    """
+    library, _, network = name.partition(":")
+    if library not in _MAKERS:
+        return None
+    names, make = _MAKERS[library]
+    module = _imported(library)
+    known = names(module)
+    if network not in known:
+        raise InputError(f'model "{name}": {library} has no such network. {nearest(network, known)}')
+    return functools.partial(make, module, network)
+
+
+def _imported(library: str) -> ModuleType:
+    try:
+        return importlib.import_module(library)
+    except ImportError:
+        raise InputError(f"{library} is not installed. Install it: pip install {library}") from None
+
+
+def _timm_names(timm: ModuleType) -> list[str]:
+    return list(timm.list_models())
+
+
+def _timm(
+    timm: ModuleType, network: str, *, num_classes: int, image_size: int, channels: int, **options: Any
+) -> nn.Module:
+    given = {"num_classes": num_classes, "in_chans": channels, "pretrained": False, **options}
+    try:
+        return timm.create_model(network, img_size=image_size, **given)
+    except TypeError as error:  # most convolutional networks take any size, and have no such option
+        if "img_size" not in str(error):
+            raise
+        return timm.create_model(network, **given)
+
+
+def _torchvision_names(torchvision: ModuleType) -> list[str]:
+    return list(torchvision.models.list_models(module=torchvision.models))
+
+
+def _torchvision(
+    torchvision: ModuleType, network: str, *, num_classes: int, image_size: int, channels: int, **options: Any
+) -> nn.Module:
+    if channels != 3:
+        raise InputError(
+            f"model torchvision:{network} takes colour images, not {channels} channel(s). Set data.channels=3."
+        )
+    given = {"num_classes": num_classes, **options}
+    if network.startswith("vit"):
+        given["image_size"] = image_size
+    elif network in ("googlenet", "inception_v3"):  # without the outputs that only their own recipe trains
+        given |= {"aux_logits": False, "init_weights": True}
+    return torchvision.models.get_model(network, weights=None, **given)
+
+
+_MAKERS = {"timm": (_timm_names, _timm), "torchvision": (_torchvision_names, _torchvision)}
+
+NAMES = tuple(_MAKERS)

@@ -1,0 +1,105 @@
+"""Residual networks without normalisation, for large images, as trained privately by De et al. (2022).
+
+After Brock et al. (2021), *Characterizing signal propagation to close the performance gap in
+unnormalized ResNets*. NF-ResNet-50 with 1,000 classes has 25,557,048 parameters.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sfumato.errors import InputError
+from sfumato.nn import WeightStandardizedConv2d
+
+MIN_SIZE = 32
+
+BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
+"""Blocks of the four stages, by depth."""
+
+_CHANNELS = (256, 512, 1024, 2048)
+_ALPHA = 0.2  # what each block adds, as a share of its input's deviation
+_GAIN = 1.7139588594436646
+"""Of a standard Gaussian after ReLU, the variance is 1 again (Brock et al. 2021, measured)."""
+
+
+class NfResNet(nn.Module):
+    """NF-ResNet: weights are standardised, activations scaled, nothing is normalised.
+
+    A block adds alpha times its residual branch to its input, and sees that input divided by the
+    deviation which follows: sqrt(1 + alpha^2), sqrt(1 + 2 alpha^2) and so on, anew in each stage.
+    There is no stochastic depth, as the paper has it (its released configuration left 0.1 on).
+
+    Args:
+        num_classes: Outputs.
+        channels: Of the input.
+        depth: 50, 101, 152 or 200.
+        skip_init: What the residual branches are multiplied by at first, a trained number a block:
+            1 from scratch (De et al. 2022, C.1), 0 in Brock et al.
+
+    Shape:
+        (rows, channels, H, W) -> (rows, num_classes), H and W at least 32
+    """
+
+    def __init__(self, num_classes: int, channels: int = 3, depth: int = 50, skip_init: float = 1.0) -> None:
+        super().__init__()
+        if depth not in BLOCKS:
+            raise InputError(
+                f"nf_resnet: depth {depth} is not possible: it must be one of {', '.join(map(str, BLOCKS))}."
+            )
+        self.stem = WeightStandardizedConv2d(channels, 64, 7, 2, padding=3)
+        blocks: list[nn.Module] = []
+        previous, variance = 64, 1.0
+        for stage, (width, count) in enumerate(zip(_CHANNELS, BLOCKS[depth], strict=True)):
+            for index in range(count):
+                stride = 2 if index == 0 and stage else 1
+                blocks.append(Block(previous, width, stride, 1 / math.sqrt(variance), skip_init))
+                variance = (1.0 if index == 0 else variance) + _ALPHA**2
+                previous = width
+        self.blocks = nn.Sequential(*blocks)
+        self.classifier = nn.Linear(previous, num_classes)
+        nn.init.normal_(self.classifier.weight, std=0.01)
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(self.stem(x), 3, 2, padding=1)
+        x = _activate(self.blocks(x))  # (rows, 2048, H / 32, W / 32)
+        return self.classifier(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+class Block(nn.Module):
+    """A bottleneck of a quarter of the channels, and a 1x1 shortcut where the shape changes."""
+
+    def __init__(self, fan_in: int, fan_out: int, stride: int, beta: float, skip_init: float) -> None:
+        super().__init__()
+        width = fan_out // 4
+        self.beta = beta
+        self.reduce = WeightStandardizedConv2d(fan_in, width, 1)
+        self.middle = WeightStandardizedConv2d(width, width, 3, stride, padding=1)
+        self.expand = WeightStandardizedConv2d(width, fan_out, 1)
+        changes = stride > 1 or fan_in != fan_out
+        self.shortcut = WeightStandardizedConv2d(fan_in, fan_out, 1, stride) if changes else None
+        self.skip_gain = nn.Parameter(torch.full((1,), skip_init))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        active = _activate(x) * self.beta
+        shortcut = x if self.shortcut is None else self.shortcut(active)
+        residual = self.expand(_activate(self.middle(_activate(self.reduce(active)))))
+        return shortcut + residual * (_ALPHA * self.skip_gain)
+
+
+def _activate(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x) * _GAIN
+
+
+def _of_depth(depth: int) -> Callable[..., NfResNet]:
+    def make(num_classes: int, channels: int = 3, skip_init: float = 1.0) -> NfResNet:
+        return NfResNet(num_classes, channels, depth, skip_init)
+
+    return make
+
+
+NETWORKS = {f"nf_resnet{depth}": _of_depth(depth) for depth in BLOCKS}
+"""By the names that recipes use."""

@@ -1,0 +1,97 @@
+"""Networks of timm and torchvision by name: what a stranger's recipe may build, and how it ends."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from sfumato import cli
+from sfumato.errors import InputError
+from sfumato.models import build
+from sfumato.models.registry import imported_module
+
+pytest.importorskip("timm")
+pytest.importorskip("torchvision")
+
+SMALL = {"num_classes": 5, "seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "size", "options"),
+    [
+        ("timm:test_vit", 1, 32, {}),  # takes its image size
+        ("timm:test_resnet", 1, 40, {"act_layer": "silu"}),  # takes any
+        ("timm:vit_tiny_patch16_224", 3, 32, {"patch_size": 8, "embed_dim": 48, "depth": 2}),
+        ("torchvision:squeezenet1_1", 3, 32, {"dropout": 0.0}),
+        ("torchvision:googlenet", 3, 32, {}),
+    ],
+)
+def test_a_library_s_network_takes_the_data_s_shape(name, channels, size, options):
+    model = build(name, image_size=size, channels=channels, options=options, **SMALL).eval()
+    assert model(torch.zeros(2, channels, size, size)).shape == (2, 5)
+    again = build(name, image_size=size, channels=channels, options=options, **SMALL)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert imported_module(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("timm:resnet5", {}, "Did you mean resnet50?"),
+        ("timm:hf-hub:someone/model", {}, "timm has no such network"),
+        ("timm:local-dir:/tmp/model", {}, "timm has no such network"),
+        ("torchvision:resnet5", {}, "torchvision has no such network"),
+        ("timm:test_vit", {"checkpoint_path": "/etc/passwd"}, "has no option checkpoint_path"),
+        ("timm:test_vit", {"pretrained_cfg_overlay": "x"}, "has no option pretrained_cfg_overlay"),
+        ("timm:test_vit", {"pretrained": True}, "has no option pretrained"),
+        ("torchvision:resnet18", {"weights": "DEFAULT"}, "has no option weights"),
+        ("timm:test_vit", {"depth": 10**9}, "at most 1000"),
+        ("timm:test_resnet", {"num_heads": 3}, "cannot be built"),
+        ("timm:test_vit", {"norm_layer": "no_such_layer"}, "cannot be built"),
+    ],
+)
+def test_a_stranger_s_recipe_reaches_nothing_but_architectures(name, options, says):
+    with pytest.raises(InputError) as error:
+        build(name, image_size=32, channels=3, options=options, **SMALL)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_grey_images_are_refused_by_torchvision_s_networks_in_one_line():
+    with pytest.raises(InputError, match=r"Set data\.channels=3"):
+        build("torchvision:resnet18", image_size=32, channels=1, **SMALL)
+
+
+def recipe(tmp_path, name, **model):
+    options = "".join(f", {key} = {json.dumps(value)}" for key, value in model.items())
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        'data = { name = "digits", num_examples = 24, image_size = 32, channels = 3 }\n'
+        f'model = {{ name = "{name}"{options} }}\n'
+        "privacy = { noise_multiplier = 1.0, delta = 1e-3 }\n"
+        "training = { num_steps = 1, batch_size = 4 }\n"
+        "optimizer = { learning_rate = 0.1 }\n"
+    )
+    return str(path)
+
+
+@pytest.mark.parametrize(("name", "model"), [("timm:test_vit", {}), ("timm:test_resnet", {"fix": "groupnorm"})])
+def test_it_trains_and_is_evaluated_without_trusting_a_module(name, model, tmp_path, capsys):
+    run = str(tmp_path / "run")
+    assert cli.run(["train", recipe(tmp_path, name, **model), "--output", run]) == 0
+    assert cli.run(["evaluate", run, "--json"]) == 0
+    capsys.readouterr()
+
+
+def test_batch_normalisation_is_refused_with_the_key_that_helps(tmp_path, capsys):
+    assert cli.run(["train", recipe(tmp_path, "timm:test_resnet"), "--output", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "mixes examples" in error and "--set model.fix=groupnorm" in error
+
+
+def test_the_fix_keeps_scales_and_shifts_and_leaves_no_batch_normalisation():
+    plain = build("timm:test_resnet", image_size=32, channels=3, **SMALL)
+    fixed = build("timm:test_resnet", image_size=32, channels=3, fix="groupnorm", **SMALL)
+    assert any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in plain.modules())
+    assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in fixed.modules())
+    assert sum(value.numel() for value in plain.parameters()) == sum(value.numel() for value in fixed.parameters())
