@@ -3,10 +3,18 @@ be written out.
 
 For outputs W x + b the gradient by (W, b) is e (x, 1)', with e the loss's gradient by the outputs;
 its norm is ||e|| ||(x, 1)||, a product of sums of squares, in which nothing cancels.
+
+Libraries multiply the last columns of a matrix, those that fill no whole block, by another kernel,
+which rounds differently; one image more or less would then move the others from one kernel to the
+other. So the columns are filled up to whole blocks, and the engine looks whether equal features have
+equal outputs in every place.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from sfumato.clipping.loss import ExampleLosses
 from sfumato.clipping.norms import row_norms
@@ -15,8 +23,14 @@ from sfumato.clipping.speed import Speed
 from sfumato.errors import InputError
 from sfumato.nn import Classifier
 
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
 MICROBATCH_SIZE = 2048
 _SHORT = 4096
+_BLOCK = 64
+"""Columns: a multiple of what a kernel takes at once."""
+_SMALL = 1e-10
+"""Below this, squares of a length's parts may vanish in float32."""
 
 
 class ClosedFormEngine(Engine):
@@ -31,6 +45,12 @@ class ClosedFormEngine(Engine):
         self._model = model
         self._names = {id(value): name for name, value in model.named_parameters()}
         self._losses = ExampleLosses(loss_fn)
+        feature = torch.randn(row.shape[1], generator=torch.Generator().manual_seed(0)).to(model.layer.weight)
+        alike = (product for product in _PRODUCTS if _is_alike_in_every_place(product, model.layer.weight, feature))
+        product = next(alike, None)
+        if product is None:
+            raise InputError("a product of matrices rounds differently from place to place on this machine")
+        self._product = product
 
     def renew(self) -> None:
         """See `sfumato.clipping.protocol.Engine`."""
@@ -42,19 +62,13 @@ class ClosedFormEngine(Engine):
             raise InputError("the closed form is for one view of each example")
         weight, bias = self._model.layer.weight, self._model.layer.bias
         features = batch.inputs[:, 0]
-        # The few rows of the weight first: half the time of `F.linear` on a CPU, which is that of
-        # reading the features.
-        outputs = (weight @ features.T).T
+        outputs = _outputs(self._product, weight, features)
         outputs = outputs if bias is None else outputs + bias
         losses, (errors,) = self._losses(outputs[:, None], batch.targets, 1)
         assert errors is not None
         errors = errors[:, 0]
-        # A row of a few thousand is summed in lanes, to less than 1e-5.
-        short = features.shape[1] <= _SHORT
-        lengths = torch.linalg.vector_norm(features, dim=1) if short else row_norms(features)
-        if bias is not None:
-            lengths = torch.hypot(lengths, torch.ones_like(lengths))
-        norms = torch.linalg.vector_norm(errors, dim=1) * lengths
+        # In float64, or two factors, of which one is tiny and one large, would seem to make nothing.
+        norms = torch.linalg.vector_norm(errors, dim=1, dtype=torch.float64) * _lengths(features, bias is not None)
         finite = norms.isfinite() & losses.isfinite()
         coefficients = torch.where(batch.is_real & finite, coefficient(norms), 0.0)
         if not finite.all():  # a coefficient of zero does not silence it: 0 * NaN is NaN
@@ -64,4 +78,43 @@ class ClosedFormEngine(Engine):
         sums = {self._names[id(weight)]: clipped.T @ features}
         if bias is not None:
             sums[self._names[id(bias)]] = clipped.sum(0)
-        return ClippedGrad(sums, norms, losses)
+        return ClippedGrad(sums, norms.to(losses.dtype), losses)
+
+
+# Each from (classes, D) and (m, D) to (m, classes). With the few rows of the weight first a product takes
+# half the time on a CPU, which is that of reading the features; in float64 MKL rounds it by place.
+_PRODUCTS: tuple[Product, ...] = (
+    lambda weight, features: (weight @ features.T).T,
+    lambda w, features: F.linear(features, w),
+)
+
+
+def _outputs(product: Product, weight: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+    """(m, classes), of whole blocks of rows."""
+    missing = -len(features) % _BLOCK
+    return product(weight, F.pad(features, (0, 0, 0, missing)) if missing else features)[: len(features)]
+
+
+def _is_alike_in_every_place(product: Product, weight: torch.Tensor, feature: torch.Tensor) -> bool:
+    """Whether equal features have equal outputs."""
+    made_up = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)).to(weight)  # it may be all zeros
+    with torch.no_grad():
+        for count in (_BLOCK, 17 * _BLOCK, MICROBATCH_SIZE):
+            outputs = _outputs(product, made_up, feature.expand(count, -1).contiguous())
+            if not torch.equal(outputs, outputs[:1].expand_as(outputs)):
+                return False
+    return True
+
+
+def _lengths(features: torch.Tensor, with_one: bool) -> torch.Tensor:
+    """Of each (feature, 1), or of the feature alone: (m,) float64."""
+    # A row of a few thousand is summed in lanes, to less than 1e-5.
+    short = features.shape[1] <= _SHORT
+    lengths = (torch.linalg.vector_norm(features, dim=1) if short else row_norms(features)).double()
+    if with_one:
+        return torch.hypot(lengths, torch.ones_like(lengths))
+    small = lengths < _SMALL
+    if small.any():
+        exact = torch.linalg.vector_norm(features[small], dim=1, dtype=torch.float64)
+        lengths = lengths.masked_scatter(small, exact)
+    return lengths

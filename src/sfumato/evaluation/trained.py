@@ -77,8 +77,9 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         raise damaged from None
     name = recipe.model.name
     shape = {"image_size": facts.image_size, "channels": facts.channels, "num_classes": len(facts.classes)}
-    asked = {"options": recipe.model.options, "fix": recipe.model.fix}
-    build = functools.partial(registry.build, name, **shape, **asked, seed=0, trust=trust)
+    build = functools.partial(
+        registry.build, name, **shape, options=recipe.model.options, fix=recipe.model.fix, seed=0, trust=trust
+    )
     if registry.imported_module(name) is None:
         with torch.device(
             "meta"

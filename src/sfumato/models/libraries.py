@@ -63,12 +63,13 @@ def _timm(
     timm: ModuleType, network: str, *, num_classes: int, image_size: int, channels: int, **options: Any
 ) -> nn.Module:
     given = {"num_classes": num_classes, "in_chans": channels, "pretrained": False, **options}
+    create: Callable[..., nn.Module] = timm.create_model
     try:
-        return timm.create_model(network, img_size=image_size, **given)
+        return create(network, img_size=image_size, **given)
     except TypeError as error:  # most convolutional networks take any size, and have no such option
         if "img_size" not in str(error):
             raise
-        return timm.create_model(network, **given)
+        return create(network, **given)
 
 
 def _torchvision_names(torchvision: ModuleType) -> list[str]:
@@ -87,7 +88,8 @@ def _torchvision(
         given["image_size"] = image_size
     elif network in ("googlenet", "inception_v3"):  # without the outputs that only their own recipe trains
         given |= {"aux_logits": False, "init_weights": True}
-    return torchvision.models.get_model(network, weights=None, **given)
+    get: Callable[..., nn.Module] = torchvision.models.get_model
+    return get(network, weights=None, **given)
 
 
 _MAKERS = {"timm": (_timm_names, _timm), "torchvision": (_torchvision_names, _torchvision)}
