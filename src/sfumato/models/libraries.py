@@ -92,6 +92,9 @@ def _torchvision(
     return get(network, weights=None, **given)
 
 
-_MAKERS = {"timm": (_timm_names, _timm), "torchvision": (_torchvision_names, _torchvision)}
+_MAKERS: dict[str, tuple[Callable[[ModuleType], list[str]], Callable[..., nn.Module]]] = {
+    "timm": (_timm_names, _timm),
+    "torchvision": (_torchvision_names, _torchvision),
+}
 
 NAMES = tuple(_MAKERS)
