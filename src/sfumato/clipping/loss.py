@@ -12,13 +12,17 @@ own) is called for one example after another, and everything that it keeps is pu
 (`Kept`).
 """
 
+import contextlib
+import dataclasses
+import functools
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
 from torch.func import grad_and_value, vmap
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
 
 from sfumato.clipping.kept import Kept
@@ -54,12 +58,54 @@ class _Tracing(ErrorsSeen):
         return super().__torch_function__(func, types, args, kwargs)
 
 
+_UNCHANGING: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_user_code = threading.RLock()
+"""The code of users' losses is called by one thread at a time, whichever loss it is: they may share
+what they keep.
+"""
+
+
 def unchanging(function: F) -> F:
     """Promises that a loss is a function of its arguments alone, now and later, so that its graph is
     traced once.
     """
-    function.is_unchanging = True  # type: ignore[attr-defined]
+    _UNCHANGING.add(function)  # an attribute would be copied by functools.wraps
     return function
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """Outputs and targets of some structure, shapes and types."""
+
+    leaves: tuple[Any, ...]  # what is no tensor, in its place
+    structure: Any
+    parts: tuple[tuple[torch.Size, torch.dtype, torch.device], ...]  # of outputs, then of targets
+    num_outputs: int
+    views: int
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.parts, self.num_outputs, str(self.structure), tuple(map(repr, self.leaves)), self.views
+
+    @property
+    def floats(self) -> tuple[int, ...]:
+        """The outputs that have a gradient."""
+        return tuple(place for place in range(self.num_outputs) if self.parts[place][1].is_floating_point)
+
+    def nested(self, tensors: Iterable[torch.Tensor]) -> Any:
+        """Outputs as the model returns them."""
+        found = iter(tensors)
+        return tree_unflatten([next(found) if leaf is _TENSOR else leaf for leaf in self.leaves], self.structure)
+
+
+class _Tensor:
+    """Stands for a tensor among what a model returns."""
+
+    def __repr__(self) -> str:
+        return "tensor"
+
+
+_TENSOR = _Tensor()
 
 
 class ExampleLosses:
@@ -73,19 +119,22 @@ class ExampleLosses:
 
     def __init__(self, loss_fn: Loss) -> None:
         self._loss_fn = loss_fn
-        self._is_unchanging = bool(getattr(loss_fn, "is_unchanging", False))
+        self._is_unchanging = getattr(loss_fn, "__func__", loss_fn) in _UNCHANGING
+        self._kinds: dict[Any, _Kind] = {}
         self._graphs: dict[Any, GraphModule | None] = {}
-        self._lock = threading.RLock()  # user's code is called by one thread at a time
 
     def renew(self) -> None:
-        """For a new call: the loss may be another than at the last one."""
+        """For a new call: the loss may be another than at the last one. Before workers begin, for
+        tracing puts back what the loss leads to.
+        """
         if not self._is_unchanging:
             self._graphs = {}
+            for kind in self._kinds.values():
+                self._graph(kind)
 
     def is_traced(self, outputs: Any, targets: tuple[torch.Tensor, ...], views: int) -> bool:
         """Whether it is computed for all examples side by side."""
-        leaves, structure = tree_flatten(outputs)
-        return self._graph(leaves, structure, targets, views) is not None
+        return self._graph(_kind(outputs, targets, views)) is not None
 
     def __call__(self, outputs: Any, targets: tuple[torch.Tensor, ...], views: int) -> LossesAndGradients:
         """(m,) losses, each the mean over K views, and their gradients.
@@ -95,89 +144,71 @@ class ExampleLosses:
                 gradient's history; what else is in it goes to the loss as it is.
             targets: Each (m, ...).
         """
-        leaves, structure = tree_flatten(outputs)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in tree_flatten(outputs)[0] if isinstance(leaf, torch.Tensor)]
         usual = is_usual(tensors)
         shown = [_where(usual, tensor, 0.0) if tensor.is_floating_point() else tensor for tensor in tensors]
-        graph = self._graph(leaves, structure, targets, views)
+        kind = _kind(outputs, targets, views)
+        graph = self._graph(kind)
         if graph is not None:
             with torch.no_grad():  # a network that the loss holds may have parameters that train elsewhere
                 gradients, losses = vmap(graph)(*shown, *targets)
         else:
-            gradients, losses = self._one_by_one(leaves, structure, shown, targets, views)
+            gradients, losses = self._one_by_one(kind, shown, targets)
         found = iter(gradients)
         by_output = [next(found) if tensor.is_floating_point() else None for tensor in tensors]
         return _where(usual, losses, torch.nan), by_output
 
-    def _of_example(self, leaves: list[Any], structure: Any, count: int, views: int) -> Callable[..., Any]:
-        """From one example's output tensors and targets to gradients, of the outputs that have one, and
-        the mean loss.
+    def _loss(self, kind: _Kind, *parts: torch.Tensor) -> torch.Tensor:
+        """The mean loss of one example's outputs and targets; copies, for a loss may write to what it
+        is given.
         """
-        floats = tuple(
-            number
-            for number, leaf in enumerate(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-            if leaf.is_floating_point()
-        )
+        rows = kind.nested(part.clone() for part in parts[: kind.num_outputs])
+        repeated = (target.expand(kind.views, *target.shape).clone() for target in parts[kind.num_outputs :])
+        loss: torch.Tensor = self._loss_fn(rows, *repeated).mean()
+        return loss
 
-        def mean_loss(*parts: torch.Tensor) -> torch.Tensor:
-            # Copies, for a loss may write to what it is given.
-            own = (part.clone() for part in parts[:count])
-            rows = tree_unflatten([next(own) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure)
-            repeated = (target.expand(views, *target.shape).clone() for target in parts[count:])
-            loss: torch.Tensor = self._loss_fn(rows, *repeated).mean()
-            return loss
+    def _graph(self, kind: _Kind) -> GraphModule | None:
+        with _user_code:
+            if kind.key not in self._graphs:
+                self._kinds[kind.key] = kind
+                self._graphs[kind.key] = self._traced(kind)
+            return self._graphs[kind.key]
 
-        if floats:
-            return grad_and_value(mean_loss, argnums=floats)
-        return lambda *parts: ((), mean_loss(*parts))
-
-    def _graph(
-        self, leaves: list[Any], structure: Any, targets: tuple[torch.Tensor, ...], views: int
-    ) -> GraphModule | None:
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        parts = [(part.shape[1:], part.dtype, part.device) for part in (*tensors, *targets)]
-        others = tuple(repr(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor))
-        kind = (tuple(parts), str(structure), others, views)
-        with self._lock:
-            graphs = self._graphs
-            if kind not in graphs:
-                made_up = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in parts]
-                kept = Kept(self._loss_fn)
-                graphs[kind] = None
-                try:
-                    with _Tracing() as seen:  # a handler of the loss's own may take what tracing raises
-                        graph = make_graph(self._of_example(leaves, structure, len(tensors), views), made_up)
-                    if seen.error is None and _is_harmless(graph):
-                        vmap(graph)(*(torch.stack([part, part]) for part in made_up))
-                        graphs[kind] = graph
-                except Exception:  # it looks at values, or does what no graph holds, or vmap does not take
-                    pass
-                finally:
-                    kept.restore()
-            return graphs[kind]
+    def _traced(self, kind: _Kind) -> GraphModule | None:
+        """From one example's outputs and targets to gradients, of the outputs that have one, and the
+        loss; None where the loss is no such graph.
+        """
+        made_up = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in kind.parts]
+        mean_loss = functools.partial(self._loss, kind)
+        of_example = grad_and_value(mean_loss, argnums=kind.floats) if kind.floats else lambda *p: ((), mean_loss(*p))
+        kept = Kept(self._loss_fn)
+        try:
+            # What the loss computes once and for all (a table in a cache) holds numbers from then on.
+            with contextlib.suppress(Exception), torch.no_grad():
+                mean_loss(*made_up)
+            with _Tracing() as seen:  # a handler of the loss's own may take what tracing raises
+                graph = make_graph(of_example, made_up)
+            if seen.error is None and _is_harmless(graph):
+                vmap(graph)(*(torch.stack([part, part]) for part in made_up))
+                return graph
+        except Exception:  # it looks at values, or does what no graph holds, or vmap does not take
+            pass
+        finally:
+            kept.restore()
+        return None
 
     def _one_by_one(
-        self,
-        leaves: list[Any],
-        structure: Any,
-        shown: list[torch.Tensor],
-        targets: tuple[torch.Tensor, ...],
-        views: int,
+        self, kind: _Kind, shown: list[torch.Tensor], targets: tuple[torch.Tensor, ...]
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
         losses, gradients = [], [torch.zeros_like(tensor) for tensor in shown if tensor.is_floating_point()]
-        with self._lock:
+        with _user_code:
             kept = Kept(self._loss_fn)
             kept.require_all()
             for place in range(len(shown[0])):
                 with torch.enable_grad():
                     own = [tensor[place].detach().requires_grad_(tensor.is_floating_point()) for tensor in shown]
-                    given = iter([tensor.clone() for tensor in own])
-                    rows = tree_unflatten(
-                        [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure
-                    )
-                    repeated = (target[place].expand(views, *target.shape[1:]).clone() for target in targets)
                     try:
-                        loss = self._loss_fn(rows, *repeated).mean()
+                        loss = self._loss(kind, *own, *(target[place] for target in targets))
                         floats = [tensor for tensor in own if tensor.requires_grad]
                         found: tuple[torch.Tensor | None, ...] = (None,) * len(floats)
                         if floats and loss.requires_grad:
@@ -189,6 +220,14 @@ class ExampleLosses:
                         gradient[place] = of_example
                 losses.append(loss.detach())
         return gradients, torch.stack(losses)
+
+
+def _kind(outputs: Any, targets: tuple[torch.Tensor, ...], views: int) -> _Kind:
+    leaves, structure = tree_flatten(outputs)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    parts = tuple((part.shape[1:], part.dtype, part.device) for part in (*tensors, *targets))
+    named = tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+    return _Kind(named, structure, parts, len(tensors), views)
 
 
 def _where(condition: torch.Tensor, value: torch.Tensor, other: float) -> torch.Tensor:
@@ -224,13 +263,11 @@ def _is_harmless(graph: GraphModule) -> bool:
     """Whether a graph raises no error and draws no number whatever its inputs hold, and writes to
     nothing but what it made itself.
     """
-    made: set[Any] = set()
     for node in graph.graph.nodes:
         if node.op in ("placeholder", "output", "get_attr"):
             continue
         if node.op != "call_function":
             return False
-        made.add(node)
         if not isinstance(node.target, OpOverload):
             if getattr(node.target, "__name__", "") != "getitem":
                 return False
@@ -240,20 +277,34 @@ def _is_harmless(graph: GraphModule) -> bool:
             return False
         if name.removesuffix("_") not in _HARMLESS and torch.Tag.pointwise not in tags:
             return False
-        for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write and not _is_own(given, made):
-                return False
+        for number, argument in enumerate(node.target._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = node.args[number] if number < len(node.args) else node.kwargs.get(argument.name)
+                if given is not None and not _is_own(given):
+                    return False
     return True
 
 
-def _is_own(node: Any, made: set[Any]) -> bool:
-    """Whether what is written to goes back to something that the graph made, and not through views to
-    what it was given.
+# What a tensor is made by, with memory of its own, besides what works entry by entry.
+_FRESH = _names("clone zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full _to_copy")
+# What shows its first argument's memory.
+_VIEWS = _names(
+    "detach alias view reshape _unsafe_view flatten unflatten transpose permute t movedim unsqueeze squeeze expand "
+    "slice select narrow diagonal split split_with_sizes chunk unbind"
+)
+
+
+def _is_own(node: Any) -> bool:
+    """Whether what is written to goes back to something that the graph made: through views, and
+    through what wrote to it before.
     """
-    while node in made:
-        views = isinstance(node.target, OpOverload) and node.target._schema.arguments
-        source = node.args[0] if views and views[0].alias_info is not None else None
-        if source is None:
-            return True
-        node = source
+    while isinstance(node, Node) and node.op == "call_function":
+        if isinstance(node.target, OpOverload):
+            name, schema = node.target.overloadpacket.__name__, node.target._schema
+            aliases = any(value.alias_info is not None for value in (*schema.arguments, *schema.returns))
+            if not aliases and (name in _FRESH or torch.Tag.pointwise in node.target.tags):
+                return True
+            if name not in _VIEWS and not (name.endswith("_") and aliases):
+                return False
+        node = node.args[0]
     return False
