@@ -9,7 +9,7 @@ from torch.func import functional_call, grad, vjp, vmap
 
 from sfumato.clipping.agreement import first_line
 from sfumato.clipping.draws import KeyedDraws
-from sfumato.clipping.loss import ErrorsSeen, ExampleLosses
+from sfumato.clipping.loss import ErrorsSeen, ExampleLosses, KernelErrorsSeen
 from sfumato.clipping.norms import at_least_float32, global_norms
 from sfumato.clipping.outputs import tensors_of
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
@@ -92,11 +92,13 @@ class FuncEngine(Engine):
                 would have sent all others the same way.
         """
         per_example = vmap(function, in_dims=in_dims, randomness="different")
-        with KeyedDraws(batch.seeds, self.draw_dims, grouped=True), buffers_kept(self.model), ErrorsSeen() as seen:
+        draws = KeyedDraws(batch.seeds, self.draw_dims, grouped=True)
+        with draws, buffers_kept(self.model), KernelErrorsSeen() as backward, ErrorsSeen() as forward:
             out = per_example(*given)
-        if seen.error is not None:
+        error = forward.error or backward.error
+        if error is not None:
             raise InputError(
-                f"the model's code handles an error ({first_line(seen.error)}). torch.func shows it many images at "
+                f"the model's code handles an error ({first_line(error)}). torch.func shows it many images at "
                 "once, so that one image's error would be all others' too. Use engine=\"reference\""
             )
         return out

@@ -4,11 +4,13 @@ tensors.
 
 import collections
 import functools
+import random
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from sfumato.clipping.stand_in import same_bits
 from sfumato.errors import InputError
@@ -17,19 +19,26 @@ from sfumato.torch_internals import version
 _MOST = 20_000
 """Values that are looked at."""
 _LARGEST = 2**20
-"""Larger tensors are not copied: one that changes is refused."""
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), type, types.ModuleType, types.BuiltinFunctionType)
-# Their objects hold nothing that a loss keeps.
-_LIBRARIES = ("torch", "numpy", "builtins", "logging", "threading", "re", "pathlib", "random", "warnings", "typing")
+"""Larger tensors are compared once a microbatch, not after each example: one that changed is refused."""
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), types.ModuleType, types.BuiltinFunctionType)
+# Their objects, functions and classes hold nothing that a loss keeps.
+_LIBRARIES = frozenset(
+    "torch numpy builtins logging threading re pathlib random warnings typing sfumato collections functools abc "
+    "contextlib enum dataclasses".split()
+)
+_MISSING = object()
 
 
 class Kept:
     """What a function holds now, as far as it is found: by its object's attributes, its enclosing
-    variables, the globals that it names, through lists, dictionaries, sets, helper objects and
-    functions.
+    variables, the globals that it names, through lists, dictionaries, sets, helper objects, classes
+    and functions.
+
+    A second line of defence: no list of the places in which Python code can keep something is
+    complete (docs/engine.md).
 
     Attributes:
-        is_complete: Whether all of it was looked at.
+        is_complete: Whether all that was found was looked at.
 
     Args:
         function: Any callable.
@@ -39,11 +48,11 @@ class Kept:
         self._seen: set[int] = set()
         self._alive: list[Any] = []  # so that no identity is given to something else
         self._contents: list[tuple[Any, Any]] = []
-        self._cells: list[tuple[types.CellType, Any]] = []
-        self._globals: list[tuple[dict[str, Any], str, Any]] = []
-        self._slots: list[tuple[Any, str, Any]] = []
+        # Each with how it is read, how it is set, and what it was: compared by identity, and by value.
+        self._places: list[tuple[Callable[[], Any], Callable[[Any], None], Any]] = []
+        self._states: list[tuple[Callable[[], Any], Callable[[Any], None], Any]] = []
         # Each with its own memory, a copy of what it holds, and how often it was written to.
-        self._tensors: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int | None]] = []
+        self._tensors: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, int | None]] = []
         waiting = collections.deque([function])
         while waiting and len(self._seen) < _MOST:
             value = waiting.popleft()
@@ -65,10 +74,10 @@ class Kept:
             )
 
     def restore(self) -> None:
-        """Puts all of it back.
+        """Puts all of it back but what large tensors hold.
 
         Raises:
-            InputError: If a large tensor was written to.
+            InputError: If a large tensor was written to, as far as PyTorch counts that.
         """
         for now, before in self._contents:
             if isinstance(now, list):
@@ -78,92 +87,163 @@ class Kept:
                 if list(map(id, now)) != list(map(id, before)):
                     now.clear()
                     now.update(before) if isinstance(now, set) else now.extend(before)
-            elif now.keys() != before.keys() or any(now[key] is not before[key] for key in before):
+            elif list(now) != list(before) or any(now[key] is not before[key] for key in before):
                 now.clear()
                 now.update(before)
-        for cell, content in self._cells:
-            if _content(cell) is not content:
-                cell.cell_contents = content
-        for module, name, content in self._globals:
-            if module.get(name) is not content:
-                module[name] = content
-        for holder, name, content in self._slots:
-            if getattr(holder, name, None) is not content:
-                object.__setattr__(holder, name, content)
+        for read, write, before in self._places:
+            if read() is not before:
+                write(before)
+        for read, write, before in self._states:
+            if read() != before:
+                write(before)
         for tensor, own, held, number in self._tensors:
             if number is not None:
                 tensor.data = own  # another may have been put in its place
+            if held.numel() > _LARGEST:
+                if version(tensor) != number:
+                    raise _written_to(tensor)
             # Writes to `.data` are not counted, so the bits themselves are compared.
-            if held is not None and not same_bits(tensor.detach(), held):
+            elif not same_bits(tensor.detach(), held):
                 with torch.inference_mode(number is None), torch.no_grad():
                     tensor.copy_(held)
-            elif held is None and version(tensor) != number:
-                raise InputError(
-                    f"loss_fn writes to a tensor of shape {tuple(tensor.shape)} that it keeps, so that what one image "
-                    "gives depends on the images before it. Keep that outside of the loss."
-                )
+
+    def require_unwritten(self) -> None:
+        """Raises InputError if a large tensor was written to, behind PyTorch's back too."""
+        for tensor, _, held, _ in self._tensors:
+            if held.numel() > _LARGEST and not same_bits(tensor.detach(), held):
+                raise _written_to(tensor)
 
     def _look(self, value: Any) -> Iterator[Any]:
         if isinstance(value, torch.Tensor):
-            small = value.numel() <= _LARGEST
-            held = value.detach().clone() if small else None
-            self._tensors.append((value, value.data, held, version(value)))
+            yield from self._look_at_tensor(value)
         elif isinstance(value, functools.partial):
             yield from (value.func, *value.args, *value.keywords.values())
         elif isinstance(value, types.MethodType):
             yield from (value.__self__, value.__func__)
+            return
         elif isinstance(value, types.FunctionType):
             yield from self._look_at_function(value)
-        elif isinstance(value, dict):
-            self._contents.append((value, dict(value)))
-            yield from value.values()
-            yield getattr(value, "__dict__", None)
-        elif isinstance(value, (list, set, collections.deque)):
-            self._contents.append((value, value.copy()))
-            yield from value
+        elif isinstance(value, (dict, list, set, collections.deque)):
+            self._contents.append((value, dict(value) if isinstance(value, dict) else value.copy()))
+            yield from value.values() if isinstance(value, dict) else value
         elif isinstance(value, (tuple, frozenset)):
             yield from value
-        elif isinstance(value, torch.nn.Module) or type(value).__module__.partition(".")[0] not in _LIBRARIES:
-            attributes = getattr(value, "__dict__", None)
-            if isinstance(attributes, dict):
-                self._contents.append((attributes, dict(attributes)))
-                yield from attributes.values()
-            for kind in type(value).__mro__:
-                slots = vars(kind).get("__slots__", ())
-                for name in [slots] if isinstance(slots, str) else slots:
-                    content = getattr(value, name, None)
-                    if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                        self._slots.append((value, name, content))
-                        yield content
-            yield from _methods(type(value))
+        elif isinstance(value, type):
+            if not _is_of_library(value.__module__):
+                yield from self._look_at_class(value)
+            return
+        elif isinstance(value, bytearray):
+            self._states.append((lambda: bytes(value), lambda held: value.__setitem__(slice(None), held), bytes(value)))
+        elif isinstance(value, random.Random):
+            self._states.append((value.getstate, value.setstate, value.getstate()))
+        elif isinstance(value, torch.Generator):
+            self._states.append(
+                (lambda: value.get_state().tolist(), lambda held: _set_state(value, held), value.get_state().tolist())
+            )
+        elif _is_of_library(type(value).__module__) and not isinstance(value, torch.nn.Module):
+            return
+        if not _is_of_library(type(value).__module__) or isinstance(value, torch.nn.Module):
+            yield from self._look_at_slots(value)
+            yield type(value)
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict):
+            yield attributes
+
+    def _look_at_tensor(self, tensor: torch.Tensor) -> Iterator[Any]:
+        if (
+            tensor.layout is not torch.strided
+            or tensor.is_meta
+            or tensor.is_quantized
+            or tensor.is_nested
+            or is_lazy(tensor)
+        ):
+            return
+        if tensor.is_leaf:
+            self._place(tensor, "grad", tensor.grad)
+            yield tensor.grad
+            if tensor.is_floating_point() or tensor.is_complex():
+                self._place(tensor, "requires_grad", tensor.requires_grad)
+        self._tensors.append((tensor, tensor.data, tensor.detach().clone(), version(tensor)))
 
     def _look_at_function(self, function: types.FunctionType) -> Iterator[Any]:
-        if (function.__module__ or "").partition(".")[0] in _LIBRARIES:
-            return
         for cell in function.__closure__ or ():
-            self._cells.append((cell, _content(cell)))
-            yield _content(cell)
-        self._contents.append((function.__dict__, dict(function.__dict__)))
-        yield from function.__dict__.values()
+            content = _content(cell)
+            self._places.append((functools.partial(_content, cell), functools.partial(_set_content, cell), content))
+            yield content
         yield from function.__defaults__ or ()
         yield from (function.__kwdefaults__ or {}).values()
-        for code in _codes(function.__code__):
-            for name in code.co_names:
-                if name in function.__globals__:
-                    content = function.__globals__[name]
-                    self._globals.append((function.__globals__, name, content))
-                    yield content
+        # By where its code is from: functools.wraps copies `__module__`.
+        if _is_of_library(str(function.__globals__.get("__name__", ""))):
+            return
+        for name in {name for code in _codes(function.__code__) for name in code.co_names}:
+            content = function.__globals__.get(name, _MISSING)
+            read = functools.partial(function.__globals__.get, name, _MISSING)
+            self._places.append((read, functools.partial(_set_key, function.__globals__, name), content))
+            yield content
 
+    def _look_at_slots(self, value: Any) -> Iterator[Any]:
+        for kind in type(value).__mro__:
+            slots = vars(kind).get("__slots__", ())
+            for name in [slots] if isinstance(slots, str) else slots:
+                if name in ("__dict__", "__weakref__"):
+                    continue
+                if name.startswith("__") and not name.endswith("__"):
+                    name = f"_{kind.__name__.lstrip('_')}{name}"
+                content = getattr(value, name, _MISSING)
+                self._place(value, name, content)
+                yield content
 
-def _methods(kind: type) -> Iterator[Any]:
-    """The functions of a class, in which globals are named."""
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] not in _LIBRARIES:
-            for value in vars(base).values():
-                if isinstance(value, property):
+    def _look_at_class(self, kind: type) -> Iterator[Any]:
+        for base in kind.__mro__:
+            if _is_of_library(base.__module__):
+                continue
+            for name, value in list(vars(base).items()):
+                if isinstance(value, (staticmethod, classmethod)):
+                    yield value.__func__
+                elif isinstance(value, property):
                     yield value.fget
-                else:
-                    yield getattr(value, "__func__", value) if callable(value) or hasattr(value, "__func__") else None
+                elif isinstance(value, types.FunctionType):
+                    yield value
+                elif not name.startswith("__"):
+                    self._places.append(
+                        (
+                            functools.partial(_entry, base, name),
+                            functools.partial(type.__setattr__, base, name),
+                            value,
+                        )
+                    )
+                    yield value
+
+    def _place(self, holder: Any, name: str, content: Any) -> None:
+        def write(held: Any) -> None:
+            if held is _MISSING:
+                object.__delattr__(holder, name)
+            else:
+                object.__setattr__(holder, name, held)
+
+        self._places.append((lambda: getattr(holder, name, _MISSING), write, content))
+
+
+def _is_of_library(module: str) -> bool:
+    return module.partition(".")[0] in _LIBRARIES
+
+
+def _written_to(tensor: torch.Tensor) -> InputError:
+    return InputError(
+        f"loss_fn writes to a tensor of shape {tuple(tensor.shape)} that it keeps, so that what one image "
+        "gives depends on the images before it. Keep that outside of the loss."
+    )
+
+
+def _entry(kind: type, name: str) -> Any:
+    return vars(kind).get(name, _MISSING)
+
+
+def _set_key(holder: dict[str, Any], name: str, content: Any) -> None:
+    if content is _MISSING:
+        holder.pop(name, None)
+    else:
+        holder[name] = content
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -177,4 +257,15 @@ def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # not filled yet
-        return None
+        return _MISSING
+
+
+def _set_content(cell: types.CellType, content: Any) -> None:
+    if content is _MISSING:
+        del cell.cell_contents
+    else:
+        cell.cell_contents = content
+
+
+def _set_state(generator: torch.Generator, state: list[int]) -> None:
+    generator.set_state(torch.tensor(state, dtype=torch.uint8))

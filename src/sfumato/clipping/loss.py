@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from sfumato.clipping.kept import Kept
 from sfumato.clipping.outputs import is_usual
 from sfumato.clipping.protocol import Loss
-from sfumato.torch_internals import OpOverload, make_graph, tree_flatten, tree_unflatten
+from sfumato.torch_internals import OpOverload, TorchDispatchMode, make_graph, tree_flatten, tree_unflatten
 
 F = TypeVar("F", bound=Callable[..., Any])
 # Losses (m,), and for each of the outputs the gradient of their sum; None for whole numbers.
@@ -41,6 +41,21 @@ class ErrorsSeen(TorchFunctionMode):
     error: Exception | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception as error:
+            self.error = self.error or error
+            raise
+
+
+class KernelErrorsSeen(TorchDispatchMode):
+    """The same for what runs in a backward pass, where a mode of functions is off: hooks, and
+    backward passes of the model's own.
+    """
+
+    error: Exception | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
             return func(*args, **(kwargs or {}))
         except Exception as error:
@@ -219,6 +234,7 @@ class ExampleLosses:
                     if of_example is not None:
                         gradient[place] = of_example
                 losses.append(loss.detach())
+            kept.require_unwritten()
         return gradients, torch.stack(losses)
 
 

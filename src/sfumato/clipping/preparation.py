@@ -126,6 +126,7 @@ class Preparation:
 
     def verify(self, coefficient: Coefficient, seed: int) -> None:
         """Holds the engine to the law once more, at the parameters as they are now."""
+        self.engine.renew()
         truth = self._law.truth(self._is_double, seed, shifted=False)
         self._hold(self._law, self.engine, truth, coefficient, self.microbatch_size if self._speed.compile else 2)
 

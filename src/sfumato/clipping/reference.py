@@ -58,4 +58,5 @@ class ReferenceEngine(Engine):
             if real and loss_mean.isfinite() and norms[-1].isfinite():
                 for total, gradient in zip(grad_sum.values(), gradients, strict=True):
                     total += coefficient(norms[-1]) * gradient
+        kept.require_unwritten()
         return ClippedGrad(grad_sum, torch.stack(norms), torch.stack(losses))
