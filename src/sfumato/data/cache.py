@@ -76,9 +76,11 @@ def own_folder(settings: dict[str, Any], kind: str) -> Path | None:
         if folder.is_symlink() or (hasattr(os, "geteuid") and folder.stat().st_uid != os.geteuid()):
             return None
         folder.chmod(0o700)
+        slot = folder / f"{_digest(settings)[:32]}.{kind}"
+        # Nothing is made, or removed, where a link leads.
+        return None if slot.is_symlink() or (slot.exists() and not slot.is_dir()) else slot
     except (OSError, RuntimeError):
         return None
-    return folder / f"{_digest(settings)[:32]}.{kind}"
 
 
 def _from_store(

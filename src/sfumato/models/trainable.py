@@ -156,27 +156,40 @@ class Backbone(nn.Module):
         super().__init__()
         self._model, self._name = model, name
         model.eval()
+        wrong = f'model.trainable = "classifier": layer {name!r} '
+        remedy = "so features cannot be computed once. Give patterns of parameter names."
         try:
             with torch.no_grad():
                 rows = torch.randn(2, *row.shape[1:], device=row.device)
                 features, outputs = self(rows), model(rows)
-                again = classifier_of(model, name)(features) if features.ndim == 2 else None
+                is_random = not torch.equal(features, self(rows))
+                is_last = (
+                    isinstance(outputs, torch.Tensor)
+                    and features.ndim == 2
+                    and torch.equal(classifier_of(model, name)(features), outputs)
+                )
                 self(rows[:1])
+        except InputError:
+            raise
         except Exception as error:  # whatever the model's code runs into
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InputError(
                 f"the model fails on images of shape {tuple(row.shape[1:])} in evaluation mode: {reason}. Correct it."
             ) from error
-        if again is None or not torch.equal(again, outputs):
+        if is_random:
             raise InputError(
-                f'model.trainable = "classifier": layer {name!r} is not the last thing that this model does, so '
-                "features cannot be computed once. Give patterns of parameter names."
+                "this model draws random numbers in evaluation mode too, so features cannot be computed once. Make "
+                "that depend on self.training, as F.dropout(x, training=self.training)."
             )
+        if not is_last:
+            raise InputError(f"{wrong}is not the last thing that this model does, {remedy}")
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         seen: list[torch.Tensor] = []
         layer = self._model.get_submodule(self._name)
-        handle = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        handle = layer.register_forward_pre_hook(
+            lambda _, given, named: seen.append(given[0] if given else named["input"]), with_kwargs=True
+        )
         was_training = self._model.training
         self._model.eval()
         try:
@@ -184,4 +197,9 @@ class Backbone(nn.Module):
         finally:
             handle.remove()
             self._model.train(was_training)
+        if not seen:
+            raise InputError(
+                f"layer {self._name!r}, the last with as many outputs as there are classes, is not called by this "
+                "model's forward pass, so it is no classifier. Give model.trainable as patterns of parameter names."
+            )
         return F.normalize(seen[-1]) if isinstance(layer, UnitLinear) else seen[-1]

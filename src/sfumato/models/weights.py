@@ -14,8 +14,9 @@ from sfumato.pretrained import FROM_PACKAGE, PACKAGED
 
 _PACKAGES = {"efficientnet_lite0": efficientnet.packaged_weights}
 # What other tools put around the state of a model.
-_WRAPPINGS = ("state_dict", "model", "model_state_dict")
-_PREFIX = "module."
+_WRAPPINGS = ("state_dict", "model", "model_state_dict", "net", "state_dict_ema", "model_ema")
+# And before each name: nothing, data parallel, torch.compile, Lightning, and both.
+_PREFIXES = ("", "module.", "_orig_mod.", "model.", "module._orig_mod.", "model._orig_mod.", "net.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,15 +82,36 @@ def read_weights(model_name: str, init_from: str) -> Weights:
             raise InputError(f"no package holds weights of model {model_name}. Those of {names} can be had so.")
         return Weights(_PACKAGES[model_name]())
     path = Path(init_from)
-    if path.is_dir():
-        path = path / "model.safetensors"
-    if not path.is_file():
+    try:
+        path = path / "model.safetensors" if path.is_dir() else path
+        is_file = path.is_file()
+    except (OSError, ValueError):  # a name that no file system takes
+        is_file = False
+    if not is_file:
         raise InputError(
             f"model.init_from = {init_from!r}: there is no such file. Name a .safetensors or .pth file, a finished "
-            f'run\'s folder, or "{FROM_PACKAGE}".'
+            f"run's folder, or \"{FROM_PACKAGE}\". (A run's own recipe keeps the name alone, not the folder that it "
+            "was in.)"
         )
     values = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickled(path)
-    return Weights({name.removeprefix(_PREFIX): value for name, value in values.items()})
+    return Weights({name: _as_numbers(path, name, value) for name, value in values.items()})
+
+
+def _as_numbers(path: Path, name: str, value: torch.Tensor) -> torch.Tensor:
+    """The tensor as plain numbers in memory.
+
+    Raises:
+        InputError: If it is anything else, or less is in the file than it would be in memory.
+    """
+    shown = ascii(name)
+    dense = value.layout is torch.strided and not (value.is_meta or value.is_quantized or value.is_nested)
+    if not dense:
+        raise InputError(f"{path}: tensor {shown} is sparse, quantised or without numbers. Save plain tensors.")
+    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+        raise InputError(f"{path}: tensor {shown} repeats its numbers. Save it by contiguous().")
+    if not name.isascii():
+        raise InputError(f"{path}: the name {shown} is not of ASCII characters. Rename that tensor.")
+    return value.detach().resolve_conj().resolve_neg()
 
 
 def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
@@ -133,10 +155,11 @@ def fit(model: nn.Module, weights: Weights, classifier: str | None) -> Fitted:
             other classes; None where it has none.
 
     Raises:
-        InputError: If nothing fits.
+        InputError: If nothing fits, or a tensor holds no finite numbers of the model's kind.
     """
     own, given = model.state_dict(), weights.tensors
-    fitting = {name for name, value in own.items() if name in given and given[name].shape == value.shape}
+    prefix = max(_PREFIXES, key=lambda before: len(_fitting(own, given, before)))  # of equals the first: none
+    fitting = _fitting(own, given, prefix)
     head = [name for name in own if classifier is not None and name.startswith(f"{classifier}.")]
     new_classifier = bool(head) and not set(head) <= fitting
     if new_classifier:
@@ -147,10 +170,34 @@ def fit(model: nn.Module, weights: Weights, classifier: str | None) -> Fitted:
             f"not one tensor of the weights fits the model: they are named {', '.join(list(given)[:3])}, ..., and the "
             f"model's {', '.join(list(own)[:3])}, .... Name the network that they were made for."
         )
-    for name in fitting:
-        own[name].copy_(given[name])
+    for name in own:
+        if name in fitting:
+            _copy(own[name], given[prefix + name], name)
     for name in head if new_classifier else []:
         own[name].zero_()
     known = {*fitting, *(head if new_classifier else [])}
     not_given = [name for name in own if name not in known and not name.endswith("num_batches_tracked")]
-    return Fitted(not_given, [name for name in given if name not in own], new_classifier)
+    used = {prefix + name for name in own}
+    return Fitted(not_given, [name for name in given if name not in used], new_classifier)
+
+
+def _fitting(own: dict[str, torch.Tensor], given: dict[str, torch.Tensor], prefix: str) -> set[str]:
+    """The model's names under which something of the same shape is given."""
+    return {
+        name
+        for name, value in own.items()
+        if (found := given.get(prefix + name)) is not None and found.shape == value.shape
+    }
+
+
+def _copy(own: torch.Tensor, given: torch.Tensor, name: str) -> None:
+    """Raises InputError where the numbers would become others."""
+    kinds = [(value.is_floating_point(), value.is_complex(), value.dtype is torch.bool) for value in (own, given)]
+    if kinds[0] != kinds[1]:
+        raise InputError(
+            f"tensor {name} of the weights holds {str(given.dtype).removeprefix('torch.')}, the model's "
+            f"{str(own.dtype).removeprefix('torch.')}: these are other weights, or quantised. Save them as float32."
+        )
+    own.copy_(given)
+    if not own.isfinite().all():
+        raise InputError(f"tensor {name} of the weights holds values that are not finite, or too large. Take others.")

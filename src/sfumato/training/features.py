@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from sfumato.clipping.identity import identity_of_network
 from sfumato.data import cache, store
 from sfumato.data.features import FeatureSet
 from sfumato.data.images import ImageSet, sha256_of_each
@@ -33,7 +34,7 @@ def features_of(
 
     Each row is a function of the weights and its own image: the network is in evaluation mode, and
     computes always as many rows. They are kept in a store in the user's cache folder, keyed by
-    weights and images, which a process that is killed leaves to the next. They are as private as the
+    weights, network and images, which a process that is killed leaves to the next. They are as private as the
     images.
 
     Args:
@@ -48,7 +49,8 @@ def features_of(
     settings = {
         "weights": Weights(backbone.state_dict()).digest,
         "images": _digest(images),
-        "network": hashlib.sha256(repr(backbone).encode()).hexdigest(),
+        "network": identity_of_network(backbone),
+        "device": device.type,
     }
     shape = tuple(backbone(torch.zeros(1, *images.shape, device=device)).shape[1:])
     folder = cache.own_folder(settings, "features") if len(images) >= _FEW else None

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sfumato.clipping import GradFn, clipped_grad
-from sfumato.clipping.identity import identity
+from sfumato.clipping.identity import identity, identity_of_network
 from sfumato.clipping.microbatch import count_saved, default_microbatch_size
 from sfumato.clipping.speed import Speed
 from sfumato.data.examples import Dataset, Examples
@@ -28,7 +28,7 @@ from sfumato.models.trainable import (
 )
 from sfumato.models.weights import Fitted, Weights, fit
 from sfumato.planning.resolve import Plan
-from sfumato.randomness import Stream
+from sfumato.randomness import Stream, digest
 from sfumato.training.allocator import keep_freed_memory
 from sfumato.training.features import ROWS, features_of
 from sfumato.training.nonprivate import OrdinaryStep
@@ -165,7 +165,8 @@ class Learner:
 
     def identity(self) -> str:
         """A digest of what is computed, as far as it can be told."""
-        return self.grad_fn.identity() if self.grad_fn else identity(self.trained, self.objective.loss, None)
+        own = self.grad_fn.identity() if self.grad_fn else identity(self.trained, self.objective.loss, None)
+        return own if self._backbone is None else digest([own, identity_of_network(self._backbone)])
 
     def initialise(self, seed: np.ndarray) -> None:
         """Draws the initial weights from one uniform word, and computes what stays the same from
