@@ -679,3 +679,22 @@ def test_what_a_run_leaves_is_what_the_schemas_say(capsys, tmp_path):
         with pytest.raises(jsonschema.ValidationError):
             validator.validate({**json.loads(texts[0]), "another": 1})
     assert "there is no schema" in refused(capsys, "schema", "certificat")
+
+
+def test_a_folder_of_other_images_is_scored_whole(trained, folder, capsys, tmp_path):
+    run, *_ = trained
+    rows = json_of(capsys, "predict", run, folder / "checks")["predictions"]
+    right = sum(row["class"] == "checks" for row in rows if row["class"])
+    (tmp_path / "more").mkdir()
+    shutil.copytree(folder / "checks", tmp_path / "more" / "checks")
+    (tmp_path / "more" / "stripes").mkdir()
+    shutil.copy(folder / "stripes" / "1.png", tmp_path / "more" / "stripes" / "1.png")
+    found = json_of(capsys, "evaluate", run, tmp_path / "more", "--specificity", "0.5")
+    assert found["held_out"] == "folder" and found["confusion"][0] == [right, found["num_images"] - 1 - right]
+    assert found["specificity"] == 0.5 and found["intervals"]["accuracy"][0] <= found["accuracy"]
+    assert cli.run(["evaluate", str(run), str(folder), "--data-root", str(folder)]) == 2
+    assert "give one of them" in capsys.readouterr().err
+    (tmp_path / "more" / "dots").mkdir()
+    shutil.copy(next((folder / "checks").glob("*.png")), tmp_path / "more" / "dots" / "1.png")
+    assert cli.run(["evaluate", str(run), str(tmp_path / "more")]) == 2
+    assert "dots" in capsys.readouterr().err

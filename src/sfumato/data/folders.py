@@ -149,6 +149,40 @@ def decode_images(
     return files, ImageSet(decoded.images, labels, decoded.readable, tuple(mean), tuple(std), decoded.max_value)
 
 
+def labelled_images(
+    root: Path,
+    classes: Sequence[str],
+    *,
+    image_size: int,
+    channels: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    report: Callable[[str], None],
+) -> ImageSet:
+    """All readable images of a folder, whatever part they lie in, with their labels, to judge a model
+    by. Nothing of them is cached.
+
+    Args:
+        root: The folder, in any layout that training takes.
+        classes: Of the model, in its order.
+        image_size: What the model was trained with; `channels`, `mean` and `std` likewise.
+        report: Takes the names of images that cannot be decoded, and are left out.
+
+    Raises:
+        InputError: If a file is refused, an image is of another class, or none can be decoded.
+    """
+    config = DataConfig(name="folder", classes=list(classes))
+    files = _labelled(config, root, report)
+    _classes(config, files)
+    decoded = decoding.decode_images([item.file.path for item in files], image_size=image_size, channels=channels)
+    _report_unreadable([str(item.file.path) for item in files], decoded, report)
+    labels = torch.tensor([tuple(classes).index(item.label) for item in files], dtype=torch.int64)
+    images = ImageSet(decoded.images, labels, decoded.readable, tuple(mean), tuple(std), decoded.max_value)
+    if not images.readable.any():
+        raise InputError(f"{root}: not one image can be decoded. Convert the images, for example to PNG.")
+    return images.subset(images.readable.nonzero()[:, 0].tolist())
+
+
 def split(files: Sequence[LabelledFile], which: Literal["train", "train+valid"]) -> dict[Part, list[LabelledFile]]:
     """Which images train and which are held out, by the folder's parts or by the hash of each name
     alone.

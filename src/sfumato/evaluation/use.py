@@ -3,22 +3,39 @@
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from sfumato.data import loading
-from sfumato.data.folders import decode_images
+from sfumato.data.folders import decode_images, labelled_images
+from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 from sfumato.errors import InputError
 from sfumato.evaluation.augtest import augtest
+from sfumato.evaluation.evaluators import (
+    Evaluator,
+    Outcome,
+    auroc_of_each,
+    calibration,
+    confusion,
+    intervals,
+    sensitivity_at,
+)
 from sfumato.evaluation.row_independence import evaluation_finding
 from sfumato.evaluation.scores import predict_logits, score
-from sfumato.evaluation.trained import load
+from sfumato.evaluation.trained import Trained, load
 from sfumato.json_record import Record
 from sfumato.run_folder.files import DATA_ROOT_FILE, read_data_root
 
 Report = Callable[[str], None]
+
+
+class Intervals(Record):
+    """95 % intervals (lower, upper) for independent images; None of a class that does not occur."""
+
+    accuracy: list[float]
+    per_class: list[list[float] | None]
 
 
 class Evaluation(Record):
@@ -27,7 +44,7 @@ class Evaluation(Record):
     """
 
     run: str
-    held_out: Literal["test", "valid"]
+    held_out: Literal["test", "valid", "folder"]
     num_images: int
     classes: list[str]
     accuracy: float
@@ -36,9 +53,22 @@ class Evaluation(Record):
     per_class: list[float | None]
     auroc: float | None
     majority_rate: float
+    confusion: list[list[int]]
+    """Images of each class (row) that were taken for each class (column)."""
+    calibration_error: float | None
+    auroc_per_class: list[float | None]
+    """Each class against the rest."""
+    specificity: float
+    sensitivity_per_class: list[float | None]
+    """Of each class against the rest, at that specificity."""
+    intervals: Intervals
+    class_gap: float
+    """Accuracy of the best class less that of the worst."""
     test_views: int
     accuracy_augtest_vote: float | None
     accuracy_augtest_mean: float | None
+    more: dict[str, Any]
+    """What the caller's own evaluators yielded."""
 
 
 class Prediction(Record):
@@ -52,26 +82,87 @@ class Prediction(Record):
 
 def evaluate(
     run: str | Path,
+    folder_of_images: str | Path | None = None,
     *,
     data_root: str | Path | None = None,
     test_views: int | None = None,
+    specificity: float = 0.95,
+    evaluators: Sequence[Evaluator] = (),
     trust: Collection[str] = (),
     report: Report = lambda text: None,
 ) -> Evaluation:
-    """Scores the averaged weights on the run's held-out images. These numbers are not private.
+    """Scores the averaged weights on the run's held-out images, or on a whole folder of others. These
+    numbers are not private.
 
     Args:
         run: The run folder.
+        folder_of_images: With labels, in any layout that training takes; its classes are among the
+            run's.
         data_root: Where the data lies; default as in training, where the run's owner has noted it.
         test_views: Random views of each image that decide together; default as in the recipe.
+        specificity: At which each class's sensitivity is told.
+        evaluators: Your own (`sfumato.evaluation.evaluators`): what they yield stands under `more`.
         trust: Modules that may be imported for the model, each by its full name.
         report: Is told what the user should know.
 
     Raises:
         InputError: If the run or its images are not there, or are others.
     """
+    if not 0 <= specificity <= 1:
+        raise InputError(f"specificity = {specificity} is no share. Give one from 0 to 1, for example 0.95.")
     folder = Path(run)
     trained = load(folder, trust)
+    held_out, held_out_name = _held_out(folder_of_images, trained, folder, data_root, report)
+    if (mixing := evaluation_finding(trained.model, trained.row)) is not None:
+        report(f"warning: accuracies depend on which images are judged together: {mixing}")
+    decide = trained.objective.decision_logits
+    logits = decide(predict_logits(trained.model, held_out))
+    found = score(logits, held_out.labels)
+    outcome = Outcome(logits.double(), held_out.labels, trained.classes)
+    own = (confusion, calibration, auroc_of_each, sensitivity_at(specificity), intervals)
+    facts = dict(pair for evaluator in own for pair in evaluator(outcome))
+    augmentation = trained.recipe.augmentation
+    num_views = augmentation.test_views if test_views is None else test_views
+    together = augtest(trained.model, held_out, Views.of(augmentation), num_views, decide)
+    if test_views and not together.views:
+        report("no test with views: this run was trained without augmentation")
+    return Evaluation(
+        run=str(folder),
+        held_out=held_out_name,
+        num_images=len(held_out),
+        classes=list(trained.classes),
+        **dataclasses.asdict(found),
+        **{**facts, "intervals": Intervals(**facts["intervals"])},
+        test_views=together.views,
+        accuracy_augtest_vote=together.vote,
+        accuracy_augtest_mean=together.mean,
+        more=dict(pair for evaluator in evaluators for pair in evaluator(outcome)),
+    )
+
+
+def _held_out(
+    images: str | Path | None,
+    trained: Trained,
+    folder: Path,
+    data_root: str | Path | None,
+    report: Report,
+) -> tuple[ImageSet, Literal["test", "valid", "folder"]]:
+    """The images that a run is judged by, and what they are: those of a folder, or its own held-out
+    ones.
+    """
+    if images is not None:
+        if data_root is not None:
+            raise InputError("a folder to score, and --data-root, where the run's own images lie: give one of them.")
+        judged = labelled_images(
+            Path(images),
+            trained.classes,
+            image_size=trained.image_size,
+            channels=trained.channels,
+            mean=trained.mean,
+            std=trained.std,
+            report=report,
+        )
+        return judged, "folder"
     root = None if data_root is None else Path(data_root)
     if root is None and (noted := read_data_root(folder)) is not None:
         report(f"images of {noted}, as {folder / DATA_ROOT_FILE} says")
@@ -94,24 +185,7 @@ def evaluate(
         raise InputError(
             f"{folder} judges other images or classes than data set {data.name} has. Give a run that was trained on it."
         )
-    if (mixing := evaluation_finding(trained.model, trained.row)) is not None:
-        report(f"warning: accuracies depend on which images are judged together: {mixing}")
-    held_out, decide = dataset.held_out, trained.objective.decision_logits
-    found = score(decide(predict_logits(trained.model, held_out)), held_out.labels)
-    num_views = recipe.augmentation.test_views if test_views is None else test_views
-    together = augtest(trained.model, held_out, Views.of(recipe.augmentation), num_views, decide)
-    if test_views and not together.views:
-        report("no test with views: this run was trained without augmentation")
-    return Evaluation(
-        run=str(folder),
-        held_out=dataset.held_out_name,
-        num_images=len(held_out),
-        classes=list(dataset.classes),
-        **dataclasses.asdict(found),
-        test_views=together.views,
-        accuracy_augtest_vote=together.vote,
-        accuracy_augtest_mean=together.mean,
-    )
+    return dataset.held_out, dataset.held_out_name
 
 
 def predict(

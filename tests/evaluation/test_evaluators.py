@@ -1,0 +1,120 @@
+"""What is said of decisions beside their accuracy, against scikit-learn and by counting."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics
+
+from sfumato.evaluation.evaluators import (
+    BINS,
+    Outcome,
+    auroc_of_each,
+    calibration,
+    confusion,
+    intervals,
+    sensitivity_at,
+    wilson,
+)
+
+
+def an_outcome(count=300, classes=4, seed=0, ties=False):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (count,), generator=generator)
+    logits = torch.randn(count, classes, generator=generator) + torch.eye(classes)[labels]
+    return Outcome((logits.round() if ties else logits).double(), labels, [f"class {i}" for i in range(classes)])
+
+
+def value(evaluator, outcome):
+    (pair,) = list(evaluator(outcome))
+    return pair[1]
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_confusion_matrix_has_labels_in_rows(ties):
+    outcome = an_outcome(ties=ties)
+    expected = metrics.confusion_matrix(outcome.labels, outcome.decided, labels=range(4))
+    assert value(confusion, outcome) == expected.tolist()
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("classes", [2, 4])
+def test_auroc_is_each_class_against_the_rest(classes, ties):
+    outcome = an_outcome(classes=classes, ties=ties)
+    logits = outcome.logits.numpy()
+    for place, found in enumerate(value(auroc_of_each, outcome)):
+        others = np.delete(logits, place, 1)
+        scores = logits[:, place] - np.logaddexp.reduce(others, axis=1)
+        assert found == pytest.approx(metrics.roc_auc_score(outcome.labels == place, np.round(scores, 12)), abs=1e-3)
+    if classes == 4 and not ties:
+        by_probability = [metrics.roc_auc_score(outcome.labels == i, outcome.probabilities[:, i]) for i in range(4)]
+        assert value(auroc_of_each, outcome) == pytest.approx(by_probability)
+
+
+def test_one_side_alone_has_no_auroc_and_no_sensitivity():
+    outcome = Outcome(torch.randn(5, 3).double(), torch.zeros(5, dtype=torch.int64), list("abc"))
+    assert value(auroc_of_each, outcome) == [None, None, None]
+    assert dict(sensitivity_at(0.9)(outcome))["sensitivity_per_class"] == [None, None, None]
+
+
+@pytest.mark.parametrize("specificity", [0.0, 0.5, 0.9, 0.95, 1.0])
+@pytest.mark.parametrize("ties", [False, True])
+def test_sensitivity_is_the_best_threshold_s_that_keeps_the_specificity(specificity, ties):
+    outcome = an_outcome(count=97, ties=ties)
+    found = dict(sensitivity_at(specificity)(outcome))
+    assert found["specificity"] == specificity
+    odds = outcome.probabilities.logit()
+    for place, sensitivity in enumerate(found["sensitivity_per_class"]):
+        own = outcome.labels == place
+        scores = odds[:, place].round(decimals=9)
+        thresholds = [-math.inf, *scores.tolist()]
+        possible = [
+            float((scores[own] > threshold).double().mean())
+            for threshold in thresholds
+            if float((scores[~own] <= threshold).double().mean()) >= specificity - 1e-12
+        ]
+        assert sensitivity == pytest.approx(max(possible))
+
+
+def test_calibration_error_is_the_sum_over_bins_by_hand():
+    outcome = an_outcome(count=500)
+    sureness, decided = outcome.probabilities.max(1)
+    right, total = (decided == outcome.labels).double(), 0.0
+    for number in range(BINS):
+        inside = (sureness > number / BINS) & (sureness <= (number + 1) / BINS)
+        if inside.any():
+            total += float(inside.double().mean() * (right[inside].mean() - sureness[inside].mean()).abs())
+    assert value(calibration, outcome) == pytest.approx(total)
+
+
+def test_a_calibrated_model_s_error_is_small_and_a_sure_wrong_one_s_is_one():
+    generator = torch.Generator().manual_seed(0)
+    share = torch.rand(200_000, 1, generator=generator, dtype=torch.float64)
+    labels = (torch.rand(200_000, generator=generator) < share[:, 0]).long()
+    calibrated = Outcome(torch.cat([torch.zeros_like(share), share.logit()], 1), labels, ["no", "yes"])
+    assert value(calibration, calibrated) < 0.01
+    wrong = Outcome(torch.tensor([[50.0, 0.0]] * 4).double(), torch.ones(4, dtype=torch.int64), ["no", "yes"])
+    assert value(calibration, wrong) == pytest.approx(1.0)
+
+
+def test_outputs_that_are_not_finite_are_told_apart_and_end_nothing():
+    outcome = Outcome(torch.tensor([[math.nan, 0.0], [1.0, 0.0]]), torch.tensor([0, 1]), ["a", "b"])
+    assert value(calibration, outcome) is None and value(auroc_of_each, outcome) == [None, None]
+    assert sum(map(sum, value(confusion, outcome))) == 2
+
+
+@pytest.mark.parametrize(("hits", "count"), [(0, 10), (10, 10), (3, 10), (80, 100)])
+def test_the_interval_covers_shares_that_are_not_refuted(hits, count):
+    low, high = wilson(hits, count)
+    assert 0 <= low <= hits / count <= high <= 1
+    for end in (low, high):  # each end is where the normal test at 5 % just refuses
+        if 0 < end < 1:
+            assert abs(hits / count - end) / math.sqrt(end * (1 - end) / count) == pytest.approx(1.95996, rel=1e-4)
+    assert wilson(0, 0) is None
+
+
+def test_the_gap_is_between_the_best_and_the_worst_class_that_occur():
+    logits, labels = torch.eye(3)[[0, 0, 1, 0]].double(), torch.tensor([0, 0, 1, 1])
+    found = dict(intervals(Outcome(logits, labels, list("abc"))))
+    assert found["class_gap"] == pytest.approx(0.5) and found["intervals"]["per_class"][2] is None
