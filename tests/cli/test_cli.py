@@ -698,3 +698,10 @@ def test_a_folder_of_other_images_is_scored_whole(trained, folder, capsys, tmp_p
     shutil.copy(next((folder / "checks").glob("*.png")), tmp_path / "more" / "dots" / "1.png")
     assert cli.run(["evaluate", str(run), str(tmp_path / "more")]) == 2
     assert "dots" in capsys.readouterr().err
+
+
+def test_a_folder_trains_without_privacy_though_its_recipe_states_no_budget(folder, capsys, tmp_path):
+    arguments = ["train", "image-folder", "--data-root", folder, "--non-private", "--set", "training.num_steps=3"]
+    result = json_of(capsys, *arguments, "--output", tmp_path / "run")
+    assert result["private"] is False and "max_grad_norm" not in (tmp_path / "run" / "recipe.toml").read_text()
+    assert json_of(capsys, *arguments, "--dry-run")["epsilon"] is None

@@ -127,14 +127,12 @@ def _show_plan(
     from sfumato.data import loading as datasets
     from sfumato.json_record import finite
     from sfumato.planning.claims import claims
-    from sfumato.planning.resolve import resolve, without_privacy
+    from sfumato.planning.resolve import resolve, resolve_without_privacy
     from sfumato.training.estimate import expected_seconds
     from sfumato.training.loop import refuse_large_groups
 
     facts_of_data = datasets.facts(parsed.data, data_root, output.note)
-    plan = resolve(parsed, facts_of_data)
-    if non_private:
-        plan = without_privacy(plan)
+    plan = (resolve_without_privacy if non_private else resolve)(parsed, facts_of_data)
     if plan.recipe.privacy is not None and plan.recipe.privacy.max_images_per_person is not None:
         refuse_large_groups(plan, datasets.largest_group(parsed.data, data_root))
     seconds = expected_seconds(plan, facts_of_data, device, trust)

@@ -208,7 +208,20 @@ def _refuse_overspent_selection(mechanism: Mechanism, target: float, delta: floa
         )
 
 
-def without_privacy(plan: Plan) -> Plan:
+def resolve_without_privacy(recipe: Recipe, facts: Facts) -> Plan:
+    """What the recipe's run is without privacy: of one with a budget the same batch, steps and rate;
+    of one that states none, ordinary training.
+
+    Raises:
+        InputError: As `resolve`.
+    """
+    privacy = recipe.privacy
+    if privacy is not None and privacy.target_epsilon is None and privacy.noise_multiplier is None:
+        recipe = recipe.model_copy(update={"privacy": None})
+    return _without_privacy(resolve(recipe, facts))
+
+
+def _without_privacy(plan: Plan) -> Plan:
     """The same run without clipping per example and without noise, to show the price of privacy.
 
     Batch, steps and learning rate stay; the mean gradient is bounded by the clipping norm,

@@ -10,7 +10,7 @@ from typing import Any
 from sfumato import config
 from sfumato.data import loading
 from sfumato.data.examples import Dataset
-from sfumato.planning.resolve import Plan, resolve, without_privacy
+from sfumato.planning.resolve import Plan, resolve, resolve_without_privacy
 from sfumato.recipes import recipe_of
 from sfumato.reporting.page import write_report
 from sfumato.run_folder import files
@@ -100,9 +100,7 @@ def train(
     with watching(progress) as watched:
         dataset = loading.load_for(parsed, data_root, watched.message)
         trainer = Trainer(dataset, device=device, trust=trust, progress=watched)
-        plan = resolve(parsed, trainer.dataset.facts)
-        if non_private:
-            plan = without_privacy(plan)
+        plan = (resolve_without_privacy if non_private else resolve)(parsed, trainer.dataset.facts)
         for choice in [] if resume else plan.choices:
             watched.message(f"chosen: {choice.key} = {choice.value} ({choice.why})")
         for warning in plan.warnings:
