@@ -63,7 +63,7 @@ def main() -> None:
     public = args.dest / "pretrained"
     if not (public / "result.json").exists():
         steps = ["--set", "training.num_steps=1500", "--set", "training.batch_size=128"]
-        optimizer = ["optimizer.learning_rate=0.1", "optimizer.momentum=0.9", "optimizer.schedule=cosine"]
+        optimizer = ["optimizer.learning_rate=0.02", "optimizer.momentum=0.9", "optimizer.schedule=cosine"]
         settings = [part for setting in optimizer for part in ("--set", setting)]
         facts = train(
             *("image-folder", "--data-root", str(args.dest / "public"), "--non-private", *DATA, *NETWORK),

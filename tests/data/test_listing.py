@@ -4,8 +4,8 @@ import unicodedata
 
 import pytest
 
-from sfumato.data.labels_csv import has_groups, read_labels
 from sfumato.data.listing import find_images, find_labelled, group_name, with_groups
+from sfumato.data.tables import has_groups, read_labels
 from sfumato.errors import InputError
 
 
@@ -360,3 +360,64 @@ def test_a_table_s_images_keep_the_parts_that_they_lie_in(tmp_path, write_image)
         write_table(root, (root / "labels.csv").read_text().replace(f"{part}/", f"{other}/"))
     with pytest.raises(InputError, match="that part is called test/"):
         read_labels(root, with_groups=False)
+
+
+HUGGING_FACE = {
+    "metadata.csv": "file_name,label,text\na.png,cat,x\nsub/b.png,dog,y\nü.png,cat,z\n",
+    "metadata.jsonl": '{"file_name": "a.png", "label": "cat"}\n\n'
+    '{"label": "dog", "file_name": "sub/b.png", "box": [1]}\n'
+    '{"file_name": "ü.png", "label": "cat"}\n',
+}
+
+
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_hugging_face_s_image_folders_are_read(table, name):
+    (table / name).write_text(HUGGING_FACE[name], encoding="utf-8")
+    found = read_labels(table, with_groups=False)
+    assert [(item.file.name, item.label) for item in found] == [
+        ("a.png", "cat"),
+        ("sub/b.png", "dog"),
+        ("ü.png", "cat"),
+    ]
+    assert not has_groups(table)
+
+
+def test_a_label_may_be_a_number_and_a_table_may_lie_in_each_part(tmp_path, write_image):
+    rows = {"train": ["1.png", "2.png"], "test": ["deep/1.png"]}
+    for part, names in rows.items():
+        for name in names:
+            write_image(f"{part}/{name}")
+        lines = [
+            f'{{"file_name": "{name}", "label": {number}, "group": "p{number}"}}' for number, name in enumerate(names)
+        ]
+        (tmp_path / "images" / part / "metadata.jsonl").write_text("\n".join(lines))
+    found = read_labels(tmp_path / "images", with_groups=True)
+    assert [(item.file.name, item.label, item.part, item.group) for item in found] == [
+        ("test/deep/1.png", "0", "test", "p0"),
+        ("train/1.png", "0", "train", "p0"),
+        ("train/2.png", "1", "train", "p1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"file_name": "a.png"}\n', "line 1 has no label|needs one column 'label'"),
+        ('{"file_name": "a.png", "label": true}\n', "line 1 has no label"),
+        ('["a.png", "cat"]\n', "line 1 is no JSON object"),
+        ('{"file_name": "a.png", "label": "cat"\n', "line 1 is no JSON object"),
+        ('{"file_name": "../a.png", "label": "cat"}\n', "leads out of the folder"),
+        ('{"file_name": "a.png", "label": "cat"}\n', "is not in .*metadata.jsonl"),
+    ],
+)
+def test_a_faulty_json_table_is_refused_by_line(table, text, message):
+    (table / "metadata.jsonl").write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_labels(table, with_groups=False)
+
+
+def test_two_tables_for_the_same_images_are_refused(table):
+    write_table(table, GOOD)
+    (table / "metadata.csv").write_text(HUGGING_FACE["metadata.csv"])
+    with pytest.raises(InputError, match="both give labels"):
+        read_labels(table, with_groups=False)

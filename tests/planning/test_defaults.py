@@ -42,3 +42,16 @@ def test_testing_with_views_changes_no_release():
     keys = [releasing_keys(plan_of(32, kind="rrc", test_views=number).recipe) for number in (0, 8)]
     assert keys[0] == keys[1]
     assert keys[0] != releasing_keys(plan_of(32, kind="simclr").recipe)
+
+
+def test_ordinary_training_has_defaults_of_its_own():
+    """Nothing bounds its gradients: the rate of private training ends at chance."""
+    facts = Facts(1000, 2, 32, 3)
+    recipe = resolve(config.parse({"data": {"name": "folder"}}), facts).recipe
+    assert (recipe.optimizer.learning_rate, recipe.optimizer.momentum) == (0.02, 0.9)
+    assert (recipe.training.batch_size, recipe.training.num_steps) == (128, 79)
+    own = {"data": {"name": "folder"}, "optimizer": {"momentum": 0.5}, "training": {"batch_size": 10}}
+    recipe = resolve(config.parse(own), facts).recipe
+    assert (recipe.optimizer.momentum, recipe.training.num_steps) == (0.5, 1000)
+    bounded = {"data": {"name": "folder"}, "optimizer": {"max_grad_norm": 1.0}}
+    assert resolve(config.parse(bounded), facts).recipe.optimizer.learning_rate == 2.0

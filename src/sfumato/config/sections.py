@@ -66,7 +66,7 @@ class DataConfig(Section):
     std: list[Spread] | None = None
     """Public constant per channel, by which images are divided."""
     group_by: str | None = None
-    """What makes images belong together (a person): "group", the column of labels.csv, or a
+    """What makes images belong together (a person): "group", the column of a table of labels, or a
     regular expression whose first group is read from each relative path."""
 
     @pydantic.model_validator(mode="after")

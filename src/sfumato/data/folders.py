@@ -1,7 +1,7 @@
 """A user's folder of images as a data set.
 
-Three layouts: `<class>/*`, `{train,valid,test}/<class>/*`, or a labels.csv (its images in
-{train,valid,test}/ or anywhere). What is held out is decided by the folder's own test/ (valid/),
+Three layouts: `<class>/*`, `{train,valid,test}/<class>/*`, or a table of labels (its images in
+{train,valid,test}/ or anywhere; `sfumato.data.tables`). What is held out is decided by the folder's own test/ (valid/),
 else by `splitting`'s hash of each name; what is public (classes, size, channels, normalisation)
 comes from the recipe and from folder names, never from pixels.
 """
@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 
 from sfumato.config import DataConfig
-from sfumato.data import decoding, labels_csv
+from sfumato.data import decoding, tables
 from sfumato.data.cache import decode_cached
 from sfumato.data.catalogue import Facts
 from sfumato.data.examples import Dataset, check_proportions
@@ -264,24 +264,25 @@ def _list(config: DataConfig, root: Path, report: Callable[[str], None]) -> _Lis
 
 def _labelled(config: DataConfig, root: Path, report: Callable[[str], None]) -> list[LabelledFile]:
     listed = None if config.classes is None else _listed_classes(config.classes)
-    if not (root / labels_csv.NAME).is_file():
+    found_tables = tables.find_tables(root)
+    if not found_tables:
         files = find_labelled(root, listed)
         return files if config.group_by is None else with_groups(files, config.group_by)
     by_column = config.group_by == "group"
-    files = labels_csv.read_labels(root, with_groups=by_column, classes=listed)
+    files = tables.read_labels(root, with_groups=by_column, classes=listed)
     if config.classes is None:
         found = sorted({item.label for item in files})
         shown = ", ".join(map(repr, found[:_MOST_NAMED])) + (", ..." if len(found) > _MOST_NAMED else "")
         raise InputError(
-            f"{root / labels_csv.NAME} gives labels, but data.classes does not state the classes. "
+            f"{found_tables[0]} gives labels, but data.classes does not state the classes. "
             "They are published, and no noise hides that an image of a class is there: a list "
             f"read from the private labels would tell. It holds {shown}. State the classes that "
             "may be known: "
             '--set \'data.classes=["A", "B"]\''
         )
-    if config.group_by is None and labels_csv.has_groups(root):
+    if config.group_by is None and tables.has_groups(root):
         report(
-            f'{root / labels_csv.NAME} has a column "group", which is not used: data.group_by = "group" keeps the '
+            f'{found_tables[0]} has a column "group", which is not used: data.group_by = "group" keeps the '
             "images of a group on one side"
         )
     return files if by_column or config.group_by is None else with_groups(files, config.group_by)

@@ -67,7 +67,7 @@ def find_images(root: Path) -> list[FoundFile]:
     same: dict[tuple[int, int], Path] = {}
     for path in _walk(root):
         name = unicodedata.normalize("NFC", path.relative_to(root).as_posix())
-        if name == "labels.csv":
+        if is_table(name):
             continue
         _check_kind(path)
         status = _status(path)
@@ -79,6 +79,14 @@ def find_images(root: Path) -> list[FoundFile]:
                 )
         files.append(FoundFile(path, name, (status.st_size, status.st_mtime_ns, status.st_ctime_ns)))
     return sorted(files, key=lambda file: file.name)
+
+
+def is_table(name: str) -> bool:
+    """Whether a file's name in the folder is that of a table of labels (`sfumato.data.tables`)."""
+    *above, last = name.split("/")
+    return (not above and last == "labels.csv") or (
+        last in ("metadata.csv", "metadata.jsonl") and (not above or (len(above) == 1 and above[0] in PARTS))
+    )
 
 
 def check_file(path: Path) -> None:
@@ -197,7 +205,7 @@ def with_groups(files: Sequence[LabelledFile], pattern: str) -> list[LabelledFil
         raise InputError(
             f"data.group_by = {pattern!r} has no (group) to read from a path. Put what names a "
             "person in parentheses, as in '(patient[0-9]+)'; 'group' alone means that column of "
-            "labels.csv."
+            "the table of labels."
         )
     grouped = []
     for item in files:

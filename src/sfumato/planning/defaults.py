@@ -77,6 +77,8 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
     solved = _solved_quantity(values)
     if _on_features(values):
         _fill_in_on_features(recipe, values, n, solved, choose)
+    if recipe.privacy is None and recipe.optimizer.max_grad_norm is None:
+        _fill_in_ordinary(recipe, values, n, choose)
     if solved != "batch_size":
         choose(
             "training", "batch_size", default_batch_size(n), f"a quarter of N = {n}, between 256 and 4096, at most N"
@@ -129,6 +131,18 @@ def _fill_in_on_features(
             if key not in getattr(recipe, section).model_fields_set:
                 values[section][key] = None
                 choose(section, key, value, "goes with that rate")
+
+
+def _fill_in_ordinary(recipe: Recipe, values: dict[str, Any], n: int, choose: Callable[..., None]) -> None:
+    """Small batches, some epochs and a rate for gradients that nothing bounds."""
+    choose("training", "batch_size", min(128, n), "as ordinary training has it")
+    steps = math.ceil(10 * n / values["training"]["batch_size"])
+    choose("training", "num_steps", steps, "ten epochs")
+    if recipe.optimizer.name == "sgd" and values["optimizer"]["learning_rate"] is None:
+        choose("optimizer", "learning_rate", 0.02, "gradients that are not clipped take a smaller rate")
+        if "momentum" not in recipe.optimizer.model_fields_set:
+            values["optimizer"]["momentum"] = None
+            choose("optimizer", "momentum", 0.9, "goes with that rate")
 
 
 def delta_default(num_examples: int) -> float:
