@@ -42,3 +42,6 @@ PACKAGED = {
 
 FROM_PACKAGE = "package"
 """`model.init_from` of a network whose weights are packaged."""
+
+FROM_TIMM = "timm"
+"""`model.init_from` of a network "timm:NAME" whose weights timm's hub has."""

@@ -10,6 +10,7 @@ from sfumato import cli
 from sfumato.errors import InputError
 from sfumato.models import build
 from sfumato.models.registry import imported_module
+from sfumato.models.weights import read_weights
 
 pytest.importorskip("timm")
 pytest.importorskip("torchvision")
@@ -60,6 +61,23 @@ def test_a_stranger_s_recipe_reaches_nothing_but_architectures(name, options, sa
 def test_grey_images_are_refused_by_torchvision_s_networks_in_one_line():
     with pytest.raises(InputError, match=r"Set data\.channels=3"):
         build("torchvision:resnet18", image_size=32, channels=1, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("timm:test_vit", "cannot be had from timm's hub"),  # nothing is reached from here
+        ("timm:no_such", "timm has no such network"),
+        ("torchvision:resnet18", 'is for networks named "timm:NAME"'),
+        ("small_cnn", 'is for networks named "timm:NAME"'),
+    ],
+)
+def test_weights_that_no_hub_gives_are_refused_in_one_line(name, says, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError) as error:
+        read_weights(name, "timm")
+    assert says in str(error.value) and "\n" not in str(error.value)
 
 
 def recipe(tmp_path, name, **model):

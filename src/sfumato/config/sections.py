@@ -90,8 +90,8 @@ class ModelConfig(Section):
     mixes images, by group normalisation; scales and shifts are kept.
     """
     init_from: Annotated[str | None, MayChange()] = None
-    """Public weights to start from: "package", a .safetensors or .pth file, or a run folder. None:
-    from scratch.
+    """Public weights to start from: "package", "timm" (its hub), a .safetensors or .pth file, or a run
+    folder. None: from scratch.
     """
     init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     """Digest of these weights (names, types, shapes, values): others are refused. A run fills it in."""

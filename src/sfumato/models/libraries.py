@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from sfumato.errors import InputError, nearest
@@ -46,6 +47,28 @@ def factory(name: str) -> Callable[..., nn.Module] | None:
     if network not in known:
         raise InputError(f'model "{name}": {library} has no such network. {nearest(network, known)}')
     return functools.partial(make, module, network)
+
+
+def hub_weights(name: str) -> dict[str, torch.Tensor]:
+    """The weights that timm's hub has for "timm:NAME": fetched, or from the cache of earlier times.
+
+    Raises:
+        InputError: If it has none, or cannot be reached.
+    """
+    library, _, network = name.partition(":")
+    if library != "timm":
+        raise InputError(f'model.init_from = "timm" is for networks named "timm:NAME", not {name!r}.')
+    factory(name)  # is known
+    timm = _imported(library)
+    try:
+        state: dict[str, torch.Tensor] = timm.create_model(network, pretrained=True).state_dict()
+    except Exception as error:  # the network's, the hub's and the file system's are of every kind
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(
+            f"the weights of {name} cannot be had from timm's hub: {reason[:200]}. Fetch them where there is a "
+            "network, save their state_dict as .safetensors, and name that file in model.init_from."
+        ) from None
+    return state
 
 
 def _imported(library: str) -> ModuleType:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from sfumato.errors import InputError
-from sfumato.models import efficientnet
-from sfumato.pretrained import FROM_PACKAGE, PACKAGED
+from sfumato.models import efficientnet, libraries
+from sfumato.pretrained import FROM_PACKAGE, FROM_TIMM, PACKAGED
 
 _PACKAGES = {"efficientnet_lite0": efficientnet.packaged_weights}
 # What other tools put around the state of a model.
@@ -71,7 +71,7 @@ def read_weights(model_name: str, init_from: str) -> Weights:
 
     Args:
         model_name: `model.name` of the recipe.
-        init_from: "package"; a .safetensors file; a .pth or .pt file of tensors; or a run folder.
+        init_from: "package"; "timm", its hub; a .safetensors file; a .pth or .pt file of tensors; or a run folder.
 
     Raises:
         InputError: If there are none, or the file is damaged or holds something else than tensors.
@@ -81,6 +81,8 @@ def read_weights(model_name: str, init_from: str) -> Weights:
             names = ", ".join(PACKAGED)
             raise InputError(f"no package holds weights of model {model_name}. Those of {names} can be had so.")
         return Weights(_PACKAGES[model_name]())
+    if init_from == FROM_TIMM:
+        return Weights(libraries.hub_weights(model_name))
     path = Path(init_from)
     try:
         path = path / "model.safetensors" if path.is_dir() else path
