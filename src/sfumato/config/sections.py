@@ -37,7 +37,18 @@ class Section(pydantic.BaseModel):
 class DataConfig(Section):
     """Which images. Every value here is a public input, never computed from private images."""
 
-    name: Literal["digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "imagenet", "folder"]
+    name: Literal[
+        "digits",
+        "mnist",
+        "fashion_mnist",
+        "cifar10",
+        "cifar100",
+        "svhn",
+        "imagenet32",
+        "imagenet",
+        "places365",
+        "folder",
+    ]
     path: Annotated[str | None, MayChange()] = None
     """Folder of images (`folder`), relative to the working directory; `--data-root` overrides it. A
     run keeps it for its owner alone.

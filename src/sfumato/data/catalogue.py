@@ -28,7 +28,7 @@ class NamedSet:
     """The public facts of a benchmark.
 
     Attributes:
-        classes: Names in label order; none where the set can be planned with, but not loaded yet.
+        classes: Names in label order.
         num_train: Images of its training part: what "train+valid" trains on.
         num_valid: How many of them "train" holds out (De et al. 2022, Table 11).
         num_test: Images of its test part.
@@ -37,7 +37,7 @@ class NamedSet:
         std: Per channel, published.
         max_value: The integer that is scaled to 1.
         files: Below the data root, with the size in bytes where it is fixed.
-        num_classes: Number of classes; of `classes` unless said.
+        folders: For images in folders of classes: that of the set, of its training and of its test part.
     """
 
     classes: tuple[str, ...]
@@ -49,15 +49,11 @@ class NamedSet:
     std: tuple[float, ...]
     max_value: int = 255
     files: tuple[tuple[str, int | None], ...] = ()
-    num_classes: int = 0
-
-    def __post_init__(self) -> None:
-        if self.classes:
-            object.__setattr__(self, "num_classes", len(self.classes))
+    folders: tuple[str, ...] = ()
 
     @property
-    def is_loadable(self) -> bool:
-        return bool(self.classes)
+    def num_classes(self) -> int:
+        return len(self.classes)
 
 
 def _idx_files(folder: str) -> tuple[tuple[str, int], ...]:
@@ -67,6 +63,11 @@ def _idx_files(folder: str) -> tuple[tuple[str, int], ...]:
         sizes.append((f"{folder}/raw/{part}-images-idx3-ubyte", 16 + 28 * 28 * count))
         sizes.append((f"{folder}/raw/{part}-labels-idx1-ubyte", 8 + count))
     return tuple(sizes)
+
+
+def _numbered(count: int) -> tuple[str, ...]:
+    """Classes by their number in the order of the files, from 1 on."""
+    return tuple(str(number) for number in range(1, count + 1))
 
 
 _DIGITS = tuple("0123456789")
@@ -116,12 +117,49 @@ NAMED: dict[str, NamedSet] = {
         (0.26733429, 0.25643846, 0.27615047),
         files=tuple((f"cifar-100-python/{name}", None) for name in ("train", "test", "meta")),
     ),
+    "svhn": NamedSet(
+        _DIGITS,
+        73_257,
+        5_000,
+        26_032,
+        (3, 32, 32),
+        (0.4377, 0.4438, 0.4728),
+        (0.1980, 0.2010, 0.1970),
+        files=(("train_32x32.mat", None), ("test_32x32.mat", None)),
+    ),
+    "imagenet32": NamedSet(
+        _numbered(1000),
+        1_281_167,
+        10_000,
+        50_000,
+        (3, 32, 32),
+        (0.5, 0.5, 0.5),
+        (0.5, 0.5, 0.5),
+        files=(*((f"imagenet32/train_data_batch_{i}", None) for i in range(1, 11)), ("imagenet32/val_data", None)),
+    ),
     "imagenet": NamedSet(
-        (), 1_281_167, 10_000, 50_000, (3, 224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), num_classes=1000
+        _numbered(1000),
+        1_281_167,
+        10_000,
+        50_000,
+        (3, 224, 224),
+        (0.485, 0.456, 0.406),
+        (0.229, 0.224, 0.225),
+        folders=("imagenet", "train", "val"),
+    ),
+    "places365": NamedSet(
+        _numbered(365),
+        1_803_460,
+        0,
+        36_500,
+        (3, 256, 256),
+        (0.485, 0.456, 0.406),
+        (0.229, 0.224, 0.225),
+        folders=("places365_standard", "train", "val"),
     ),
 }
 """The public facts of every named data set. Its name is also in `sfumato.config.DataConfig`, its reader in
-`sfumato.data.loading`.
+`sfumato.data.benchmarks`.
 """
 
 

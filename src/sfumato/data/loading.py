@@ -2,14 +2,11 @@
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from sfumato.config import DataConfig, Recipe
-from sfumato.data import folders
+from sfumato.data import benchmarks, folders
 from sfumato.data.catalogue import NAMED, Facts, NamedSet, public_facts
 from sfumato.data.examples import Dataset, check_proportions
 from sfumato.data.images import ImageSet, normalisation
@@ -22,9 +19,8 @@ def facts(config: DataConfig, data_root: Path | None, report: Callable[[str], No
     image.
 
     Raises:
-        InputError: As `load` does for a folder, or if this data set can only be planned with.
+        InputError: As `load` does for a folder.
     """
-    _refuse_unloadable(config)
     if config.name in NAMED:
         _normalisation(config, NAMED[config.name])
     return public_facts(config) or folders.folder_facts(config, _folder(config, data_root), report)
@@ -47,13 +43,11 @@ def load(config: DataConfig, data_root: Path | None, report: Callable[[str], Non
         report: Takes lines for the user: progress, images that cannot be read.
 
     Raises:
-        InputError: If a file is missing or damaged, the recipe contradicts the data, or this data
-            set can only be planned with.
+        InputError: If a file is missing or damaged, or the recipe contradicts the data.
     """
-    _refuse_unloadable(config)
     if config.name == "folder":
         return folders.load_folder(config, _folder(config, data_root), report)
-    return _load_named(config, data_root)
+    return _load_named(config, data_root, report)
 
 
 def load_for(recipe: Recipe, data_root: Path | None, report: Callable[[str], None]) -> Dataset:
@@ -81,15 +75,6 @@ def tested_on_test_images(
     return dataclasses.replace(dataset, held_out_files=whole.held_out_files, held_out_name=whole.held_out_name)
 
 
-def _refuse_unloadable(config: DataConfig) -> None:
-    if config.name != "folder" and not NAMED[config.name].is_loadable:
-        raise InputError(
-            f"data set {config.name} cannot be loaded by this version, so its recipes are planned "
-            "(`sfumato plan --recipe NAME`) and verified (`sfumato recipes verify`), not trained "
-            "or simulated. Choose a recipe on another data set."
-        )
-
-
 def _folder(config: DataConfig, data_root: Path | None) -> Path:
     """A folder is private data: it is named for each run, never found by SFUMATO_DATA."""
     if config.num_examples is not None:
@@ -104,23 +89,29 @@ def _folder(config: DataConfig, data_root: Path | None) -> Path:
     return data_root if data_root is not None else Path(str(config.path))
 
 
-def _load_named(config: DataConfig, data_root: Path | None) -> Dataset:
+def _load_named(config: DataConfig, data_root: Path | None, report: Callable[[str], None]) -> Dataset:
     named = NAMED[config.name]
     mean, std = _normalisation(config, named)
     public_facts(config)  # refuses more images than there are, before a file is read
-    if config.name == "digits":
-        images, labels = _digits()
-    else:
-        root = _root(data_root or (Path(config.path) if config.path else None))
-        images, labels = _benchmark(config.name, named, root)
+    root = _root(data_root or (Path(config.path) if config.path else None))
+    raw = benchmarks.read(config.name, named, root, config.image_size, report)
     total = named.num_train + named.num_test
-    if images.shape != (total, *named.shape) or labels.shape != (total,):
+    expected = (total, *named.shape) if not named.folders else (total, *raw.images.shape[1:])
+    if raw.images.shape != expected or raw.labels.shape != (total,):
         raise InputError(
-            f"data set {config.name}: its files hold {tuple(images.shape)}, not "
+            f"data set {config.name}: its files hold {tuple(raw.images.shape)}, not "
             f"{(total, *named.shape)}. Put the original files there."
         )
-    readable = torch.ones(total, dtype=torch.bool)
-    everything = ImageSet(images, labels, readable, mean, std, named.max_value, image_size=config.image_size)
+    everything = ImageSet(
+        raw.images,
+        raw.labels,
+        raw.readable,
+        mean,
+        std,
+        named.max_value,
+        image_size=None if named.folders else config.image_size,
+        digests=raw.digests,
+    )
     if config.name == "digits":
         train, test = hold_out("digits test", total, named.num_test)
     else:
@@ -128,7 +119,12 @@ def _load_named(config: DataConfig, data_root: Path | None) -> Dataset:
     on_test = config.split == "train+valid"
     held_out = test
     num_examples = config.num_examples or named.num_train
-    if not on_test:
+    if not on_test and not named.num_valid:
+        if config.held_out != "test":
+            raise InputError(
+                f"data set {config.name} has no validation images. Set data.held_out=test: its test images."
+            )
+    elif not on_test:
         kept, valid = hold_out(f"{config.name} valid", len(train), named.num_valid)
         held_out, num_examples = [train[i] for i in valid], min(num_examples, len(kept))
     # In one order for both splits: as many images as "train" has are those of "train".
@@ -141,82 +137,6 @@ def _load_named(config: DataConfig, data_root: Path | None) -> Dataset:
         everything.subset(held_out),
         "test" if on_test else "valid",
     )
-
-
-def _digits() -> tuple[torch.Tensor, torch.Tensor]:
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    return torch.from_numpy(bunch.images).to(torch.uint8)[:, None], torch.from_numpy(bunch.target).to(torch.int64)
-
-
-def _benchmark(name: str, named: NamedSet, root: Path | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """All images (training part first) as (N, C, H, W) uint8, and their labels."""
-    if root is None:
-        raise InputError(
-            f"data set {name} lies in no known folder. Name the folder that holds it by "
-            "--data-root or the variable SFUMATO_DATA."
-        )
-    for relative, size in named.files:
-        path = root / relative
-        if not path.is_file():
-            raise InputError(
-                f"data set {name}: {path} is missing. Name the folder that holds it by "
-                "--data-root or the variable SFUMATO_DATA."
-            )
-        if size is not None and path.stat().st_size != size:
-            raise InputError(
-                f"data set {name}: {path} is damaged: it has {path.stat().st_size} bytes, not "
-                f"{size}. Put the original file there."
-            )
-    import torchvision.datasets
-
-    kind = {
-        "mnist": torchvision.datasets.MNIST,
-        "fashion_mnist": torchvision.datasets.FashionMNIST,
-        "cifar10": torchvision.datasets.CIFAR10,
-        "cifar100": torchvision.datasets.CIFAR100,
-    }[name]
-    try:
-        if name.startswith("cifar"):
-            with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # NumPy's about the pickles of CIFAR, which are read only if their published checksums are right
-                parts = [kind(str(root), train=train, download=False) for train in (True, False)]
-            images = torch.cat([torch.as_tensor(part.data) for part in parts])
-            labels = torch.cat([torch.as_tensor(part.targets, dtype=torch.int64) for part in parts])
-        else:  # torchvision's own class would prefer other files beside these, pickles of which nothing is known
-            from torchvision.datasets.mnist import read_image_file, read_label_file
-
-            images = torch.cat([read_image_file(str(root / file)) for file, _ in named.files if "idx3" in file])
-            labels = torch.cat([read_label_file(str(root / file)) for file, _ in named.files if "idx1" in file])
-    except Exception as error:
-        raise InputError(
-            f"data set {name}: {_damaged_file(kind, root, named)} is damaged "
-            f"({_one_line(error)}). Put the original file there."
-        ) from None
-    return (images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)).contiguous(), labels
-
-
-def _damaged_file(kind: type, root: Path, named: NamedSet) -> str:
-    """The first file whose published checksum (CIFAR) or header (MNIST) is wrong."""
-    from torchvision.datasets.utils import check_integrity
-
-    md5 = dict([*getattr(kind, "train_list", []), *getattr(kind, "test_list", [])])
-    for file, _ in named.files:
-        path = root / file
-        if path.name in md5 and not check_integrity(str(path), md5[path.name]):
-            return str(path)
-        if path.name.endswith("ubyte") and path.read_bytes()[:4] != (
-            b"\0\0\x08\x03" if "idx3" in path.name else b"\0\0\x08\x01"
-        ):
-            return str(path)
-    return f"a file below {root}"
-
-
-def _one_line(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:200]
 
 
 def _normalisation(config: DataConfig, named: NamedSet) -> tuple[tuple[float, ...], tuple[float, ...]]:

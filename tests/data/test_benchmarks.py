@@ -1,0 +1,135 @@
+"""Public sets that are not here, by generated files of the same layout: real formats, few images."""
+
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.io import savemat
+
+from sfumato.config import DataConfig, parse
+from sfumato.data import benchmarks, catalogue
+from sfumato.data.loading import load, load_for
+from sfumato.errors import InputError
+
+
+def quiet(line):
+    pass
+
+
+def small(monkeypatch, name, **facts):
+    """The same set with other public numbers."""
+    monkeypatch.setitem(catalogue.NAMED, name, dataclasses.replace(catalogue.NAMED[name], **facts))
+
+
+@pytest.fixture
+def svhn(tmp_path, monkeypatch):
+    small(monkeypatch, "svhn", num_train=40, num_valid=10, num_test=20)
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 40), ("test", 20)):
+        pixels = rng.integers(0, 256, (32, 32, 3, count), dtype=np.uint8)
+        savemat(tmp_path / f"{part}_32x32.mat", {"X": pixels, "y": (np.arange(count) % 10 + 1)[:, None]})
+    return tmp_path
+
+
+def test_svhn_is_read_with_the_digit_zero_in_its_place(svhn):
+    dataset = load(DataConfig(name="svhn"), svhn, quiet)
+    assert (len(dataset.train), len(dataset.held_out), dataset.classes[0]) == (40, 20, "0")
+    from scipy.io import loadmat
+
+    held = loadmat(svhn / "train_32x32.mat")
+    assert dataset.train.labels.tolist() == [int(label) % 10 for label in held["y"].ravel()]
+    one = dataset.train.integers(torch.tensor([3]))[0]
+    assert np.array_equal(one.permute(1, 2, 0).numpy(), held["X"][..., 3])
+    tuning = load(DataConfig(name="svhn", split="train"), svhn, quiet)
+    assert (len(tuning.train), len(tuning.held_out), tuning.held_out_name) == (30, 10, "valid")
+
+
+def test_a_damaged_svhn_file_is_named(svhn):
+    (svhn / "test_32x32.mat").write_bytes((svhn / "test_32x32.mat").read_bytes()[:500])
+    with pytest.raises(InputError, match=r"test_32x32\.mat is damaged"):
+        load(DataConfig(name="svhn"), svhn, quiet)
+
+
+@pytest.fixture
+def imagenet32(tmp_path, monkeypatch):
+    small(monkeypatch, "imagenet32", num_train=100, num_valid=10, num_test=20)
+    folder = tmp_path / "imagenet32"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for name, count in [(f"train_data_batch_{i}", 10) for i in range(1, 11)] + [("val_data", 20)]:
+        held = {
+            "data": rng.integers(0, 256, (count, 3072), dtype=np.uint8),
+            "labels": [int(label) for label in rng.integers(1, 1001, count)],
+            "mean": rng.random(3072),
+        }
+        (folder / name).write_bytes(pickle.dumps(held, protocol=2))
+    return tmp_path
+
+
+def test_imagenet_32_is_read_once_to_a_map_and_scaled_from_minus_one_to_one(imagenet32):
+    lines = []
+    dataset = load(DataConfig(name="imagenet32"), imagenet32, lines.append)
+    assert len(lines) == 11 and len(dataset.train) == 100 and dataset.train.digests is not None
+    held = pickle.loads((imagenet32 / "imagenet32/train_data_batch_3").read_bytes())
+    rows = dataset.train.integers(torch.arange(20, 30))
+    assert np.array_equal(rows.flatten(1).numpy(), held["data"])
+    assert dataset.train.labels[20:30].tolist() == [label - 1 for label in held["labels"]]
+    batch = dataset.train.batch(torch.arange(100))
+    assert -1 <= float(batch.min()) < -0.99 and 0.99 < float(batch.max()) <= 1
+    lines.clear()
+    again = load(DataConfig(name="imagenet32"), imagenet32, lines.append)
+    assert not lines and torch.equal(again.train.labels, dataset.train.labels)
+    part = load(DataConfig(name="imagenet32", split="train"), imagenet32, quiet)
+    same = load(DataConfig(name="imagenet32", num_examples=90), imagenet32, quiet)
+    assert torch.equal(part.train.integers(), same.train.integers())
+
+
+class Runs:
+    def __reduce__(self):
+        return (print, ("run",))
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", pickle.dumps(Runs()), pickle.dumps({"data": Runs()})])
+def test_a_pickle_that_would_run_code_or_is_damaged_is_refused(imagenet32, content, capsys):
+    (imagenet32 / "imagenet32/train_data_batch_4").write_bytes(content)
+    with pytest.raises(InputError, match="train_data_batch_4 is damaged"):
+        load(DataConfig(name="imagenet32"), imagenet32, quiet)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("name", "size"), [("imagenet", 224), ("places365", 256)])
+def test_sets_of_folders_are_decoded_once_and_bad_files_keep_their_place(tmp_path, monkeypatch, name, size):
+    small(monkeypatch, name, num_train=12, num_valid=3 if name == "imagenet" else 0, num_test=4, classes=("1", "2"))
+    home = tmp_path / catalogue.NAMED[name].folders[0]
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 6), ("val", 2)):
+        for label in ("n01", "n02"):
+            (home / part / label).mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(home / part / label / f"{number}.JPEG", format="JPEG")
+    (home / "train/n02/3.JPEG").write_bytes((home / "train/n02/3.JPEG").read_bytes()[:100])
+    lines = []
+    config = DataConfig(name=name, image_size=48)
+    dataset = load(config, tmp_path, lines.append)
+    assert (len(dataset.train), len(dataset.held_out)) == (12, 4) and dataset.shape == (3, 48, 48)
+    assert dataset.train.readable.tolist() == [index != 9 for index in range(12)]
+    assert dataset.train.labels.tolist() == [0] * 6 + [1] * 6 and any("3.JPEG" in line for line in lines)
+    assert load(DataConfig(name=name), tmp_path, quiet).shape == (3, size, size)
+    values = {"data": {"name": name, "split": "train", "held_out": "test", "image_size": 48}}
+    on_test = load_for(parse(values), tmp_path, quiet)
+    assert len(on_test.train) == (9 if name == "imagenet" else 12) and on_test.held_out_name == "test"
+    if name == "places365":
+        with pytest.raises(InputError, match="has no validation images"):
+            load(DataConfig(name=name, split="train"), tmp_path, quiet)
+    (home / "val/n02/1.JPEG").unlink()
+    with pytest.raises(InputError, match="holds 3 images in 2 folders, not 4 in 2"):
+        load(config, tmp_path, quiet)
+
+
+def test_every_named_set_has_a_reader():
+    for name, named in catalogue.NAMED.items():
+        assert name == "digits" or named.folders or name in benchmarks._READERS
