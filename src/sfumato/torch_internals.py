@@ -12,6 +12,9 @@ import torch
 
 # Operators as graphs name them: torch.export gives no public type for them.
 from torch._ops import HigherOrderOperator, OpOverload
+
+# Tensors with shapes and types, and no numbers.
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules import module as _modules
 from torch.nn.utils import parametrize as _parametrize
@@ -25,6 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 __all__ = [
     "HOOKS",
+    "FakeTensorMode",
     "HigherOrderOperator",
     "OpOverload",
     "TorchDispatchMode",

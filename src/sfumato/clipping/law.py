@@ -26,7 +26,7 @@ from torch import nn
 from sfumato.clipping.agreement import difference, first_line, leaves, norm_of, rows_agree
 from sfumato.clipping.checks import complex_findings, findings, random_state_kept
 from sfumato.clipping.draws import DrawShapes, KeyedDraws, draw_seeds, row_dims
-from sfumato.clipping.kept import Kept
+from sfumato.clipping.loss import ExampleLosses
 from sfumato.clipping.made_up import made_up_images, made_up_targets
 from sfumato.clipping.microbatch import count_saved
 from sfumato.clipping.protocol import Batch, Loss, is_out_of_memory
@@ -174,7 +174,8 @@ class Law:
             torch.no_grad(),
             contextlib.suppress(Exception),
         ):
-            self.model(image)
+            outputs = self.model(image)
+            self.loss_fn(outputs, *made_up_targets(1, self.targets, outputs, _SEED))
 
     def _refuse_types(self) -> None:
         """Refuses images of a type that the model does not take: in double precision it would not
@@ -196,17 +197,7 @@ class Law:
             ) from error
 
     def truth(self, double: bool, seed: int, *, shifted: bool = True) -> Truth:
-        """The loop over single made-up images, and everything that does not depend on an engine.
-
-        The loss may keep what it likes meanwhile, so that it shows; afterwards it holds what it held.
-        """
-        kept = Kept(self.loss_fn)
-        try:
-            return self._truth(double, seed, shifted)
-        finally:
-            kept.restore()
-
-    def _truth(self, double: bool, seed: int, shifted: bool) -> Truth:
+        """The loop over single made-up images, and everything that does not depend on an engine."""
         dtype = torch.float64 if double else None
         examples, views = 1 + max(map(max, BATCHES)), self.views
         row = self.row.to(dtype) if double and self.row.is_floating_point() else self.row
@@ -295,6 +286,11 @@ class Law:
             except Exception:  # they have a meaning of their own
                 if not choices:
                     raise
+        ExampleLosses(self.loss_fn).require(
+            tree_map(lambda leaf: leaf[None] if isinstance(leaf, torch.Tensor) else leaf, apart),
+            tuple(target[:1] for target in targets),
+            1,
+        )
         if of_itself.requires_grad:
             raise BrokenLaw(
                 "loss_fn takes trainable parameters besides the model's output: their gradient "

@@ -5,11 +5,11 @@ to a graph, on shapes alone. A graph that holds only operations that raise no er
 numbers, whatever their values, is then applied to all examples side by side (`torch.func.vmap`).
 None of the user's code runs in it: it can neither catch an error, count, nor keep anything, and no
 formula is chosen by values. The graph is traced anew for each call, since the loss may have been
-changed between two of them, unless it is marked `unchanging`.
+changed between two of them.
 
 Any other loss (it branches on values, holds a `try` or another library, has a backward pass of its
-own) is called for one example after another, and everything that it keeps is put back after each
-(`Kept`).
+own) could keep something of one image for the next, in more places than any search finds. So it
+needs its author's word that it does not (`pure`), and is called for one example after another.
 """
 
 import contextlib
@@ -21,14 +21,23 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
-from torch.func import grad_and_value, vmap
+from torch.func import functionalize, grad_and_value, vmap
 from torch.fx import GraphModule, Node
+from torch.nn.functional import one_hot
 from torch.overrides import TorchFunctionMode
 
-from sfumato.clipping.kept import Kept
+from sfumato.clipping.agreement import first_line
 from sfumato.clipping.outputs import is_usual
 from sfumato.clipping.protocol import Loss
-from sfumato.torch_internals import OpOverload, TorchDispatchMode, make_graph, tree_flatten, tree_unflatten
+from sfumato.errors import InputError
+from sfumato.torch_internals import (
+    FakeTensorMode,
+    OpOverload,
+    TorchDispatchMode,
+    make_graph,
+    tree_flatten,
+    tree_unflatten,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 # Losses (m,), and for each of the outputs the gradient of their sum; None for whole numbers.
@@ -64,28 +73,53 @@ class KernelErrorsSeen(TorchDispatchMode):
 
 
 class _Tracing(ErrorsSeen):
-    """The same, and no tensor of the user's is given the memory of one that holds no numbers."""
+    """The same; no tensor of the user's is given the memory of one that holds no numbers, and
+    `one_hot` does not look at its values: a label that is no class has zeros alone.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "__set__":
             self.error = RuntimeError("it sets an attribute of a tensor")
             raise self.error
+        if func is one_hot:
+            return _one_hot(*args, **(kwargs or {}))
         return super().__torch_function__(func, types, args, kwargs)
 
 
-_UNCHANGING: "weakref.WeakSet[Any]" = weakref.WeakSet()
+def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    if num_classes < 1:
+        raise RuntimeError("one_hot without num_classes looks at values")
+    return (tensor.unsqueeze(-1) == torch.arange(num_classes, device=tensor.device)).long()
+
+
+_pure: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 _user_code = threading.RLock()
 """The code of users' losses is called by one thread at a time, whichever loss it is: they may share
 what they keep.
 """
 
 
-def unchanging(function: F) -> F:
-    """Promises that a loss is a function of its arguments alone, now and later, so that its graph is
-    traced once.
+def pure(loss_fn: F) -> F:
+    """Promises that a loss is a function of its arguments alone, now and later: what it gives for one
+    image depends on no other image, no earlier call and nothing that changes.
+
+    The guarantee of `clipped_grad` rests on that promise where the loss cannot be written down as a
+    graph. Where it can, the promise spares that a new graph is made at every call (10 to 40 ms).
+
+    Returns:
+        The same object, so that it can be a decorator.
     """
-    _UNCHANGING.add(function)  # an attribute would be copied by functools.wraps
-    return function
+    function = _function(loss_fn)
+    try:
+        _pure[id(function)] = function  # an attribute would be copied by functools.wraps
+    except TypeError:  # no weak reference to an object with slots
+        raise InputError(f"a {type(function).__name__} cannot be marked. Wrap it in a function.") from None
+    return loss_fn
+
+
+def _function(loss_fn: Any) -> Any:
+    """A bound method is another object at each look."""
+    return getattr(loss_fn, "__func__", loss_fn)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,22 +168,26 @@ class ExampleLosses:
 
     def __init__(self, loss_fn: Loss) -> None:
         self._loss_fn = loss_fn
-        self._is_unchanging = getattr(loss_fn, "__func__", loss_fn) in _UNCHANGING
+        function = _function(loss_fn)
+        self._is_pure = _pure.get(id(function)) is function
         self._kinds: dict[Any, _Kind] = {}
         self._graphs: dict[Any, GraphModule | None] = {}
 
     def renew(self) -> None:
         """For a new call: the loss may be another than at the last one. Before workers begin, for
-        tracing puts back what the loss leads to.
+        tracing runs the user's code.
+
+        Raises:
+            InputError: As `require`.
         """
-        if not self._is_unchanging:
+        if not self._is_pure:
             self._graphs = {}
             for kind in self._kinds.values():
                 self._graph(kind)
 
-    def is_traced(self, outputs: Any, targets: tuple[torch.Tensor, ...], views: int) -> bool:
-        """Whether it is computed for all examples side by side."""
-        return self._graph(_kind(outputs, targets, views)) is not None
+    def require(self, outputs: Any, targets: tuple[torch.Tensor, ...], views: int) -> None:
+        """Raises InputError where such a loss is neither a graph nor promised to be `pure`."""
+        self._graph(_kind(outputs, targets, views))
 
     def __call__(self, outputs: Any, targets: tuple[torch.Tensor, ...], views: int) -> LossesAndGradients:
         """(m,) losses, each the mean over K views, and their gradients.
@@ -185,56 +223,58 @@ class ExampleLosses:
     def _graph(self, kind: _Kind) -> GraphModule | None:
         with _user_code:
             if kind.key not in self._graphs:
-                self._kinds[kind.key] = kind
-                self._graphs[kind.key] = self._traced(kind)
+                graph, reason = self._traced(kind)
+                if graph is None and not self._is_pure:
+                    raise InputError(
+                        f"loss_fn cannot be written down as a graph ({reason}), so nothing shows that it keeps "
+                        "nothing of one image for the next. Write it with operations on tensors alone (no .item(), "
+                        "no `if` or `assert` on values), or, if it is a function of its arguments alone, promise so: "
+                        "loss_fn = sfumato.clipping.pure(loss_fn), which is slower."
+                    )
+                self._kinds[kind.key], self._graphs[kind.key] = kind, graph
             return self._graphs[kind.key]
 
-    def _traced(self, kind: _Kind) -> GraphModule | None:
+    def _traced(self, kind: _Kind) -> tuple[GraphModule | None, str]:
         """From one example's outputs and targets to gradients, of the outputs that have one, and the
-        loss; None where the loss is no such graph.
+        loss; or why the loss is no such graph.
         """
         made_up = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in kind.parts]
         mean_loss = functools.partial(self._loss, kind)
         of_example = grad_and_value(mean_loss, argnums=kind.floats) if kind.floats else lambda *p: ((), mean_loss(*p))
-        kept = Kept(self._loss_fn)
+        # What the loss computes once and for all (a table in a cache) holds numbers from then on.
+        with contextlib.suppress(Exception), torch.no_grad():
+            mean_loss(*made_up)
         try:
-            # What the loss computes once and for all (a table in a cache) holds numbers from then on.
-            with contextlib.suppress(Exception), torch.no_grad():
-                mean_loss(*made_up)
             with _Tracing() as seen:  # a handler of the loss's own may take what tracing raises
-                graph = make_graph(of_example, made_up)
-            if seen.error is None and _is_harmless(graph):
-                vmap(graph)(*(torch.stack([part, part]) for part in made_up))
-                return graph
-        except Exception:  # it looks at values, or does what no graph holds, or vmap does not take
-            pass
-        finally:
-            kept.restore()
-        return None
+                graph = make_graph(functionalize(of_example), made_up)  # vmap writes to nothing unbatched
+            if seen.error is not None:
+                return None, _reason(seen.error)
+            harmful = _harmful(graph)
+            if harmful is not None:
+                return None, harmful
+            with FakeTensorMode(allow_non_fake_inputs=True) as fake:  # no label is wrong
+                vmap(graph)(*(fake.from_tensor(part).expand(2, *part.shape) for part in made_up))
+        except Exception as error:  # it looks at values, or does what no graph holds, or vmap does not take
+            return None, _reason(error)
+        return graph, ""
 
     def _one_by_one(
         self, kind: _Kind, shown: list[torch.Tensor], targets: tuple[torch.Tensor, ...]
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
         losses, gradients = [], [torch.zeros_like(tensor) for tensor in shown if tensor.is_floating_point()]
         with _user_code:
-            kept = Kept(self._loss_fn)
-            kept.require_all()
             for place in range(len(shown[0])):
                 with torch.enable_grad():
                     own = [tensor[place].detach().requires_grad_(tensor.is_floating_point()) for tensor in shown]
-                    try:
-                        loss = self._loss(kind, *own, *(target[place] for target in targets))
-                        floats = [tensor for tensor in own if tensor.requires_grad]
-                        found: tuple[torch.Tensor | None, ...] = (None,) * len(floats)
-                        if floats and loss.requires_grad:
-                            found = torch.autograd.grad(loss, floats, allow_unused=True)
-                    finally:
-                        kept.restore()
+                    loss = self._loss(kind, *own, *(target[place] for target in targets))
+                    floats = [tensor for tensor in own if tensor.requires_grad]
+                    found: tuple[torch.Tensor | None, ...] = (None,) * len(floats)
+                    if floats and loss.requires_grad:
+                        found = torch.autograd.grad(loss, floats, allow_unused=True)
                 for gradient, of_example in zip(gradients, found, strict=True):
                     if of_example is not None:
                         gradient[place] = of_example
                 losses.append(loss.detach())
-            kept.require_unwritten()
         return gradients, torch.stack(losses)
 
 
@@ -275,52 +315,41 @@ _HARMLESS = _names(
 )
 
 
-def _is_harmless(graph: GraphModule) -> bool:
-    """Whether a graph raises no error and draws no number whatever its inputs hold, and writes to
-    nothing but what it made itself.
+def _harmful(graph: GraphModule) -> str | None:
+    """What in a graph raises an error, draws numbers, or writes to what the graph did not make
+    itself, for some values at least.
     """
     for node in graph.graph.nodes:
         if node.op in ("placeholder", "output", "get_attr"):
             continue
         if node.op != "call_function":
-            return False
+            return f"it calls {node.target}"
         if not isinstance(node.target, OpOverload):
             if getattr(node.target, "__name__", "") != "getitem":
-                return False
+                return f"it calls {node.target}"
             continue
         name, tags = node.target.overloadpacket.__name__, node.target.tags
-        if node.target.namespace != "aten" or torch.Tag.nondeterministic_seeded in tags:
-            return False
-        if name.removesuffix("_") not in _HARMLESS and torch.Tag.pointwise not in tags:
-            return False
-        for number, argument in enumerate(node.target._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                given = node.args[number] if number < len(node.args) else node.kwargs.get(argument.name)
-                if given is not None and not _is_own(given):
-                    return False
-    return True
+        if torch.Tag.nondeterministic_seeded in tags:
+            return f"{name} draws random numbers"
+        is_known = name in _HARMLESS or torch.Tag.pointwise in tags or _is_filled(node)
+        if node.target.namespace != "aten" or not is_known:
+            return f"{name} may raise an error at some values"
+        if node.target._schema.is_mutable:
+            return f"{name} writes to a tensor that loss_fn keeps"
+    return None
 
 
-# What a tensor is made by, with memory of its own, besides what works entry by entry.
-_FRESH = _names("clone zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full _to_copy")
-# What shows its first argument's memory.
-_VIEWS = _names(
-    "detach alias view reshape _unsafe_view flatten unflatten transpose permute t movedim unsqueeze squeeze expand "
-    "slice select narrow diagonal split split_with_sizes chunk unbind"
-)
+def _is_filled(node: Node) -> bool:
+    """Whether memory that nobody filled is given to what fills all of it, and to nothing else."""
+    made = node.target.overloadpacket.__name__ in ("empty", "empty_like", "new_empty")  # type: ignore[union-attr]
+    return made and all(
+        getattr(user.target, "overloadpacket", None) in (torch.ops.aten.fill, torch.ops.aten.copy, torch.ops.aten.zero)
+        and user.args[0] is node
+        and node not in user.args[1:]
+        for user in node.users
+    )
 
 
-def _is_own(node: Any) -> bool:
-    """Whether what is written to goes back to something that the graph made: through views, and
-    through what wrote to it before.
-    """
-    while isinstance(node, Node) and node.op == "call_function":
-        if isinstance(node.target, OpOverload):
-            name, schema = node.target.overloadpacket.__name__, node.target._schema
-            aliases = any(value.alias_info is not None for value in (*schema.arguments, *schema.returns))
-            if not aliases and (name in _FRESH or torch.Tag.pointwise in node.target.tags):
-                return True
-            if name not in _VIEWS and not (name.endswith("_") and aliases):
-                return False
-        node = node.args[0]
-    return False
+def _reason(error: Exception) -> str:
+    looks = "DataDependent" in type(error).__name__ or "unallocated storage" in str(error)
+    return "it looks at values" if looks else first_line(error).rstrip(".")

@@ -1,23 +1,31 @@
 """The slow engine that anyone can check by eye: every view alone, plain autograd."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import nn
 
 from sfumato.clipping.draws import KeyedDraws
-from sfumato.clipping.kept import Kept
+from sfumato.clipping.loss import ExampleLosses
 from sfumato.clipping.norms import at_least_float32
-from sfumato.clipping.outputs import is_usual, tensors_of
+from sfumato.clipping.outputs import tensors_of
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.speed import Speed
 from sfumato.clipping.stand_in import buffers_kept
+from sfumato.torch_internals import tree_map
 
 
 class ReferenceEngine(Engine):
     """See `sfumato.clipping.protocol.Engine`."""
 
     def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, speed: Speed) -> None:
-        self.model, self.loss_fn = model, loss_fn
+        self.model, self._losses = model, ExampleLosses(loss_fn)
         self.methods: dict[str, str] = {}
+
+    def renew(self) -> None:
+        """See `sfumato.clipping.protocol.Engine`."""
+        self._losses.renew()
 
     def clipped_sum(self, coefficient: Coefficient, batch: Batch) -> ClippedGrad:
         """See `sfumato.clipping.protocol.Engine`."""
@@ -29,8 +37,6 @@ class ReferenceEngine(Engine):
             for name, parameter in named.items()
         }
         norms, losses = [], []
-        kept = Kept(self.loss_fn)  # what the loss keeps of one view, no other meets
-        kept.require_all()
         for i, real in enumerate(batch.is_real.tolist()):
             gradients = [torch.zeros_like(total) for total in grad_sum.values()]
             loss_mean = torch.zeros((), dtype=next(iter(grad_sum.values())).dtype, device=inputs.device)
@@ -38,17 +44,10 @@ class ReferenceEngine(Engine):
                 with torch.enable_grad(), buffers_kept(self.model):
                     with KeyedDraws(None if seeds is None else seeds[i : i + 1, j : j + 1]):
                         outputs = self.model(view[None])
-                    if not is_usual([value[None] for value in tensors_of(outputs)]):
-                        loss_mean += torch.nan
-                        gradients[0] += torch.nan
-                        continue
-                    own = (target[i, None].clone() for target in batch.targets)
-                    try:
-                        loss = self.loss_fn(outputs, *own).sum()  # one row
-                        view_gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
-                    finally:
-                        kept.restore()
-                loss_mean += loss.detach() / len(inputs[i])
+                    own = tuple(target[i, None] for target in batch.targets)
+                    loss, weights = self._losses(tree_map(_as_example, outputs), own, 1)
+                    view_gradients = _pulled_back(tensors_of(outputs), weights, parameters)
+                loss_mean += loss[0] / len(inputs[i])
                 for gradient, view_gradient in zip(gradients, view_gradients, strict=True):
                     gradient += view_gradient / len(inputs[i])
             # Each term in double precision: here speed does not matter.
@@ -58,5 +57,20 @@ class ReferenceEngine(Engine):
             if real and loss_mean.isfinite() and norms[-1].isfinite():
                 for total, gradient in zip(grad_sum.values(), gradients, strict=True):
                     total += coefficient(norms[-1]) * gradient
-        kept.require_unwritten()
         return ClippedGrad(grad_sum, torch.stack(norms), torch.stack(losses))
+
+
+def _as_example(leaf: Any) -> Any:
+    return leaf.detach()[None] if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _pulled_back(
+    outputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor | None], parameters: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor]:
+    """The gradients of parameters, from the loss's gradient with respect to each output."""
+    pairs = [(output, weight[0]) for output, weight in zip(outputs, weights, strict=True) if weight is not None]
+    pairs = [(output, weight) for output, weight in pairs if output.requires_grad]
+    found = torch.autograd.grad(
+        [output for output, _ in pairs], parameters, [weight for _, weight in pairs], materialize_grads=True
+    )
+    return found

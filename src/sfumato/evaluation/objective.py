@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from torch.nn import functional as F
 
-from sfumato.clipping.loss import unchanging
+from sfumato.clipping.loss import pure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Objective:
     class_proportions: tuple[float, ...] | None = None
     label_smoothing: float = 0.0
 
-    @unchanging
+    @pure
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """One loss per row: (rows, classes), (rows,) -> (rows,)."""
         if self.class_proportions is not None:
