@@ -416,3 +416,28 @@ def test_an_operation_without_a_derivative_is_named_with_its_module(function, op
 def test_an_operation_without_a_derivative_before_all_that_is_trained_is_taken():
     model = nn.Sequential(Applied(gamma), Applied(opaque), nn.Linear(4, 2))
     assert findings(model, torch.zeros(1, 4)) == []
+
+
+class BNReLU(nn.BatchNorm2d):
+    """As older code writes it: nothing in the list of modules tells of the ReLU."""
+
+    def forward(self, values):
+        return nn.functional.relu(super().forward(values))
+
+
+class BNThenAct(nn.BatchNorm2d):
+    def __init__(self, channels):
+        super().__init__(channels)
+        self.act = nn.ReLU()
+
+    def forward(self, values):
+        return self.act(super().forward(values))
+
+
+def test_a_batch_norm_that_does_more_than_its_submodules_is_not_replaced_silently():
+    with pytest.raises(InputError, match="BNReLU does more than normalise"):
+        fix_groupnorm(nn.Sequential(nn.Conv2d(3, 8, 3), BNReLU(8)))
+    fixed = fix_groupnorm(nn.Sequential(BNThenAct(8)))
+    assert fixed(torch.randn(2, 8, 4, 4)).min() == 0
+    with pytest.raises(InputError, match="LazyBatchNorm2d gets its shape from the first images"):
+        fix_groupnorm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.LazyBatchNorm2d()))

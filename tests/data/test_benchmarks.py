@@ -92,7 +92,50 @@ class Runs:
         return (print, ("run",))
 
 
-@pytest.mark.parametrize("content", [b"", b"nonsense", pickle.dumps(Runs()), pickle.dumps({"data": Runs()})])
+class ForgedType:
+    """With an object field, of which its state says that there is none: bytes become pointers."""
+
+    def __reduce__(self):
+        return np.dtype, ("V8", False, True), (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
+
+
+class Forged:
+    def __reduce__(self):
+        return np.zeros(1).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (4,), ForgedType(), False, b"A" * 32)
+
+
+def batch(**changed):
+    return {"data": np.zeros((10, 3072), np.uint8), "labels": [1] * 10} | changed
+
+
+CONTENTS = {
+    "empty": b"",
+    "nonsense": b"nonsense",
+    "call": pickle.dumps(Runs()),
+    "call in a part": pickle.dumps({"data": Runs()}),
+    "import": b"\x80\x04cnumpy.f2py.__main__\ndtype\n.",
+    "forged": pickle.dumps({"data": Forged(), "labels": [1]}, protocol=2),
+    "objects": pickle.dumps(batch(data=np.array([[None]])), protocol=2),
+    "floats": pickle.dumps(batch(data=np.full((10, 3072), 300.7)), protocol=2),
+    "wide": pickle.dumps(batch(data=np.full((10, 3072), 300)), protocol=2),
+    "label 0": pickle.dumps(batch(labels=[0] * 10), protocol=2),
+    "label 5000": pickle.dumps(batch(labels=[5000] * 10), protocol=2),
+    "label 1.5": pickle.dumps(batch(labels=[1.5] * 10), protocol=2),
+    "few labels": pickle.dumps(batch(labels=[1] * 9), protocol=2),
+}
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_arrays_of_every_layout_are_read(imagenet32, protocol):
+    pixels = np.random.default_rng(3).integers(0, 256, (10, 3072), dtype=np.uint8)
+    labels = np.arange(1, 11, dtype=">i4")
+    path = imagenet32 / "imagenet32/train_data_batch_4"
+    path.write_bytes(pickle.dumps({"data": np.asfortranarray(pixels), "labels": labels}, protocol=protocol))
+    found, given = benchmarks._pickled_batch("imagenet32", path)
+    assert np.array_equal(found, pixels) and given.tolist() == list(range(1, 11))
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS.keys())
 def test_a_pickle_that_would_run_code_or_is_damaged_is_refused(imagenet32, content, capsys):
     (imagenet32 / "imagenet32/train_data_batch_4").write_bytes(content)
     with pytest.raises(InputError, match="train_data_batch_4 is damaged"):
@@ -125,6 +168,10 @@ def test_sets_of_folders_are_decoded_once_and_bad_files_keep_their_place(tmp_pat
     if name == "places365":
         with pytest.raises(InputError, match="has no validation images"):
             load(DataConfig(name=name, split="train"), tmp_path, quiet)
+    (home / "val/n02").rename(home / "val/n00")  # its images would have the labels of others
+    with pytest.raises(InputError, match="has a folder n00/, which .* has not"):
+        load(config, tmp_path, quiet)
+    (home / "val/n00").rename(home / "val/n02")
     (home / "val/n02/1.JPEG").unlink()
     with pytest.raises(InputError, match="holds 3 images in 2 folders, not 4 in 2"):
         load(config, tmp_path, quiet)

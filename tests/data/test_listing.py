@@ -421,3 +421,33 @@ def test_two_tables_for_the_same_images_are_refused(table):
     (table / "metadata.csv").write_text(HUGGING_FACE["metadata.csv"])
     with pytest.raises(InputError, match="both give labels"):
         read_labels(table, with_groups=False)
+
+
+def test_an_empty_class_is_told_wherever_its_folder_is(tmp_path, write_image):
+    for part in ("train", "test"):
+        for label in ("a", "b"):
+            write_image(f"{part}/{label}/0.png")
+        (tmp_path / "images" / part / "c").mkdir()
+    with pytest.raises(InputError, match="c holds no image"):
+        find_labelled(tmp_path / "images", None)
+
+
+def test_a_table_s_columns_are_told_apart_by_their_names(tmp_path, write_image):
+    write_image("0.png")
+    write_table(tmp_path / "images", 'file,label,"notes (a; b; c; d)"\n0.png,x,"1; 2"\n')
+    assert [item.label for item in read_labels(tmp_path / "images", with_groups=False)] == ["x"]
+
+
+def test_each_part_may_have_its_own_labels_csv(tmp_path, write_image):
+    for part in ("train", "test"):
+        write_image(f"{part}/0.png")
+        write_table(tmp_path / "images" / part, "file,label\n0.png,x\n")
+    found = read_labels(tmp_path / "images", with_groups=False)
+    assert [(item.file.name, item.part) for item in found] == [("test/0.png", "test"), ("train/0.png", "train")]
+
+
+def test_a_line_of_brackets_is_no_fault_of_ours(tmp_path, write_image):
+    write_image("0.png")
+    (tmp_path / "images/metadata.jsonl").write_text("[" * 100_000)
+    with pytest.raises(InputError, match="line 1 is no JSON object"):
+        read_labels(tmp_path / "images", with_groups=False)

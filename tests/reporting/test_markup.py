@@ -33,3 +33,7 @@ def test_a_parser_reads_back_the_very_text_and_attribute_and_no_other_element(co
 
 def test_markup_is_not_escaped_twice_and_joined_text_is_escaped_once():
     assert together("<", element("b", "&"), Html("<hr>")) == "&lt;<b>&amp;</b><hr>"
+
+
+def test_a_control_character_is_spelled_out():
+    assert element("p", "a\x1b[31mb\tc\n") == "<p>a\\x1b[31mb\tc\n</p>"

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import importlib
 import json
 import shutil
@@ -9,12 +10,14 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from sfumato import config
 from sfumato.clipping import clipped_grad, closed_form
+from sfumato.clipping.identity import identity_of_network
 from sfumato.data import cache
 from sfumato.data.images import ImageSet
 from sfumato.errors import InputError
@@ -73,7 +76,7 @@ def test_always_as_many_images_lie_in_a_batch():
     rows, network = [], backbone()
     network.register_forward_pre_hook(lambda module, given: rows.append(len(given[0])))
     features_of(network, some_images(), CPU, lambda line: None)
-    assert set(rows[1:]) == {features.ROWS} and rows[0] == 1  # a blank one first, for the shape
+    assert set(rows[1:]) == {features.ROWS} and rows[0] == 8  # made-up ones first
 
 
 def test_they_are_computed_once_for_the_same_weights_and_images(monkeypatch):
@@ -114,6 +117,132 @@ def test_features_of_another_setting_are_not_taken_from_the_cache(change):
         for network in (Scaled(), Scaled(**change))
     )
     assert not torch.allclose(one.stored, other.stored)
+
+
+@dataclasses.dataclass
+class Settings:
+    scale: float = 1.0
+
+
+def _settings(kind, scale):
+    """One number in the places where people keep it; a function of it."""
+    return {
+        "dictionary": lambda: {"scale": scale},
+        "dataclass": lambda: Settings(scale),
+        "tensor": lambda: torch.tensor(scale),
+        "function": lambda: {1.0: F.relu, 2.0: F.gelu}[scale],
+        "operation": lambda: {1.0: torch.tanh, 2.0: torch.sin}[scale],
+        "closure": lambda: lambda values: values * scale,
+        "default": lambda: lambda values, factor=scale: values * factor,
+        "partial": lambda: functools.partial(F.leaky_relu, negative_slope=scale),
+        "numpy": lambda: np.float32(scale),
+        "list": lambda: [{"scale": (scale,)}],
+    }[kind]()
+
+
+class Held(torch.nn.Module):
+    def __init__(self, held):
+        super().__init__()
+        torch.manual_seed(0)
+        self.held, self.body, self.fc = held, torch.nn.Linear(3 * 64, 6), torch.nn.Linear(6, 4)
+
+    def forward(self, images):
+        return self.fc(self.body(images.flatten(1)))
+
+
+@pytest.mark.parametrize(
+    "kind", "dictionary dataclass tensor function operation closure default partial numpy list".split()
+)
+def test_what_a_network_holds_tells_it_apart_wherever_it_is(kind):
+    one, same, other = (identity_of_network(Held(_settings(kind, scale))) for scale in (1.0, 1.0, 2.0))
+    assert one == same and one != other
+
+
+def test_a_hook_tells_a_network_apart():
+    one, other = Held(0), Held(0)
+    other.body.register_forward_hook(lambda module, given, output: 2 * output)
+    assert identity_of_network(one) != identity_of_network(other)
+
+
+def test_a_network_of_the_same_key_is_asked_for_features_of_made_up_images(monkeypatch):
+    """No key tells all that code may compute."""
+    monkeypatch.setattr(features, "identity_of_network", lambda model: "the same")
+    one, other = (
+        features_of(Backbone(network, "fc", torch.zeros(1, 3, 8, 8)), some_images(), CPU, lambda line: None).stored
+        for network in (Scaled(), Scaled(scale=1.01))
+    )
+    torch.testing.assert_close(other[8], 1.01 * one[8])
+
+
+class Tailed(torch.nn.Module):
+    """A classifier, and something that vanishes or stays small where its weights are zeros."""
+
+    def __init__(self, tail):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc, self.tail = torch.nn.Linear(3 * 64, 4), tail
+        torch.nn.init.zeros_(self.fc.weight)
+        torch.nn.init.zeros_(self.fc.bias)
+
+    def forward(self, images):
+        return self.tail(self.fc(images.flatten(1)))
+
+
+class Backwards(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 0.5 * gradient
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        lambda values: 10 * values,
+        lambda values: 0.5 * torch.tanh(values / 0.5),
+        F.relu,
+        lambda values: values.clamp(-50, 50),
+        lambda values: F.layer_norm(values, (4,)),
+        Backwards.apply,
+    ],
+)
+def test_what_follows_a_classifier_of_zeros_is_found(tail):
+    model = Tailed(tail)
+    with pytest.raises(InputError, match="is not the last thing"):
+        Backbone(model, "fc", torch.zeros(1, 3, 8, 8))
+    assert not any(value.any() for value in model.fc.parameters())  # as they were
+    Backbone(Tailed(lambda values: values), "fc", torch.zeros(1, 3, 8, 8))
+
+
+class PerImage(torch.nn.Module):
+    """Standardises each image by its own pixels: a blank one gives NaN."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(3 * 64, 4)
+
+    def forward(self, images):
+        values = images.flatten(1)
+        return self.fc((values - values.mean(1, keepdim=True)) / values.std(1, keepdim=True))
+
+
+def test_a_blank_image_ends_no_run_and_contributes_nothing():
+    """Whether there is a model would say whether the image was there."""
+    images = some_images()
+    images.stored[30] = 0
+    lines = []
+    found = features_of(Backbone(PerImage(), "fc", torch.zeros(1, 3, 8, 8)), images, CPU, lines.append)
+    assert not found.stored[30].isfinite().any() and found.stored[:30].isfinite().all()
+    assert any("features of 1 of 300 images are not finite" in line for line in lines)
+    torch.manual_seed(0)
+    grad_fn = clipped_grad(Classifier(torch.nn.Linear(192, 4), "fc"), cross_entropy, clipping_norm=1.0)
+    rows, labels = found.stored[28:33], images.labels[28:33]
+    is_padding = torch.arange(5) == 2
+    with_it, without = grad_fn(rows, labels), grad_fn(rows, labels, is_padding=is_padding)
+    assert grad_fn.engine == "closed_form" and distance(with_it.grad_sum, without.grad_sum) == 0
 
 
 def test_features_of_other_code_are_not_taken_from_the_cache(tmp_path, monkeypatch):

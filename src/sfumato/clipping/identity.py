@@ -14,9 +14,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.fx import Node
@@ -25,7 +26,7 @@ from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.clipping.graph.export import Capture
 from sfumato.clipping.protocol import Engine
 from sfumato.randomness import digest
-from sfumato.torch_internals import OpOverload
+from sfumato.torch_internals import HOOKS, OpOverload
 
 # Packages whose code is told by other means: the environment names torch's version and digests our
 # own code.
@@ -63,10 +64,10 @@ def identity_of_network(model: nn.Module) -> str:
         64 hexadecimal digits.
     """
     settings = [
-        [path, key, repr(value)]
+        [path, key, _setting(list(value.values()) if key in HOOKS else value)]  # hooks are numbered by process
         for path, module in model.named_modules()
         for key, value in sorted(vars(module).items())
-        if _is_setting(value)
+        if key not in ("_parameters", "_buffers", "_modules")
     ]
     return digest({**_code(model), "settings": settings, "torch": torch.__version__})
 
@@ -87,10 +88,36 @@ def _buffers(model: nn.Module) -> list[Any]:
     )
 
 
-def _is_setting(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return all(map(_is_setting, value))
-    return isinstance(value, (bool, int, float, complex, str, torch.dtype, type(None)))
+def _setting(value: Any, deep: int = 8) -> Any:
+    """What an attribute holds, as JSON: through containers, functions and objects to plain values.
+    What leads deeper stands by its type alone.
+    """
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))):
+        return [kind, repr(value)]
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
+        return [kind, _value(torch.as_tensor(value))] if not isinstance(value, nn.Parameter) else [kind]
+    if isinstance(value, (ModuleType, nn.Module)) or not deep:
+        return [kind]
+    parts: list[Any] = []
+    if isinstance(value, (list, tuple, set, frozenset)):
+        parts = sorted(map(repr, value)) if isinstance(value, (set, frozenset)) else list(value)
+    elif isinstance(value, Mapping):
+        parts = [part for item in value.items() for part in item]
+    elif isinstance(value, functools.partial):
+        parts = [value.func, value.args, value.keywords]
+    elif isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        parts = [_name(value), value.__code__, value.__defaults__, value.__kwdefaults__, cells]
+    elif isinstance(value, CodeType):
+        parts = [value.co_code, value.co_names, value.co_consts]
+    elif isinstance(value, MethodType):
+        parts = [value.__func__]
+    elif callable(value) and hasattr(value, "__qualname__"):
+        parts = [_name(value)]
+    else:
+        parts = [sorted((getattr(value, "__dict__", None) or {}).items())]
+    return [kind, *(_setting(part, deep - 1) for part in parts)]
 
 
 def _values(tensors: Mapping[str, Any]) -> list[Any]:

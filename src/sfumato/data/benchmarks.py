@@ -5,7 +5,7 @@ import pickle
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -182,16 +182,65 @@ def _stamp(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
+_NUMBERS = frozenset({"u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8"})
+
+
+class _Array:
+    """What a pickle says of an array, taken by hand: NumPy's own reading of a forged one writes where
+    it should not.
+    """
+
+    def __init__(self, *_: Any) -> None:
+        self.values = np.zeros(0, np.uint8)
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, dtype, in_columns, content = state
+        self.values = _laid_out(content, dtype, shape, "F" if in_columns else "C")
+
+
+class _Dtype:
+    """A type of plain numbers, by its name."""
+
+    def __init__(self, name: str, *_: Any) -> None:
+        self.name, self.order = name, "="
+
+    def __setstate__(self, state: Any) -> None:
+        self.order = state[1]
+
+
+def _laid_out(content: Any, dtype: _Dtype, shape: tuple[int, ...], order: Literal["C", "F"]) -> np.ndarray:
+    if dtype.name not in _NUMBERS:
+        raise pickle.UnpicklingError(f"it holds {dtype.name}, not plain numbers")
+    content = content.encode("latin1") if isinstance(content, str) else content
+    kind = np.dtype(dtype.name).newbyteorder("=" if dtype.order == "|" else dtype.order)
+    return np.frombuffer(content, kind).reshape(shape, order=order)
+
+
+def _from_buffer(content: Any, dtype: _Dtype, shape: tuple[int, ...], order: Literal["C", "F"]) -> _Array:
+    array = _Array()
+    array.values = _laid_out(content, dtype, shape, order)
+    return array
+
+
+def _bytes_of(text: str, encoding: str) -> bytes:
+    return text.encode("latin1")
+
+
 class _ArraysOnly(pickle.Unpickler):
-    """Nothing but arrays: a pickle could run any code."""
+    """Nothing but arrays of plain numbers: a pickle could run any code."""
+
+    _KNOWN: ClassVar[dict[tuple[str, str], Any]] = {
+        **{(f"numpy.{core}.multiarray", "_reconstruct"): _Array for core in ("core", "_core")},
+        **{(f"numpy.{core}.numeric", "_frombuffer"): _from_buffer for core in ("core", "_core")},
+        ("numpy", "ndarray"): None,  # named as the class to reconstruct
+        ("numpy", "dtype"): _Dtype,
+        ("_codecs", "encode"): _bytes_of,
+    }
 
     def find_class(self, module: str, name: str) -> Any:
-        allowed = {"_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer"}
-        if module.partition(".")[0] == "numpy" and name in allowed:
-            return super().find_class(module, name)
-        if (module, name) == ("_codecs", "encode"):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it would run {module}.{name}")
+        if (module, name) not in self._KNOWN:
+            raise pickle.UnpicklingError(f"it would run {module}.{name}")
+        return self._KNOWN[module, name]
 
 
 def _pickled_batch(name: str, path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -199,9 +248,17 @@ def _pickled_batch(name: str, path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         with open(path, "rb") as file:
             held = _ArraysOnly(file, encoding="latin1").load()
-        return np.asarray(held["data"], dtype=np.uint8), np.asarray(held["labels"], dtype=np.int64)
+        pixels, labels = (part.values if isinstance(part, _Array) else part for part in (held["data"], held["labels"]))
+        labels = np.asarray(labels)
     except Exception as error:  # a damaged pickle raises whatever it runs into
         raise _damaged(name, path, str(error)) from None
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 2:
+        raise _damaged(name, path, "its images are not rows of bytes")
+    if labels.dtype.kind not in "iu" or labels.shape != pixels.shape[:1]:
+        raise _damaged(name, path, "there is not one whole number for each image")
+    if len(labels) and not (labels.min() >= 1 and labels.max() <= _CLASSES_OF_IMAGENET):
+        raise _damaged(name, path, f"labels are not all in 1 to {_CLASSES_OF_IMAGENET}")
+    return pixels, labels.astype(np.int64)
 
 
 def _of_folders(name: str, named: NamedSet, root: Path, image_size: int, report: Callable[[str], None]) -> Raw:
@@ -209,6 +266,7 @@ def _of_folders(name: str, named: NamedSet, root: Path, image_size: int, report:
     files: list[FoundFile] = []
     labels: list[int] = []
     home = root / named.folders[0]
+    known: list[str] = []
     for part, count in zip(named.folders[1:], (named.num_train, named.num_test), strict=True):
         found = find_images(home / part) if (home / part).is_dir() else []
         classes = sorted({file.name.split("/")[0] for file in found if "/" in file.name})
@@ -216,6 +274,13 @@ def _of_folders(name: str, named: NamedSet, root: Path, image_size: int, report:
             raise InputError(
                 f"data set {name}: {home / part} holds {len(found)} images in {len(classes)} folders, not {count} in "
                 f"{named.num_classes}. Unpack the official archive there, one folder a class."
+            )
+        known = known or classes
+        if classes != known:
+            other = next(label for label in classes if label not in known)
+            raise InputError(
+                f"data set {name}: {home / part} has a folder {other}/, which {home / named.folders[1]} has not. "
+                "Give both parts the same names of classes."
             )
         places = {label: place for place, label in enumerate(classes)}
         files += [dataclasses.replace(file, name=f"{part}/{file.name}") for file in found]

@@ -84,9 +84,8 @@ def find_images(root: Path) -> list[FoundFile]:
 def is_table(name: str) -> bool:
     """Whether a file's name in the folder is that of a table of labels (`sfumato.data.tables`)."""
     *above, last = name.split("/")
-    return (not above and last == "labels.csv") or (
-        last in ("metadata.csv", "metadata.jsonl") and (not above or (len(above) == 1 and above[0] in PARTS))
-    )
+    is_there = not above or (len(above) == 1 and above[0] in PARTS)
+    return is_there and last in ("labels.csv", "metadata.csv", "metadata.jsonl")
 
 
 def check_file(path: Path) -> None:
@@ -140,10 +139,20 @@ def find_labelled(root: Path, classes: Sequence[str] | None) -> list[LabelledFil
             )
         found.append(LabelledFile(file, above[0], part))
     used = {item.label for item in found}
-    for folder in [] if in_parts else folders:
-        if folder not in used:
-            raise InputError(f"{root / folder} holds no image. Put images of the class there, or take the folder away.")
+    for folder in _class_folders(root, folders, in_parts):
+        if unicodedata.normalize("NFC", folder.name) not in used:
+            raise InputError(f"{folder} holds no image. Put images of the class there, or take the folder away.")
     return found
+
+
+def _class_folders(root: Path, folders: Sequence[str], in_parts: bool) -> Iterator[Path]:
+    """Folders that name a class, empty ones too."""
+    for folder in folders:
+        if not in_parts:
+            yield root / folder
+        elif (root / folder).is_dir():
+            inner = sorted((root / folder).iterdir())
+            yield from (path for path in inner if path.is_dir() and not _is_left_out(path.name))
 
 
 # Default_Ignorable_Code_Point of Unicode 16.0's DerivedCoreProperties.txt (as in 14.0), which no

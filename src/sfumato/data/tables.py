@@ -19,6 +19,8 @@ from sfumato.errors import InputError
 FILE_COLUMNS = {"labels.csv": "file", "metadata.csv": "file_name", "metadata.jsonl": "file_name"}
 """Names of tables, and the column that holds paths relative to the table's folder."""
 
+_KNOWN = {*FILE_COLUMNS.values(), "label", "group"}
+
 
 def find_tables(root: Path) -> list[Path]:
     """The folder's table of labels, or those of its parts; none where folders are named by classes.
@@ -132,8 +134,9 @@ def _read(table: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
 def _read_csv(file: TextIO) -> tuple[list[str], list[tuple[int, list[str]]]]:
     first = file.readline()
     file.seek(0)
-    # As spreadsheets of many countries write it.
-    reader = csv.reader(file, strict=True, delimiter=max(",;\t", key=first.count))
+    # As spreadsheets of many countries write it: by what sets the columns apart that are known.
+    delimiter = max(",;\t", key=lambda sign: len(_KNOWN & {cell.strip(' "\r\n') for cell in first.split(sign)}))
+    reader = csv.reader(file, strict=True, delimiter=delimiter)
     header = [cell.strip() for cell in next(reader, [])]
     return header, [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
 
@@ -147,7 +150,7 @@ def _read_json(table: Path, file: TextIO) -> tuple[list[str], list[tuple[int, li
             continue
         try:
             row = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
             raise InputError(f"{table} line {line} is no JSON object. Write one object a line.")

@@ -10,6 +10,9 @@ from torch.nn import functional as F
 from sfumato.errors import InputError
 from sfumato.nn import Classifier
 
+_SPREADS = (0.01, 1.0, 300.0)
+"""Of made-up weights of a classifier, so that a limit to its outputs shows."""
+
 
 def classifier_name(model: nn.Module, num_classes: int) -> str | None:
     """Name of the final linear layer: the last with one output for each class; None if there is
@@ -83,6 +86,11 @@ def select_trainable(model: nn.Module, which: str | Sequence[str], num_classes: 
             chosen |= matched
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen and parameter.requires_grad)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError(
+            f"model.trainable: the network holds {', '.join(sorted(chosen)[:4])} fixed (requires_grad is False), so "
+            "nothing would train. Choose others, or have the factory leave them free."
+        )
 
 
 def is_normalization(module: nn.Module) -> bool:
@@ -161,14 +169,10 @@ class Backbone(nn.Module):
         try:
             with torch.no_grad():
                 rows = torch.randn(2, *row.shape[1:], device=row.device)
-                features, outputs = self(rows), model(rows)
+                features = self(rows)
                 is_random = not torch.equal(features, self(rows))
-                is_last = (
-                    isinstance(outputs, torch.Tensor)
-                    and features.ndim == 2
-                    and torch.equal(classifier_of(model, name)(features), outputs)
-                )
                 self(rows[:1])
+            is_last = features.ndim == 2 and all(self._ends_there(row, seed) for seed in range(len(_SPREADS)))
         except InputError:
             raise
         except Exception as error:  # whatever the model's code runs into
@@ -183,6 +187,38 @@ class Backbone(nn.Module):
             )
         if not is_last:
             raise InputError(f"{wrong}is not the last thing that this model does, {remedy}")
+
+    def _ends_there(self, row: torch.Tensor, seed: int) -> bool:
+        """Whether outputs and gradients are the classifier's own, at made-up weights: given ones may
+        be zeros, behind which a scale, a temperature or a limit does not show.
+        """
+        classifier = classifier_of(self._model, self._name)
+        own = [(value, value.detach().clone()) for value in classifier.parameters()]
+        generator = torch.Generator().manual_seed(seed)
+        images = torch.randn(8, *row.shape[1:], generator=generator).to(row)
+        images *= torch.tensor([1.0, 16.0], device=row.device).repeat(4).view(-1, *[1] * (row.ndim - 1))
+        try:
+            with torch.no_grad():
+                for value, _ in own:
+                    value.copy_(_SPREADS[seed] * torch.randn(value.shape, generator=generator))
+                features = self(images)
+            found = []
+            for compute, given in ((classifier, features), (self._model, images)):
+                with torch.enable_grad():
+                    outputs = compute(given)
+                    if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2:
+                        return False
+                    usual = outputs.isfinite().all(1)
+                    weights = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(seed)).to(outputs)
+                    total = (outputs[usual] * weights[usual]).sum()
+                    trained = [value for value, _ in own if value.requires_grad]
+                    found.append((outputs, torch.autograd.grad(total, trained, materialize_grads=True)))
+        finally:
+            with torch.no_grad():
+                for value, before in own:
+                    value.copy_(before)
+        (one, grads), (other, others) = found
+        return torch.equal(one.nan_to_num(), other.nan_to_num()) and all(map(torch.allclose, grads, others))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         seen: list[torch.Tensor] = []

@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from sfumato.errors import InputError
+
 MAX_GROUPS = 16
 
 
@@ -15,6 +17,9 @@ def fix_groupnorm(model: nn.Module) -> nn.Module:
     in two places stays one layer. The number of groups is the largest up to 16 that divides
     the channels (De et al. 2022 use 16) and leaves at least two to each, since a group of one
     value, as one channel of a 1x1 map is, would be normalised to a constant.
+
+    Raises:
+        InputError: If a subclass does more than its submodules say, or has no shape yet.
 
     Returns:
         The model; a new module only where the model itself is a batch normalisation.
@@ -40,6 +45,17 @@ def fix_groupnorm(model: nn.Module) -> nn.Module:
 
 
 def _as_group_norm(norm: nn.modules.batchnorm._BatchNorm) -> nn.Module:
+    if any(nn.parameter.is_lazy(value) for value in (*norm.parameters(), *norm.buffers())):
+        raise InputError(
+            f"{type(norm).__name__} gets its shape from the first images, so it cannot be replaced. Use "
+            f"{type(norm).__name__.removeprefix('Lazy')} with its number of channels."
+        )
+    followers = [child for child in norm.children() if not isinstance(child, nn.Identity)]
+    if not _only_follows(norm, followers):
+        raise InputError(
+            f"{type(norm).__name__} does more than normalise, and group normalisation would drop that. Write it as a "
+            "batch normalisation and what follows it, or set another network."
+        )
     channels = norm.num_features
     limit = max(1, min(MAX_GROUPS, channels // 2))
     groups = max(count for count in range(1, limit + 1) if channels % count == 0)
@@ -49,5 +65,29 @@ def _as_group_norm(norm: nn.modules.batchnorm._BatchNorm) -> nn.Module:
         for new, old in ((group_norm.weight, norm.weight), (group_norm.bias, norm.bias)):
             new.data = torch.clone(old.detach())
             new.requires_grad_(old.requires_grad)
-    followers = [child for child in norm.children() if not isinstance(child, nn.Identity)]
     return nn.Sequential(group_norm, *followers) if followers else group_norm
+
+
+def _only_follows(norm: nn.modules.batchnorm._BatchNorm, followers: list[nn.Module]) -> bool:
+    """Whether, in evaluation mode, a subclass is the normalisation and then its submodules."""
+    own = (nn.modules.batchnorm._BatchNorm.forward, nn.SyncBatchNorm.forward)
+    if type(norm).forward in own:
+        return not followers
+    modes = [(module, module.training) for module in norm.modules()]
+    dims = 0 if isinstance(norm, nn.BatchNorm1d) else 3 if isinstance(norm, nn.BatchNorm3d) else 2
+    values = torch.randn(2, norm.num_features, *[4] * dims, generator=torch.Generator().manual_seed(0))
+    parameter = next(norm.parameters(), next(norm.buffers(), values))
+    values = values.to(parameter) * 3
+    norm.eval()
+    try:
+        with torch.no_grad():
+            found = norm(values)
+            wanted = nn.modules.batchnorm._BatchNorm.forward(norm, values)
+            for follower in followers:
+                wanted = follower(wanted)
+            return bool(torch.allclose(found, wanted, atol=1e-5))
+    except Exception:  # whatever a class of somebody's own runs into
+        return False
+    finally:
+        for module, mode in modes:
+            module.training = mode

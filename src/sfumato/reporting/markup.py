@@ -1,6 +1,7 @@
 """HTML in which no value can become markup."""
 
 import html
+import unicodedata
 
 VOID_ELEMENTS = frozenset({"meta"})
 
@@ -32,4 +33,10 @@ def element(tag: str, *children: str, **attributes: str) -> Html:
 
 def together(*children: str) -> Html:
     """Texts and elements one after the other, texts escaped."""
-    return Html("".join(child if isinstance(child, Html) else html.escape(child) for child in children))
+    return Html("".join(child if isinstance(child, Html) else _text(child) for child in children))
+
+
+def _text(text: str) -> str:
+    """Escaped; control characters, as a class's name may hold, are spelled out."""
+    is_control = {sign for sign in text if unicodedata.category(sign) == "Cc" and not sign.isspace()}
+    return html.escape("".join(repr(sign)[1:-1] if sign in is_control else sign for sign in text))

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sfumato.clipping.identity import identity_of_network
+from sfumato.clipping.made_up import made_up_images
 from sfumato.data import cache, store
 from sfumato.data.features import FeatureSet
 from sfumato.data.images import ImageSet, sha256_of_each
@@ -25,6 +26,10 @@ _PART = 1024
 _FEW = 256
 """Features of fewer images are computed sooner than kept."""
 _PROGRESS_SECONDS = 10.0
+_MADE_UP = "made_up.npy"
+_NUM_MADE_UP = 8
+_ALIKE = 1e-3
+"""Of the largest feature: more than threads and kernels round by."""
 
 
 def features_of(
@@ -34,8 +39,11 @@ def features_of(
 
     Each row is a function of the weights and its own image: the network is in evaluation mode, and
     computes always as many rows. They are kept in a store in the user's cache folder, keyed by
-    weights, network and images, which a process that is killed leaves to the next. They are as private as the
-    images.
+    weights, network and images, which a process that is killed leaves to the next. What the network
+    makes of made-up images is kept beside, and compared: no key tells all that code may compute.
+    They are as private as the images.
+
+    An image whose features are not finite keeps them: it contributes nothing, as in every engine.
 
     Args:
         backbone: On the device.
@@ -44,7 +52,7 @@ def features_of(
         report: Takes lines about progress.
 
     Raises:
-        InputError: If a feature is not finite, or the store was altered.
+        InputError: If features of made-up images are not finite, or the store was altered.
     """
     settings = {
         "weights": Weights(backbone.state_dict()).digest,
@@ -52,20 +60,26 @@ def features_of(
         "network": identity_of_network(backbone),
         "device": device.type,
     }
-    shape = tuple(backbone(torch.zeros(1, *images.shape, device=device)).shape[1:])
+    made_up = _made_up(backbone, images, device)
     folder = cache.own_folder(settings, "features") if len(images) >= _FEW else None
     if folder is None:
-        values = np.zeros((len(images), *shape), np.float32)
+        values = np.zeros((len(images), *made_up.shape[1:]), np.float32)
         for part, found in _computed(backbone, images, np.arange(len(images)), device, report):
             values[part] = found
     else:
         try:
-            values = _stored(folder, settings, backbone, images, shape, device, report)
+            values = _stored(folder, settings, backbone, images, made_up, device, report)
         except OSError as error:
             raise InputError(
                 f"features cannot be kept in {folder}: {error.strerror or error}. Free some space, or set "
                 "XDG_CACHE_HOME to a folder on another disk."
             ) from None
+    wrong = np.flatnonzero(~np.isfinite(values).all(1))
+    if len(wrong):
+        report(
+            f"warning: the network's features of {len(wrong)} of {len(images)} images are not finite (the first is "
+            f"number {wrong[0]}); they contribute nothing. This number is private."
+        )
     rows = torch.arange(len(images))
     return FeatureSet(torch.from_numpy(values), images.labels, images.readable, images.groups, rows)
 
@@ -75,15 +89,18 @@ def _stored(
     settings: dict[str, str],
     backbone: Backbone,
     images: ImageSet,
-    shape: tuple[int, ...],
+    made_up: np.ndarray,
     device: torch.device,
     report: Callable[[str], None],
 ) -> np.ndarray:
     """The rows of a finished store, read into memory and compared with their digests."""
     with store.alone(folder, lambda: report(f"another process is filling {folder}: waiting for it")):
+        if not _agrees(folder / _MADE_UP, made_up):
+            store.clear(folder)
         found = store.read(folder, settings)
         if found is None:
-            new = store.begin(folder, settings, len(images), shape, np.dtype(np.float32))
+            new = store.begin(folder, settings, len(images), made_up.shape[1:], np.dtype(np.float32))
+            np.save(folder / _MADE_UP, made_up)
             for part, values in _computed(backbone, images, new.missing(), device, report):
                 new.put(part, values, {})
             new.finish()
@@ -126,13 +143,29 @@ def _rows(backbone: nn.Module, images: ImageSet, indices: torch.Tensor, device: 
     batch = images.batch(filled, device).contiguous(memory_format=torch.channels_last)
     found: torch.Tensor = backbone(batch)[: len(indices)].float().cpu()
     found[~readable] = 0
-    if not found.isfinite().all():
-        wrong = int(indices[int((~found.isfinite()).any(1).nonzero()[0])])
-        raise InputError(
-            f"the network's features of image {wrong} are not finite. Its weights are not for images like these "
-            "(data.mean, data.std), or are damaged."
-        )
     return found
+
+
+@torch.inference_mode()
+def _made_up(backbone: nn.Module, images: ImageSet, device: torch.device) -> np.ndarray:
+    """What the network makes of made-up images: (b, D), float32."""
+    row = torch.zeros(1, *images.shape, device=device)
+    found: torch.Tensor = backbone(made_up_images(_NUM_MADE_UP, 1, row, 0)[:, 0]).float().cpu()
+    if not found.isfinite().any(1).any():
+        raise InputError("the network gives no finite features on made-up images. Its weights are damaged.")
+    return found.numpy()
+
+
+def _agrees(path: Path, made_up: np.ndarray) -> bool:
+    """Whether the network is the one that a store was filled by, as far as it shows."""
+    try:
+        before = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return False
+    if before.shape != made_up.shape:
+        return False
+    scale = np.abs(np.nan_to_num(made_up)).max(1, keepdims=True) + 1e-30
+    return bool(np.allclose(before / scale, made_up / scale, rtol=0, atol=_ALIKE, equal_nan=True))
 
 
 def _digest(images: ImageSet) -> str:

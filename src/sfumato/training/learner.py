@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from sfumato.clipping import GradFn, clipped_grad
+from sfumato.clipping.agreement import first_line
 from sfumato.clipping.identity import identity, identity_of_network
 from sfumato.clipping.microbatch import count_saved, default_microbatch_size
 from sfumato.clipping.speed import Speed
@@ -69,6 +70,7 @@ class Learner:
         self.views = Views.of(recipe.augmentation)
         self.weights = weights
         self.model = self._build(seed=0).to(device).train()
+        self._require_outputs()
         self.trained, self._backbone = self._cut()
         self.train: Examples = dataset.train
         self.held_out: Examples = dataset.held_out
@@ -131,6 +133,30 @@ class Learner:
             scale_features(model, named_classifier(model, len(dataset.classes)))
         select_trainable(model, recipe.model.trainable, len(dataset.classes))
         return model
+
+    def _require_outputs(self) -> None:
+        """Raises InputError unless an image has one output for each class. Of a model that fails, a
+        private run says more when it is checked.
+        """
+        classes = len(self.dataset.classes)
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                outputs = self.model(torch.zeros(2, *self.dataset.shape, device=self.device))
+        except Exception as error:  # whatever the model's code runs into
+            if self.plan.recipe.privacy is not None:
+                return
+            raise InputError(
+                f"the model fails on images of shape {self.dataset.shape}: {first_line(error)}. Correct it."
+            ) from error
+        finally:
+            self.model.train()
+        shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+        if shape != (2, classes):
+            raise InputError(
+                f"the model gives {shape} for 2 images, not (2, {classes}): there are {classes} classes, and each "
+                "has one output. Have the factory pass num_classes on, and return the logits alone."
+            )
 
     def _cut(self) -> tuple[torch.nn.Module, Backbone | None]:
         """What trains: the model; or, where nothing else trains and each image is seen as it is, its

@@ -64,7 +64,8 @@ class OrdinaryStep:
             with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
                 outputs = self.model(inputs)
             loss = self.objective.loss(outputs.to(inputs.dtype), labels).sum() / (count * max(self.views.augmult, 1))
-            for name, value in zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True):
+            found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+            for name, value in zip(parameters, found, strict=True):
                 gradient[name] += value
             total_loss += float(loss.detach())
         norm = float(torch.linalg.vector_norm(torch.stack([value.norm() for value in gradient.values()])))
