@@ -14,7 +14,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
 # Tensors with shapes and types, and no numbers.
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules import module as _modules
 from torch.nn.utils import parametrize as _parametrize
@@ -34,6 +34,7 @@ __all__ = [
     "TorchDispatchMode",
     "compile_graph",
     "global_hooks",
+    "is_wrapped",
     "lerp_all",
     "make_fx",
     "make_graph",
@@ -65,6 +66,15 @@ def version(tensor: torch.Tensor) -> int | None:
 def weights_are_cached() -> bool:
     """Whether the caller is inside `torch.nn.utils.parametrize.cached()`."""
     return bool(_parametrize._cache_enabled)
+
+
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is what `torch.func` or a trace makes of one, and holds no numbers of its own."""
+    return (
+        torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        or torch._is_functional_tensor(tensor)
+        or isinstance(tensor, FakeTensor)
+    )
 
 
 def make_graph(function: Callable[..., Any], made_up: Sequence[torch.Tensor]) -> torch.fx.GraphModule:

@@ -12,17 +12,18 @@ from sfumato.errors import InputError
 
 
 def test_results_come_in_the_order_of_the_parts_whoever_finishes_first():
-    assert list(Workers(3).map(lambda part: time.sleep(0.05 * (3 - part)) or part, range(4))) == [0, 1, 2, 3]
+    assert list(Workers(3).map(bool, lambda part, _: time.sleep(0.05 * (3 - part)) or part, range(4))) == [0, 1, 2, 3]
 
 
 def test_each_worker_computes_on_one_thread_and_the_caller_keeps_its_own():
     before = torch.get_num_threads()
-    assert set(Workers(2).map(lambda part: torch.get_num_threads(), range(6))) == {1}
+    assert set(Workers(2).map(bool, lambda part, _: torch.get_num_threads(), range(6))) == {1}
     assert torch.get_num_threads() == before
 
 
 def test_one_worker_is_the_caller():
-    assert set(Workers(1).map(lambda part: threading.current_thread(), range(3))) == {threading.current_thread()}
+    threads = Workers(1).map(bool, lambda part, _: threading.current_thread(), range(3))
+    assert set(threads) == {threading.current_thread()}
 
 
 @pytest.mark.parametrize(
@@ -45,12 +46,12 @@ def test_only_what_finds_the_same_in_several_threads_is_given_to_several(engine,
 
 
 def test_a_fault_in_a_worker_reaches_the_caller():
-    def fail(part):
+    def fail(part, _):
         if part == 2:
             raise ValueError("part 2")
 
     with pytest.raises(ValueError, match="part 2"):
-        list(Workers(2).map(fail, range(4)))
+        list(Workers(2).map(bool, fail, range(4)))
 
 
 def test_the_sum_of_clipped_gradients_has_the_same_bits_each_time():
@@ -100,3 +101,37 @@ def test_examples_of_another_shape_than_the_first_are_refused():
     grad_fn = clipped_grad(model, loss, clipping_norm=1.0, microbatch_size=2)
     with pytest.raises(InputError, match="another shape"):
         grad_fn.sum_over(torch.arange(4), lambda rows: (torch.randn(len(rows), 1, 6 + int(rows[0]) // 2, 6), rows % 3))
+
+
+def test_the_next_microbatch_is_loaded_while_one_is_computed():
+    loaded, begun = [threading.Event() for _ in range(3)], []
+
+    def load(number):
+        loaded[number].set()
+        return 10 * number
+
+    def compute(number, value):
+        begun.append((number, value))
+        assert number == 2 or loaded[number + 1].wait(5)  # before this one ends
+        return value
+
+    assert list(Workers(1).map(load, compute, range(3))) == [0, 10, 20]
+    assert begun == [(0, 0), (1, 10), (2, 20)]
+
+
+def test_not_more_than_one_is_loaded_ahead():
+    loaded = []
+    results = Workers(1).map(loaded.append, lambda number, _: len(loaded), range(20))
+    for number, _ in enumerate(results):
+        assert len(loaded) <= number + 3
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_error_of_loading_is_the_caller_s(count):
+    def load(number):
+        if number == 3:
+            raise OSError("damaged")
+        return number
+
+    with pytest.raises(OSError, match="damaged"):
+        list(Workers(count).map(load, lambda number, value: value, range(6)))

@@ -239,7 +239,7 @@ class GradFn:
         pool = self._pool if "graph" in self._speed.engines else Workers(1)
         with self._preparing, interrupts_wait():  # a thread of the pool cannot make them wait
             self._prepared, self._batch_size = None, batch_size  # if this fails, the next call begins anew
-            (prepared,) = pool.map(lambda tries: self._preparation(views, targets, tries), [True])
+            (prepared,) = pool.map(bool, lambda _, tries: self._preparation(views, targets, tries), [True])
             self._prepared = prepared
             return prepared
 
@@ -288,8 +288,9 @@ class GradFn:
             indices: (B,) int64: which examples. For models that draw random numbers they are
                 `example_ids`.
             load: From (m,) indices to inputs, (m, ...) or (m, K, ...), and targets, each (m, ...).
-                Called by several threads where there are several workers; the last microbatch may
-                ask for an example twice.
+                Called by several threads where there are several workers, and by a thread of its own,
+                one microbatch ahead, where there is one; the last microbatch may ask for an example
+                twice.
             key: As in a call.
 
         Raises:
@@ -344,11 +345,16 @@ class GradFn:
             return ClippedGrad(zeros, *torch.zeros(2, 0, dtype=dtype, device=rows.device))
         seeding = seeding_of(key, example_ids) if prepared.engine.draw_dims else None
 
-        def clipped(positions: torch.Tensor) -> ClippedGrad:
-            count = len(positions)
-            # The last microbatch repeats an example, and does not count it.
-            filled = torch.cat([positions, positions[:1].expand(prepared.filled(count) - count)])
-            inputs, *targets = load(rows[filled])
+        def filled_up(positions: torch.Tensor) -> torch.Tensor:
+            """The last microbatch repeats an example, and does not count it."""
+            return torch.cat([positions, positions[:1].expand(prepared.filled(len(positions)) - len(positions))])
+
+        def loaded(positions: torch.Tensor) -> Sequence[torch.Tensor]:
+            return load(rows[filled_up(positions)])
+
+        def clipped(positions: torch.Tensor, examples: Sequence[torch.Tensor]) -> ClippedGrad:
+            count, filled = len(positions), filled_up(positions)
+            inputs, *targets = examples
             views = as_views(inputs, tuple(targets), self._augmult)
             if not (prepared.fits(views) and prepared.knows(tuple(targets))):
                 raise InputError("load gave examples of another shape or type than the first. Make them alike.")
@@ -371,7 +377,7 @@ class GradFn:
         alone = nullcontext() if prepared.engine.parallel else self._computing
         prepared.engine.renew()
         with alone, prepared.engine.parameters_fixed():
-            for out in self._workers.map(clipped, microbatches):
+            for out in self._workers.map(loaded, clipped, microbatches):
                 add_to(grad_sum, out.grad_sum)
                 norms.append(out.grad_norms)
                 losses.append(out.losses)

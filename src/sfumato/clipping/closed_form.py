@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.clipping.loss import ExampleLosses
-from sfumato.clipping.norms import row_norms
+from sfumato.clipping.norms import at_least_float32, row_norms
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.speed import Speed
 from sfumato.errors import InputError
@@ -41,9 +41,11 @@ class ClosedFormEngine(Engine):
     def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, speed: Speed) -> None:
         if not isinstance(model, Classifier) or row.ndim != 2 or not all(p.requires_grad for p in model.parameters()):
             raise InputError("the closed form is for a linear classifier on features, all of whose parameters train")
+        weight = model.layer.weight
+        if not isinstance(weight, nn.Parameter) or row.dtype != weight.dtype or at_least_float32(weight) is not weight:
+            raise InputError("the closed form is for plain weights and features of one type, float32 at least")
         self.methods: dict[str, str] = {}
         self._model = model
-        self._names = {id(value): name for name, value in model.named_parameters()}
         self._losses = ExampleLosses(loss_fn)
         feature = torch.randn(row.shape[1], generator=torch.Generator().manual_seed(0)).to(model.layer.weight)
         alike = (product for product in _PRODUCTS if _is_alike_in_every_place(product, model.layer.weight, feature))
@@ -75,9 +77,10 @@ class ClosedFormEngine(Engine):
             errors = torch.where(finite[:, None], errors, 0.0)
             features = torch.where(finite[:, None], features, 0.0)
         clipped = errors * coefficients[:, None].to(errors.dtype)
-        sums = {self._names[id(weight)]: clipped.T @ features}
+        names = {id(value): name for name, value in self._model.named_parameters()}
+        sums = {names[id(weight)]: clipped.T @ features}
         if bias is not None:
-            sums[self._names[id(bias)]] = clipped.sum(0)
+            sums[names[id(bias)]] = clipped.sum(0)
         return ClippedGrad(sums, norms.to(losses.dtype), losses)
 
 

@@ -32,7 +32,7 @@ from sfumato.clipping.microbatch import count_saved
 from sfumato.clipping.protocol import Batch, Loss, is_out_of_memory
 from sfumato.clipping.stand_in import Place, Snapshot, has_accumulator_hooks, stand_in
 from sfumato.errors import InputError
-from sfumato.torch_internals import tree_leaves, tree_map
+from sfumato.torch_internals import tree_leaves, tree_map, version
 
 # Of four made-up examples, by number: alone, two in another order, an odd number of them.
 BATCHES = ((1,), (2, 0), (3, 1, 0))
@@ -304,7 +304,15 @@ class Law:
             refusal="loss_fn draws random numbers, which are no image's own. Draw them in the model, or leave them "
             "out.",
         ):
-            rows = self.loss_fn(_copied(outputs), *_copied(targets))
+            given = _copied(outputs)
+            own = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+            before = [version(leaf) for leaf in own]
+            rows = self.loss_fn(given, *_copied(targets))
+        if before != [version(leaf) for leaf in own] and _share_memory(outputs):
+            raise BrokenLaw(
+                "loss_fn writes to an output of the model that shares its memory with another, so that the other "
+                "would change too. Give it a copy: output.clone()."
+            )
         if not isinstance(rows, torch.Tensor) or rows.shape != (1,):
             shape = tuple(rows.shape) if isinstance(rows, torch.Tensor) else type(rows).__name__
             raise BrokenLaw(
@@ -452,6 +460,12 @@ class Law:
 def _copied(values: Any) -> Any:
     """For a loss, which may write to what it is given."""
     return tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, values)
+
+
+def _share_memory(outputs: Any) -> bool:
+    """Whether two of the tensors that a model returned lie in one place."""
+    places = [leaf.untyped_storage().data_ptr() for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    return len(set(places)) < len(places)
 
 
 def refuse_lazy(model: nn.Module) -> None:

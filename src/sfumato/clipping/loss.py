@@ -34,6 +34,7 @@ from sfumato.torch_internals import (
     FakeTensorMode,
     OpOverload,
     TorchDispatchMode,
+    is_wrapped,
     make_graph,
     tree_flatten,
     tree_unflatten,
@@ -86,13 +87,14 @@ class _Tracing(ErrorsSeen):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+def _one_hot(input: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     if num_classes < 1:
         raise RuntimeError("one_hot without num_classes looks at values")
-    return (tensor.unsqueeze(-1) == torch.arange(num_classes, device=tensor.device)).long()
+    return (input.unsqueeze(-1) == torch.arange(num_classes, device=input.device)).long()
 
 
-_pure: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+_pure: "weakref.WeakValueDictionary[tuple[int, int], Any]" = weakref.WeakValueDictionary()
+"""By function and object, what lives as long as the promise."""
 _user_code = threading.RLock()
 """The code of users' losses is called by one thread at a time, whichever loss it is: they may share
 what they keep.
@@ -106,20 +108,31 @@ def pure(loss_fn: F) -> F:
     The guarantee of `clipped_grad` rests on that promise where the loss cannot be written down as a
     graph. Where it can, the promise spares that a new graph is made at every call (10 to 40 ms).
 
+    A method that is promised in the body of its class is promised for all objects of that class; one
+    of an object for that object alone.
+
     Returns:
         The same object, so that it can be a decorator.
     """
-    function = _function(loss_fn)
+    owner = getattr(loss_fn, "__self__", None)
+    held = loss_fn if owner is None else owner
     try:
-        _pure[id(function)] = function  # an attribute would be copied by functools.wraps
+        # By identity: an attribute would be copied by functools.wraps.
+        _pure[_key(loss_fn)] = held
     except TypeError:  # no weak reference to an object with slots
-        raise InputError(f"a {type(function).__name__} cannot be marked. Wrap it in a function.") from None
+        raise InputError(f"a {type(held).__name__} cannot be marked. Wrap it in a function.") from None
     return loss_fn
 
 
-def _function(loss_fn: Any) -> Any:
+def _key(loss_fn: Any) -> tuple[int, int]:
     """A bound method is another object at each look."""
-    return getattr(loss_fn, "__func__", loss_fn)
+    owner = getattr(loss_fn, "__self__", None)
+    return id(getattr(loss_fn, "__func__", loss_fn)), 0 if owner is None else id(owner)
+
+
+def _is_promised(loss_fn: Any) -> bool:
+    function = getattr(loss_fn, "__func__", loss_fn)
+    return _key(loss_fn) in _pure or _pure.get((id(function), 0)) is function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,22 +181,19 @@ class ExampleLosses:
 
     def __init__(self, loss_fn: Loss) -> None:
         self._loss_fn = loss_fn
-        function = _function(loss_fn)
-        self._is_pure = _pure.get(id(function)) is function
-        self._kinds: dict[Any, _Kind] = {}
+        self._is_pure = _is_promised(loss_fn)
+        self._kinds: dict[Any, _Kind] = {}  # that the last call met
         self._graphs: dict[Any, GraphModule | None] = {}
 
     def renew(self) -> None:
-        """For a new call: the loss may be another than at the last one. Before workers begin, for
-        tracing runs the user's code.
-
-        Raises:
-            InputError: As `require`.
+        """For a new call: the loss may be another than at the last one. What the last call met is
+        traced before workers begin.
         """
         if not self._is_pure:
-            self._graphs = {}
-            for kind in self._kinds.values():
-                self._graph(kind)
+            kinds, self._kinds, self._graphs = self._kinds, {}, {}
+            for kind in kinds.values():
+                with contextlib.suppress(InputError):  # where it is met again, it is raised there
+                    self._graph(kind)
 
     def require(self, outputs: Any, targets: tuple[torch.Tensor, ...], views: int) -> None:
         """Raises InputError where such a loss is neither a graph nor promised to be `pure`."""
@@ -201,6 +211,7 @@ class ExampleLosses:
         usual = is_usual(tensors)
         shown = [_where(usual, tensor, 0.0) if tensor.is_floating_point() else tensor for tensor in tensors]
         kind = _kind(outputs, targets, views)
+        self._kinds[kind.key] = kind
         graph = self._graph(kind)
         if graph is not None:
             with torch.no_grad():  # a network that the loss holds may have parameters that train elsewhere
@@ -231,7 +242,7 @@ class ExampleLosses:
                         "no `if` or `assert` on values), or, if it is a function of its arguments alone, promise so: "
                         "loss_fn = sfumato.clipping.pure(loss_fn), which is slower."
                     )
-                self._kinds[kind.key], self._graphs[kind.key] = kind, graph
+                self._graphs[kind.key] = graph
             return self._graphs[kind.key]
 
     def _traced(self, kind: _Kind) -> tuple[GraphModule | None, str]:
@@ -241,9 +252,7 @@ class ExampleLosses:
         made_up = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in kind.parts]
         mean_loss = functools.partial(self._loss, kind)
         of_example = grad_and_value(mean_loss, argnums=kind.floats) if kind.floats else lambda *p: ((), mean_loss(*p))
-        # What the loss computes once and for all (a table in a cache) holds numbers from then on.
-        with contextlib.suppress(Exception), torch.no_grad():
-            mean_loss(*made_up)
+        self._run_on(made_up, kind)  # what it computes once and for all (a table in a cache) holds numbers
         try:
             with _Tracing() as seen:  # a handler of the loss's own may take what tracing raises
                 graph = make_graph(functionalize(of_example), made_up)  # vmap writes to nothing unbatched
@@ -256,7 +265,16 @@ class ExampleLosses:
                 vmap(graph)(*(fake.from_tensor(part).expand(2, *part.shape) for part in made_up))
         except Exception as error:  # it looks at values, or does what no graph holds, or vmap does not take
             return None, _reason(error)
+        finally:
+            self._run_on(made_up, kind)  # what it noted of the last call holds numbers again
         return graph, ""
+
+    def _run_on(self, made_up: list[torch.Tensor], kind: _Kind) -> None:
+        """Calls the loss on made-up numbers, for targets that it may take."""
+        for fill in (torch.zeros_like, torch.ones_like):
+            targets = map(fill, made_up[kind.num_outputs :])
+            with contextlib.suppress(Exception), torch.no_grad():
+                self._loss(kind, *made_up[: kind.num_outputs], *targets)
 
     def _one_by_one(
         self, kind: _Kind, shown: list[torch.Tensor], targets: tuple[torch.Tensor, ...]
@@ -312,7 +330,16 @@ _HARMLESS = _names(
     "smooth_l1_loss_backward huber_loss huber_loss_backward soft_margin_loss "
     "soft_margin_loss_backward log_sigmoid_forward log_sigmoid_backward matmul mm bmm mv dot addmm "
     "addmv baddbmm outer copy fill zero constant_pad_nd masked_scatter _euclidean_dist sym_size "
+    "softplus_backward leaky_relu_backward elu_backward hardtanh_backward mish_backward hardsigmoid_backward "
+    "hardswish_backward hardshrink_backward softshrink_backward glu glu_backward _prelu_kernel _prelu_kernel_backward "
+    "trace linspace median nanmedian kthvalue bucketize searchsorted _cdist_forward _cdist_backward embedding "
+    "embedding_dense_backward native_layer_norm native_layer_norm_backward convolution convolution_backward avg_pool1d "
+    "avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward upsample_nearest1d "
+    "upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward upsample_linear1d "
+    "upsample_linear1d_backward upsample_bilinear2d upsample_bilinear2d_backward upsample_bicubic2d "
+    "upsample_bicubic2d_backward "
 )
+_EMPTY = _names("empty empty_like new_empty new_empty_strided empty_strided")
 
 
 def _harmful(graph: GraphModule) -> str | None:
@@ -320,6 +347,10 @@ def _harmful(graph: GraphModule) -> str | None:
     itself, for some values at least.
     """
     for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            constant = getattr(graph, node.target)
+            if type(constant) not in (torch.Tensor, torch.nn.Parameter) or is_wrapped(constant):
+                return "it uses a tensor that it made while it was traced: make that before"
         if node.op in ("placeholder", "output", "get_attr"):
             continue
         if node.op != "call_function":
@@ -333,7 +364,7 @@ def _harmful(graph: GraphModule) -> str | None:
             return f"{name} draws random numbers"
         is_known = name in _HARMLESS or torch.Tag.pointwise in tags or _is_filled(node)
         if node.target.namespace != "aten" or not is_known:
-            return f"{name} may raise an error at some values"
+            return f"{name} is not known to raise no error at any value"
         if node.target._schema.is_mutable:
             return f"{name} writes to a tensor that loss_fn keeps"
     return None
@@ -341,7 +372,7 @@ def _harmful(graph: GraphModule) -> str | None:
 
 def _is_filled(node: Node) -> bool:
     """Whether memory that nobody filled is given to what fills all of it, and to nothing else."""
-    made = node.target.overloadpacket.__name__ in ("empty", "empty_like", "new_empty")  # type: ignore[union-attr]
+    made = node.target.overloadpacket.__name__ in _EMPTY  # type: ignore[union-attr]
     return made and all(
         getattr(user.target, "overloadpacket", None) in (torch.ops.aten.fill, torch.ops.aten.copy, torch.ops.aten.zero)
         and user.args[0] is node

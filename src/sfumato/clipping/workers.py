@@ -1,16 +1,18 @@
 """Several microbatches at once on a CPU: one thread each, instead of all threads on one after
-another.
+another. With one worker (a GPU's), the next microbatch is loaded while the present one is computed.
 
 Operations on a small microbatch leave a second core idle; two microbatches side by side do not.
 """
 
+import collections
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
 
 Part = TypeVar("Part")
+Loaded = TypeVar("Loaded")
 Result = TypeVar("Result")
 
 
@@ -32,6 +34,23 @@ class Workers:
             else None
         )
 
-    def map(self, function: Callable[[Part], Result], parts: Iterable[Part]) -> Iterator[Result]:
-        """What the function gives for each part."""
-        return map(function, parts) if self._pool is None else self._pool.map(function, parts)
+    def map(
+        self, load: Callable[[Part], Loaded], function: Callable[[Part, Loaded], Result], parts: Iterable[Part]
+    ) -> Iterator[Result]:
+        """What the function gives for each part and what was loaded of it."""
+        if self._pool is None:
+            return (function(part, loaded) for part, loaded in _one_ahead(load, parts))
+        return self._pool.map(lambda part: function(part, load(part)), parts)
+
+
+def _one_ahead(load: Callable[[Part], Loaded], parts: Iterable[Part]) -> Iterator[tuple[Part, Loaded]]:
+    """Each part with what was loaded of it, by a thread that is one part ahead."""
+    waiting: collections.deque[tuple[Part, Future[Loaded]]] = collections.deque()
+    with ThreadPoolExecutor(1, "loading") as pool:
+        for part in parts:
+            waiting.append((part, pool.submit(load, part)))
+            if len(waiting) > 1:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        for first, future in waiting:
+            yield first, future.result()

@@ -212,7 +212,7 @@ def _laid_out(content: Any, dtype: _Dtype, shape: tuple[int, ...], order: Litera
     if dtype.name not in _NUMBERS:
         raise pickle.UnpicklingError(f"it holds {dtype.name}, not plain numbers")
     content = content.encode("latin1") if isinstance(content, str) else content
-    kind = np.dtype(dtype.name).newbyteorder("=" if dtype.order == "|" else dtype.order)
+    kind = np.dtype((dtype.order if dtype.order in "<>" else "=") + dtype.name)
     return np.frombuffer(content, kind).reshape(shape, order=order)
 
 

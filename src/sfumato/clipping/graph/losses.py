@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from sfumato.clipping.loss import ExampleLosses
+from sfumato.clipping.outputs import tensors_of
 
 
 class LossGradients:
@@ -44,9 +45,14 @@ class LossGradients:
     def compute(self, outputs: list[torch.Tensor], targets: list[torch.Tensor], views: int) -> list[torch.Tensor]:
         """The operation itself: losses, and the gradients of those outputs that have one."""
         own = [output.detach() for output in outputs]
-        losses, gradients = self._losses(self._output(own), tuple(targets), views)
+        returned = self._output(own)
+        losses, gradients = self._losses(returned, tuple(targets), views)
         made = _made(outputs)
-        found = [gradient for gradient in gradients if gradient is not None]
+        found: list[torch.Tensor] = []
+        for output in (output for output in own if output.is_floating_point()):
+            # A model may return one tensor twice.
+            same = [gradient for leaf, gradient in zip(tensors_of(returned), gradients, strict=True) if leaf is output]
+            found.append(torch.stack([gradient for gradient in same if gradient is not None]).sum(0))
         for into, value in zip(made, [losses, *found], strict=True):
             into.copy_(value)
         return made
