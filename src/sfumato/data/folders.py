@@ -1,9 +1,10 @@
 """A user's folder of images as a data set.
 
-Three layouts: `<class>/*`, `{train,valid,test}/<class>/*`, or a table of labels (its images in
-{train,valid,test}/ or anywhere; `sfumato.data.tables`). What is held out is decided by the folder's own test/ (valid/),
-else by `splitting`'s hash of each name; what is public (classes, size, channels, normalisation)
-comes from the recipe and from folder names, never from pixels.
+Four layouts: `<class>/*`, `{train,valid,test}/<class>/*`, a table of labels (its images in
+{train,valid,test}/ or anywhere; `sfumato.data.tables`), or archives (`sfumato.data.archives`). What
+is held out is decided by the folder's own test/ (valid/), else by `splitting`'s hash of each name;
+what is public (classes, size, channels, normalisation) comes from the recipe and from folder names,
+never from pixels.
 """
 
 import collections
@@ -18,6 +19,7 @@ import torch
 
 from sfumato.config import DataConfig
 from sfumato.data import decoding, tables
+from sfumato.data.archives import unpacked
 from sfumato.data.cache import decode_cached
 from sfumato.data.catalogue import Facts
 from sfumato.data.examples import Dataset, check_proportions
@@ -264,6 +266,7 @@ def _list(config: DataConfig, root: Path, report: Callable[[str], None]) -> _Lis
 
 def _labelled(config: DataConfig, root: Path, report: Callable[[str], None]) -> list[LabelledFile]:
     listed = None if config.classes is None else _listed_classes(config.classes)
+    root = unpacked(root, report)
     found_tables = tables.find_tables(root)
     if not found_tables:
         files = find_labelled(root, listed)

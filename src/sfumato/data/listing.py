@@ -19,7 +19,7 @@ from sfumato.errors import InputError
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 PARTS = ("train", "valid", "test")
-_PART_MEANT = {"training": "train", "validation": "valid", "val": "valid", "dev": "valid", "testing": "test"} | {
+PART_MEANT = {"training": "train", "validation": "valid", "val": "valid", "dev": "valid", "testing": "test"} | {
     part: part for part in PARTS
 }
 _LEFT_OUT = ("thumbs.db", "desktop.ini", "__macosx")
@@ -237,7 +237,7 @@ def has_parts(root: Path, files: Sequence[FoundFile], folders: Sequence[str], cl
         InputError: If a part is spelled otherwise, stands beside what is none, or there is no
             train/.
     """
-    meant = {name: _PART_MEANT[name.casefold()] for name in folders if name.casefold() in _PART_MEANT}
+    meant = {name: PART_MEANT[name.casefold()] for name in folders if name.casefold() in PART_MEANT}
     parts, others = [name for name in folders if name in PARTS], [name for name in folders if name not in meant]
     if not meant or (classes is not None and set(folders) <= set(classes)):
         return False
