@@ -6,7 +6,6 @@ import tarfile
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from sfumato.config import DataConfig
