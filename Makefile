@@ -6,7 +6,7 @@ SHARED_DATA := ../shared/data
 DATA := $(or $(SFUMATO_DATA),$(HOME)/.cache/sfumato/data)
 export OMP_WAIT_POLICY := PASSIVE
 # A file of tests on each core: they use little more than one each.
-PYTEST := $(VENV)/bin/python -m pytest -q --numprocesses auto --dist loadfile
+PYTEST := $(VENV)/bin/python -m pytest -q --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test quick test-slow lint setup
 demo: $(STAMP)

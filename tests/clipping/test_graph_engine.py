@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sfumato.clipping import clipped_grad
+from sfumato.clipping import clipped_grad, pure
 from sfumato.clipping.graph import engine as graph_engine
 from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.clipping.graph.rules import GHOSTS, METHODS, MaterializedGrads
@@ -580,7 +580,7 @@ def test_a_loss_of_probabilities_is_no_trouble():
     model = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid(), nn.Flatten(0)).double()
     inputs, targets = problem(4, 0, (4,))
     out = clipped_grad(
-        model, lambda p, y: F.binary_cross_entropy(p, y, reduction="none"), clipping_norm=1.0, engine="graph"
+        model, pure(lambda p, y: F.binary_cross_entropy(p, y, reduction="none")), clipping_norm=1.0, engine="graph"
     )(inputs, targets.double())
     assert torch.isfinite(out.losses).all()
 

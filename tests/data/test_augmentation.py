@@ -137,3 +137,14 @@ def test_the_extreme_bits_stay_within_the_padded_image():
     np.testing.assert_array_equal(views[1], padded[:8, :8][:, ::-1])
     np.testing.assert_array_equal(views[2], padded[8:, 8:][:, ::-1])
     np.testing.assert_array_equal(views[3], padded[8:, 8:])
+
+
+@pytest.mark.parametrize("kind", ["flip", "crop", "crop_flip"])
+@pytest.mark.parametrize(("size", "padding"), [(65, 0), (66, 4), (70, 69)])
+def test_large_images_are_copied_to_the_views_of_the_table(kind, size, padding, monkeypatch):
+    """Row by row, which costs a CPU a fraction."""
+    images = torch.randn(3, 2, size, size)
+    bits = torch.randint(0, 2**32, (3, 40), generator=torch.Generator().manual_seed(1))
+    copied = augment(images, bits, kind, padding)
+    monkeypatch.setattr(crops, "_LARGE", 10**9)
+    assert torch.equal(copied, augment(images, bits, kind, padding))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.clipping import clipped_grad
+from sfumato.clipping import clipped_grad, pure
 from sfumato.data.images import ImageSet
 from sfumato.data.sampling import poisson_batch
 from sfumato.data.views import Views
@@ -85,7 +85,11 @@ def mechanism_of(num_steps: int) -> Mechanism:
 def prepared_step(step_class=PrivateStep):
     """A step of the closed-form problem whose engine is settled."""
     grad_fn = clipped_grad(
-        LeftHalf(), lambda outputs, labels: outputs, clipping_norm=CLIPPING_NORM, augmult=AUGMULT, microbatch_size=12
+        LeftHalf(),
+        pure(lambda outputs, labels: outputs),
+        clipping_norm=CLIPPING_NORM,
+        augmult=AUGMULT,
+        microbatch_size=12,
     )
     grad_fn.prepare(torch.zeros(1, AUGMULT, 1, HEIGHT, WIDTH), torch.zeros(1, dtype=torch.int64))
     return step_class(grad_fn, mechanism_of(1), Views("flip", AUGMULT, 0))

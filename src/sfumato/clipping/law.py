@@ -162,11 +162,12 @@ class Law:
         raise BrokenLaw(f"the model or its loss fails {on}: {first_line(failure)}. Correct it.") from failure
 
     def _call_once(self) -> None:
-        """In the model's own precision first: tables that its code keeps outside of it get the type
+        """In the model's own precision first: tables that its code or the loss keeps get the type
         that they will have.
 
-        Nothing is judged here: a model that fails will fail again below, where its error is told.
+        A model or a loss that fails will fail again below, where its error is told.
         """
+        first, again = None, None
         image = made_up_images(1, 1, self.row, _SEED, only_pixels=True)[0]
         with (
             random_state_kept(self.row),
@@ -175,7 +176,10 @@ class Law:
             contextlib.suppress(Exception),
         ):
             outputs = self.model(image)
-            self.loss_fn(outputs, *made_up_targets(1, self.targets, outputs, _SEED))
+            targets = made_up_targets(1, self.targets, outputs, _SEED)
+            first, again = self._loss(outputs, targets), self._loss(outputs, targets)
+        if first is not None and again is not None:
+            self.refuse_memory([first], [again], False)
 
     def _refuse_types(self) -> None:
         """Refuses images of a type that the model does not take: in double precision it would not

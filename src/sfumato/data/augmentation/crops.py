@@ -1,5 +1,5 @@
-"""Crops by whole pixels and flips (De et al. 2022, Section 3.1 and Appendix C.2), through a table
-of every view there is.
+"""Crops by whole pixels and flips (De et al. 2022, Section 3.1 and Appendix C.2): small images
+through a table of every view there is, large ones on a CPU copied row by row.
 """
 
 import functools
@@ -7,6 +7,8 @@ import functools
 import torch
 
 _POSITION_BITS = 31  # of the 32 bits of a view; the lowest one decides the flip
+_LARGE = 2**12
+"""Pixels of an image: above, a table of sources costs a CPU more than copies of whole rows."""
 _MAX_INDICES = 2**20  # source indices held at once: 8 MB, which bounds memory and halves the time on a CPU
 
 
@@ -26,6 +28,8 @@ def crop_and_flip(images: torch.Tensor, bits: torch.Tensor, padding: int, crop: 
     padding = padding if crop else 0
     position = ((bits >> 1) * (2 * padding + 1) ** 2) >> _POSITION_BITS
     view = position * 2 + (bits & 1 if flip else 0)  # (B, K): row of the table
+    if images.device.type == "cpu" and height * width > _LARGE and padding < min(height, width):
+        return _copied(images, position, view & 1, padding)
     table = _source_pixels(height, width, padding, images.device)
     pixels = images.reshape(num_images, 1, channels, height * width).expand(-1, num_views, -1, -1)
     views = images.new_empty(num_images, num_views, channels, height * width)
@@ -35,6 +39,35 @@ def crop_and_flip(images: torch.Tensor, bits: torch.Tensor, padding: int, crop: 
         source = table.index_select(0, view[rows].flatten()).view(-1, num_views, 1, height * width)
         torch.gather(pixels[rows], 3, source.expand(-1, -1, channels, -1), out=views[rows])
     return views.view(num_images, num_views, channels, height, width)
+
+
+def _copied(images: torch.Tensor, position: torch.Tensor, flip: torch.Tensor, padding: int) -> torch.Tensor:
+    """The same views, each copied in up to four parts: what lies in the image, and its mirrored edges."""
+    _, _, height, width = images.shape
+    views = images.new_empty(*position.shape, *images.shape[1:])
+    for image, of_image, places, flips in zip(images, views, position.tolist(), flip.tolist(), strict=True):
+        for view, place, flipped in zip(of_image, places, flips, strict=True):
+            top, left = (offset - padding for offset in divmod(place, 2 * padding + 1))
+            for rows, from_rows, turned in _parts(top, height):
+                for columns, from_columns, mirrored in _parts(left, width):
+                    part = image[:, from_rows, from_columns]
+                    if flipped:
+                        columns = slice(width - columns.stop, width - columns.start)
+                    dims = [1] * turned + [2] * (mirrored != bool(flipped))
+                    view[:, rows, columns] = part.flip(dims) if dims else part
+    return views
+
+
+def _parts(start: int, size: int) -> list[tuple[slice, slice, bool]]:
+    """A line of a view that begins `start` pixels into the image's: where parts lie in the view,
+    where in the image, and whether they are mirrored.
+    """
+    if start == 0:
+        return [(slice(0, size), slice(0, size), False)]
+    inner, edge = size - abs(start), abs(start)
+    if start < 0:
+        return [(slice(0, edge), slice(0, edge), True), (slice(edge, size), slice(0, inner), False)]
+    return [(slice(0, inner), slice(edge, size), False), (slice(inner, size), slice(inner, size), True)]
 
 
 @functools.lru_cache(maxsize=8)
