@@ -148,3 +148,21 @@ def test_large_images_are_copied_to_the_views_of_the_table(kind, size, padding, 
     copied = augment(images, bits, kind, padding)
     monkeypatch.setattr(crops, "_LARGE", 10**9)
     assert torch.equal(copied, augment(images, bits, kind, padding))
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_parts_of_a_larger_image_are_every_part_equally_often(large, monkeypatch):
+    """De et al. 2022, C.2: images of 1.2 times the size, cropped; no padding."""
+    if large:
+        monkeypatch.setattr(crops, "_LARGE", 0)
+    image = torch.arange(49.0).view(1, 1, 7, 7)
+    bits = torch.randint(0, 2**32, (1, 18_000), generator=torch.Generator().manual_seed(2))
+    views = augment(image, bits, "crop_flip", 4, size=5)[0, :, 0]
+    parts = {}
+    for top in range(3):
+        for left in range(3):
+            part = image[0, 0, top : top + 5, left : left + 5]
+            parts[tuple(part.flatten().tolist())] = parts[tuple(part.flip(1).flatten().tolist())] = 0
+    for view in views:
+        parts[tuple(view.flatten().tolist())] += 1
+    assert len(parts) == 18 and scipy.stats.chisquare(list(parts.values())).pvalue > 1e-4

@@ -6,10 +6,11 @@ import torch
 from PIL import Image
 
 from sfumato.config import DataConfig
-from sfumato.data.folders import decode_images, split
+from sfumato.data.folders import decode_images, labelled_images, split
 from sfumato.data.listing import FoundFile, LabelledFile
 from sfumato.data.loading import facts, largest_group, load
 from sfumato.data.splitting import HELD_OUT_FRACTION, hash_fraction, hold_out, is_held_out
+from sfumato.data.views import Views
 from sfumato.errors import InputError
 
 
@@ -393,3 +394,20 @@ def test_copies_of_an_image_are_counted_and_named_to_the_owner(two_classes):
     assert "after resizing: 2 (" in line and all(
         name in line for name in ("cat/00.png", "dog/again.png", "cat/other-bytes.bmp")
     )
+
+
+def test_a_resize_ratio_is_kept_from_training_to_answers(two_classes):
+    """What is seen is the centre of an image at 1.25 times the size, in training, scoring and answers alike."""
+    wide = config(image_size=8, resize_ratio=1.25, channels=3)
+    data = load(wide, two_classes, quiet)
+    whole = load(config(image_size=10, channels=3), two_classes, quiet)
+    rows = torch.arange(5)
+    assert data.shape == (3, 8, 8) and facts(wide, two_classes, quiet) == data.facts
+    assert torch.equal(data.train.batch(rows), whole.train.batch(rows)[:, :, 1:-1, 1:-1])
+    views = Views("crop", 6, 4).of_bits(data.train, rows, torch.arange(30).view(5, 6) * 10**8, torch.device("cpu"))
+    assert views.shape == (5, 6, 3, 8, 8) and not torch.equal(views[:, 0], views[:, 5])
+    settings = {"image_size": 8, "channels": 3, "mean": data.mean, "std": data.std, "report": quiet}
+    files, images = decode_images([two_classes / "cat"], resize_ratio=1.25, **settings)
+    scored = labelled_images(two_classes, data.classes, resize_ratio=1.25, **settings)
+    assert images.shape == scored.shape == (3, 8, 8)
+    assert torch.equal(images.batch(rows), scored.batch(rows))

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 
@@ -77,3 +79,16 @@ def test_proportions_are_one_share_per_class():
             check_proportions(DataConfig(name="folder", class_proportions=shares), 2)
     check_proportions(DataConfig(name="folder", class_proportions=[0.75, 0.25]), 2)
     check_proportions(DataConfig(name="folder"), 2)
+
+
+@pytest.mark.parametrize("image_size", [None, 20])
+def test_what_is_seen_of_a_larger_image_is_its_centre(image_size):
+    images = image_set()
+    whole = dataclasses.replace(images, image_size=image_size)
+    side = (image_size or 8) - 4
+    seen = dataclasses.replace(whole, crop=side)
+    rows = torch.arange(9)
+    assert seen.shape == (3, side, side)
+    assert torch.equal(seen.batch(rows), whole.batch(rows)[:, :, 2:-2, 2:-2])
+    assert torch.equal(seen.whole(rows), whole.batch(rows))
+    assert list(seen.content()) != list(whole.content())  # another run

@@ -71,6 +71,10 @@ class DataConfig(Section):
     """Public share of each class; used in the loss and in the decision."""
     image_size: Annotated[int, Field(ge=8, le=1024)] | None = None
     """Height and width in pixels to which a folder's images are resized."""
+    resize_ratio: Annotated[float, Field(ge=1, le=2)] = 1.0
+    """Images are resized to this multiple of image_size: crops are parts of it, drawn at random, without
+    padding, and what is not cropped at random is its centre (De et al. 2022, C.2: 1.2 for ImageNet).
+    """
     channels: Literal[1, 3] | None = None
     mean: list[Annotated[float, Field(ge=-1e6, le=1e6)]] | None = None
     """Public constant per channel, subtracted from images scaled to [0, 1]."""
@@ -79,6 +83,10 @@ class DataConfig(Section):
     group_by: str | None = None
     """What makes images belong together (a person): "group", the column of a table of labels, or a
     regular expression whose first group is read from each relative path."""
+
+    def stored_size(self, image_size: int) -> int:
+        """Height and width of the images that parts of `image_size` are taken of."""
+        return round(self.resize_ratio * image_size)
 
     @pydantic.model_validator(mode="after")
     def _refuse_what_was_trained_on(self) -> "DataConfig":

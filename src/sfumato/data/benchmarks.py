@@ -40,7 +40,7 @@ class Raw:
 Reader = Callable[[str, NamedSet, Path, Callable[[str], None]], Raw]
 
 
-def read(name: str, named: NamedSet, root: Path | None, image_size: int | None, report: Callable[[str], None]) -> Raw:
+def read(name: str, named: NamedSet, root: Path | None, image_size: int, report: Callable[[str], None]) -> Raw:
     """The images of a named set.
 
     Args:
@@ -68,7 +68,7 @@ def read(name: str, named: NamedSet, root: Path | None, image_size: int | None, 
                 f"{size}. Put the original file there."
             )
     if named.folders:
-        return _of_folders(name, named, root, image_size or named.shape[1], report)
+        return _of_folders(name, named, root, image_size, report)
     return _READERS[name](name, named, root, report)
 
 

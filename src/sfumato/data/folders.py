@@ -60,8 +60,9 @@ def load_folder(config: DataConfig, root: Path, report: Callable[[str], None]) -
     listing = _list(config, root, report)
     mean, std = _normalisation(config, listing.channels)
     chosen = [*listing.train, *listing.held_out]
+    size = config.stored_size(listing.image_size)
     decoded = decode_cached(
-        root, [item.file for item in chosen], image_size=listing.image_size, channels=listing.channels, report=report
+        root, [item.file for item in chosen], image_size=size, channels=listing.channels, report=report
     )
     _report_unreadable([str(item.file.path) for item in chosen], decoded, report)
     _report_copies([item.file.name for item in chosen], decoded, report)
@@ -73,6 +74,7 @@ def load_folder(config: DataConfig, root: Path, report: Callable[[str], None]) -
         std=std,
         max_value=decoded.max_value,
         groups=None if config.group_by is None else [str(item.group) for item in chosen],
+        crop=listing.image_size if size > listing.image_size else None,
         digests=decoded.digests,
     )
     train = everything.subset(list(range(len(listing.train))))
@@ -119,12 +121,14 @@ def decode_images(
     mean: Sequence[float],
     std: Sequence[float],
     report: Callable[[str], None],
+    resize_ratio: float = 1.0,
 ) -> tuple[list[Path], ImageSet]:
     """Images to be classified: files, or all images below folders. Nothing of them is cached.
 
     Args:
         paths: Image files and folders.
-        image_size: What the model was trained with; `channels`, `mean` and `std` likewise.
+        image_size: What the model was trained with; `resize_ratio`, `channels`, `mean` and
+            `std` likewise.
         report: Takes progress and the names of images that cannot be decoded.
 
     Returns:
@@ -145,10 +149,19 @@ def decode_images(
             f"there is no image in {', '.join(str(path) for path in paths) or 'an empty list'}. "
             "Name image files, or folders of them."
         )
-    decoded = decoding.decode_images(files, image_size=image_size, channels=channels)
+    size = round(resize_ratio * image_size)
+    decoded = decoding.decode_images(files, image_size=size, channels=channels)
     _report_unreadable([str(path) for path in files], decoded, report)
     labels = torch.zeros(len(files), dtype=torch.int64)
-    return files, ImageSet(decoded.images, labels, decoded.readable, tuple(mean), tuple(std), decoded.max_value)
+    return files, ImageSet(
+        decoded.images,
+        labels,
+        decoded.readable,
+        tuple(mean),
+        tuple(std),
+        decoded.max_value,
+        crop=image_size if size > image_size else None,
+    )
 
 
 def labelled_images(
@@ -160,6 +173,7 @@ def labelled_images(
     mean: Sequence[float],
     std: Sequence[float],
     report: Callable[[str], None],
+    resize_ratio: float = 1.0,
 ) -> ImageSet:
     """All readable images of a folder, whatever part they lie in, with their labels, to judge a model
     by. Nothing of them is cached.
@@ -167,7 +181,8 @@ def labelled_images(
     Args:
         root: The folder, in any layout that training takes.
         classes: Of the model, in its order.
-        image_size: What the model was trained with; `channels`, `mean` and `std` likewise.
+        image_size: What the model was trained with; `resize_ratio`, `channels`, `mean` and
+            `std` likewise.
         report: Takes the names of images that cannot be decoded, and are left out.
 
     Raises:
@@ -176,10 +191,19 @@ def labelled_images(
     config = DataConfig(name="folder", classes=list(classes))
     files = _labelled(config, root, report)
     _classes(config, files)
-    decoded = decoding.decode_images([item.file.path for item in files], image_size=image_size, channels=channels)
+    size = round(resize_ratio * image_size)
+    decoded = decoding.decode_images([item.file.path for item in files], image_size=size, channels=channels)
     _report_unreadable([str(item.file.path) for item in files], decoded, report)
     labels = torch.tensor([tuple(classes).index(item.label) for item in files], dtype=torch.int64)
-    images = ImageSet(decoded.images, labels, decoded.readable, tuple(mean), tuple(std), decoded.max_value)
+    images = ImageSet(
+        decoded.images,
+        labels,
+        decoded.readable,
+        tuple(mean),
+        tuple(std),
+        decoded.max_value,
+        crop=image_size if size > image_size else None,
+    )
     if not images.readable.any():
         raise InputError(f"{root}: not one image can be decoded. Convert the images, for example to PNG.")
     return images.subset(images.readable.nonzero()[:, 0].tolist())

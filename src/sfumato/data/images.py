@@ -64,7 +64,9 @@ class ImageSet:
         std: Public constant per channel, likewise.
         max_value: The integer that is scaled to 1.
         groups: Which images belong together (a person), one name per image, or None.
-        image_size: S, in pixels, to which images are resized when they are taken; None: as stored.
+        image_size: In pixels, to which images are resized when they are taken; None: as stored.
+        crop: Side of the part that is seen of each image, at its centre or, in views, anywhere;
+            None: all of it.
         rows: (N,), torch.int64: where in `stored` each image lies; None where N = M and each lies
             in its place.
         digests: Of each stored image, which every image that is taken is then compared with; None
@@ -79,6 +81,7 @@ class ImageSet:
     max_value: int = 255
     groups: list[str] | None = None
     image_size: int | None = None
+    crop: int | None = None
     rows: torch.Tensor | None = None
     digests: Digests | None = None
 
@@ -96,7 +99,12 @@ class ImageSet:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(channels, height, width) of one image."""
+        """(channels, height, width) of one image, as it is seen."""
+        channels, height, width = self._whole
+        return (channels, self.crop or height, self.crop or width)
+
+    @property
+    def _whole(self) -> tuple[int, int, int]:
         _, height, width = self.stored.shape[1:]
         return (len(self.mean), self.image_size or height, self.image_size or width)
 
@@ -128,9 +136,16 @@ class ImageSet:
         Raises:
             InputError: As `integers`.
         """
+        batch = self.whole(indices, device)
+        _, height, width = self.shape
+        top, left = ((all_of_it - seen) // 2 for all_of_it, seen in zip(self._whole[1:], (height, width), strict=True))
+        return batch if self.crop is None else batch[:, :, top : top + height, left : left + width].contiguous()
+
+    def whole(self, indices: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
+        """The same of all that `batch` shows the centre of."""
         batch = self.integers(indices).to(device).to(torch.float32)
         unit = self.max_value
-        if batch.shape[1:] != self.shape:
+        if batch.shape[1:] != self._whole:
             batch, unit = self._as_shaped(batch / self.max_value), 1
         if len(self.mean) == 1:
             return batch.mul_(1 / (unit * self.std[0])).sub_(self.mean[0] / self.std[0])
@@ -142,7 +157,7 @@ class ImageSet:
         """Images in [0, 1], resized (bicubic with anti-aliasing), of as many channels as there are
         constants.
         """
-        channels, *size = self.shape
+        channels, *size = self._whole
         if list(images.shape[2:]) != size and len(images):
             images = F.interpolate(images, size=size, mode="bicubic", antialias=True).clamp_(0, 1)
         elif not len(images):
@@ -168,7 +183,7 @@ class ImageSet:
 
     def pixels(self) -> Iterator[bytes]:
         """The same of what a network sees of each image."""
-        yield repr((self.stored.shape[1:], self.shape, str(self.stored.dtype))).encode()
+        yield repr((self.stored.shape[1:], self._whole, self.shape, str(self.stored.dtype))).encode()
         yield repr((self.max_value, self.mean, self.std)).encode()
         yield little_endian(self.readable)
         for indices in torch.arange(len(self)).split(_PART):

@@ -94,7 +94,9 @@ def _load_named(config: DataConfig, data_root: Path | None, report: Callable[[st
     mean, std = _normalisation(config, named)
     public_facts(config)  # refuses more images than there are, before a file is read
     root = _root(data_root or (Path(config.path) if config.path else None))
-    raw = benchmarks.read(config.name, named, root, config.image_size, report)
+    seen = config.image_size or named.shape[1]
+    size = config.stored_size(seen)
+    raw = benchmarks.read(config.name, named, root, size, report)
     total = named.num_train + named.num_test
     expected = (total, *named.shape) if not named.folders else (total, *raw.images.shape[1:])
     if raw.images.shape != expected or raw.labels.shape != (total,):
@@ -109,7 +111,8 @@ def _load_named(config: DataConfig, data_root: Path | None, report: Callable[[st
         mean,
         std,
         named.max_value,
-        image_size=None if named.folders else config.image_size,
+        image_size=None if named.folders or size == named.shape[1] else size,
+        crop=seen if size > seen else None,
         digests=raw.digests,
     )
     if config.name == "digits":

@@ -35,12 +35,18 @@ class Views:
                 is drawn.
             device: Where they are made.
         """
-        inputs = examples.batch(indices, device)
         if not self.augmult:
-            return inputs
+            return examples.batch(indices, device)
         assert isinstance(examples, ImageSet)
-        bits = torch.from_numpy(view_bits[indices.numpy()].astype(np.int64)).to(device)  # (b, K)
-        return augment(inputs, bits, self.kind, self.padding, examples.mean, examples.std)
+        return self.of_bits(examples, indices, torch.from_numpy(view_bits[indices.numpy()].astype(np.int64)), device)
+
+    def of_bits(
+        self, images: ImageSet, indices: torch.Tensor, bits: torch.Tensor, device: torch.device
+    ) -> torch.Tensor:
+        """(b, K, C, H, W), from each view's own bits: (b, K), int64."""
+        size = images.crop if self.kind in ("crop", "crop_flip") else None
+        inputs = images.batch(indices, device) if size is None else images.whole(indices, device)
+        return augment(inputs, bits.to(device), self.kind, self.padding, images.mean, images.std, size=size)
 
     def with_labels(
         self, examples: Examples, indices: torch.Tensor, view_bits: np.ndarray, device: torch.device

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sfumato.data.augmentation import augment
 from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 from sfumato.randomness import Streams, key_from_seed
@@ -64,9 +63,7 @@ def augtest(
     model.eval()
     correct = torch.zeros(2, dtype=torch.int64)
     for indices in torch.arange(len(images)).split(max(rows // num_views, 1)):
-        inputs = augment(
-            images.batch(indices, device), bits[indices].to(device), views.kind, views.padding, images.mean, images.std
-        )
+        inputs = views.of_bits(images, indices, bits[indices], device)
         outputs = model(inputs.flatten(0, 1)).float().cpu()
         decisions = decide_together(decide(outputs).view(len(indices), num_views, -1))
         correct += torch.stack([(decision == images.labels[indices]).sum() for decision in decisions])

@@ -157,6 +157,7 @@ def _held_out(
             Path(images),
             trained.classes,
             image_size=trained.image_size,
+            resize_ratio=trained.recipe.data.resize_ratio,
             channels=trained.channels,
             mean=trained.mean,
             std=trained.std,
@@ -206,6 +207,7 @@ def predict(
     paths, decoded = decode_images(
         [Path(image) for image in images],
         image_size=trained.image_size,
+        resize_ratio=trained.recipe.data.resize_ratio,
         channels=trained.channels,
         mean=trained.mean,
         std=trained.std,

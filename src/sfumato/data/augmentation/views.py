@@ -24,6 +24,8 @@ def augment(
     padding: int = 4,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    *,
+    size: int | None = None,
 ) -> torch.Tensor:
     """K views of each image, as a pure function of random bits.
 
@@ -35,7 +37,7 @@ def augment(
     flip      flipped or not
     crop      a crop at the original size, uniform among all positions in the image with
               `padding` pixels of mirror padding on each edge (the edge pixel repeated:
-              NumPy's "symmetric")
+              NumPy's "symmetric"); with `size`, uniform among the parts of that size
     crop_flip crop, then flip
     rrc       random resized crop: 8 to 100 % of the area, ratio of the sides 3/4 to 4/3,
               stretched to the original size; then flip ("RRC" of Sander et al. 2022)
@@ -47,6 +49,7 @@ def augment(
 
     Args:
         images: (B, C, H, W), C = 1 or 3 where colours change.
+        size: Height and width of crops, at most H and W; None: those of the images, padded.
         bits: (B, K), int64 with values uniform in [0, 2^32).
         kind: See above.
         padding: Pixels on each edge; at least 0, used by crop, crop_flip and tan (there below H and
@@ -61,7 +64,7 @@ def augment(
     if kind == "none":
         return images[:, None].expand(-1, num_views, -1, -1, -1)
     if kind in ("flip", "crop", "crop_flip"):
-        return crops.crop_and_flip(images, bits, padding, crop=kind != "flip", flip=kind != "crop")
+        return crops.crop_and_flip(images, bits, padding if kind != "flip" else 0, kind != "crop", size)
     of_image = torch.arange(num_images, device=images.device).repeat_interleave(num_views)
     bits = bits.flatten()
     scale = _Scale(images, mean, std)
