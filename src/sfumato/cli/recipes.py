@@ -43,7 +43,9 @@ def describe(name: str) -> dict[str, Any]:
     path = recipes.find(name)
     parsed = config.parse(config.read(path))
     first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ").strip()
-    return {"name": name, "source": first, "nominal_epsilon": parsed.privacy.target_epsilon if parsed.privacy else None}
+    budget = parsed.privacy
+    nominal = None if budget is None else budget.target_epsilon
+    return {"name": name, "source": first, "nominal_epsilon": nominal, "private": budget is not None}
 
 
 def verified(name: str) -> dict[str, Any]:
@@ -61,7 +63,7 @@ def verified(name: str) -> dict[str, Any]:
             **row,
             "epsilon_rdp": None,
             "epsilon_pld": None,
-            "status": "not fixed: it depends on your data and budget",
+            "status": "not fixed: it depends on your data and budget" if row["private"] else "not private",
         }
     plan = resolve(parsed, facts, cut_to_target=False)
     spent = epsilon(plan.mechanism, plan.delta, parsed.privacy.accountant)
@@ -92,9 +94,7 @@ def _print(rows: list[dict[str, Any]], json_: bool) -> None:
                 for key in ("epsilon_rdp", "epsilon_pld")
             )
             spent = f"  RDP {rdp}  PLD {pld}  {row['status']}"
-        nominal = (
-            f"epsilon {formats.epsilon_text(row['nominal_epsilon'])}"
-            if row["nominal_epsilon"] is not None
-            else "your epsilon"
-        )
+        nominal = "your epsilon" if row["private"] else "not private"
+        if row["nominal_epsilon"] is not None:
+            nominal = f"epsilon {formats.epsilon_text(row['nominal_epsilon'])}"
         output.say(f"{row['name']:<{width}}{nominal:<14}{spent}  {row['source']}")
