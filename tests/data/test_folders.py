@@ -411,3 +411,12 @@ def test_a_resize_ratio_is_kept_from_training_to_answers(two_classes):
     scored = labelled_images(two_classes, data.classes, resize_ratio=1.25, **settings)
     assert images.shape == scored.shape == (3, 8, 8)
     assert torch.equal(images.batch(rows), scored.batch(rows))
+
+
+def test_several_labels_of_one_image_are_refused_by_name(tmp_path, write_image):
+    for number in range(4):
+        write_image(f"{number}.png")
+    rows = ["0.png,Mass", "1.png,Effusion", "2.png,Effusion|Mass", "3.png,Mass"]
+    (tmp_path / "images/labels.csv").write_text("\n".join(["file,label", *rows]))
+    with pytest.raises(InputError, match=r"2\.png has several labels \(Effusion\|Mass\)"):
+        load(config(classes=["Effusion", "Mass"]), tmp_path / "images", quiet)

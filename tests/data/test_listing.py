@@ -99,7 +99,7 @@ def test_parts_are_read_from_their_folders(tmp_path, write_image):
         find_labelled(tmp_path / "images", None)
 
 
-@pytest.mark.parametrize("other", ["val", "unlabelled"])
+@pytest.mark.parametrize("other", ["vali", "unlabelled"])
 def test_a_folder_beside_train_and_test_is_refused_rather_than_taken_as_a_class(tmp_path, write_image, other):
     for name in ("train/cat/0.png", "test/cat/1.png", f"{other}/cat/2.png"):
         write_image(name)
@@ -119,17 +119,32 @@ SPELLINGS = [
 
 
 @pytest.mark.parametrize("name, part", SPELLINGS)
-@pytest.mark.parametrize("beside", [None, "train", "Train", "extra"])
 @pytest.mark.parametrize("classes", [None, ["cat", "dog"]])
-def test_a_part_in_another_spelling_is_no_class(tmp_path, write_image, name, part, beside, classes):
-    for folder in filter(None, (name, beside)):
+def test_a_part_is_a_part_in_whatever_spelling(tmp_path, write_image, name, part, classes):
+    """Training/ against Testing/ was a classifier once."""
+    beside = "Test" if part == "train" else "Train"
+    for folder in (name, beside):
         write_image(f"{folder}/cat/0.png")
         write_image(f"{folder}/dog/0.png")
-    with pytest.raises(
-        InputError, match=f"beside {name}/" if beside == "train" else rf"called {part}/|called train/"
-    ) as caught:
+    found = find_labelled(tmp_path / "images", classes)
+    assert {(item.file.name.split("/")[0], item.part) for item in found} == {
+        (name, part),
+        (beside, "test" if part == "train" else "train"),
+    }
+    write_image("extra/cat/0.png")
+    with pytest.raises(InputError, match="/ beside extra/"):
         find_labelled(tmp_path / "images", classes)
-    assert "train/, valid/ and test/" in str(caught.value) and "\n" not in str(caught.value)
+    shutil.rmtree(tmp_path / "images" / "extra")
+    write_image(f"{name.upper()}ING/cat/0.png" if name == "Test" else f"{name.swapcase()}/cat/0.png")
+    with pytest.raises(InputError, match=f"which both mean {part}/"):
+        find_labelled(tmp_path / "images", classes)
+
+
+def test_to_be_scored_a_folder_needs_no_training_part(tmp_path, write_image):
+    write_image("Testing/cat/0.png")
+    with pytest.raises(InputError, match="holds Testing/ but no train/"):
+        find_labelled(tmp_path / "images", None)
+    assert [item.part for item in find_labelled(tmp_path / "images", ["cat"], needs_train=False)] == ["test"]
 
 
 def test_a_class_may_be_called_like_a_part_if_images_lie_in_it_beside_other_classes_or_if_it_is_listed(
@@ -140,7 +155,7 @@ def test_a_class_may_be_called_like_a_part_if_images_lie_in_it_beside_other_clas
     assert {item.label for item in find_labelled(tmp_path / "images", None)} == {"dev", "Test", "ops"}
     (tmp_path / "images" / "ops/0.png").rename(tmp_path / "images" / "dev/2.png")
     (tmp_path / "images" / "ops").rmdir()
-    with pytest.raises(InputError, match="Test/, but that part is called test/"):
+    with pytest.raises(InputError, match="holds Test/ but no train/.*data.classes"):
         find_labelled(tmp_path / "images", None)
     assert {item.label for item in find_labelled(tmp_path / "images", ["dev", "Test"])} == {"dev", "Test"}
 
@@ -358,8 +373,9 @@ def test_a_table_s_images_keep_the_parts_that_they_lie_in(tmp_path, write_image)
     for part, other in (("train", "Training"), ("test", "Testing")):
         (root / part).rename(root / other)
         write_table(root, (root / "labels.csv").read_text().replace(f"{part}/", f"{other}/"))
-    with pytest.raises(InputError, match="that part is called test/"):
-        read_labels(root, with_groups=False)
+    (root / "d.png").rename(root / "Testing/d.png")
+    write_table(root, (root / "labels.csv").read_text().replace("\nd.png", "\nTesting/d.png"))
+    assert [item.part for item in read_labels(root, with_groups=False)] == ["test", "test", "train", "train"]
 
 
 HUGGING_FACE = {
@@ -451,3 +467,22 @@ def test_a_line_of_brackets_is_no_fault_of_ours(tmp_path, write_image):
     (tmp_path / "images/metadata.jsonl").write_text("[" * 100_000)
     with pytest.raises(InputError, match="line 1 is no JSON object"):
         read_labels(tmp_path / "images", with_groups=False)
+
+
+def test_a_column_says_which_part_an_image_belongs_to(tmp_path, write_image):
+    """Test images were trained on once."""
+    for name in ("a", "b", "c"):
+        write_image(f"{name}.png")
+    root = tmp_path / "images"
+    write_table(root, "file,label,split\na.png,x,Train\nb.png,y,val\nc.png,x,TEST\n")
+    assert [item.part for item in read_labels(root, with_groups=False)] == ["train", "valid", "test"]
+    write_table(root, "file,label,split\na.png,x,Train\nb.png,y,fold 3\nc.png,x,TEST\n")
+    with pytest.raises(InputError, match="line 3: split 'fold 3' is none of train, valid, test"):
+        read_labels(root, with_groups=False)
+    (root / "train").mkdir()
+    (root / "a.png").rename(root / "train/a.png")
+    (root / "b.png").rename(root / "train/b.png")
+    (root / "c.png").rename(root / "train/c.png")
+    write_table(root, "file,label,split\ntrain/a.png,x,train\ntrain/b.png,y,test\ntrain/c.png,x,train\n")
+    with pytest.raises(InputError, match="line 3: train/b.png has split test and lies in train/"):
+        read_labels(root, with_groups=False)

@@ -189,7 +189,7 @@ def labelled_images(
         InputError: If a file is refused, an image is of another class, or none can be decoded.
     """
     config = DataConfig(name="folder", classes=list(classes))
-    files = _labelled(config, root, report)
+    files = _labelled(config, root, report, needs_train=False)
     _classes(config, files)
     size = round(resize_ratio * image_size)
     decoded = decoding.decode_images([item.file.path for item in files], image_size=size, channels=channels)
@@ -288,15 +288,17 @@ def _list(config: DataConfig, root: Path, report: Callable[[str], None]) -> _Lis
     )
 
 
-def _labelled(config: DataConfig, root: Path, report: Callable[[str], None]) -> list[LabelledFile]:
+def _labelled(
+    config: DataConfig, root: Path, report: Callable[[str], None], *, needs_train: bool = True
+) -> list[LabelledFile]:
     listed = None if config.classes is None else _listed_classes(config.classes)
     root = unpacked(root, report)
     found_tables = tables.find_tables(root)
     if not found_tables:
-        files = find_labelled(root, listed)
+        files = find_labelled(root, listed, needs_train=needs_train)
         return files if config.group_by is None else with_groups(files, config.group_by)
     by_column = config.group_by == "group"
-    files = tables.read_labels(root, with_groups=by_column, classes=listed)
+    files = tables.read_labels(root, with_groups=by_column, classes=listed, needs_train=needs_train)
     if config.classes is None:
         found = sorted({item.label for item in files})
         shown = ", ".join(map(repr, found[:_MOST_NAMED])) + (", ..." if len(found) > _MOST_NAMED else "")
@@ -325,6 +327,11 @@ def _classes(config: DataConfig, files: Sequence[LabelledFile]) -> tuple[str, ..
     for item in files:
         if item.label not in classes:
             listed = ", ".join(classes)
+            if any(set(map(str.strip, item.label.split(sign))) & set(classes) for sign in "|;,"):
+                raise InputError(
+                    f"{item.file.path} has several labels ({item.label}): each image has one here. Leave such images "
+                    "out, or make the combination a class of its own in data.classes."
+                )
             raise InputError(
                 f"{item.file.path} has the label {item.label}, which is not in data.classes "
                 f"({listed}). Correct one of them."

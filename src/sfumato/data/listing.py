@@ -84,7 +84,7 @@ def find_images(root: Path) -> list[FoundFile]:
 def is_table(name: str) -> bool:
     """Whether a file's name in the folder is that of a table of labels (`sfumato.data.tables`)."""
     *above, last = name.split("/")
-    is_there = not above or (len(above) == 1 and above[0] in PARTS)
+    is_there = not above or (len(above) == 1 and above[0].casefold() in PART_MEANT)
     return is_there and last in ("labels.csv", "metadata.csv", "metadata.jsonl")
 
 
@@ -102,13 +102,14 @@ def check_file(path: Path) -> None:
     _check_kind(path)
 
 
-def find_labelled(root: Path, classes: Sequence[str] | None) -> list[LabelledFile]:
+def find_labelled(root: Path, classes: Sequence[str] | None, *, needs_train: bool = True) -> list[LabelledFile]:
     """The images of the layouts `<class>/*` and `{train,valid,test}/<class>/*`; folders within a
     class belong to it.
 
     Args:
         root: The folder.
         classes: The listed classes, or None to take every class folder's name.
+        needs_train: Whether there must be a training part, where there are parts.
 
     Raises:
         InputError: If a file lies outside a listed class, or the layout is neither.
@@ -121,17 +122,15 @@ def find_labelled(root: Path, classes: Sequence[str] | None) -> list[LabelledFil
             if entry.is_dir() and not _is_left_out(entry.name)
         }
     )
-    in_parts = has_parts(root, files, folders, classes)
+    parts = parts_of(root, files, folders, classes, needs_train=needs_train)
     found = []
     for file in files:
         *above, _ = file.name.split("/")
-        part = above.pop(0) if in_parts and above else None
+        part = parts[above.pop(0)] if parts and above else None
         if not above or (classes is not None and above[0] not in classes):
             listed = f"the classes {', '.join(classes)}" if classes is not None else "a class's folder"
-            raise InputError(
-                f"{file.path} lies outside {listed}. Move it into a class's folder or away, or "
-                "list its class in data.classes."
-            )
+            or_list = ", or list its class in data.classes" if needs_train else ""
+            raise InputError(f"{file.path} lies outside {listed}. Move it into a class's folder or away{or_list}.")
         if any("\ud800" <= sign <= "\udfff" for sign in above[0]):  # it goes into files for sharing, which are UTF-8
             raise InputError(
                 f"the folder {above[0]!r} in {root} names a class, but its name is not UTF-8. "
@@ -139,7 +138,7 @@ def find_labelled(root: Path, classes: Sequence[str] | None) -> list[LabelledFil
             )
         found.append(LabelledFile(file, above[0], part))
     used = {item.label for item in found}
-    for folder in _class_folders(root, folders, in_parts):
+    for folder in _class_folders(root, folders, bool(parts)):
         if unicodedata.normalize("NFC", folder.name) not in used:
             raise InputError(f"{folder} holds no image. Put images of the class there, or take the folder away.")
     return found
@@ -229,36 +228,40 @@ def with_groups(files: Sequence[LabelledFile], pattern: str) -> list[LabelledFil
     return grouped
 
 
-def has_parts(root: Path, files: Sequence[FoundFile], folders: Sequence[str], classes: Sequence[str] | None) -> bool:
-    """Whether the folders at the top are train, valid and test rather than classes; what could be
-    both is refused.
+def parts_of(
+    root: Path,
+    files: Sequence[FoundFile],
+    folders: Sequence[str],
+    classes: Sequence[str] | None,
+    *,
+    needs_train: bool = True,
+) -> dict[str, str]:
+    """Which of the folders at the top is which part, whatever its spelling (Training/, val/, Test/);
+    empty where they are classes. What could be both is refused.
 
     Raises:
-        InputError: If a part is spelled otherwise, stands beside what is none, or there is no
-            train/.
+        InputError: If a part stands beside what is none, or twice, or there is no train/.
     """
     meant = {name: PART_MEANT[name.casefold()] for name in folders if name.casefold() in PART_MEANT}
-    parts, others = [name for name in folders if name in PARTS], [name for name in folders if name not in meant]
+    others = [name for name in folders if name not in meant]
     if not meant or (classes is not None and set(folders) <= set(classes)):
-        return False
+        return {}
     listed = "or list all these folders in data.classes if they are classes."
-    if not parts:
-        if others and any(file.name.count("/") == 1 and file.name.split("/")[0] in meant for file in files):
-            return False  # a folder of images beside other classes is one of them
-        name, part = next(iter(meant.items()))
+    if others:
+        is_class = any(file.name.count("/") == 1 and file.name.split("/")[0] in meant for file in files)
+        if is_class and not any(name in PARTS for name in meant):
+            return {}  # a folder of images beside other classes is one of them
         raise InputError(
-            f"{root} holds {name}/, but that part is called {part}/, and the others train/, "
-            f"valid/ and test/. Rename it, {listed}"
+            f"{root} holds {next(iter(meant))}/ beside {others[0]}/. Keep only train/, valid/ and test/ "
+            f"(or Training/, val/ and the like), {listed}"
         )
-    beside = [name for name in folders if name not in PARTS]
-    if beside:
-        raise InputError(
-            f"{root} holds {parts[0]}/ beside {beside[0]}/. Keep only train/, valid/ and test/ "
-            f"(that is how the parts are called), {listed}"
-        )
-    if "train" not in parts:
-        raise InputError(f"{root} holds {parts[0]}/ but no train/. Add it, or name the folder above the classes.")
-    return True
+    for part in PARTS:
+        same = [other for other in meant if meant[other] == part]
+        if len(same) > 1:
+            raise InputError(f"{root} holds {same[0]}/ and {same[1]}/, which both mean {part}/. Put them together.")
+    if needs_train and "train" not in meant.values():
+        raise InputError(f"{root} holds {next(iter(meant))}/ but no train/. Add it, {listed}")
+    return meant
 
 
 def _walk(folder: Path) -> Iterator[Path]:

@@ -2,7 +2,7 @@
 
 `labels.csv` has the columns file, label and optionally group. `metadata.csv` and `metadata.jsonl`
 are those of Hugging Face's image folders: file_name and label, beside the images or in each of
-train/, valid/ and test/.
+train/, valid/ and test/. A column `split` says which part an image belongs to.
 """
 
 import csv
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TextIO
 
-from sfumato.data.listing import PARTS, LabelledFile, find_images, group_name, has_parts
+from sfumato.data.listing import PART_MEANT, LabelledFile, find_images, group_name, parts_of
 from sfumato.errors import InputError
 
 FILE_COLUMNS = {"labels.csv": "file", "metadata.csv": "file_name", "metadata.jsonl": "file_name"}
@@ -28,7 +28,8 @@ def find_tables(root: Path) -> list[Path]:
     Raises:
         InputError: If there is more than one for the same images.
     """
-    for folders in ([root], [root / part for part in PARTS]):
+    inner = sorted(path for path in root.iterdir() if path.name.casefold() in PART_MEANT) if root.is_dir() else []
+    for folders in ([root], inner):
         found = [folder / name for folder in folders for name in FILE_COLUMNS if (folder / name).is_file()]
         for one, other in itertools.pairwise(found):
             if one.parent == other.parent:
@@ -38,7 +39,9 @@ def find_tables(root: Path) -> list[Path]:
     return []
 
 
-def read_labels(root: Path, *, with_groups: bool, classes: Sequence[str] | None = None) -> list[LabelledFile]:
+def read_labels(
+    root: Path, *, with_groups: bool, classes: Sequence[str] | None = None, needs_train: bool = True
+) -> list[LabelledFile]:
     """The images that the folder's tables list, in the order of their names. Columns of other names
     are not read.
 
@@ -49,6 +52,7 @@ def read_labels(root: Path, *, with_groups: bool, classes: Sequence[str] | None 
         root: The folder.
         with_groups: Whether the column `group` is read; it must then be there.
         classes: The listed classes: folders of their names are no parts.
+        needs_train: Whether there must be a training part, where there are parts.
 
     Raises:
         InputError: If the table is malformed, names a file twice, outside the folder or
@@ -57,14 +61,15 @@ def read_labels(root: Path, *, with_groups: bool, classes: Sequence[str] | None 
     """
     files = {file.name: file for file in find_images(root)}
     folders = sorted({name.split("/")[0] for name in files if "/" in name})
-    in_parts = has_parts(root, list(files.values()), folders, classes)
+    parts = parts_of(root, list(files.values()), folders, classes, needs_train=needs_train)
     tables = find_tables(root)
     found: dict[str, LabelledFile] = {}
     lines: dict[str, str] = {}
     for table in tables:
         above = PurePosixPath(table.parent.relative_to(root).as_posix())
         column = FILE_COLUMNS[table.name]
-        for line, row in _rows(table, [column, "label", *(["group"] if with_groups else [])]):
+        split = ["split"] if "split" in _read(table)[0] else []
+        for line, row in _rows(table, [column, "label", *(["group"] if with_groups else []), *split]):
             where, text = f"{table} line {line}", row[column]
             path = PurePosixPath(text)
             if path.is_absolute() or ".." in path.parts:
@@ -79,11 +84,18 @@ def read_labels(root: Path, *, with_groups: bool, classes: Sequence[str] | None 
             group = group_name(row["group"]) if with_groups else None
             if group == "":
                 raise InputError(f"{where} has no group that could be seen. Fill it in, or take the line out.")
-            if in_parts and "/" not in name:
+            if parts and "/" not in name:
                 raise InputError(
                     f"{files[name].path} lies outside train/, valid/ and test/. Move it into one of them or away."
                 )
-            part = name.split("/")[0] if in_parts else None
+            part = parts[name.split("/")[0]] if parts else None
+            if split:
+                stated = PART_MEANT.get(row["split"].casefold())
+                if stated is None:
+                    raise InputError(f"{where}: split {row['split']!r} is none of train, valid, test. Correct it.")
+                if part not in (None, stated):
+                    raise InputError(f"{where}: {text} has split {stated} and lies in {part}/. Correct one of them.")
+                part = stated
             found[name] = LabelledFile(files[name], unicodedata.normalize("NFC", row["label"]), part, group)
             lines[name] = f"line {line}" if len(tables) == 1 else f"{table} line {line}"
     for name, file in files.items():
