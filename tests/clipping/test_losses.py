@@ -340,6 +340,174 @@ def test_a_classifier_s_weight_may_be_replaced():
     assert grad_fn.engine == "closed_form"
 
 
+class Prototypes(nn.Module):
+    """Four of three numbers for each image."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(12, 12, bias=False)
+
+    def forward(self, images):
+        return self.layer(images.flatten(1)).view(-1, 4, 3)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_label_that_is_none_reads_no_other_image_s_table(engine):
+    """vmap lays all tables in one: -1 is the row before. It moved by 1.5 sensitivities."""
+
+    def own_prototype(prototypes, labels):
+        pairs = zip(prototypes.unbind(0), labels.unbind(0), strict=True)
+        return torch.stack([F.embedding(label, table) for table, label in pairs]).sum(1)
+
+    images, _ = problem(3)
+    labels = torch.tensor([3, 3, -1])
+    grad_fn = clipped_grad(Prototypes(), own_prototype, clipping_norm=0.05, microbatch_size=4, engine=engine)
+    try:
+        moved = flat(grad_fn(images, labels)) - flat(grad_fn(images[[0, 2]], labels[[0, 2]]))
+    except (IndexError, RuntimeError):  # such a label ends the call
+        return
+    assert moved.norm() <= 1.001
+
+
+class Bright(nn.Module):
+    """Returns, or notes, a number of its image."""
+
+    def __init__(self, notes):
+        super().__init__()
+        self.layer, self.notes, self.scale = nn.Linear(4, 3), notes, 1000.0
+
+    def forward(self, images):
+        outputs = self.layer(images)
+        if self.notes:
+            self.scale = max(1000.0, images.abs().max().item())
+            return outputs
+        return {"logits": outputs, "brightness": images.abs().max().item()}
+
+
+class OfNumbers(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.largest = [model], 1000.0
+
+    def forward(self, out, labels):
+        if isinstance(out, dict):
+            self.largest = max(self.largest, out["brightness"])
+            return cross_entropy(out["logits"], labels) * (1000 / self.largest)
+        return cross_entropy(out, labels) * (1000 / self.model[0].scale)
+
+
+@pytest.mark.parametrize("notes", [False, True])
+@pytest.mark.parametrize("engine", ["func", "reference", "auto"])
+def test_no_number_of_a_private_image_reaches_a_loss_that_was_not_promised(engine, notes):
+    """It kept the largest; it moved by 5.9 sensitivities."""
+    images, labels = torch.ones(7, 4), torch.zeros(7, dtype=torch.long)
+    images[0] = torch.tensor([1e6, 0, 0, 0])
+    sums = []
+    for rows in (slice(0, 7), slice(1, 7)):
+        torch.manual_seed(0)
+        model = Bright(notes)
+        loss = OfNumbers(model)
+        try:
+            grad_fn = clipped_grad(model, loss, clipping_norm=0.1, engine=engine)
+            sums.append(flat(grad_fn(images[rows], labels[rows])))
+        except InputError:
+            return
+        assert loss.largest == 1000.0
+    assert (sums[0] - sums[1]).norm() <= 1.001
+
+
+class Schedule(nn.Module):
+    """Smooths labels after so many calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.step = 0
+
+    def forward(self, outputs, labels):
+        self.step += 1
+        return F.cross_entropy(outputs, labels, reduction="none", label_smoothing=0.5 if self.step > 500 else 0.0)
+
+
+def test_a_loss_that_counts_its_calls_is_refused():
+    """It is called where somebody was drawn, and to be traced: no step."""
+    images, labels = problem()
+    count = 0
+
+    def in_a_variable(outputs, labels):
+        nonlocal count
+        count += 1
+        return cross_entropy(outputs, labels) * (0.5 if count > 500 else 1.0)
+
+    for loss, name in ((Schedule(), "step"), (in_a_variable, "count")):
+        with pytest.raises(InputError, match=f"it changes {name} when it is called: count outside of it"):
+            clipped_grad(linear(), loss, clipping_norm=1.0)(images, labels)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_images_are_loaded_in_the_caller_s_mode_and_beside_no_engine_that_swaps_tensors(engine, workers):
+    torch.manual_seed(0)
+    encoder, model = nn.Linear(12, 12), linear()
+    images, labels = problem(20)
+    seen = []
+
+    def load(rows):
+        seen.append((type(model[1].weight), torch.is_grad_enabled(), model.training))
+        return encoder(images[rows].flatten(1)).view(-1, 3, 2, 2), labels[rows]
+
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0, microbatch_size=4, workers=workers, engine=engine)
+    with torch.no_grad():
+        expected = flat(grad_fn(*load(torch.arange(20))))
+        seen.clear()
+        found = flat(grad_fn.sum_over(torch.arange(20), load))
+    assert torch.allclose(found, expected, atol=1e-6) and set(seen) == {(nn.Parameter, False, True)}
+    with_history = flat(grad_fn(*load(torch.arange(20))))  # what wants gradients is none of the engine's business
+    assert torch.allclose(with_history, expected, atol=1e-6)
+
+
+class Clamping(Classifier):
+    def forward(self, features):
+        return super().forward(features.clamp(-2, 2))
+
+
+@pytest.mark.parametrize("kind", ["subclass", "hook", "hook of the layer"])
+def test_a_classifier_that_does_more_than_multiply_is_not_for_the_closed_form(kind):
+    torch.manual_seed(0)
+    layer = nn.Linear(12, 5)
+    model = Clamping(layer, "fc") if kind == "subclass" else Classifier(layer, "fc")
+    if kind == "hook":
+        model.register_forward_pre_hook(lambda module, given: (given[0].clamp(-2, 2),))
+    if kind == "hook of the layer":
+        layer.register_full_backward_hook(lambda module, given, got: None)
+    features, labels = 5 * torch.randn(7, 12), torch.randint(0, 5, (7,))
+    fast, slow = (clipped_grad(model, cross_entropy, clipping_norm=1.0, engine=name) for name in ("auto", "reference"))
+    assert torch.allclose(flat(fast(features, labels)), flat(slow(features, labels)), atol=1e-5)
+    assert fast.engine != "closed_form"
+
+
+@pytest.mark.parametrize("augmult", [3, 4, 5])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_loss_that_counts_the_views_of_an_image_is_refused(engine, augmult):
+    loss = lambda outputs, labels: cross_entropy(outputs, labels) * (0.5 if len(outputs) == augmult else 1)  # noqa: E731
+    grad_fn = clipped_grad(linear(), loss, clipping_norm=1.0, augmult=augmult, engine=engine)
+    with pytest.raises(InputError, match="another loss beside other rows"):
+        grad_fn(torch.randn(5, augmult, 3, 2, 2), torch.randint(0, 5, (5,)))
+
+
+CENTRES = torch.randn(5, 5, generator=torch.Generator().manual_seed(5))
+
+
+def scaled_constant(outputs, labels):
+    weight = CENTRES.clone()
+    weight.div_(weight.norm())
+    return cross_entropy(outputs @ weight.to(outputs), labels)
+
+
+def similar(outputs, labels):
+    return cross_entropy(10 * F.cosine_similarity(outputs[:, None], CENTRES[None].to(outputs), dim=-1), labels)
+
+
 def soft_one_hot(outputs, labels):
     wanted = torch.full_like(outputs, 0.02)
     wanted.scatter_(1, labels[:, None], 0.92)
@@ -387,6 +555,8 @@ WRITTEN = {
     "margins": margins,
     "weighted": Weighted(),
     "multi margin": nn.MultiMarginLoss(reduction="none"),
+    "constant scaled in place": scaled_constant,
+    "cosine": similar,
     "softplus": lambda outputs, labels: F.softplus(-outputs * (2 * F.one_hot(labels, 5) - 1)).sum(1),
     "leaky": lambda outputs, labels: F.leaky_relu(1 - outputs * (2 * F.one_hot(input=labels, num_classes=5) - 1)).sum(
         1

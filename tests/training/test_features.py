@@ -174,6 +174,58 @@ def test_a_network_of_the_same_key_is_asked_for_features_of_made_up_images(monke
     torch.testing.assert_close(other[8], 1.01 * one[8])
 
 
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    scale: float = 1.0
+
+
+def test_settings_in_slots_tell_a_network_apart():
+    one, same, other = (identity_of_network(Held(Slotted(scale))) for scale in (1.0, 1.0, 2.0))
+    assert one == same and one != other
+
+
+class Stretched(torch.nn.Module):
+    """Stretches dark images alone, as no made-up one is."""
+
+    def __init__(self, gain):
+        super().__init__()
+        torch.manual_seed(0)
+        self.gain, self.fc = [gain], torch.nn.Linear(3 * 64, 4)
+
+    def forward(self, images):
+        dark = images.mean((1, 2, 3), keepdim=True) < -0.99
+        return self.fc(torch.where(dark, images * self.gain[0], images).flatten(1))
+
+
+def test_features_in_the_cache_are_compared_with_those_of_some_images(monkeypatch):
+    monkeypatch.setattr(features, "identity_of_network", lambda model: "the same")
+    images = some_images()
+    images.stored[:] = 0
+    one, other = (
+        features_of(Backbone(Stretched(gain), "fc", torch.zeros(1, 3, 8, 8)), images, CPU, lambda line: None).stored
+        for gain in (4.0, 1.5)
+    )
+    torch.testing.assert_close(other[8] / 1.5, one[8] / 4.0)
+
+
+class Steered(torch.nn.Module):
+    """Its classifier's weights, detached, say where to look (class activation maps)."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = torch.nn.Linear(3, 4)
+
+    def forward(self, images):
+        maps = torch.einsum("kc,nchw->nkhw", self.fc.weight.detach(), images).amax(1, keepdim=True)
+        return self.fc((images * maps.sigmoid()).mean((2, 3)))
+
+
+def test_features_that_the_classifier_s_weights_steer_are_not_computed_once():
+    with pytest.raises(InputError, match="is not the last thing"):
+        Backbone(Steered(), "fc", torch.zeros(1, 3, 8, 8))
+
+
 class Tailed(torch.nn.Module):
     """A classifier, and something that vanishes or stays small where its weights are zeros."""
 

@@ -275,7 +275,8 @@ class GradFn:
         if prepared is not None and prepared.engine.draw_dims:
             numbers = example_numbers(example_ids, views)
         load: Load = lambda rows: [inputs[rows], *(target[rows] for target in targets)]  # noqa: E731
-        out = self._sum(prepared, real, load, key, None if numbers is None else numbers[real.to(numbers.device)])
+        ids = None if numbers is None else numbers[real.to(numbers.device)]
+        out = self._sum(prepared, real, load, key, ids, targets)
         grad_norms, losses = torch.zeros(2, len(views), dtype=out.grad_norms.dtype, device=views.device)
         grad_norms[real], losses[real] = out.grad_norms, out.losses
         return ClippedGrad(out.grad_sum, grad_norms, losses)
@@ -289,18 +290,19 @@ class GradFn:
                 `example_ids`.
             load: From (m,) indices to inputs, (m, ...) or (m, K, ...), and targets, each (m, ...).
                 Called by several threads where there are several workers, and by a thread of its own,
-                one microbatch ahead, where there is one; the last microbatch may ask for an example
-                twice.
+                one microbatch ahead, where there is one, but for engines "func" and "reference", which
+                hold other tensors in the model meanwhile; so it must not change the model. The last
+                microbatch may ask for an example twice.
             key: As in a call.
 
         Raises:
             InputError: As in a call.
         """
-        prepared = None
+        prepared, targets = None, []
         if len(indices):
             inputs, *targets = load(indices[:1])
             prepared = self._prepared_for(as_views(inputs, tuple(targets), self._augmult), tuple(targets))
-        return self._sum(prepared, indices, load, key, indices)
+        return self._sum(prepared, indices, load, key, indices, tuple(targets))
 
     def verify(self, seed: int) -> None:
         """Holds the engine to the law once more, at the parameters as they are now
@@ -324,6 +326,7 @@ class GradFn:
         load: Load,
         key: bytes | None,
         example_ids: torch.Tensor | None,
+        targets: tuple[torch.Tensor, ...],
     ) -> ClippedGrad:
         """The one loop over microbatches.
 
@@ -331,6 +334,7 @@ class GradFn:
             prepared: None where there are no rows.
             rows: (B,), what `load` takes.
             example_ids: (B,), the number of each row's image.
+            targets: Of some examples: shapes and types count.
         """
         parameters = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
         dtype = next(
@@ -349,14 +353,18 @@ class GradFn:
             """The last microbatch repeats an example, and does not count it."""
             return torch.cat([positions, positions[:1].expand(prepared.filled(len(positions)) - len(positions))])
 
+        records = torch.is_grad_enabled()  # a thread has a mode of its own
+
         def loaded(positions: torch.Tensor) -> Sequence[torch.Tensor]:
-            return load(rows[filled_up(positions)])
+            with torch.set_grad_enabled(records):
+                return load(rows[filled_up(positions)])
 
         def clipped(positions: torch.Tensor, examples: Sequence[torch.Tensor]) -> ClippedGrad:
             count, filled = len(positions), filled_up(positions)
-            inputs, *targets = examples
-            views = as_views(inputs, tuple(targets), self._augmult)
-            if not (prepared.fits(views) and prepared.knows(tuple(targets))):
+            inputs, *given = (part.detach() for part in examples)
+            targets = tuple(given)
+            views = as_views(inputs, targets, self._augmult)
+            if not (prepared.fits(views) and prepared.knows(targets)):
                 raise InputError("load gave examples of another shape or type than the first. Make them alike.")
             is_real = torch.arange(len(filled), device=views.device) < count
             seeds = None
@@ -368,14 +376,14 @@ class GradFn:
             # Each thread has a mode of its own. An interrupt in the middle would leave PyTorch's
             # modes switched on for whatever this process does next.
             with interrupts_wait(), torch.no_grad(), kept:
-                out = prepared.engine.clipped_sum(self._coefficient, Batch(views, tuple(targets), is_real, seeds))
+                out = prepared.engine.clipped_sum(self._coefficient, Batch(views, targets, is_real, seeds))
             return ClippedGrad(out.grad_sum, out.grad_norms[:count], out.losses[:count])
 
         grad_sum: dict[str, torch.Tensor] = {}
         norms, losses = [], []
         microbatches = torch.arange(len(rows), device=rows.device).split(prepared.microbatch_size)
         alone = nullcontext() if prepared.engine.parallel else self._computing
-        prepared.engine.renew()
+        prepared.engine.losses.renew(targets)
         with alone, prepared.engine.parameters_fixed():
             for out in self._workers.map(loaded, clipped, microbatches):
                 add_to(grad_sum, out.grad_sum)
@@ -391,7 +399,7 @@ class GradFn:
 
     @property
     def _workers(self) -> Workers:
-        return self._pool if self.parallel else Workers(1)
+        return self._pool if self.parallel else Workers(1, ahead=False)
 
     def _preparation(self, views: torch.Tensor, targets: tuple[torch.Tensor, ...], tries: bool) -> Preparation:
         return Preparation(

@@ -22,6 +22,7 @@ from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, L
 from sfumato.clipping.speed import Speed
 from sfumato.errors import InputError
 from sfumato.nn import Classifier
+from sfumato.torch_internals import HOOKS, global_hooks
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -39,24 +40,21 @@ class ClosedFormEngine(Engine):
     parallel = True
 
     def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, speed: Speed) -> None:
-        if not isinstance(model, Classifier) or row.ndim != 2 or not all(p.requires_grad for p in model.parameters()):
+        if not _is_plain(model) or row.ndim != 2 or not all(p.requires_grad for p in model.parameters()):
             raise InputError("the closed form is for a linear classifier on features, all of whose parameters train")
+        assert isinstance(model, Classifier)
         weight = model.layer.weight
         if not isinstance(weight, nn.Parameter) or row.dtype != weight.dtype or at_least_float32(weight) is not weight:
             raise InputError("the closed form is for plain weights and features of one type, float32 at least")
         self.methods: dict[str, str] = {}
         self._model = model
-        self._losses = ExampleLosses(loss_fn)
+        self.losses = ExampleLosses(loss_fn)
         feature = torch.randn(row.shape[1], generator=torch.Generator().manual_seed(0)).to(model.layer.weight)
         alike = (product for product in _PRODUCTS if _is_alike_in_every_place(product, model.layer.weight, feature))
         product = next(alike, None)
         if product is None:
             raise InputError("a product of matrices rounds differently from place to place on this machine")
         self._product = product
-
-    def renew(self) -> None:
-        """See `sfumato.clipping.protocol.Engine`."""
-        self._losses.renew()
 
     def clipped_sum(self, coefficient: Coefficient, batch: Batch) -> ClippedGrad:
         """See `sfumato.clipping.protocol.Engine`."""
@@ -66,7 +64,7 @@ class ClosedFormEngine(Engine):
         features = batch.inputs[:, 0]
         outputs = _outputs(self._product, weight, features)
         outputs = outputs if bias is None else outputs + bias
-        losses, (errors,) = self._losses(outputs[:, None], batch.targets, 1)
+        losses, (errors,) = self.losses(outputs[:, None], batch.targets, 1)
         assert errors is not None
         errors = errors[:, 0]
         # In float64, or two factors, of which one is tiny and one large, would seem to make nothing.
@@ -90,6 +88,13 @@ _PRODUCTS: tuple[Product, ...] = (
     lambda weight, features: (weight @ features.T).T,
     lambda w, features: F.linear(features, w),
 )
+
+
+def _is_plain(model: nn.Module) -> bool:
+    """Whether a model is a linear classifier and nothing else: no subclass, and no hooks."""
+    hooks = (getattr(module, name) for module in model.modules() for name in HOOKS)
+    own = type(model) is Classifier and "forward" not in vars(model)
+    return own and not any(hooks) and not any(global_hooks())
 
 
 def _outputs(product: Product, weight: torch.Tensor, features: torch.Tensor) -> torch.Tensor:

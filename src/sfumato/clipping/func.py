@@ -27,11 +27,7 @@ class FuncEngine(Engine):
     def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, speed: Speed) -> None:
         self.model = model
         self.methods: dict[str, str] = {}
-        self._losses = ExampleLosses(loss_fn)
-
-    def renew(self) -> None:
-        """See `sfumato.clipping.protocol.Engine`."""
-        self._losses.renew()
+        self.losses = ExampleLosses(loss_fn)
 
     def clipped_sum(self, coefficient: Coefficient, batch: Batch) -> ClippedGrad:
         """See `sfumato.clipping.protocol.Engine`.
@@ -71,7 +67,7 @@ class FuncEngine(Engine):
         outputs = iter(self._run(batch, forward, (None, 0), parameters, batch.inputs))
         leaves, structure = found
         whole = tree_unflatten([next(outputs) if leaf is _TENSOR else leaf for leaf in leaves], structure)
-        losses, of_outputs = self._losses(whole, batch.targets, batch.inputs.shape[1])
+        losses, of_outputs = self.losses(whole, batch.targets, batch.inputs.shape[1])
         weights = [weight for weight in of_outputs if weight is not None]
         gradients = self._run(batch, grad(weighted), (None, 0, 0), parameters, batch.inputs, weights)
         # The norm is taken of exactly the values that are summed, after the conversion to float32.

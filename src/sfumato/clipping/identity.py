@@ -116,8 +116,20 @@ def _setting(value: Any, deep: int = 8) -> Any:
     elif callable(value) and hasattr(value, "__qualname__"):
         parts = [_name(value)]
     else:
-        parts = [sorted((getattr(value, "__dict__", None) or {}).items())]
+        slots = [name for base in type(value).__mro__ for name in _listed(vars(base).get("__slots__", ()))]
+        held = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+        parts = [sorted((held | (getattr(value, "__dict__", None) or {})).items()), _plain_text(value)]
     return [kind, *(_setting(part, deep - 1) for part in parts)]
+
+
+def _listed(names: Any) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _plain_text(value: Any) -> str | None:
+    """How values that hold plain ones write themselves: a range, a pattern, a decimal number."""
+    text = repr(value)
+    return None if " at 0x" in text or len(text) > 1000 else text
 
 
 def _values(tensors: Mapping[str, Any]) -> list[Any]:

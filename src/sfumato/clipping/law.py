@@ -262,6 +262,13 @@ class Law:
             images, tuple(target[repeated] for target in truth.targets), is_real, seeds if truth.draw_dims else None
         )
 
+    def kind_of_calls(self, truth: Truth) -> Batch:
+        """Made-up examples of the kind that calls will have: two, with K views each."""
+        images = made_up_images(2, self.all_views, self.row, truth.seed, only_pixels=self._pixels)
+        is_real = torch.ones(2, dtype=torch.bool, device=self.row.device)
+        seeds = draw_seeds(b"made up", torch.arange(2, device=self.row.device), self.all_views)
+        return Batch(images, tuple(target[:2] for target in truth.targets), is_real, seeds if truth.draw_dims else None)
+
     def _first_call(
         self, view: torch.Tensor, seeds: torch.Tensor, seed: int
     ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor], torch.Tensor, int]:
@@ -406,10 +413,21 @@ class Law:
                     "gradients do not exist and no privacy guarantee holds. Make it an operation "
                     "on each image alone."
                 )
-        losses = self.loss_fn(
-            _copied(together), *(target.repeat_interleave(images.shape[1], 0)[order] for target in targets)
-        ).detach()
-        if not rows_agree(losses, [view.loss[None] for view in alone], _ROWS[double]):
+        repeated = [target.repeat_interleave(images.shape[1], 0) for target in targets]
+        # On as many rows as one image has views, too: so many an engine shows it at once.
+        few = order[: self.all_views]
+        with torch.no_grad():
+            of_few = self.model(rows[: len(few)]) if not shapes else None
+        losses = self.loss_fn(_copied(together), *(target[order] for target in repeated)).detach()
+        losses_of_few = (
+            self.loss_fn(_copied(of_few), *(target[few] for target in repeated)).detach()
+            if of_few is not None
+            else losses[: len(few)]
+        )
+        if not (
+            rows_agree(losses, [view.loss[None] for view in alone], _ROWS[double])
+            and rows_agree(losses_of_few, [view.loss[None] for view in alone[: len(few)]], _ROWS[double])
+        ):
             raise BrokenLaw(
                 "loss_fn gives a row another loss beside other rows than alone: it compares "
                 "rows, counts them or keeps something of them. Make it a function of each row "

@@ -16,14 +16,15 @@ import contextlib
 import dataclasses
 import functools
 import threading
+import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
 from torch.func import functionalize, grad_and_value, vmap
 from torch.fx import GraphModule, Node
-from torch.nn.functional import one_hot
+from torch.nn.functional import embedding, one_hot
 from torch.overrides import TorchFunctionMode
 
 from sfumato.clipping.agreement import first_line
@@ -82,8 +83,8 @@ class _Tracing(ErrorsSeen):
         if getattr(func, "__name__", "") == "__set__":
             self.error = RuntimeError("it sets an attribute of a tensor")
             raise self.error
-        if func is one_hot:
-            return _one_hot(*args, **(kwargs or {}))
+        if func in _READ_ANOTHER_WAY:
+            return _READ_ANOTHER_WAY[func](*args, **(kwargs or {}))
         return super().__torch_function__(func, types, args, kwargs)
 
 
@@ -92,6 +93,15 @@ def _one_hot(input: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
         raise RuntimeError("one_hot without num_classes looks at values")
     return (input.unsqueeze(-1) == torch.arange(num_classes, device=input.device)).long()
 
+
+def _embedding(input: torch.Tensor, weight: torch.Tensor, **options: Any) -> torch.Tensor:
+    """vmap would take a row of the next image's table for an index that is none of this one's."""
+    if any(value not in (None, False) for key, value in options.items() if key != "norm_type"):
+        raise RuntimeError("embedding with options is not known to be each image's own")
+    return weight.index_select(0, input.reshape(-1)).view(*input.shape, *weight.shape[1:])
+
+
+_READ_ANOTHER_WAY: dict[Any, Callable[..., torch.Tensor]] = {one_hot: _one_hot, embedding: _embedding}
 
 _pure: "weakref.WeakValueDictionary[tuple[int, int], Any]" = weakref.WeakValueDictionary()
 """By function and object, what lives as long as the promise."""
@@ -182,18 +192,46 @@ class ExampleLosses:
     def __init__(self, loss_fn: Loss) -> None:
         self._loss_fn = loss_fn
         self._is_pure = _is_promised(loss_fn)
-        self._kinds: dict[Any, _Kind] = {}  # that the last call met
+        self._kinds: dict[Any, _Kind] = {}  # that made-up images gave, as calls will
         self._graphs: dict[Any, GraphModule | None] = {}
+        self._notes = self._is_closed = False
 
-    def renew(self) -> None:
-        """For a new call: the loss may be another than at the last one. What the last call met is
-        traced before workers begin.
+    def renew(self, targets: tuple[torch.Tensor, ...]) -> None:
+        """For a new call: the loss may be another than at the last one. All is traced before a model
+        sees a private image, which it may take a note of.
+
+        Args:
+            targets: As the call's will be, by shape and type.
+
+        Raises:
+            InputError: As `require`.
         """
         if not self._is_pure:
-            kinds, self._kinds, self._graphs = self._kinds, {}, {}
-            for kind in kinds.values():
-                with contextlib.suppress(InputError):  # where it is met again, it is raised there
+            self._graphs = {}
+            wanted = tuple((target.shape[1:], target.dtype, target.device) for target in targets)
+            for kind in self._kinds.values():
+                if kind.parts[kind.num_outputs :] == wanted:
                     self._graph(kind)
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Within, outputs are those of made-up images, of the kinds that calls will have; afterwards
+        no loss is traced for any other.
+        """
+        self._notes, self._is_closed = True, False
+        try:
+            yield
+        finally:
+            self._notes, self._is_closed = False, True
+
+    @contextlib.contextmanager
+    def trying(self) -> Iterator[None]:
+        """Within, outputs are those of made-up images, of whatever kind."""
+        was, self._is_closed = self._is_closed, False
+        try:
+            yield
+        finally:
+            self._is_closed = was
 
     def require(self, outputs: Any, targets: tuple[torch.Tensor, ...], views: int) -> None:
         """Raises InputError where such a loss is neither a graph nor promised to be `pure`."""
@@ -211,7 +249,13 @@ class ExampleLosses:
         usual = is_usual(tensors)
         shown = [_where(usual, tensor, 0.0) if tensor.is_floating_point() else tensor for tensor in tensors]
         kind = _kind(outputs, targets, views)
-        self._kinds[kind.key] = kind
+        if self._notes:
+            self._kinds[kind.key] = kind
+        if self._is_closed and not self._is_pure and kind.key not in self._kinds:
+            raise InputError(
+                "the model returns for an image what it returned for no made-up one (another shape, or a number that "
+                "is no tensor), so that loss_fn would be told of it. Return tensors, of one shape for all images."
+            )
         graph = self._graph(kind)
         if graph is not None:
             with torch.no_grad():  # a network that the loss holds may have parameters that train elsewhere
@@ -253,21 +297,19 @@ class ExampleLosses:
         mean_loss = functools.partial(self._loss, kind)
         of_example = grad_and_value(mean_loss, argnums=kind.floats) if kind.floats else lambda *p: ((), mean_loss(*p))
         self._run_on(made_up, kind)  # what it computes once and for all (a table in a cache) holds numbers
+        before = _counts(self._loss_fn)
         try:
-            with _Tracing() as seen:  # a handler of the loss's own may take what tracing raises
-                graph = make_graph(functionalize(of_example), made_up)  # vmap writes to nothing unbatched
-            if seen.error is not None:
-                return None, _reason(seen.error)
-            harmful = _harmful(graph)
-            if harmful is not None:
-                return None, harmful
-            with FakeTensorMode(allow_non_fake_inputs=True) as fake:  # no label is wrong
-                vmap(graph)(*(fake.from_tensor(part).expand(2, *part.shape) for part in made_up))
-        except Exception as error:  # it looks at values, or does what no graph holds, or vmap does not take
-            return None, _reason(error)
+            # vmap writes to nothing unbatched; PyTorch takes no constants apart that are written to.
+            graph, reason = _graph_of(functionalize(of_example), made_up)
+            if graph is None:
+                graph, other = _graph_of(of_example, made_up)
+                reason = reason if "INTERNAL ASSERT" not in reason else other
         finally:
             self._run_on(made_up, kind)  # what it noted of the last call holds numbers again
-        return graph, ""
+        changed = [name for name, value in _counts(self._loss_fn).items() if before.get(name, value) != value]
+        if changed:
+            return None, f"it changes {changed[0]} when it is called: count outside of it"
+        return graph, reason
 
     def _run_on(self, made_up: list[torch.Tensor], kind: _Kind) -> None:
         """Calls the loss on made-up numbers, for targets that it may take."""
@@ -294,6 +336,40 @@ class ExampleLosses:
                         gradient[place] = of_example
                 losses.append(loss.detach())
         return gradients, torch.stack(losses)
+
+
+def _graph_of(function: Callable[..., Any], made_up: list[torch.Tensor]) -> tuple[GraphModule | None, str]:
+    """A function as a graph of harmless operations that vmap takes, or why it is none."""
+    try:
+        with _Tracing() as seen:  # a handler of the loss's own may take what tracing raises
+            graph = make_graph(function, made_up)
+        if seen.error is not None:
+            return None, _reason(seen.error)
+        harmful = _harmful(graph)
+        if harmful is not None:
+            return None, harmful
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake:  # no label is wrong
+            vmap(graph)(*(fake.from_tensor(part).expand(2, *part.shape) for part in made_up))
+    except Exception as error:  # it looks at values, or does what no graph holds, or vmap does not take
+        return None, _reason(error)
+    return graph, ""
+
+
+def _counts(loss_fn: Any) -> dict[str, Any]:
+    """Plain values that a loss may count in: attributes, enclosing variables and globals that it
+    names. Calls of a loss are no steps: it is called to be traced, and not where nobody was drawn.
+    """
+    found: dict[str, Any] = {}
+    owner = getattr(loss_fn, "__self__", loss_fn)
+    for path, module in owner.named_modules() if isinstance(owner, torch.nn.Module) else [("", owner)]:
+        found |= {f"{path}.{key}".lstrip("."): value for key, value in getattr(module, "__dict__", {}).items()}
+    function = getattr(loss_fn, "__func__", loss_fn)
+    if isinstance(function, types.FunctionType):
+        names = function.__code__.co_freevars
+        cells = (function.__closure__ or ())[: len(names)]
+        found |= {name: cell.cell_contents for name, cell in zip(names, cells, strict=True) if cell != types.CellType()}
+        found |= {name: function.__globals__.get(name) for name in function.__code__.co_names}
+    return {name: value for name, value in found.items() if isinstance(value, (bool, int, float, str))}
 
 
 def _kind(outputs: Any, targets: tuple[torch.Tensor, ...], views: int) -> _Kind:
@@ -332,12 +408,14 @@ _HARMLESS = _names(
     "addmv baddbmm outer copy fill zero constant_pad_nd masked_scatter _euclidean_dist sym_size "
     "softplus_backward leaky_relu_backward elu_backward hardtanh_backward mish_backward hardsigmoid_backward "
     "hardswish_backward hardshrink_backward softshrink_backward glu glu_backward _prelu_kernel _prelu_kernel_backward "
-    "trace linspace median nanmedian kthvalue bucketize searchsorted _cdist_forward _cdist_backward embedding "
-    "embedding_dense_backward native_layer_norm native_layer_norm_backward convolution convolution_backward avg_pool1d "
+    "trace linspace median nanmedian kthvalue bucketize searchsorted _cdist_forward _cdist_backward "
+    "native_layer_norm native_layer_norm_backward convolution convolution_backward avg_pool1d "
     "avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward upsample_nearest1d "
     "upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward upsample_linear1d "
     "upsample_linear1d_backward upsample_bilinear2d upsample_bilinear2d_backward upsample_bicubic2d "
-    "upsample_bicubic2d_backward "
+    "upsample_bicubic2d_backward nansum aminmax dist renorm reflection_pad1d reflection_pad1d_backward "
+    "reflection_pad2d reflection_pad2d_backward replication_pad2d replication_pad2d_backward "
+    "max_pool2d_with_indices max_pool2d_with_indices_backward unsafe_split unsafe_chunk "
 )
 _EMPTY = _names("empty empty_like new_empty new_empty_strided empty_strided")
 
@@ -362,12 +440,40 @@ def _harmful(graph: GraphModule) -> str | None:
         name, tags = node.target.overloadpacket.__name__, node.target.tags
         if torch.Tag.nondeterministic_seeded in tags:
             return f"{name} draws random numbers"
-        is_known = name in _HARMLESS or torch.Tag.pointwise in tags or _is_filled(node)
+        is_known = name.removesuffix("_") in _HARMLESS or torch.Tag.pointwise in tags or _is_filled(node)
         if node.target.namespace != "aten" or not is_known:
             return f"{name} is not known to raise no error at any value"
-        if node.target._schema.is_mutable:
-            return f"{name} writes to a tensor that loss_fn keeps"
+        for number, argument in enumerate(node.target._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = node.args[number] if number < len(node.args) else node.kwargs.get(argument.name)
+                if given is not None and not _is_own(given):
+                    return f"{name} writes to a tensor that loss_fn keeps"
     return None
+
+
+# What a tensor is made by, with memory of its own, besides what works entry by entry.
+_FRESH = _names("clone zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full _to_copy")
+# What shows its first argument's memory.
+_VIEWS = _names(
+    "detach alias view reshape _unsafe_view flatten unflatten transpose permute t movedim unsqueeze squeeze expand "
+    "slice select narrow diagonal split split_with_sizes chunk unbind"
+)
+
+
+def _is_own(node: Any) -> bool:
+    """Whether what is written to goes back to something that the graph made: through views, and
+    through what wrote to it before.
+    """
+    while isinstance(node, Node) and node.op == "call_function":
+        if isinstance(node.target, OpOverload):
+            name, schema = node.target.overloadpacket.__name__, node.target._schema
+            aliases = any(value.alias_info is not None for value in (*schema.arguments, *schema.returns))
+            if not aliases and (name in _FRESH or torch.Tag.pointwise in node.target.tags):
+                return True
+            if name not in _VIEWS and not (name.endswith("_") and aliases):
+                return False
+        node = node.args[0]
+    return False
 
 
 def _is_filled(node: Node) -> bool:
@@ -382,5 +488,6 @@ def _is_filled(node: Node) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    looks = "DataDependent" in type(error).__name__ or "unallocated storage" in str(error)
-    return "it looks at values" if looks else first_line(error).rstrip(".")
+    if "DataDependent" in type(error).__name__ or "unallocated storage" in str(error):
+        return "it looks at values; of torch.distributions set validate_args=False"
+    return first_line(error).rstrip(".")

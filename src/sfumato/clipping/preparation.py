@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sfumato.clipping.agreement import first_line
+from sfumato.clipping.checks import random_state_kept
 from sfumato.clipping.closed_form import MICROBATCH_SIZE, ClosedFormEngine
 from sfumato.clipping.comparison import complaint, complaint_of_speed
 from sfumato.clipping.func import FuncEngine
@@ -21,6 +22,7 @@ from sfumato.clipping.protocol import Coefficient, Engine, Loss, is_out_of_memor
 from sfumato.clipping.reference import ReferenceEngine
 from sfumato.clipping.signature import signature
 from sfumato.clipping.speed import CLOSED_FORM, Speed
+from sfumato.clipping.stand_in import stand_in
 from sfumato.errors import InputError, MachineError
 from sfumato.nn import Classifier
 
@@ -126,7 +128,7 @@ class Preparation:
 
     def verify(self, coefficient: Coefficient, seed: int) -> None:
         """Holds the engine to the law once more, at the parameters as they are now."""
-        self.engine.renew()
+        self.engine.losses.renew(self._law.targets)
         truth = self._law.truth(self._is_double, seed, shifted=False)
         self._hold(self._law, self.engine, truth, coefficient, self.microbatch_size if self._speed.compile else 2)
 
@@ -201,13 +203,21 @@ class Preparation:
 
     def _hold(self, law: Law, engine: Engine, truth: Truth, coefficient: Coefficient, count: int | None = None) -> None:
         with engine.parameters_free():
-            with engine.plainly():
+            with engine.plainly(), engine.losses.trying():
                 wrong = complaint(law, engine, truth)
-            if wrong is None and engine.rounds_by:
-                wrong = complaint_of_speed(law, engine, truth, coefficient, count or self.filled(1))
+            with engine.losses.noting():
+                if wrong is None:
+                    self._note_kinds(law, engine, truth, coefficient)
+                if wrong is None and engine.rounds_by:
+                    wrong = complaint_of_speed(law, engine, truth, coefficient, count or self.filled(1))
         if wrong is not None:
             others = _SLOW if self._speed.engine in ("graph", "func") else ""
             raise InputError(f'engine "{self.name}" {wrong}. Take that out{others}.')
+
+    def _note_kinds(self, law: Law, engine: Engine, truth: Truth, coefficient: Coefficient) -> None:
+        """What the loss will be given in calls, it is given now, of made-up images."""
+        with random_state_kept(law.row), stand_in(self._model, None, None), engine.plainly(), torch.no_grad():
+            engine.clipped_sum(coefficient, law.kind_of_calls(truth))
 
 
 def _kinds(targets: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:

@@ -4,8 +4,12 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from sfumato.clipping.loss import ExampleLosses
 
 Loss = Callable[..., torch.Tensor]
 # From (m,) gradient norms to what each gradient is multiplied by; what is compiled for one serves
@@ -84,6 +88,7 @@ class Engine(ABC):
     Attributes:
         methods: How it computes, as far as that decides speed and rounding; empty where there is no
             choice.
+        losses: Of the examples, and their gradients by the model's outputs.
         draw_dims: For each draw of random numbers inside the model, in order, the dimension that
             counts rows.
         parallel: Whether several threads may use it at once, and find the same whoever comes first.
@@ -93,13 +98,11 @@ class Engine(ABC):
     """
 
     methods: dict[str, str]
+    losses: "ExampleLosses"
     compiles = False
     draw_dims: tuple[int, ...] = ()
     parallel = False
     rounds_by = 0.0
-
-    def renew(self) -> None:  # noqa: B027  (most hold nothing of it)
-        """Before a call: the loss may be another than at the last one."""
 
     def plainly(self) -> AbstractContextManager[None]:
         """Within, it computes operation by operation in the precision of what it is given."""

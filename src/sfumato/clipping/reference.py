@@ -20,12 +20,8 @@ class ReferenceEngine(Engine):
     """See `sfumato.clipping.protocol.Engine`."""
 
     def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, speed: Speed) -> None:
-        self.model, self._losses = model, ExampleLosses(loss_fn)
+        self.model, self.losses = model, ExampleLosses(loss_fn)
         self.methods: dict[str, str] = {}
-
-    def renew(self) -> None:
-        """See `sfumato.clipping.protocol.Engine`."""
-        self._losses.renew()
 
     def clipped_sum(self, coefficient: Coefficient, batch: Batch) -> ClippedGrad:
         """See `sfumato.clipping.protocol.Engine`."""
@@ -45,7 +41,7 @@ class ReferenceEngine(Engine):
                     with KeyedDraws(None if seeds is None else seeds[i : i + 1, j : j + 1]):
                         outputs = self.model(view[None])
                     own = tuple(target[i, None] for target in batch.targets)
-                    loss, weights = self._losses(tree_map(_as_example, outputs), own, 1)
+                    loss, weights = self.losses(tree_map(_as_example, outputs), own, 1)
                     view_gradients = _pulled_back(tensors_of(outputs), weights, parameters)
                 loss_mean += loss[0] / len(inputs[i])
                 for gradient, view_gradient in zip(gradients, view_gradients, strict=True):

@@ -24,10 +24,13 @@ class Workers:
 
     Attributes:
         count: Threads; with one, everything happens in the caller's.
+
+    Args:
+        ahead: Whether, with one, a thread of its own loads the next part meanwhile.
     """
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, *, ahead: bool = True) -> None:
+        self.count, self._ahead = count, ahead
         self._pool = (
             ThreadPoolExecutor(count, "microbatch", initializer=torch.set_num_threads, initargs=(1,))
             if count > 1
@@ -38,6 +41,8 @@ class Workers:
         self, load: Callable[[Part], Loaded], function: Callable[[Part, Loaded], Result], parts: Iterable[Part]
     ) -> Iterator[Result]:
         """What the function gives for each part and what was loaded of it."""
+        if self._pool is None and not self._ahead:
+            return (function(part, load(part)) for part in parts)
         if self._pool is None:
             return (function(part, loaded) for part, loaded in _one_ahead(load, parts))
         return self._pool.map(lambda part: function(part, load(part)), parts)

@@ -97,19 +97,30 @@ def _stored(
     with store.alone(folder, lambda: report(f"another process is filling {folder}: waiting for it")):
         if not _agrees(folder / _MADE_UP, made_up):
             store.clear(folder)
-        found = store.read(folder, settings)
-        if found is None:
+        values = _read(folder, settings)
+        if values is not None and not _still_computes(backbone, images, values, device):
+            store.clear(folder)
+            values = None
+        if values is None:
             new = store.begin(folder, settings, len(images), made_up.shape[1:], np.dtype(np.float32))
             np.save(folder / _MADE_UP, made_up)
-            for part, values in _computed(backbone, images, new.missing(), device, report):
-                new.put(part, values, {})
+            for part, rows in _computed(backbone, images, new.missing(), device, report):
+                new.put(part, rows, {})
             new.finish()
-            found = store.read(folder, settings)
+            values = _read(folder, settings)
         else:
             report(f"read the features of {len(images)} images from the cache {folder}")
-    if found is None:
+    if values is None:
         shutil.rmtree(folder, ignore_errors=True)
         raise InputError(f"{folder} does not hold what was written there. Run again.")
+    return values
+
+
+def _read(folder: Path, settings: dict[str, str]) -> np.ndarray | None:
+    """The rows of a finished store, compared with their digests; None where there is none."""
+    found = store.read(folder, settings)
+    if found is None:
+        return None
     values = np.array(found.values)
     if (sha256_of_each(values) != found.digests).any():
         raise InputError(f"features in {folder} are not what was computed: a file was altered. Delete that folder.")
@@ -156,16 +167,26 @@ def _made_up(backbone: nn.Module, images: ImageSet, device: torch.device) -> np.
     return found.numpy()
 
 
+def _still_computes(backbone: nn.Module, images: ImageSet, values: np.ndarray, device: torch.device) -> bool:
+    """Whether the network gives some of the images what the store holds of them."""
+    some = torch.linspace(0, len(images) - 1, ROWS).long()
+    with torch.inference_mode():
+        now = _rows(backbone, images, some, device).numpy()
+    return _alike(values[some.numpy()], now)
+
+
 def _agrees(path: Path, made_up: np.ndarray) -> bool:
     """Whether the network is the one that a store was filled by, as far as it shows."""
     try:
         before = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return False
-    if before.shape != made_up.shape:
-        return False
-    scale = np.abs(np.nan_to_num(made_up)).max(1, keepdims=True) + 1e-30
-    return bool(np.allclose(before / scale, made_up / scale, rtol=0, atol=_ALIKE, equal_nan=True))
+    return before.shape == made_up.shape and _alike(before, made_up)
+
+
+def _alike(before: np.ndarray, now: np.ndarray) -> bool:
+    scale = np.abs(np.nan_to_num(now, posinf=0, neginf=0)).max(1, keepdims=True) + 1e-30
+    return bool(np.allclose(before / scale, now / scale, rtol=0, atol=_ALIKE, equal_nan=True))
 
 
 def _digest(images: ImageSet) -> str:

@@ -80,9 +80,9 @@ class GraphEngine(Engine):
         self.model = model
         self.traced = trace(model, row)
         nodes, capture = list(self.traced.outputs), self.traced.capture
-        self._losses = ExampleLosses(loss_fn)
+        self.losses = ExampleLosses(loss_fn)
         self.loss_gradients = LossGradients(
-            self._losses, lambda outputs: capture.output(dict(zip(nodes, outputs, strict=True)))
+            self.losses, lambda outputs: capture.output(dict(zip(nodes, outputs, strict=True)))
         )
         known_methods = {"memory_format"} | {
             f"{site.name}.{argument}" for site in self.traced.sites.values() for argument in site.weight_of
@@ -134,10 +134,6 @@ class GraphEngine(Engine):
         one_pass = self._compiled if self.compiles else self.run_pass
         norms, losses, *sums = one_pass(coefficient, self._weights(), batch)
         return ClippedGrad(dict(zip(self.names, unshared(sums), strict=True)), norms, losses)
-
-    def renew(self) -> None:
-        """See `sfumato.clipping.protocol.Engine`."""
-        self._losses.renew()
 
     @property
     def rounds_by(self) -> float:  # type: ignore[override]
