@@ -2,15 +2,17 @@
 
 import io
 import json
+import os
 import tarfile
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from sfumato.config import DataConfig
 from sfumato.data import cache
-from sfumato.data.folders import folder_facts, load_folder
+from sfumato.data.folders import folder_facts, labelled_images, load_folder
 from sfumato.errors import InputError
 
 
@@ -30,6 +32,10 @@ def image(number, kind="PNG"):
     return file.getvalue()
 
 
+def pixels(number):
+    return np.asarray(Image.open(io.BytesIO(image(number)))).transpose(2, 0, 1).tobytes()
+
+
 def write_tar(path, members):
     with tarfile.open(path, "w") as tar:
         for name, content in members:
@@ -39,7 +45,7 @@ def write_tar(path, members):
 
 
 CONFIG = DataConfig(name="folder", classes=["cat", "dog"], image_size=8)
-LABELS = ["cat", "dog"] * 6
+LABELS = ["cat", "dog"] * 20
 
 
 def by_class_file(numbers):
@@ -104,7 +110,8 @@ def test_parquet_files_of_hugging_face_are_read(parquet, nested):
     data = load_folder(CONFIG.model_copy(update={"group_by": "group"}), root, quiet)
     assert (len(data.train), len(data.held_out), data.train.largest_group()[1]) == (8, 4, 2)
     assert folder_facts(CONFIG, root, quiet).num_examples == 8
-    assert [data.classes[label] for label in data.train.labels] == LABELS[:8]
+    found = {data.train.integers(torch.tensor([i])).numpy().tobytes(): int(data.train.labels[i]) for i in range(8)}
+    assert found == {pixels(n): ["cat", "dog"].index(LABELS[n]) for n in range(8)}
 
 
 def test_bad_members_keep_their_place_and_a_cut_shard_says_what_is_lost(tmp_path):
@@ -125,7 +132,7 @@ def test_bad_members_keep_their_place_and_a_cut_shard_says_what_is_lost(tmp_path
         path.write_bytes(content[:end])
         lines.clear()
         part = load_folder(CONFIG, root, lines.append)
-        assert any("is cut short" in line for line in lines), end
+        assert any("is cut short or damaged" in line for line in lines), end
         assert 0 < len(part.train) + len(part.held_out_files) < 12
 
 
@@ -136,6 +143,11 @@ def test_bad_members_keep_their_place_and_a_cut_shard_says_what_is_lost(tmp_path
         ([("0.png", image(0)), ("0.jpg", image(0, "JPEG")), ("0.cls", b"cat")], "has 2 images"),
         ([("a/0.png", image(0)), ("a/0.png", image(1))], "is a second .png"),
         ([("0.png", image(0)), ("0.json", b"{")], "is no JSON"),
+        ([("0.gif", image(0)), ("0.cls", b"cat")], "has no image of a known kind"),
+        ([("0.png", image(0)), ("0.cls", b"cat"), ("0.json", b'{"label": "dog"}')], "has two labels, 'dog' and 'cat'"),
+        ([("cat/0.png", image(0)), ("cat/0.json", b'{"label": [1.0]}')], r"has the label '\[1.0\]', no name"),
+        ([("0.png", image(0)), ("0.json", b'{"label": "\\ud800"}')], "no name or whole number"),
+        ([("0.png", image(0)), ("1.cls", b"cat"), ("0.cls", b"cat")], "has no label"),
         ([("x/0.png", image(0))], "has the label x, which is not in data.classes"),
     ],
 )
@@ -163,6 +175,140 @@ def test_an_archive_that_is_none_and_files_beside_archives_are_refused(tmp_path,
     (other / "a.parquet").write_bytes(b"PAR1 nothing")
     with pytest.raises(InputError, match="cannot be read as Parquet"):
         load_folder(CONFIG, other, quiet)
+
+
+def in_memory(name, members):
+    def write(root):
+        root.mkdir(exist_ok=True)
+        write_tar(root / name, members)
+        return root
+
+    return write
+
+
+def names_of(root, **keys):
+    """What is trained on and what is held out, by their pixels."""
+    data = load_folder(CONFIG.model_copy(update=keys), root, quiet)
+    return [
+        {part.integers(torch.tensor([i])).numpy().tobytes() for i in range(len(part))}
+        for part in (data.train, data.held_out_files)
+    ]
+
+
+@pytest.mark.parametrize("members", [by_class_file, by_json, by_folder])
+def test_one_image_less_moves_no_other(tmp_path, members):
+    """By position the images behind it were held out by other hashes: 4.9 sensitivities."""
+    root = tmp_path / "shards"
+    root.mkdir()
+    write_tar(root / "a.tar", members(range(40)))
+    train, held_out = names_of(root)
+    gone = pixels(0)
+    write_tar(root / "a.tar", members(range(1, 40)))
+    fewer_train, fewer_held_out = names_of(root)
+    assert fewer_train == train - {gone} and fewer_held_out == held_out - {gone}
+
+
+def test_nor_does_a_row_less(parquet):
+    rows = [{"image": image(n), "label": LABELS[n]} for n in range(40)]
+    train, held_out = names_of(parquet("a.parquet", rows))
+    gone = pixels(0)
+    fewer_train, fewer_held_out = names_of(parquet("a.parquet", rows[1:]))
+    assert fewer_train == train - {gone} and fewer_held_out == held_out - {gone}
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
+def test_persons_are_read_from_the_names_that_members_have(tmp_path, parquet, kind):
+    """By made-up names each image was a person of its own: epsilon 3 for 25 images each."""
+    names = [f"scans/{n // 4:04d}_{n % 4:02d}" for n in range(40)]
+    if kind == "tar":
+        root = tmp_path / "shards"
+        root.mkdir()
+        files = [(f"{name}{end}", content) for n, name in enumerate(names) for end, content in (
+            (".png", image(n)), (".cls", LABELS[n].encode()))]  # fmt: skip
+        write_tar(root / "xrays.tar", files)
+    else:
+        rows = [{"image": {"bytes": image(n), "path": f"{names[n]}.png"}, "label": LABELS[n]} for n in range(40)]
+        root = parquet("xrays.parquet", rows)
+    data = load_folder(CONFIG.model_copy(update={"group_by": "/([0-9]+)_"}), root, quiet)
+    assert data.train.largest_group()[1] == 4
+    with pytest.raises(InputError, match="reads no group"):
+        load_folder(CONFIG.model_copy(update={"group_by": "/(p[0-9]+)"}), root, quiet)
+
+
+@pytest.mark.parametrize(
+    "shards",
+    [
+        {"xrays-train-0.tar": range(0, 8), "xrays-test-0.tar": range(8, 12)},
+        {"chest_Training.tar": range(0, 8), "chest_Testing.tar": range(8, 12)},
+    ],
+)
+def test_a_word_of_a_shard_s_name_says_its_part(tmp_path, shards):
+    root = tmp_path / "shards"
+    root.mkdir()
+    for name, numbers in shards.items():
+        write_tar(root / name, by_class_file(numbers))
+    train, held_out = names_of(root)
+    assert (len(train), len(held_out)) == (8, 4)
+    write_tar(root / "other.tar", by_class_file([3]))
+    with pytest.raises(InputError, match=r"names no part \(train, valid, test\), and others do"):
+        names_of(root)
+
+
+def test_so_does_the_first_folder_of_its_members(tmp_path):
+    files = [(f"{'train' if n < 8 else 'test'}/{LABELS[n]}/{n}.png", image(n)) for n in range(12)]
+    train, held_out = names_of(in_memory("data.tar", sorted(files))(tmp_path / "shards"))
+    assert (len(train), len(held_out)) == (8, 4)
+
+
+def test_corrected_labels_are_read_though_size_and_time_are_the_same(tmp_path):
+    root = tmp_path / "shards"
+    root.mkdir()
+    path = root / "a.tar"
+    write_tar(path, by_class_file(range(12)))
+    first, status = load_folder(CONFIG, root, quiet).train.labels, path.stat()
+    swapped = [(n, {b"cat": b"dog", b"dog": b"cat"}.get(c, c)) for n, c in by_class_file(range(12))]
+    write_tar(path, swapped)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert path.stat().st_size == status.st_size
+    assert torch.equal(load_folder(CONFIG, root, quiet).train.labels, 1 - first)
+
+
+def test_a_folder_that_was_scored_is_not_left_in_the_cache(tmp_path):
+    root = in_memory("a.tar", by_folder(range(12)))(tmp_path / "shards")
+    keys = {"image_size": 8, "channels": 3, "mean": (0.5,) * 3, "std": (0.5,) * 3, "report": quiet}
+    assert len(labelled_images(root, ["cat", "dog"], **keys)) == 12
+    assert not list(cache.cache_folder().rglob("*.png"))
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:xz", "w:bz2"])
+def test_a_damaged_compressed_archive_is_cut_short_or_none(tmp_path, mode):
+    root = tmp_path / "shards"
+    root.mkdir()
+    with tarfile.open(root / "a.tar", mode) as tar:
+        for name, content in by_class_file(range(12)):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    content = (root / "a.tar").read_bytes()
+    for damaged in (content[: len(content) // 2], content[:-20], b"", b"hello"):
+        (root / "a.tar").write_bytes(damaged)
+        lines = []
+        try:
+            data = load_folder(CONFIG, root, lines.append)
+            lost = len(data.train) + len(data.held_out_files) < 12
+            assert not lost or any("is cut short or damaged" in line for line in lines)
+        except InputError as refusal:
+            assert "\n" not in str(refusal)
+
+
+def test_a_mac_s_own_files_are_passed_over(tmp_path):
+    files = [
+        file
+        for n in range(12)
+        for file in ((f"{LABELS[n]}/._{n}.png", b"\0\5\x16\7"), (f"{LABELS[n]}/{n}.png", image(n)))
+    ]
+    train, held_out = names_of(in_memory("a.tar", files)(tmp_path / "shards"))
+    assert len(train) + len(held_out) == 12
 
 
 def test_a_member_s_name_leads_nowhere(tmp_path):

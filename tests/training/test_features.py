@@ -89,12 +89,12 @@ def test_they_are_computed_once_for_the_same_weights_and_images(monkeypatch):
         features_of(*given, CPU, lambda line: None)
         return len(computed)
 
-    assert count(backbone(), some_images()) and not count(backbone(), some_images())
-    assert count(backbone(seed=2), some_images()) and count(backbone(), some_images(seed=2))
+    assert count(backbone(), some_images()) > 1 and count(backbone(), some_images()) == 1  # compared with some
+    assert count(backbone(seed=2), some_images()) > 1 and count(backbone(), some_images(seed=2)) > 1
     images = some_images()
     relabelled = dataclasses.replace(images, labels=images.labels.flip(0))
-    assert not count(backbone(), relabelled)  # they do not depend on labels
-    assert not count(backbone(), images)
+    assert count(backbone(), relabelled) == 1  # they do not depend on labels
+    assert count(backbone(), images) == 1
 
 
 class Scaled(torch.nn.Module):

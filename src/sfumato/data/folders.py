@@ -18,8 +18,7 @@ from typing import Literal
 import torch
 
 from sfumato.config import DataConfig
-from sfumato.data import decoding, tables
-from sfumato.data.archives import unpacked
+from sfumato.data import archives, decoding, tables
 from sfumato.data.cache import decode_cached
 from sfumato.data.catalogue import Facts
 from sfumato.data.examples import Dataset, check_proportions
@@ -189,10 +188,13 @@ def labelled_images(
         InputError: If a file is refused, an image is of another class, or none can be decoded.
     """
     config = DataConfig(name="folder", classes=list(classes))
-    files = _labelled(config, root, report, needs_train=False)
-    _classes(config, files)
     size = round(resize_ratio * image_size)
-    decoded = decoding.decode_images([item.file.path for item in files], image_size=size, channels=channels)
+    try:
+        files = _labelled(config, root, report, needs_train=False)
+        _classes(config, files)
+        decoded = decoding.decode_images([item.file.path for item in files], image_size=size, channels=channels)
+    finally:
+        archives.forget(root)
     _report_unreadable([str(item.file.path) for item in files], decoded, report)
     labels = torch.tensor([tuple(classes).index(item.label) for item in files], dtype=torch.int64)
     images = ImageSet(
@@ -292,7 +294,7 @@ def _labelled(
     config: DataConfig, root: Path, report: Callable[[str], None], *, needs_train: bool = True
 ) -> list[LabelledFile]:
     listed = None if config.classes is None else _listed_classes(config.classes)
-    root = unpacked(root, report)
+    root = archives.unpacked(root, report)
     found_tables = tables.find_tables(root)
     if not found_tables:
         files = find_labelled(root, listed, needs_train=needs_train)
