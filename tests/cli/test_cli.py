@@ -645,6 +645,8 @@ SURFACE = {
     "recipes show": "",
     "recipes verify": "--json",
     "schema": "",
+    "cache list": "--json",
+    "cache clear": "--json",
 }
 
 
@@ -705,3 +707,19 @@ def test_a_folder_trains_without_privacy_though_its_recipe_states_no_budget(fold
     result = json_of(capsys, *arguments, "--output", tmp_path / "run")
     assert result["private"] is False and "max_grad_norm" not in (tmp_path / "run" / "recipe.toml").read_text()
     assert json_of(capsys, *arguments, "--dry-run")["epsilon"] is None
+
+
+def test_what_is_kept_on_disk_is_listed_removed_and_switched_off(folder, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
+    few = ["--epsilon", "8", "--set", "training.num_steps=2", "--set", "data.image_size=16"]
+    train = ["train", "image-folder", "--data-root", folder, *few]
+    json_of(capsys, *train, "--no-cache", "--output", tmp_path / "one")
+    assert json_of(capsys, "cache", "list") == {"entries": []}
+    assert "nothing is kept in" in call(capsys, "cache", "list")[1]
+    json_of(capsys, *train, "--output", tmp_path / "two")
+    (entry,) = json_of(capsys, "cache", "list")["entries"]
+    assert (entry["kind"], entry["root"]) == ("images", str(folder.resolve())) and entry["num_bytes"] > 1000
+    assert str(folder.resolve()) in call(capsys, "cache", "list")[1]
+    assert len(json_of(capsys, "cache", "clear")["entries"]) == 1
+    assert json_of(capsys, "cache", "list") == {"entries": []} and not list((tmp_path / "kept/sfumato").iterdir())
+    assert json.loads((tmp_path / "one/privacy.json").read_text())["epsilon"] <= 8

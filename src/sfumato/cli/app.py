@@ -2,7 +2,20 @@
 
 import typer
 
-from sfumato.cli import check, evaluate, norms, plan, predict, recipes, scaling_law, schema, search, simulate, train
+from sfumato.cli import (
+    cache,
+    check,
+    evaluate,
+    norms,
+    plan,
+    predict,
+    recipes,
+    scaling_law,
+    schema,
+    search,
+    simulate,
+    train,
+)
 
 app = typer.Typer(
     name="sfumato",
@@ -24,6 +37,7 @@ app.command("predict")(predict.predict)
 app.command("check")(check.check)
 app.command("norms")(norms.norms)
 app.command("schema")(schema.schema)
+app.add_typer(cache.app, name="cache")
 
 
 @app.callback()

@@ -19,4 +19,7 @@ Trust = Annotated[
         "--trust", metavar="PACKAGE.MODULE", help="Lets a file name this module for its model's code; may be repeated."
     ),
 ]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="Keeps no decoded images or features on disk, and reads none.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]

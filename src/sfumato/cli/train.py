@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def train(
+    context: typer.Context,
     recipe: options.Recipe,
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon: smaller is more private.")] = None,
     delta: options.Delta = None,
@@ -37,9 +38,14 @@ def train(
         bool, typer.Option("--resume", help="Goes on with the run in --output, or the newest unfinished one.")
     ] = False,
     trust: options.Trust = None,
+    no_cache: options.NoCache = False,
     json_: options.Json = False,
 ) -> None:
     """Trains a classifier under the recipe's privacy budget."""
+    if no_cache:
+        from sfumato.data import cache
+
+        context.with_resource(cache.switched_off())
     name, values = recipes.read(recipe)
     override(values, epsilon=epsilon, delta=delta, accountant=accountant, assignments=set_ or [], data_root=data_root)
     parsed = config.parse(values)
@@ -70,6 +76,7 @@ def train(
         command = _resume_command(
             recipe, epsilon, delta, set_ or [], folder, data_root, accountant, non_private, device, trusted
         )
+        command += " --no-cache" if no_cache else ""
         output.note(f"{interrupted}; everything is kept. Go on with: {command}")
         raise typer.Exit(1) from None
     if json_:

@@ -97,7 +97,10 @@ def unpacked(root: Path, report: Callable[[str], None]) -> Path:
         return root
     slot = cache.own_folder({"root": str(root.resolve())}, "unpacked")
     if slot is None:
-        raise InputError(f"{root} holds archives, which need a cache folder of your own. Set XDG_CACHE_HOME to one.")
+        raise InputError(
+            f"{root} holds archives, which are unpacked into a cache folder of your own: leave --no-cache out, and see "
+            "to it that XDG_CACHE_HOME, or ~/.cache, can be written."
+        )
     stamps = [[path.name, *_stamp(path)] for path in found]
     folder = slot / hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:32]
     try:
@@ -166,7 +169,8 @@ def _unpack(found: list[Path], folder: Path, report: Callable[[str], None]) -> N
         writer = csv.DictWriter(table, columns, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
-    store.write_private(folder / _DONE, json.dumps({"images": len(rows)}))
+    root = found[0] if len(found) == 1 else found[0].parent
+    store.write_private(folder / _DONE, json.dumps({"root": str(root.resolve()), "images": len(rows)}))
 
 
 def _part(path: Path) -> str:

@@ -6,6 +6,8 @@ are, by their names, sizes and times. When a file changes a new store is made, i
 images of all other files are copied, and the old one is removed.
 """
 
+import contextlib
+import dataclasses
 import errno
 import hashlib
 import importlib.metadata
@@ -13,7 +15,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,8 @@ _PART = 1024
 """Images that are decoded before they are put on disk."""
 _PROGRESS_SECONDS = 5.0
 _FILES = "files.json"
+KINDS = (".images", ".features", ".unpacked")
+_is_off: ContextVar[bool] = ContextVar("cache_is_off", default=False)
 
 
 def decode_cached(
@@ -68,8 +73,69 @@ def cache_folder() -> Path:
     return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "sfumato"
 
 
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What is kept of one folder of images, or of one set's features.
+
+    Attributes:
+        kind: "images" (decoded), "features" or "unpacked" (from archives).
+        root: The folder that they are of; None for features.
+        num_bytes: On disk.
+    """
+
+    folder: Path
+    kind: str
+    root: str | None
+    num_bytes: int
+
+
+def entries() -> list[Entry]:
+    """All that the cache holds, largest first."""
+    home = cache_folder()
+    slots = sorted(home.iterdir()) if home.is_dir() else []
+    found = [_entry(slot) for slot in slots if slot.suffix in KINDS and slot.is_dir() and not slot.is_symlink()]
+    return sorted(found, key=lambda entry: -entry.num_bytes)
+
+
+def clear(report: Callable[[str], None]) -> list[Entry]:
+    """Removes all that the cache holds, and says what it was. A process that is filling a part of it
+    is waited for.
+    """
+    removed = entries()
+    for entry in removed:
+        with store.alone(
+            entry.folder, lambda folder=entry.folder: report(f"waiting for a process that fills {folder}")
+        ):
+            shutil.rmtree(entry.folder)
+    return removed
+
+
+def _entry(slot: Path) -> Entry:
+    root = None
+    for path in (*slot.glob("*/store.json"), *slot.glob("*/done.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            held = json.loads(path.read_text(encoding="utf-8"))
+            root = str(held.get("settings", held)["root"])
+    sizes = [path.stat().st_size for path in slot.rglob("*") if path.is_file()]
+    return Entry(slot, slot.suffix.removeprefix("."), root, sum(sizes))
+
+
+@contextlib.contextmanager
+def switched_off() -> Iterator[None]:
+    """Within, nothing is read from the cache or kept in it."""
+    token = _is_off.set(True)
+    try:
+        yield
+    finally:
+        _is_off.reset(token)
+
+
 def own_folder(settings: dict[str, Any], kind: str) -> Path | None:
-    """The cache's folder for these settings, or None where no folder of the user's own can be had."""
+    """The cache's folder for these settings, or None where it is switched off or no folder of the
+    user's own can be had.
+    """
+    if _is_off.get():
+        return None
     try:
         folder = cache_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
