@@ -9,6 +9,7 @@ images of all other files are copied, and the old one is removed.
 import contextlib
 import dataclasses
 import errno
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -103,9 +104,8 @@ def clear(report: Callable[[str], None]) -> list[Entry]:
     """
     removed = entries()
     for entry in removed:
-        with store.alone(
-            entry.folder, lambda folder=entry.folder: report(f"waiting for a process that fills {folder}")
-        ):
+        waiting = functools.partial(report, f"waiting for a process that fills {entry.folder}")
+        with store.alone(entry.folder, waiting):
             shutil.rmtree(entry.folder)
     return removed
 
