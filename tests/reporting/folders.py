@@ -76,6 +76,12 @@ PUBLIC: dict[str, Any] = {
 RELATION = "one image's contribution replaced by zero; the number of images is fixed and public"
 
 
+def attacker(accuracy: float) -> dict[str, Any]:
+    """What somebody can tell, of a certificate."""
+    rates = {"true_positives_at_1_percent": 0.0684, "true_positives_at_0_1_percent": 0.0127}
+    return {"advantage": 2 * accuracy - 1, "accuracy": accuracy, **rates, "source": "pld"}
+
+
 def private_certificate(**changes: Any) -> dict[str, Any]:
     """privacy.json of a private run."""
     claim = {
@@ -90,6 +96,7 @@ def private_certificate(**changes: Any) -> dict[str, Any]:
         "accountant_note": None,
         "relation": RELATION,
         "unit": "one image",
+        "attacker": attacker(0.65498),
     }
     return {**claim, **NUMBERS, **changes}
 
@@ -102,6 +109,7 @@ def public_certificate(**changes: Any) -> dict[str, Any]:
         epsilon=None,
         epsilon_rdp=None,
         epsilon_pld=None,
+        attacker=None,
     )
     return {
         **claim,

@@ -2,7 +2,6 @@
 
 import html.parser
 import json
-import math
 import re
 import tomllib
 from pathlib import Path
@@ -207,23 +206,33 @@ def test_a_private_run_says_epsilon_delta_relation_unit_and_sampling(tmp_path):
     assert "Not private" not in page.text and "no privacy guarantee" not in page.text
 
 
-def test_the_bound_on_a_guess_is_that_of_the_papers_table_8(tmp_path):
-    epsilon, delta = 1.0, 1e-4
-    advantage = (math.exp(epsilon) - 1 + 2 * delta) / (math.exp(epsilon) + 1)
-    expected = math.ceil((0.5 + advantage / 2) * 1e4) / 100
-    assert f"at most {expected:.2f} % of the time" in Page(private(tmp_path, epsilon=epsilon)).text
-    assert expected == 73.11
+def test_an_attacker_is_told_by_the_mechanism_s_own_trade_off(tmp_path):
+    """Not by (epsilon, delta), which would allow 95 % here."""
+    text = Page(private(tmp_path)).text
+    assert "at most 65.50 % of the time" in text and "Attacker right at most 65.50 %" in text
+    assert (
+        "at most 6.84 % of those that did; with 0.1 %, at most 1.27 %" in text
+        and "95." not in text.split("Attacker")[0]
+    )
 
 
-@pytest.mark.parametrize("epsilon, weak", [(0.0, False), (3.0, False), (8.0, True), (1e4, True)])
-def test_weak_protection_is_called_weak(tmp_path, epsilon, weak):
-    assert ("little protection" in Page(private(tmp_path, epsilon=epsilon)).text) == weak
+@pytest.mark.parametrize("accuracy, weak", [(0.5, False), (0.95, False), (0.995, True), (1.0, True)])
+def test_weak_protection_is_called_weak(tmp_path, accuracy, weak):
+    text = Page(private(tmp_path, attacker=folders.attacker(accuracy))).text
+    assert ("little protection" in text) == weak
 
 
 def test_a_person_with_several_images_is_told_their_own_epsilon(tmp_path):
     text = Page(
-        private(tmp_path, max_images_per_person=3, epsilon_person=10.7012, person_groups="declared, not checked")
+        private(
+            tmp_path,
+            max_images_per_person=3,
+            epsilon_person=10.7012,
+            person_groups="declared, not checked",
+            attacker_person=folders.attacker(0.8),
+        )
     ).text
+    assert "they are right at most 80.00 % of the time" in text
     assert "Epsilon of a person 10.71" in text and "up to 3 images" in text and "declared, not checked" in text
 
 

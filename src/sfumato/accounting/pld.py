@@ -7,6 +7,8 @@ import functools
 import math
 import sys
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +26,7 @@ _FIRST_SECONDS = 1.0
 _GOOD_CHANGE = 0.005
 _LARGEST_CHANGE = 0.02
 _SECOND_THOUGHTS = 2.0
+_CHEAP_SECONDS = 0.2
 
 # What dp-accounting cuts off: e^-50 of each step's mass (ten standard deviations), 1e-15 of the
 # composition's.
@@ -107,7 +110,40 @@ def epsilon_pld(sampling_prob: float, noise_multiplier: float, num_steps: int, d
     return Tight(fine)
 
 
+def deltas_pld(
+    sampling_prob: float, noise_multiplier: float, num_steps: int, epsilons: Sequence[float], images: int = 1
+) -> np.ndarray | None:
+    """Delta at each epsilon, by PLD under add-or-remove: upper bounds, the FFT's rounding included.
+
+    Args:
+        sampling_prob: q in (0, 1).
+        epsilons: At least 0.
+        images: As in `epsilon_pld`.
+
+    Returns:
+        (len(epsilons),); None where PLD's grid would be too coarse, or it fails.
+    """
+    cost = Cost.of(sampling_prob, noise_multiplier, num_steps, images)
+    interval = cost.interval
+    while cost.affordable(interval / 2) and cost.seconds(interval / 2) <= _CHEAP_SECONDS:
+        interval /= 2
+    if not cost.affordable(interval):
+        return None
+    try:
+        composed = _composed(sampling_prob, noise_multiplier, num_steps, images, interval)
+        found = np.asarray(composed.get_delta_for_epsilon(list(epsilons)), dtype=np.float64)
+    except (ValueError, ArithmeticError, MemoryError):
+        return None
+    if not np.isfinite(found).all():
+        return None
+    return np.clip(found, 0, 1) + num_steps * sys.float_info.epsilon
+
+
 def _epsilon_on_grid(q: float, sigma: float, num_steps: int, delta: float, images: int, interval: float) -> float:
+    return float(_composed(q, sigma, num_steps, images, interval).get_epsilon_for_delta(delta))
+
+
+def _composed(q: float, sigma: float, num_steps: int, images: int, interval: float) -> Any:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # whatever overflows or is not finite is seen in the result and rejected there
         from dp_accounting.pld import privacy_loss_distribution
@@ -120,7 +156,7 @@ def _epsilon_on_grid(q: float, sigma: float, num_steps: int, delta: float, image
             one_step = privacy_loss_distribution.from_mixture_gaussian_mechanism(
                 sigma, range(images + 1), np.exp(_log_binomial(images, q)), value_discretization_interval=interval
             )
-        return float(_compose(one_step, num_steps).get_epsilon_for_delta(delta))
+        return _compose(one_step, num_steps)
 
 
 def _compose(one_step, num_steps: int):

@@ -9,7 +9,7 @@ from sfumato.accounting.pld import epsilon_pld
 from sfumato.errors import InputError
 
 # Mixtures of more Gaussians take memory without bound.
-_MOST_IMAGES = 10_000
+MOST_IMAGES = 10_000
 
 
 def epsilon_person(mechanism: Mechanism, delta: float, images: int) -> float:
@@ -39,7 +39,7 @@ def epsilon_person(mechanism: Mechanism, delta: float, images: int) -> float:
         return of_one_image
     images = min(images, mechanism.num_examples)
     without_sampling = epsilon_gaussian(images * math.sqrt(mechanism.num_steps) / mechanism.noise_multiplier, delta)
-    if images > _MOST_IMAGES or without_sampling == 0:
+    if images > MOST_IMAGES or without_sampling == 0:
         return without_sampling
     of_person = epsilon_pld(
         mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps, delta, images

@@ -57,6 +57,7 @@ def plan(
             f"--throughput must be above 0 and finite, and --devices at least 1, not {throughput} and {devices}."
         )
     from sfumato.accounting.mechanism import Mechanism
+    from sfumato.planning.claims import attacker_claims
     from sfumato.scaling import equal_noise as trade
     from sfumato.scaling.plan import plan as solve
 
@@ -76,6 +77,7 @@ def plan(
             "train` stops before it is spent"
         )
     mechanism = Mechanism(num_examples, facts["batch_size"], facts["noise_multiplier"], facts["num_steps"])
+    facts["attacker"] = attacker_claims(mechanism).as_json() if why_not_private is None else None
     price = trade.Price(views, throughput, devices)
     facts |= price.of(mechanism)
     if table:
@@ -143,6 +145,17 @@ def _numbers_of(
     )
 
 
+def _attacker(found: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if found is None:
+        return []
+    right, at_1, at_01 = (
+        formats.per_cent_at_most(found[key])
+        for key in ("accuracy", "true_positives_at_1_percent", "true_positives_at_0_1_percent")
+    )
+    text = f"right at most {right} at even odds; finds at most {at_1} at 1 % false alarms, {at_01} at 0.1 %"
+    return [("an attacker", text)]
+
+
 def _show(facts: dict[str, Any]) -> None:
     shown = (
         facts
@@ -160,6 +173,7 @@ def _show(facts: dict[str, Any]) -> None:
             "by RDP / PLD",
             f"{by_rdp} / {'-' if shown['epsilon_pld'] is None else formats.epsilon_text(shown['epsilon_pld'])}",
         ),
+        *_attacker(facts["attacker"]),
         ("by TAN, a guide", f"{formats.epsilon_text(facts['epsilon_tan'])}  never part of a certificate"),
         ("noise multiplier", f"{facts['noise_multiplier']:.4g}"),
         (

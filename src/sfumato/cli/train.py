@@ -13,6 +13,7 @@ from sfumato.errors import InputError
 from sfumato.reporting import formats
 
 if TYPE_CHECKING:
+    from sfumato.planning.claims import Guarantee
     from sfumato.run_folder.record import Result
 
 
@@ -144,8 +145,9 @@ def _show_plan(
         refuse_large_groups(plan, datasets.largest_group(parsed.data, data_root))
     seconds = expected_seconds(plan, facts_of_data, device, trust)
     mechanism = plan.mechanism
+    claimed = claims(plan, mechanism)
     facts = {
-        **claims(plan, mechanism).as_json(),
+        **claimed.as_json(),
         "noise_multiplier": finite(mechanism.noise_multiplier),
         "batch_size": mechanism.batch_size,
         "sampling_prob": mechanism.sampling_prob,
@@ -168,12 +170,21 @@ def _show_plan(
     if plan.private:
         epsilon, by_rdp = formats.epsilon_text(facts["epsilon"]), formats.epsilon_text(facts["epsilon_rdp"])
         output.say(f"epsilon {epsilon} at delta {formats.delta_text(plan.delta)} ({facts['accountant']}; RDP {by_rdp})")
+        _show_attacker(claimed.guarantee)
     else:
         output.say(f"not private: {plan.why_not_private}")
     output.say(
         f"{mechanism.num_steps} updates of about {mechanism.batch_size} of "
         f"{mechanism.num_examples} images; about {seconds / 60:.1f} minutes here"
     )
+
+
+def _show_attacker(guarantee: "Guarantee | None") -> None:
+    if guarantee is not None and guarantee.attacker is not None:
+        output.say(
+            "who has to say whether one image took part, at even odds, is right at most "
+            f"{formats.per_cent_at_most(guarantee.attacker.accuracy)} of the time"
+        )
 
 
 def _show_result(result: "Result", trust: list[str]) -> None:
@@ -190,6 +201,7 @@ def _show_result(result: "Result", trust: list[str]) -> None:
             f"epsilon {epsilon} at delta {formats.delta_text(guarantee.delta)}, one image "
             f"replaced by zero (RDP {by_rdp})"
         )
+        _show_attacker(guarantee)
     else:
         output.say(f"not private: {result.why_not_private}")
     output.say(f"certificate {Path(result.run) / 'privacy.json'}")

@@ -3,18 +3,37 @@ needed for it.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.json_record import Record, finite
 
 if TYPE_CHECKING:
+    from sfumato.accounting.selection import Selection
     from sfumato.planning.resolve import Plan
 
 RELATION = (
     "one image's contribution replaced by zero; the number of images is fixed and public "
     "(the same epsilon as adding or removing one image)"
 )
+
+
+class AttackerClaims(Record):
+    """What somebody who sees the model can tell, at most, of whether one image (or all images of one
+    person) took part (`sfumato.accounting.attacker`).
+
+    Attributes:
+        advantage: True positives less false ones, at the best threshold.
+        accuracy: Of guesses at even odds.
+        true_positives_at_1_percent: At that rate of false positives.
+        source: "pld": the mechanism's own trade-off; "pairs": from several (epsilon, delta).
+    """
+
+    advantage: float
+    accuracy: float
+    true_positives_at_1_percent: float
+    true_positives_at_0_1_percent: float
+    source: Literal["pld", "pairs"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +43,8 @@ class Guarantee:
     Attributes:
         person: Epsilon for a person with several images, and how many at most; None where nothing
             is said of that.
+        attacker: What an attacker can tell of one image.
+        attacker_person: The same of a person.
     """
 
     epsilon: float
@@ -31,6 +52,8 @@ class Guarantee:
     accountant: Accountant
     unit: str
     person: tuple[float | None, int] | None
+    attacker: AttackerClaims | None
+    attacker_person: AttackerClaims | None
 
 
 class Claims(Record):
@@ -67,6 +90,8 @@ class Claims(Record):
     epsilon_person: float | None = None
     epsilon_person_if_private: float | None = None
     person_groups: str | None = None
+    attacker: AttackerClaims | None = None
+    attacker_person: AttackerClaims | None = None
 
     @property
     def guarantee(self) -> Guarantee | None:
@@ -84,7 +109,7 @@ class Claims(Record):
         if epsilon is None or self.delta is None or self.accountant is None or self.unit is None:
             return None
         person = None if self.max_images_per_person is None else (of_person, self.max_images_per_person)
-        return Guarantee(epsilon, self.delta, self.accountant, self.unit, person)
+        return Guarantee(epsilon, self.delta, self.accountant, self.unit, person, self.attacker, self.attacker_person)
 
 
 def claims(plan: "Plan", mechanism: Mechanism) -> Claims:
@@ -112,11 +137,13 @@ def claims(plan: "Plan", mechanism: Mechanism) -> Claims:
     real, hypothetical = (
         ((found, by_rdp, by_pld), (None,) * 3) if plan.private else ((None,) * 3, (found, by_rdp, by_pld))
     )
-    person = None
+    person, of_person = None, None
     if privacy.max_images_per_person is not None:
         from sfumato.accounting.user_level import epsilon_person
 
         person = finite(epsilon_person(mechanism, plan.delta, privacy.max_images_per_person))
+        if plan.private and plan.selection is None:
+            of_person = attacker_claims(mechanism, images=privacy.max_images_per_person)
     covers_the_search = plan.selection is not None or privacy.search_data == "public"
     selection = plan.selection
     return Claims(
@@ -141,6 +168,22 @@ def claims(plan: "Plan", mechanism: Mechanism) -> Claims:
         epsilon_person=person if plan.private else None,
         epsilon_person_if_private=None if plan.private else person,
         person_groups=_groups(plan) if privacy.max_images_per_person is not None else None,
+        attacker=attacker_claims(mechanism, plan.selection) if plan.private else None,
+        attacker_person=of_person,
+    )
+
+
+def attacker_claims(mechanism: Mechanism, selection: "Selection | None" = None, images: int = 1) -> AttackerClaims:
+    """What an attacker can tell, at most, as it is written down."""
+    from sfumato.accounting.attacker import attacker
+
+    bound = attacker(mechanism, selection, images)
+    return AttackerClaims(
+        advantage=bound.advantage,
+        accuracy=bound.accuracy,
+        true_positives_at_1_percent=bound.true_positives[0],
+        true_positives_at_0_1_percent=bound.true_positives[1],
+        source=bound.source,
     )
 
 

@@ -1,25 +1,9 @@
 """A certificate in plain words: what epsilon and delta mean for a person, and what they do not."""
 
-import math
-
-from sfumato.planning.claims import Guarantee
+from sfumato.planning.claims import AttackerClaims, Guarantee
 from sfumato.reporting import formats
 from sfumato.reporting.markup import Html, element
 from sfumato.run_folder.record import Certificate, PublicInputs, Recorded
-
-
-def best_guess(epsilon: float, delta: float) -> float:
-    """How often the best possible guess whether one image took part is right, at most.
-
-    For even odds beforehand this is (e^epsilon + delta) / (e^epsilon + 1), half of one plus
-    the membership advantage (e^epsilon - 1 + 2 delta) / (e^epsilon + 1) of De et al. 2022, Table 8.
-
-    Example:
-        >>> best_guess(0.0, 0.0), round(best_guess(3.0, 0.0), 4)
-        (0.5, 0.9526)
-    """
-    wrong = 1 / (1 + math.exp(min(epsilon, 700.0)))
-    return 1 - (1 - delta) * wrong
 
 
 def verdict(run: Recorded) -> Html:
@@ -49,17 +33,17 @@ def _person(guarantee: Guarantee) -> Html:
         "Suppose someone knows every other training image, studies the finished model and has to "
         "say whether one particular image took part, where both are equally likely. A coin is "
         "right 50 % of the time. Whatever they try and whatever else they know, they are right "
-        f"{_at_most(guarantee.epsilon, guarantee.delta)}"
+        f"{_at_most(guarantee.attacker)}"
     )
     epsilon, images = guarantee.person or (None, 0)
-    if epsilon is not None:
+    if epsilon is not None and guarantee.attacker_person is not None:
         who = f"a person with up to {formats.count(images)} images, all of them together"
-        text += f" If they ask instead about {who}, they are right {_at_most(epsilon, guarantee.delta)}"
+        text += f" If they ask instead about {who}, they are right {_at_most(guarantee.attacker_person)}"
     return element("p", text)
 
 
-def _at_most(epsilon: float, delta: float) -> str:
-    guess = best_guess(epsilon, delta)
+def _at_most(attacker: AttackerClaims | None) -> str:
+    guess = 1.0 if attacker is None else attacker.accuracy
     weak = " In this worst case that is little protection." if guess > 0.99 else ""
     return f"at most {formats.per_cent_at_most(guess)} of the time.{weak}"
 
@@ -130,7 +114,23 @@ def _guarantee(guarantee: Guarantee, certificate: Certificate) -> list[tuple[str
         text = f"For all of up to {formats.count(images)} images of one person together. {groups}"
         rows.append(("Epsilon of a person", formats.epsilon_text(epsilon), text))
     rows.append(("Relation", "", f"What is compared: {certificate.relation}."))
+    for name, attacker in (("Attacker", guarantee.attacker), ("Attacker, of a person", guarantee.attacker_person)):
+        if attacker is not None:
+            rows.append((name, f"right at most {formats.per_cent_at_most(attacker.accuracy)}", _of_attacker(attacker)))
     return rows
+
+
+def _of_attacker(attacker: AttackerClaims) -> str:
+    how = (
+        "From the mechanism's own trade-off between the two errors (PLD)."
+        if attacker.source == "pld"
+        else "From several pairs of epsilon and delta: the mechanism's own trade-off is not computed here."
+    )
+    return (
+        "Of guesses at even odds. Who accepts false alarms for 1 % of the images that took no part recognises at most "
+        f"{formats.per_cent_at_most(attacker.true_positives_at_1_percent)} of those that did; with 0.1 %, at most "
+        f"{formats.per_cent_at_most(attacker.true_positives_at_0_1_percent)}. {how}"
+    )
 
 
 def _mechanism(certificate: Certificate, is_private: bool) -> list[tuple[str, str, str]]:

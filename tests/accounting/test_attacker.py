@@ -1,0 +1,110 @@
+"""What an attacker can tell, against independent truths: closed forms, and losses added up by FFT here."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.signal import fftconvolve
+from scipy.stats import norm
+
+from sfumato.accounting.accountants import epsilon
+from sfumato.accounting.attacker import FALSE_POSITIVES, attacker
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.accounting.selection import Selection
+
+
+def one_step(q, sigma):
+    """Exact rates of true positives of one update, the worse of both directions; and total variation."""
+    rates = []
+    for alpha in FALSE_POSITIVES:
+        add = (1 - q) * alpha + q * norm.sf(norm.isf(alpha) - 1 / sigma)
+        # The other way round the mixture is what is wrongly rejected: P_mixture(x < t) = alpha.
+        low, high = -50 * sigma, 50 * sigma
+        for _ in range(200):
+            middle = (low + high) / 2
+            below = (1 - q) * norm.cdf(middle / sigma) + q * norm.cdf((middle - 1) / sigma)
+            low, high = (middle, high) if below < alpha else (low, middle)
+        rates.append(max(add, norm.cdf(low / sigma)))
+    return q * (2 * norm.cdf(0.5 / sigma) - 1), rates
+
+
+@pytest.mark.parametrize("q", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("sigma", [0.6, 1.0, 4.0])
+def test_one_update_has_the_exact_trade_off(q, sigma):
+    found = attacker(Mechanism(1000, round(1000 * q), sigma, 1))
+    advantage, rates = one_step(q, sigma)
+    assert advantage * (1 - 1e-9) <= found.advantage <= advantage * 1.01 + 1e-9 and found.source == "pld"
+    for rate, exact in zip(found.true_positives, rates, strict=True):
+        assert exact * (1 - 1e-9) <= rate <= exact * 1.01
+
+
+def by_convolution(q, sigma, num_steps):
+    """The same of many updates: losses on a fine grid, rounded to the nearest, added up by FFT."""
+    x = np.linspace(-12 * sigma, 12 * sigma + 1, 400_001)
+    loss = np.log1p(q * np.expm1((x - 0.5) / sigma**2))
+    width = 2e-4 * max(1.0, math.sqrt(num_steps) * q / sigma)
+    middle = int(math.ceil(max(-loss.min(), loss.max()) / width))
+    density = norm.pdf(x / sigma)
+    worst_advantage, worst = 0.0, np.zeros(len(FALSE_POSITIVES))
+    for sign in (1, -1):  # the losses of the upper distribution against the lower one
+        upper = density * np.exp(loss) if sign == 1 else density
+        mass = np.bincount(np.rint(sign * loss / width).astype(int) + middle, upper, 2 * middle + 1)
+        mass /= mass.sum()
+        total, power, rest = np.array([1.0]), mass, num_steps
+        while rest:
+            if rest & 1:
+                total = fftconvolve(total, power).clip(min=0)
+            power = fftconvolve(power, power).clip(min=0) if rest > 1 else power
+            rest //= 2
+        losses = (np.arange(len(total)) - len(total) // 2) * width
+        other = total * np.exp(-losses.clip(-700))
+        power_of_test, size = np.cumsum(total[::-1]), np.cumsum(other[::-1])
+        worst_advantage = max(worst_advantage, float((power_of_test - size).max()))
+        worst = np.maximum(worst, np.interp(FALSE_POSITIVES, size, power_of_test))
+    return worst_advantage, worst
+
+
+SETTINGS = [(0.25, 3.881, 150), (0.08, 3.0, 100), (0.02, 1.0, 200), (0.1, 2.0, 60), (0.5, 6.0, 40), (0.05, 0.9, 30)]
+
+
+@pytest.mark.parametrize(("q", "sigma", "num_steps"), SETTINGS)
+def test_many_updates_are_within_a_hundredth_above_and_never_below(q, sigma, num_steps):
+    found = attacker(Mechanism(10_000, round(10_000 * q), sigma, num_steps))
+    advantage, rates = by_convolution(q, sigma, num_steps)
+    assert advantage * (1 - 2e-3) <= found.advantage <= advantage * 1.01
+    for rate, exact in zip(found.true_positives, rates, strict=True):
+        assert exact * (1 - 5e-3) <= rate <= exact * 1.015
+
+
+@pytest.mark.parametrize(("sigma", "num_steps"), [(1.0, 1), (5.0, 20)])
+def test_without_sampling_it_is_the_gaussian_s(sigma, num_steps):
+    found, mu = attacker(Mechanism(100, 100, sigma, num_steps)), math.sqrt(num_steps) / sigma
+    assert found.advantage == pytest.approx(2 * norm.cdf(mu / 2) - 1)
+    assert found.true_positives[0] == pytest.approx(norm.cdf(norm.ppf(0.01) + mu))
+
+
+@pytest.mark.parametrize(("q", "sigma", "num_steps"), SETTINGS)
+def test_where_no_pld_certifies_pairs_by_renyi_dp_bound_it_from_above(q, sigma, num_steps, monkeypatch):
+    mechanism = Mechanism(10_000, round(10_000 * q), sigma, num_steps)
+    tight = attacker(mechanism)
+    monkeypatch.setattr("sfumato.accounting.attacker.deltas_pld", lambda *numbers: None)
+    loose = attacker(mechanism)
+    assert loose.source == "pairs" and tight.advantage <= loose.advantage <= 1
+    assert all(a <= b for a, b in zip(tight.true_positives, loose.true_positives, strict=True))
+    one = epsilon(mechanism, 1e-5, "rdp").epsilon  # far more than what one pair says
+    assert loose.advantage <= 1 - 2 * (1 - 1e-5) / (math.exp(one) + 1)
+    selected = attacker(mechanism, Selection(mean=10.0, shape=0.0))
+    assert selected.source == "pairs" and selected.advantage >= loose.advantage
+
+
+def test_nothing_spent_tells_nothing_and_no_noise_tells_all():
+    assert attacker(Mechanism(100, 10, 1.0, 0)).advantage == 0
+    assert attacker(Mechanism(100, 10, 0.0, 5)).true_positives == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("images", [2, 4, 12])
+def test_a_person_s_images_together_tell_more_than_one_and_less_than_all_of_them_always_drawn(images):
+    mechanism = Mechanism(10_000, 800, 3.0, 100)
+    one, person = attacker(mechanism), attacker(mechanism, images=images)
+    always = attacker(Mechanism(10_000, 10_000, 3.0, 100), images=images)
+    assert one.advantage < person.advantage < always.advantage and person.source == "pld"
