@@ -444,6 +444,69 @@ def test_a_loss_that_counts_its_calls_is_refused():
             clipped_grad(linear(), loss, clipping_norm=1.0)(images, labels)
 
 
+COUNTING = {
+    "in a lambda": lambda loss: lambda outputs, labels: loss(outputs, labels),
+    "in a partial": lambda loss: functools.partial(lambda outputs, labels, loss: loss(outputs, labels), loss=loss),
+    "in a dictionary": lambda loss: {"all": [loss]}["all"][0].__call__,
+}
+
+
+@pytest.mark.parametrize("held", COUNTING)
+def test_a_counter_is_found_wherever_the_loss_holds_it(held):
+    with pytest.raises(InputError, match="step when it is called: count outside of it"):
+        clipped_grad(linear(), COUNTING[held](Schedule()), clipping_norm=1.0)(*problem())
+
+
+def test_calls_of_a_loss_do_not_tell_that_nobody_was_drawn():
+    calls = []
+
+    def loss(outputs, labels):
+        calls.append(1)
+        return cross_entropy(outputs, labels)
+
+    images, labels = problem()
+    grad_fn = clipped_grad(linear(), loss, clipping_norm=1.0)
+    grad_fn.prepare(images[:1], labels[:1])
+    found = []
+    for count in (5, 0, 1, 0):
+        before = len(calls)
+        grad_fn(images[:count], labels[:count])
+        grad_fn.sum_over(torch.arange(count), lambda rows: [images[rows], labels[rows]])
+        found.append(len(calls) - before)
+    assert len(set(found)) == 1
+
+
+class Masked(nn.Module):
+    missing = float("nan")
+
+    def __init__(self):
+        super().__init__()
+        self.best = float("nan")
+
+    def forward(self, outputs, labels):
+        return cross_entropy(outputs, labels)
+
+
+def test_a_constant_that_is_no_number_is_no_counter():
+    clipped_grad(linear(), Masked(), clipping_norm=1.0)(*problem())
+
+
+@pytest.mark.parametrize("options", [{}, {"workers": 2}, {"engine": "func"}])
+def test_what_is_loaded_into_one_buffer_again_and_again_is_each_time_its_own(options):
+    """Loaded ahead, one image counted twice: 5.5 sensitivities."""
+    torch.manual_seed(0)
+    images, labels = torch.randn(64, 3, 2, 2), torch.randint(0, 5, (64,))
+    buffer = torch.empty(8, 3, 2, 2)
+
+    def load(rows):
+        return [torch.index_select(images, 0, rows, out=buffer) if len(rows) == 8 else images[rows], labels[rows]]
+
+    grad_fn = clipped_grad(linear(), cross_entropy, clipping_norm=0.1, microbatch_size=8, **options)
+    for _ in range(5):
+        found = flat(grad_fn.sum_over(torch.arange(64), load))
+        assert torch.allclose(found, flat(grad_fn(images, labels)), atol=1e-5)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_images_are_loaded_in_the_caller_s_mode_and_beside_no_engine_that_swaps_tensors(engine, workers):

@@ -210,10 +210,7 @@ def test_an_attacker_is_told_by_the_mechanism_s_own_trade_off(tmp_path):
     """Not by (epsilon, delta), which would allow 95 % here."""
     text = Page(private(tmp_path)).text
     assert "at most 65.50 % of the time" in text and "Attacker right at most 65.50 %" in text
-    assert (
-        "at most 6.84 % of those that did; with 0.1 %, at most 1.27 %" in text
-        and "95.26" not in text
-    )
+    assert "at most 6.84 % of those that did; with 0.1 %, at most 1.27 %" in text and "95.26" not in text
 
 
 @pytest.mark.parametrize("accuracy, weak", [(0.5, False), (0.95, False), (0.995, True), (1.0, True)])

@@ -155,6 +155,7 @@ class GradFn:
         self._preparing = threading.Lock()
         self._computing = threading.Lock()
         self._pool = Workers(speed.workers)
+        self._targets: tuple[torch.Tensor, ...] = ()  # their kinds, at the last call
 
     @property
     def sensitivity(self) -> float:
@@ -241,6 +242,7 @@ class GradFn:
             self._prepared, self._batch_size = None, batch_size  # if this fails, the next call begins anew
             (prepared,) = pool.map(bool, lambda _, tries: self._preparation(views, targets, tries), [True])
             self._prepared = prepared
+            self._targets = tuple(target[:0] for target in targets)
             return prepared
 
     def __call__(
@@ -281,7 +283,9 @@ class GradFn:
         grad_norms[real], losses[real] = out.grad_norms, out.losses
         return ClippedGrad(out.grad_sum, grad_norms, losses)
 
-    def sum_over(self, indices: torch.Tensor, load: Load, *, key: bytes | None = None) -> ClippedGrad:
+    def sum_over(
+        self, indices: torch.Tensor, load: Load, *, key: bytes | None = None, is_fresh: bool = False
+    ) -> ClippedGrad:
         """The same for examples that memory need not hold at once: each microbatch is loaded in its
         turn.
 
@@ -294,6 +298,8 @@ class GradFn:
                 hold other tensors in the model meanwhile; so it must not change the model. The last
                 microbatch may ask for an example twice.
             key: As in a call.
+            is_fresh: Whether what `load` returns is new memory each time, which nothing writes to
+                afterwards. Else it is copied, and loaded by one thread at a time.
 
         Raises:
             InputError: As in a call.
@@ -302,7 +308,13 @@ class GradFn:
         if len(indices):
             inputs, *targets = load(indices[:1])
             prepared = self._prepared_for(as_views(inputs, tuple(targets), self._augmult), tuple(targets))
-        return self._sum(prepared, indices, load, key, indices, tuple(targets))
+        turn = threading.Lock()
+
+        def copied(rows: torch.Tensor) -> Sequence[torch.Tensor]:
+            with turn:
+                return [part.clone() for part in load(rows)]
+
+        return self._sum(prepared, indices, load if is_fresh else copied, key, indices, tuple(targets))
 
     def verify(self, seed: int) -> None:
         """Holds the engine to the law once more, at the parameters as they are now
@@ -342,11 +354,14 @@ class GradFn:
         )
         if prepared is None:
             refuse_lazy(self._model)
+            if self._prepared is not None:  # a loss that counts its calls must not tell that nobody was drawn
+                self._prepared.engine.losses.renew(targets or self._targets)
             zeros = {
                 name: at_least_float32(torch.zeros_like(parameter, requires_grad=False))
                 for name, parameter in parameters.items()
             }
             return ClippedGrad(zeros, *torch.zeros(2, 0, dtype=dtype, device=rows.device))
+        self._targets = tuple(target[:0] for target in targets)
         seeding = seeding_of(key, example_ids) if prepared.engine.draw_dims else None
 
         def filled_up(positions: torch.Tensor) -> torch.Tensor:

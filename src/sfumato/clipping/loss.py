@@ -12,9 +12,11 @@ own) could keep something of one image for the next, in more places than any sea
 needs its author's word that it does not (`pure`), and is called for one example after another.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
+import logging
 import threading
 import types
 import weakref
@@ -306,7 +308,8 @@ class ExampleLosses:
                 reason = reason if "INTERNAL ASSERT" not in reason else other
         finally:
             self._run_on(made_up, kind)  # what it noted of the last call holds numbers again
-        changed = [name for name, value in _counts(self._loss_fn).items() if before.get(name, value) != value]
+        after = _counts(self._loss_fn)
+        changed = [name for name in after if before.get(name, after[name]) != after[name]]
         if changed:
             return None, f"it changes {changed[0]} when it is called: count outside of it"
         return graph, reason
@@ -340,6 +343,8 @@ class ExampleLosses:
 
 def _graph_of(function: Callable[..., Any], made_up: list[torch.Tensor]) -> tuple[GraphModule | None, str]:
     """A function as a graph of harmless operations that vmap takes, or why it is none."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # tells of each operation that fails
+    was, log.disabled = log.disabled, True
     try:
         with _Tracing() as seen:  # a handler of the loss's own may take what tracing raises
             graph = make_graph(function, made_up)
@@ -352,24 +357,54 @@ def _graph_of(function: Callable[..., Any], made_up: list[torch.Tensor]) -> tupl
             vmap(graph)(*(fake.from_tensor(part).expand(2, *part.shape) for part in made_up))
     except Exception as error:  # it looks at values, or does what no graph holds, or vmap does not take
         return None, _reason(error)
+    finally:
+        log.disabled = was
     return graph, ""
 
 
-def _counts(loss_fn: Any) -> dict[str, Any]:
-    """Plain values that a loss may count in: attributes, enclosing variables and globals that it
-    names. Calls of a loss are no steps: it is called to be traced, and not where nobody was drawn.
+_MOST = 5000
+"""Values that are looked at for counters."""
+
+
+def _counts(loss_fn: Any) -> dict[str, str]:
+    """Plain values that a loss leads to and may count in: by attributes, enclosing variables, the
+    globals that it names, partials and containers. Calls of a loss are no steps: it is called to be
+    traced.
     """
-    found: dict[str, Any] = {}
-    owner = getattr(loss_fn, "__self__", loss_fn)
-    for path, module in owner.named_modules() if isinstance(owner, torch.nn.Module) else [("", owner)]:
-        found |= {f"{path}.{key}".lstrip("."): value for key, value in getattr(module, "__dict__", {}).items()}
-    function = getattr(loss_fn, "__func__", loss_fn)
-    if isinstance(function, types.FunctionType):
-        names = function.__code__.co_freevars
-        cells = (function.__closure__ or ())[: len(names)]
-        found |= {name: cell.cell_contents for name, cell in zip(names, cells, strict=True) if cell != types.CellType()}
-        found |= {name: function.__globals__.get(name) for name in function.__code__.co_names}
-    return {name: value for name, value in found.items() if isinstance(value, (bool, int, float, str))}
+    found: dict[str, str] = {}
+    seen: set[int] = set()
+    waiting: collections.deque[tuple[str, Any]] = collections.deque([("", loss_fn)])
+    while waiting and len(seen) < _MOST:
+        path, value = waiting.popleft()
+        if isinstance(value, (bool, int, float, str)):
+            found[path] = repr(value)
+        elif id(value) not in seen:
+            seen.add(id(value))
+            waiting.extend((f"{path}.{name}".lstrip("."), part) for name, part in _parts_of(value))
+    return found
+
+
+def _parts_of(value: Any) -> list[tuple[str, Any]]:
+    """What a value leads to, by name."""
+    if isinstance(value, (torch.Tensor, type, types.ModuleType, types.BuiltinFunctionType)):
+        return []
+    if isinstance(value, types.MethodType):
+        return [("", value.__self__), ("", value.__func__)]
+    if isinstance(value, types.FunctionType):
+        if value.__module__.partition(".")[0] in ("torch", "sfumato"):
+            return []
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
+        parts = [(name, cell.cell_contents) for name, cell in cells if cell != types.CellType()]
+        named = ((name, value.__globals__.get(name)) for name in value.__code__.co_names)
+        return [*parts, *named, *((f"default {i}", part) for i, part in enumerate(value.__defaults__ or ()))]
+    if isinstance(value, functools.partial):
+        return [("", value.func), ("args", value.args), ("keywords", value.keywords)]
+    if isinstance(value, dict):
+        return [(str(key), part) for key, part in value.items()]
+    if isinstance(value, (list, tuple, set, collections.deque)):
+        return [(str(number), part) for number, part in enumerate(value)]
+    slots = [name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ()) if hasattr(value, name)]
+    return [*getattr(value, "__dict__", {}).items(), *((name, getattr(value, name)) for name in slots)]
 
 
 def _kind(outputs: Any, targets: tuple[torch.Tensor, ...], views: int) -> _Kind:
@@ -490,4 +525,5 @@ def _is_filled(node: Node) -> bool:
 def _reason(error: Exception) -> str:
     if "DataDependent" in type(error).__name__ or "unallocated storage" in str(error):
         return "it looks at values; of torch.distributions set validate_args=False"
-    return first_line(error).rstrip(".")
+    reason = first_line(error).rstrip(".")
+    return f"{reason}; convert whole-number labels by .long()" if "int32/int64 for index" in reason else reason

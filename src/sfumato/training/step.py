@@ -117,7 +117,7 @@ class PrivateStep:
             return self.views.with_labels(examples, indices, randomness.view_bits, device)
 
         # An unreadable image adds exactly zero; the divisor stays.
-        out = self.grad_fn.sum_over(drawn[examples.readable[drawn]], load, key=randomness.model_key)
+        out = self.grad_fn.sum_over(drawn[examples.readable[drawn]], load, key=randomness.model_key, is_fresh=True)
         norms, losses = out.grad_norms.cpu(), out.losses.cpu()
         statistics = self._statistics(norms, losses)
         if with_norms:
