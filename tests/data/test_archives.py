@@ -216,6 +216,90 @@ def test_nor_does_a_row_less(parquet):
     assert fewer_train == train - {gone} and fewer_held_out == held_out - {gone}
 
 
+def moved(root, write, rows):
+    """Training images that come or go when one of the first is taken out, besides itself."""
+    write(root, rows)
+    train, _ = names_of(root)
+    worst = 0
+    for number in range(8):
+        write(root, rows[:number] + rows[number + 1 :])
+        fewer, _ = names_of(root)
+        worst = max(worst, len(fewer - train), len(train - fewer - {pixels(rows[number][0])}))
+    return worst
+
+
+ROWS = {
+    "equal base names": [(n, f"{n % 20:04}.png", LABELS[n // 20]) for n in range(40)],
+    "one name for all but a few": [(n, "image.png" if n % 3 else f"{n}.png", LABELS[n]) for n in range(40)],
+    "names that differ by case": [(n, f"{'IMG' if n % 2 else 'img'}_{n // 2}.png", LABELS[n]) for n in range(40)],
+    "copies without a name": [(n // 2, None, LABELS[n]) for n in range(40)],
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_names_that_are_not_an_image_s_own_move_no_other(parquet, kind):
+    """Numbered in their order, up to 19 others moved."""
+
+    def write(_, rows):
+        parquet("a.parquet", [{"image": {"bytes": image(n), "path": name}, "label": label} for n, name, label in rows])
+
+    root = parquet("a.parquet", [{"image": image(0), "label": "cat"}])
+    assert moved(root, write, ROWS[kind]) == 0
+
+
+def test_a_person_s_images_of_one_name_are_of_one_person(parquet):
+    """Numbered, each was a person: epsilon 3 for three images, true 10.6."""
+    rows = [
+        {"image": {"bytes": image(n), "path": f"patient{n // 4}.png"}, "label": LABELS[n]}
+        for n in range(40)  # visit after visit
+    ]
+    root = parquet("a.parquet", rows)
+    data = load_folder(CONFIG.model_copy(update={"group_by": r"([^/]+)\.png$"}), root, quiet)
+    assert data.train.largest_group()[1] == 4
+
+
+@pytest.mark.parametrize(("shard", "above"), [("pets.tar", ""), ("pets.tar", "pets/"), ("pets.tar", "a/b/")])
+def test_parts_are_found_at_any_depth(tmp_path, shard, above):
+    files = [(f"{above}{'Train' if n < 8 else 'test'}/{LABELS[n]}/{n}.png", image(n)) for n in range(12)]
+    train, held_out = names_of(in_memory(shard, sorted(files))(tmp_path / "shards"))
+    assert train == {pixels(n) for n in range(8)} and held_out == {pixels(n) for n in range(8, 12)}
+
+
+def test_a_shard_and_a_folder_of_two_parts_are_refused(tmp_path):
+    files = [(f"{'train' if n < 8 else 'test'}/{LABELS[n]}/{n}.png", image(n)) for n in range(12)]
+    with pytest.raises(InputError, match="lies in test/, and the archive is named for train"):
+        names_of(in_memory("training-data.tar", sorted(files))(tmp_path / "shards"))
+
+
+def test_one_archive_under_two_names_is_refused(tmp_path):
+    root = in_memory("a.tar", by_folder(range(12)))(tmp_path / "shards")
+    os.link(root / "a.tar", root / "b.tar")
+    with pytest.raises(InputError, match="are one archive under two names"):
+        names_of(root)
+
+
+def test_names_of_every_kind_are_taken(tmp_path):
+    long, dotted = "\u5f71" * 90, "1.2.840"
+    names = [f"{LABELS[n]}/{long}{n}.png" for n in range(10)] + [f"{LABELS[n]}/{dotted}.{n}.png" for n in range(10, 40)]
+    root = in_memory("a.tar", [(name, image(n)) for n, name in enumerate(names)])(tmp_path / "shards")
+    assert sum(map(len, names_of(root))) == 40
+    with tarfile.open(root / "a.tar", "w", encoding="latin-1", format=tarfile.GNU_FORMAT) as tar:
+        for n in range(40):
+            info = tarfile.TarInfo(f"{LABELS[n]}/\u00e9{n}.png")
+            info.size = len(image(n))
+            tar.addfile(info, io.BytesIO(image(n)))
+    assert sum(map(len, names_of(root))) == 40
+
+
+def test_scoring_leaves_alone_what_training_unpacked(tmp_path):
+    root = in_memory("a.tar", by_folder(range(12)))(tmp_path / "shards")
+    load_folder(CONFIG, root, quiet)
+    before = sorted(cache.cache_folder().rglob("*"))
+    keys = {"image_size": 8, "channels": 3, "mean": (0.5,) * 3, "std": (0.5,) * 3, "report": quiet}
+    labelled_images(root, ["cat", "dog"], **keys)
+    assert sorted(cache.cache_folder().rglob("*")) == before
+
+
 @pytest.mark.parametrize("kind", ["tar", "parquet"])
 def test_persons_are_read_from_the_names_that_members_have(tmp_path, parquet, kind):
     """By made-up names each image was a person of its own: epsilon 3 for 25 images each."""

@@ -486,3 +486,22 @@ def test_a_column_says_which_part_an_image_belongs_to(tmp_path, write_image):
     write_table(root, "file,label,split\ntrain/a.png,x,train\ntrain/b.png,y,test\ntrain/c.png,x,train\n")
     with pytest.raises(InputError, match="line 3: train/b.png has split test and lies in train/"):
         read_labels(root, with_groups=False)
+
+
+@pytest.mark.parametrize(
+    "folders", [("training_set", "test_set"), ("seg_train", "seg_test"), ("Train set", "Test set")]
+)
+def test_folders_that_may_mean_parts_are_not_taken_for_classes(tmp_path, write_image, folders):
+    for folder in folders:
+        write_image(f"{folder}/cat/0.png")
+        write_image(f"{folder}/dog/0.png")
+    with pytest.raises(InputError, match="parts or classes"):
+        find_labelled(tmp_path / "images", None)
+    assert {item.label for item in find_labelled(tmp_path / "images", list(folders))} == set(folders)
+
+
+def test_a_column_split_is_read_in_whatever_case(tmp_path, write_image):
+    for name in ("a", "b"):
+        write_image(f"{name}.png")
+    write_table(tmp_path / "images", "file,label,Split\na.png,x,train\nb.png,y,test\n")
+    assert [item.part for item in read_labels(tmp_path / "images", with_groups=False)] == ["train", "test"]

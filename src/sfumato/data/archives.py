@@ -1,42 +1,41 @@
 """Archives of images as a folder: WebDataset's tar shards, and Parquet files as Hugging Face writes
 them.
 
-A folder that holds nothing but shards is unpacked once, into the user's cache folder, to image files
-and a `labels.csv`; from then on it is a folder like any other. Of a tar an example is what shares a
-name: `0001.jpg` with `0001.cls` (a class's number or name) or `0001.json` (its "label", and "group"
-where it has one); without these, the folder that a member lies in names its class. Of a Parquet file
-an example is a row: "image" (bytes, or a record with "bytes" and "path"), "label" and perhaps
-"group".
+A folder that holds nothing but shards is unpacked once, into the user's cache folder. Of a tar an
+example is what shares a name: `0001.jpg` with `0001.cls` (a class's number or name) or `0001.json`
+(its "label", and "group" where it has one); without these, the folder that a member lies in names
+its class. Of a Parquet file an example is a row: "image" (bytes, or a record with "bytes" and
+"path"), "label" and perhaps "group".
 
-An image keeps its name, `<shard>/<member>`, by which it is held out or grouped; a row without a path
-is named by its bytes. So one image more moves no other. A part (train, valid, test and their other
-spellings) is what a word of the shard's name says, else the first folder of its members.
+**Nothing depends on an image's place.** Its name, by which persons are told, is `<shard>/<member>`,
+and by that name and its bytes it is held out; on disk it has another. A part (train, valid, test and
+their other spellings) is what a word of the shard's name says, or a folder of its members; the two
+must agree.
 
 An archive that is cut short loses what lay behind the cut; an image at the cut is kept, and cannot be
 read.
 """
 
 import contextlib
-import csv
+import errno
 import hashlib
 import io
-import itertools
 import json
 import lzma
-import re
 import shutil
 import tarfile
+import unicodedata
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from sfumato.data import cache, store
-from sfumato.data.listing import EXTENSIONS, PART_MEANT
+from sfumato.data.listing import EXTENSIONS, PART_MEANT, FoundFile, LabelledFile, words_of
 from sfumato.errors import InputError
 
 SUFFIXES = (".tar", ".parquet")
-_LABELS, _DONE = "labels.csv", "done.json"
+_INDEX, _DONE = "index.jsonl", "done.json"
 _DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError, ValueError)
 _MOST_BYTES = 2**28
 """Of one member: no image file is larger."""
@@ -46,8 +45,8 @@ class _Example(NamedTuple):
     """One image.
 
     Attributes:
-        name: Its path in the archive; "" where it has none.
-        part: Of the first folder of its name, if that is a part.
+        name: Its path in the archive, without what tells its kind; "" where it has none.
+        part: What a folder of its name says.
     """
 
     image: bytes
@@ -62,7 +61,7 @@ def shards(root: Path) -> list[Path]:
     """The archives of a folder, by name; none where it holds anything else.
 
     Raises:
-        InputError: If it holds archives beside other files.
+        InputError: If it holds archives beside other files, or one under two names.
     """
     if root.is_file() and root.suffix.lower() in SUFFIXES:
         return [root]
@@ -76,14 +75,21 @@ def shards(root: Path) -> list[Path]:
             f"{root} holds archives ({found[0].name}) beside {others[0].name}. Keep archives in a folder of their own, "
             "or unpack them."
         )
+    same: dict[tuple[int, int], Path] = {}
+    for path in found:
+        status = path.stat()
+        other = same.setdefault((status.st_dev, status.st_ino), path)
+        if other != path:
+            raise InputError(f"{path} and {other} are one archive under two names. Take one out.")
     return found
 
 
 _PASSED_OVER = ("readme.md", "readme.txt", "dataset_info.json", "license", "thumbs.db", "desktop.ini")
 
 
-def unpacked(root: Path, report: Callable[[str], None]) -> Path:
-    """The folder itself, or, where it holds archives, what was made of them.
+def unpacked(root: Path, report: Callable[[str], None]) -> Path | None:
+    """Where the images of a folder's archives lie, kept in the user's cache folder; None where it
+    holds none.
 
     Args:
         root: The folder.
@@ -94,7 +100,7 @@ def unpacked(root: Path, report: Callable[[str], None]) -> Path:
     """
     found = shards(root)
     if not found:
-        return root
+        return None
     slot = cache.own_folder({"root": str(root.resolve())}, "unpacked")
     if slot is None:
         raise InputError(
@@ -109,17 +115,27 @@ def unpacked(root: Path, report: Callable[[str], None]) -> Path:
                 for other in slot.iterdir():  # no copies of private images pile up
                     if other.is_dir():
                         shutil.rmtree(other)
-                report(f"unpacking {len(found)} archive(s) of {root}, once")
                 try:
-                    _unpack(found, folder, report)
+                    unpack(found, folder, report)
                 except BaseException:
                     shutil.rmtree(folder, ignore_errors=True)
                     raise
     except OSError as error:
-        raise InputError(
-            f"{root} cannot be unpacked into {slot}: {error.strerror or error}. Free some space."
-        ) from None
-    return folder / "images"
+        room = " Free some space." if error.errno == errno.ENOSPC else ""
+        raise InputError(f"{root} cannot be unpacked into {slot}: {error.strerror or error}.{room}") from None
+    return folder
+
+
+def labelled(folder: Path) -> list[LabelledFile]:
+    """What was unpacked into a folder, in the order of names."""
+    found = []
+    for line in (folder / _INDEX).read_text(encoding="ascii").splitlines():
+        row = json.loads(line)
+        path = folder / row["file"]
+        status = path.stat()
+        file = FoundFile(path, row["name"], (status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+        found.append(LabelledFile(file, row["label"], row["part"] or None, row["group"] or None, row["hashed"]))
+    return sorted(found, key=lambda item: (item.file.name, item.file.path.name))
 
 
 def _stamp(path: Path) -> list[int]:
@@ -127,68 +143,52 @@ def _stamp(path: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-def forget(root: Path) -> None:
-    """Removes what `unpacked` made of a folder's archives."""
-    slot = cache.own_folder({"root": str(root.resolve())}, "unpacked") if shards(root) else None
-    if slot is not None and slot.exists():
-        shutil.rmtree(slot)
-
-
-def _unpack(found: list[Path], folder: Path, report: Callable[[str], None]) -> None:
-    home = folder / "images"
-    home.mkdir(mode=0o700, parents=True)
+def unpack(found: Sequence[Path], folder: Path, report: Callable[[str], None]) -> None:
+    """Writes all images to a folder, under names that tell nothing, and an index."""
+    root = found[0] if len(found) == 1 else found[0].parent
+    report(f"unpacking {len(found)} archive(s) of {root}")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     rows: list[dict[str, str]] = []
-    taken: set[str] = set()
     for path in found:
         of_shard = _part(path)
         read = _of_parquet if path.suffix.lower() == ".parquet" else _of_tar
         for example in read(path, report):
-            name = f"{_safe(path.stem)}/{_safe(example.name) or hashlib.sha256(example.image).hexdigest()}"
-            copies = itertools.count(1)  # of one image without a name, say; two members cannot have one name
-            unique = name
-            while f"{unique}{example.suffix}".casefold() in taken:
-                unique = f"{name}-{next(copies)}"
-            taken.add(f"{unique}{example.suffix}".casefold())
-            file = home / f"{unique}{example.suffix}"
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file.write_bytes(example.image)
-            part = of_shard or example.part
-            rows.append(
-                {"file": f"{unique}{example.suffix}", "label": example.label, "group": example.group, "split": part}
-            )
-    columns = ["file", "label"]
-    for column, what in (("group", "group"), ("split", "part (train, valid, test)")):
-        without = next((row["file"] for row in rows if not row[column]), None)
-        if any(row[column] for row in rows):
-            if without is not None:
+            name = unicodedata.normalize("NFC", f"{path.stem}/{example.name}")
+            if of_shard and example.part and of_shard != example.part:
                 raise InputError(
-                    f"{found[0].parent}: {without} names no {what}, and others do. Give it to all or none."
+                    f"{path}: {example.name} lies in {example.part}/, and the archive is named for {of_shard}. Rename "
+                    "the archive, or the folder."
                 )
-            columns.append(column)
-    with open(home / _LABELS, "w", encoding="utf-8", newline="") as table:
-        writer = csv.DictWriter(table, columns, extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
-    root = found[0] if len(found) == 1 else found[0].parent
+            file = f"{len(rows):08d}{example.suffix}"
+            (folder / file).write_bytes(example.image)
+            digest = hashlib.sha256(example.image).hexdigest()
+            rows.append(
+                {
+                    "file": file,
+                    "name": name + example.suffix,
+                    "hashed": f"{name}#{digest}",
+                    "label": example.label,
+                    "group": example.group,
+                    "part": of_shard or example.part,
+                }
+            )
+    for column, what in (("group", "group"), ("part", "part (train, valid, test)")):
+        without = next((row["name"] for row in rows if not row[column]), None)
+        if without is not None and any(row[column] for row in rows):
+            raise InputError(f"{root}: {without} names no {what}, and others do. Give it to all or none.")
+    store.write_private(folder / _INDEX, "".join(f"{json.dumps(row)}\n" for row in rows))
     store.write_private(folder / _DONE, json.dumps({"root": str(root.resolve()), "images": len(rows)}))
 
 
 def _part(path: Path) -> str:
     """What one word of a shard's name says."""
-    words = re.split(r"[-_. ]+", path.stem.casefold())
-    parts = {PART_MEANT[word] for word in words if word in PART_MEANT}
+    parts = {PART_MEANT[word] for word in words_of(path.stem) if word in PART_MEANT}
     return parts.pop() if len(parts) == 1 else ""
-
-
-def _safe(name: str) -> str:
-    """A path that leads nowhere else, as near to a member's as a file system takes it."""
-    parts = [part for part in PurePosixPath(name).parts if part not in ("/", "..", ".")]
-    return "/".join(part.replace("\0", "").replace("\\", "_")[:200].strip() or "_" for part in parts)
 
 
 def _of_tar(path: Path, report: Callable[[str], None]) -> Iterator[_Example]:
     """Members that share a name lie one after another (WebDataset)."""
-    key, held, seen = "", dict[str, bytes](), set[str]()
+    key, held, seen, with_labels = "", dict[str, bytes](), set[str](), _has_labels(path)
     for name, content in _members(path, report):
         if name is None:  # the archive is cut short here: what the last example lacks is lost
             is_named = ".cls" in held or ".json" in held or PurePosixPath(key).parent.name
@@ -198,7 +198,8 @@ def _of_tar(path: Path, report: Callable[[str], None]) -> Iterator[_Example]:
         above, _, last = name.rpartition("/")
         if last.startswith(".") or "__MACOSX" in above.split("/"):
             continue
-        stem, _, suffix = last.partition(".")
+        # WebDataset ends a name at its first dot; of images alone, as DICOM's numbers, all but the kind is the name.
+        stem, _, suffix = last.partition(".") if with_labels else last.rpartition(".")
         own = f"{above}/{stem}".lstrip("/")
         if own != key:
             if held:
@@ -213,6 +214,15 @@ def _of_tar(path: Path, report: Callable[[str], None]) -> Iterator[_Example]:
         held[suffix] = content
     if held:
         yield from _example(path, key, held)
+
+
+def _has_labels(path: Path) -> bool:
+    """Whether labels lie beside the images."""
+    with contextlib.suppress(tarfile.TarError, *_DAMAGED), tarfile.open(path, "r:*") as tar:
+        while (member := tar.next()) is not None:
+            if member.name.lower().endswith((".cls", ".json")):
+                return True
+    return False
 
 
 def _members(path: Path, report: Callable[[str], None]) -> Iterator[tuple[str | None, bytes]]:
@@ -282,10 +292,15 @@ def _example(path: Path, key: str, held: dict[str, bytes]) -> Iterator[_Example]
     if len(set(stated)) > 1:
         raise InputError(f"{where} has two labels, {' and '.join(map(repr, stated))}. Keep one.")
     above = [part for part in PurePosixPath(key).parts if part not in ("/", "..")][:-1]
-    part = PART_MEANT.get(above[0].casefold(), "") if above else ""
-    label = stated[0] if stated else (above[-1] if len(above) > bool(part) else "")
-    if not label:
-        raise InputError(f'{where} has no label. Add a .cls, a "label" in its .json, or a folder of its class.')
+    if not stated and not above:
+        raise InputError(f'{where} has no label. Add a .cls, a "label" in a .json, or a folder of its class.')
+    label = stated[0] if stated else _plain(where, "label", above.pop())
+    parts = {PART_MEANT[folder.casefold()] for folder in above if folder.casefold() in PART_MEANT}
+    if len(parts) > 1:
+        raise InputError(f"{where} lies in folders of two parts. Move it.")
+    part = parts.pop() if parts else ""
+    if not stated and label.casefold() in PART_MEANT and not part:
+        raise InputError(f"{where} lies in {label}/, which is a part or a class. Put it into a folder of its class.")
     group = _plain(where, "group", described["group"]) if "group" in described else ""
     yield _Example(held[images[0]], key, images[0], label, group, part)
 
@@ -347,8 +362,8 @@ def _of_row(where: str, row: dict[str, Any], names: list[str]) -> _Example:
         label = names[label]
     group = _plain(where, "group", row["group"]) if "group" in row else ""
     content = image if isinstance(image, bytes) else b""
-    stem = PurePosixPath(name).with_suffix("").as_posix() if name else ""
-    return _Example(content, stem, _suffix(content), _plain(where, "label", label), group)
+    suffix = PurePosixPath(name).suffix
+    return _Example(content, name.removesuffix(suffix), _suffix(content), _plain(where, "label", label), group)
 
 
 def _class_names(metadata: dict[bytes, bytes] | None) -> list[str]:

@@ -153,7 +153,7 @@ def _from_store(
     slot: Path, settings: dict[str, Any], files: Sequence[FoundFile], report: Callable[[str], None]
 ) -> Decoded:
     """The images of a store for exactly these files, which is made first where there is none."""
-    entries = [[file.name, *file.stamp] for file in files]
+    entries = [[file.name, file.path.name, *file.stamp] for file in files]
     folder = slot / _digest(entries)[:32]
     found = store.read(folder, settings)
     if found is None:

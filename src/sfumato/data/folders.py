@@ -10,6 +10,7 @@ never from pixels.
 import collections
 import dataclasses
 import hashlib
+import tempfile
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from sfumato.data.cache import decode_cached
 from sfumato.data.catalogue import Facts
 from sfumato.data.examples import Dataset, check_proportions
 from sfumato.data.images import ImageSet, normalisation
-from sfumato.data.listing import LabelledFile, check_file, find_images, find_labelled, with_groups
+from sfumato.data.listing import LabelledFile, check_file, find_images, find_labelled, group_name, with_groups
 from sfumato.data.splitting import HELD_OUT_FRACTION, is_held_out
 from sfumato.errors import InputError
 
@@ -189,12 +190,13 @@ def labelled_images(
     """
     config = DataConfig(name="folder", classes=list(classes))
     size = round(resize_ratio * image_size)
-    try:
-        files = _labelled(config, root, report, needs_train=False)
+    found = archives.shards(root)
+    with tempfile.TemporaryDirectory(prefix="sfumato-") as own:  # for its owner alone
+        if found:
+            archives.unpack(found, Path(own), report)
+        files = archives.labelled(Path(own)) if found else _labelled(config, root, report, needs_train=False)
         _classes(config, files)
         decoded = decoding.decode_images([item.file.path for item in files], image_size=size, channels=channels)
-    finally:
-        archives.forget(root)
     _report_unreadable([str(item.file.path) for item in files], decoded, report)
     labels = torch.tensor([tuple(classes).index(item.label) for item in files], dtype=torch.int64)
     images = ImageSet(
@@ -226,7 +228,7 @@ def split(files: Sequence[LabelledFile], which: Literal["train", "train+valid"])
     parts: dict[Part, list[LabelledFile]] = {"train": [], "valid": [], "test": []}
     sides: dict[str, tuple[Part, LabelledFile]] = {}
     for item in files:
-        name = item.file.name if item.group is None else item.group
+        name = item.group or item.hashed or item.file.name
         part: Part = "train"
         if item.part == "test" if "test" in given else is_held_out("test", name):
             part = "test"
@@ -294,29 +296,50 @@ def _labelled(
     config: DataConfig, root: Path, report: Callable[[str], None], *, needs_train: bool = True
 ) -> list[LabelledFile]:
     listed = None if config.classes is None else _listed_classes(config.classes)
-    root = archives.unpacked(root, report)
+    in_archives = archives.unpacked(root, report)
+    if in_archives is not None:
+        return _of_archives(config, root, archives.labelled(in_archives), report)
     found_tables = tables.find_tables(root)
     if not found_tables:
         files = find_labelled(root, listed, needs_train=needs_train)
         return files if config.group_by is None else with_groups(files, config.group_by)
     by_column = config.group_by == "group"
     files = tables.read_labels(root, with_groups=by_column, classes=listed, needs_train=needs_train)
-    if config.classes is None:
-        found = sorted({item.label for item in files})
-        shown = ", ".join(map(repr, found[:_MOST_NAMED])) + (", ..." if len(found) > _MOST_NAMED else "")
-        raise InputError(
-            f"{found_tables[0]} gives labels, but data.classes does not state the classes. "
-            "They are published, and no noise hides that an image of a class is there: a list "
-            f"read from the private labels would tell. It holds {shown}. State the classes that "
-            "may be known: "
-            '--set \'data.classes=["A", "B"]\''
-        )
+    _require_classes(config, str(found_tables[0]), files)
     if config.group_by is None and tables.has_groups(root):
         report(
             f'{found_tables[0]} has a column "group", which is not used: data.group_by = "group" keeps the '
             "images of a group on one side"
         )
     return files if by_column or config.group_by is None else with_groups(files, config.group_by)
+
+
+def _of_archives(
+    config: DataConfig, root: Path, files: list[LabelledFile], report: Callable[[str], None]
+) -> list[LabelledFile]:
+    _require_classes(config, str(root), files)
+    if config.group_by is None and any(item.group for item in files):
+        report(f'{root} names groups, which are not used: data.group_by = "group" keeps a group on one side')
+    if config.group_by == "group":
+        without = next((item for item in files if not item.group), None)
+        if without is not None:
+            raise InputError(f"{root}: {without.file.name} names no group. Give it to all, or take data.group_by out.")
+        return [dataclasses.replace(item, group=group_name(str(item.group))) for item in files]
+    plain = [dataclasses.replace(item, group=None) for item in files]
+    return plain if config.group_by is None else with_groups(plain, config.group_by)
+
+
+def _require_classes(config: DataConfig, source: str, files: Sequence[LabelledFile]) -> None:
+    if config.classes is None:
+        found = sorted({item.label for item in files})
+        shown = ", ".join(map(repr, found[:_MOST_NAMED])) + (", ..." if len(found) > _MOST_NAMED else "")
+        raise InputError(
+            f"{source} gives labels, but data.classes does not state the classes. "
+            "They are published, and no noise hides that an image of a class is there: a list "
+            f"read from the private labels would tell. It holds {shown}. State the classes that "
+            "may be known: "
+            '--set \'data.classes=["A", "B"]\''
+        )
 
 
 def _classes(config: DataConfig, files: Sequence[LabelledFile]) -> tuple[str, ...]:

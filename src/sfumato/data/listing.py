@@ -44,13 +44,14 @@ class FoundFile:
 @dataclasses.dataclass(frozen=True)
 class LabelledFile:
     """A file with what the folder says about it; `part` is "train", "valid", "test" or None where
-    the folder does not say.
+    the folder does not say; `hashed` decides where it is held out, None: its name.
     """
 
     file: FoundFile
     label: str
     part: str | None = None
     group: str | None = None
+    hashed: str | None = None
 
 
 def find_images(root: Path) -> list[FoundFile]:
@@ -228,6 +229,11 @@ def with_groups(files: Sequence[LabelledFile], pattern: str) -> list[LabelledFil
     return grouped
 
 
+def words_of(name: str) -> list[str]:
+    """The words of a name, as `pets_train-01`."""
+    return [word for word in re.split(r"[-_. ]+", name.casefold()) if word]
+
+
 def parts_of(
     root: Path,
     files: Sequence[FoundFile],
@@ -243,6 +249,13 @@ def parts_of(
         InputError: If a part stands beside what is none, or twice, or there is no train/.
     """
     meant = {name: PART_MEANT[name.casefold()] for name in folders if name.casefold() in PART_MEANT}
+    if classes is None and len(folders) > 1 and all(set(words_of(name)) & set(PART_MEANT) for name in folders):
+        unclear = next((name for name in folders if name not in meant), None)
+        if unclear is not None:
+            raise InputError(
+                f"{root} holds {', '.join(f'{name}/' for name in folders[:3])}: parts or classes? Rename them to "
+                "train/, valid/ and test/, or list them in data.classes."
+            )
     others = [name for name in folders if name not in meant]
     if not meant or (classes is not None and set(folders) <= set(classes)):
         return {}

@@ -68,7 +68,7 @@ def read_labels(
     for table in tables:
         above = PurePosixPath(table.parent.relative_to(root).as_posix())
         column = FILE_COLUMNS[table.name]
-        split = ["split"] if "split" in _read(table)[0] else []
+        split = [name for name in _read(table)[0] if name.casefold() == "split"][:1]
         for line, row in _rows(table, [column, "label", *(["group"] if with_groups else []), *split]):
             where, text = f"{table} line {line}", row[column]
             path = PurePosixPath(text)
@@ -90,9 +90,9 @@ def read_labels(
                 )
             part = parts[name.split("/")[0]] if parts else None
             if split:
-                stated = PART_MEANT.get(row["split"].casefold())
+                stated = PART_MEANT.get(row[split[0]].casefold())
                 if stated is None:
-                    raise InputError(f"{where}: split {row['split']!r} is none of train, valid, test. Correct it.")
+                    raise InputError(f"{where}: split {row[split[0]]!r} is none of train, valid, test. Correct it.")
                 if part not in (None, stated):
                     raise InputError(f"{where}: {text} has split {stated} and lies in {part}/. Correct one of them.")
                 part = stated
