@@ -84,7 +84,7 @@ def test_clipping_before_averaging_the_views_is_caught():
             )
             self.real = grad_fn
 
-        def _of_each_view(self, indices, load, key):
+        def _of_each_view(self, indices, load, key, is_fresh):
             def one_view(j):
                 def of_rows(rows):
                     inputs, labels = load(rows)

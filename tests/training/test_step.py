@@ -155,7 +155,7 @@ def add_fresh_noise(step, images, model, indices):
         class Remembers:
             sensitivity, clipping_norm = real.sensitivity, real.clipping_norm
 
-            def sum_over(self, indices, load, key):
+            def sum_over(self, indices, load, key, is_fresh):
                 known = load(indices)[0].numpy().tobytes()
                 if known not in seen:
                     seen[known] = real.sum_over(indices, load, key=key)
