@@ -33,6 +33,7 @@ warmup_steps = {warmup}
 batch_size = 128
 num_steps = {steps}
 precision = "bf16"
+evaluate_every = {steps}
 """
 _WAYS = {
     "classifier": ('trainable = "classifier"\n', ""),
