@@ -1,12 +1,14 @@
 """Somebody's own training loop, made private: what changes is marked (private).
 
-    python examples/own_loop.py
+    python examples/own_loop.py [FOLDER]
 
 The data stays yours, the model stays yours, the optimizer stays yours. Replaced are how
 a batch is drawn, how its gradient is computed, and what is added to it.
 """
 
 import math
+import sys
+import tempfile
 
 import torch
 from sklearn.datasets import load_digits
@@ -23,9 +25,10 @@ model = torch.nn.Sequential(
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
 
-# (private) Public numbers, and randomness that nobody else has.
-mechanism = sfumato.Mechanism(num_examples=1437, batch_size=512, noise_multiplier=4.0, num_steps=60)
-streams = sfumato.Streams(sfumato.new_key(), context={}, session={})
+# (private) Public numbers; a ledger on disk, which any crash leaves whole; and randomness that nobody else has.
+mechanism = sfumato.Mechanism(num_examples=1437, batch_size=512, noise_multiplier=4.1, num_steps=60)
+folder = sys.argv[1] if sys.argv[1:] else tempfile.mkdtemp(prefix="own-loop-")
+loop = sfumato.OwnLoop(folder, mechanism, clipping_norm=1.0, delta=1e-5)
 
 
 def loss(outputs, targets):
@@ -38,18 +41,19 @@ grad_fn.prepare(images[:1], labels[:1], batch_size=mechanism.batch_size)
 
 for step in range(1, mechanism.num_steps + 1):
     # (private) The sampler that the accountant accounts for.
-    batch = torch.from_numpy(sfumato.poisson_batch(mechanism, streams.stream("sampling", step)))
+    batch = torch.from_numpy(sfumato.poisson_batch(mechanism, loop.streams.stream("sampling", step)))
     # (private) For models with dropout: random numbers of each image's own.
-    chance = {"key": bytes(streams.stream("model", step).bytes(32)), "example_ids": batch}
+    chance = {"key": bytes(loop.streams.stream("model", step).bytes(32)), "example_ids": batch}
     grad_sum = grad_fn(images[train][batch], labels[train][batch], **chance).grad_sum
-    # (private) Noise, once; then the constant expected batch as the divisor.
+    # (private) Counted before it is used. Noise, once; then the constant expected batch as the divisor.
+    loop.release(step)
     noise_stddev = mechanism.noise_multiplier * grad_fn.sensitivity
-    noisy = sfumato.add_noise(grad_sum, noise_stddev, streams.stream("noise", step))
+    noisy = sfumato.add_noise(grad_sum, noise_stddev, loop.streams.stream("noise", step))
     for name, parameter in model.named_parameters():
         parameter.grad = noisy[name] / mechanism.batch_size
     optimizer.step()
 
-# (private) What the steps above cost, rounded up.
-spent = math.ceil(sfumato.epsilon(mechanism, delta=1e-4).epsilon * 1000) / 1000
+# (private) What the steps above cost, rounded up; all of it stands in privacy.json.
+spent = math.ceil(loop.finish().epsilon * 1000) / 1000
 accuracy = (model(images[test]).argmax(1) == labels[test]).float().mean()
-print(f"accuracy {accuracy:.3f} at epsilon {spent}, delta 1e-4")
+print(f"accuracy {accuracy:.3f} at epsilon {spent}, delta 1e-5: {folder}/privacy.json")

@@ -97,11 +97,11 @@ def test_a_malformed_set_is_refused(assignment):
 
 
 @given(st.integers(1, 10**9))
-def test_the_default_delta_is_the_largest_power_of_ten_below_one_over_n(n):
+def test_the_default_delta_is_the_largest_power_of_ten_up_to_a_tenth_of_one_over_n(n):
     delta = delta_default(n)
     exponent = round(-__import__("math").log10(delta))
     assert delta == float(f"1e-{exponent}")
-    assert n < 10**exponent and n >= 10 ** (exponent - 1)
+    assert 10 * n <= 10**exponent and 10 * n > 10 ** (exponent - 1)
 
 
 def test_what_may_change_while_a_run_goes_on_is_marked_on_its_field():

@@ -105,6 +105,15 @@ def test_nothing_spent_tells_nothing_and_no_noise_tells_all():
 @pytest.mark.parametrize("images", [2, 4, 12])
 def test_a_person_s_images_together_tell_more_than_one_and_less_than_all_of_them_always_drawn(images):
     mechanism = Mechanism(10_000, 800, 3.0, 100)
-    one, person = attacker(mechanism), attacker(mechanism, images=images)
-    always = attacker(Mechanism(10_000, 10_000, 3.0, 100), images=images)
+    one, person = attacker(mechanism), attacker(mechanism.replace(images_per_unit=images))
+    always = attacker(Mechanism(10_000, 10_000, 3.0, 100, images_per_unit=images))
     assert one.advantage < person.advantage < always.advantage and person.source == "pld"
+
+
+def test_a_noisy_score_is_told_though_no_step_was_taken():
+    """The best of several runs is named by it: of no steps at all the answer was 50 %."""
+    selection = Selection(5.0, 0.0, 2.0)
+    without, one = Mechanism(1_000, 100, 1.0, 0), Mechanism(1_000, 100, 1e6, 1)
+    found, nearly = attacker(without, selection), attacker(one, selection)
+    assert 0.5 < found.accuracy <= nearly.accuracy < found.accuracy + 0.01
+    assert attacker(without).accuracy == 0.5

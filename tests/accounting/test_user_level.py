@@ -5,9 +5,13 @@ import pytest
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.gaussian import epsilon_gaussian
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.accounting.user_level import epsilon_person
 from sfumato.errors import InputError
 from tests.accounting import truth
+
+
+def epsilon_person(mechanism, delta, images):
+    return epsilon(mechanism.replace(images_per_unit=images), delta).epsilon
+
 
 MNIST = Mechanism(60_000, 2_048, 2.041, 1_500)  # epsilon 2.93
 
@@ -22,7 +26,7 @@ def test_several_images_cost_more_than_as_many_times_one(images, about):
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-12])
-def test_one_image_costs_epsilon(delta):
+def test_a_person_with_one_image_costs_epsilon(delta):
     """RDP's where PLD certifies none."""
     assert epsilon_person(MNIST, delta, 1) == epsilon(MNIST, delta).epsilon < math.inf
     assert epsilon(MNIST, delta).accountant == ("pld" if delta == 1e-5 else "rdp")

@@ -329,7 +329,7 @@ def test_the_trained_model_evaluates_to_what_training_said_and_predicts_files_an
     assert again["accuracy"] == pytest.approx(result["accuracy"])
     rows = json_of(capsys, "predict", run, folder / "checks")["predictions"]
     assert len(rows) == 60 and {row["class"] for row in rows} <= {"stripes", "checks"}
-    assert all(sum(row["probabilities"].values()) == pytest.approx(1) for row in rows)
+    assert all(row["probabilities"] is None for row in rows)  # 23 held-out images are too few to calibrate by
     broken = json_of(capsys, "predict", run, folder / "stripes" / "0.png")["predictions"]
     assert broken[0]["class"] is None
     assert json_of(capsys, "check", run)["compatible"]
@@ -386,7 +386,7 @@ def test_a_test_with_views_stands_beside_the_plain_accuracy_and_comes_out_the_sa
     vote, mean = result["accuracy_augtest_vote"], result["accuracy_augtest_mean"]
     assert result["test_views"] == 3 and 0 < vote < 1 and 0 < mean < 1
     lines = out.splitlines()
-    assert lines[0].startswith(f"held-out accuracy {100 * result['test_accuracy']:.2f} %")
+    assert lines[0].startswith(f"held-out accuracy {100 * result['test_accuracy']:.2f} % (")
     assert (
         lines[1]
         == f"with 3 random views of each image: {100 * vote:.2f} % by majority, {100 * mean:.2f} % by mean probability"
@@ -514,7 +514,8 @@ def test_a_rate_for_sgd_is_warned_about_under_adam(capsys):
     assert {"optimizer.beta1": 0.9, "optimizer.beta2": 0.999}.items() <= {
         row["key"]: row["value"] for row in facts["choices"]
     }.items()
-    assert not json_of(capsys, *arguments, "--set", "optimizer.learning_rate=0.01")["warnings"]
+    again = json_of(capsys, *arguments, "--set", "optimizer.learning_rate=0.01")["warnings"]
+    assert not any("learning_rate" in warning for warning in again)
 
 
 def test_the_python_in_the_readme_runs_as_it_stands(folder, tmp_path, monkeypatch, capfd):
@@ -580,6 +581,8 @@ def test_a_run_whose_budget_ends_first_stops_before_the_step_that_would_exceed_i
         "privacy.noise_multiplier=0.8",
         "--accountant",
         "rdp",
+        "--delta",
+        "1e-4",
     ]
     result = json_of(capsys, "train", "demo/digits", "--epsilon", 1.5, "--output", tmp_path / "run", *settings)
     assert result["epsilon"] <= 1.5 and 0 < result["num_steps"] < 50
@@ -612,7 +615,7 @@ def test_a_full_disk_is_the_machines_fault_and_loses_nothing(capsys, tmp_path, m
 
     monkeypatch.setattr(os, "write", full)
     line = refused(capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, status=1)
-    assert "ledger.jsonl" in line and "No space left" in line and "--resume" in line
+    assert "ledger.jsonl" in line and "No space left" in line and "sfumato resume" in line
     monkeypatch.setattr(os, "write", real)
     result = json_of(capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, "--resume")
     assert result["num_steps"] == 3
@@ -629,16 +632,20 @@ def test_heavy_libraries_are_not_imported_for_help_plan_and_recipes():
 
 
 SURFACE = {
-    "train": "--epsilon --delta --set --output --data-root --device --accountant --non-private --dry-run --resume "
+    "train": "--epsilon --epsilon-per-person --images-per-person "
+    "--delta --set --output --data-root --device --accountant --non-private --dry-run --resume "
     "--trust --json",
-    "plan": "--num-examples --delta --batch-size --num-steps --noise-multiplier --epsilon --recipe --json",
+    "plan": "--num-examples --delta --batch-size --num-steps --noise-multiplier --epsilon --images-per-person "
+    "--recipe --json",
     "simulate": "--batch-size --seeds --epsilon --delta --set --output --data-root --device --trust --json",
     "search": "--trials --space --sampler --prune --paid --score-noise --batch-size --seeds --data --epsilon --delta "
     "--set --storage --worker "
     "--output --data-root --device --trust --json",
     "scaling-law": "--predict-batch-size --plot --json",
-    "evaluate": "--data-root --test-views --trust --json",
-    "predict": "--trust --json",
+    "evaluate": "--data-root --test-views --specificity --prevalence --trust --json",
+    "predict": "--format --trust --json",
+    "calibrate": "--positive --sensitivity --specificity --data-root --trust --json",
+    "resume": "--device --trust --json",
     "check": "--fix --trust --json",
     "norms": "--plot --json",
     "recipes list": "--json",

@@ -5,7 +5,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import timm.layers
 import torch
+import torchvision
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,8 +20,11 @@ from sfumato.clipping.protocol import Batch
 from sfumato.clipping.speed import Speed
 from sfumato.errors import InputError
 from sfumato.nn import WeightStandardizedConv2d
+from tests.clipping import problems
+from tests.clipping.problems import cross_entropy, distance
 
 
+@pure  # traced once, not at each call
 def loss_fn(outputs, targets):
     return F.cross_entropy(outputs.flatten(1), targets, reduction="none")
 
@@ -716,3 +721,100 @@ def test_sums_share_no_memory_and_add_up_over_microbatches(compile):
         for number, value in enumerate(grad_sum.values()):
             value.fill_(number)  # in place, as noise may be added
         assert [float(value.mean()) for value in grad_sum.values()] == [0.0, 1.0, 2.0]
+
+
+class Dropping(nn.Module):
+    """A residual block whose branch is dropped for whole images."""
+
+    def __init__(self, drop):
+        super().__init__()
+        self.branch, self.drop = nn.Linear(16, 16), drop
+
+    def forward(self, rows):
+        return rows + self.drop(self.branch(rows))
+
+
+class DrawnNoise(nn.Module):
+    """Fills memory that it asked for with numbers of its own, as code on GitHub does."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, rows):
+        return rows + 0.1 * self.draw(torch.empty_like(rows))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torchvision.ops.StochasticDepth(0.5, "row"),
+        lambda: timm.layers.DropPath(0.5),
+        lambda: DrawnNoise(lambda empty: empty.bernoulli_(0.7)),
+        lambda: DrawnNoise(lambda empty: empty.normal_()),
+        lambda: DrawnNoise(lambda empty: empty.exponential_()),
+        lambda: DrawnNoise(lambda empty: empty.uniform_()),
+    ],
+)
+def test_memory_that_is_filled_with_draws_keeps_the_fast_engine(make):
+    torch.manual_seed(0)
+    model = nn.Sequential(Dropping(make()), nn.Linear(16, 3))
+    rows, targets, key, ids = torch.randn(6, 16), torch.randint(3, (6,)), bytes(32), torch.arange(6)
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=0.1)
+    whole = grad_fn(rows, targets, key=key, example_ids=ids).grad_sum
+    assert grad_fn.engine == "graph", grad_fn.refusal
+    slow = clipped_grad(model, cross_entropy, clipping_norm=0.1, engine="reference")
+    assert distance(whole, slow(rows, targets, key=key, example_ids=ids).grad_sum) < 1e-5
+    others = grad_fn(rows[1:], targets[1:], key=key, example_ids=ids[1:]).grad_sum
+    assert distance(whole, others) <= 1.001 * grad_fn.sensitivity
+
+
+def test_memory_that_nobody_fills_is_no_part_of_rows():
+    class Leaks(nn.Linear):
+        def forward(self, rows):
+            return super().forward(rows) + 0 * torch.empty_like(rows)
+
+    with pytest.raises(InputError, match="nobody has filled"):
+        clipped_grad(Leaks(3, 3), cross_entropy, clipping_norm=1.0, engine="graph").prepare(
+            torch.randn(2, 3), torch.zeros(2, dtype=torch.int64)
+        )
+
+
+def by_optimizer(model, found, make):
+    optimizer = make(model.parameters())
+    for name, parameter in model.named_parameters():
+        parameter.grad = found[name].clone()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def through_data(model, found):
+    for name, parameter in model.named_parameters():
+        parameter.data.sub_(0.3 * found[name])
+
+
+WAYS = {
+    "SGD": lambda model, found: by_optimizer(model, found, lambda own: torch.optim.SGD(own, 0.3)),
+    "fused Adam": lambda model, found: by_optimizer(model, found, lambda own: torch.optim.Adam(own, 0.3, fused=True)),
+    "data": through_data,
+    "state": lambda model, found: model.load_state_dict({n: v + 0.1 for n, v in model.state_dict().items()}),
+}
+
+
+@pytest.mark.parametrize("engine", ["graph", "func", "reference"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("derived", [False, True])
+def test_a_parameter_that_is_changed_where_they_are_fixed_counts_from_the_next_call_on(engine, way, derived):
+    torch.manual_seed(0)
+    linear = nn.Linear(16, 3)
+    model = nn.utils.parametrizations.weight_norm(linear) if derived else linear
+    rows, targets = torch.randn(5, 16), torch.randint(3, (5,))
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine=engine)
+    grad_fn(rows, targets)
+    with grad_fn.parameters_fixed():
+        for _ in range(3):
+            before = [parameter.detach().clone() for parameter in model.parameters()]
+            found = grad_fn(rows, targets).grad_sum
+            assert distance(found, problems.by_hand(model, rows, targets)) < 1e-5
+            assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+            WAYS[way](model, found)

@@ -1,6 +1,7 @@
 """What one image may do to the others through the engine: nothing. And what changes between two calls counts."""
 
 import array
+import functools
 import math
 import signal
 import types
@@ -64,11 +65,18 @@ def one_colour(count):
     return model, torch.rand(count, 3, 1, 1).expand(count, 3, 16, 16).contiguous(), torch.zeros(count).long()
 
 
+@functools.cache
+def at_kinks(compiles):
+    model, images, labels = one_colour(32)
+    keys = {"clipping_norm": 0.1, "methods": FIXED, "microbatch_size": 32}
+    return clipped_grad(model, cross_entropy, compile=compiles, **keys), images, labels
+
+
 @pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize("value", [math.inf, math.nan, 1e30, 1e-40, 0.0])
 def test_an_image_of_any_kind_moves_no_other_image_at_a_kink(value, compiles):
-    model, images, labels = one_colour(32)
-    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=0.1, methods=FIXED, microbatch_size=32, compile=compiles)
+    grad_fn, images, labels = at_kinks(compiles)
+    images = images.clone()
     without = grad_fn(images, labels, is_padding=left_out(32)).grad_sum
     images[0] = value
     assert distance(grad_fn(images, labels).grad_sum, without) <= 1.001 * grad_fn.sensitivity
@@ -799,3 +807,129 @@ def test_an_error_that_shows_at_no_made_up_image_is_nobody_else_s_to_catch(engin
     without = grad_fn(images, targets).grad_sum
     images[0] = 1e9
     assert distance(grad_fn(images, targets).grad_sum, without) <= 2 * 1.001  # one replaced by another
+
+
+class TiedTokens(nn.Module):
+    """Names a token from five others; the embedding shortens long rows in place as they are looked up."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.hidden = nn.Embedding(200, 16, max_norm=6.0), nn.Linear(16, 16)
+
+    def forward(self, tokens):
+        return torch.tanh(self.hidden(self.tokens(tokens).mean(1))) @ self.tokens.weight.T
+
+
+class MaxNorm(nn.Linear):
+    """Shortens its own weight where training made it long, as networks for brain waves do."""
+
+    def __init__(self, way):
+        super().__init__(6, 3)
+        self.way = way
+
+    def forward(self, rows):
+        with torch.no_grad():
+            short = torch.renorm(self.weight, 2, 0, 1.0)
+            if self.way == "data":
+                self.weight.data = short
+            elif self.way == "through data":
+                self.weight.data.copy_(short)
+            else:
+                self.weight.copy_(short)
+        return super().forward(rows)
+
+
+def test_an_image_that_changes_a_parameter_changes_it_for_itself_alone():
+    """Made-up tokens are 0 and 1, whose rows are short: nothing shows before the first image."""
+    model = TiedTokens()
+    with torch.no_grad():
+        model.tokens.weight[7] *= 60 / model.tokens.weight[7].norm()
+    before = model.tokens.weight.detach().clone()
+    tokens, targets = torch.randint(8, 200, (20, 5)), torch.randint(8, 200, (20,))
+    tokens[0] = 7
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=0.01)
+    grad_fn.prepare(tokens[:1], targets[:1])
+    whole, others = (grad_fn(tokens[first:], targets[first:]).grad_sum for first in (0, 1))
+    assert grad_fn.engine == "reference" and distance(whole, others) <= 1.001 * grad_fn.sensitivity
+    assert torch.equal(model.tokens.weight, before)
+
+
+@pytest.mark.parametrize("way", ["data", "through data", "in place"])
+@pytest.mark.parametrize("engine", ["func", "reference"])
+def test_a_constraint_that_wakes_up_leaves_the_parameters_as_they_were(way, engine):
+    model = nn.Sequential(nn.Flatten(), MaxNorm(way))
+    with torch.no_grad():
+        model[1].weight *= 0.1
+    rows, targets = torch.randn(5, 6), torch.randint(3, (5,))
+    try:
+        grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine=engine)
+        grad_fn.prepare(rows[:1], targets[:1])
+    except InputError:
+        return
+    with torch.no_grad():
+        model[1].weight *= 200
+    before = model[1].weight.detach().clone()
+    grad_fn(rows, targets)
+    assert torch.equal(model[1].weight, before)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"engine": engine} for engine in ("graph", "func", "reference")] + [{"precision": "bf16"}, {"workers": 2}],
+    ids=str,
+)
+def test_inference_mode_is_refused_at_every_call(settings):
+    rows, targets = torch.randn(6, 8), torch.randint(3, (6,))
+    grad_fn = clipped_grad(nn.Linear(8, 3), cross_entropy, clipping_norm=1.0, **settings)
+    grad_fn(rows, targets)
+    with torch.inference_mode():
+        for call in (
+            lambda: grad_fn(rows, targets),
+            lambda: grad_fn.sum_over(torch.arange(6), lambda chosen: [rows[chosen], targets[chosen]]),
+            lambda: grad_fn.verify(1),
+        ):
+            with pytest.raises(InputError, match="inference_mode"):
+                call()
+
+
+ROWS, TARGETS = torch.randn(6, 1, 8, 8), torch.randint(3, (6,))
+
+
+def given(**settings):
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, 3))
+    return clipped_grad(model, cross_entropy, **{"clipping_norm": 1.0, **settings})
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: given()(ROWS, TARGETS, is_padding=[False] * 6), "is_padding must be a tensor"),
+        (lambda: given()(ROWS, TARGETS, key=bytes(32), example_ids=list(range(6))), "example_ids must be a tensor"),
+        (lambda: given()(ROWS, torch.tensor(1)), "a dimension that counts examples"),
+        (lambda: given()(torch.tensor(1.0)), "a dimension that counts examples"),
+        (lambda: given()(ROWS.to_sparse(), TARGETS), "dense"),
+        (lambda: given(clipping_norm="1"), "must be a number"),
+        (lambda: given(microbatch_size=4.0), "whole number"),
+        (lambda: given(workers=1.0), "whole number"),
+        (lambda: given(augmult=1.5), "whole number"),
+        (lambda: given().sum_over([0, 1], None), "tensor of int64"),
+    ],
+)
+def test_what_is_no_batch_is_refused_in_one_line(call, says):
+    with pytest.raises(InputError, match=says) as refused:
+        call()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("engine", ["graph", "func", "reference"])
+@pytest.mark.parametrize("load", [lambda rows: rows[1:], lambda rows: torch.cat([rows, rows])])
+def test_a_loader_gives_one_example_for_each_index(engine, load):
+    grad_fn = clipped_grad(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
+        cross_entropy,
+        clipping_norm=1.0,
+        microbatch_size=4,
+        engine=engine,
+    )
+    with pytest.raises(InputError, match="load gave . examples for"):
+        grad_fn.sum_over(torch.arange(6), lambda rows: [ROWS[load(rows)], TARGETS[load(rows)]])

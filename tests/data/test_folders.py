@@ -6,9 +6,9 @@ import torch
 from PIL import Image
 
 from sfumato.config import DataConfig
-from sfumato.data.folders import decode_images, labelled_images, split
+from sfumato.data.folders import decode_files, labelled_images, split
 from sfumato.data.listing import FoundFile, LabelledFile
-from sfumato.data.loading import facts, largest_group, load
+from sfumato.data.loading import facts, load
 from sfumato.data.splitting import HELD_OUT_FRACTION, hash_fraction, hold_out, is_held_out
 from sfumato.data.views import Views
 from sfumato.errors import InputError
@@ -129,7 +129,9 @@ def test_a_folder_of_classes_is_a_data_set(two_classes):
         truth = torch.from_numpy(np.asarray(Image.open(two_classes / name)).astype(np.int32)) * 257
         assert torch.equal(pixels(dataset.train, index)[0], truth)
         assert dataset.classes[int(dataset.train.labels[index])] == name.split("/")[0]
-    assert any("no test/ folder: 20% are held out" in line for line in lines)
+    cats = sum(name.startswith("cat") for name in train)
+    said = f"{len(train)} images to train on (cat {cats}, dog {len(train) - cats}), {60 - len(train)} held out as test"
+    assert any(line.startswith(said) and "20%, by a fixed hash" in line for line in lines)
     assert dataset.mean == dataset.std == (0.5,)
     assert facts(config(), two_classes, quiet) == dataset.facts
 
@@ -260,19 +262,16 @@ def test_split_train_holds_out_a_validation_part_of_the_training_part(two_classe
     assert facts(config(split="train"), two_classes, quiet) == tuning.facts
 
 
-def test_images_to_classify_are_files_and_folders(two_classes):
+def test_images_to_classify_are_decoded_in_their_order_and_one_bad_file_stops_no_other(two_classes):
     (two_classes / "cat/01.png").write_bytes(b"x")
-    lines = []
-    settings = {"image_size": 12, "channels": 1, "mean": (0.5,), "std": (0.25,), "report": lines.append}
-    files, images = decode_images([two_classes / "dog/07.png", two_classes / "cat"], **settings)
-    assert files == [two_classes / "dog/07.png", *(two_classes / f"cat/{i:02}.png" for i in range(30))]
-    assert images.readable.tolist() == [True, True, False] + [True] * 28
-    assert any("cat/01.png" in line for line in lines)
-    truth = np.asarray(Image.open(files[0])) / 255
-    np.testing.assert_allclose(images.batch(torch.tensor([0]))[0, 0], (truth - 0.5) / 0.25, atol=1e-5)
-    for paths, message in (([two_classes / "gone.png"], "does not exist"), ([], "there is no image in")):
-        with pytest.raises(InputError, match=message):
-            decode_images(paths, **settings)
+    Image.fromarray(np.zeros((8, 8), np.float32)).save(two_classes / "cat/02.tiff")
+    files = [two_classes / name for name in ("dog/07.png", "cat/00.png", "cat/01.png", "cat/02.tiff", "cat/03.png")]
+    images, reasons = decode_files(files, image_size=12, channels=1, mean=(0.5,), std=(0.25,))
+    assert images.readable.tolist() == [True, True, False, False, True]
+    assert [reason is None for reason in reasons] == images.readable.tolist() and "32 bits" in reasons[3]
+    for index in (0, 1, 4):
+        truth = np.asarray(Image.open(files[index])) / 255
+        np.testing.assert_allclose(images.batch(torch.tensor([index]))[0, 0], (truth - 0.5) / 0.25, atol=1e-5)
 
 
 def test_the_cache_is_no_part_of_the_result(two_classes, cache_home, monkeypatch):
@@ -349,7 +348,6 @@ def test_one_person_is_one_group_in_every_spelling(tmp_path, write_image):
     write_table(root, rows)
     settings = {"classes": ["cat", "dog"], "group_by": "group"}
     assert load(config(**settings), root, quiet).train.largest_group() == ("Zo\u00eb K.", len(SPELLINGS))
-    assert largest_group(config(**settings), root) == ("Zo\u00eb K.", len(SPELLINGS))
 
 
 def test_groups_read_from_paths_are_one_in_every_spelling(tmp_path, write_image):
@@ -406,9 +404,10 @@ def test_a_resize_ratio_is_kept_from_training_to_answers(two_classes):
     assert torch.equal(data.train.batch(rows), whole.train.batch(rows)[:, :, 1:-1, 1:-1])
     views = Views("crop", 6, 4).of_bits(data.train, rows, torch.arange(30).view(5, 6) * 10**8, torch.device("cpu"))
     assert views.shape == (5, 6, 3, 8, 8) and not torch.equal(views[:, 0], views[:, 5])
-    settings = {"image_size": 8, "channels": 3, "mean": data.mean, "std": data.std, "report": quiet}
-    files, images = decode_images([two_classes / "cat"], resize_ratio=1.25, **settings)
-    scored = labelled_images(two_classes, data.classes, resize_ratio=1.25, **settings)
+    settings = {"image_size": 8, "channels": 3, "mean": data.mean, "std": data.std}
+    files = [two_classes / f"cat/{i:02}.png" for i in range(30)]
+    images, _ = decode_files(files, resize_ratio=1.25, **settings)
+    scored, _ = labelled_images(two_classes, data.classes, resize_ratio=1.25, report=quiet, **settings)
     assert images.shape == scored.shape == (3, 8, 8)
     assert torch.equal(images.batch(rows), scored.batch(rows))
 
@@ -420,3 +419,22 @@ def test_several_labels_of_one_image_are_refused_by_name(tmp_path, write_image):
     (tmp_path / "images/labels.csv").write_text("\n".join(["file,label", *rows]))
     with pytest.raises(InputError, match=r"2\.png has several labels \(Effusion\|Mass\)"):
         load(config(classes=["Effusion", "Mass"]), tmp_path / "images", quiet)
+
+
+def test_notes_are_passed_over_with_one_line_and_other_files_are_not(two_classes):
+    for name in ("README.txt", "LICENSE", "cat/readme.md"):
+        (two_classes / name).write_text("x")
+    lines = []
+    assert load(config(), two_classes, lines.append).classes == ("cat", "dog")
+    assert "passed over: LICENSE, README.txt, cat/readme.md" in lines
+    (two_classes / "notes.docx").write_text("x")
+    with pytest.raises(InputError, match="no known kind of image"):
+        load(config(), two_classes, quiet)
+
+
+def test_classes_one_level_too_deep_are_pointed_at(two_classes, tmp_path):
+    two_classes.rename(tmp_path / "chest_xray")
+    (tmp_path / "above").mkdir()
+    (tmp_path / "chest_xray").rename(tmp_path / "above" / "chest_xray")
+    with pytest.raises(InputError, match="or name .*above/chest_xray if cat, dog in it are the classes"):
+        load(config(), tmp_path / "above", quiet)

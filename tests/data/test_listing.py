@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 import unicodedata
@@ -5,7 +6,7 @@ import unicodedata
 import pytest
 
 from sfumato.data.listing import find_images, find_labelled, group_name, with_groups
-from sfumato.data.tables import has_groups, read_labels
+from sfumato.data.tables import column, has_groups, read_labels
 from sfumato.errors import InputError
 
 
@@ -52,7 +53,7 @@ def test_what_systems_leave_behind_is_left_out(two_classes, write_image):
     assert names(find_labelled(two_classes, None)) == before
 
 
-@pytest.mark.parametrize("name", ["cat/notes.txt", "cat/sub/notes.txt", "README.md", "cat/anim.gif", "cat/noextension"])
+@pytest.mark.parametrize("name", ["cat/notes.txt", "cat/sub/notes.txt", "cat/anim.gif", "cat/noextension"])
 def test_a_file_of_an_unknown_kind_is_refused_by_name(two_classes, name):
     path = two_classes / name
     path.parent.mkdir(exist_ok=True)
@@ -303,8 +304,12 @@ GOOD = "file,label\na.png,cat\nsub/b.png,dog\nü.png,cat\n"
         (GOOD.replace(",dog", ","), "line 3 has no label"),
         (GOOD.replace(",dog", ""), "line 3 has no label"),
         (GOOD.replace("file", "path"), "needs one column 'file'"),
-        (GOOD.replace("file,label", "file,label,label"), "needs one column 'label'"),
+        (GOOD.replace("file,label", "file,label,label"), "and one column 'label'"),
         ("", "needs one column 'file'"),
+        (
+            "Image;Finding\na.png;cat\n",
+            "and one column 'label' in its first line, parted by commas, semicolons or tabs",
+        ),
         ('file,label\n"a.png,cat\n', "no CSV"),
     ],
 )
@@ -320,7 +325,7 @@ def test_a_table_in_another_encoding_or_without_groups_is_refused(table):
         read_labels(table, with_groups=False)
     write_table(table, GOOD)
     assert not has_groups(table)
-    with pytest.raises(InputError, match="needs one column 'group'"):
+    with pytest.raises(InputError, match="and one column 'group'"):
         read_labels(table, with_groups=True)
 
 
@@ -418,7 +423,7 @@ def test_a_label_may_be_a_number_and_a_table_may_lie_in_each_part(tmp_path, writ
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"file_name": "a.png"}\n', "line 1 has no label|needs one column 'label'"),
+        ('{"file_name": "a.png"}\n', "line 1 has no label|and one column 'label'"),
         ('{"file_name": "a.png", "label": true}\n', "line 1 has no label"),
         ('["a.png", "cat"]\n', "line 1 is no JSON object"),
         ('{"file_name": "a.png", "label": "cat"\n', "line 1 is no JSON object"),
@@ -432,9 +437,27 @@ def test_a_faulty_json_table_is_refused_by_line(table, text, message):
         read_labels(table, with_groups=False)
 
 
+def test_a_column_has_what_json_has(table):
+    rows = [("a.png", True, 1.5), ("sub/b.png", False, None), ("ü.png", True, "x")]
+    lines = [json.dumps({"file_name": name, "label": "cat", "ill": ill, "grade": grade}) for name, ill, grade in rows]
+    (table / "metadata.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert column(table, "ill") == {"a.png": "true", "sub/b.png": "false", "ü.png": "true"}
+    assert column(table, "grade") == {"a.png": "1.5", "sub/b.png": "", "ü.png": "x"}
+
+
 def test_two_tables_for_the_same_images_are_refused(table):
     write_table(table, GOOD)
     (table / "metadata.csv").write_text(HUGGING_FACE["metadata.csv"])
+    with pytest.raises(InputError, match="both give labels"):
+        read_labels(table, with_groups=False)
+
+
+def test_a_table_above_and_one_in_a_part_are_refused(tmp_path, write_image):
+    """They may give other labels, and nobody would see which are taken."""
+    write_image("train/1.png")
+    table = tmp_path / "images"
+    (table / "metadata.csv").write_text("file_name,label\ntrain/1.png,cat\n")
+    (table / "train" / "metadata.csv").write_text("file_name,label\n1.png,dog\n")
     with pytest.raises(InputError, match="both give labels"):
         read_labels(table, with_groups=False)
 

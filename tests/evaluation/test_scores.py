@@ -6,7 +6,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from sfumato.data.images import ImageSet
 from sfumato.evaluation.objective import Objective
-from sfumato.evaluation.scores import judged_right, score
+from sfumato.evaluation.scores import judged_right, only_class, score
 
 
 def test_scores_equal_scikit_learns():
@@ -78,3 +78,8 @@ def test_an_image_that_is_damaged_or_relabelled_moves_the_number_judged_right_by
         assert judged_right(logits, dataclasses.replace(images, readable=~is_i)) == sum(right) - right[i]
         relabelled = dataclasses.replace(images, labels=torch.where(is_i, (labels + 1) % 3, labels))
         assert abs(judged_right(logits, relabelled) - sum(right)) <= 1
+
+
+@pytest.mark.parametrize(("decided", "only"), [([1, 1, 1, 1], 1), ([1, 1, 0, 1], None), ([2], 2)])
+def test_a_model_that_names_one_class_alone_is_found(decided, only):
+    assert only_class(torch.nn.functional.one_hot(torch.tensor(decided), 3).float()) == only

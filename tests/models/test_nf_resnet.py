@@ -46,7 +46,7 @@ def test_the_network_is_timm_s_where_the_definitions_agree():
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         one, other = ours.double()(images.double()), theirs.double()(images.double())
-    assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert (one - other).norm() <= 1e-5 * other.norm()
 
 
 @pytest.mark.parametrize("depth", BLOCKS)

@@ -10,13 +10,15 @@ from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import resolve
+from tests.accounting import truth
 
-BUDGET = {"target_epsilon": 4.0, "delta": 1e-5, "accountant": "rdp"}
+BUDGET = {"target_epsilon": 4.0, "delta": 5e-6, "accountant": "rdp"}
 
 
 def plan_of(privacy, num_examples=20_000, optimizer=None, **training):
     """Without a [privacy] section where privacy is None."""
-    values = {"data": {"name": "folder"}, "training": training, "optimizer": optimizer or {}}
+    data = {"name": "folder"} | ({"group_by": "group"} if "unit" in (privacy or {}) else {})
+    values = {"data": data, "training": training, "optimizer": optimizer or {}}
     return resolve(
         config.parse(values | ({} if privacy is None else {"privacy": privacy})), Facts(num_examples, 2, 32, 3)
     )
@@ -35,7 +37,7 @@ def plan_of(privacy, num_examples=20_000, optimizer=None, **training):
 def test_one_quantity_is_solved_for_and_spends_the_budget_and_no_more(given, training, solved):
     plan = plan_of({**BUDGET, **given}, **training)
     assert solved in {choice.key for choice in plan.choices}
-    spent = epsilon(plan.mechanism, 1e-5, "rdp").epsilon
+    spent = epsilon(plan.mechanism, 5e-6, "rdp").epsilon
     assert 0.98 * 4.0 < spent <= 4.0 and plan.private
     mechanism = plan.mechanism
     usual = {
@@ -59,6 +61,18 @@ def test_steps_beyond_the_target_are_cut_and_said_and_others_stay():
 def test_a_delta_that_one_published_image_would_satisfy_is_warned_about(delta, warned):
     plan = plan_of({**BUDGET, "delta": delta}, batch_size=500, num_steps=10)
     assert any("publishing one image at random" in warning for warning in plan.warnings) == warned
+
+
+@pytest.mark.parametrize(("delta", "warned"), [(0.1 / 20_000, False), (0.11 / 20_000, True), (1 / 20_000, True)])
+def test_so_is_one_within_a_factor_of_ten_of_it(delta, warned):
+    plan = plan_of({**BUDGET, "delta": delta}, batch_size=500, num_steps=10)
+    assert any("within a factor of ten of 1/N" in warning for warning in plan.warnings) == warned
+
+
+@pytest.mark.parametrize(("num_examples", "warned"), [(999, True), (1_000, False)])
+def test_few_images_are_warned_about(num_examples, warned):
+    plan = plan_of({"target_epsilon": 1.0}, num_examples=num_examples)
+    assert any("images are few" in warning for warning in plan.warnings) == warned
 
 
 @pytest.mark.parametrize(
@@ -135,3 +149,68 @@ def test_steps_that_are_kept_are_certified_within_the_target_even_where_fewer_se
         and plan.mechanism.num_steps < 1828
         and "certified" in plan.warnings[-1]
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "training"),
+    [
+        ({}, {"batch_size": 500, "num_steps": 200}),
+        ({"noise_multiplier": 6.0}, {"batch_size": 500}),
+        ({"noise_multiplier": 6.0}, {"num_steps": 200}),
+    ],
+)
+def test_a_target_of_persons_is_held_for_all_their_images_and_used_up(given, training):
+    privacy = {"target_epsilon": 4.0, "delta": 1e-6, "unit": "person", "max_images_per_person": 4, **given}
+    plan = plan_of(privacy, **training)
+    exact = truth.epsilon(
+        plan.mechanism.sampling_prob,
+        plan.mechanism.noise_multiplier,
+        plan.mechanism.num_steps,
+        1e-6,
+        images=4,
+    )
+    assert 0.97 * 4.0 < exact <= 4.0
+    claimed = claims(plan, plan.mechanism)
+    assert claimed.unit == "one person with at most 4 images" and "one person" in claimed.relation
+    assert exact <= claimed.epsilon == claimed.epsilon_person <= 4.0 and claimed.epsilon_rdp is None
+    assert claimed.epsilon_image == epsilon(plan.mechanism.replace(images_per_unit=1), 1e-6).epsilon < 2.0
+    assert claimed.attacker == claimed.attacker_person
+
+
+def test_steps_beyond_the_target_of_persons_are_cut():
+    privacy = {
+        "target_epsilon": 4.0,
+        "delta": 1e-6,
+        "unit": "person",
+        "max_images_per_person": 2,
+        "noise_multiplier": 6.0,
+    }
+    cut = plan_of(privacy, batch_size=500, num_steps=50_000)
+    assert "steps fit epsilon 4" in " ".join(cut.warnings)
+    assert epsilon(cut.mechanism, 1e-6).epsilon <= 4.0 < epsilon(cut.mechanism.replace(num_steps=50_000), 1e-6).epsilon
+
+
+def test_persons_whom_nobody_tells_apart_are_refused():
+    values = {"data": {"name": "folder"}, "privacy": {"target_epsilon": 3.0, "unit": "person"}}
+    values["privacy"]["max_images_per_person"] = 1
+    with pytest.raises(InputError, match="data.group_by"):
+        resolve(config.parse(values), Facts(20_000, 2, 32, 3))
+
+
+def test_persons_without_a_limit_or_by_rdp_are_refused():
+    with pytest.raises(InputError, match="--images-per-person"):
+        plan_of({"target_epsilon": 4.0, "unit": "person"})
+    with pytest.raises(InputError, match="PLD alone"):
+        plan_of({"target_epsilon": 4.0, "unit": "person", "max_images_per_person": 2, "accountant": "rdp"})
+
+
+def test_a_public_seed_makes_a_target_of_persons_hypothetical():
+    values = {
+        "data": {"name": "folder", "group_by": "group"},
+        "run": {"seed": 0},
+        "privacy": {"target_epsilon": 4.0, "unit": "person", "max_images_per_person": 3},
+    }
+    plan = resolve(config.parse(values), Facts(20_000, 2, 32, 3))
+    claimed = claims(plan, plan.mechanism)
+    assert claimed.epsilon is claimed.epsilon_image is claimed.epsilon_person is None
+    assert claimed.hypothetical.image < claimed.hypothetical.epsilon <= 4.0

@@ -12,13 +12,28 @@ from pathlib import Path
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
-        "torch._dynamo",
-        "torch.func",
-        "sfumato.training.loop",
-        "sfumato.cli.train",
+        "PIL.PngImagePlugin",
+        "cryptography.hazmat.primitives.ciphers",
+        "dp_accounting.pld.privacy_loss_distribution",
+        "dp_accounting.rdp",
+        "matplotlib.backends.backend_svg",
+        "matplotlib.figure",
+        "networkx",
+        "sfumato.accounting.attacker",
+        "sfumato.accounting.calibration",
+        "sfumato.cli.app",
+        "sfumato.data.folders",
+        "sfumato.reporting.plots",
         "sfumato.training.display",
+        "sfumato.training.loop",
         "sklearn.datasets",
-        "sfumato.reporting.page",
+        "torch._dynamo",
+        "torch._export.passes",
+        "torch._export.serde",
+        "torch._functorch.aot_autograd",
+        "torch._inductor.codegen",
+        "torch.export._trace",
+        "torch.func",
     ]
 )
 

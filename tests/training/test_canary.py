@@ -96,8 +96,9 @@ def test_clipping_before_averaging_the_views_is_caught():
             mean = {name: sum(part.grad_sum[name] for part in parts) / len(parts) for name in parts[0].grad_sum}
             return dataclasses.replace(parts[0], grad_sum=mean)
 
+    # 6.5 standard errors at 500 updates, where one in fifteen runs would pass; 9 at 1,000.
     assert "shift given inclusion" in canary.violations(
-        canary.observe(STEPS, streams(), step=canary.prepared_step(ClipEachView))
+        canary.observe(2 * STEPS, streams(), step=canary.prepared_step(ClipEachView))
     )
 
 

@@ -29,6 +29,12 @@ SETTINGS = [
     "training.checkpoint_every=4",
     "--set",
     "training.evaluate_every=10",
+    "--set",
+    "training.batch_size=128",
+    "--set",
+    "training.microbatch_size=64",
+    "--set",
+    "model.options.width=4",
     "--accountant",
     "rdp",
 ]
@@ -159,7 +165,7 @@ def test_a_signal_ends_with_a_checkpoint_and_the_command_that_goes_on(begun, fin
     os.kill(process.pid, signal_number)
     process.join(60)
     assert process.exitcode == 1
-    assert "--resume" in log.read_text() and str(folder) in log.read_text() and "Traceback" not in log.read_text()
+    assert f"sfumato resume {folder}" in log.read_text() and "Traceback" not in log.read_text()
     resume_to_the_end(folder, tmp_path)
     assert_same_run(folder, finished)
 

@@ -9,6 +9,7 @@ from sfumato.accounting.mechanism import LEAST_NOISE, Accountant, Mechanism
 from sfumato.accounting.pld import Cost, epsilon_pld
 from sfumato.accounting.rdp import epsilon_rdp
 from sfumato.accounting.selection import Selection, epsilon_of_best
+from sfumato.accounting.user_level import epsilon_person
 from sfumato.errors import InputError
 
 _NO_NOISE = "without noise, or with next to none, no finite epsilon is stated."
@@ -19,18 +20,20 @@ _CURVE_SECONDS = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-    """The epsilon of a mechanism at one delta, for one image's contribution replaced by zero.
+    """The epsilon of a mechanism at one delta, for the contribution of one unit replaced by zero: of
+    one image, or of all images of one person.
 
     Attributes:
         epsilon: PLD's, never above RDP's; RDP's where it was asked for or PLD cannot certify.
-        epsilon_rdp: By Renyi DP at real orders, improved conversion.
+        epsilon_rdp: By Renyi DP at real orders, improved conversion; None for a person with several
+            images.
         epsilon_pld: By privacy loss distributions; None where it was not computed or not certified.
         accountant: Which of the two ``epsilon`` is.
         note: Why it is not the one that was asked for; else "".
     """
 
     epsilon: float
-    epsilon_rdp: float
+    epsilon_rdp: float | None
     epsilon_pld: float | None
     accountant: Accountant
     note: str = ""
@@ -42,18 +45,20 @@ def epsilon(
     """What a mechanism spends.
 
     Guarantee: each number is an upper bound on the epsilon of the mechanism's T steps at
-    ``delta``, for one image's contribution replaced by zero (the same as add-or-remove-one);
-    no steps spend 0, no noise spends infinity.
+    ``delta``, for one unit's contribution replaced by zero (the same as add-or-remove): one
+    image's, or that of all ``mechanism.images_per_unit`` images of a person. No steps spend 0, no
+    noise spends infinity.
 
     Args:
         mechanism: Its sampling must be "poisson".
         delta: In (0, 1).
-        accountant: "pld" computes both, "rdp" only RDP's.
+        accountant: "pld" computes both, "rdp" only RDP's; of a person with several images there is
+            PLD's alone.
         selection: Where the run is the best of a random number of them: epsilon then covers the
             selection, by RDP.
 
     Raises:
-        InputError: If the sampling is shuffled, or delta is out of range.
+        InputError: If the sampling is shuffled, delta is out of range, or no epsilon is known.
 
     Example:
         >>> spent = epsilon(Mechanism(50_000, 4096, noise_multiplier=3.0, num_steps=2468), delta=1e-5)
@@ -68,9 +73,31 @@ def epsilon(
         )
     if not 0 < delta < 1:
         raise InputError(f"delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")
+    if min(mechanism.images_per_unit, mechanism.num_examples) > 1:
+        if accountant == "rdp" or selection is not None:
+            raise InputError(
+                "no epsilon is known for a person with several images by RDP, or where a run is selected from others. "
+                'Take privacy.accountant = "pld" and no privacy.selected_from, or privacy.unit = "image".'
+            )
+        return _epsilon_of_person(mechanism, delta)
     return (
         _epsilon(mechanism, delta, accountant) if selection is None else _epsilon_of_best(mechanism, delta, selection)
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _epsilon_of_person(mechanism: Mechanism, delta: float) -> Spent:
+    if mechanism.num_steps == 0:
+        return Spent(0.0, None, 0.0, "pld")
+    if mechanism.noise_multiplier < LEAST_NOISE:
+        return Spent(math.inf, None, None, "pld", _NO_NOISE)
+    images = min(mechanism.images_per_unit, mechanism.num_examples)  # nobody has more than there are
+    found = epsilon_person(mechanism.replace(images_per_unit=images), delta)
+    assert found.epsilon is not None
+    note = (
+        f"epsilon is that of all images of a person in every batch, far above: {found.reason}" if found.reason else ""
+    )
+    return Spent(found.epsilon, None, found.epsilon, "pld", note)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -124,6 +151,9 @@ class EpsilonCurve:
         # epsilon.
         self._steps = sorted({0, *(math.ceil(last * (i / _CURVE_POINTS) ** 2) for i in range(1, _CURVE_POINTS)), last})
         before: Accountant = "pld" if accountant == "pld" and _is_cheap(mechanism) else "rdp"
+        if before == "rdp" and mechanism.images_per_unit > 1:  # of which there is no RDP
+            self._steps = [0, last]
+            before = "pld"
         values = [epsilon(mechanism.replace(num_steps=step), delta, before).epsilon for step in self._steps[:-1]]
         values.append(self.spent.epsilon)
         # Later steps spend at least as much, so a smaller bound found there holds before, too.
@@ -139,5 +169,6 @@ class EpsilonCurve:
 def _is_cheap(mechanism: Mechanism) -> bool:
     if mechanism.sampling_prob == 1 or mechanism.num_steps == 0 or mechanism.noise_multiplier < LEAST_NOISE:
         return True
-    cost = Cost.of(mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps)
+    images = min(mechanism.images_per_unit, mechanism.num_examples)
+    cost = Cost.of(mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps, images)
     return cost.seconds(cost.interval) <= _CURVE_SECONDS

@@ -16,10 +16,10 @@ from typing import Literal
 import numpy as np
 
 from sfumato.accounting.accountants import epsilon
-from sfumato.accounting.mechanism import LEAST_NOISE, Mechanism
+from sfumato.accounting.mechanism import LEAST_NOISE, Accountant, Mechanism
 from sfumato.accounting.pld import deltas_pld
 from sfumato.accounting.selection import Selection
-from sfumato.accounting.user_level import MOST_IMAGES, epsilon_person
+from sfumato.accounting.user_level import MOST_IMAGES
 
 FALSE_POSITIVES = (0.01, 0.001)
 """Rates of false positives at which rates of true ones are told."""
@@ -30,7 +30,7 @@ _DELTAS = np.geomspace(0.5, 1e-12, 40)
 
 @dataclasses.dataclass(frozen=True)
 class Attacker:
-    """Upper bounds for the best possible test of whether one image took part, both directions.
+    """Upper bounds for the best possible test of whether one unit took part, both directions.
 
     Attributes:
         advantage: True positives less false ones, at the best threshold: total variation.
@@ -47,36 +47,34 @@ class Attacker:
 
 
 @functools.lru_cache(maxsize=1024)
-def attacker(mechanism: Mechanism, selection: Selection | None = None, images: int = 1) -> Attacker:
-    """What a mechanism lets an attacker tell of one image, or of all images of one person.
+def attacker(mechanism: Mechanism, selection: Selection | None = None) -> Attacker:
+    """What a mechanism lets an attacker tell of one unit: of one image, or of all images of one
+    person.
 
     Args:
         mechanism: Poisson sampling.
         selection: Where the run is the best of several; of one image alone.
-        images: Of one person at most, each sampled by itself.
 
     Example:
         >>> bound = attacker(Mechanism(3801, 950, noise_multiplier=3.881, num_steps=150))
         >>> round(bound.accuracy, 3), bound.source
         (0.654, 'pld')
     """
-    if mechanism.num_steps == 0:
+    if mechanism.num_steps == 0 and (selection is None or selection.score_noise is None):
         return Attacker(0.0, 0.5, FALSE_POSITIVES, "pld")
-    if mechanism.noise_multiplier < LEAST_NOISE:
+    if mechanism.num_steps and mechanism.noise_multiplier < LEAST_NOISE:
         return Attacker(1.0, 1.0, (1.0,) * len(FALSE_POSITIVES), "pairs")
+    images = min(mechanism.images_per_unit, mechanism.num_examples)
     if selection is None and mechanism.sampling_prob == 1:
         return _of_gaussian(images * math.sqrt(mechanism.num_steps) / mechanism.noise_multiplier)
-    images = min(images, mechanism.num_examples)
     deltas = None
     if selection is None and images <= MOST_IMAGES:
         numbers = (mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps)
         deltas = deltas_pld(*numbers, _EPSILONS.tolist(), images)
     if deltas is not None:
         return _of_pairs(_EPSILONS, deltas, "pld")
-    if images > 1:
-        pairs = [(epsilon_person(mechanism, delta, images), delta) for delta in _DELTAS.tolist()]
-    else:
-        pairs = [(epsilon(mechanism, delta, "rdp", selection).epsilon, delta) for delta in _DELTAS.tolist()]
+    accountant: Accountant = "rdp" if images == 1 else "pld"
+    pairs = [(epsilon(mechanism, delta, accountant, selection).epsilon, delta) for delta in _DELTAS.tolist()]
     found = np.array(pairs)
     return _of_pairs(found[:, 0], found[:, 1], "pairs")
 

@@ -28,12 +28,14 @@ def solve_noise_multiplier(
     delta: float,
     accountant: Accountant = "pld",
     selection: Selection | None = None,
+    images_per_unit: int = 1,
 ) -> float:
     """The smallest noise multiplier of 4 significant digits within the target.
 
     Guarantee: ``epsilon`` at the answer is at most the target; 0.1 % less noise exceeds it,
     unless the answer is ``SMALLEST_SIGMA``, below which no budget means anything. With
-    ``selection`` the target covers that the best of so many runs is published.
+    ``selection`` the target covers that the best of so many runs is published; with
+    ``images_per_unit`` all images of a person.
 
     Raises:
         InputError: If the budget is impossible.
@@ -44,7 +46,7 @@ def solve_noise_multiplier(
         9.889
     """
     _check_budget(target_epsilon, delta)
-    mechanism = Mechanism(num_examples, batch_size, 1.0, num_steps)
+    mechanism = Mechanism(num_examples, batch_size, 1.0, num_steps, images_per_unit=images_per_unit)
     signal = math.sqrt(num_steps) * mechanism.sampling_prob / _gaussian_mu(target_epsilon, delta)
     found = _largest(
         lambda n: mechanism.replace(noise_multiplier=_sigma(-n)),
@@ -52,6 +54,7 @@ def solve_noise_multiplier(
         high=-_rank(SMALLEST_SIGMA),
         guess=-_rank(min(max(signal, SMALLEST_SIGMA), LARGEST_SIGMA)),
         budget=(target_epsilon, delta, accountant),
+        nearer=lambda n, ratio: -_rank(min(max(_sigma(-n) * ratio, SMALLEST_SIGMA), LARGEST_SIGMA)),
         selection=selection,
     )
     if found is None:
@@ -73,6 +76,7 @@ def solve_num_steps(
     target_epsilon: float,
     delta: float,
     accountant: Accountant = "pld",
+    images_per_unit: int = 1,
 ) -> int:
     """The most steps within the target, at most ``MOST_STEPS``.
 
@@ -83,7 +87,7 @@ def solve_num_steps(
         InputError: If the budget is impossible, or one step exceeds it.
     """
     _check_budget(target_epsilon, delta)
-    mechanism = Mechanism(num_examples, batch_size, noise_multiplier, 1)
+    mechanism = Mechanism(num_examples, batch_size, noise_multiplier, 1, images_per_unit=images_per_unit)
     _check_noise(noise_multiplier)
     guess = (_gaussian_mu(target_epsilon, delta) * noise_multiplier / mechanism.sampling_prob) ** 2
     found = _largest(
@@ -92,6 +96,7 @@ def solve_num_steps(
         high=MOST_STEPS,
         guess=int(min(max(guess, 1), MOST_STEPS)),
         budget=(target_epsilon, delta, accountant),
+        nearer=lambda n, ratio: int(n / ratio**2),
         gap=lambda n: n // 2000 if n > _EXACT_STEPS else 1,
     )
     if found is None:
@@ -113,6 +118,7 @@ def solve_batch_size(
     target_epsilon: float,
     delta: float,
     accountant: Accountant = "pld",
+    images_per_unit: int = 1,
 ) -> int:
     """The largest expected batch within the target.
 
@@ -123,7 +129,7 @@ def solve_batch_size(
         InputError: If the budget is impossible, or a batch of one exceeds it.
     """
     _check_budget(target_epsilon, delta)
-    mechanism = Mechanism(num_examples, 1, noise_multiplier, num_steps)
+    mechanism = Mechanism(num_examples, 1, noise_multiplier, num_steps, images_per_unit=images_per_unit)
     _check_noise(noise_multiplier)
     guess = _gaussian_mu(target_epsilon, delta) * noise_multiplier * num_examples / math.sqrt(max(num_steps, 1))
     found = _largest(
@@ -132,6 +138,7 @@ def solve_batch_size(
         high=num_examples,
         guess=int(min(max(guess, 1), num_examples)),
         budget=(target_epsilon, delta, accountant),
+        nearer=lambda n, ratio: int(n / ratio),
     )
     if found is None:
         least = epsilon(mechanism, delta, accountant).epsilon
@@ -178,6 +185,7 @@ def _largest(
     high: int,
     guess: int,
     budget: tuple[float, float, Accountant],
+    nearer: Callable[[int, float], int],
     gap: Callable[[int], int] = lambda n: 1,
     selection: Selection | None = None,
 ) -> int | None:
@@ -185,7 +193,8 @@ def _largest(
     None if there is none.
 
     RDP takes milliseconds, PLD much longer. So RDP finds where to start, at targets raised by what
-    PLD was seen to save.
+    PLD was seen to save. For a person, of whom there is no RDP, `nearer(n, spent / target)` does,
+    as epsilon grows about as the signal.
     """
     target, delta, accountant = budget
 
@@ -205,6 +214,12 @@ def _largest(
             )
             or guess
         )
+    elif mechanism_of(low).images_per_unit > 1:
+        for _ in range(3):
+            spent = epsilon(mechanism_of(guess), delta, accountant)
+            if not 0 < spent.epsilon < math.inf:
+                break
+            guess = min(max(nearer(guess, spent.epsilon / target), low), high)
     elif accountant == "pld":
         relaxed = target
         for _ in range(2):
@@ -213,7 +228,7 @@ def _largest(
                 break
             guess = by_rdp
             spent = epsilon(mechanism_of(guess), delta)
-            if spent.epsilon <= 0:
+            if spent.epsilon <= 0 or spent.epsilon_rdp is None:
                 break
             relaxed = target * spent.epsilon_rdp / spent.epsilon
     found = search(guess, target, accountant)

@@ -28,6 +28,8 @@ class Mechanism:
         num_steps: T, the number of updates.
         sampling: "poisson", each example alone with probability q at each step; or
             "shuffled", fixed-size batches, for which no epsilon below is a guarantee.
+        images_per_unit: How many examples, at most, belong to one unit of privacy: 1, or those of a
+            person. Epsilon is for all of them together.
 
     Raises:
         InputError: If a number is out of range.
@@ -38,6 +40,7 @@ class Mechanism:
     noise_multiplier: float
     num_steps: int
     sampling: Sampling = "poisson"
+    images_per_unit: int = 1
 
     def __post_init__(self) -> None:
         if self.num_examples < 1:
@@ -57,6 +60,8 @@ class Mechanism:
             raise InputError(f"num_steps must be at least 0, not {self.num_steps}.")
         if self.sampling not in ("poisson", "shuffled"):
             raise InputError(f'sampling must be "poisson" or "shuffled", not "{self.sampling}".')
+        if self.images_per_unit < 1:
+            raise InputError(f"a person has at least 1 image, not {self.images_per_unit}.")
 
     @property
     def sampling_prob(self) -> float:

@@ -2,17 +2,15 @@
 
 import math
 
-from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.gaussian import epsilon_gaussian
-from sfumato.accounting.mechanism import LEAST_NOISE, Mechanism
-from sfumato.accounting.pld import epsilon_pld
-from sfumato.errors import InputError
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.accounting.pld import Tight, epsilon_pld
 
 # Mixtures of more Gaussians take memory without bound.
 MOST_IMAGES = 10_000
 
 
-def epsilon_person(mechanism: Mechanism, delta: float, images: int) -> float:
+def epsilon_person(mechanism: Mechanism, delta: float) -> Tight:
     """Upper bound on epsilon when all of one person's images contribute zero instead.
 
     Each of k images is Poisson sampled by itself, so that what a step holds of the person is
@@ -22,26 +20,17 @@ def epsilon_person(mechanism: Mechanism, delta: float, images: int) -> float:
     far above.
 
     Args:
-        mechanism: Its sampling must be "poisson".
+        mechanism: Poisson-sampled, with steps and noise; its k = images_per_unit is at most N.
         delta: In (0, 1).
-        images: k >= 1, the most images that one person has; nobody has more than there are.
 
     Returns:
-        epsilon; infinity without noise, or with next to none.
-
-    Raises:
-        InputError: If the sampling is shuffled, or delta or images is out of range.
+        epsilon, and where it is the far larger bound the reason.
     """
-    if images < 1:
-        raise InputError(f"max_images_per_person must be at least 1, not {images}.")
-    of_one_image = epsilon(mechanism, delta).epsilon  # refuses what has no epsilon
-    if images == 1 or mechanism.num_steps == 0 or mechanism.noise_multiplier < LEAST_NOISE:
-        return of_one_image
-    images = min(images, mechanism.num_examples)
-    without_sampling = epsilon_gaussian(images * math.sqrt(mechanism.num_steps) / mechanism.noise_multiplier, delta)
+    images, num_steps, sigma = mechanism.images_per_unit, mechanism.num_steps, mechanism.noise_multiplier
+    without_sampling = epsilon_gaussian(images * math.sqrt(num_steps) / sigma, delta)
     if images > MOST_IMAGES or without_sampling == 0:
-        return without_sampling
-    of_person = epsilon_pld(
-        mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps, delta, images
-    ).epsilon
-    return without_sampling if of_person is None else min(of_person, without_sampling)
+        return Tight(without_sampling, "" if without_sampling == 0 else f"{images} images of one person are too many.")
+    of_person = epsilon_pld(mechanism.sampling_prob, sigma, num_steps, delta, images)
+    if of_person.epsilon is None:
+        return Tight(without_sampling, of_person.reason)
+    return Tight(min(of_person.epsilon, without_sampling))

@@ -1,15 +1,20 @@
 """All commands, by name."""
 
+from typing import Annotated
+
 import typer
 
 from sfumato.cli import (
     cache,
+    calibrate,
     check,
     evaluate,
     norms,
+    output,
     plan,
     predict,
     recipes,
+    resume,
     scaling_law,
     schema,
     search,
@@ -22,11 +27,11 @@ app = typer.Typer(
     help="Trains image classifiers with differential privacy: from a folder of images and a budget to a classifier and "
     "its certificate.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 app.command("train")(train.train)
+app.command("resume")(resume.resume)
 app.command("plan")(plan.plan)
 app.add_typer(recipes.app, name="recipes")
 app.command("simulate")(simulate.simulate)
@@ -34,12 +39,25 @@ app.command("search")(search.search)
 app.command("scaling-law")(scaling_law.scaling_law)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("calibrate")(calibrate.calibrate)
 app.command("check")(check.check)
 app.command("norms")(norms.norms)
 app.command("schema")(schema.schema)
 app.add_typer(cache.app, name="cache")
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        output.say(f"sfumato {version('sfumato')}")
+        raise typer.Exit
+
+
 @app.callback()
-def common() -> None:
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Says the version and ends.")
+    ] = False,
+) -> None:
     """Commands share: --json prints exactly one JSON object on stdout; progress goes to stderr."""

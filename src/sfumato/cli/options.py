@@ -11,7 +11,10 @@ Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Changes one key of the recipe.")
 ]
 DataRoot = Annotated[Path | None, typer.Option(help="Where the data lies; for named data sets default: $SFUMATO_DATA.")]
-Delta = Annotated[float | None, typer.Option(help="Delta; default: the largest power of ten below 1/N.")]
+Delta = Annotated[float | None, typer.Option(help="Delta; default: the largest power of ten up to 1/(10 N).")]
+ImagesPerPerson = Annotated[
+    int | None, typer.Option(help="At most so many training images of one person; the rest is left out.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda ...")]
 Trust = Annotated[
     list[str] | None,

@@ -26,6 +26,13 @@ def per_cent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{100 * fraction:.2f} %"
 
 
+def less_than_sure(probability: float) -> str:
+    """A probability as per cent, never as certainty."""
+    if probability < 0.0001:
+        return "below 0.01 %"
+    return "above 99.99 %" if probability > 0.9999 else per_cent(probability)
+
+
 def print_augtest(views: int, vote: float | None, mean: float | None) -> None:
     """One line on stdout, if a test with views was done."""
     if views:

@@ -18,7 +18,16 @@ def plan(
     batch_size: Annotated[int | None, typer.Option(help="The expected batch qN.")] = None,
     num_steps: Annotated[int | None, typer.Option(help="Number of updates.")] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="sigma.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Target epsilon; never exceeded.")] = None,
+    epsilon: Annotated[
+        str | None, typer.Option(help="Target epsilon; never exceeded. Several, as 1,2,3, are planned one by one.")
+    ] = None,
+    images_per_person: Annotated[
+        int | None,
+        typer.Option(
+            help="Every epsilon is for a person with so many images at most, each drawn by itself; else for "
+            "one image. (Where people are drawn, N is their number, and this is left out.)"
+        ),
+    ] = None,
     recipe: Annotated[str | None, typer.Option(help="Takes every number from this recipe instead.")] = None,
     accountant: Annotated[Accountant, typer.Option(help="pld (tighter) or rdp.")] = "pld",
     table: Annotated[
@@ -34,18 +43,32 @@ def plan(
     json_: options.Json = False,
 ) -> None:
     """Solves for the one of --batch-size, --num-steps, --noise-multiplier and --epsilon that is
-    left out.
+    left out. Beside --epsilon alone, batch and steps are those that `train` takes.
     """
+    targets = _targets(epsilon)
+    if len(targets) > 1:
+        of_one = (recipe, table or None, plot, more_data, throughput, None if devices == 1 else devices)
+        if num_examples is None or any(option is not None for option in of_one):
+            raise InputError(
+                "several epsilons are planned with --num-examples, without --recipe, --table, --plot, --more-data, "
+                "--throughput and --devices. Give one --epsilon with these."
+            )
+        sizes = {"batch_size": batch_size, "num_steps": num_steps, "noise_multiplier": noise_multiplier}
+        _plan_several(targets, num_examples, delta, accountant, sizes, images_per_person, json_)
+        return
     given: dict[str, Any] = {
         "batch_size": batch_size,
         "num_steps": num_steps,
         "noise_multiplier": noise_multiplier,
-        "epsilon": epsilon,
+        "epsilon": targets[0] if targets else None,
     }
     if recipe is not None:
-        if any(value is not None for value in (*given.values(), num_examples, delta)):
+        if any(value is not None for value in (*given.values(), num_examples, delta, images_per_person)):
             raise InputError("--recipe states every number itself. Leave out the others, or leave out --recipe.")
-        num_examples, delta, given, accountant, views, learning_rate, target, why_not_private = _numbers_of(recipe)
+        numbers = _numbers_of(recipe)
+        num_examples, delta, given, accountant, views, learning_rate, target, why_not_private, images_per_person = (
+            numbers
+        )
     else:
         views, learning_rate, target, why_not_private = 1, None, None, None
     if num_examples is None:
@@ -61,9 +84,9 @@ def plan(
     from sfumato.scaling import equal_noise as trade
     from sfumato.scaling.plan import plan as solve
 
-    facts = solve(num_examples, delta, accountant, **given)
+    facts = solve(num_examples, delta, accountant, **given, images_per_person=images_per_person)
     if why_not_private is not None:  # as `train --dry-run` gives it
-        by = ("epsilon", "epsilon_rdp", "epsilon_pld")
+        by = ("epsilon", "epsilon_rdp", "epsilon_pld", "epsilon_image")
         facts |= {f"{name}_if_private": facts[name] for name in by} | {name: None for name in by}
         facts["warnings"].insert(
             0,
@@ -76,10 +99,18 @@ def plan(
             f"that is more than privacy.target_epsilon = {formats.epsilon_text(target)}: `sfumato "
             "train` stops before it is spent"
         )
-    mechanism = Mechanism(num_examples, facts["batch_size"], facts["noise_multiplier"], facts["num_steps"])
+    mechanism = Mechanism(
+        num_examples,
+        facts["batch_size"],
+        facts["noise_multiplier"],
+        facts["num_steps"],
+        images_per_unit=images_per_person or 1,
+    )
     facts["attacker"] = attacker_claims(mechanism).as_json() if why_not_private is None else None
     price = trade.Price(views, throughput, devices)
     facts |= price.of(mechanism)
+    if images_per_person is not None and (table or plot is not None):
+        raise InputError("--table and --plot are for the epsilon of one image. Leave out --images-per-person.")
     if table:
         if not mechanism.noise_multiplier:
             raise InputError("--table trades noise, but there is none: sigma is 0.")
@@ -96,13 +127,49 @@ def plan(
         _show(facts)
 
 
+def _targets(text: str | None) -> list[float]:
+    try:
+        return [] if text is None else [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"--epsilon takes a number, or several with commas between them, not {text!r}.") from None
+
+
+def _plan_several(
+    targets: list[float],
+    num_examples: int,
+    delta: float | None,
+    accountant: Accountant,
+    sizes: dict[str, Any],
+    images_per_person: int | None,
+    json_: bool,
+) -> None:
+    from sfumato.scaling.plan import plan as solve
+
+    plans = [
+        solve(num_examples, delta, accountant, **sizes, epsilon=target, images_per_person=images_per_person)
+        for target in targets
+    ]
+    if json_:
+        output.print_json({"plans": plans})
+        return
+    for facts in plans:
+        output.say(
+            f"epsilon {formats.epsilon_text(facts['epsilon'])}  sigma {facts['noise_multiplier']:<8.4g} "
+            f"B {facts['batch_size']:>7}  steps {facts['num_steps']:>7}  ({facts['num_epochs']:.1f} epochs)"
+        )
+    output.say(f"for {plans[0]['unit']} of {num_examples}, at delta {formats.delta_text(plans[0]['delta'])}")
+    for warning in dict.fromkeys(warning for facts in plans for warning in facts["warnings"]):
+        output.warn(warning)
+
+
 def _numbers_of(
     recipe: str,
-) -> tuple[int, float | None, dict[str, Any], Accountant, int, float | None, float | None, str | None]:
+) -> tuple[int, float | None, dict[str, Any], Accountant, int, float | None, float | None, str | None, int | None]:
     """N, delta, the four quantities, the accountant, views and learning rate of a recipe whose data
     set has a public N.
 
-    Then come its target, and why a run of it would not be private; None if it would be.
+    Then come its target, why a run of it would not be private, None if it would be, and how many
+    images a person has where persons are its unit.
     """
     from sfumato import config, recipes
     from sfumato.data import catalogue as facts
@@ -142,6 +209,7 @@ def _numbers_of(
         parsed.optimizer.learning_rate,
         privacy.target_epsilon,
         reason,
+        privacy.max_images_per_person if privacy.unit == "person" else None,
     )
 
 
@@ -156,13 +224,23 @@ def _attacker(found: dict[str, Any] | None) -> list[tuple[str, str]]:
     return [("an attacker", text)]
 
 
+def _beside(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    if facts["images_per_person"] is not None:
+        key = "epsilon_image" if facts["private"] else "epsilon_image_if_private"
+        return [("of one image alone", formats.epsilon_text(facts[key]))]
+    return [("by TAN, a guide", f"{formats.epsilon_text(facts['epsilon_tan'])}  never part of a certificate")]
+
+
 def _show(facts: dict[str, Any]) -> None:
     shown = (
         facts
         if facts["private"]
         else {**facts, **{name: facts[f"{name}_if_private"] for name in ("epsilon", "epsilon_rdp", "epsilon_pld")}}
     )
-    epsilon, by_rdp = formats.epsilon_text(shown["epsilon"]), formats.epsilon_text(shown["epsilon_rdp"])
+    epsilon, by_rdp, by_pld = (
+        "-" if by != "epsilon" and shown[by] is None else formats.epsilon_text(shown[by])
+        for by in ("epsilon", "epsilon_rdp", "epsilon_pld")
+    )
     rows = [] if facts["private"] else [("not private", facts["why_not_private"])]
     rows += [
         (
@@ -171,10 +249,10 @@ def _show(facts: dict[str, Any]) -> None:
         ),
         (
             "by RDP / PLD",
-            f"{by_rdp} / {'-' if shown['epsilon_pld'] is None else formats.epsilon_text(shown['epsilon_pld'])}",
+            f"{by_rdp} / {by_pld}",
         ),
         *_attacker(facts["attacker"]),
-        ("by TAN, a guide", f"{formats.epsilon_text(facts['epsilon_tan'])}  never part of a certificate"),
+        *_beside(facts),
         ("noise multiplier", f"{facts['noise_multiplier']:.4g}"),
         (
             "batch size",
@@ -184,7 +262,7 @@ def _show(facts: dict[str, Any]) -> None:
         ("signal to noise", f"{facts['snr_per_step'] or 0:.4g} a step, {facts['snr'] or 0:.4g} in all"),
         ("overcharge", "-" if facts["overcharge"] is None else output.per_cent(facts["overcharge"])),
     ]
-    for share in (10, 1):
+    for share in (10, 1) if facts["overcharge"] is not None else ():
         batch_size = facts.get(f"batch_size_overcharge_{share}_percent")
         rows.append(
             (
@@ -205,7 +283,9 @@ def _show(facts: dict[str, Any]) -> None:
         rows.append(("time", f"{facts['hours']:.2f} hours, {facts['device_hours']:.2f} device-hours"))
     for name, value in rows:
         output.say(f"{name:<20}{value}")
-    output.say("relation            one image's contribution replaced by zero, N fixed and public (as add-or-remove)")
+    of_image = facts["images_per_person"] is None
+    whose = "one image's contribution" if of_image else f"the contribution of {facts['unit']}"
+    output.say(f"relation            {whose} replaced by zero, N fixed and public (as add-or-remove)")
     if "more_data" in facts:
         more = facts["more_data"]
         output.say(

@@ -69,7 +69,8 @@ def verified(name: str) -> dict[str, Any]:
     spent = epsilon(plan.mechanism, plan.delta, parsed.privacy.accountant)
     # A table's printed noise is judged by RDP, as its authors computed it; noise that we solve for,
     # by the accountant it is solved under.
-    judged = spent.epsilon if parsed.privacy.noise_multiplier is None else spent.epsilon_rdp
+    is_solved = parsed.privacy.noise_multiplier is None
+    judged = spent.epsilon if is_solved or spent.epsilon_rdp is None else spent.epsilon_rdp
     nominal = row["nominal_epsilon"]
     status = "over" if judged > nominal * 1.001 else "under" if judged < nominal * 0.95 else "within"
     return {**row, "epsilon_rdp": spent.epsilon_rdp, "epsilon_pld": spent.epsilon_pld, "status": status}

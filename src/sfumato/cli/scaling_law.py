@@ -36,10 +36,8 @@ def scaling_law(
         )
     output.say(facts["why"])
     if facts["pairing_gain"] > 1:
-        output.say(
-            f"shared seeds: the slope is known {facts['pairing_gain']:.1f} times as well as from "
-            "runs that share nothing"
-        )
+        gain = f"{facts['pairing_gain']:.1f}" if facts["pairing_gain"] < 100 else "more than 100"
+        output.say(f"shared seeds: the slope is known {gain} times as well as from runs that share nothing")
     for batch_size, rho in facts["rho"].items():
         output.say(
             f"rho at B = {batch_size}: {rho:.3f} (sampling noise beside privacy noise; a "

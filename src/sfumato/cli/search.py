@@ -3,7 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -163,6 +163,9 @@ def _show(found: "SearchResult", more: list[str]) -> None:
             f"{stage.name:<16}"
             + (f"{100 * stage.gain:+.2f} points{needed}: {verdict}" if stage.gain > 0 else "nothing better was found")
         )
+        output.say(f"  tried: {_in_words(stage.tried)}")
+        if stage.untried:
+            output.say(f"  not tried, for want of trials: {_in_words(stage.untried)}")
     if found.augtest_gain is not None:
         output.say(
             f"{'AugTest':<16}{100 * found.augtest_gain:+.2f} points, if several views of each "
@@ -188,3 +191,10 @@ def _show(found: "SearchResult", more: list[str]) -> None:
         command = shlex.join(["sfumato", "train", found.recipe, *more])
         epsilon, delta = formats.epsilon_text(found.epsilon_final), formats.delta_text(found.delta)
         output.say(f"epsilon of the final run: {epsilon} at delta {delta}. Train it: {command}")
+
+
+def _in_words(listed: list[dict[str, Any]]) -> str:
+    """Settings on one line, the first ten of them."""
+    words = [", ".join(f"{key} = {value}" for key, value in settings.items()) for settings in listed[:10]]
+    more = [f"and {len(listed) - 10} more (all in search.json)"] if len(listed) > 10 else []
+    return "; ".join([*words, *more]) or "nothing"

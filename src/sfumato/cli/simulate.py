@@ -74,10 +74,14 @@ def simulate(
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Whole numbers with commas between them."""
+    """Whole numbers with commas between them, or from one to another: 0,1,2 or 0..2."""
+    seeds: list[int] = []
     try:
-        return [int(part) for part in text.split(",")]
+        for part in text.split(","):
+            first, _, last = part.partition("..")
+            seeds += [int(part)] if not last else range(int(first), int(last) + 1)
     except ValueError:
         raise InputError(
-            f"--seeds takes whole numbers with commas between them, such as 0,1,2, not {text!r}."
+            f"--seeds takes whole numbers with commas between them, such as 0,1,2 or 0..2, not {text!r}."
         ) from None
+    return seeds

@@ -13,14 +13,19 @@ from sfumato.errors import InputError
 from sfumato.reporting import formats
 
 if TYPE_CHECKING:
-    from sfumato.planning.claims import Guarantee
+    from sfumato.planning.claims import Claims
     from sfumato.run_folder.record import Result
 
 
 def train(
     context: typer.Context,
     recipe: options.Recipe,
-    epsilon: Annotated[float | None, typer.Option(help="Target epsilon: smaller is more private.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Target epsilon of one image: smaller is more private.")] = None,
+    epsilon_per_person: Annotated[
+        float | None,
+        typer.Option(help="Target epsilon for each person, all images of hers; needs --images-per-person."),
+    ] = None,
+    images_per_person: options.ImagesPerPerson = None,
     delta: options.Delta = None,
     set_: options.Set = None,
     output_folder: Annotated[
@@ -38,6 +43,13 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Goes on with the run in --output, or the newest unfinished one.")
     ] = False,
+    times: Annotated[
+        int | None,
+        typer.Option(
+            "--repeat", min=1, max=1000, help="So many private runs, whose epsilons add up; the same goes on."
+        ),
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="One run for each, such as 0..4: to compare, not private.")] = None,
     trust: options.Trust = None,
     no_cache: options.NoCache = False,
     json_: options.Json = False,
@@ -48,7 +60,18 @@ def train(
 
         context.with_resource(cache.switched_off())
     name, values = recipes.read(recipe)
-    override(values, epsilon=epsilon, delta=delta, accountant=accountant, assignments=set_ or [], data_root=data_root)
+    if epsilon is not None and epsilon_per_person is not None:
+        raise InputError("--epsilon is for each image, --epsilon-per-person for each person. Give one of them.")
+    override(
+        values,
+        epsilon=epsilon if epsilon_per_person is None else epsilon_per_person,
+        unit=None if epsilon_per_person is None else "person",
+        images_per_person=images_per_person,
+        delta=delta,
+        accountant=accountant,
+        assignments=set_ or [],
+        data_root=data_root,
+    )
     parsed = config.parse(values)
     trusted = trusted_modules(parsed, set_ or [], trust or [])
 
@@ -60,6 +83,17 @@ def train(
     from sfumato.training.interrupt import Interrupted
     from sfumato.training.trainer import train as run_training
 
+    if times is not None or seeds is not None:
+        again = {"data_root": data_root, "device": device, "non_private": non_private, "trust": trusted}
+        _repeat(
+            parsed,
+            output_folder or session.new_folder(name),
+            times,
+            seeds,
+            again | ({"resume": True} if resume else {}),
+            json_,
+        )
+        return
     folder = output_folder or (session.newest_unfinished(name) if resume else session.new_folder(name))
     if resume and output_folder is None:
         output.note(f"going on with {folder}")
@@ -74,16 +108,50 @@ def train(
             trust=trusted,
         )
     except Interrupted as interrupted:
-        command = _resume_command(
-            recipe, epsilon, delta, set_ or [], folder, data_root, accountant, non_private, device, trusted
-        )
-        command += " --no-cache" if no_cache else ""
-        output.note(f"{interrupted}; everything is kept. Go on with: {command}")
+        words = ["sfumato", "resume", str(folder), *trust_options(trusted)]
+        words += ["--device", device] if device != "auto" else []
+        words += ["--no-cache"] if no_cache else []
+        output.note(f"{interrupted}; everything is kept. Go on with: {shlex.join(words)}")
         raise typer.Exit(1) from None
     if json_:
         output.print_json(result.as_json())
     else:
-        _show_result(result, trusted)
+        show_result(result, trusted)
+
+
+def _repeat(
+    recipe: config.Recipe, folder: Path, times: int | None, seeds: str | None, again: dict[str, Any], json_: bool
+) -> None:
+    from sfumato.cli.simulate import parse_seeds
+    from sfumato.training.interrupt import Interrupted
+    from sfumato.training.repeated import repeat
+
+    try:
+        found = repeat(recipe, folder, times=times, seeds=None if seeds is None else parse_seeds(seeds), **again)
+    except Interrupted as interrupted:
+        output.note(
+            f"{interrupted}; everything is kept. Go on with the same command and --output {shlex.quote(str(folder))}"
+        )
+        raise typer.Exit(1) from None
+    if json_:
+        output.print_json(found.as_json())
+        return
+    for run in found.runs:
+        output.say(f"{run.run}: held-out accuracy {output.per_cent(run.accuracy)}")
+    spread = "" if found.accuracy_spread is None else f", standard deviation {100 * found.accuracy_spread:.2f} points"
+    output.say(f"mean {output.per_cent(found.accuracy)} of {len(found.runs)} runs{spread}")
+    guarantee = found.runs[0].guarantee
+    if guarantee is None or found.epsilon_together is None:
+        output.say(f"not private: {found.runs[0].why_not_private}")
+        return
+    one, all_, delta = (
+        formats.epsilon_text(guarantee.epsilon),
+        formats.epsilon_text(found.epsilon_together),
+        formats.delta_text(guarantee.delta),
+    )
+    output.say(
+        f"epsilon {one} of one run; {all_} of all {len(found.runs)} together, at delta {delta} for {guarantee.unit}"
+    )
 
 
 def override(
@@ -94,10 +162,14 @@ def override(
     accountant: str | None,
     assignments: list[str],
     data_root: Path | None,
+    unit: str | None = None,
+    images_per_person: int | None = None,
 ) -> None:
     """Applies the command line's options to a recipe's values."""
     for option, key, value in (
         ("--epsilon", "target_epsilon", epsilon),
+        ("--epsilon-per-person", "unit", unit),
+        ("--images-per-person", "max_images_per_person", images_per_person),
         ("--delta", "delta", delta),
         ("--accountant", "accountant", accountant),
     ):
@@ -137,12 +209,9 @@ def _show_plan(
     from sfumato.planning.claims import claims
     from sfumato.planning.resolve import resolve, resolve_without_privacy
     from sfumato.training.estimate import expected_seconds
-    from sfumato.training.loop import refuse_large_groups
 
-    facts_of_data = datasets.facts(parsed.data, data_root, output.note)
+    facts_of_data = datasets.facts(parsed.data, data_root, output.note, datasets.images_per_person(parsed))
     plan = (resolve_without_privacy if non_private else resolve)(parsed, facts_of_data)
-    if plan.recipe.privacy is not None and plan.recipe.privacy.max_images_per_person is not None:
-        refuse_large_groups(plan, datasets.largest_group(parsed.data, data_root))
     seconds = expected_seconds(plan, facts_of_data, device, trust)
     mechanism = plan.mechanism
     claimed = claims(plan, mechanism)
@@ -168,74 +237,56 @@ def _show_plan(
     for warning in plan.warnings:
         output.warn(warning)
     if plan.private:
-        epsilon, by_rdp = formats.epsilon_text(facts["epsilon"]), formats.epsilon_text(facts["epsilon_rdp"])
-        output.say(f"epsilon {epsilon} at delta {formats.delta_text(plan.delta)} ({facts['accountant']}; RDP {by_rdp})")
-        _show_attacker(claimed.guarantee)
+        _show_guarantee(claimed)
     else:
         output.say(f"not private: {plan.why_not_private}")
+    privacy = plan.recipe.privacy
+    what = "people" if privacy is not None and privacy.person_sampling == "persons" else "images"
     output.say(
         f"{mechanism.num_steps} updates of about {mechanism.batch_size} of "
-        f"{mechanism.num_examples} images; about {seconds / 60:.1f} minutes here"
+        f"{mechanism.num_examples} {what}; about {seconds / 60:.1f} minutes here"
     )
 
 
-def _show_attacker(guarantee: "Guarantee | None") -> None:
-    if guarantee is not None and guarantee.attacker is not None:
+def _show_guarantee(claimed: "Claims") -> None:
+    guarantee = claimed.guarantee
+    if guarantee is None:
+        return
+    how = guarantee.accountant.upper()
+    if claimed.epsilon_rdp is not None and guarantee.accountant != "rdp":
+        how += f"; by RDP {formats.epsilon_text(claimed.epsilon_rdp)}"
+    epsilon, delta = formats.epsilon_text(guarantee.epsilon), formats.delta_text(guarantee.delta)
+    output.say(f"epsilon {epsilon} at delta {delta} for {guarantee.unit} replaced by zero ({how})")
+    if guarantee.image is not None:
+        output.say(f"epsilon {formats.epsilon_text(guarantee.image)} for one image alone")
+    elif guarantee.person is not None and not guarantee.of_persons:
+        of_person, images = guarantee.person
+        output.say(f"epsilon {formats.epsilon_text(of_person)} for all of up to {images} images of one person")
+    if guarantee.attacker is not None:
+        whose = "one person" if guarantee.of_persons else "one image"
         output.say(
-            "who has to say whether one image took part, at even odds, is right at most "
+            f"who has to say whether {whose} took part, at even odds, is right at most "
             f"{formats.per_cent_at_most(guarantee.attacker.accuracy)} of the time"
         )
 
 
-def _show_result(result: "Result", trust: list[str]) -> None:
+def show_result(result: "Result", trust: list[str]) -> None:
+    """What a run reached and what it promises."""
     balanced, majority = output.per_cent(result.balanced_accuracy), output.per_cent(result.majority_rate)
+    low, high = map(output.per_cent, result.accuracy_interval or (None, None))
     output.say(
-        f"held-out accuracy {output.per_cent(result.accuracy)} (last weights "
+        f"held-out accuracy {output.per_cent(result.accuracy)} ({low} to {high}; last weights "
         f"{output.per_cent(result.accuracy_last)}), balanced {balanced}; always naming the "
         f"largest class: {majority}"
     )
     output.print_augtest(result.test_views, result.accuracy_augtest_vote, result.accuracy_augtest_mean)
-    if (guarantee := result.guarantee) is not None:
-        epsilon, by_rdp = formats.epsilon_text(guarantee.epsilon), formats.epsilon_text(result.epsilon_rdp)
-        output.say(
-            f"epsilon {epsilon} at delta {formats.delta_text(guarantee.delta)}, one image "
-            f"replaced by zero (RDP {by_rdp})"
-        )
-        _show_attacker(guarantee)
+    if result.guarantee is not None:
+        _show_guarantee(result)
     else:
         output.say(f"not private: {result.why_not_private}")
     output.say(f"certificate {Path(result.run) / 'privacy.json'}")
     output.say(f"report      {Path(result.run) / 'report.html'}")
     output.say(f"use it      sfumato predict {shlex.join([result.run, *trust_options(trust)])} IMAGE...")
-
-
-def _resume_command(
-    recipe: str,
-    epsilon: float | None,
-    delta: float | None,
-    assignments: list[str],
-    folder: Path,
-    data_root: Path | None,
-    accountant: str | None,
-    non_private: bool,
-    device: str,
-    trust: list[str],
-) -> str:
-    words = ["sfumato", "train", recipe]
-    for option, value in (
-        ("--epsilon", epsilon),
-        ("--delta", delta),
-        ("--accountant", accountant),
-        ("--data-root", data_root),
-    ):
-        if value is not None:
-            words += [option, str(value)]
-    for assignment in assignments:
-        words += ["--set", assignment]
-    words += ["--non-private"] if non_private else []
-    words += ["--device", device] if device != "auto" else []
-    words += trust_options(trust)
-    return shlex.join([*words, "--output", str(folder), "--resume"])
 
 
 def trust_options(trust: list[str]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sfumato.clipping.stand_in import buffers_kept
+from sfumato.clipping.stand_in import tensors_kept
 from sfumato.errors import InputError
 from sfumato.torch_internals import TorchDispatchMode, tree_leaves, tree_map
 
@@ -133,12 +133,12 @@ def _mixes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """
     draws = [partial(_call, seed=seed) for seed in _SEEDS] + [_call_with_nothing_dropped]
     for number, call in enumerate(draws):
-        with buffers_kept(module):
+        with tensors_kept(module):
             before = call(module, args, kwargs)
         if number == 0 and not _drew(args, seed=_SEEDS[0]):
             draws[1:] = []
         for row in range(_ROWS):
-            with buffers_kept(module):  # a buffer that every call moves mixes nothing
+            with tensors_kept(module):  # a buffer that every call moves mixes nothing
                 if _moved_elsewhere(before, call(module, *_change_row((args, kwargs), row)), row):
                     return True
     return False

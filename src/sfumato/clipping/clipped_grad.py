@@ -13,13 +13,13 @@ from sfumato.clipping.coefficient import Clip
 from sfumato.clipping.draws import draw_seeds
 from sfumato.clipping.graph.engine import GraphEngine, SiteReport
 from sfumato.clipping.identity import identity
-from sfumato.clipping.inputs import as_views, example_numbers, refuse_cached, seeding_of
+from sfumato.clipping.inputs import as_views, example_numbers, refuse_modes, seeding_of
 from sfumato.clipping.law import refuse_lazy
 from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.preparation import Preparation
 from sfumato.clipping.protocol import Batch, ClippedGrad, Loss, add_to
 from sfumato.clipping.speed import Speed
-from sfumato.clipping.stand_in import interrupts_wait, put_back
+from sfumato.clipping.stand_in import grads_kept, interrupts_wait
 from sfumato.clipping.workers import Workers
 from sfumato.errors import InputError
 
@@ -110,6 +110,8 @@ def clipped_grad(
             argument is out of range; at the first batch, if the model mixes examples or a
             trainable parameter has no per-example gradient (it is named).
     """
+    if isinstance(clipping_norm, bool) or not isinstance(clipping_norm, (int, float)):
+        raise InputError(f"clipping_norm must be a number, not {clipping_norm!r}.")
     if clipping_norm > MAX_CLIPPING_NORM and math.isfinite(clipping_norm):
         raise InputError(
             f"clipping_norm must be at most {MAX_CLIPPING_NORM:g}, not {clipping_norm:g}: divided by a larger "
@@ -122,8 +124,8 @@ def clipped_grad(
             "that have squares that float32 does not hold. Choose a larger one, or scale the "
             "loss."
         )
-    if augmult < 0:
-        raise InputError(f"augmult must be at least 0, not {augmult}. 0 means no augmentation.")
+    if isinstance(augmult, bool) or not isinstance(augmult, int) or augmult < 0:
+        raise InputError(f"augmult must be a whole number, at least 0, not {augmult!r}. 0 means no augmentation.")
     speed = Speed(engine, microbatch_size, methods, precision, compile, workers)
     return GradFn(model, loss_fn, clipping_norm, augmult, rescale_to_unit_norm, speed)
 
@@ -214,7 +216,7 @@ class GradFn:
         """A context for many calls at the same parameters and buffers: what depends on them alone
         is computed once.
 
-        Whoever changes one of them inside gets gradients at the old values.
+        A change inside counts from the next call on.
         """
         return self._prepared.engine.parameters_fixed() if self._prepared else nullcontext()
 
@@ -304,6 +306,8 @@ class GradFn:
         Raises:
             InputError: As in a call.
         """
+        if not isinstance(indices, torch.Tensor) or indices.dtype != torch.int64 or indices.ndim != 1:
+            raise InputError("indices must be a tensor of int64 numbers, one for each example.")
         prepared, targets = None, []
         if len(indices):
             inputs, *targets = load(indices[:1])
@@ -328,7 +332,7 @@ class GradFn:
                 computes.
         """
         if self._prepared is not None:
-            refuse_cached()
+            refuse_modes()
             self._prepared.verify(self._coefficient, seed)
 
     def _sum(
@@ -375,19 +379,21 @@ class GradFn:
                 return load(rows[filled_up(positions)])
 
         def clipped(positions: torch.Tensor, examples: Sequence[torch.Tensor]) -> ClippedGrad:
-            count, filled = len(positions), filled_up(positions)
+            count, places = len(positions), filled_up(positions)
+            filled = len(places)
             inputs, *given = (part.detach() for part in examples)
             targets = tuple(given)
             views = as_views(inputs, targets, self._augmult)
+            if len(views) != filled:
+                raise InputError(f"load gave {len(views)} examples for {filled} indices. Give one for each.")
             if not (prepared.fits(views) and prepared.knows(targets)):
                 raise InputError("load gave examples of another shape or type than the first. Make them alike.")
-            is_real = torch.arange(len(filled), device=views.device) < count
+            is_real = torch.arange(filled, device=views.device) < count
             seeds = None
             if seeding is not None:
                 own_key, ids = seeding
-                seeds = draw_seeds(own_key, ids[filled].to(views.device), views.shape[1])
-            # What a model's own code notes of private images in its attributes goes again.
-            kept = put_back(self._model) if prepared.name != "graph" else nullcontext()
+                seeds = draw_seeds(own_key, ids[places].to(views.device), views.shape[1])
+            kept = grads_kept(self._model) if prepared.name != "graph" else nullcontext()
             # Each thread has a mode of its own. An interrupt in the middle would leave PyTorch's
             # modes switched on for whatever this process does next.
             with interrupts_wait(), torch.no_grad(), kept:

@@ -14,7 +14,7 @@ from sfumato.clipping.norms import at_least_float32, global_norms
 from sfumato.clipping.outputs import tensors_of
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.speed import Speed
-from sfumato.clipping.stand_in import buffers_kept
+from sfumato.clipping.stand_in import model_kept
 from sfumato.errors import InputError
 from sfumato.torch_internals import tree_flatten, tree_unflatten
 
@@ -89,7 +89,7 @@ class FuncEngine(Engine):
         """
         per_example = vmap(function, in_dims=in_dims, randomness="different")
         draws = KeyedDraws(batch.seeds, self.draw_dims, grouped=True)
-        with draws, buffers_kept(self.model), KernelErrorsSeen() as backward, ErrorsSeen() as forward:
+        with draws, model_kept(self.model), KernelErrorsSeen() as backward, ErrorsSeen() as forward:
             out = per_example(*given)
         error = forward.error or backward.error
         if error is not None:

@@ -25,9 +25,11 @@ def as_views(
         InputError: If shapes do not go together, or PyTorch is set to something that would round or
             end a call.
     """
-    refuse_cached()
-    if not isinstance(inputs, torch.Tensor) or not all(isinstance(target, torch.Tensor) for target in targets):
-        raise InputError("inputs and targets must be tensors. Convert them, by torch.as_tensor for example.")
+    refuse_modes()
+    if not all(isinstance(given, torch.Tensor) and given.layout == torch.strided for given in (inputs, *targets)):
+        raise InputError("inputs and targets must be dense tensors. Convert them, by torch.as_tensor for example.")
+    if not all(given.ndim for given in (inputs, *targets)):
+        raise InputError("inputs and targets must have a dimension that counts examples. Give them as (B, ...).")
     if augmult and (inputs.ndim < 3 or inputs.shape[1] != augmult):
         raise InputError(
             f"inputs of shape {tuple(inputs.shape)} do not hold augmult = {augmult} "
@@ -39,11 +41,8 @@ def as_views(
                 f"targets for {len(target)} examples do not match inputs of {len(inputs)}. "
                 "Give one target for each example."
             )
-    if is_padding is not None and (is_padding.dtype != torch.bool or is_padding.shape != (len(inputs),)):
-        raise InputError(
-            f"is_padding must be one boolean for each of the {len(inputs)} examples, not "
-            f"{is_padding.dtype} {tuple(is_padding.shape)}."
-        )
+    if is_padding is not None and not _is_one_each(is_padding, torch.bool, len(inputs)):
+        raise InputError(f"is_padding must be a tensor of one boolean for each of the {len(inputs)} examples.")
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         raise InputError(
             "torch.autograd.detect_anomaly ends a call where one image's gradient is not a number, which "
@@ -73,15 +72,19 @@ def seeding_of(key: bytes | None, example_ids: torch.Tensor | None) -> tuple[byt
 def example_numbers(example_ids: torch.Tensor | None, views: torch.Tensor) -> torch.Tensor:
     if example_ids is None:
         raise InputError(_NO_KEY)
-    if example_ids.shape != (len(views),) or example_ids.dtype != torch.int64:
-        raise InputError(
-            f"example_ids must be one int64 for each of the {len(views)} examples, not "
-            f"{example_ids.dtype} {tuple(example_ids.shape)}."
-        )
+    if not _is_one_each(example_ids, torch.int64, len(views)):
+        raise InputError(f"example_ids must be a tensor of one int64 for each of the {len(views)} examples.")
     return example_ids
 
 
-def refuse_cached() -> None:
+def _is_one_each(given: object, dtype: torch.dtype, count: int) -> bool:
+    return isinstance(given, torch.Tensor) and given.dtype == dtype and given.shape == (count,)
+
+
+def refuse_modes() -> None:
+    """Raises InputError where PyTorch records no gradients, or keeps weights that used theirs up."""
+    if torch.is_inference_mode_enabled():
+        raise InputError("there are no gradients within torch.inference_mode. Leave it around this call.")
     if weights_are_cached():
         raise InputError(
             "torch.nn.utils.parametrize.cached() keeps weights from call to call, with a record "

@@ -133,8 +133,6 @@ class Law:
         Raises:
             BrokenLaw: Naming the module.
         """
-        if torch.is_inference_mode_enabled():
-            raise BrokenLaw("there are no gradients within torch.inference_mode. Leave it around this call.")
         refuse_lazy(self.model)
         refused = complex_findings(self.model)
         if refused:

@@ -107,6 +107,10 @@ _READ_ANOTHER_WAY: dict[Any, Callable[..., torch.Tensor]] = {one_hot: _one_hot, 
 
 _pure: "weakref.WeakValueDictionary[tuple[int, int], Any]" = weakref.WeakValueDictionary()
 """By function and object, what lives as long as the promise."""
+_graphs_of_pure: "weakref.WeakKeyDictionary[Any, dict[Any, GraphModule | None]]" = weakref.WeakKeyDictionary()
+"""Of functions that are promised: they are the same for every engine, so they are traced once."""
+_batched: collections.deque[str] = collections.deque(maxlen=64)
+"""Operations that vmap took lately: it need not try them again."""
 _user_code = threading.RLock()
 """The code of users' losses is called by one thread at a time, whichever loss it is: they may share
 what they keep.
@@ -196,6 +200,8 @@ class ExampleLosses:
         self._is_pure = _is_promised(loss_fn)
         self._kinds: dict[Any, _Kind] = {}  # that made-up images gave, as calls will
         self._graphs: dict[Any, GraphModule | None] = {}
+        if self._is_pure and isinstance(loss_fn, types.FunctionType):
+            self._graphs = _graphs_of_pure.setdefault(loss_fn, {})
         self._notes = self._is_closed = False
 
     def renew(self, targets: tuple[torch.Tensor, ...]) -> None:
@@ -353,13 +359,22 @@ def _graph_of(function: Callable[..., Any], made_up: list[torch.Tensor]) -> tupl
         harmful = _harmful(graph)
         if harmful is not None:
             return None, harmful
-        with FakeTensorMode(allow_non_fake_inputs=True) as fake:  # no label is wrong
-            vmap(graph)(*(fake.from_tensor(part).expand(2, *part.shape) for part in made_up))
+        operations = _operations(graph, made_up)
+        if operations not in _batched:
+            with FakeTensorMode(allow_non_fake_inputs=True) as fake:  # no label is wrong
+                vmap(graph)(*(fake.from_tensor(part).expand(2, *part.shape) for part in made_up))
+            _batched.append(operations)
     except Exception as error:  # it looks at values, or does what no graph holds, or vmap does not take
         return None, _reason(error)
     finally:
         log.disabled = was
     return graph, ""
+
+
+def _operations(graph: GraphModule, made_up: list[torch.Tensor]) -> str:
+    """All that vmap sees of a graph before it has numbers."""
+    constants = [getattr(graph, str(node.target)) for node in graph.graph.nodes if node.op == "get_attr"]
+    return graph.code + repr([(part.shape, part.stride(), part.dtype, part.device) for part in [*made_up, *constants]])
 
 
 _MOST = 5000

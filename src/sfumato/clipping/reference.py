@@ -12,7 +12,7 @@ from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.outputs import tensors_of
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.speed import Speed
-from sfumato.clipping.stand_in import buffers_kept
+from sfumato.clipping.stand_in import Held, model_kept
 from sfumato.torch_internals import tree_map
 
 
@@ -26,6 +26,7 @@ class ReferenceEngine(Engine):
     def clipped_sum(self, coefficient: Coefficient, batch: Batch) -> ClippedGrad:
         """See `sfumato.clipping.protocol.Engine`."""
         inputs, seeds = batch.inputs, batch.seeds
+        held = Held(self.model)  # once for all images of the microbatch
         named = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
         parameters = list(named.values())
         grad_sum = {
@@ -37,7 +38,7 @@ class ReferenceEngine(Engine):
             gradients = [torch.zeros_like(total) for total in grad_sum.values()]
             loss_mean = torch.zeros((), dtype=next(iter(grad_sum.values())).dtype, device=inputs.device)
             for j, view in enumerate(inputs[i]):
-                with torch.enable_grad(), buffers_kept(self.model):
+                with torch.enable_grad(), model_kept(self.model, held):
                     with KeyedDraws(None if seeds is None else seeds[i : i + 1, j : j + 1]):
                         outputs = self.model(view[None])
                     own = tuple(target[i, None] for target in batch.targets)

@@ -41,14 +41,15 @@ class Speed:
     def __post_init__(self) -> None:
         if self.engine not in ("auto", CLOSED_FORM, *ENGINES):
             raise InputError(f'engine "{self.engine}" is unknown. Known are auto, {", ".join(ENGINES)}.')
-        if self.microbatch_size is not None and self.microbatch_size < 1:
+        if self.microbatch_size is not None and not _is_count(self.microbatch_size):
             raise InputError(
-                f"microbatch_size must be at least 1, not {self.microbatch_size}. Leave it out to have it chosen."
+                f"microbatch_size must be a whole number, at least 1, not {self.microbatch_size!r}. Leave it out to "
+                "have it chosen."
             )
         if self.precision not in LOW_PRECISIONS:
             raise InputError(f'precision "{self.precision}" is unknown. Known are {", ".join(LOW_PRECISIONS)}.')
-        if self.workers < 1:
-            raise InputError(f"workers must be at least 1, not {self.workers}.")
+        if not _is_count(self.workers):
+            raise InputError(f"workers must be a whole number, at least 1, not {self.workers!r}.")
         if self._needs_graph and self.engine not in ("auto", "graph"):
             raise InputError(f'compile and precision "bf16" need engine "graph", not "{self.engine}".')
 
@@ -62,3 +63,7 @@ class Speed:
     @property
     def _needs_graph(self) -> bool:
         return self.compile or self.precision != "float32"
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

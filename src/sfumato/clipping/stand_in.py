@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from sfumato.torch_internals import version
-
 # A module's dotted path and the name of one of its parameters or buffers.
 Place = tuple[str, str]
 # One model may be shared by threads: while one holds it to other values, no other does.
@@ -71,7 +69,7 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
             vars(module),
             dict(vars(module)),
             [(value, value.copy()) for value in vars(module).values() if type(value) in (dict, OrderedDict, list)],
-            [(own, own.detach().clone(), version(own)) for own in vars(module).values() if type(own) is torch.Tensor],
+            [(own, own.data, own.detach().clone()) for own in vars(module).values() if type(own) is torch.Tensor],
         )
         for module in model.modules()
     ]
@@ -90,49 +88,78 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
                 elif list(value) != list(content) or any(value[name] is not content[name] for name in content):
                     value.clear()
                     value.update(content)
-            for tensor, held, number in tensors:
-                if number is None and not same_bits(tensor, held):
+            for tensor, memory, held in tensors:
+                if same_bits(tensor.detach(), held):
+                    continue
+                if tensor.is_inference():
                     with torch.inference_mode():  # where alone such a tensor may be written to
                         tensor.copy_(held)
-                elif version(tensor) != number:
-                    with torch.no_grad():
-                        tensor.copy_(held)
+                else:
+                    tensor.data = memory
+                    memory.copy_(held)
 
 
 @contextmanager
-def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Afterwards every buffer is the tensor that it was, and holds what it held."""
-    before = [
-        (module, name, buffer, buffer.detach().clone(), version(buffer))
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and not nn.parameter.is_lazy(buffer)
-    ]
+def tensors_kept(model: nn.Module) -> Iterator[None]:
+    """Afterwards every parameter and buffer lies where it lay, and holds what it held.
+
+    A forward pass may write to them: `nn.Embedding(max_norm=...)` shortens the rows that an image
+    looks up, and a constraint on weights is often written so. One image's must not be others'.
+    """
+    held = Held(model)
     try:
         yield
     finally:
-        for module, name, buffer, held, number in before:
-            if version(buffer) != number:
-                with torch.no_grad():
-                    buffer.copy_(held)
-            if getattr(module, name, None) is not buffer:
-                module._buffers[name] = buffer
+        held.put_back()
+
+
+class Held:
+    """Copies of a model's parameters and buffers, to put them back from."""
+
+    def __init__(self, model: nn.Module) -> None:
+        tensors = [own for own in [*model.parameters(), *model.buffers()] if not nn.parameter.is_lazy(own)]
+        self._before = [(own, own.data, own.detach().clone(), own.requires_grad) for own in tensors]
+
+    def put_back(self) -> None:
+        """Whatever has been written since. PyTorch does not count what is written through `.data`, so
+        values are compared.
+        """
+        for own, memory, held, trains in self._before:
+            if own.data_ptr() != memory.data_ptr() or own.shape != memory.shape or own.dtype != memory.dtype:
+                own.data = memory
+            if not same_bits(memory, held):
+                memory.copy_(held)
+            if own.requires_grad != trains:
+                own.requires_grad_(trains)
 
 
 @contextmanager
-def put_back(model: nn.Module) -> Iterator[None]:
-    """For calls of a model's own code on private images: `.grad` is None within, and it and all
-    attributes are put back.
+def model_kept(model: nn.Module, held: Held | None = None) -> Iterator[None]:
+    """For calls of a model's own code on one private image: afterwards it is what it was, as far as
+    `attributes_kept` and `tensors_kept` say.
+
+    Args:
+        held: Copies of its tensors, if there are some already.
     """
-    grads = [(tensor, tensor.grad) for tensor in [*model.parameters(), *model.buffers()]]
+    held = Held(model) if held is None else held
     with attributes_kept(model):
         try:
-            for tensor, _ in grads:
-                tensor.grad = None
             yield
         finally:
-            for tensor, grad in grads:
-                tensor.grad = grad
+            held.put_back()
+
+
+@contextmanager
+def grads_kept(model: nn.Module) -> Iterator[None]:
+    """Every `.grad` is None within, and afterwards what it was."""
+    grads = [(tensor, tensor.grad) for tensor in [*model.parameters(), *model.buffers()]]
+    try:
+        for tensor, _ in grads:
+            tensor.grad = None
+        yield
+    finally:
+        for tensor, grad in grads:
+            tensor.grad = grad
 
 
 @contextmanager
@@ -212,11 +239,13 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors are alike in type, shape and every bit; NaN equals itself."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
+    if torch.equal(one, other):
+        return True
     if one.dtype.is_floating_point or one.dtype.is_complex:
         return bool(
             torch.equal(one.nan_to_num(nan=0.0), other.nan_to_num(nan=0.0)) and torch.equal(one.isnan(), other.isnan())
         )
-    return torch.equal(one, other)
+    return False
 
 
 def _places(model: nn.Module) -> dict[Place, torch.Tensor]:

@@ -153,7 +153,11 @@ class PrivacyConfig(Section):
     """The budget, and the mechanism that spends it."""
 
     target_epsilon: Annotated[float, Field(ge=1e-9, allow_inf_nan=False)] | None = None
-    """Below 1e-9, rounding is no longer small beside it."""
+    """Of one unit. Below 1e-9, rounding is no longer small beside it."""
+    unit: Literal["image", "person"] = "image"
+    """Whom epsilon is for: each image by itself, or each person with all images of hers, at most
+    `max_images_per_person`.
+    """
     delta: Annotated[float, Field(ge=1e-100, lt=1)] | None = None
     noise_multiplier: Literal[0] | Annotated[float, Field(ge=1e-12, le=1e12)] | None = None
     """0, or what can be computed with."""
@@ -164,6 +168,13 @@ class PrivacyConfig(Section):
     sampling: Literal["poisson", "shuffled"] = "poisson"
     accountant: Literal["pld", "rdp"] = "pld"
     max_images_per_person: PositiveInt | None = None
+    """Where `data.group_by` says which images are one person's, training images beyond this many are
+    left out; elsewhere this is taken to be so.
+    """
+    person_sampling: Literal["images", "persons"] | None = None
+    """What each update draws where the unit is a person: images, each by itself, or people, each with
+    the mean over their images as one example.
+    """
     search_data: Literal["public", "private"] | None = None
     """On which images the hyper-parameters were searched, if they were: the certificate repeats it.
     """
@@ -179,6 +190,28 @@ class PrivacyConfig(Section):
     """Standard deviation of the noise on how many images of the validation split a run judges
     right, by which runs are compared.
     """
+
+    @property
+    def images_per_unit(self) -> int:
+        """How many images, at most, epsilon covers together."""
+        if self.unit == "image" or self.person_sampling == "persons":  # a person is one example then
+            return 1
+        return self.max_images_per_person or 1
+
+    @pydantic.model_validator(mode="after")
+    def _know_how_many_images_a_person_has(self) -> "PrivacyConfig":
+        if self.unit == "person" and self.max_images_per_person is None:
+            raise InputError(
+                'privacy.unit = "person" needs to know how many images a person has at most: give '
+                "privacy.max_images_per_person (--images-per-person)."
+            )
+        if self.person_sampling is not None and self.unit != "person":
+            raise InputError('privacy.person_sampling is for privacy.unit = "person". Leave it out, or set that.')
+        if self.unit == "person" and self.accountant == "rdp" and self.person_sampling != "persons":
+            raise InputError(
+                'privacy.unit = "person" is accounted for by PLD alone. Leave privacy.accountant = "rdp" out.'
+            )
+        return self
 
 
 class OptimizerConfig(Section):

@@ -2,15 +2,15 @@
 them.
 
 A folder that holds nothing but shards is unpacked once, into the user's cache folder. Of a tar an
-example is what shares a name: `0001.jpg` with `0001.cls` (a class's number or name) or `0001.json`
-(its "label", and "group" where it has one); without these, the folder that a member lies in names
-its class. Of a Parquet file an example is a row: "image" (bytes, or a record with "bytes" and
+example is an image with what shares its name: `0001.jpg` with `0001.cls` (a class's number or name)
+or `0001.json` (its "label", and "group" where it has one); without these, the folder that it lies in
+names its class. Of a Parquet file an example is a row: "image" (bytes, or a record with "bytes" and
 "path"), "label" and perhaps "group".
 
-**Nothing depends on an image's place.** Its name, by which persons are told, is `<shard>/<member>`,
-and by that name and its bytes it is held out; on disk it has another. A part (train, valid, test and
-their other spellings) is what a word of the shard's name says, or a folder of its members; the two
-must agree.
+**Nothing depends on an image's place, nor on other members.** Its name, by which persons are told
+and it is held out, is `<shard>/<member>`, whatever lies beside it; on disk it has another. (A row of
+a Parquet file that has no path is held out by its bytes.) A part (train, valid, test and their other
+spellings) is what a word of the shard's name says, or a folder of its members; the two must agree.
 
 An archive that is cut short loses what lay behind the cut; an image at the cut is kept, and cannot be
 read.
@@ -39,6 +39,18 @@ _INDEX, _DONE = "index.jsonl", "done.json"
 _DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError, ValueError)
 _MOST_BYTES = 2**28
 """Of one member: no image file is larger."""
+
+
+_LABELS = (".cls", ".json")
+"""What says the label of the image that it lies beside."""
+
+
+class _Member(NamedTuple):
+    """A file of a tar; one that the archive's end cut is not whole."""
+
+    name: str
+    content: bytes
+    is_whole: bool
 
 
 class _Example(NamedTuple):
@@ -161,12 +173,11 @@ def unpack(found: Sequence[Path], folder: Path, report: Callable[[str], None]) -
                 )
             file = f"{len(rows):08d}{example.suffix}"
             (folder / file).write_bytes(example.image)
-            digest = hashlib.sha256(example.image).hexdigest()
             rows.append(
                 {
                     "file": file,
                     "name": name + example.suffix,
-                    "hashed": f"{name}#{digest}",
+                    "hashed": name if example.name else f"{name}#{hashlib.sha256(example.image).hexdigest()}",
                     "label": example.label,
                     "group": example.group,
                     "part": of_shard or example.part,
@@ -187,46 +198,68 @@ def _part(path: Path) -> str:
 
 
 def _of_tar(path: Path, report: Callable[[str], None]) -> Iterator[_Example]:
-    """Members that share a name lie one after another (WebDataset)."""
-    key, held, seen, with_labels = "", dict[str, bytes](), set[str](), _has_labels(path)
-    for name, content in _members(path, report):
-        if name is None:  # the archive is cut short here: what the last example lacks is lost
-            is_named = ".cls" in held or ".json" in held or PurePosixPath(key).parent.name
-            if is_named and any(suffix in held for suffix in EXTENSIONS):
-                yield from _example(path, key, held)
+    """Members that share a name up to its first dot lie one after another (WebDataset)."""
+    described = _described_keys(path)
+    key, held, ended, seen = "", list[_Member](), set[str](), set[str]()
+    for member in _members(path, report):
+        if member is None:  # the archive is cut short here: what the last example lacks is lost
+            yield from _at_cut(path, held, bool(described))
             return
-        above, _, last = name.rpartition("/")
-        if last.startswith(".") or "__MACOSX" in above.split("/"):
+        folders = member.name.split("/")[:-1]
+        if member.name.rpartition("/")[2].startswith(".") or "__MACOSX" in folders:
             continue
-        # WebDataset ends a name at its first dot; of images alone, as DICOM's numbers, all but the kind is the name.
-        stem, _, suffix = last.partition(".") if with_labels else last.rpartition(".")
-        own = f"{above}/{stem}".lstrip("/")
-        if own != key:
-            if held:
-                yield from _example(path, key, held)
-            if own in seen:
-                raise InputError(f"{path}: what is named {own} does not lie together. Write it by WebDataset's tools.")
-            seen.add(own)
-            key, held = own, {}
-        suffix = f".{suffix.rpartition('.')[2].lower()}"  # 0001.seg.png is one of several images
-        if suffix in held:
-            raise InputError(f"{path}: {name} is a second {suffix} of its example. Keep one image of each.")
-        held[suffix] = content
-    if held:
-        yield from _example(path, key, held)
+        if any(folder.startswith(".") and folder not in (".", "..") for folder in folders):
+            continue
+        if member.name in seen:
+            raise InputError(f"{path}: {member.name} is there a second time. Keep one.")
+        seen.add(member.name)
+        own = _key(member.name)
+        if held and own != key:
+            yield from _examples(path, held)
+            ended.add(key)
+            held = []
+        if own in ended and own in described:
+            raise InputError(f"{path}: what is named {own} does not lie together. Write it by WebDataset's tools.")
+        if own not in described:  # an image by itself; one after another, or all might be held at once
+            yield from _examples(path, held)
+            held = []
+        key = own
+        held.append(member)
+    yield from _examples(path, held)
 
 
-def _has_labels(path: Path) -> bool:
-    """Whether labels lie beside the images."""
+def _key(name: str) -> str:
+    """What the members of one example share."""
+    above, _, last = name.rpartition("/")
+    return f"{above}/{last.partition('.')[0]}".lstrip("/")
+
+
+def _stem(name: str) -> str:
+    """A name without what tells its kind."""
+    above, dot, kind = name.rpartition(".")
+    return above if dot and "/" not in kind else name
+
+
+def _described_keys(path: Path) -> set[str]:
+    """The keys beside whose images labels lie."""
+    found = set()
     with contextlib.suppress(tarfile.TarError, *_DAMAGED), tarfile.open(path, "r:*") as tar:
-        while (member := tar.next()) is not None:
-            if member.name.lower().endswith((".cls", ".json")):
-                return True
-    return False
+        while (member := _next(tar)) is not None:
+            if member.name.lower().endswith(_LABELS):
+                found.add(_key(PurePosixPath(member.name).as_posix()))
+    return found
 
 
-def _members(path: Path, report: Callable[[str], None]) -> Iterator[tuple[str | None, bytes]]:
-    """Names and contents of a tar's files, as far as it goes; then None if it is cut short."""
+def _at_cut(path: Path, held: list[_Member], has_labels: bool) -> Iterator[_Example]:
+    """The last example of an archive that is cut, if its label is known: an image at the cut counts."""
+    whole = [member for member in held if member.is_whole or not member.name.lower().endswith(_LABELS)]
+    images = [member for member in whole if _suffix_of(member.name) in EXTENSIONS]
+    if len(whole) == len(held) and images and (len(whole) > len(images) or not has_labels):
+        yield from _examples(path, whole)
+
+
+def _members(path: Path, report: Callable[[str], None]) -> Iterator["_Member | None"]:
+    """A tar's files, as far as it goes; then None if it is cut short."""
     cut = f"warning: {path} is cut short or damaged: what lay behind that place is lost"
     try:
         tar = tarfile.open(path, "r:*")
@@ -235,11 +268,11 @@ def _members(path: Path, report: Callable[[str], None]) -> Iterator[tuple[str | 
     with tar:
         while True:
             try:
-                member = tar.next()
+                member = _next(tar)
                 if member is None:
                     if not _ends(tar):
                         report(cut)
-                        yield None, b""
+                        yield None
                     return
                 if member.isdir():
                     continue
@@ -250,16 +283,30 @@ def _members(path: Path, report: Callable[[str], None]) -> Iterator[tuple[str | 
                 file = tar.extractfile(member)
             except (tarfile.TarError, *_DAMAGED):
                 report(cut)
-                yield None, b""
+                yield None
                 return
             content = b""
             with contextlib.suppress(tarfile.TarError, *_DAMAGED):
                 content = b"" if file is None else file.read()
-            yield PurePosixPath(member.name).as_posix(), content
-            if len(content) < member.size:
+            is_whole = len(content) == member.size
+            yield _Member(PurePosixPath(member.name).as_posix(), content, is_whole)
+            if not is_whole:
                 report(cut)
-                yield None, b""
+                yield None
                 return
+
+
+def _next(tar: tarfile.TarFile) -> tarfile.TarInfo | None:
+    """The next member; None at the end.
+
+    Raises:
+        tarfile.ReadError: If it leads back: some versions of Python would go round for ever.
+    """
+    before, member = tar.offset, tar.next()
+    vars(tar)["members"] = []  # the headers of a large shard would all stay in memory
+    if member is not None and (member.size < 0 or tar.offset < before):
+        raise tarfile.ReadError("a member of negative size")
+    return member
 
 
 def _first_line(error: Exception) -> str:
@@ -276,40 +323,76 @@ def _ends(tar: tarfile.TarFile) -> bool:
         return False
 
 
-def _example(path: Path, key: str, held: dict[str, bytes]) -> Iterator[_Example]:
-    where = f"{path}: {key}"
-    images = [suffix for suffix in held if suffix in EXTENSIONS]
-    described = _described(where, held[".json"]) if ".json" in held else {}
-    if not images:
-        if ".cls" in held or "label" in described:
-            raise InputError(f"{where} has no image of a known kind ({', '.join(EXTENSIONS)}). Convert it.")
-        return  # a text beside the images
-    if len(images) > 1:
-        raise InputError(f"{where} has {len(images)} images ({', '.join(images)}). Keep one of each example.")
-    stated = [_plain(where, "label", described["label"])] if "label" in described else []
-    if ".cls" in held:
-        stated.append(held[".cls"].decode("utf-8", "replace").strip())
-    if len(set(stated)) > 1:
-        raise InputError(f"{where} has two labels, {' and '.join(map(repr, stated))}. Keep one.")
-    above = [part for part in PurePosixPath(key).parts if part not in ("/", "..")][:-1]
+def _examples(path: Path, held: Sequence[_Member]) -> Iterator[_Example]:
+    """The images among members of one key, each with the labels of its own name and of the key."""
+    images = [member for member in held if _suffix_of(member.name) in EXTENSIONS]
+    labels = [member for member in held if member.name.lower().endswith(_LABELS)]
+    own = {image.name: [label for label in labels if _stem(label.name) == _stem(image.name)] for image in images}
+    shared = [label for label in labels if all(label not in mine for mine in own.values())]
+    for label in shared if not images else ():
+        if not label.name.lower().endswith(".json") or "label" in _described(f"{path}: {label.name}", label.content):
+            raise InputError(
+                f"{path}: {label.name} has no image of a known kind ({', '.join(EXTENSIONS)}) beside it. Convert it."
+            )
+    for label in labels:
+        whose = [image.name for image in images if label in own[image.name]] or [image.name for image in images]
+        if len(whose) > 1:
+            raise InputError(
+                f"{path}: {label.name} has {len(whose)} images ({', '.join(whose[:3])}). Keep one of each example."
+            )
+    for image in images:
+        yield _example(path, image, [*own[image.name], *shared])
+
+
+def _example(path: Path, image: _Member, labels: Sequence[_Member]) -> _Example:
+    where = f"{path}: {image.name}"
+    stated, groups = list[str](), list[str]()
+    for member in labels:
+        if member.name.lower().endswith(".cls"):
+            stated.append(_plain(where, "label", member.content.decode("utf-8-sig", "replace")))
+            continue
+        described = _described(f"{path}: {member.name}", member.content)
+        stated += [_plain(where, "label", described["label"])] if "label" in described else []
+        groups += [_plain(where, "group", described["group"])] if "group" in described else []
+    for what, found in (("labels", stated), ("groups", groups)):
+        if len(set(found)) > 1:
+            raise InputError(f"{where} has two {what}, {' and '.join(map(repr, found))}. Keep one.")
+    above = [part for part in PurePosixPath(image.name).parts if part not in ("/", "..")][:-1]
     if not stated and not above:
         raise InputError(f'{where} has no label. Add a .cls, a "label" in a .json, or a folder of its class.')
     label = stated[0] if stated else _plain(where, "label", above.pop())
+    part = _part_of_folders(where, above)
+    if not stated and label.casefold() in PART_MEANT and not part:
+        raise InputError(f"{where} lies in {label}/, which is a part or a class. Put it into a folder of its class.")
+    group = groups[0] if groups else ""
+    return _Example(image.content, _stem(image.name), _suffix_of(image.name), label, group, part)
+
+
+def _part_of_folders(where: str, above: Sequence[str]) -> str:
     parts = {PART_MEANT[folder.casefold()] for folder in above if folder.casefold() in PART_MEANT}
     if len(parts) > 1:
         raise InputError(f"{where} lies in folders of two parts. Move it.")
-    part = parts.pop() if parts else ""
-    if not stated and label.casefold() in PART_MEANT and not part:
-        raise InputError(f"{where} lies in {label}/, which is a part or a class. Put it into a folder of its class.")
-    group = _plain(where, "group", described["group"]) if "group" in described else ""
-    yield _Example(held[images[0]], key, images[0], label, group, part)
+    return parts.pop() if parts else ""
+
+
+def _suffix_of(name: str) -> str:
+    return name.removeprefix(_stem(name)).lower()
 
 
 def _described(where: str, content: bytes) -> dict[str, Any]:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        twice = next((name for name in ("label", "group") if names.count(name) > 1), None)
+        if twice is not None:
+            raise InputError(f'{where} gives "{twice}" twice. Keep one.')
+        return dict(pairs)
+
     try:
-        found = json.loads(content)
-    except (ValueError, RecursionError):
-        raise InputError(f"{where}.json is no JSON. Correct it.") from None
+        found = json.loads(content, object_pairs_hook=once)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{where} is no JSON. Correct it.") from None
     return found if isinstance(found, dict) else {}
 
 
@@ -319,7 +402,7 @@ def _plain(where: str, column: str, value: Any) -> str:
         value = int(value)
     if isinstance(value, float) and value.is_integer():  # as tables write whole numbers beside empty cells
         value = int(value)
-    text = str(value).strip() if isinstance(value, (str, int)) else ""
+    text = unicodedata.normalize("NFC", str(value)).strip() if isinstance(value, (str, int)) else ""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -337,10 +420,14 @@ def _of_parquet(path: Path, report: Callable[[str], None]) -> Iterator[_Example]
     try:
         file = parquet.ParquetFile(path)
         names = _class_names(file.schema_arrow.metadata)
-        columns = [name for name in ("image", "label", "group") if name in file.schema_arrow.names]
+        given = file.schema_arrow.names
+        columns = [name for name in ("image", "label", "group") if name in given]
+        twice = next((name for name in columns if given.count(name) > 1), None)
+        if twice is not None:
+            raise InputError(f'{path} has the column "{twice}" twice. Keep one.')
         if columns[:2] != ["image", "label"]:
-            given = ", ".join(file.schema_arrow.names)
-            raise InputError(f'{path} needs the columns "image" and "label"; it has {given}. Rename them.')
+            listed = ", ".join(given)
+            raise InputError(f'{path} needs the columns "image" and "label"; it has {listed}. Rename them.')
         number = 0
         for batch in file.iter_batches(batch_size=256, columns=columns):
             for row in batch.to_pylist():
@@ -363,7 +450,8 @@ def _of_row(where: str, row: dict[str, Any], names: list[str]) -> _Example:
     group = _plain(where, "group", row["group"]) if "group" in row else ""
     content = image if isinstance(image, bytes) else b""
     suffix = PurePosixPath(name).suffix
-    return _Example(content, name.removesuffix(suffix), _suffix(content), _plain(where, "label", label), group)
+    part = _part_of_folders(where, PurePosixPath(name).parts[:-1])
+    return _Example(content, name.removesuffix(suffix), _suffix(content), _plain(where, "label", label), group, part)
 
 
 def _class_names(metadata: dict[bytes, bytes] | None) -> list[str]:

@@ -12,6 +12,7 @@ class Facts:
 
     Attributes:
         num_examples: N, the number of training images; an unreadable one counts.
+        num_people: How many people they are of; None where nobody says.
         num_classes: Number of classes.
         image_size: Height and width in pixels.
         channels: 1 or 3.
@@ -21,6 +22,7 @@ class Facts:
     num_classes: int
     image_size: int
     channels: int
+    num_people: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,6 +29,9 @@ class Examples(Protocol):
     def readable(self) -> torch.Tensor: ...
 
     @property
+    def groups(self) -> list[str] | None: ...
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Of one example, as a model takes it."""
 
@@ -104,7 +107,8 @@ class Dataset:
     @property
     def facts(self) -> Facts:
         """What every default and every epsilon depend on."""
-        return Facts(len(self.train), len(self.classes), self.image_size, self.channels)
+        people = None if self.train.groups is None else len(set(self.train.groups))
+        return Facts(len(self.train), len(self.classes), self.image_size, self.channels, people)
 
     @property
     def mean(self) -> tuple[float, ...]:

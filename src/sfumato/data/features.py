@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from sfumato.data.images import Digests, little_endian
+from sfumato.data.images import Digests, little_endian, sha256_of_each
 
 _PART = 4096
 """Rows that are hashed at once."""
@@ -70,6 +70,6 @@ class FeatureSet:
         yield little_endian(self.readable)
         for rows in self.rows.split(_PART):
             if self.digests is None:
-                yield little_endian(self.stored.index_select(0, rows))
+                yield sha256_of_each(self.stored.index_select(0, rows).numpy()).tobytes()
             else:
                 yield self.digests.values[rows.numpy()].tobytes()

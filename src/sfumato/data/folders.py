@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 
 from sfumato.config import DataConfig
@@ -24,8 +25,8 @@ from sfumato.data.cache import decode_cached
 from sfumato.data.catalogue import Facts
 from sfumato.data.examples import Dataset, check_proportions
 from sfumato.data.images import ImageSet, normalisation
-from sfumato.data.listing import LabelledFile, check_file, find_images, find_labelled, group_name, with_groups
-from sfumato.data.splitting import HELD_OUT_FRACTION, is_held_out
+from sfumato.data.listing import LabelledFile, find_labelled, find_notes, group_name, with_groups
+from sfumato.data.splitting import HELD_OUT_FRACTION, hash_fraction, is_held_out
 from sfumato.errors import InputError
 
 DEFAULT_IMAGE_SIZE = 32
@@ -37,7 +38,9 @@ _MOST_NAMED = 5
 Part = Literal["train", "valid", "test"]
 
 
-def load_folder(config: DataConfig, root: Path, report: Callable[[str], None]) -> Dataset:
+def load_folder(
+    config: DataConfig, root: Path, report: Callable[[str], None], images_per_person: int | None = None
+) -> Dataset:
     """Lists, splits and decodes a folder of images.
 
     An image that cannot be decoded is named by `report`, keeps its place and is marked as not
@@ -47,6 +50,8 @@ def load_folder(config: DataConfig, root: Path, report: Callable[[str], None]) -
         config: The recipe's `data` section.
         root: The folder.
         report: Takes lines for the user (standard error).
+        images_per_person: Of more training images of a group the rest is left out: marked as not
+            readable. Which ones, a fixed hash of each name decides. None: no limit.
 
     Returns:
         The data set. `split = "train+valid"` holds out "test": test/ if there is one, else
@@ -64,12 +69,14 @@ def load_folder(config: DataConfig, root: Path, report: Callable[[str], None]) -
     decoded = decode_cached(
         root, [item.file for item in chosen], image_size=size, channels=listing.channels, report=report
     )
-    _report_unreadable([str(item.file.path) for item in chosen], decoded, report)
+    _report_unreadable([str(root / item.file.name) for item in chosen], decoded, report)
     _report_copies([item.file.name for item in chosen], decoded, report)
+    counts = torch.ones(len(chosen), dtype=torch.bool)
+    counts[_above(listing.train, images_per_person, report)] = False
     everything = ImageSet(
         stored=decoded.images,
         labels=torch.tensor([listing.classes.index(item.label) for item in chosen], dtype=torch.int64),
-        readable=decoded.readable,
+        readable=decoded.readable & counts,
         mean=mean,
         std=std,
         max_value=decoded.max_value,
@@ -92,76 +99,87 @@ def _normalisation(config: DataConfig, channels: int) -> tuple[tuple[float, ...]
     return normalisation(config.mean, config.std, channels, default=((0.5,) * channels, (0.5,) * channels))
 
 
-def largest_group(config: DataConfig, root: Path) -> tuple[str, int] | None:
-    """The group with most training images and how many it has, as `ImageSet.largest_group` counts
-    them, by the names of files alone.
+def _above(train: Sequence[LabelledFile], limit: int | None, report: Callable[[str], None]) -> list[int]:
+    """The places of images beyond the limit of their group, all but those whose names' hashes are
+    smallest: no pixel and no other group decides.
     """
-    if config.group_by is None:
-        return None
-    train = _list(config, root, lambda line: None).train
-    return collections.Counter(str(item.group) for item in train).most_common(1)[0]
+    if limit is None or all(item.group is None for item in train):
+        return []
+    places: dict[str, list[int]] = collections.defaultdict(list)
+    for place, item in enumerate(train):
+        places[str(item.group)].append(place)
+    above: list[int] = []
+    for group in places.values():
+        order = sorted(group, key=lambda place: hash_fraction("kept", train[place].hashed or train[place].file.name))
+        above += order[limit:]
+    if above:
+        people = sum(len(group) > limit for group in places.values())
+        report(
+            f"{len(above)} of these beyond privacy.max_images_per_person = {limit} ({people} of the groups) are left "
+            "out: they contribute nothing. A fixed hash of each name decides which. These numbers are private"
+        )
+    return above
 
 
-def folder_facts(config: DataConfig, root: Path, report: Callable[[str], None]) -> Facts:
-    """The public numbers of a folder, by the names of its files alone.
+def folder_facts(
+    config: DataConfig, root: Path, report: Callable[[str], None], images_per_person: int | None = None
+) -> Facts:
+    """The public numbers of a folder, by the names of its files alone. What is left out counts too.
 
     Raises:
         InputError: As `load_folder` does for what it sees before decoding.
     """
     listing = _list(config, root, report)
     _normalisation(config, listing.channels)
-    return Facts(len(listing.train), len(listing.classes), listing.image_size, listing.channels)
+    _above(listing.train, images_per_person, report)
+    people = None if config.group_by is None else len({item.group for item in listing.train})
+    return Facts(len(listing.train), len(listing.classes), listing.image_size, listing.channels, people)
 
 
-def decode_images(
-    paths: Sequence[Path],
+def decode_files(
+    files: Sequence[Path],
     *,
     image_size: int,
     channels: int,
     mean: Sequence[float],
     std: Sequence[float],
-    report: Callable[[str], None],
     resize_ratio: float = 1.0,
-) -> tuple[list[Path], ImageSet]:
-    """Images to be classified: files, or all images below folders. Nothing of them is cached.
+) -> tuple[ImageSet, list[str | None]]:
+    """Images to be classified. Nothing of them is cached.
 
     Args:
-        paths: Image files and folders.
+        files: Image files.
         image_size: What the model was trained with; `resize_ratio`, `channels`, `mean` and
             `std` likewise.
-        report: Takes progress and the names of images that cannot be decoded.
 
     Returns:
-        The files and their images, with label 0 throughout; `readable` says which to believe.
-
-    Raises:
-        InputError: If a file is missing or of no known kind, or there is none.
+        The images, with label 0 throughout; `readable` says which to believe, and why not the
+        others.
     """
-    files: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            files.extend(file.path for file in find_images(path))
-        else:
-            check_file(path)
-            files.append(path)
-    if not files:
-        raise InputError(
-            f"there is no image in {', '.join(str(path) for path in paths) or 'an empty list'}. "
-            "Name image files, or folders of them."
-        )
     size = round(resize_ratio * image_size)
-    decoded = decoding.decode_images(files, image_size=size, channels=channels)
-    _report_unreadable([str(path) for path in files], decoded, report)
-    labels = torch.zeros(len(files), dtype=torch.int64)
-    return files, ImageSet(
+    try:
+        decoded = decoding.decode_images(files, image_size=size, channels=channels)
+    except InputError:  # one file is too large, say: the others are read all the same
+        each = [_decoded_alone(file, size, channels) for file in files]
+        decoded = decoding.Decoded(torch.cat([one.images for one in each]), [one.reasons[0] for one in each])
+    images = ImageSet(
         decoded.images,
-        labels,
+        torch.zeros(len(files), dtype=torch.int64),
         decoded.readable,
         tuple(mean),
         tuple(std),
         decoded.max_value,
         crop=image_size if size > image_size else None,
     )
+    return images, decoded.reasons
+
+
+def _decoded_alone(file: Path, size: int, channels: int) -> decoding.Decoded:
+    try:
+        return decoding.decode_images([file], image_size=size, channels=channels)
+    except InputError as error:
+        blank = np.zeros((1, channels, size, size), decoding.stored_type(channels))
+        return decoding.Decoded(torch.from_numpy(blank), [str(error)])
 
 
 def labelled_images(
@@ -174,9 +192,9 @@ def labelled_images(
     std: Sequence[float],
     report: Callable[[str], None],
     resize_ratio: float = 1.0,
-) -> ImageSet:
+) -> tuple[ImageSet, list[str]]:
     """All readable images of a folder, whatever part they lie in, with their labels, to judge a model
-    by. Nothing of them is cached.
+    by, and their names. Nothing of them is cached.
 
     Args:
         root: The folder, in any layout that training takes.
@@ -195,9 +213,9 @@ def labelled_images(
         if found:
             archives.unpack(found, Path(own), report)
         files = archives.labelled(Path(own)) if found else _labelled(config, root, report, needs_train=False)
-        _classes(config, files)
+        _classes(config, root, files)
         decoded = decoding.decode_images([item.file.path for item in files], image_size=size, channels=channels)
-    _report_unreadable([str(item.file.path) for item in files], decoded, report)
+    _report_unreadable([str(root / item.file.name) for item in files], decoded, report)
     labels = torch.tensor([tuple(classes).index(item.label) for item in files], dtype=torch.int64)
     images = ImageSet(
         decoded.images,
@@ -210,7 +228,8 @@ def labelled_images(
     )
     if not images.readable.any():
         raise InputError(f"{root}: not one image can be decoded. Convert the images, for example to PNG.")
-    return images.subset(images.readable.nonzero()[:, 0].tolist())
+    kept = images.readable.nonzero()[:, 0].tolist()
+    return images.subset(kept), [files[place].file.name for place in kept]
 
 
 def split(files: Sequence[LabelledFile], which: Literal["train", "train+valid"]) -> dict[Part, list[LabelledFile]]:
@@ -259,20 +278,38 @@ class _Listing:
 
 def _list(config: DataConfig, root: Path, report: Callable[[str], None]) -> _Listing:
     files = _labelled(config, root, report)
-    classes = _classes(config, files)
+    classes = _classes(config, root, files)
     check_proportions(config, len(classes))
     if config.classes is None:
         report(f"classes, public because folders are named so: {', '.join(classes)}")
     if config.group_by is not None:
         _warn_of_like_groups({str(item.group) for item in files}, report)
+    notes = find_notes(root)
+    if notes:
+        more = f" and {len(notes) - 3} more" if len(notes) > 3 else ""
+        report(f"passed over: {', '.join(notes[:3])}{more}")
     parts = split(files, config.split)
     held_out_name: Literal["test", "valid"] = "valid" if config.split == "train" else "test"
-    if held_out_name not in {item.part for item in files}:
-        what = "image" if config.group_by is None else "group"
-        report(
-            f"no {held_out_name}/ folder: {HELD_OUT_FRACTION:.0%} are held out by a fixed hash of each {what}'s name"
-        )
     train, held_out = parts["train"], parts[held_out_name]
+    what = "image" if config.group_by is None else "group"
+    how = (
+        f"{held_out_name}/"
+        if held_out_name in {item.part for item in files}
+        else f"{HELD_OUT_FRACTION:.0%}, by a fixed hash of each {what}'s name"
+    )
+    counts = collections.Counter(item.label for item in train)
+    shown = ", ".join(f"{name} {counts[name]}" for name in classes[:_MOST_NAMED])
+    shown += ", ..." if len(classes) > _MOST_NAMED else ""
+    report(f"{len(train)} images to train on ({shown}), {len(held_out)} held out as {held_out_name} ({how})")
+    if config.group_by is not None:
+        sizes = collections.Counter(str(item.group) for item in train)
+        report(
+            f"they are of {len(sizes)} groups (people) with {min(sizes.values())} to {max(sizes.values())} images each"
+        )
+        if max(sizes.values()) == 1:
+            report(f"warning: no group has two images: does data.group_by = {config.group_by!r} read the person?")
+    if config.class_proportions is not None and config.classes is None:
+        report(f"data.class_proportions are taken in the order {', '.join(classes)}")
     present = {item.label for item in train}
     for name in classes:
         if name not in present:
@@ -321,7 +358,7 @@ def _of_archives(
     if config.group_by is None and any(item.group for item in files):
         report(f'{root} names groups, which are not used: data.group_by = "group" keeps a group on one side')
     if config.group_by == "group":
-        without = next((item for item in files if not item.group), None)
+        without = next((item for item in files if not group_name(item.group or "")), None)
         if without is not None:
             raise InputError(f"{root}: {without.file.name} names no group. Give it to all, or take data.group_by out.")
         return [dataclasses.replace(item, group=group_name(str(item.group))) for item in files]
@@ -342,23 +379,27 @@ def _require_classes(config: DataConfig, source: str, files: Sequence[LabelledFi
         )
 
 
-def _classes(config: DataConfig, files: Sequence[LabelledFile]) -> tuple[str, ...]:
+def _classes(config: DataConfig, root: Path, files: Sequence[LabelledFile]) -> tuple[str, ...]:
     classes = (
         tuple(sorted({item.label for item in files})) if config.classes is None else _listed_classes(config.classes)
     )
     if len(classes) < 2:
         found = ", ".join(classes) or "no image was found"
-        raise InputError(f"there must be two classes or more, not {len(classes)} ({found}). Add images of others.")
+        inner = sorted({item.file.name.split("/")[1] for item in files if item.file.name.count("/") >= 2})
+        deeper = f", or name {root / classes[0]} if {', '.join(inner[:3])} in it are the classes" if inner[1:] else ""
+        raise InputError(
+            f"there must be two classes or more, not {len(classes)} ({found}). Add images of others{deeper}."
+        )
     for item in files:
         if item.label not in classes:
             listed = ", ".join(classes)
             if any(set(map(str.strip, item.label.split(sign))) & set(classes) for sign in "|;,"):
                 raise InputError(
-                    f"{item.file.path} has several labels ({item.label}): each image has one here. Leave such images "
-                    "out, or make the combination a class of its own in data.classes."
+                    f"{root / item.file.name} has several labels ({item.label}): each image has one here. Leave "
+                    "such images out, or make the combination a class of its own in data.classes."
                 )
             raise InputError(
-                f"{item.file.path} has the label {item.label}, which is not in data.classes "
+                f"{root / item.file.name} has the label {item.label}, which is not in data.classes "
                 f"({listed}). Correct one of them."
             )
     return classes

@@ -187,16 +187,17 @@ class ImageSet:
         yield repr((self.max_value, self.mean, self.std)).encode()
         yield little_endian(self.readable)
         for indices in torch.arange(len(self)).split(_PART):
-            if self.digests is None:
-                yield little_endian(self.integers(indices))
+            if self.digests is None:  # the same bytes wherever the pixels lie
+                yield sha256_of_each(self.integers(indices).numpy()).tobytes()
             else:
                 yield self.digests.values[(indices if self.rows is None else self.rows[indices]).numpy()].tobytes()
 
     def largest_group(self) -> tuple[str, int] | None:
-        """The group with most images and how many it has; None where images are not grouped."""
-        if not self.groups:
+        """The group with most images that count and how many it has; None where images are not grouped."""
+        if self.groups is None:
             return None
-        return collections.Counter(self.groups).most_common(1)[0]
+        counted = [group for group, counts in zip(self.groups, self.readable.tolist(), strict=True) if counts]
+        return collections.Counter(counted).most_common(1)[0] if counted else None
 
 
 def little_endian(tensor: torch.Tensor) -> bytes:

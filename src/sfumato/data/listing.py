@@ -3,7 +3,7 @@ image.
 
 Nothing is passed over in silence: every file is an image of a listed class or is refused
 by name. The exceptions are what systems leave behind: names that begin with a dot
-(.DS_Store, ._a.png, .git), Thumbs.db, desktop.ini and __MACOSX are left out.
+(.DS_Store, ._a.png, .git), Thumbs.db, desktop.ini and __MACOSX are left out; notes such as README.txt are named.
 Symbolic links to files are followed; links to folders are refused; so are two names of
 one file, since that image would count twice.
 """
@@ -23,6 +23,7 @@ PART_MEANT = {"training": "train", "validation": "valid", "val": "valid", "dev":
     part: part for part in PARTS
 }
 _LEFT_OUT = ("thumbs.db", "desktop.ini", "__macosx")
+_NOTES = ("readme", "license", "licence", "copying", "notice", "changelog", "citation")
 _DICOM_EXTENSIONS = (".dcm", ".dicom", ".ima")
 
 
@@ -68,7 +69,7 @@ def find_images(root: Path) -> list[FoundFile]:
     same: dict[tuple[int, int], Path] = {}
     for path in _walk(root):
         name = unicodedata.normalize("NFC", path.relative_to(root).as_posix())
-        if is_table(name):
+        if is_table(name) or is_note(name):
             continue
         _check_kind(path)
         status = _status(path)
@@ -82,11 +83,23 @@ def find_images(root: Path) -> list[FoundFile]:
     return sorted(files, key=lambda file: file.name)
 
 
+def find_notes(root: Path) -> list[str]:
+    """What is passed over below a folder (`is_note`), by name; nothing where it is an archive."""
+    names = (path.relative_to(root).as_posix() for path in _walk(root)) if root.is_dir() else iter(())
+    return sorted(name for name in names if is_note(name))
+
+
 def is_table(name: str) -> bool:
     """Whether a file's name in the folder is that of a table of labels (`sfumato.data.tables`)."""
     *above, last = name.split("/")
     is_there = not above or (len(above) == 1 and above[0].casefold() in PART_MEANT)
     return is_there and last in ("labels.csv", "metadata.csv", "metadata.jsonl")
+
+
+def is_note(name: str) -> bool:
+    """Whether a file tells of the images, as README.txt does: such ones are passed over."""
+    stem, _, ending = name.rpartition("/")[2].casefold().partition(".")
+    return stem in _NOTES and ending in ("", "txt", "md", "rst", "pdf", "html")
 
 
 def check_file(path: Path) -> None:
@@ -230,8 +243,11 @@ def with_groups(files: Sequence[LabelledFile], pattern: str) -> list[LabelledFil
 
 
 def words_of(name: str) -> list[str]:
-    """The words of a name, as `pets_train-01`."""
-    return [word for word in re.split(r"[-_. ]+", name.casefold()) if word]
+    """The words of a name, as `pets_train-01`; a number or "set" at a word's end left out, as of
+    `train2017` and `testset`.
+    """
+    words = (word.rstrip("0123456789").removesuffix("set") for word in re.split(r"[-_. ]+", name.casefold()))
+    return [word for word in words if word]
 
 
 def parts_of(
@@ -321,6 +337,11 @@ def _check_kind(path: Path) -> None:
             f"{path} is DICOM, which is not read. Convert it to 16-bit PNG first, for example by "
             "DCMTK's `dcmj2pnm --write-16-bit-png`, and see to it that no name is written into "
             "the picture."
+        )
+    if extension in (".csv", ".tsv", ".xlsx", ".xls", ".ods"):
+        raise InputError(
+            f"{path} is no image. A table of labels is named labels.csv, with commas between the columns file, label "
+            "and, for people with several images, group. Rename it, or take it out of the folder."
         )
     raise InputError(
         f"{path} is of no known kind of image ({', '.join(EXTENSIONS)}). Convert it, or take it out of the folder."

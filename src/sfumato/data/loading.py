@@ -14,7 +14,7 @@ from sfumato.data.splitting import hold_out
 from sfumato.errors import InputError
 
 
-def facts(config: DataConfig, data_root: Path | None, report: Callable[[str], None]) -> Facts:
+def facts(config: DataConfig, data_root: Path | None, report: Callable[[str], None], limit: int | None = None) -> Facts:
     """The public numbers of the data set; of a folder by its files' names, without decoding an
     image.
 
@@ -23,17 +23,17 @@ def facts(config: DataConfig, data_root: Path | None, report: Callable[[str], No
     """
     if config.name in NAMED:
         _normalisation(config, NAMED[config.name])
-    return public_facts(config) or folders.folder_facts(config, _folder(config, data_root), report)
+    return public_facts(config) or folders.folder_facts(config, _folder(config, data_root), report, limit)
 
 
-def largest_group(config: DataConfig, data_root: Path | None) -> tuple[str, int] | None:
-    """The group with most training images and how many it has, without decoding an image; None
-    where images are not grouped.
-    """
-    return folders.largest_group(config, _folder(config, data_root)) if config.name == "folder" else None
+def images_per_person(recipe: Recipe) -> int | None:
+    """Of how many training images of a person the rest is left out; None: no limit."""
+    return None if recipe.privacy is None else recipe.privacy.max_images_per_person
 
 
-def load(config: DataConfig, data_root: Path | None, report: Callable[[str], None]) -> Dataset:
+def load(
+    config: DataConfig, data_root: Path | None, report: Callable[[str], None], limit: int | None = None
+) -> Dataset:
     """The data set that a recipe asks for.
 
     Args:
@@ -41,12 +41,13 @@ def load(config: DataConfig, data_root: Path | None, report: Callable[[str], Non
         data_root: For a folder, the folder itself (else `config.path`); for a named data set
             the folder that holds it (else `config.path`, else SFUMATO_DATA). Digits need none.
         report: Takes lines for the user: progress, images that cannot be read.
+        limit: Of more training images of one person the rest contributes nothing.
 
     Raises:
         InputError: If a file is missing or damaged, or the recipe contradicts the data.
     """
     if config.name == "folder":
-        return folders.load_folder(config, _folder(config, data_root), report)
+        return folders.load_folder(config, _folder(config, data_root), report, limit)
     return _load_named(config, data_root, report)
 
 
@@ -60,7 +61,7 @@ def load_for(recipe: Recipe, data_root: Path | None, report: Callable[[str], Non
     Raises:
         InputError: As `load`.
     """
-    dataset = load(recipe.data, data_root, report)
+    dataset = load(recipe.data, data_root, report, images_per_person(recipe))
     is_scored = recipe.privacy is not None and recipe.privacy.score_noise is not None
     if dataset.held_out_name == "test" or not (is_scored or recipe.data.held_out == "test"):
         return dataset

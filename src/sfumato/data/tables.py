@@ -9,9 +9,9 @@ import csv
 import itertools
 import json
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TextIO
+from typing import Any, TextIO
 
 from sfumato.data.listing import PART_MEANT, LabelledFile, find_images, group_name, parts_of
 from sfumato.errors import InputError
@@ -29,14 +29,11 @@ def find_tables(root: Path) -> list[Path]:
         InputError: If there is more than one for the same images.
     """
     inner = sorted(path for path in root.iterdir() if path.name.casefold() in PART_MEANT) if root.is_dir() else []
-    for folders in ([root], inner):
-        found = [folder / name for folder in folders for name in FILE_COLUMNS if (folder / name).is_file()]
-        for one, other in itertools.pairwise(found):
-            if one.parent == other.parent:
-                raise InputError(f"{one} and {other} both give labels. Keep one of them.")
-        if found:
-            return found
-    return []
+    found = [folder / name for folder in (root, *inner) for name in FILE_COLUMNS if (folder / name).is_file()]
+    for one, other in itertools.pairwise(found):
+        if one.parent in (other.parent, root):
+            raise InputError(f"{one} and {other} both give labels. Keep one of them.")
+    return found
 
 
 def read_labels(
@@ -105,9 +102,36 @@ def read_labels(
     return [found[name] for name in sorted(found)]
 
 
+def column(root: Path, name: str) -> dict[str, str]:
+    """What the folder's tables state in one of their other columns, by the image's name; "" where a cell is empty.
+
+    Raises:
+        InputError: If there is no table, or a table has no such column.
+    """
+    tables = find_tables(root)
+    if not tables:
+        raise InputError(f"{root} has no table, so no column {name!r}. Write one: labels.csv, or metadata.csv.")
+    found: dict[str, str] = {}
+    for table in tables:
+        header, lines = _read(table, _any_value)
+        if header.count(name) != 1:
+            raise InputError(f"{table} has no one column {name!r}: it has {', '.join(header)}. Name one of these.")
+        above, file, place = table.parent.relative_to(root), header.index(FILE_COLUMNS[table.name]), header.index(name)
+        for _, cells in lines:
+            path = unicodedata.normalize("NFC", (above / cells[file].strip()).as_posix())
+            found[path] = cells[place].strip() if place < len(cells) else ""
+    return found
+
+
 def has_groups(root: Path) -> bool:
     """Whether a table has a column `group`."""
     return any("group" in _read(table)[0] for table in find_tables(root))
+
+
+def _listed(needed: list[str]) -> str:
+    """One column each, by name."""
+    *first, last = [f"one column {column!r}" for column in needed]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _rows(table: Path, needed: list[str]) -> list[tuple[int, dict[str, str]]]:
@@ -116,7 +140,7 @@ def _rows(table: Path, needed: list[str]) -> list[tuple[int, dict[str, str]]]:
     for column in needed:
         if header.count(column) != 1:
             raise InputError(
-                f"{table} needs one column {column!r} in its first line; it has "
+                f"{table} needs {_listed(needed)} in its first line, parted by commas, semicolons or tabs; it has "
                 f"{', '.join(header) or 'none'}. Correct the first line."
             )
     rows = []
@@ -132,11 +156,15 @@ def _rows(table: Path, needed: list[str]) -> list[tuple[int, dict[str, str]]]:
     return rows
 
 
-def _read(table: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The header's column names, and each further non-empty line's cells with its number."""
+def _read(table: Path, in_words: Callable[[Any], str] | None = None) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The header's column names, and each further non-empty line's cells with its number.
+
+    Args:
+        in_words: Of a value of JSON; by default "" of all but texts and whole numbers.
+    """
     try:
         with open(table, encoding="utf-8-sig", newline="") as file:  # "-sig": spreadsheets put a mark at the start
-            return _read_json(table, file) if table.suffix == ".jsonl" else _read_csv(file)
+            return _read_json(table, file, in_words or _label) if table.suffix == ".jsonl" else _read_csv(file)
     except OSError as error:
         raise InputError(f"{table} cannot be read: {error.strerror}. Make it readable.") from None
     except (csv.Error, UnicodeDecodeError) as error:
@@ -153,7 +181,17 @@ def _read_csv(file: TextIO) -> tuple[list[str], list[tuple[int, list[str]]]]:
     return header, [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
 
 
-def _read_json(table: Path, file: TextIO) -> tuple[list[str], list[tuple[int, list[str]]]]:
+def _label(value: Any) -> str:
+    return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
+
+
+def _any_value(value: Any) -> str:
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value, sort_keys=True)
+
+
+def _read_json(
+    table: Path, file: TextIO, in_words: Callable[[Any], str]
+) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """An object a line; a label may be a number."""
     header: list[str] = []
     rows = []
@@ -167,10 +205,5 @@ def _read_json(table: Path, file: TextIO) -> tuple[list[str], list[tuple[int, li
         if not isinstance(row, dict):
             raise InputError(f"{table} line {line} is no JSON object. Write one object a line.")
         header += [key for key in row if key not in header]
-        plain = {
-            key: str(value)
-            for key, value in row.items()
-            if isinstance(value, (str, int)) and not isinstance(value, bool)
-        }
-        rows.append((line, [plain.get(key, "") for key in header]))
+        rows.append((line, [in_words(row.get(key)) for key in header]))
     return header, rows

@@ -36,6 +36,15 @@ class Objective:
         """What the decision takes the largest of: (rows, classes)."""
         return outputs if self.class_proportions is None else outputs - _log_prior(self.class_proportions, outputs)
 
+    @property
+    def offsets(self) -> list[float] | None:
+        """By which the loss's outputs differ from what the decision takes the largest of, a class each;
+        None: they do not differ. Probabilities are of the classes as often as they are.
+        """
+        if self.class_proportions is None:
+            return None
+        return (2 * _log_prior(self.class_proportions, torch.zeros(0, dtype=torch.float64))).tolist()
+
 
 def _log_prior(class_proportions: tuple[float, ...], outputs: torch.Tensor) -> torch.Tensor:
     shares = torch.tensor(class_proportions, dtype=outputs.dtype, device=outputs.device)

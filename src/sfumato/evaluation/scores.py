@@ -1,15 +1,18 @@
 """How good a model is on held-out images. These numbers are not private."""
 
 import dataclasses
+import math
 
 import numpy as np
 import torch
 from torch import nn
 
 from sfumato.clipping.checks import random_state_kept
-from sfumato.clipping.stand_in import put_back
+from sfumato.clipping.stand_in import grads_kept, model_kept
 from sfumato.data.examples import Examples
 from sfumato.data.images import ImageSet
+
+_Z = 1.959963984540054  # of a two-sided 95 % interval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +35,12 @@ class Scores:
     majority_rate: float
 
 
+def only_class(logits: torch.Tensor) -> int | None:
+    """The one class that every image is taken for; None if several are named."""
+    named = logits.argmax(1).unique().tolist()
+    return named[0] if len(named) == 1 else None
+
+
 @torch.no_grad()
 def predict_logits(model: nn.Module, examples: Examples, rows: int = 128) -> torch.Tensor:
     """The model's outputs in evaluation mode, float32, shape (N, classes), on the CPU."""
@@ -41,11 +50,18 @@ def predict_logits(model: nn.Module, examples: Examples, rows: int = 128) -> tor
     chunks = []
     for indices in torch.arange(len(examples)).split(rows):
         batch = examples.batch(indices, device)
-        if batch.ndim == 4:  # pooling on a CPU takes a fifth of the time when channels lie together
-            batch = batch.contiguous(memory_format=torch.channels_last)
-        chunks.append(model(batch).float().cpu())
+        chunks.append(_outputs(model, batch).float().cpu())
     model.train(was_training)
     return torch.cat(chunks)
+
+
+def _outputs(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    if batch.ndim != 4:
+        return model(batch)
+    try:  # pooling on a CPU takes a fifth of the time when channels lie together
+        return model(batch.contiguous(memory_format=torch.channels_last))
+    except RuntimeError:  # a model that folds channels into rows by `view`
+        return model(batch)
 
 
 @torch.no_grad()
@@ -60,20 +76,15 @@ def predict_each_alone(model: nn.Module, images: ImageSet) -> torch.Tensor:
     here: `require_rows_apart` tries for that.
     """
     device = next(model.parameters()).device
-    tensors = [*model.parameters(), *model.buffers()]
-    held = [(tensor, tensor.data, tensor.detach().clone()) for tensor in tensors]
     was_training = model.training
     model.eval()
     outputs = []
-    with random_state_kept(next(model.parameters())):
+    with random_state_kept(next(model.parameters())), grads_kept(model):
         for place in range(len(images)):
             row = images.batch(torch.tensor([place]), device)
             torch.manual_seed(place)
-            with put_back(model):
+            with model_kept(model):
                 outputs.append(model(row).float().cpu())
-            for tensor, data, value in held:
-                tensor.data = data
-                data.copy_(value)
     model.train(was_training)
     return torch.cat(outputs)
 
@@ -92,15 +103,16 @@ def judged_right(logits: torch.Tensor, images: ImageSet) -> int:
     return int(((logits.argmax(1) == images.labels) & images.readable).sum())
 
 
-def score(logits: torch.Tensor, labels: torch.Tensor) -> Scores:
+def score(logits: torch.Tensor, labels: torch.Tensor, decided: torch.Tensor | None = None) -> Scores:
     """Scores decisions against labels.
 
     Args:
         logits: (N, classes), already shifted as the decision demands.
         labels: (N,), int64.
+        decided: (N,), int64; None: the class of the largest.
     """
     num_classes = logits.shape[1]
-    decided = logits.argmax(1)
+    decided = logits.argmax(1) if decided is None else decided
     correct = (decided == labels).double()
     counts = torch.bincount(labels, minlength=num_classes)
     hits = torch.bincount(labels, weights=correct, minlength=num_classes)
@@ -117,6 +129,18 @@ def score(logits: torch.Tensor, labels: torch.Tensor) -> Scores:
         auroc=_auroc(logits, labels) if num_classes == 2 and len(present) == 2 and logits.isfinite().all() else None,
         majority_rate=float(counts.max() / counts.sum()),
     )
+
+
+def wilson(hits: int, count: int) -> list[float] | None:
+    """Lower and upper end of a 95 % interval for a share (Wilson 1927); None of nothing."""
+    if not count:
+        return None
+    share = hits / count
+    centre = share + _Z**2 / (2 * count)
+    half = _Z * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
+    scale = 1 + _Z**2 / count
+    low, high = (centre - half) / scale, (centre + half) / scale
+    return [max(min(low, share), 0.0), min(max(high, share), 1.0)]  # roundings at 0 and 1
 
 
 def _auroc(logits: torch.Tensor, labels: torch.Tensor) -> float:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +13,8 @@ from sfumato import config
 from sfumato.data.examples import check_proportions
 from sfumato.data.images import normalisation
 from sfumato.errors import InputError
+from sfumato.evaluation import calibration
+from sfumato.evaluation.calibration import Calibration
 from sfumato.evaluation.objective import Objective
 from sfumato.models import registry
 from sfumato.models.trainable import named_classifier, scale_features
@@ -31,6 +33,7 @@ class Trained:
     std: tuple[float, ...]
     image_size: int
     channels: int
+    calibration: Calibration | None
 
     @property
     def row(self) -> torch.Tensor:
@@ -39,7 +42,8 @@ class Trained:
 
 
 def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
-    """Reads ``model.safetensors`` of a finished run; nothing else of the folder is needed.
+    """Reads ``model.safetensors`` of a finished run, and what `sfumato calibrate` left; nothing else of
+    the folder is needed.
 
     Guarantee: the file may come from anybody. It names a network of the registry and numbers of its
     architecture; no code is imported or called that it chooses, nothing is downloaded, and no path
@@ -107,4 +111,15 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         std=tuple(facts.std),
         image_size=facts.image_size,
         channels=facts.channels,
+        calibration=_of_classes(calibration.read(Path(folder), metadata.get("calibration")), facts.classes),
     )
+
+
+def _of_classes(found: Calibration | None, classes: Sequence[str]) -> Calibration | None:
+    threshold = None if found is None else found.threshold
+    is_other = threshold is not None and (len(classes) != 2 or threshold.positive not in classes)
+    if is_other or (found is not None and found.shifts is not None and len(found.shifts) != len(classes)):
+        raise InputError(
+            f"{calibration.CALIBRATION_FILE} is of other classes. Remove it, or run `sfumato calibrate` again."
+        )
+    return found

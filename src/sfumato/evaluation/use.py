@@ -1,25 +1,29 @@
-"""Using a trained model: scoring it on its held-out images, and naming the classes of others."""
+"""Scoring a trained model on its held-out images, or on a folder of others."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from sfumato.data import loading
-from sfumato.data.folders import decode_images, labelled_images
+from sfumato.data import loading, tables
+from sfumato.data.folders import labelled_images
 from sfumato.data.images import ImageSet
+from sfumato.data.listing import PART_MEANT
 from sfumato.data.views import Views
 from sfumato.errors import InputError
+from sfumato.evaluation import calibration
 from sfumato.evaluation.augtest import augtest
+from sfumato.evaluation.calibration import Calibration
 from sfumato.evaluation.evaluators import (
     Evaluator,
     Outcome,
     auroc_of_each,
-    calibration,
+    calibration_error,
     confusion,
+    decision_on_two,
     intervals,
+    of_groups,
+    reliability,
     sensitivity_at,
 )
 from sfumato.evaluation.row_independence import evaluation_finding
@@ -36,6 +40,47 @@ class Intervals(Record):
 
     accuracy: list[float]
     per_class: list[list[float] | None]
+    auroc: list[float] | None
+    """Of two classes."""
+
+
+class Decision(Record):
+    """Of two classes: what decides, and how often it is right."""
+
+    positive: str
+    threshold: float
+    counts: dict[str, int]
+    sensitivity: float | None
+    sensitivity_interval: list[float] | None
+    specificity: float | None
+    specificity_interval: list[float] | None
+    prevalence: float
+    positive_predictive_value: float | None
+    negative_predictive_value: float | None
+
+
+_MOST_GROUPS = 100
+
+
+class Group(Record):
+    """Images that share a value of a column; "" where nothing is stated. The interval is Wilson's, 95 %."""
+
+    value: str
+    num_images: int
+    accuracy: float
+    interval: list[float]
+    per_class: list[float | None]
+
+
+class Reliability(Record):
+    """Images whose named class was called about as probable: the mean of that, how often it was right, and of that the
+    95 % interval (Wilson).
+    """
+
+    num_images: int
+    probability: float
+    right: float
+    interval: list[float]
 
 
 class Evaluation(Record):
@@ -56,6 +101,12 @@ class Evaluation(Record):
     confusion: list[list[int]]
     """Images of each class (row) that were taken for each class (column)."""
     calibration_error: float | None
+    reliability: list[Reliability] | None
+    """How often what was named is right, by how probable it was called."""
+    calibration: Calibration | None
+    """How probabilities and decisions came of the outputs; None: as they are, not calibrated."""
+    decision: Decision | None
+    """Of two classes."""
     auroc_per_class: list[float | None]
     """Each class against the rest."""
     specificity: float
@@ -64,20 +115,16 @@ class Evaluation(Record):
     intervals: Intervals
     class_gap: float
     """Accuracy of the best class less that of the worst."""
+    by: str | None
+    """The column of the folder's table that `groups` are told by."""
+    groups: list[Group] | None
+    group_gap: float | None
+    """Accuracy of the best group less that of the worst."""
     test_views: int
     accuracy_augtest_vote: float | None
     accuracy_augtest_mean: float | None
     more: dict[str, Any]
     """What the caller's own evaluators yielded."""
-
-
-class Prediction(Record):
-    """The class of one image; None where the image cannot be read."""
-
-    image: str
-    class_name: str | None
-    probability: float | None
-    probabilities: dict[str, float] | None
 
 
 def evaluate(
@@ -87,6 +134,8 @@ def evaluate(
     data_root: str | Path | None = None,
     test_views: int | None = None,
     specificity: float = 0.95,
+    prevalence: float | None = None,
+    by: str | None = None,
     evaluators: Sequence[Evaluator] = (),
     trust: Collection[str] = (),
     report: Report = lambda text: None,
@@ -101,6 +150,9 @@ def evaluate(
         data_root: Where the data lies; default as in training, where the run's owner has noted it.
         test_views: Random views of each image that decide together; default as in the recipe.
         specificity: At which each class's sensitivity is told.
+        prevalence: Share of positive images where the model will be used, for the predictive values
+            of two classes; None: as among these images.
+        by: A column of that folder's table: accuracies are also told for each of its values.
         evaluators: Your own (`sfumato.evaluation.evaluators`): what they yield stands under `more`.
         trust: Modules that may be imported for the model, each by its full name.
         report: Is told what the user should know.
@@ -110,16 +162,30 @@ def evaluate(
     """
     if not 0 <= specificity <= 1:
         raise InputError(f"specificity = {specificity} is no share. Give one from 0 to 1, for example 0.95.")
+    if prevalence is not None and not 0 <= prevalence <= 1:
+        raise InputError(f"prevalence = {prevalence} is no share. Give one from 0 to 1, for example 0.02.")
     folder = Path(run)
     trained = load(folder, trust)
-    held_out, held_out_name = _held_out(folder_of_images, trained, folder, data_root, report)
+    if (reason := _trained_on(folder_of_images, folder, trained.recipe.data.split)) is not None:
+        report(f"warning: {reason}")
+    held_out, held_out_name, names = _held_out(folder_of_images, trained, folder, data_root, report)
+    groups = [] if by is None else [of_groups(_values_of(by, folder_of_images, names))]
     if (mixing := evaluation_finding(trained.model, trained.row)) is not None:
         report(f"warning: accuracies depend on which images are judged together: {mixing}")
     decide = trained.objective.decision_logits
     logits = decide(predict_logits(trained.model, held_out))
-    found = score(logits, held_out.labels)
-    outcome = Outcome(logits.double(), held_out.labels, trained.classes)
-    own = (confusion, calibration, auroc_of_each, sensitivity_at(specificity), intervals)
+    outcome = Outcome(logits.double(), held_out.labels, trained.classes, trained.calibration)
+    found = score(logits, held_out.labels, outcome.decided)
+    own = (
+        confusion,
+        calibration_error,
+        reliability,
+        auroc_of_each,
+        sensitivity_at(specificity),
+        intervals,
+        decision_on_two(prevalence),
+        *groups,
+    )
     facts = dict(pair for evaluator in own for pair in evaluator(outcome))
     augmentation = trained.recipe.augmentation
     num_views = augmentation.test_views if test_views is None else test_views
@@ -132,7 +198,16 @@ def evaluate(
         num_images=len(held_out),
         classes=list(trained.classes),
         **dataclasses.asdict(found),
-        **{**facts, "intervals": Intervals(**facts["intervals"])},
+        **{
+            **facts,
+            "intervals": Intervals(**facts["intervals"]),
+            "decision": Decision(**facts["decision"]) if "decision" in facts else None,
+            "groups": [Group(**group) for group in facts["groups"]] if groups else None,
+            "group_gap": facts.get("group_gap"),
+            "reliability": facts["reliability"] and [Reliability(**each) for each in facts["reliability"]],
+        },
+        calibration=trained.calibration,
+        by=by,
         test_views=together.views,
         accuracy_augtest_vote=together.vote,
         accuracy_augtest_mean=together.mean,
@@ -146,14 +221,14 @@ def _held_out(
     folder: Path,
     data_root: str | Path | None,
     report: Report,
-) -> tuple[ImageSet, Literal["test", "valid", "folder"]]:
-    """The images that a run is judged by, and what they are: those of a folder, or its own held-out
-    ones.
+) -> tuple[ImageSet, Literal["test", "valid", "folder"], list[str]]:
+    """The images that a run is judged by, and what they are: those of a folder, with their names, or
+    its own held-out ones.
     """
     if images is not None:
         if data_root is not None:
             raise InputError("a folder to score, and --data-root, where the run's own images lie: give one of them.")
-        judged = labelled_images(
+        judged, names = labelled_images(
             Path(images),
             trained.classes,
             image_size=trained.image_size,
@@ -163,7 +238,7 @@ def _held_out(
             std=trained.std,
             report=report,
         )
-        return judged, "folder"
+        return judged, "folder", names
     root = None if data_root is None else Path(data_root)
     if root is None and (noted := read_data_root(folder)) is not None:
         report(f"images of {noted}, as {folder / DATA_ROOT_FILE} says")
@@ -186,52 +261,102 @@ def _held_out(
         raise InputError(
             f"{folder} judges other images or classes than data set {data.name} has. Give a run that was trained on it."
         )
-    return dataset.held_out, dataset.held_out_name
+    return dataset.held_out, dataset.held_out_name, []
 
 
-def predict(
-    run: str | Path, images: Sequence[str | Path], *, trust: Collection[str] = (), report: Report = lambda text: None
-) -> list[Prediction]:
-    """Names the class of each image, with the model's probabilities.
+def _values_of(by: str, folder_of_images: str | Path | None, names: Sequence[str]) -> list[str]:
+    """What the folder's table states of each image in one column."""
+    if folder_of_images is None:
+        raise InputError("groups are told for a folder of images with a table. Name the folder, or leave --by out.")
+    stated = tables.column(Path(folder_of_images), by)
+    values = [stated[name] for name in names]
+    if len(set(values)) > _MOST_GROUPS:
+        raise InputError(
+            f"column {by!r} has {len(set(values))} different values, and groups are told of at most {_MOST_GROUPS}. "
+            "Put what belongs together under one name in a column of its own."
+        )
+    return values
+
+
+def _trained_on(folder_of_images: str | Path | None, folder: Path, split: str) -> str | None:
+    """What to say where that is the folder which the owner's note says the run was trained on, one above it, or a part
+    of it that is not held out under `data.split`.
+    """
+    noted = read_data_root(folder)
+    if noted is None or folder_of_images is None:
+        return None
+    root, images = noted.resolve(), Path(folder_of_images).resolve()
+    if images not in (root, *root.parents) and root not in images.parents:
+        return None
+    inside = images.relative_to(root).parts if root in images.parents else ()
+    part = PART_MEANT.get(inside[0].casefold() if inside else "", "train")
+    if part == "test" or (part == "valid" and split == "train"):
+        return None
+    return (
+        f"{folder_of_images} is where this run's training images lie: what a model says of these tells nothing of "
+        "new ones. Leave the folder out for the run's held-out images."
+    )
+
+
+def calibrate(
+    run: str | Path,
+    folder_of_images: str | Path | None = None,
+    *,
+    positive: str | None = None,
+    sensitivity: float | None = None,
+    specificity: float | None = None,
+    data_root: str | Path | None = None,
+    trust: Collection[str] = (),
+    report: Report = lambda text: None,
+) -> Calibration:
+    """Fits probabilities and a threshold, and leaves them in the run folder for `evaluate` and
+    `predict`. What is fitted is not private with respect to the images.
 
     Args:
         run: The run folder.
-        images: Files, or folders of them.
-        trust: Modules that may be imported for the model, each by its full name.
-        report: Is told which images cannot be read.
+        folder_of_images: As in `evaluate`.
+        positive: The class of two that is looked for; None: the second.
+        sensitivity: Share of positive images to find; or
+        specificity: share of the others to leave alone. Neither: the more probable class is named.
+        data_root, trust, report: As in `evaluate`.
 
     Raises:
-        InputError: If the run or an image is not there, or the model's outputs are not finite.
+        InputError: If the run or its images are not there, are too few, or are others.
     """
-    trained = load(Path(run), trust)
-    paths, decoded = decode_images(
-        [Path(image) for image in images],
-        image_size=trained.image_size,
-        resize_ratio=trained.recipe.data.resize_ratio,
-        channels=trained.channels,
-        mean=trained.mean,
-        std=trained.std,
-        report=report,
-    )
-    if (mixing := evaluation_finding(trained.model, trained.row)) is not None:
-        report(f"warning: answers depend on which images are judged together: {mixing}")
-    logits = trained.objective.decision_logits(predict_logits(trained.model, decoded))
-    if not logits[decoded.readable].isfinite().all():
+    if sensitivity is not None and specificity is not None:
+        raise InputError("a threshold reaches a sensitivity or a specificity. Give one of them.")
+    folder = Path(run)
+    trained = load(folder, trust)
+    if positive is not None and sensitivity is None and specificity is None:
+        raise InputError("a positive class is for a threshold. Give --sensitivity or --specificity too.")
+    if (reason := _trained_on(folder_of_images, folder, trained.recipe.data.split)) is not None:
+        raise InputError(reason)
+    held_out, name, _ = _held_out(folder_of_images, trained, folder, data_root, report)
+    logits = trained.objective.decision_logits(predict_logits(trained.model, held_out)).double()
+    offsets = trained.objective.offsets
+    probable = calibration.with_offsets(logits, offsets)
+    if calibration.fit_temperature(probable, held_out.labels) is None:
         raise InputError(
-            f"the model of {run} gives no finite outputs, so it names no class. Train again with "
-            "a smaller optimizer.learning_rate."
+            f"{len(held_out)} images are too few to calibrate with, or the model's outputs are not finite. Give a "
+            f"folder of at least {calibration.FEWEST_IMAGES} images with labels that were not trained on."
         )
-    return [
-        _named(str(path), trained.classes, probabilities if readable else None)
-        for path, readable, probabilities in zip(
-            paths, decoded.readable.tolist(), torch.softmax(logits.double(), 1).tolist(), strict=True
+    temperature, shifts = calibration.fit_temperature_and_shifts(probable, held_out.labels)
+    fitted = Calibration(
+        temperature=temperature,
+        offsets=offsets,
+        shifts=shifts,
+        fitted_on="folder" if name == "folder" else "held-out",
+        num_images=len(held_out),
+    )
+    if sensitivity is not None or specificity is not None:
+        found = calibration.fit_threshold(
+            fitted.probabilities(logits),
+            held_out.labels,
+            trained.classes,
+            positive=positive if positive is not None else trained.classes[-1],
+            aim="sensitivity" if sensitivity is not None else "specificity",
+            at=sensitivity if sensitivity is not None else specificity or 0.0,
         )
-    ]
-
-
-def _named(image: str, classes: Sequence[str], probabilities: list[float] | None) -> Prediction:
-    if probabilities is None:
-        return Prediction(image=image, class_name=None, probability=None, probabilities=None)
-    best = max(range(len(probabilities)), key=probabilities.__getitem__)
-    named = dict(zip(classes, probabilities, strict=True))
-    return Prediction(image=image, class_name=classes[best], probability=probabilities[best], probabilities=named)
+        fitted = fitted.model_copy(update={"threshold": found})
+    calibration.write(folder, fitted)
+    return fitted

@@ -12,6 +12,7 @@ from typing import Any
 from sfumato.config import FilledRecipe, Recipe
 from sfumato.data.catalogue import Facts
 
+DEFAULT_STEPS = 150
 ADAM = {"beta1": 0.9, "beta2": 0.999, "adam_epsilon": 1e-8}
 
 
@@ -73,7 +74,7 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
     elif values["augmentation"]["padding"] is None:
         values["augmentation"]["padding"] = 4
     if recipe.privacy is not None:
-        choose("privacy", "delta", delta_default(n), f"the largest power of ten below 1/N = 1/{n}")
+        choose("privacy", "delta", delta_default(n), f"the largest power of ten up to 1/(10 N) = 1/{10 * n}")
     solved = _solved_quantity(values)
     if _on_features(values):
         _fill_in_on_features(recipe, values, n, solved, choose)
@@ -84,7 +85,7 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
             "training", "batch_size", default_batch_size(n), f"a quarter of N = {n}, between 256 and 4096, at most N"
         )
     if solved != "num_steps":
-        choose("training", "num_steps", 150, "more updates need more noise in each")
+        choose("training", "num_steps", DEFAULT_STEPS, "more updates need more noise in each")
     if recipe.optimizer.name == "sgd":
         choose(
             "optimizer",
@@ -146,11 +147,14 @@ def _fill_in_ordinary(recipe: Recipe, values: dict[str, Any], n: int, choose: Ca
 
 
 def delta_default(num_examples: int) -> float:
-    """The largest power of ten below 1 / num_examples."""
-    exponent = -math.floor(math.log10(num_examples)) - 1
-    if 10.0**exponent >= 1 / num_examples:  # num_examples is itself a power of ten, up to rounding
-        exponent -= 1
-    return float(f"1e{exponent}")
+    """The largest power of ten up to 1 / (10 num_examples): publishing one image at random would satisfy
+    a delta of 1 / num_examples.
+
+    Example:
+        >>> delta_default(60_000), delta_default(10_000)
+        (1e-06, 1e-05)
+    """
+    return float(f"1e-{len(str(10 * num_examples - 1))}")
 
 
 def default_batch_size(num_examples: int) -> int:

@@ -8,8 +8,14 @@ from sfumato.accounting.selection import Selection
 from sfumato.config import FilledPrivacy, PrivacyConfig, Recipe, ResolvedAugmentation, ResolvedRecipe, parse_resolved
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
-from sfumato.planning.defaults import Choice, fill_in
+from sfumato.planning.defaults import Choice, delta_default, fill_in
 from sfumato.planning.solve import Budget, Solved, solve
+
+ORDINARY = "this is ordinary training, without a budget and without noise"
+MOST_IMAGES_TOGETHER = 256
+"""Of a person who is drawn (`sfumato.data.people`)."""
+FEW_IMAGES = 1_000
+"""Below, training with noise is warned about."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +64,9 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     Raises:
         InputError: If the budget is impossible or incomplete.
     """
+    recipe, facts, drawn = _drawn(recipe, facts)
     recipe, choices = fill_in(recipe, facts)
+    choices = [*drawn, *choices]
     _refuse_impossible_views(recipe.augmentation, facts.image_size)
     n = facts.num_examples
     privacy, training, optimizer = recipe.privacy, recipe.training, recipe.optimizer
@@ -81,16 +89,18 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
             ordinary,
             mechanism,
             False,
-            "the recipe has no [privacy] section: this is ordinary training",
+            ORDINARY,
             choices,
             warnings,
         )
 
     target, sigma, delta = privacy.target_epsilon, privacy.noise_multiplier, privacy.delta
-    if delta > 1 / n:
+    warnings += warnings_of_delta(delta, n, privacy.unit if privacy.person_sampling == "persons" else "image")
+    if n < FEW_IMAGES:
+        public = "" if recipe.model.init_from else " a network that others trained (model.name = efficientnet_lite0)"
         warnings.append(
-            f"delta = {rounding.delta_text(delta)} is more than 1/N = {1 / n:.3g}: publishing one "
-            "image at random would satisfy it. Choose a smaller delta."
+            f"{n} {_counted(privacy)} are few for training with noise: expect a weak classifier. {FEW_IMAGES} or more,"
+            f"{public} or a larger epsilon help."
         )
     if target is None and sigma is None:
         raise InputError(
@@ -99,7 +109,8 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
         )
     if training.batch_size is not None and training.batch_size > n:
         raise InputError(
-            f"training.batch_size = {training.batch_size} is more than the {n} training images. Choose a smaller one."
+            f"training.batch_size = {training.batch_size} is more than the {n} {_counted(privacy)}. Choose a "
+            "smaller one."
         )
     if privacy.max_images_per_person is not None and privacy.sampling == "shuffled":
         raise InputError(
@@ -113,13 +124,27 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
             "noise_multiplier 0 has no finite epsilon, so it cannot meet a target_epsilon. Leave one of them out."
         )
 
-    budget = Budget(n, delta, target, training.batch_size, training.num_steps, sigma, privacy.accountant, selection)
+    budget = Budget(
+        num_examples=n,
+        delta=delta,
+        target_epsilon=target,
+        batch_size=training.batch_size,
+        num_steps=training.num_steps,
+        noise_multiplier=sigma,
+        accountant=privacy.accountant,
+        selection=selection,
+        images_per_unit=privacy.images_per_unit,
+    )
     mechanism, solved_for = solve(budget)
     if target is not None:
         if solved_for is not None:
             key, why = _SOLVED[solved_for]
             choices.append(
-                Choice(key, getattr(mechanism, solved_for), f"{why} within epsilon {rounding.epsilon_text(target)}")
+                Choice(
+                    key,
+                    getattr(mechanism, solved_for),
+                    f"{why} within epsilon {rounding.epsilon_text(target)} for each {privacy.unit}",
+                )
             )
         elif selection is not None:
             _refuse_overspent_selection(mechanism, target, delta, selection)
@@ -140,6 +165,68 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     resolved = parse_resolved(values)
     reason = _why_not_private(resolved, mechanism)
     return Plan(resolved, mechanism, reason is None, reason, choices, warnings)
+
+
+def _drawn(recipe: Recipe, facts: Facts) -> tuple[Recipe, Facts, list[Choice]]:
+    """What each update draws where the unit is a person, filled in; and N, on which every default and
+    epsilon depend, as the number of people where people are drawn.
+
+    Raises:
+        InputError: If nobody says who the people are, or they cannot be drawn.
+    """
+    privacy = recipe.privacy
+    if privacy is not None and privacy.unit == "person" and recipe.data.name == "folder" and not recipe.data.group_by:
+        raise InputError(
+            "an epsilon for each person needs to know whose each image is: give data.group_by, for example --set "
+            "data.group_by=group, a column of labels.csv, or an expression that reads the person from a path, such as "
+            "--set 'data.group_by=/(p[0-9]+)_'."
+        )
+    if privacy is None or privacy.unit != "person":
+        return recipe, facts, []
+    choices = []
+    with_views = bool(recipe.augmentation.augmult) or recipe.augmentation.kind not in (None, "none")
+    if privacy.person_sampling is None:
+        drawn = "images" if with_views or facts.num_people is None else "persons"
+        why = "far less noise for the same epsilon" if drawn == "persons" else "views, or nobody says who is who"
+        choices.append(Choice("privacy.person_sampling", drawn, why))
+        privacy = privacy.model_copy(update={"person_sampling": drawn})
+        recipe = recipe.model_copy(update={"privacy": privacy})
+    if privacy.person_sampling == "images":
+        return recipe, facts, choices
+    if facts.num_people is None:
+        raise InputError(
+            'privacy.person_sampling = "persons" needs to know whose each image is: give data.group_by, for a folder.'
+        )
+    if with_views:
+        raise InputError(
+            'privacy.person_sampling = "persons" takes each image as it is. Leave augmentation out, or draw images.'
+        )
+    if (privacy.max_images_per_person or 0) > MOST_IMAGES_TOGETHER:
+        raise InputError(
+            f"of a person who is drawn at most {MOST_IMAGES_TOGETHER} images count, not "
+            f"{privacy.max_images_per_person}. Lower privacy.max_images_per_person, or set privacy.person_sampling = "
+            '"images".'
+        )
+    return recipe, dataclasses.replace(facts, num_examples=facts.num_people), choices
+
+
+def _counted(privacy: PrivacyConfig) -> str:
+    return "people" if privacy.person_sampling == "persons" else "training images"
+
+
+def warnings_of_delta(delta: float, num_examples: int, what: str = "image") -> list[str]:
+    """What to say of a delta that is no small fraction of 1/N."""
+    if delta > 1 / num_examples:
+        return [
+            f"delta = {rounding.delta_text(delta)} is more than 1/N = {1 / num_examples:.3g}: publishing one "
+            f"{what} at random would satisfy it. Choose a smaller delta."
+        ]
+    if delta > 0.1 / num_examples:
+        return [
+            f"delta = {rounding.delta_text(delta)} is within a factor of ten of 1/N = {1 / num_examples:.3g}: it "
+            f"should be well below. {rounding.delta_text(delta_default(num_examples))} is the default."
+        ]
+    return []
 
 
 def _within(mechanism: Mechanism, target: float, privacy: FilledPrivacy, warnings: list[str]) -> Mechanism:
@@ -218,6 +305,9 @@ def resolve_without_privacy(recipe: Recipe, facts: Facts) -> Plan:
     privacy = recipe.privacy
     if privacy is not None and privacy.target_epsilon is None and privacy.noise_multiplier is None:
         recipe = recipe.model_copy(update={"privacy": None})
+    elif privacy is not None and privacy.unit == "person":  # ordinary training counts images
+        images = {"unit": "image", "person_sampling": None}
+        recipe = recipe.model_copy(update={"privacy": privacy.model_copy(update=images)})
     return _without_privacy(resolve(recipe, facts))
 
 
@@ -241,7 +331,7 @@ def _without_privacy(plan: Plan) -> Plan:
         recipe=plain,
         mechanism=mechanism,
         private=False,
-        why_not_private="privacy was switched off by --non-private",
+        why_not_private=ORDINARY,
     )
 
 

@@ -25,6 +25,7 @@ class Budget:
         noise_multiplier: sigma.
         accountant: Whose epsilon is held to the target.
         selection: How the run is selected from others, which epsilon then covers.
+        images_per_unit: Whose epsilon it is: of one image, or of all of a person's.
     """
 
     num_examples: int
@@ -35,6 +36,7 @@ class Budget:
     noise_multiplier: float | None
     accountant: Accountant = "pld"
     selection: Selection | None = None
+    images_per_unit: int = 1
 
 
 def solve(budget: Budget) -> tuple[Mechanism, Solved | None]:
@@ -53,12 +55,12 @@ def solve(budget: Budget) -> tuple[Mechanism, Solved | None]:
     n, target = budget.num_examples, budget.target_epsilon
     match budget.noise_multiplier, budget.batch_size, budget.num_steps:
         case (float() | int()) as sigma, int() as batch_size, int() as num_steps:
-            return Mechanism(n, batch_size, sigma, num_steps), None
+            return Mechanism(n, batch_size, sigma, num_steps, images_per_unit=budget.images_per_unit), None
     if target is None:
         raise InputError(
             "without a target epsilon the batch size, the number of steps and the noise multiplier must all be given."
         )
-    delta, accountant = budget.delta, budget.accountant
+    delta, accountant, images = budget.delta, budget.accountant, budget.images_per_unit
     match budget.noise_multiplier, budget.batch_size, budget.num_steps:
         case None, int() as batch_size, int() as num_steps:
             sigma = calibration.solve_noise_multiplier(
@@ -69,8 +71,9 @@ def solve(budget: Budget) -> tuple[Mechanism, Solved | None]:
                 delta=delta,
                 accountant=accountant,
                 selection=budget.selection,
+                images_per_unit=images,
             )
-            return Mechanism(n, batch_size, sigma, num_steps), "noise_multiplier"
+            return Mechanism(n, batch_size, sigma, num_steps, images_per_unit=images), "noise_multiplier"
         case _ if budget.selection is not None:
             raise InputError(
                 "for a run selected from others only the noise is solved for. Give "
@@ -84,8 +87,9 @@ def solve(budget: Budget) -> tuple[Mechanism, Solved | None]:
                 target_epsilon=target,
                 delta=delta,
                 accountant=accountant,
+                images_per_unit=images,
             )
-            return Mechanism(n, batch_size, sigma, num_steps), "batch_size"
+            return Mechanism(n, batch_size, sigma, num_steps, images_per_unit=images), "batch_size"
         case (float() | int()) as sigma, int() as batch_size, None:
             num_steps = calibration.solve_num_steps(
                 num_examples=n,
@@ -94,6 +98,7 @@ def solve(budget: Budget) -> tuple[Mechanism, Solved | None]:
                 target_epsilon=target,
                 delta=delta,
                 accountant=accountant,
+                images_per_unit=images,
             )
-            return Mechanism(n, batch_size, sigma, num_steps), "num_steps"
+            return Mechanism(n, batch_size, sigma, num_steps, images_per_unit=images), "num_steps"
     raise InputError("more than one of batch size, number of steps and noise multiplier is left out. Give all but one.")

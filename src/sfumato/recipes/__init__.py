@@ -71,3 +71,8 @@ def recipe_of(given: config.Recipe | Mapping[str, Any] | str | Path, settings: M
     for key, value in settings.items():
         config.put(values, key, value)
     return config.parse(values)
+
+
+def name_of(given: config.Recipe | Mapping[str, Any] | str | Path) -> str:
+    """What runs of a recipe are named after."""
+    return read(given)[0] if isinstance(given, (str, Path)) else "run"

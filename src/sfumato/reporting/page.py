@@ -70,7 +70,7 @@ def _header(run: Recorded) -> Html:
     how = "with differential privacy" if run.is_private else "without a privacy guarantee"
     lead = (
         f"An image classifier ({model}){classes}, "
-        f"trained on {formats.count(run.certificate.num_examples)} images {how}."
+        f"trained on {formats.count(run.certificate.public_inputs.num_examples)} images {how}."
     )
     parts = [
         element("p", "Sfumato report", class_="kicker"),
@@ -107,6 +107,10 @@ def _not_covered(run: Recorded) -> Html:
     return element("section", element("h2", "What is not covered"), element("p", intro), points)
 
 
+def _interval(ends: list[float] | None) -> str:
+    return "" if ends is None else f" ({formats.per_cent(ends[0])} to {formats.per_cent(ends[1])}, 95 %)"
+
+
 def _accuracy(run: Recorded) -> Html:
     if run.result is None:
         title = element("h2", "How good it is")
@@ -117,7 +121,7 @@ def _accuracy(run: Recorded) -> Html:
         return element("section", title, element("div", *tiles, class_="tiles"))
     result = run.result
     tiles = [
-        _tile("accuracy", formats.per_cent(result.accuracy)),
+        _tile("accuracy" + _interval(result.accuracy_interval), formats.per_cent(result.accuracy)),
         _tile("balanced accuracy", formats.per_cent(result.balanced_accuracy)),
         _tile("always the most frequent class", formats.per_cent(result.majority_rate)),
     ]

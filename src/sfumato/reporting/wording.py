@@ -16,7 +16,12 @@ def verdict(run: Recorded) -> Html:
             f"ε ≤ {formats.epsilon_text(guarantee.epsilon)} at δ = {formats.delta_text(guarantee.delta)}",
             class_="headline",
         )
-        return element("div", numbers, _person(guarantee), *_running(certificate), class_="verdict")
+        held_out = element(
+            "p",
+            f"{formats.count(certificate.public_inputs.num_held_out)} further images were held out to measure "
+            "accuracy: no guarantee is given to them.",
+        )
+        return element("div", numbers, _person(guarantee), held_out, *_running(certificate), class_="verdict")
     reason = certificate.why_not_private or "no finite epsilon can be certified for it"
     parts = [
         element("p", "Not private", class_="headline"),
@@ -28,15 +33,23 @@ def verdict(run: Recorded) -> Html:
 
 def _person(guarantee: Guarantee) -> Html:
     """What the guarantee means for whoever is on an image."""
+    of_persons = guarantee.of_persons
+    single, every_other, one = (
+        ("person among those trained on", "image of everybody else", "person")
+        if of_persons
+        else ("image among those trained on", "other training image", "particular image")
+    )
     text = (
-        "The training was randomised so that its result hardly depends on any single image. "
-        "Suppose someone knows every other training image, studies the finished model and has to "
-        "say whether one particular image took part, where both are equally likely. A coin is "
+        f"The training was randomised so that its result hardly depends on any single {single}. "
+        f"Suppose someone knows every {every_other}, studies the finished model and has to "
+        f"say whether one {one} took part, where both are equally likely. A coin is "
         "right 50 % of the time. Whatever they try and whatever else they know, they are right "
         f"{_at_most(guarantee.attacker)}"
     )
     epsilon, images = guarantee.person or (None, 0)
-    if epsilon is not None and guarantee.attacker_person is not None:
+    if of_persons:
+        text += f" This holds for {guarantee.unit}, all of them together."
+    elif epsilon is not None and guarantee.attacker_person is not None:
         who = f"a person with up to {formats.count(images)} images, all of them together"
         text += f" If they ask instead about {who}, they are right {_at_most(guarantee.attacker_person)}"
     return element("p", text)
@@ -63,8 +76,9 @@ def _running(certificate: Certificate) -> list[Html]:
 def _if_private(hypothetical: Guarantee | None) -> list[Html]:
     if hypothetical is None:
         return []
-    person = hypothetical.person[0] if hypothetical.person else None
+    person = hypothetical.person[0] if hypothetical.person and not hypothetical.of_persons else None
     also = f", and {formats.epsilon_text(person)} for all images of one person" if person is not None else ""
+    also = f" for {hypothetical.unit}" if hypothetical.of_persons else also
     text = (
         "For comparison only: with Poisson sampling and secret noise, the same settings would "
         f"have meant epsilon {formats.epsilon_text(hypothetical.epsilon)} at delta "
@@ -81,40 +95,49 @@ def terms(run: Recorded) -> list[tuple[str, str, str]]:
 
 
 def _guarantee(guarantee: Guarantee, certificate: Certificate) -> list[tuple[str, str, str]]:
-    by_pld = "not computed" if certificate.epsilon_pld is None else formats.epsilon_text(certificate.epsilon_pld)
-    how = (
-        f"Accountant: {guarantee.accountant.upper()}. By PLD {by_pld}, by RDP "
-        f"{formats.epsilon_text(certificate.epsilon_rdp)}; each is an upper bound."
+    by_pld, by_rdp = (
+        "not computed" if value is None else formats.epsilon_text(value)
+        for value in (certificate.epsilon_pld, certificate.epsilon_rdp)
     )
+    how = f"Accountant: {guarantee.accountant.upper()}. By PLD {by_pld}, by RDP {by_rdp}; each is an upper bound."
+    of_persons = guarantee.of_persons
+    single = "person" if of_persons else "image"
+    groups = f"Which images belong together: {certificate.person_groups}."
     if certificate.accountant_note:
         how += f" {certificate.accountant_note}"
     rows = [
         (
             "Epsilon",
             formats.epsilon_text(guarantee.epsilon),
-            "How far one image can shift the probability of any result: by a factor of at most e "
-            f"to the power of epsilon. Smaller is safer. {how}",
+            f"How far one {single} can shift the probability of any result: by a factor of at most e "
+            f"to the power of epsilon. Smaller is safer: 1 is strong, 3 usual, 8 weak. "
+            f"{how}",
         ),
         (
             "Delta",
             formats.delta_text(guarantee.delta),
-            f"What the factor does not cover: at most {formats.one_in(guarantee.delta)} may be "
+            f"What that factor does not cover: at most {formats.one_in(guarantee.delta)} may be "
             "added to any probability. It should be well below one in "
-            f"{formats.count(certificate.num_examples)}, the number of training images.",
+            f"{formats.count(certificate.num_examples)}, the number of {_drawn(certificate)}.",
         ),
         (
             "Unit",
             guarantee.unit,
-            "The guarantee is for each single image. It weakens for someone who is on several of them.",
+            f"The guarantee is for each person, with all of these images together. {groups}"
+            if of_persons
+            else "The guarantee is for each single image. It weakens for someone who is on several of them.",
         ),
     ]
-    if guarantee.person is not None:
+    if guarantee.image is not None:
+        rows.append(("Epsilon of one image", formats.epsilon_text(guarantee.image), "For one image alone."))
+    elif guarantee.person is not None and not of_persons:
         epsilon, images = guarantee.person
-        groups = f"Which images belong together: {certificate.person_groups}."
         text = f"For all of up to {formats.count(images)} images of one person together. {groups}"
         rows.append(("Epsilon of a person", formats.epsilon_text(epsilon), text))
     rows.append(("Relation", "", f"What is compared: {certificate.relation}."))
-    for name, attacker in (("Attacker", guarantee.attacker), ("Attacker, of a person", guarantee.attacker_person)):
+    told = [("Attacker", guarantee.attacker)]
+    told += [] if of_persons else [("Attacker, of a person", guarantee.attacker_person)]
+    for name, attacker in told:
         if attacker is not None:
             rows.append((name, f"right at most {formats.per_cent_at_most(attacker.accuracy)}", _of_attacker(attacker)))
     return rows
@@ -127,7 +150,7 @@ def _of_attacker(attacker: AttackerClaims) -> str:
         else "From several pairs of epsilon and delta: the mechanism's own trade-off is not computed here."
     )
     return (
-        "Of guesses at even odds. Who accepts false alarms for 1 % of the images that took no part recognises at most "
+        "Of guesses at even odds. Who accepts false alarms for 1 % of those that took no part recognises at most "
         f"{formats.per_cent_at_most(attacker.true_positives_at_1_percent)} of those that did; with 0.1 %, at most "
         f"{formats.per_cent_at_most(attacker.true_positives_at_0_1_percent)}. {how}"
     )
@@ -135,9 +158,10 @@ def _of_attacker(attacker: AttackerClaims) -> str:
 
 def _mechanism(certificate: Certificate, is_private: bool) -> list[tuple[str, str, str]]:
     examples = formats.count(certificate.num_examples)
+    one = "person" if certificate.drawn == "people" else "image"
     if certificate.sampling == "poisson":
         sampling = (
-            f"At each step, each of the {examples} training images is drawn by itself with "
+            f"At each step, each of the {examples} {_drawn(certificate)} is drawn by itself with "
             f"probability {formats.quantity(certificate.sampling_prob)}; "
             f"{formats.count(certificate.batch_size)} are expected. "
             + ("Which ones were drawn stays secret." if is_private else "")
@@ -152,7 +176,7 @@ def _mechanism(certificate: Certificate, is_private: bool) -> list[tuple[str, st
         (
             "Noise multiplier",
             formats.quantity(certificate.noise_multiplier),
-            "Standard deviation of the noise in units of what one image can contribute to a step.",
+            f"Standard deviation of the noise in units of what one {one} can contribute to a step.",
         ),
     ]
     if certificate.clipping_norm is not None:
@@ -160,7 +184,8 @@ def _mechanism(certificate: Certificate, is_private: bool) -> list[tuple[str, st
             (
                 "Clipping norm",
                 formats.quantity(certificate.clipping_norm),
-                "The bound on each image's gradient, which limits what it can contribute.",
+                f"The bound on each {one}'s gradient, which limits what it can contribute."
+                + (" A person's is the mean over their images." if one == "person" else ""),
             )
         )
     rows.append(("Public inputs", "", _public(certificate.public_inputs)))
@@ -175,6 +200,10 @@ def _mechanism(certificate: Certificate, is_private: bool) -> list[tuple[str, st
     return rows
 
 
+def _drawn(certificate: Certificate) -> str:
+    return "people with training images" if certificate.drawn == "people" else "training images"
+
+
 def _public(inputs: PublicInputs) -> str:
     shares = inputs.class_proportions
     proportions = (
@@ -183,7 +212,8 @@ def _public(inputs: PublicInputs) -> str:
         else f"class proportions {', '.join(formats.quantity(share) for share in shares)}"
     )
     return (
-        "Taken to be known to everybody, and not protected: the number of images, the "
+        f"Taken to be known to everybody, and not protected: the number of images"
+        f"{' and of people' if inputs.num_people is not None else ''}, the "
         f"{formats.count(len(inputs.classes))} class names (from {inputs.classes_from}), "
         f"{proportions}, {inputs.image_size} x {inputs.image_size} pixels, {inputs.channels} "
         "channel(s), the constants by which pixels are normalised, and the rule that holds "

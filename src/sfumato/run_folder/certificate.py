@@ -11,23 +11,35 @@ from sfumato.run_folder.ledger import Ledger
 from sfumato.run_folder.record import Certificate, PublicInputs, ResultClaims, WeightsFacts
 
 HELD_OUT = (
-    "held-out images, on which accuracies are computed: they get no guarantee, and the accuracies are not private"
+    "held-out images, on which accuracies are computed and probabilities calibrated: they get no guarantee, and the "
+    "accuracies are not private"
 )
 SCORED = (
-    "test images, on which accuracies are computed: they get no guarantee, and the accuracies "
-    "are not private; the validation images, by whose noisy score this run was selected, are "
+    "test images, on which accuracies are computed and probabilities calibrated: they get no guarantee, and the "
+    "accuracies are not private; the validation images, by whose noisy score this run was selected, are "
     "covered, unreadable ones and labels included"
 )
-PRETRAINED = "pre-training data, if the model started from other weights"
-NOT_COVERED = [  # the first line is replaced where it is known how hyper-parameters were searched
-    "the choice of hyper-parameters, if it looked at these images",
-    PRETRAINED,
-    "several images of one person, beyond what epsilon_person says",
-    "other runs on the same images: their epsilons add up",
-    "the running time of the training",
+UNSEARCHED = (
+    "the choice of hyper-parameters: no search is recorded here, and one that looked at these images is not covered"
+)
+FROM_SCRATCH = "pre-training data: there was none, training began from random weights"
+SEVERAL_IMAGES = "several images of one person, beyond what epsilon_person says"
+PERSONS = "a person who has other images under another name: which images are one person's was taken as stated"
+ONE_OF_MANY = (
+    "one image more or less of a person who takes part: the guarantee is for whether a person takes part; for this "
+    "change epsilon may be twice as large"
+)
+OTHER_RUNS = "other runs on the same images: their epsilons add up"
+RUNNING_TIME = "the running time of the training"
+NOT_COVERED = [  # lines are replaced where something else is known
+    UNSEARCHED,
+    FROM_SCRATCH,
+    SEVERAL_IMAGES,
+    OTHER_RUNS,
+    RUNNING_TIME,
     HELD_OUT,
     "public_inputs: they were taken to be known to everybody, and are published as they are",
-    "metrics_private.jsonl, data_root and checkpoints/: for the owner alone",
+    "metrics_private.jsonl, data_root, init_from and checkpoints/: for the owner alone",
 ]
 SEARCH = {
     "private": "the search on the private data is not covered: hyper-parameters were chosen by simulations on these "
@@ -49,7 +61,9 @@ def released(plan: Plan, ledger: Ledger) -> Mechanism:
         InputError: If the lines do not form a ledger.
     """
     spent = spent_mechanism(ledger.lines)
-    return plan.mechanism if plan.recipe.privacy is None else spent
+    if plan.recipe.privacy is None:
+        return plan.mechanism
+    return spent.replace(images_per_unit=plan.mechanism.images_per_unit)
 
 
 def certificate(
@@ -88,8 +102,11 @@ def certificate(
 def not_covered(plan: Plan) -> list[str]:
     """What the claims say nothing about, a line each."""
     lines = list(NOT_COVERED)
+    if plan.recipe.privacy is not None and plan.recipe.privacy.unit == "person":
+        at = lines.index(SEVERAL_IMAGES)
+        lines[at : at + 1] = [PERSONS, ONE_OF_MANY] if plan.recipe.privacy.person_sampling == "persons" else [PERSONS]
     if plan.recipe.model.pretrained_on is not None:
-        lines[lines.index(PRETRAINED)] = f"pre-training data: {plan.recipe.model.pretrained_on}"
+        lines[lines.index(FROM_SCRATCH)] = f"pre-training data: {plan.recipe.model.pretrained_on}"
     if plan.recipe.privacy is not None and plan.recipe.privacy.search_data is not None:
         lines[0] = SEARCH[plan.recipe.privacy.search_data]
     if plan.selection is not None:
@@ -117,6 +134,8 @@ def public_inputs(plan: Plan, dataset: Dataset) -> PublicInputs:
     named = f"the data set {data.name}" if data.name != "folder" else "the names of the class folders"
     return PublicInputs(
         num_examples=len(dataset.train),
+        num_people=dataset.facts.num_people,
+        num_held_out=len(dataset.held_out_files),
         classes=list(dataset.classes),
         classes_from=named if data.name != "folder" or data.classes is None else "data.classes",
         class_proportions=data.class_proportions,

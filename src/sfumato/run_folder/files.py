@@ -12,6 +12,7 @@ from sfumato.config import DataConfig
 from sfumato.errors import InputError, MachineError
 
 DATA_ROOT_FILE = "data_root"
+INIT_FILE = "init_from"
 
 
 @contextlib.contextmanager
@@ -22,7 +23,7 @@ def machine_faults(path: Path) -> Iterator[None]:
     except OSError as error:
         raise MachineError(
             f"{path} cannot be written: {error.strerror}. What was written before is intact; make "
-            "room or make it writable, then go on with --resume."
+            "room or make it writable, then go on; a run does by `sfumato resume`."
         ) from error
 
 
@@ -175,14 +176,21 @@ def refuse_links(folder: Path) -> None:
                 raise InputError(f"{path} is no ordinary file. Take it out of the folder.")
 
 
-def write_data_root(folder: Path, root: str) -> None:
-    """Notes where the images lie, for the owner alone."""
-    write_atomically(folder / DATA_ROOT_FILE, os.fsencode(os.path.abspath(root)), 0o600)
+def write_place(folder: Path, name: str, place: str) -> None:
+    """Notes where something lies (`DATA_ROOT_FILE`: the images; `INIT_FILE`: the weights that training
+    began from), for the owner alone.
+    """
+    write_atomically(folder / name, os.fsencode(os.path.abspath(place)), 0o600)
 
 
 def read_data_root(folder: Path) -> Path | None:
     """Where the images of a run lie; None where its owner's note is not there."""
-    path = folder / DATA_ROOT_FILE
+    return read_place(folder, DATA_ROOT_FILE)
+
+
+def read_place(folder: Path, name: str) -> Path | None:
+    """What `write_place` noted; None where the note is not there."""
+    path = folder / name
     if path.is_symlink() or not path.is_file():
         return None
     root = os.fsdecode(path.read_bytes())

@@ -59,7 +59,8 @@ class Ledger:
             except BlockingIOError:
                 os.close(descriptor)
                 raise InputError(
-                    f"another process is training in {path.parent}. Wait for it to end, or stop it first."
+                    f"another process is training in {path.parent}, or this one is, by an object that was not closed. "
+                    "Wait for it to end, or stop it first."
                 ) from None
             except BaseException:
                 os.close(descriptor)
@@ -156,6 +157,7 @@ class Ledger:
         Raises:
             MachineError: If it cannot be written; the update must then not be applied.
         """
+        assert self._descriptor is not None, "opened to read only"
         self.settle()
         line = chained_line(entry, self.head)
         count = len(self.lines) + 1

@@ -41,11 +41,15 @@ class PublicInputs(Record):
     show it without noise.
 
     Attributes:
+        num_people: Of whom the images are; None where nobody says.
+        num_held_out: Images that accuracies are measured on: they get no guarantee.
         init_sha256: Digest of the weights that training started from; None: from scratch.
         pretrained_on: Which images made these.
     """
 
     num_examples: int
+    num_people: int | None
+    num_held_out: int
     classes: Classes
     classes_from: str
     class_proportions: list[float] | None
@@ -59,8 +63,8 @@ class PublicInputs(Record):
     pretrained_on: str | None
 
 
-class Certificate(Claims):
-    """privacy.json: what a run claims, and what it does not.
+class LoopCertificate(Claims):
+    """privacy.json of a loop of one's own (`sfumato.OwnLoop`): what it claims, and what it does not.
 
     Attributes:
         status: While a run is "running" its claims count every update that is planned.
@@ -79,8 +83,13 @@ class Certificate(Claims):
     run_id: str
     ledger_lines: int
     ledger_head: str
-    public_inputs: PublicInputs
     not_covered: list[str]
+
+
+class Certificate(LoopCertificate):
+    """privacy.json of a run."""
+
+    public_inputs: PublicInputs
 
 
 class ResultClaims(Claims):
@@ -101,6 +110,7 @@ class Result(ResultClaims):
     Attributes:
         run: The folder.
         held_out: The split that accuracies were measured on.
+        accuracy_interval: 95 % (Wilson), for held-out images that are independent of each other; None without any.
         accuracy_last: Of the last weights, not averaged.
         accuracy_top5: None below six classes.
         test_accuracy: `accuracy` again, where `held_out` is "test"; like the two after it, absent
@@ -115,6 +125,7 @@ class Result(ResultClaims):
     run: str
     held_out: Literal["test", "valid"]
     accuracy: float
+    accuracy_interval: list[float] | None
     accuracy_last: float
     accuracy_top5: float | None
     test_accuracy: float | None = None

@@ -5,17 +5,18 @@ from typing import Any
 import pydantic
 
 from sfumato.run_folder.entries import Line
-from sfumato.run_folder.record import Certificate, Metrics, PrivateMetrics, Result
+from sfumato.run_folder.record import Certificate, LoopCertificate, Metrics, PrivateMetrics, Result
 
 SCHEMAS: dict[str, Any] = {
     "certificate": Certificate,
+    "loop-certificate": LoopCertificate,
     "result": Result,
     "metrics": Metrics,
     "private-metrics": PrivateMetrics,
     "ledger": Line,
 }
-"""By name: privacy.json, result.json, and a line of metrics.jsonl, metrics_private.jsonl and
-ledger.jsonl.
+"""By name: privacy.json (of a run, of a loop of one's own), result.json, and a line of metrics.jsonl,
+metrics_private.jsonl and ledger.jsonl.
 """
 
 

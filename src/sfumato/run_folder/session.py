@@ -107,6 +107,7 @@ def _resume(folder: Path, plan: Plan, dataset, environment: dict[str, Any], ledg
     if not checkpoints.paths(folder) and not lines_of.releases(ledger.lines):
         return begin(folder, plan, dataset, environment, ledger)
     found = _authentic_checkpoint(folder, plan, dataset, ledger, key)
+    write_places(folder, plan)
     facts = found.facts
     last = lines_of.last_session(ledger.lines)
     continues = facts["session"] == last["session"] or (facts["session"], facts["step"]) == (
@@ -194,6 +195,7 @@ _OF_A_START = {
     "ledger.jsonl",
     "recipe.toml",
     files.DATA_ROOT_FILE,
+    files.INIT_FILE,
     key_file.KEY_FILE,
     "ledger.head",
     "privacy.json",
@@ -283,8 +285,16 @@ def recorded_environment(folder: Path) -> dict[str, Any] | None:
 
 def write_recipe(folder: Path, plan: Plan) -> None:
     files.write_atomically(folder / "recipe.toml", config.to_toml(config.shareable(plan.recipe)).encode())
+    write_places(folder, plan)
+
+
+def write_places(folder: Path, plan: Plan) -> None:
+    """Notes for the owner where images and weights lie: `sfumato resume` needs no more."""
     if plan.recipe.data.path is not None:
-        files.write_data_root(folder, plan.recipe.data.path)
+        files.write_place(folder, files.DATA_ROOT_FILE, plan.recipe.data.path)
+    source = plan.recipe.model.init_from
+    if source is not None and Path(source).exists():
+        files.write_place(folder, files.INIT_FILE, source)
 
 
 def refuse_changed_recipe(folder: Path, plan: Plan) -> None:

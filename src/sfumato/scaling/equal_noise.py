@@ -191,7 +191,7 @@ def with_more_data(mechanism: Mechanism, delta: float, factor: float, accountant
         "sampling_prob": more.sampling_prob,
         "snr": tan.snr(more),
         "epsilon": _finite(accountants.epsilon(more, delta, accountant).epsilon),
-        "epsilon_tan": _finite(tan.epsilon_tan(more, delta)),
+        "epsilon_tan": None if more.images_per_unit > 1 else _finite(tan.epsilon_tan(more, delta)),
     }
 
 

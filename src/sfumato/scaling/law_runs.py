@@ -119,12 +119,13 @@ def scaling_law(study: Study, predict_batch_sizes: Sequence[int]) -> dict[str, A
     """
     fits = fit(study.points)
     used, other = fits
-    worse = other.left_out_error / used.left_out_error if used.left_out_error else math.inf
+    shown = f"{100 * used.left_out_error:.2f}"  # two perfect fits differ by rounding alone, whatever their ratio is
+    worse = other.left_out_error / used.left_out_error if float(shown) else math.inf
     return {
         "law": used.law,
         "coefficients": {"a": used.a, "b": used.b},
         "laws": [_of(found) for found in fits],
-        "why": f"{used.law} predicts batch sizes that it was not shown within {100 * used.left_out_error:.2f} points, "
+        "why": f"{used.law} predicts batch sizes that it was not shown within {shown} points, "
         f"{other.law} within {100 * other.left_out_error:.2f}"
         + (f" ({worse:.1f} times as far)" if math.isfinite(worse) else ""),
         "pairing_gain": used.pairing_gain,

@@ -103,7 +103,8 @@ def simulate(
     """
     parsed = recipe_of(recipe, settings)
     with watching(progress) as watched:
-        dataset = loading.load(parsed.data, None if data_root is None else Path(data_root), watched.message)
+        root = None if data_root is None else Path(data_root)
+        dataset = loading.load(parsed.data, root, watched.message, loading.images_per_person(parsed))
     trainer = Trainer(dataset, device=device, trust=trust)
 
     def train(simulation: ResolvedRecipe) -> Result:

@@ -47,5 +47,6 @@ def _random_images(facts: Facts) -> Dataset:
         readable=torch.ones(8, dtype=torch.bool),
         mean=(0.5,) * facts.channels,
         std=(0.5,) * facts.channels,
+        groups=None if facts.num_people is None else [str(number) for number in range(8)],
     )
     return Dataset("random", tuple(str(label) for label in range(facts.num_classes)), images, images, "test")

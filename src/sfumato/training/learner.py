@@ -13,8 +13,10 @@ from sfumato.clipping.identity import identity, identity_of_network
 from sfumato.clipping.microbatch import count_saved, default_microbatch_size
 from sfumato.clipping.speed import Speed
 from sfumato.data.examples import Dataset, Examples
+from sfumato.data.people import People, Together, carried_shape
 from sfumato.data.views import Views
 from sfumato.errors import InputError
+from sfumato.evaluation.carried import NETWORK, CarriedLoss, Carrying
 from sfumato.evaluation.objective import Objective
 from sfumato.evaluation.row_independence import require_rows_apart
 from sfumato.models import registry
@@ -72,6 +74,11 @@ class Learner:
         self.model = self._build(seed=0).to(device).train()
         self._require_outputs()
         self.trained, self._backbone = self._cut()
+        privacy = recipe.privacy
+        draws_people = privacy is not None and privacy.person_sampling == "persons"
+        # K, where people are drawn.
+        self._people = privacy.max_images_per_person if privacy is not None and draws_people else None
+        self._drawn: People | None = None
         self.train: Examples = dataset.train
         self.held_out: Examples = dataset.held_out
         self._report = report
@@ -94,21 +101,25 @@ class Learner:
             )
         else:
             # All before the run folder is made: a model that is refused leaves nothing behind.
-            grad_fn = self.grad_fn = clipped_grad(
-                self.trained,
-                self.objective.loss,
-                clipping_norm=recipe.budget.clipping_norm,
-                augmult=self.views.augmult,
-                **vars(speed),
-            )
-            shape = self._example_shape()
+            shape, classes = self._example_shape(), len(dataset.classes)
+            network, loss, augmult = self.trained, self.objective.loss, self.views.augmult
             row = torch.zeros(1, *shape, device=device)
-            views = row[:, None].expand(1, self.views.augmult, *shape) if self.views.augmult else row
+            if self._people is not None:
+                network, loss = (
+                    Carrying(network, shape, classes),
+                    CarriedLoss(self.objective, classes, self._people).loss,
+                )
+                shape, augmult = carried_shape(shape, classes), self._people
+            grad_fn = self.grad_fn = clipped_grad(
+                network, loss, clipping_norm=recipe.budget.clipping_norm, augmult=augmult, **vars(speed)
+            )
+            first = torch.zeros(1, *shape, device=device)
+            views = first[:, None].expand(1, augmult, *shape) if augmult else first
             labels = torch.zeros(1, dtype=torch.int64, device=device)
             prepared = grad_fn.prepare(views, labels, batch_size=recipe.training.batch_size)
             self.engine, self.microbatch_size = prepared.name, prepared.microbatch_size
             self.methods, self.num_workers = grad_fn.methods, grad_fn.num_workers
-            self.step = PrivateStep(grad_fn, plan.mechanism, self.views)
+            self.step = PrivateStep(grad_fn, plan.mechanism, self.views if self._people is None else Together())
             require_rows_apart(self.trained, row)
             if self._backbone is not None:  # nor may features be of several images
                 require_rows_apart(self._backbone, torch.zeros(1, *dataset.shape, device=device))
@@ -229,7 +240,12 @@ class Learner:
         if self.grad_fn and verify_every and step % verify_every == 0:
             self.grad_fn.verify(step)
         with_norms = every is not None and (step == 1 or step % every == 0)
-        return self.step.collect(self.train, self.state.parameters, randomness, with_norms=with_norms)
+        if self._people is None:
+            return self.step.collect(self.train, self.state.parameters, randomness, with_norms=with_norms)
+        if self._drawn is None:
+            self._drawn = People(self.train, self._people, len(self.dataset.classes))
+        carried, statistics = self.step.collect(self._drawn, self.state.parameters, randomness, with_norms=with_norms)
+        return {name.removeprefix(NETWORK): value for name, value in carried.items()}, statistics
 
     def update(self, grad_sum: dict[str, torch.Tensor], noise: Stream, step: int) -> None:
         """Parameters and averages, by what is released of the sum."""

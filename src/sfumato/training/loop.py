@@ -12,7 +12,8 @@ from sfumato.accounting.accountants import EpsilonCurve
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.evaluation.augtest import WithViews, augtest
-from sfumato.evaluation.scores import Scores, predict_logits, score
+from sfumato.evaluation.calibration import Calibration, fit_temperature, with_offsets
+from sfumato.evaluation.scores import Scores, only_class, predict_logits, score, wilson
 from sfumato.json_record import finite
 from sfumato.models.weights import Weights, read_weights
 from sfumato.planning.claims import claims
@@ -195,10 +196,17 @@ def refuse_large_groups(plan: Plan, largest: tuple[str, int] | None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class HeldOutScores:
-    """Of the averaged weights, and the accuracy of the last ones."""
+    """Of the averaged weights, and the accuracy of the last ones.
+
+    Attributes:
+        temperature: By which the averaged weights' outputs are best divided; None: not known.
+        only_class: That the averaged weights name whatever they are shown; None: there are several.
+    """
 
     averaged: Scores
     accuracy_last: float
+    temperature: float | None
+    only_class: int | None
 
 
 class _Run:
@@ -355,8 +363,9 @@ class _Run:
         labels = learner.held_out.labels
         last = score(decide(predict_logits(learner.trained, learner.held_out)), labels)
         with self.state.averaged_weights():
-            averaged = score(decide(predict_logits(learner.trained, learner.held_out)), labels)
-        return HeldOutScores(averaged, last.accuracy)
+            logits = decide(predict_logits(learner.trained, learner.held_out))
+        temperature = fit_temperature(with_offsets(logits, learner.objective.offsets), labels)
+        return HeldOutScores(score(logits, labels), last.accuracy, temperature, only_class(logits))
 
     def _noted(self, step: int, statistics: Statistics) -> PrivateMetrics:
         """For the owner; what a diverged run has no finite number for is None, and no reason to
@@ -399,16 +408,18 @@ class _Run:
         """Writes weights, certificate and result, then deletes the key."""
         spent = released(self.plan, self.session.ledger)
         claim = certificate(self.plan, spent, self.session.ledger, "complete", self.dataset)
-        self._save_weights(claim)
+        self._save_weights(claim, scores.temperature)
         record.write(self.folder / record.CERTIFICATE_FILE, claim)
+        self._warn_of_one_class(scores.only_class)
         with_views = self._augtest()
         seconds, averaged, held_out = self._elapsed(), scores.averaged, self.dataset.held_out_name
-        on_test = held_out == "test"
+        on_test, num_judged = held_out == "test", len(self.learner.held_out.labels)
         result = Result(
             **dict(result_claims(claim)),
             run=str(self.folder),
             held_out=held_out,
             **dataclasses.asdict(averaged),
+            accuracy_interval=wilson(round(averaged.accuracy * num_judged), num_judged),
             accuracy_last=scores.accuracy_last,
             test_accuracy=averaged.accuracy if on_test else None,
             test_accuracy_last=scores.accuracy_last if on_test else None,
@@ -425,7 +436,14 @@ class _Run:
             key_file.delete_key(self.folder)
         return result
 
-    def _save_weights(self, claim: Certificate) -> None:
+    def _warn_of_one_class(self, only: int | None) -> None:
+        if only is not None and len(self.learner.held_out.labels.unique()) > 1:
+            self.progress.message(
+                f"warning: the model names one class alone, {self.dataset.classes[only]}, whatever it is shown. More "
+                "images, a larger epsilon, or weights that others trained on public images help."
+            )
+
+    def _save_weights(self, claim: Certificate, temperature: float | None) -> None:
         """model.safetensors: the averaged weights, with what is needed to use and to judge them."""
         from safetensors.torch import save as to_bytes
 
@@ -434,6 +452,14 @@ class _Run:
             "sfumato": weights_facts(claim).model_dump_json(),
             "recipe": config.to_toml(config.shareable(self.plan.recipe)),
         }
+        if temperature is not None:
+            fitted = Calibration(
+                temperature=temperature,
+                offsets=self.learner.objective.offsets,
+                fitted_on="held-out",
+                num_images=len(self.learner.held_out.labels),
+            )
+            metadata["calibration"] = fitted.model_dump_json()
         files.write_atomically(self.folder / "model.safetensors", to_bytes(tensors, metadata))
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ import torch
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping.clipped_grad import GradFn
 from sfumato.data.examples import Examples
+from sfumato.data.people import People
 from sfumato.data.views import Views
 from sfumato.randomness import Stream
 from sfumato.run_folder.record import NormHistogram
@@ -51,12 +52,21 @@ class Statistics:
     norms: NormHistogram | None = None
 
 
+class Gathers(Protocol):
+    """Makes inputs and targets of examples: `Views` of images, or people `Together`."""
+
+    def with_labels(
+        self, examples: Any, indices: torch.Tensor, view_bits: np.ndarray, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the examples at these indices."""
+
+
 class Step(Protocol):
     """One update. Between its halves a private one is put on the ledger."""
 
     def collect(
         self,
-        examples: Examples,
+        examples: Any,
         parameters: Mapping[str, torch.Tensor],
         randomness: Randomness,
         *,
@@ -92,10 +102,10 @@ class PrivateStep:
     Args:
         grad_fn: From ``clipped_grad``; states its own sensitivity.
         mechanism: The public numbers.
-        views: How each image is augmented.
+        views: How images become inputs and targets: `Views`, or people `Together`.
     """
 
-    def __init__(self, grad_fn: GradFn, mechanism: Mechanism, views: Views) -> None:
+    def __init__(self, grad_fn: GradFn, mechanism: Mechanism, views: "Gathers") -> None:
         self.grad_fn = grad_fn
         self.mechanism = mechanism
         self.views = views
@@ -103,7 +113,7 @@ class PrivateStep:
 
     def collect(
         self,
-        examples: Examples,
+        examples: Examples | People,
         parameters: Mapping[str, torch.Tensor],
         randomness: Randomness,
         *,

@@ -10,10 +10,11 @@ from typing import Any
 from sfumato import config
 from sfumato.data import loading
 from sfumato.data.examples import Dataset
+from sfumato.errors import InputError
 from sfumato.planning.resolve import Plan, resolve, resolve_without_privacy
-from sfumato.recipes import recipe_of
+from sfumato.recipes import name_of, recipe_of
 from sfumato.reporting.page import write_report
-from sfumato.run_folder import files
+from sfumato.run_folder import files, session
 from sfumato.run_folder.record import Result
 from sfumato.training import loop
 from sfumato.training.display import watching
@@ -56,8 +57,9 @@ class Trainer:
 
 def train(
     recipe: config.Recipe | Mapping[str, Any] | str | Path,
-    output: Path | str,
+    output: Path | str | None = None,
     *,
+    epsilon: float | None = None,
     settings: Mapping[str, Any] = MappingProxyType({}),
     data_root: Path | str | None = None,
     device: str = "auto",
@@ -72,8 +74,9 @@ def train(
     Args:
         recipe: A recipe, its nested dictionaries, the name of a shipped one or the path of a TOML
             file.
-        settings: What is set otherwise, such as {"privacy.target_epsilon": 3.0}.
-        output: The run folder; with ``resume``, of the run to go on with.
+        output: The run folder; with ``resume``, of the run to go on with. None: a new one in runs/.
+        epsilon: The target; `privacy.target_epsilon` in a word.
+        settings: What is set otherwise, such as {"privacy.unit": "person"}.
         data_root: Where the data lies; for named data sets default: $SFUMATO_DATA.
         device: "auto", "cpu", "cuda" ...
         non_private: The same recipe without privacy, to show its price.
@@ -89,18 +92,28 @@ def train(
     Raises:
         InputError, MachineError, Interrupted: See `sfumato.training.loop.train`.
     """
-    parsed = recipe_of(recipe, settings)
-    output, data_root = Path(output), None if data_root is None else Path(data_root)
-    if resume and data_root is None and parsed.data.path is None:
-        data_root = files.read_data_root(output)
-    if parsed.data.name == "folder" and data_root is not None:
+    parsed = recipe_of(recipe, settings if epsilon is None else {**settings, "privacy.target_epsilon": epsilon})
+    if output is None and resume:
+        raise InputError("a run to go on with is named by its folder: give output.")
+    output = session.new_folder(name_of(recipe)) if output is None else Path(output)
+    data_root = None if data_root is None else Path(data_root)
+    noted = files.read_data_root(output) if resume and data_root is None and parsed.data.path is None else None
+    data_root = noted or data_root
+    if data_root is not None:
         parsed = parsed.model_copy(update={"data": parsed.data.model_copy(update={"path": str(data_root)})})
     files.refuse_name(output)
     files.refuse_among_images(output, parsed.data)
+    resolved = resolve_without_privacy if non_private else resolve
+    # A limit on each person's images, and images that score, belong to privacy: ordinary training knows of neither.
+    loaded = parsed.model_copy(update={"privacy": None}) if non_private else parsed
     with watching(progress) as watched:
-        dataset = loading.load_for(parsed, data_root, watched.message)
+        if noted is not None:
+            watched.message(f"images of {noted}, as {output / files.DATA_ROOT_FILE} says")
+        # Before any image is decoded: a budget that is missing or impossible.
+        resolved(parsed, loading.facts(parsed.data, data_root, lambda line: None))
+        dataset = loading.load_for(loaded, data_root, watched.message)
         trainer = Trainer(dataset, device=device, trust=trust, progress=watched)
-        plan = (resolve_without_privacy if non_private else resolve)(parsed, trainer.dataset.facts)
+        plan = resolved(parsed, trainer.dataset.facts)
         for choice in [] if resume else plan.choices:
             watched.message(f"chosen: {choice.key} = {choice.value} ({choice.why})")
         for warning in plan.warnings:
@@ -108,3 +121,35 @@ def train(
         result = trainer.run_plan(plan, output, resume=resume)
     write_report(output)
     return result
+
+
+def resume(
+    run: Path | str,
+    *,
+    data_root: Path | str | None = None,
+    device: str = "auto",
+    trust: Collection[str] = (),
+    progress: Progress | None = None,
+) -> Result:
+    """Goes on with a run by what its folder says; one that is complete returns its result again.
+
+    Args:
+        run: The run folder, with its owner's notes of where images and weights lie.
+        data_root: Where the images lie now, if not where the note says.
+        device, trust, progress: See `train`.
+
+    Returns:
+        What result.json holds.
+
+    Raises:
+        InputError, MachineError, Interrupted: See `sfumato.training.loop.train`.
+    """
+    folder = Path(run)
+    path = folder / "recipe.toml"
+    if not path.is_file():
+        raise InputError(f"{folder} holds no run: there is no recipe.toml. Name the folder of a run.")
+    values = config.read(path)
+    weights = files.read_place(folder, files.INIT_FILE)
+    if weights is not None:
+        values.setdefault("model", {})["init_from"] = str(weights)
+    return train(values, folder, data_root=data_root, device=device, resume=True, trust=trust, progress=progress)

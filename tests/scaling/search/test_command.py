@@ -19,7 +19,7 @@ from sfumato.cli import run as sfumato
 # The engine that traces nothing: tracing takes longer than such runs.
 SHORT = [
     "--set",
-    "training.num_steps=6",
+    "training.num_steps=3",
     "--set",
     "training.batch_size=128",
     "--set",
@@ -130,7 +130,7 @@ def test_a_search_ends_with_a_recipe_that_train_takes_and_whose_certificate_was_
     status, out, err = call(capsys, "train", found["recipe"], "--output", run, "--json")
     assert status == 0, err
     trained, claim = json.loads(out), json.loads((run / "privacy.json").read_text())
-    assert trained["private"] is True and trained["num_steps"] == 6
+    assert trained["private"] is True and trained["num_steps"] == 3
     assert trained["epsilon"] == found["epsilon_final"] <= 3.0
     assert claim["epsilon_search_inclusive"] is None
     assert any(line.startswith("the search on the private data is not covered") for line in claim["not_covered"])
@@ -181,7 +181,7 @@ def test_a_search_on_public_images_never_reads_the_private_ones(capsys, tmp_path
         (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(30):
             (tmp_path / "images" / name / f"{number}.png").write_bytes(b"no image")
-    recipe = write_recipe(tmp_path, batch_size=128, num_steps=6)
+    recipe = write_recipe(tmp_path, batch_size=128, num_steps=3)
     words = [
         "search",
         recipe,

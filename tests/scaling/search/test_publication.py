@@ -27,9 +27,9 @@ from tests.scaling.search.test_command import call, write_digits, write_recipe
 
 SETTINGS = (
     "training.num_steps=2",
-    "training.batch_size=64",
+    "training.batch_size=16",
     "training.engine=reference",
-    "training.microbatch_size=64",
+    "training.microbatch_size=16",
     "ema.decay=0.5",
 )
 SEARCH = ["search", "demo/digits", "--trials", "4", "--paid", "--score-noise", "20", "--output", "search", "--json"]
@@ -61,10 +61,10 @@ def test_what_is_published_is_the_same_for_one_trial_and_for_many(
     """All are real runs with keys of their own; the one that is selected has the same key in both searches, and stands
     at another place.
     """
-    words = [*SEARCH, "--space", one_setting]
+    write_digits(tmp_path / "images", per_class=20)
+    words = ["search", write_recipe(tmp_path, batch_size=16, num_steps=2), *SEARCH[2:], "--space", one_setting]
     if scored == "public":
-        write_digits(tmp_path / "images", per_class=20)
-        words = ["search", write_recipe(tmp_path, batch_size=64, num_steps=2), *words[2:], "--data", "digits"]
+        words += ["--data", "digits"]
         at = words.index("--score-noise")
         del words[at : at + 2]
 
@@ -117,7 +117,7 @@ def test_what_is_published_does_not_tell_that_the_search_was_interrupted(capsys,
 def folder_of_images(tmp_path, monkeypatch, one_setting):
     """A search on 300 images, each part by the hash of its names: its words, and the names of every part."""
     write_digits(tmp_path / "images", per_class=30)
-    recipe = write_recipe(tmp_path, batch_size=64, num_steps=2)
+    recipe = write_recipe(tmp_path, batch_size=16, num_steps=2)
     monkeypatch.chdir(tmp_path)
     names = [f"{digit}/{number}.png" for digit in range(10) for number in range(30)]
     test = [name for name in names if is_held_out("test", name)]

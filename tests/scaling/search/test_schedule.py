@@ -31,6 +31,9 @@ def test_the_greedy_order_finds_the_best_of_each_group_on_top_of_the_one_before(
     assert [stage.name for stage in agenda.stages] == ["learning rate", "averaging"]
     assert agenda.stages[0].gain.gain == pytest.approx(0.06)
     assert agenda.stages[1].gain.gain == pytest.approx(0.1 * (0.9999 - 0.9))
+    for stage, group in zip(agenda.stages, made_up_search().space.groups, strict=True):
+        of_stage = [outcome.settings for (_, name), outcome in finished.items() if name.startswith(stage.name)]
+        assert stage.tried == [{key: tried[key] for key in group.choices} for tried in of_stage]
     assert all(
         "optimizer.learning_rate" in outcome.settings
         for (_, name), outcome in finished.items()

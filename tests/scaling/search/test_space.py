@@ -49,20 +49,24 @@ def test_keys_of_another_optimizer_are_left_out():
 
 def test_proposals_are_possible_all_different_and_never_the_current_settings():
     space = paper_space(RECIPE)
-    rates = proposals(RECIPE, space.groups[0], {}, 1000, 1437)
+    rates, left_out = proposals(RECIPE, space.groups[0], {}, 1000, 1437)
+    assert left_out == []
     # 6 rates x (no momentum, whatever the dampening, or 4 momenta x 5 dampenings), less the recipe's own.
     assert len(rates) == 6 * (1 + 4 * 5) - 1
     assert all(possible(apply(RECIPE, settings), 1437) for settings in rates)
     for group in space.groups:
-        found = proposals(RECIPE, group, {"optimizer.learning_rate": 4.0}, 7, 1437)
+        found, left_out = proposals(RECIPE, group, {"optimizer.learning_rate": 4.0}, 7, 1437)
         assert len(found) <= 7
-        assert found == proposals(RECIPE, group, {"optimizer.learning_rate": 4.0}, 7, 1437)
+        assert (found, left_out) == proposals(RECIPE, group, {"optimizer.learning_rate": 4.0}, 7, 1437)
+        every, _ = proposals(RECIPE, group, {"optimizer.learning_rate": 4.0}, 1000, 1437)
+        assert sorted(map(str, found + left_out)) == sorted(map(str, every))
+        assert len(found) == min(7, len(every))
         assert all(settings["optimizer.learning_rate"] == 4.0 or group is space.groups[0] for settings in found)
 
 
 def test_a_batch_larger_than_the_images_is_not_proposed():
     group = Group("steps", {STEPS: [1, 60, 120]})  # one step needs a batch of 3,966
-    assert [settings[STEPS] for settings in proposals(RECIPE, group, {}, 10, 1437)] == [120]
+    assert [settings[STEPS] for settings in proposals(RECIPE, group, {}, 10, 1437)[0]] == [120]
 
 
 def test_a_file_gives_groups_in_order_with_lists_and_ranges(tmp_path):

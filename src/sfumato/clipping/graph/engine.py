@@ -7,8 +7,9 @@ See `sfumato.clipping.graph` for the way from a model to its clipped sum.
 import dataclasses
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,6 +28,7 @@ from sfumato.clipping.graph.weights import Weights, evaluate_weights
 from sfumato.clipping.loss import ExampleLosses
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.speed import LOW_PRECISIONS, Speed
+from sfumato.clipping.stand_in import same_bits
 
 # So often each memory format is timed.
 _TRIAL_ROUNDS = 3
@@ -52,6 +54,22 @@ class SiteReport:
     parameters: tuple[str, ...]
     kind: str
     method: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fixed:
+    """What was computed of parameters and buffers, and their values then: PyTorch does not count every
+    write (fused optimizers, `.data`).
+    """
+
+    weights: Weights
+    values: dict[Any, torch.Tensor] | None
+
+    def is_of(self, state: Mapping[Any, torch.Tensor]) -> bool:
+        """Whether these are the values still."""
+        if self.values is None or state.keys() != self.values.keys():
+            return False
+        return all(same_bits(value.detach(), self.values[name]) for name, value in state.items())
 
 
 class GraphEngine(Engine):
@@ -107,7 +125,7 @@ class GraphEngine(Engine):
         self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self.compiles = speed.compile
         self._compiled = CompiledMicrobatch(self)
-        self._fixed: Weights | None = None
+        self._fixed: _Fixed | None = None
         self._num_fixed, self._lock = 0, threading.Lock()
 
     def site_reports(self) -> list["SiteReport"]:
@@ -152,9 +170,13 @@ class GraphEngine(Engine):
 
     @contextmanager
     def parameters_fixed(self) -> Iterator[None]:
-        """See `sfumato.clipping.protocol.Engine`."""
+        """See `sfumato.clipping.protocol.Engine`. Each call enters it: what was changed since the last
+        one counts.
+        """
         with self._lock:
             self._num_fixed += 1
+            if self._fixed is not None and not self._fixed.is_of(self.traced.capture.state(self.model)):
+                self._fixed = None
         try:
             yield
         finally:
@@ -175,10 +197,16 @@ class GraphEngine(Engine):
                 self._num_fixed, self._fixed = self._num_fixed + num_fixed, None
 
     def _weights(self) -> Weights:
-        weights = self._fixed or evaluate_weights(self.traced, self.traced.capture.state(self.model))
+        fixed = self._fixed
+        if fixed is not None:
+            return fixed.weights
+        state = self.traced.capture.state(self.model)
+        weights = evaluate_weights(self.traced, state)
         with self._lock:
-            if self._num_fixed:
-                self._fixed = weights
+            if self._num_fixed:  # a context around this call may last until parameters have moved
+                lasts = self._num_fixed > 1
+                values = {name: value.detach().clone() for name, value in state.items()} if lasts else None
+                self._fixed = _Fixed(weights, values)
         return weights
 
     def run_pass(self, coefficient: Coefficient, weights: Weights, batch: Batch) -> Tensors:

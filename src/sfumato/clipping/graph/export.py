@@ -172,7 +172,7 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
                 f"the model's graph has an input of kind {spec.kind.name}, which has no per-example gradient."
             )
     if any(spec.kind is not OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
-        raise NotCapturable("the model changes its own buffers in a forward pass.")
+        raise NotCapturable("the model changes its own buffers or parameters in a forward pass.")
     if len(images) != 1:
         raise NotCapturable(f"the model takes {len(images)} inputs, not one tensor of rows.")
 

@@ -51,7 +51,7 @@ _POINTWISE = _names(
 _VIEWS = _names("view reshape _unsafe_view flatten unflatten view_as reshape_as")
 # They take nothing of a tensor but its type, device or shape.
 _FACTORIES = _names("zeros ones full rand randn randint new_zeros new_ones new_full")
-_FORGETS = _names("new_zeros new_ones new_full sym_size")
+_FORGETS = _names("new_zeros new_ones new_full new_empty sym_size")
 # A dimension of theirs says where values lie.
 _MOVES = _names("transpose permute movedim moveaxis swapaxes swapdims unsqueeze squeeze stack t mT numpy_T")
 _MOVES |= _names("expand broadcast_to broadcast_tensors")
@@ -136,7 +136,9 @@ _REPEATABLE = _names(
     "is_nonzero"
 )
 _UNFILLED = _names("empty empty_like new_empty empty_strided new_empty_strided empty_permuted")
-_FILLS = _names("fill zero copy zeros_like ones_like full_like")
+_FILLS = _names(
+    "fill zero copy zeros_like ones_like full_like uniform normal_functional exponential rand_like randn_like"
+)
 _REPEATABLE_FAMILIES = ("fft_", "_fft_", "linalg_", "_linalg_", "special_", "upsample_", "_upsample_", "bitwise_")
 
 
@@ -177,9 +179,12 @@ _SHARED = (
 
 
 def _fills(user: Node, unfilled: Node) -> bool:
-    """Whether an operation takes nothing of a tensor but its shape and type."""
+    """Whether an operation takes nothing of a tensor but its shape and type: it writes, or draws, all of
+    it.
+    """
     others = [value for value in (*user.args[1:], *user.kwargs.values()) if isinstance(value, Node)]
-    return _name(user) in _FILLS and user.args[0] is unfilled and unfilled not in others
+    fills = _name(user) in _FILLS or str(user.target) == "aten.bernoulli.p"  # bernoulli(x) reads x
+    return fills and user.args[0] is unfilled and unfilled not in others
 
 
 class RowDimension:
@@ -225,6 +230,9 @@ class RowDimension:
 
     def _refusal(self, node: Node, name: str, given: dict[str, Any], data: list[Node]) -> str | None:
         """Whether the operation is not known, or works along rows."""
+        if name in _UNFILLED:
+            is_seen = not node.users or not all(_fills(user, node) for user in node.users)
+            return "hands out memory that nobody has filled" if is_seen else None
         if name in _FACTORIES or name in ("repeat", "sym_size") or name in _VIEWS or name in _MOVES:
             return None
         if name == "diagonal" and any(

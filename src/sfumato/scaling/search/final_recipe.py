@@ -10,6 +10,7 @@ from sfumato.accounting import rounding
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.config import ResolvedRecipe, parse_resolved
 from sfumato.errors import InputError
+from sfumato.planning.claims import unit_in_words
 from sfumato.planning.solve import Budget, solve
 from sfumato.scaling.law import NOT_TOLD_APART, Fit, Point, Prediction, fit, predict, rivals
 from sfumato.scaling.search.result import Best, Cost, Predicted, SearchResult, Stage
@@ -36,11 +37,21 @@ def final_recipe(search: Search, settings: Settings, public: bool) -> tuple[Reso
     target = privacy.target_epsilon
     if target is None:  # the recipe states its noise: what that spends is the budget
         before = search.recipe.training
-        reference = Mechanism(n, before.batch_size, privacy.noise_multiplier, before.num_steps)
+        reference = Mechanism(
+            n, before.batch_size, privacy.noise_multiplier, before.num_steps, images_per_unit=privacy.images_per_unit
+        )
         target = epsilon(reference, privacy.delta, privacy.accountant).epsilon
-    mechanism, _ = solve(
-        Budget(n, privacy.delta, target, training.batch_size, training.num_steps, None, privacy.accountant)
+    budget = Budget(
+        num_examples=n,
+        delta=privacy.delta,
+        target_epsilon=target,
+        batch_size=training.batch_size,
+        num_steps=training.num_steps,
+        noise_multiplier=None,
+        accountant=privacy.accountant,
+        images_per_unit=privacy.images_per_unit,
     )
+    mechanism, _ = solve(budget)
     spent = epsilon(mechanism, privacy.delta, privacy.accountant).epsilon
     values = recipe.model_dump()
     values["privacy"] |= {
@@ -105,7 +116,12 @@ def summary(
     laws, prediction = predicted(search, agenda, finished)
     stages = [
         Stage(
-            name=stage.name, **dataclasses.asdict(stage.gain), counts=stage.gain.counts, settings=dict(stage.settings)
+            name=stage.name,
+            **dataclasses.asdict(stage.gain),
+            counts=stage.gain.counts,
+            settings=dict(stage.settings),
+            tried=stage.tried,
+            untried=stage.untried,
         )
         for stage in agenda.stages
     ]
@@ -150,7 +166,9 @@ def _accuracy_of(settings: Settings, outcomes: list[Outcome]) -> float | None:
 def as_toml(search: Search, agenda: Agenda, found: SearchResult, name: str) -> str:
     """The final recipe as a file, with where it comes from."""
     recipe, _ = final_recipe(search, agenda.settings, search.data is not None)
-    accuracy = found.predicted_accuracy
+    privacy, accuracy = recipe.privacy, found.predicted_accuracy
+    of_persons = privacy is not None and privacy.unit == "person"
+    limit = privacy.max_images_per_person if privacy is not None and of_persons else None
     looked_at = f"{search.data}, public images" if search.data else "the private images: no certificate covers that"
     head = [
         f"Found by a search from {name}: {found.trials} settings, simulated at batch "
@@ -158,6 +176,6 @@ def as_toml(search: Search, agenda: Agenda, found: SearchResult, name: str) -> s
         f"Predicted accuracy on the validation split {accuracy.value:.4f} ({accuracy.low:.4f} to "
         f"{accuracy.high:.4f}, 95 %).",
         f"It will spend epsilon {rounding.epsilon_text(found.epsilon_final)} at delta "
-        f"{rounding.delta_text(found.delta)}.",
+        f"{rounding.delta_text(found.delta)}, for {unit_in_words(limit)}.",
     ]
     return "".join(f"# {line}\n" for line in head) + config.to_toml(config.shareable(recipe))

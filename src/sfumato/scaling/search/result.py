@@ -22,6 +22,8 @@ class Stage(Record):
             seed.
         counts: Whether the gain is more than chance gives, so that the settings were taken over.
         settings: After the stage.
+        tried: What was compared, in order.
+        untried: What the group has besides, for which there were too few trials.
     """
 
     name: str
@@ -30,6 +32,8 @@ class Stage(Record):
     needed: float | None
     counts: bool
     settings: dict[str, Any]
+    tried: list[dict[str, Any]]
+    untried: list[dict[str, Any]]
 
 
 class Predicted(Record):

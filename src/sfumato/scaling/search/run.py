@@ -100,7 +100,8 @@ def search(
     )
     # A folder of private images is no place of public ones.
     public_root = None if data is not None and parsed.data.name == "folder" else root
-    trainer = Trainer(loading.load(looked_at, public_root, report), device=device, trust=trust)
+    limit = loading.images_per_person(parsed)
+    trainer = Trainer(loading.load(looked_at, public_root, report, limit), device=device, trust=trust)
     trials_folder = folder / ".sfumato-trials"
     refuse_links(folder)
     trials_folder.mkdir(parents=True, exist_ok=True)

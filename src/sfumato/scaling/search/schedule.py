@@ -12,7 +12,7 @@ from typing import Any, Literal, cast, get_args
 from sfumato.config import ResolvedRecipe
 from sfumato.errors import InputError
 from sfumato.scaling.search.significance import Gain, gain
-from sfumato.scaling.search.space import Range, Settings, Space, apply, proposals
+from sfumato.scaling.search.space import Group, Range, Settings, Space, apply, proposals
 
 Sampler = Literal["greedy", "tpe", "random"]
 # A group of a space may have any name, so that a name alone does not tell what a slot is for.
@@ -77,11 +77,15 @@ class Stage:
         name: Of the group.
         gain: Of the best over the settings so far.
         settings: After the stage.
+        tried: What was compared, in order.
+        untried: What a group has besides, for which there were too few trials.
     """
 
     name: str
     gain: Gain
     settings: Settings
+    tried: list[Settings]
+    untried: list[Settings]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +170,7 @@ class Search:
         groups = self.space.groups
         for number, group in enumerate(groups):
             share = (self.trials - len(slots)) // (len(groups) - number)
-            candidates = proposals(self.recipe, group, settings, share, self.num_examples)
+            candidates, untried = proposals(self.recipe, group, settings, share, self.num_examples)
             tried = [self._slot("candidate", f"{group.name}/{i}", candidate) for i, candidate in enumerate(candidates)]
             slots += tried
             if any(slot.key not in finished for slot in tried):
@@ -174,7 +178,8 @@ class Search:
             found = gain(accuracies, [finished[slot.key].accuracies for slot in tried])
             if found.counts and found.best is not None:
                 settings, accuracies = candidates[found.best], accuracies_of(finished[tried[found.best].key])
-            stages.append(Stage(group.name, found, settings))
+            shown = [[_of_group(group, each) for each in some] for some in (candidates, untried)]
+            stages.append(Stage(group.name, found, settings, *shown))
         return Agenda(slots, stages, settings, True)
 
     def _sampled(self, finished: Mapping[Key, Outcome]) -> Agenda:
@@ -184,8 +189,9 @@ class Search:
         if any(slot.key not in finished for slot in slots):
             return Agenda(slots, [], {}, False)
         found = gain(accuracies_of(finished[slots[0].key]), [finished[slot.key].accuracies for slot in tried])
-        settings = finished[tried[found.best].key].settings if found.counts and found.best is not None else {}
-        return Agenda(slots, [Stage(self.sampler, found, settings)], settings, True)
+        drawn = [finished[slot.key].settings for slot in tried]
+        settings = drawn[found.best] if found.counts and found.best is not None else {}
+        return Agenda(slots, [Stage(self.sampler, found, settings, drawn, [])], settings, True)
 
     def as_json(self) -> dict[str, Any]:
         """What all workers of one study must agree on."""
@@ -282,6 +288,11 @@ def plan_search(
         num_examples,
         data,
     )
+
+
+def _of_group(group: Group, settings: Settings) -> Settings:
+    """Of settings, what a group is about."""
+    return {key: value for key, value in settings.items() if key in group.choices}
 
 
 def accuracies_of(outcome: Outcome) -> tuple[float, ...]:

@@ -276,9 +276,11 @@ def apply(recipe: ResolvedRecipe, settings: Settings) -> ResolvedRecipe:
     return config.parse_resolved(values)
 
 
-def proposals(recipe: ResolvedRecipe, group: Group, current: Settings, count: int, num_examples: int) -> list[Settings]:
+def proposals(
+    recipe: ResolvedRecipe, group: Group, current: Settings, count: int, num_examples: int
+) -> tuple[list[Settings], list[Settings]]:
     """At most ``count`` different possible settings of a group, on top of the current ones and none
-    equal to them.
+    equal to them; and those for which there was no room.
 
     Where the group has more, they are drawn from it, the same ones each time.
     """
@@ -295,10 +297,11 @@ def proposals(recipe: ResolvedRecipe, group: Group, current: Settings, count: in
             continue
         seen.add(identity)
         found.append(settings)
-    if len(found) <= count:
-        return found
-    chosen = random.Random(group.name).sample(range(len(found)), count)
-    return [found[i] for i in sorted(chosen)]
+    chosen = set(random.Random(group.name).sample(range(len(found)), min(count, len(found))))
+    return (
+        [settings for i, settings in enumerate(found) if i in chosen],
+        [settings for i, settings in enumerate(found) if i not in chosen],
+    )
 
 
 def possible(recipe: ResolvedRecipe, num_examples: int) -> bool:

@@ -1,0 +1,215 @@
+"""Probabilities that are as often right as they say, and a threshold for an asked sensitivity: fitted
+on images that the model was not trained on.
+
+Networks are too sure of themselves. One number, the temperature by which their outputs are divided,
+mends most of that (Guo et al. 2017, Section 4.2) and changes no decision: a run fits it on its
+held-out images. Where classes are more or less frequent than in training, each needs a shift besides
+(`Alexandari et al. (2020) <https://arxiv.org/abs/1901.06852>`_): `sfumato calibrate` fits both. What
+is fitted says something of the images it was fitted on: it is not private with respect to them.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from sfumato.errors import InputError
+from sfumato.json_record import Record
+from sfumato.run_folder.files import write_json
+
+CALIBRATION_FILE = "calibration.json"
+FEWEST_IMAGES = 50
+"""Fewer say too little of how sure a model may be."""
+_FEWEST_OF_A_CLASS = 20
+_RANGE = (-5.0, 5.0)  # of the temperature's logarithm
+
+
+class Threshold(Record):
+    """From which probability on an image is taken for the positive of two classes.
+
+    Attributes:
+        aim, at: What it was chosen for: at least this share on the images it was fitted on.
+    """
+
+    positive: str
+    probability: Annotated[float, Field(ge=0, lt=1.01)]
+    aim: Literal["sensitivity", "specificity"]
+    at: Annotated[float, Field(ge=0, le=1)]
+
+
+class Calibration(Record):
+    """How a run's outputs become probabilities and decisions.
+
+    Attributes:
+        temperature: By which outputs are divided.
+        offsets: Added to them before, where class proportions are public (`Objective.offsets`): the
+            decision is for balanced classes, the probabilities are for classes as often as they are.
+        shifts: Added to each class's then; None: nothing.
+        fitted_on: "held-out": the run's own; "folder": others.
+        num_images: That it was fitted on; not private with respect to them.
+        threshold: None: the most probable class is named; with offsets the one that balanced classes
+            ask for, which may be less probable than another.
+    """
+
+    temperature: Annotated[float, Field(ge=1e-3, le=1e3)]
+    offsets: list[Annotated[float, Field(ge=-100, le=100)]] | None = None
+    shifts: list[Annotated[float, Field(ge=-50, le=50)]] | None = None
+    fitted_on: Literal["held-out", "folder"]
+    num_images: int
+    threshold: Threshold | None = None
+
+    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        """(N, classes) float64, of outputs as the decision takes them."""
+        return torch.softmax(self.scaled(logits), 1)
+
+    def scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        """(N, classes) float64: their logarithms, up to what an image's have in common."""
+        scaled = with_offsets(logits, self.offsets) / self.temperature
+        return scaled if self.shifts is None else scaled + torch.tensor(self.shifts, dtype=torch.float64)
+
+    def decided(self, logits: torch.Tensor, classes: Sequence[str]) -> torch.Tensor:
+        """(N,) int64: the class of each image, of outputs as the decision takes them."""
+        probabilities = self.probabilities(logits)
+        if self.threshold is None:
+            return (probabilities if self.offsets is None else logits).argmax(1)
+        place = list(classes).index(self.threshold.positive)
+        return torch.where(probabilities[:, place] >= self.threshold.probability, place, 1 - place)
+
+
+def with_offsets(logits: torch.Tensor, offsets: Sequence[float] | None) -> torch.Tensor:
+    """(N, classes) float64: outputs as probabilities take them, of those that the decision takes."""
+    return logits.double() if offsets is None else logits.double() + torch.tensor(offsets, dtype=torch.float64)
+
+
+def fit_temperature(logits: torch.Tensor, labels: torch.Tensor) -> float | None:
+    """The temperature of the least negative log-likelihood.
+
+    Args:
+        logits: (N, classes), as probabilities take them (`with_offsets`).
+        labels: (N,), int64.
+
+    Returns:
+        Between e^-5 and e^5; None for fewer than 50 images, or outputs that are not finite.
+    """
+    from scipy.optimize import minimize_scalar
+
+    if len(labels) < FEWEST_IMAGES or not logits.isfinite().all():
+        return None
+    values = logits.double()
+
+    def loss(log_temperature: float) -> float:
+        return float(torch.nn.functional.cross_entropy(values * math.exp(-log_temperature), labels))
+
+    found = minimize_scalar(loss, bounds=_RANGE, method="bounded", options={"xatol": 1e-4})
+    return math.exp(float(found.x))
+
+
+def fit_temperature_and_shifts(logits: torch.Tensor, labels: torch.Tensor) -> tuple[float, list[float] | None]:
+    """The same with a shift for each class, which sum to 0; without them if a class has fewer than 20
+    images.
+
+    Args:
+        logits: (N, classes), finite.
+        labels: (N,), int64.
+    """
+    from scipy.optimize import minimize
+
+    temperature, classes = fit_temperature(logits, labels), logits.shape[1]
+    assert temperature is not None
+    if int(torch.bincount(labels, minlength=classes).min()) < _FEWEST_OF_A_CLASS:
+        return temperature, None
+    values = logits.double()
+
+    def loss(numbers: np.ndarray) -> tuple[float, np.ndarray]:
+        given = torch.tensor(numbers, requires_grad=True)
+        found = torch.nn.functional.cross_entropy(values * given[0].exp() + given[1:], labels)
+        (gradient,) = torch.autograd.grad(found, given)
+        return found.item(), gradient.numpy()
+
+    start = np.array([-math.log(temperature), *[0.0] * classes])
+    bounds = [_RANGE, *[(-10.0, 10.0)] * classes]
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x
+    shifts = found[1:] - found[1:].mean()
+    return math.exp(-found[0]), [float(shift) for shift in shifts]
+
+
+def fit_threshold(
+    probabilities: torch.Tensor,
+    labels: torch.Tensor,
+    classes: Sequence[str],
+    *,
+    positive: str,
+    aim: Literal["sensitivity", "specificity"],
+    at: float,
+) -> Threshold:
+    """The threshold that reaches what is asked on these images, and gives away least beside it.
+
+    Args:
+        probabilities: (N, 2), of the two classes.
+        labels: (N,), int64.
+        classes: Their names.
+        positive: The class that is looked for.
+        aim: "sensitivity": the share of positive images that are found; "specificity": the share of
+            the others that are left alone.
+        at: That share, above 0 and up to 1.
+
+    Raises:
+        InputError: If there are not two classes, there is no such class, or no image of a side.
+    """
+    if len(classes) != 2:
+        raise InputError(f"a threshold is for two classes, and there are {len(classes)}. Leave it out.")
+    if positive not in classes:
+        raise InputError(f"there is no class {positive!r}: there are {', '.join(classes)}.")
+    if not 0 < at <= 1:
+        raise InputError(f"{aim} = {at} is no share. Give one above 0 and up to 1, for example 0.9.")
+    place = list(classes).index(positive)
+    is_positive = labels == place
+    if is_positive.all() or not is_positive.any():
+        raise InputError(f"there is no image to find a {aim} with. Give images of both classes.")
+    chosen = _between(probabilities[:, place].double(), is_positive, aim, at)
+    return Threshold(positive=positive, probability=chosen, aim=aim, at=at)
+
+
+def _between(scores: torch.Tensor, is_positive: torch.Tensor, aim: str, at: float) -> float:
+    """Half way between two neighbouring scores: no image's own, where a number lies between. Of all that reach the
+    aim the one that gives least away on the other side, and of those the one that gains most.
+    """
+    values, places = torch.unique(scores, return_inverse=True)
+    counts = [torch.bincount(places[side], minlength=len(values)) for side in (is_positive, ~is_positive)]
+    # Of the threshold below the k-th value: how many lie at it or above.
+    above = [torch.cat([count.flip(0).cumsum(0).flip(0), count.new_zeros(1)]) for count in counts]
+    sensitivity, false_alarms = (side.double() / side[0] for side in above)
+    reached, other = (sensitivity, 1 - false_alarms) if aim == "sensitivity" else (1 - false_alarms, sensitivity)
+    able = (reached >= at - 1e-12).nonzero()[:, 0].tolist()
+    best = max(able, key=lambda k: (float(other[k]), float(reached[k])))
+    middles = (values[1:] + values[:-1]) / 2
+    middles = torch.where(middles > values[:-1], middles, values[1:])  # no number lies between two neighbours
+    edges = torch.cat([values.new_zeros(1), middles, values.new_full((1,), 1 + 1e-9)])
+    return float(edges[best])
+
+
+def read(folder: Path, of_weights: str | None) -> Calibration | None:
+    """What a run's owner fitted, else what came with the weights; None: there is none.
+
+    Args:
+        folder: Of the run.
+        of_weights: The JSON that model.safetensors carries.
+
+    Raises:
+        InputError: If it is damaged.
+    """
+    path = folder / CALIBRATION_FILE
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else of_weights
+        return None if text is None else Calibration.model_validate_json(text)
+    except (OSError, ValueError):
+        raise InputError(f"{path} is damaged. Remove it, or run `sfumato calibrate` again.") from None
+
+
+def write(folder: Path, calibration: Calibration) -> None:
+    """For `read`."""
+    write_json(folder / CALIBRATION_FILE, calibration.as_json())

@@ -1,0 +1,241 @@
+"""A trained model as something that names classes."""
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+import torch
+
+from sfumato.data.folders import decode_files
+from sfumato.data.listing import check_file, find_images
+from sfumato.errors import InputError
+from sfumato.evaluation.row_independence import evaluation_finding
+from sfumato.evaluation.scores import predict_logits
+from sfumato.evaluation.trained import load as load_trained
+from sfumato.json_record import Record
+from sfumato.run_folder import record
+
+_AT_ONCE = 512
+"""Images that are held in memory."""
+
+
+class Prediction(Record):
+    """The class of one image; None where the image cannot be read.
+
+    Attributes:
+        probability, probabilities: None where nobody has calibrated them
+            (`sfumato.evaluation.calibration`).
+        why: It cannot be read.
+    """
+
+    image: str
+    class_name: str | None
+    probability: float | None = None
+    probabilities: dict[str, float] | None = None
+    why: str | None = None
+
+
+class Classifier:
+    """Names the classes of images. From a run folder: `sfumato.load("runs/x")`.
+
+    Attributes:
+        trained: The network and what using it needs.
+
+    Args:
+        run: The run folder.
+        trust: Modules that may be imported for the model, each by its full name.
+
+    Raises:
+        InputError: If the run is not there, or is damaged.
+
+    Example:
+        >>> classifier = sfumato.load("runs/xrays")  # doctest: +SKIP
+        >>> classifier.predict("new.png").class_name  # doctest: +SKIP
+        'NORMAL'
+    """
+
+    def __init__(self, run: str | Path, trust: Collection[str] = ()) -> None:
+        self.folder = Path(run)
+        self.trained = load_trained(self.folder, trust)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Their names, in label order."""
+        return self.trained.classes
+
+    @functools.cached_property
+    def certificate(self) -> record.Certificate:
+        """What the run claims: privacy.json.
+
+        Raises:
+            InputError: If the file is missing or damaged.
+        """
+        return record.read(self.folder / record.CERTIFICATE_FILE, record.Certificate)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether probabilities mean what they say."""
+        return self.trained.calibration is not None
+
+    @property
+    def dependence(self) -> str | None:
+        """Why answers depend on which images are judged together; None if they do not."""
+        finding = evaluation_finding(self.trained.model, self.trained.row)
+        return None if finding is None else str(finding)
+
+    @overload
+    def predict(self, images: list[str | Path] | tuple[str | Path, ...]) -> list[Prediction]: ...
+    @overload
+    def predict(self, images: str | Path) -> Prediction: ...
+    def predict(self, images: str | Path | Sequence[str | Path]) -> Prediction | list[Prediction]:
+        """Names the class of each image.
+
+        Args:
+            images: A file, which gives one prediction; or a list of files, folders and patterns.
+
+        Raises:
+            InputError: If there is no image, or the model's outputs are not finite.
+        """
+        if isinstance(images, (str, Path)):
+            if Path(images).is_dir():
+                raise InputError(f"{images} is a folder: give it in a list, since it holds many images.")
+            return self.predict([images])[0]
+        return list(self.each(images))
+
+    def predict_proba(self, images: str | Path | Sequence[str | Path]) -> np.ndarray:
+        """(N, classes): the probabilities of each image, in label order; NaN where it cannot be read.
+
+        Raises:
+            InputError: As `predict`; or if nobody has calibrated them.
+        """
+        if not self.is_calibrated:
+            raise InputError(_NOT_CALIBRATED.format(folder=self.folder))
+        found = self.predict([images] if isinstance(images, (str, Path)) else list(images))
+        rows = [list((row.probabilities or dict.fromkeys(self.classes, np.nan)).values()) for row in found]
+        return np.array(rows, dtype=np.float64)
+
+    def each(
+        self, images: Sequence[str | Path], report: Callable[[int, int], None] = lambda done, of: None
+    ) -> Iterable[Prediction]:
+        """One prediction after another, in the order of the files: memory holds some images at once.
+
+        Args:
+            images: Files, and folders of images.
+            report: Is told how many of how many are done.
+        """
+        files = files_of(images)
+        for start in range(0, len(files), _AT_ONCE):
+            yield from self._named(files[start : start + _AT_ONCE])
+            report(min(start + _AT_ONCE, len(files)), len(files))
+
+    def _named(self, files: Sequence[tuple[Path, str | None]]) -> list[Prediction]:
+        trained = self.trained
+        paths = [path for path, why in files if why is None]
+        images, reasons = decode_files(
+            paths,
+            image_size=trained.image_size,
+            resize_ratio=trained.recipe.data.resize_ratio,
+            channels=trained.channels,
+            mean=trained.mean,
+            std=trained.std,
+        )
+        logits = trained.objective.decision_logits(predict_logits(trained.model, images)).double() if paths else None
+        rows = iter(zip(logits if logits is not None else [], reasons, strict=True))
+        found = []
+        for path, why in files:
+            row = None
+            if why is None:
+                row, why = next(rows)
+            found.append(
+                Prediction(image=str(path), class_name=None, why=why)
+                if row is None or why is not None
+                else self._prediction(str(path), row[None])
+            )
+        return found
+
+    def _prediction(self, image: str, logits: torch.Tensor) -> Prediction:
+        if not logits.isfinite().all():
+            raise InputError(
+                f"the model of {self.folder} gives no finite outputs, so it names no class. Train again with "
+                "a smaller optimizer.learning_rate."
+            )
+        calibration = self.trained.calibration
+        if calibration is None:
+            return Prediction(image=image, class_name=self.classes[int(logits.argmax())])
+        probabilities = calibration.probabilities(logits)
+        place = int(calibration.decided(logits, self.classes))
+        named = dict(zip(self.classes, probabilities[0].tolist(), strict=True))
+        return Prediction(
+            image=image,
+            class_name=self.classes[place],
+            probability=named[self.classes[place]],
+            probabilities=named,
+        )
+
+
+_NOT_CALIBRATED = (
+    "the probabilities of {folder} are not calibrated: fewer than 50 images were held out. Fit them on labelled "
+    "images: sfumato calibrate {folder} FOLDER"
+)
+
+
+def predict(run: str | Path, images: Sequence[str | Path], *, trust: Collection[str] = ()) -> list[Prediction]:
+    """Names the class of each image: `Classifier.predict` in one call.
+
+    Args:
+        run: The run folder.
+        images: Files, and folders of images.
+        trust: Modules that may be imported for the model, each by its full name.
+
+    Raises:
+        InputError: See `Classifier`.
+    """
+    return Classifier(run, trust).predict(list(images))
+
+
+def files_of(images: Sequence[str | Path]) -> list[tuple[Path, str | None]]:
+    """Every image file among files, folders and patterns (`scans/*.png`), and why one cannot be one.
+
+    Raises:
+        InputError: If not one is an image.
+    """
+    found: list[tuple[Path, str | None]] = []
+    for path in map(Path, images):
+        if path.is_dir():
+            found += [(file.path, None) for file in find_images(path)]
+        elif any(sign in path.name for sign in "*?[") and not path.exists():
+            matches = sorted(path.parent.glob(path.name))
+            found += [(match, None) for match in matches if match.is_file()] or [(path, _refusal(path))]
+        else:
+            found.append((path, _refusal(path)))
+    if not any(why is None for _, why in found):
+        raise InputError(
+            str(found[0][1])
+            if found
+            else f"there is no image in {', '.join(map(str, images)) or 'an empty list'}. Name image files, or folders "
+            "of them."
+        )
+    return found
+
+
+def _refusal(path: Path) -> str | None:
+    try:
+        check_file(path)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def load(run: str | Path, trust: Collection[str] = ()) -> Classifier:
+    """A finished run as a `Classifier`.
+
+    Args:
+        run: The run folder.
+        trust: Modules that may be imported for the model, each by its full name.
+
+    Raises:
+        InputError: See `Classifier`.
+    """
+    return Classifier(run, trust)

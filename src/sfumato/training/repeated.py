@@ -1,0 +1,112 @@
+"""The same recipe several times: how far accuracy differs from run to run, and what all runs cost together."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from sfumato import config
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.errors import InputError
+from sfumato.json_record import Record, finite
+from sfumato.recipes import name_of
+from sfumato.run_folder import session
+from sfumato.run_folder.record import Result
+from sfumato.training.trainer import train
+
+
+class Repeated(Record):
+    """Runs that differ in their randomness alone.
+
+    Attributes:
+        accuracy: Mean over the runs.
+        accuracy_spread: Standard deviation between runs; None of one run.
+        epsilon_together: Of somebody who sees every run, at the delta of one; None where the runs are not
+            private.
+    """
+
+    folder: str
+    runs: list[Result]
+    accuracy: float
+    accuracy_spread: float | None
+    epsilon_together: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        return {**super().as_json(), "runs": [run.as_json() for run in self.runs]}
+
+
+def repeat(
+    recipe: config.Recipe | Mapping[str, Any] | str | Path,
+    output: Path | str | None = None,
+    *,
+    times: int | None = None,
+    seeds: Sequence[int] | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    **options: Any,
+) -> Repeated:
+    """Trains a recipe several times, each in a folder of its own below ``output``. What an earlier call
+    with the same output left is gone on with.
+
+    Args:
+        recipe: As `sfumato.train` takes it.
+        output: Takes the run folders; None: a new one in runs/.
+        times: So many runs, each with a key of its own: private ones, whose epsilons add up; or
+        seeds: one run for each, its seed public: not private.
+        settings, options: As `sfumato.train` takes them.
+
+    Raises:
+        InputError, MachineError, Interrupted: As `sfumato.train`.
+    """
+    if (times is None) == (seeds is None):
+        raise InputError("runs are repeated by their number or by their seeds. Give --repeat or --seeds.")
+    if times is not None and not 1 <= times <= 1000:
+        raise InputError(f"--repeat takes a number from 1 to 1000, not {times}.")
+    if seeds is not None and (not seeds or len(set(seeds)) != len(seeds)):
+        raise InputError(
+            "--seeds must name each seed once: equal seeds give equal runs, which say nothing of the spread."
+        )
+    if "resume" in options:
+        raise InputError("runs that are repeated go on by themselves: give the same command again, without --resume.")
+    folder = session.new_folder(name_of(recipe)) if output is None else Path(output)
+    if (folder / "recipe.toml").exists():
+        raise InputError(f"{folder} is a run's folder. Name a folder for several runs by --output.")
+    runs = []
+    for number in range(1, (times or 0) + 1) if seeds is None else seeds:
+        place = folder / (f"run-{number}" if seeds is None else f"seed-{number}")
+        own = settings if seeds is None else {**settings, "run.seed": number}
+        runs.append(train(recipe, place, settings=own, resume=(place / "recipe.toml").exists(), **options))
+    accuracies = [run.accuracy for run in runs]
+    return Repeated(
+        folder=str(folder),
+        runs=runs,
+        accuracy=statistics.fmean(accuracies),
+        accuracy_spread=statistics.stdev(accuracies) if len(runs) > 1 else None,
+        epsilon_together=_together(runs),
+    )
+
+
+def _together(runs: Sequence[Result]) -> float | None:
+    """Epsilon of all runs' updates as one mechanism's: they have the same noise and sampling."""
+    from sfumato.accounting.accountants import epsilon
+
+    one = runs[0]
+    if not all(run.private for run in runs) or one.delta is None or one.accountant is None:
+        return None
+    of_persons = one.unit is not None and one.unit.startswith("one person") and one.drawn == "images"
+    mechanism = Mechanism(
+        one.num_examples,
+        one.batch_size,
+        one.noise_multiplier,
+        sum(run.num_steps for run in runs),
+        images_per_unit=(one.max_images_per_person or 1) if of_persons else 1,
+    )
+    if {(run.num_examples, run.batch_size, run.noise_multiplier, run.delta) for run in runs} != {
+        (mechanism.num_examples, mechanism.batch_size, mechanism.noise_multiplier, one.delta)
+    }:
+        raise InputError(
+            "the runs in this folder are of different mechanisms, so that no one epsilon covers them. Name a new one."
+        )
+    spent = finite(epsilon(mechanism, one.delta, one.accountant).epsilon)
+    return None if spent is None or math.isinf(spent) else spent

@@ -1,0 +1,338 @@
+"""Using what was trained: answers for images as people have them, calibration, the library's two lines, resume."""
+
+import csv
+import io
+import json
+import shutil
+import signal
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import sfumato
+from sfumato.errors import InputError
+from sfumato.run_folder.record import Certificate
+from tests.cli.test_cli import call, json_of, refused
+from tests.training import faults
+from tests.training.test_resume import wait_for_step
+
+QUICK = {"data.image_size": 16, "data.channels": 1, "training.num_steps": 20, "training.batch_size": 120}
+
+
+def photos(root, count, seed):
+    source = np.random.default_rng(seed)
+    for label, name in enumerate(["checks", "stripes"]):
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            rows, columns = np.mgrid[:20, :20]
+            pattern = (rows // 3) % 2 if label else (rows // 3 + columns // 3) % 2
+            pixels = np.clip(pattern * 90 + source.normal(80, 60, (20, 20)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return photos(tmp_path_factory.mktemp("photos") / "own", 200, seed=0)
+
+
+@pytest.fixture(scope="module")
+def unseen(tmp_path_factory):
+    return photos(tmp_path_factory.mktemp("photos") / "unseen", 300, seed=1)
+
+
+@pytest.fixture(scope="module")
+def run(images, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "photos"
+    result = sfumato.train("image-folder", folder, data_root=str(images), epsilon=8, settings=QUICK)
+    assert result.epsilon <= 8 and result.private
+    return folder
+
+
+@pytest.fixture
+def own(run, tmp_path):
+    """A copy that may be written to."""
+    return shutil.copytree(run, tmp_path / "photos")
+
+
+def test_two_lines_answer_for_an_image(run, unseen):
+    classifier = sfumato.load(str(run))
+    answer = classifier.predict(str(unseen / "checks/0.png"))
+    assert answer.class_name in classifier.classes == ("checks", "stripes") and 0.5 <= answer.probability <= 1
+    assert isinstance(classifier.certificate, Certificate) and classifier.certificate.epsilon <= 8
+    paths = [unseen / "checks/0.png", unseen / "stripes/1.png"]
+    rows = classifier.predict_proba(paths)
+    assert rows.shape == (2, 2) and np.allclose(rows.sum(1), 1)
+    assert [row.probabilities["checks"] for row in classifier.predict(paths)] == rows[:, 0].tolist()
+    with pytest.raises(InputError, match="is a folder"):
+        classifier.predict(unseen)
+
+
+def test_one_bad_file_stops_no_other_and_says_why(run, unseen, tmp_path, capsys, monkeypatch):
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"\x89PNG broken")
+    note = tmp_path / "notes.docx"
+    note.write_text("x")
+    good = [unseen / "checks/0.png", unseen / "stripes/0.png"]
+    words = [good[0], bad, tmp_path / "gone.png", note, good[1]]
+    rows = json_of(capsys, "predict", run, *words)["predictions"]
+    assert [row["image"] for row in rows] == [str(word) for word in words]
+    assert [row["class"] is None for row in rows] == [row["why"] is not None for row in rows]
+    assert [row["class"] is None for row in rows] == [False, True, True, True, False]
+    assert "does not exist" in rows[2]["why"]
+    status, out, err = call(capsys, "predict", run, *words)
+    assert status == 0 and out.count("unreadable") == 3 and err.count("cannot be read") == 3
+    status, out, _ = call(capsys, "predict", run, *words, "--format", "csv")
+    table = list(csv.DictReader(io.StringIO(out)))
+    assert [row["image"] for row in table] == [str(word) for word in words]
+    assert float(table[0]["checks"]) + float(table[0]["stripes"]) == pytest.approx(1) and table[1]["checks"] == ""
+    status, out, _ = call(capsys, "predict", run, *words, "--format", "jsonl")
+    assert [json.loads(line) for line in out.splitlines()] == rows
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{word}\n" for word in words)))
+    assert json_of(capsys, "predict", run, "-")["predictions"] == rows
+    assert "does not exist" in refused(capsys, "predict", run, tmp_path / "gone.png")
+
+
+def test_patterns_and_folders_are_images(run, unseen, capsys):
+    by_pattern = json_of(capsys, "predict", run, unseen / "checks" / "1*.png")["predictions"]
+    assert len(by_pattern) == 1 + 10 + 100 and all(row["class"] for row in by_pattern)
+    assert len(json_of(capsys, "predict", run, unseen)["predictions"]) == 600
+    assert "does not exist" in refused(capsys, "predict", run, unseen / "nothing*.png")
+
+
+def test_probabilities_are_calibrated_or_not_shown(own, unseen, capsys):
+    found = json_of(capsys, "evaluate", own, unseen)
+    assert found["calibration"]["fitted_on"] == "held-out" and found["calibration_error"] < 0.1
+    told = json_of(capsys, "calibrate", own, unseen, "--positive", "checks", "--sensitivity", 0.9)
+    assert told["fitted_on"] == "folder" and told["num_images"] == 600 and told["threshold"]["positive"] == "checks"
+    again = json_of(capsys, "evaluate", own, unseen, "--prevalence", 0.1)
+    assert again["decision"]["sensitivity"] >= 0.9 and again["decision"]["prevalence"] == 0.1
+    assert again["calibration_error"] <= 0.05 and again["auroc"] == pytest.approx(found["auroc"])
+    rows = json_of(capsys, "predict", own, unseen / "checks")["predictions"]
+    assert sum(row["class"] == "checks" for row in rows) >= 270
+    status, out, _ = call(capsys, "evaluate", own, unseen)
+    assert status == 0 and "false alarms" in out and "sensitivity" in out
+    (own / "calibration.json").write_text("{}")
+    assert "is damaged" in refused(capsys, "predict", own, unseen / "checks")
+
+
+def test_a_run_that_held_out_few_images_shows_no_probability_until_it_is_calibrated(tmp_path, unseen, capsys):
+    images, run = photos(tmp_path / "few", 40, seed=2), tmp_path / "run"
+    sfumato.train("image-folder", run, data_root=images, epsilon=8, settings={**QUICK, "training.batch_size": 40})
+    status, out, err = call(capsys, "predict", run, unseen / "checks/0.png")
+    assert status == 0 and "%" not in out and "sfumato calibrate" in err
+    assert json_of(capsys, "predict", run, unseen / "checks/0.png")["predictions"][0]["probabilities"] is None
+    with pytest.raises(InputError, match="not calibrated"):
+        sfumato.load(run).predict_proba(unseen / "checks/0.png")
+    assert "too few" in refused(capsys, "calibrate", run)
+    json_of(capsys, "calibrate", run, unseen)
+    assert json_of(capsys, "predict", run, unseen / "checks/0.png")["predictions"][0]["probability"] >= 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--sensitivity", 0.9, "--specificity", 0.9], "one of them"),
+        (["--positive", "checks"], "--sensitivity or --specificity"),
+        (["--positive", "dots", "--sensitivity", 0.9], "no class 'dots'"),
+        (["--sensitivity", 0], "no share"),
+    ],
+)
+def test_wrong_calibrations_are_refused(run, unseen, capsys, words, says):
+    assert says in refused(capsys, "calibrate", run, unseen, *words) and not (run / "calibration.json").exists()
+
+
+def test_a_run_goes_on_by_its_folder_alone(images, tmp_path, capsys):
+    """Killed, and on SIGINT, with images and weights to start from somewhere on this machine."""
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    steps = {**QUICK, "run.seed": 3, "training.num_steps": 30, "training.checkpoint_every": 5}
+    sfumato.train(
+        "image-folder", tmp_path / "start", data_root=images, settings=steps | {"training.num_steps": 1}, epsilon=8
+    )
+    steps |= {"model.init_from": str(tmp_path / "start"), "model.pretrained_on": "stripes"}
+    expected = sfumato.train("image-folder", straight, data_root=images, epsilon=8, settings=steps)
+    words = [word for key, value in steps.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    command = ["train", "image-folder", "--data-root", str(images), "--epsilon", "8", *words, "--output", str(broken)]
+    log = tmp_path / "log"
+    process = faults.start(command, log=log)
+    wait_for_step(broken, 8)
+    process.kill()
+    process.join()
+    assert not (broken / "result.json").exists()
+    assert faults.run(["resume", str(broken)], log=log) == 0, log.read_text()
+    found = json_of(capsys, "resume", broken)  # finished: its result again
+    assert found["accuracy"] == expected.accuracy and found["num_steps"] == 30
+    weights = [(run / "model.safetensors").read_bytes()[-10_000:] for run in (straight, broken)]
+    assert weights[0] == weights[1]
+    assert "no run" in refused(capsys, "resume", tmp_path / "nowhere")
+
+
+def test_ordinary_training_goes_on_too(images, tmp_path, capsys):
+    run = tmp_path / "plain"
+    sfumato.train("image-folder", run, data_root=images, epsilon=8, settings=QUICK, non_private=True)
+    assert json_of(capsys, "resume", run)["private"] is False
+
+
+def test_ordinary_training_of_a_recipe_for_persons_goes_on(images, tmp_path):
+    """A limit on each person's images belongs to privacy, and the run's folder says nothing of it."""
+    words = ["train", "image-folder", "--data-root", images, "--epsilon-per-person", 8, "--images-per-person", 2]
+    words += [
+        word for key, value in {**QUICK, "training.checkpoint_every": 5}.items() for word in ("--set", f"{key}={value}")
+    ]
+    words += ["--set", r"data.group_by=/(\d\d?)", "--non-private", "--output", tmp_path / "run"]
+    log = tmp_path / "log"
+    assert faults.run([str(word) for word in words], die_at=("file", 9, 1.0), log=log) == -signal.SIGKILL
+    assert faults.run(["resume", str(tmp_path / "run")], log=log) == 0, log.read_text()
+
+
+def test_a_run_goes_on_where_its_images_were_moved(images, tmp_path, capsys):
+    moved, run, log = tmp_path / "moved", tmp_path / "run", tmp_path / "log"
+    first = shutil.copytree(images, tmp_path / "first")
+    words = [
+        word for key, value in {**QUICK, "training.checkpoint_every": 5}.items() for word in ("--set", f"{key}={value}")
+    ]
+    words = ["train", "image-folder", "--data-root", str(first), "--epsilon", "8", *words, "--output", str(run)]
+    assert faults.run(words, die_at=("ledger", 12, 1.0), log=log) == -signal.SIGKILL
+    first.rename(moved)
+    assert "--data-root" in refused(capsys, "resume", run)
+    assert faults.run(["resume", str(run), "--data-root", str(moved)], die_at=("ledger", 3, 1.0)) == -signal.SIGKILL
+    assert faults.run(["resume", str(run)], log=log) == 0, log.read_text()  # the note was written anew
+    assert (run / "data_root").read_text() == str(moved)
+
+
+def test_images_that_were_trained_on_are_told_and_calibrate_nothing(own, images, unseen, capsys):
+    assert "training images lie" in call(capsys, "evaluate", own, images)[2]
+    assert "training images lie" in refused(capsys, "calibrate", own, images)
+    assert "training images lie" in refused(capsys, "calibrate", own, images.parent)
+    assert "training images lie" not in call(capsys, "evaluate", own, unseen)[2]
+
+
+def test_how_sure_and_how_often_right_are_told_and_drawn(run, unseen, tmp_path, capsys):
+    path = tmp_path / "reliability.svg"
+    found = json_of(capsys, "evaluate", run, unseen, "--plot", path)
+    bins = found["reliability"]
+    assert sum(each["num_images"] for each in bins) == found["num_images"] == 600
+    gaps = [each["num_images"] * abs(each["right"] - each["probability"]) / 600 for each in bins]
+    assert sum(gaps) == pytest.approx(found["calibration_error"])
+    assert all(each["interval"][0] <= each["right"] <= each["interval"][1] for each in bins)
+    assert path.read_text().startswith("<?xml") and "calibration error" in path.read_text()
+    assert ".svg" in refused(capsys, "evaluate", run, unseen, "--plot", tmp_path / "plot.doc")
+    assert "no folder" in refused(capsys, "evaluate", run, unseen, "--plot", tmp_path / "none" / "plot.svg")
+
+
+@pytest.mark.parametrize(("split", "parts"), [("train", ["train"]), ("train+valid", ["train", "valid"])])
+def test_a_part_calibrates_where_it_was_not_trained_on(images, tmp_path, capsys, split, parts):
+    root, run = tmp_path / "images", tmp_path / "run"
+    for part in ("train", "valid", "test"):
+        shutil.copytree(images, root / part)
+    settings = {**QUICK, "training.num_steps": 1, "data.split": split}
+    sfumato.train("image-folder", run, data_root=root, epsilon=8, settings=settings)
+    for part in ("train", "valid", "test"):
+        if part in parts:
+            assert "training images lie" in refused(capsys, "calibrate", run, root / part)
+        else:
+            assert json_of(capsys, "calibrate", run, root / part)["num_images"] == 400
+
+
+def test_a_run_goes_on_whether_decoded_images_are_kept_or_not(images, tmp_path):
+    words = [
+        word for key, value in {**QUICK, "training.checkpoint_every": 5}.items() for word in ("--set", f"{key}={value}")
+    ]
+    for number, (before, after) in enumerate([(["--no-cache"], []), ([], ["--no-cache"])]):
+        run, log = tmp_path / str(number), tmp_path / "log"
+        train = [
+            "train",
+            "image-folder",
+            "--data-root",
+            str(images),
+            "--epsilon",
+            "8",
+            *words,
+            "--output",
+            str(run),
+            *before,
+        ]
+        assert faults.run(train, die_at=("ledger", 12, 1.0), log=log) == -signal.SIGKILL, log.read_text()
+        assert faults.run(["resume", str(run), *after], log=log) == 0, log.read_text()
+
+
+def test_accuracy_is_told_for_each_value_of_a_column(run, unseen, tmp_path, capsys):
+    folder = shutil.copytree(unseen, tmp_path / "sites")
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.png"))
+    sites = ["north" if number % 3 else ["south", ""][number % 2] for number in range(len(names))]
+    rows = [f"{name},{name.split('/')[0]},{site}" for name, site in zip(names, sites, strict=True)]
+    (folder / "labels.csv").write_text("\n".join(["file,label,site", *rows]))
+    found = json_of(capsys, "evaluate", run, folder, "--by", "site")
+    answers = json_of(capsys, "predict", run, *(folder / name for name in names))["predictions"]
+    for group in found["groups"]:
+        own = [place for place, site in enumerate(sites) if site == group["value"]]
+        right = [answers[place]["class"] == names[place].split("/")[0] for place in own]
+        assert (group["num_images"], group["accuracy"]) == (len(own), pytest.approx(sum(right) / len(own)))
+        assert group["interval"][0] < group["accuracy"] < group["interval"][1] or group["accuracy"] in (0, 1)
+    assert [group["value"] for group in found["groups"]] == ["north", "south", ""] and found["by"] == "site"
+    shares = [group["accuracy"] for group in found["groups"]]
+    assert found["group_gap"] == pytest.approx(max(shares) - min(shares))
+    out = call(capsys, "evaluate", run, folder, "--by", "site")[1]
+    assert "(not stated)" in out and "north" in out
+    assert "it has file, label, site" in refused(capsys, "evaluate", run, folder, "--by", "hospital")
+    assert "different values" in refused(capsys, "evaluate", run, folder, "--by", "file")
+    assert "has no table" in refused(capsys, "evaluate", run, unseen, "--by", "site")
+    assert "Name the folder" in refused(capsys, "evaluate", run, "--by", "site")
+
+
+def test_a_recipe_without_a_run_folder_gets_one(images, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = sfumato.train("image-folder", data_root=images, epsilon=8, settings={**QUICK, "training.num_steps": 1})
+    assert result.run.startswith("runs/image-folder-")
+    with pytest.raises(InputError, match="give output"):
+        sfumato.train("image-folder", data_root=images, epsilon=8, resume=True)
+
+
+def test_a_missing_budget_is_noticed_before_an_image_is_decoded(images, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sfumato.data.folders.decode_cached", lambda *args, **kwargs: pytest.fail("decoded"))
+    assert "--epsilon" in refused(capsys, "train", "image-folder", "--data-root", images, "--output", tmp_path / "run")
+
+
+def test_the_version_and_several_plans_are_told(capsys):
+    status, out, _ = call(capsys, "--version")
+    assert status == 0 and out.startswith("sfumato ")
+    plans = json_of(capsys, "plan", "--num-examples", 3_000, "--epsilon", "1,3")["plans"]
+    assert [plan["epsilon"] <= target for plan, target in zip(plans, (1, 3), strict=True)] == [True, True]
+    assert {(plan["batch_size"], plan["num_steps"]) for plan in plans} == {(750, 150)}  # those of `train`
+    single = json_of(capsys, "plan", "--num-examples", 3_000, "--epsilon", 3)
+    assert single["noise_multiplier"] == plans[1]["noise_multiplier"]
+    for more in (("--throughput", 100), ("--devices", 2)):
+        assert "several epsilons" in refused(capsys, "plan", "--num-examples", 3_000, "--epsilon", "1,3", *more)
+    assert "--epsilon takes" in refused(capsys, "plan", "--num-examples", 3_000, "--epsilon", "1,x")
+
+
+def test_a_plan_for_persons_needs_more_noise_and_says_so(capsys):
+    words = ["plan", "--num-examples", 3_000, "--epsilon", 3, "--images-per-person", 4]
+    found = json_of(capsys, *words)
+    assert found["epsilon_image"] < 1 < found["epsilon"] <= 3 and found["unit"].startswith("one person")
+    status, out, _ = call(capsys, *words)
+    assert status == 0 and "one person with at most 4 images" in out and "by TAN" not in out
+    more = json_of(capsys, *words, "--more-data", 2)["more_data"]
+    assert more["epsilon_tan"] is None and more["epsilon"] < found["epsilon"]
+    sizes = ["plan", "--num-examples", 3_000, "--batch-size", 100, "--num-steps", 9, "--noise-multiplier", 0]
+    _, of_persons, _ = call(capsys, *sizes, "--images-per-person", 4)
+    _, of_images, _ = call(capsys, *sizes)
+    assert "contribution of one person" in of_persons and "one image's contribution" in of_images
+
+
+def test_a_run_for_persons_leads_with_them(images, tmp_path, capsys):
+    words = ["train", "image-folder", "--data-root", images, "--epsilon-per-person", 8, "--images-per-person", 2]
+    words += [word for key, value in QUICK.items() for word in ("--set", f"{key}={value}")]
+    words += ["--set", r"data.group_by=/(\d\d?)", "--set", "privacy.person_sampling=images"]
+    words += ["--output", tmp_path / "run"]
+    status, out, err = call(capsys, *words)
+    assert status == 0 and "for one person with at most 2 images" in out and "left out" in err, err
+    claim = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert claim["epsilon"] == claim["epsilon_person"] <= 8 and claim["epsilon_image"] < claim["epsilon"]
+    last = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["epsilon"] == claim["epsilon"]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "any single person" in page and "one person with at most 2 images" in page
+    assert "--images-per-person" in refused(capsys, *words[:4], "--epsilon-per-person", 8)
+    assert "Give one of them" in refused(capsys, *words, "--epsilon", 3)

@@ -1,0 +1,261 @@
+"""A training loop of one's own: what was released is on disk before it is used, and no certificate says less."""
+
+import contextlib
+import copy
+import errno
+import functools
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+
+import jsonschema
+import numpy as np
+import pytest
+
+import sfumato
+from sfumato.errors import InputError, MachineError
+from sfumato.run_folder.entries import releases
+from sfumato.run_folder.ledger import Ledger
+from sfumato.run_folder.record import LoopCertificate
+from sfumato.run_folder.schemas import SCHEMAS, schema_of
+
+MECHANISM = sfumato.Mechanism(num_examples=1000, batch_size=100, noise_multiplier=2.0, num_steps=12)
+DELTA = 1e-5
+
+
+def begin(folder, mechanism=MECHANISM, **changes):
+    return sfumato.OwnLoop(folder, mechanism, **{"clipping_norm": 1.0, "delta": DELTA, **changes})
+
+
+def spent(num_steps):
+    return sfumato.epsilon(MECHANISM.replace(num_steps=num_steps), DELTA).epsilon
+
+
+def written(folder):
+    return LoopCertificate.model_validate_json((folder / "privacy.json").read_text())
+
+
+def test_a_loop_ends_with_a_certificate_of_what_it_released(tmp_path):
+    folder = tmp_path / "deep" / "run"
+    loop = begin(str(folder))
+    for step in range(1, 8):  # it stops early
+        assert written(folder).epsilon == spent(12)  # never below what will have been spent
+        loop.release(step)
+    claim = loop.finish()
+    assert claim == written(folder) == loop.finish()
+    assert (claim.status, claim.num_steps, claim.epsilon, claim.delta) == ("complete", 7, spent(7), DELTA)
+    assert claim.attacker is not None and claim.private and claim.unit == "one image"
+    assert any("its author's word" in line for line in claim.not_covered)
+    ledger = Ledger.open(folder / "ledger.jsonl")
+    assert releases(ledger.lines) == {(0, step) for step in range(1, 8)}
+    assert (claim.ledger_lines, claim.ledger_head, claim.run_id) == (9, ledger.head, ledger.lines[0]["run_id"])
+    jsonschema.validate(json.loads((folder / "privacy.json").read_text()), schema_of(SCHEMAS["loop-certificate"]))
+    assert sorted(path.name for path in folder.iterdir()) == ["ledger.head", "ledger.jsonl", "privacy.json"]
+    with pytest.raises(InputError, match="has finished"):
+        loop.release(8)
+    with pytest.raises(InputError, match="has finished"):
+        begin(folder)
+
+
+def killed_after(folder, steps, draws):
+    loop = begin(folder)
+    for step in range(1, steps + 1):
+        loop.release(step)
+    np.save(draws, loop.streams.stream("noise", 1).uint64(100))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_after_kill_9_what_was_released_counts_and_what_is_repeated_counts_again_under_other_noise(tmp_path):
+    folder, draws = tmp_path / "run", tmp_path / "draws.npy"
+    process = multiprocessing.get_context("spawn").Process(target=killed_after, args=(folder, 5, draws))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    loop = begin(folder)
+    assert written(folder).num_steps == 5 + 12
+    assert not np.isin(loop.streams.stream("noise", 1).uint64(100), np.load(draws)).any()
+    for step in range(4, 13):
+        loop.release(step)
+    assert loop.finish().num_steps == 5 + 9 and written(folder).epsilon == spent(14)
+
+
+def test_two_processes_do_not_count_in_one_folder(tmp_path):
+    loop = begin(tmp_path)
+    with pytest.raises(InputError, match="another process"):
+        begin(tmp_path)
+    loop.release(1)
+    assert loop.finish().num_steps == 1
+
+
+def test_persons_are_counted_by_all_their_images(tmp_path):
+    mechanism = MECHANISM.replace(images_per_unit=4)
+    loop = begin(tmp_path, mechanism)
+    for step in range(1, 13):
+        loop.release(step)
+    claim = loop.finish()
+    assert claim.epsilon == claim.epsilon_person == sfumato.epsilon(mechanism, DELTA).epsilon > spent(12)
+    assert claim.unit == "one person with at most 4 images" and claim.person_groups == "declared, not checked"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"mechanism": MECHANISM.replace(noise_multiplier=0.0)}, "without noise"),
+        ({"mechanism": MECHANISM.replace(sampling="shuffled")}, "shuffled"),
+        ({"delta": 1.0}, "delta must lie"),
+        ({"clipping_norm": 0.0}, "clipping_norm must be a number above 0"),
+        ({"clipping_norm": float("inf")}, "clipping_norm must be a number above 0"),
+        ({"clipping_norm": "1"}, "clipping_norm must be a number above 0"),
+        ({"clipping_norm": True}, "clipping_norm must be a number above 0"),
+        ({"delta": "1e-5"}, "delta must be a number above 0"),
+        ({"accountant": "x"}, "accountant must be one of"),
+        ({"mechanism": MECHANISM.replace(batch_size=100.5)}, "batch_size must be a whole number"),
+        ({"clipping_norm": float("nan")}, "clipping_norm must be a number above 0"),
+    ],
+)
+def test_what_has_no_epsilon_is_refused_before_anything_is_written(tmp_path, changes, says):
+    with pytest.raises(InputError, match=says):
+        begin(tmp_path / "run", **changes)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mechanism": MECHANISM.replace(noise_multiplier=3.0)},
+        {"mechanism": MECHANISM.replace(batch_size=99)},
+        {"clipping_norm": 2.0},
+    ],
+)
+def test_a_loop_goes_on_under_its_own_mechanism_alone(tmp_path, changes):
+    loop = begin(tmp_path)
+    loop.release(1)
+    loop.close()
+    with pytest.raises(InputError, match="another mechanism"):
+        begin(tmp_path, **changes)
+    assert len(Ledger.open(tmp_path / "ledger.jsonl").lines) == 3
+
+
+def test_an_object_that_was_closed_counts_and_certifies_nothing(tmp_path):
+    closed = begin(tmp_path)
+    closed.release(1)
+    closed.close()
+    other = begin(tmp_path)
+    for step in range(1, 13):
+        other.release(step)
+    for call in (closed.finish, lambda: closed.release(2)):
+        with pytest.raises(InputError, match="was closed"):
+            call()
+    assert other.finish().num_steps == 13 and written(tmp_path).epsilon == spent(13)
+
+
+def test_a_forked_process_has_no_part_in_it(tmp_path):
+    loop, (reads, writes) = begin(tmp_path), os.pipe()
+    if os.fork() == 0:
+        said = []
+        for call in (lambda: loop.release(1), loop.finish, loop.close, lambda: loop.streams):
+            try:
+                call()
+            except InputError as error:
+                said.append(str(error))
+        os.write(writes, json.dumps(said).encode())
+        os._exit(0)
+    said = json.loads(os.read(reads, 10_000))
+    assert len(said) == 4 and all("another process" in line for line in said)
+    loop.release(1)
+    assert loop.finish().num_steps == 1
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(InputError, match="cannot be copied"):
+            copied(loop)
+
+
+def test_threads_lose_no_line_and_release_no_update_twice(tmp_path):
+    mechanism = MECHANISM.replace(num_steps=200)
+    loop, returned = begin(tmp_path, mechanism), []
+
+    def work():
+        for step in range(1, 201):
+            with contextlib.suppress(InputError):
+                loop.release(step)
+                returned.append(step)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(returned) == len(set(returned)) == loop.finish().num_steps
+    assert releases(Ledger.open(tmp_path / "ledger.jsonl").lines) == {(0, step) for step in returned}
+
+
+def test_a_full_disk_counts_a_release_once_whether_it_is_tried_again_or_not(tmp_path, monkeypatch):
+    for again in (True, False):
+        folder = tmp_path / str(again)
+        loop, real = begin(folder), os.write
+        loop.release(1)
+        with monkeypatch.context() as full:
+            full.setattr(os, "write", functools.partial(_half_written, real))
+            with pytest.raises(MachineError, match="No space left"):
+                loop.release(2)
+        for step in (2, 3) if again else (3,):
+            loop.release(step)
+        assert loop.finish().num_steps == 3  # the one that failed may have been used
+        assert len(releases(Ledger.open(folder / "ledger.jsonl").lines)) == 3
+
+
+def _half_written(write, descriptor, data):
+    write(descriptor, bytes(data)[:5])
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_cell_that_is_run_again_opens_the_folder_again(tmp_path):
+    def cell():
+        loop = begin(tmp_path)
+        loop.release(1)
+        raise ValueError("a bug of the user's")
+
+    for _ in range(3):
+        with pytest.raises(ValueError, match="bug"):
+            cell()
+    loop = begin(tmp_path)
+    assert loop.finish().num_steps == 3
+
+
+@pytest.mark.parametrize("step", [1.0, 1.5, True, "1", None])
+def test_a_step_that_is_no_whole_number_is_refused(tmp_path, step):
+    loop = begin(tmp_path)
+    with pytest.raises(InputError, match="step must be a whole number"):
+        loop.release(step)
+    loop.release(np.int64(1))
+    assert loop.finish().num_steps == 1
+
+
+def test_each_update_is_released_once_and_no_more_than_are_stated(tmp_path):
+    loop = begin(tmp_path)
+    loop.release(3)
+    for step in (3, 2, 0, 13):
+        with pytest.raises(InputError, match="is not one after 3"):
+            loop.release(step)
+    assert loop.finish().num_steps == 1
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "recipe.toml"])
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(InputError, match="not empty"):
+        begin(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_lines_that_were_removed_are_noticed(tmp_path):
+    loop = begin(tmp_path)
+    for step in (1, 2, 3):
+        loop.release(step)
+    loop.close()
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
+    with pytest.raises(InputError, match="lines were removed"):
+        begin(tmp_path)
