@@ -48,3 +48,10 @@ def test_what_a_model_draws_in_an_update_follows_from_the_update_s_key_however_i
     assert torch.equal(update.sum(32, "a key"), whole)
     assert (update.sum(5, "a key") - whole).norm() < 1e-5 * whole.norm()
     assert (update.sum(32, "another") - whole).norm() > 0.1 * whole.norm()
+
+
+def test_ordinary_training_takes_a_batch_whole_though_standardised_weights_are_kept_for_it():
+    dataset = datasets.load(DataConfig(name="digits"), None, lambda text: None)
+    model = {"name": "wide_resnet", "options": {"depth": 16, "width": 4}}  # 2.7 million weights, few values an image
+    plan = resolve(parse({"data": {"name": "digits"}, "model": model, "training": {"num_steps": 2}}), dataset.facts)
+    assert build_learner(plan, dataset, torch.device("cpu"), None).microbatch_size == 128

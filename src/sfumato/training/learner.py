@@ -188,12 +188,17 @@ class Learner:
             return tuple(self._backbone(torch.zeros(1, *self.dataset.shape, device=self.device)).shape[1:])
 
     def _values_saved(self) -> int:
-        """Numbers that autograd keeps of one view, from a blank image."""
+        """Numbers that autograd keeps of one more view; those kept once, whatever the batch, are left
+        out (standardised weights).
+        """
+        counts = []
         self.trained.eval()
-        with count_saved() as saved:
-            self.trained(torch.zeros(1, *self._example_shape(), device=self.device))
+        for rows in (1, 2):
+            with count_saved() as saved:
+                self.trained(torch.zeros(rows, *self._example_shape(), device=self.device))
+            counts.append(saved[0])
         self.trained.train()
-        return saved[0]
+        return max(1, counts[1] - counts[0])
 
     @property
     def refusal(self) -> str | None:
