@@ -65,15 +65,17 @@ def by_convolution(q, sigma, num_steps):
 
 
 SETTINGS = [(0.25, 3.881, 150), (0.08, 3.0, 100), (0.02, 1.0, 200), (0.1, 2.0, 60), (0.5, 6.0, 40), (0.05, 0.9, 30)]
+MORE = [(0.3, 8.0, 300), (0.01, 0.8, 50), (0.15, 4.0, 500)]
 
 
-@pytest.mark.parametrize(("q", "sigma", "num_steps"), SETTINGS)
+@pytest.mark.parametrize(("q", "sigma", "num_steps"), [*SETTINGS, *MORE])
 def test_many_updates_are_within_a_hundredth_above_and_never_below(q, sigma, num_steps):
     found = attacker(Mechanism(10_000, round(10_000 * q), sigma, num_steps))
     advantage, rates = by_convolution(q, sigma, num_steps)
-    assert advantage * (1 - 2e-3) <= found.advantage <= advantage * 1.01
+    # The truth here is itself rounded, by less than 1e-4.
+    assert advantage * (1 - 1e-4) <= found.advantage <= advantage * 1.01
     for rate, exact in zip(found.true_positives, rates, strict=True):
-        assert exact * (1 - 5e-3) <= rate <= exact * 1.015
+        assert exact * (1 - 1e-4) <= rate <= exact * 1.01
 
 
 @pytest.mark.parametrize(("sigma", "num_steps"), [(1.0, 1), (5.0, 20)])
