@@ -2,7 +2,7 @@
 that noise drowns the signal (docs/defaults.md).
 
     python -m benchmarks.small_sets DEST [--sets dress-shirt ... ten] [--counts 100 300 1000 3000]
-                                         [--epsilons 0.1 0.3 1 3]
+                                         [--epsilons 0.1 0.3 1 3] [--model small_cnn]
 
 Two classes of Fashion-MNIST or all ten, as many of each; the recipe `image-folder` with its defaults; balanced accuracy
 on 2,000 unseen images. Prints one line of JSON for each run. What is finished in DEST is not done again.
@@ -10,6 +10,7 @@ on 2,000 unseen images. Prints one line of JSON for each run. What is finished i
 
 import argparse
 import json
+import math
 from pathlib import Path
 
 from PIL import Image
@@ -41,6 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dest", type=Path)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--model", default="small_cnn")
     parser.add_argument("--counts", nargs="+", type=int, default=[100, 300, 1000, 3000])
     parser.add_argument("--epsilons", nargs="+", type=float, default=[0.1, 0.3, 1.0, 3.0])
     given = parser.parse_args()
@@ -50,12 +52,16 @@ def main() -> None:
             if not folder.exists():
                 write(folder, name, count)
             for epsilon in given.epsilons:
-                run = given.dest / f"{name}-{count}-{epsilon:g}"
-                settings = {"data.channels": 1, "privacy.target_epsilon": epsilon}
+                run = given.dest / f"{given.model}-{name}-{count}-{epsilon:g}"
+                settings = {"model.name": given.model, "privacy.target_epsilon": epsilon}
+                if given.model == "small_cnn":
+                    settings["data.channels"] = 1
                 result = sfumato.train(
                     "image-folder", run, settings=settings, data_root=folder, resume=(run / "recipe.toml").exists()
                 )
-                facts = {"set": name, "images": count, "epsilon": epsilon, "noise": result.noise_multiplier}
+                updates, sigma = result.num_steps, result.noise_multiplier
+                signal = result.batch_size * math.sqrt(updates) / sigma if sigma else None
+                facts = {"model": given.model, "set": name, "images": count, "epsilon": epsilon, "signal": signal}
                 print(json.dumps({**facts, "balanced_accuracy": round(result.balanced_accuracy, 4)}), flush=True)
 
 

@@ -82,12 +82,32 @@ def test_after_kill_9_what_was_released_counts_and_what_is_repeated_counts_again
     assert loop.finish().num_steps == 5 + 9 and written(folder).epsilon == spent(14)
 
 
+def refused_elsewhere(folder, says):
+    try:
+        begin(folder)
+    except InputError as error:
+        says.put(str(error))
+
+
 def test_two_processes_do_not_count_in_one_folder(tmp_path):
-    loop = begin(tmp_path)
-    with pytest.raises(InputError, match="another process"):
-        begin(tmp_path)
+    loop, context = begin(tmp_path), multiprocessing.get_context("spawn")
+    says = context.Queue()
+    process = context.Process(target=refused_elsewhere, args=(tmp_path, says))
+    process.start()
+    assert "another process" in says.get(timeout=120)
+    process.join()
     loop.release(1)
     assert loop.finish().num_steps == 1
+
+
+def test_a_cell_that_is_run_again_goes_on_and_closes_what_it_had(tmp_path):
+    first = begin(tmp_path)
+    first.release(1)
+    loop = begin(tmp_path)
+    with pytest.raises(InputError, match="was closed"):
+        first.release(2)
+    loop.release(1)
+    assert loop.finish().num_steps == 2
 
 
 def test_persons_are_counted_by_all_their_images(tmp_path):
@@ -259,3 +279,161 @@ def test_lines_that_were_removed_are_noticed(tmp_path):
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
     with pytest.raises(InputError, match="lines were removed"):
         begin(tmp_path)
+
+
+def interrupted(*arguments, **options):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("place", ["_write", "delete_key", "settle"])
+def test_an_interrupted_finish_is_called_again_and_the_folder_takes_no_more_after_it(tmp_path, monkeypatch, place):
+    from sfumato.run_folder import own_loop
+
+    loop = begin(tmp_path)
+    loop.release(1)
+    owner = {"_write": sfumato.OwnLoop, "delete_key": own_loop, "settle": Ledger}[place]
+    with monkeypatch.context() as there:
+        there.setattr(owner, place, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loop.finish()
+    with pytest.raises(InputError, match="finish did not return"):
+        loop.release(2)
+    assert loop.finish().num_steps == 1
+    with pytest.raises(InputError, match="has finished"):
+        begin(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["write", "fsync", "ftruncate", "lseek"])
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupted_release_is_tried_again_and_the_ledger_stays_whole(tmp_path, monkeypatch, name, after):
+    """At whatever call Ctrl-C arrives, before it or after."""
+    for turn in range(4):  # write and fsync are called for the head's file, too
+        folder = tmp_path / str(turn)
+        loop, real, calls = begin(folder), getattr(os, name), []
+        loop.release(1)
+
+        def stops(*arguments, real=real, calls=calls, turn=turn):
+            calls.append(arguments)
+            if len(calls) != turn + 1:
+                return real(*arguments)
+            if after:
+                real(*arguments)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as there, contextlib.suppress(KeyboardInterrupt):
+            there.setattr(os, name, stops)
+            loop.release(2)
+        with contextlib.suppress(InputError):  # it did return
+            loop.release(2)
+        loop.release(3)
+        assert loop.finish().num_steps == 3
+        assert releases(Ledger.open(folder / "ledger.jsonl").lines) == {(0, 1), (0, 2), (0, 3)}
+
+
+class Stopped(BaseException):
+    """By a signal, wherever the code is."""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file that was being opened
+def test_real_signals_leave_the_ledger_whole(tmp_path):
+    """Whatever line of code they meet: each release that is tried until it returns counts once."""
+    loop, met, delay = begin(tmp_path, MECHANISM.replace(num_steps=60)), 0, np.random.default_rng(0)
+
+    def stop(*arguments):
+        raise Stopped
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        for step in range(1, 61):
+            counted, longest = False, 1e-3
+            while not counted:
+                try:
+                    longest *= 1.5  # a disk may be slow
+                    signal.setitimer(signal.ITIMER_REAL, delay.uniform(1e-5, longest))
+                    with contextlib.suppress(InputError):  # it had counted, and was stopped on its way back
+                        loop.release(step)
+                    counted = True
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except Stopped:
+                    met += 1
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert met > 5
+    assert loop.finish().num_steps == 60
+    assert len(Ledger.open(tmp_path / "ledger.jsonl").lines) == 62
+
+
+def test_a_signal_s_handler_that_calls_it_is_refused_and_a_forked_process_does_not_wait(tmp_path, monkeypatch):
+    loop, said, real = begin(tmp_path), [], os.fsync
+
+    def handles(*arguments):
+        for call in (loop.close, loop.finish, lambda: loop.release(2)):
+            try:
+                call()
+            except InputError as error:
+                said.append(str(error))
+
+    before = signal.signal(signal.SIGUSR1, handles)
+    try:
+        with monkeypatch.context() as there:
+            there.setattr(os, "fsync", lambda descriptor: (os.kill(os.getpid(), signal.SIGUSR1), real(descriptor)))
+            loop.release(1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(said) >= 3 and all("under way in this thread" in line for line in said)
+
+    held, free = threading.Event(), threading.Event()
+    with monkeypatch.context() as there:
+        there.setattr(os, "fsync", lambda descriptor: (held.set(), free.wait(), real(descriptor)))
+        thread = threading.Thread(target=loop.release, args=(2,))
+        thread.start()
+        held.wait()
+        if (child := os.fork()) == 0:
+            try:
+                loop.release(3)
+            except InputError:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        free.set()
+        thread.join()
+    assert loop.finish().num_steps == 2
+
+
+def test_a_forked_process_that_lives_on_keeps_no_folder_locked(tmp_path):
+    loop, (reads, writes) = begin(tmp_path), os.pipe()
+    if (child := os.fork()) == 0:
+        os.close(writes)
+        os.read(reads, 1)
+        os._exit(0)
+    loop.close()
+    begin(tmp_path).finish()
+    os.close(writes)
+    os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"folder": None}, "folder must be a path"),
+        ({"folder": b"run"}, "folder must be a path"),
+        ({"folder": "a\0b"}, "folder must be a path"),
+        ({"mechanism": None}, "mechanism must be"),
+        ({"mechanism": {"num_steps": 3}}, "mechanism must be"),
+        ({"mechanism": sfumato.Mechanism(2**70, 100, 2.0, 12)}, "below 2"),
+        ({"clipping_norm": 10**400}, "so many digits"),
+        ({"delta": 10**400}, "so many digits"),
+    ],
+)
+def test_what_is_no_folder_mechanism_or_number_is_one_line(tmp_path, changes, says):
+    with pytest.raises(InputError, match=says):
+        begin(**{"folder": tmp_path / "run", **changes})
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(InputError, match="file is no folder"):
+            begin(place)
+    with pytest.raises(InputError, match="below 2"):
+        begin(tmp_path / "run").release(10**5000)

@@ -59,6 +59,8 @@ def test_after_kill_9_the_same_command_goes_on(tmp_path, capsys):
         (["--seeds", "3..1"], "each seed once"),
         (["--seeds", "a..b"], "whole numbers"),
         (["--repeat", "2", "--resume"], "without --resume"),
+        (["--repeat", "2", "--set", "run.seed=1"], "equal seeds give equal runs"),
+        (["--repeat", "2", "--set", "privacy.selected_from=10"], "each selected from others"),
     ],
 )
 def test_what_cannot_be_repeated_is_one_line(tmp_path, capsys, words, says):
@@ -70,3 +72,22 @@ def test_a_run_s_own_folder_takes_no_others(tmp_path):
     sfumato.train("demo/digits", tmp_path / "run", settings=TINY)
     with pytest.raises(InputError, match="is a run's folder"):
         sfumato.repeat("demo/digits", tmp_path / "run", times=2, settings=TINY)
+
+
+def test_fewer_runs_than_a_folder_holds_are_no_series(tmp_path, capsys):
+    """The whole cost of what the folder shows is stated, or nothing."""
+    assert call(capsys, *WORDS, "--repeat", 2, "--output", tmp_path / "runs")[0] == 0
+    assert "holds run-2 too" in refused(capsys, *WORDS, "--repeat", 1, "--output", tmp_path / "runs")
+
+
+def test_a_start_that_was_cut_short_is_gone_on_with(tmp_path, capsys):
+    folder = tmp_path / "runs"
+    (folder / "run-1" / "checkpoints").mkdir(parents=True)
+    (folder / "run-1" / "ledger.jsonl").touch()
+    assert call(capsys, *WORDS, "--repeat", 1, "--output", folder)[0] == 0
+
+
+def test_a_series_is_no_unfinished_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call(capsys, *WORDS, "--repeat", 1)[0] == 0
+    assert "no unfinished run" in refused(capsys, *WORDS, "--resume")

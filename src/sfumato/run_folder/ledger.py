@@ -29,9 +29,11 @@ class Ledger:
     def __init__(self, path: Path, lines: list[dict[str, Any]], size: int) -> None:
         self.path = path
         self.lines = lines
-        self._size = size  # bytes of whole lines on disk
-        self._unwritten = b""  # the line that only the head's file has
+        # How many lines the ledger's file has, and in how many bytes; the head's file may have one more.
+        # One value, set at once: an interrupt (Ctrl-C, tried again) falls before or after.
+        self._on_disk = len(lines), size
         self._descriptor: int | None = None
+        self._process = os.getpid()
         self._key: bytes | None = None
 
     @classmethod
@@ -124,7 +126,6 @@ class Ledger:
             raise InputError(f"{path} was altered or damaged, or it or the file {KEY_FILE} is another run's, {restore}")
         if (count, line["prev"]) == (len(self.lines) + 1, self.head):
             self.lines.append(line)
-            self._unwritten = _as_bytes(line)
         elif (count, line["hash"]) != (len(self.lines), self.head):
             lack = (
                 f"{self.path} has not the {count} lines that {path.name} states: "
@@ -163,7 +164,6 @@ class Ledger:
         count = len(self.lines) + 1
         write_json(self.head_path, {"lines": count, "line": line, "mac": self._head_mac(count, line)})
         self.lines.append(line)
-        self._unwritten = _as_bytes(line)
         self.settle()
         return line
 
@@ -173,18 +173,18 @@ class Ledger:
         Raises:
             MachineError: If it cannot be written.
         """
-        if not self._unwritten:
+        count, size = self._on_disk
+        if count == len(self.lines):
             return
+        line = data = _as_bytes(self.lines[count])
         with machine_faults(self.path):
             assert self._descriptor is not None, "opened to read only"
-            os.ftruncate(self._descriptor, self._size)  # a part of a line, which a crash left
-            os.lseek(self._descriptor, self._size, os.SEEK_SET)
-            data = self._unwritten
+            os.ftruncate(self._descriptor, size)  # a part of a line, which a crash left
+            os.lseek(self._descriptor, size, os.SEEK_SET)
             while data:
                 data = data[os.write(self._descriptor, data) :]
             os.fsync(self._descriptor)
-        self._size += len(self._unwritten)
-        self._unwritten = b""
+        self._on_disk = count + 1, size + len(line)
 
     @property
     def head_path(self) -> Path:
@@ -196,6 +196,8 @@ class Ledger:
 
     def close(self) -> None:
         if self._descriptor is not None:
+            if os.getpid() == self._process:  # a forked process that lives on would hold the lock
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = None
 

@@ -5,6 +5,8 @@ import operator
 import os
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
@@ -38,6 +40,11 @@ OF_THE_LOOP = (
     "and that nothing else of them left it, is its author's word"
 )
 NO_RECIPE = "own loop"
+_LARGEST = 2**62
+_opened: "weakref.WeakValueDictionary[Path, OwnLoop]" = weakref.WeakValueDictionary()
+"""In this process, by folder. A notebook's cell that is run again opens the folder anew, and closes the
+object that it had before.
+"""
 
 
 class OwnLoop:
@@ -46,7 +53,8 @@ class OwnLoop:
     Guarantee: a release that `release` returned from is in the ledger, whatever happens next, and no
     certificate counts fewer releases than the ledger. A folder that is opened again goes on: what was
     released before counts, updates that are repeated count again, and they are drawn from other
-    randomness. One process uses the object, from any of its threads; in a forked one it refuses.
+    randomness; an object that this process had open there is closed. One process uses the object,
+    from any of its threads; in a forked one it refuses.
 
     Example:
         >>> loop = sfumato.OwnLoop("runs/mine", mechanism, clipping_norm=1.0, delta=1e-5)  # doctest: +SKIP
@@ -77,30 +85,36 @@ class OwnLoop:
 
         Raises:
             InputError: If no epsilon is known for the mechanism, the folder holds something else, a
-                loop that has finished, or one with another mechanism, or a process works in it.
+                loop that has finished, or one with another mechanism, or another process works in it.
             MachineError: If it cannot be written.
         """
+        self._process = os.getpid()
         self._clipping_norm = _above_zero("clipping_norm", clipping_norm)
         self._delta = _above_zero("delta", delta)
         if accountant not in get_args(Accountant):
             raise InputError(f"accountant must be one of {', '.join(get_args(Accountant))}, not {accountant!r}.")
-        self._folder, self._mechanism, self._accountant = Path(folder), _whole(mechanism), accountant
+        self._folder, self._mechanism, self._accountant = _path_of(folder), _whole(mechanism), accountant
         claims_of(self._mechanism, self._delta, accountant)  # refused before anything is written
         with machine_faults(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
         if not self._path("ledger.jsonl").exists() and any(self._folder.iterdir()):
             raise InputError(f"{folder} is not empty, and no loop was begun there. Name a new folder.")
+        before = _opened.get(self._folder.resolve())
+        if before is not None and before._process == os.getpid():
+            before.close()
         self._ledger = Ledger.open(self._path("ledger.jsonl"), exclusive=True)
-        self._close = weakref.finalize(self, self._ledger.close)  # a notebook's cell that is run again opens it anew
+        self._close = weakref.finalize(self, self._ledger.close)
         try:
             self._begin()
         except BaseException:
             self._close()
             raise
         self._streams = Streams(new_key(), context={}, session={"number": self._session})
-        self._lock, self._process = threading.Lock(), os.getpid()
-        self._last_step = 0
+        # Of one thread; a signal's handler runs in the thread that it interrupts, and is told so.
+        self._lock, self._is_called = threading.RLock(), False
+        self._last_step, self._ends = 0, False
         self._certificate: LoopCertificate | None = None  # of a loop that has finished
+        _opened[self._folder.resolve()] = self
 
     @property
     def streams(self) -> Streams:
@@ -119,11 +133,13 @@ class OwnLoop:
         Raises:
             InputError: If it is not, or the loop has finished or was closed.
             MachineError: If it cannot be written; the update must then not be applied. The same
-                release may be tried again.
+                release may be tried again, as after an interrupt.
         """
         number = _integer("step", step)
-        with self._lock:
+        with self._alone():
             self._refuse_closed()
+            if self._ends:
+                raise InputError("this loop ends: a call of finish did not return. Call it again.")
             if not self._last_step < number <= self._mechanism.num_steps:
                 raise InputError(
                     f"update {number} is not one after {self._last_step} and up to {self._mechanism.num_steps}, which "
@@ -140,28 +156,44 @@ class OwnLoop:
 
         Raises:
             InputError: If the loop was closed.
-            MachineError: If it cannot be written.
+            MachineError: If it cannot be written. It may be called again, as after an interrupt.
         """
-        with self._lock:
+        with self._alone():
             if self._certificate is None:
                 self._refuse_closed()
+                self._ends = True
                 self._ledger.settle()
-                self._certificate = self._write("complete", self._released())
-                delete_key(self._folder)
-                self._close()
+                written = self._write("complete", self._released())
+                delete_key(self._folder)  # from here on nobody goes on in the folder
+                self._certificate = written
+            self._close()
             return self._certificate
 
     def close(self) -> None:
         """Ends this object without a last certificate: the folder may be opened again, to go on."""
-        with self._lock:
-            self._refuse_another_process()
+        with self._alone():
             self._close()
 
     def __reduce__(self) -> NoReturn:
         raise InputError("a loop's object cannot be copied or sent: two of them would share randomness. Open another.")
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One call at a time; other threads wait."""
+        self._refuse_another_process()  # another thread's lock is held there for ever
+        with self._lock:
+            if self._is_called:
+                raise InputError(
+                    "a call of this loop is under way in this thread, which a signal's handler interrupted. Let it end "
+                    "first: have the handler set a flag that the loop looks at."
+                )
+            self._is_called = True
+            try:
+                yield
+            finally:
+                self._is_called = False
+
     def _refuse_closed(self) -> None:
-        self._refuse_another_process()
         if self._certificate is not None:
             raise InputError("this loop has finished: its certificate counts no more releases. Begin another one.")
         if not self._close.alive:
@@ -196,7 +228,7 @@ class OwnLoop:
             ledger.append(first_session_line({}))
         else:
             ledger.append(next_session_line(last_session(ledger.lines), 0, None, {}))
-        self._session = last_session(ledger.lines)["session"]
+        self._session: int = last_session(ledger.lines)["session"]
         self._write("running", self._released() + stated.num_steps)
 
     def _released(self) -> int:
@@ -232,13 +264,27 @@ class OwnLoop:
         return self._folder / name
 
 
+def _path_of(folder: Any) -> Path:
+    """Raises InputError if nothing can be written there, whatever room there is."""
+    if not isinstance(folder, (str, os.PathLike)) or "\0" in str(folder):
+        raise InputError(f"folder must be a path, not {folder!r}.")
+    path = Path(folder)
+    above = next((place for place in (path, *path.parents) if place.exists()), path)
+    if above.exists() and not above.is_dir():
+        raise InputError(f"{above} is no folder. Name another folder.")
+    return path
+
+
 def _integer(name: str, value: Any) -> int:
     try:
-        if not isinstance(value, bool):
-            return operator.index(value)
+        found = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        pass
-    raise InputError(f"{name} must be a whole number, not {value!r}.")
+        found = None
+    if found is None:
+        raise InputError(f"{name} must be a whole number, not {value!r}.")
+    if abs(found) >= _LARGEST:
+        raise InputError(f"{name} must be a whole number below 2**62.")
+    return found
 
 
 def _above_zero(name: str, value: Any) -> float:
@@ -246,6 +292,8 @@ def _above_zero(name: str, value: Any) -> float:
         number = math.nan if isinstance(value, (bool, str)) else float(value)
     except (TypeError, ValueError):
         number = math.nan
+    except OverflowError:
+        raise InputError(f"{name} must be a number above 0, not one of so many digits.") from None
     if not 0 < number < math.inf:
         raise InputError(f"{name} must be a number above 0, not {value!r}.")
     return number
@@ -253,6 +301,8 @@ def _above_zero(name: str, value: Any) -> float:
 
 def _whole(mechanism: Mechanism) -> Mechanism:
     """With numbers as JSON has them, whatever library they come from."""
+    if not isinstance(mechanism, Mechanism):
+        raise InputError(f"mechanism must be a sfumato.Mechanism, not a {type(mechanism).__name__}.")
     names = ("num_examples", "batch_size", "num_steps", "images_per_unit")
     numbers: dict[str, Any] = {name: _integer(name, getattr(mechanism, name)) for name in names}
     return mechanism.replace(**numbers, noise_multiplier=float(mechanism.noise_multiplier))

@@ -369,7 +369,12 @@ def newest_unfinished(name: str) -> Path:
     named = re.compile(re.escape(name.replace("/", "-")) + r"-\d{8}T\d{6}Z-[0-9a-f]{4}")
     found = Path("runs").iterdir() if Path("runs").is_dir() else []
     candidates = [
-        path for path in found if named.fullmatch(path.name) and path.is_dir() and not (path / "result.json").exists()
+        path
+        for path in found
+        if named.fullmatch(path.name)
+        and path.is_dir()
+        and not any((path / name).exists() for name in ("result.json", "run-1"))
+        and not any(path.glob("seed-*"))  # nor is a series of runs one
     ]
     if not candidates:
         raise InputError(

@@ -14,7 +14,7 @@ from sfumato.json_record import Record, finite
 from sfumato.recipes import name_of
 from sfumato.run_folder import session
 from sfumato.run_folder.record import Result
-from sfumato.training.trainer import train
+from sfumato.training.trainer import recipe_of, train
 
 
 class Repeated(Record):
@@ -72,11 +72,31 @@ def repeat(
     folder = session.new_folder(name_of(recipe)) if output is None else Path(output)
     if (folder / "recipe.toml").exists():
         raise InputError(f"{folder} is a run's folder. Name a folder for several runs by --output.")
+    parsed = recipe_of(recipe, settings)
+    if times is not None and parsed.run.seed is not None:
+        raise InputError(
+            "equal seeds give equal runs, which say nothing of the spread: leave run.seed out, or give --seeds."
+        )
+    if times is not None and parsed.privacy is not None and parsed.privacy.selected_from is not None:
+        raise InputError(
+            "no epsilon is known for several runs that were each selected from others: leave out privacy.selected_from."
+        )
+    if seeds is None:
+        named = {f"run-{number}": number for number in range(1, (times or 0) + 1)}
+    else:
+        named = {f"seed-{seed}": seed for seed in seeds}
+    others = sorted(path.name for path in folder.glob("run-*") if path.is_dir() and path.name not in named)
+    if others:
+        raise InputError(
+            f"{folder} holds {others[-1]} too, whose updates count for who sees the folder. Repeat as often as "
+            "before, or name a new folder by --output."
+        )
     runs = []
-    for number in range(1, (times or 0) + 1) if seeds is None else seeds:
-        place = folder / (f"run-{number}" if seeds is None else f"seed-{number}")
+    for name, number in named.items():
+        place = folder / name
         own = settings if seeds is None else {**settings, "run.seed": number}
-        runs.append(train(recipe, place, settings=own, resume=(place / "recipe.toml").exists(), **options))
+        begun = place.is_dir() and any(place.iterdir())
+        runs.append(train(recipe, place, settings=own, resume=begun, **options))
     accuracies = [run.accuracy for run in runs]
     return Repeated(
         folder=str(folder),
