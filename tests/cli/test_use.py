@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 import signal
+import tarfile
 
 import numpy as np
 import pytest
@@ -208,6 +209,21 @@ def test_images_that_were_trained_on_are_told_and_calibrate_nothing(own, images,
     assert "training images lie" not in call(capsys, "evaluate", own, unseen)[2]
 
 
+def test_the_held_out_shard_is_not_what_was_trained_on(images, unseen, tmp_path, capsys):
+    shards, run = tmp_path / "shards", tmp_path / "run"
+    shards.mkdir()
+    for part, source in (("train", images), ("test", unseen)):
+        with tarfile.open(shards / f"{part}-0000.tar", "w") as shard:
+            for path in sorted(source.rglob("*.png")):
+                shard.add(path, f"{path.parent.name}/{path.name}")
+    settings = {**QUICK, "training.num_steps": 1, "data.classes": ["checks", "stripes"]}
+    sfumato.train("image-folder", run, data_root=shards, epsilon=8, settings=settings)
+    assert "training images lie" in refused(capsys, "calibrate", run, shards / "train-0000.tar")
+    assert json_of(capsys, "calibrate", run, shards / "test-0000.tar")["num_images"] == 600
+    status, _, err = call(capsys, "evaluate", run, shards / "test-0000.tar")
+    assert status == 0 and "training images lie" not in err and "fitted on 600 images, too" in err
+
+
 def test_how_sure_and_how_often_right_are_told_and_drawn(run, unseen, tmp_path, capsys):
     path = tmp_path / "reliability.svg"
     found = json_of(capsys, "evaluate", run, unseen, "--plot", path)
@@ -219,6 +235,8 @@ def test_how_sure_and_how_often_right_are_told_and_drawn(run, unseen, tmp_path, 
     assert path.read_text().startswith("<?xml") and "calibration error" in path.read_text()
     assert ".svg" in refused(capsys, "evaluate", run, unseen, "--plot", tmp_path / "plot.doc")
     assert "no folder" in refused(capsys, "evaluate", run, unseen, "--plot", tmp_path / "none" / "plot.svg")
+    (tmp_path / "folder.png").mkdir()
+    assert "is a folder" in refused(capsys, "evaluate", run, unseen, "--plot", tmp_path / "folder.png")
 
 
 @pytest.mark.parametrize(("split", "parts"), [("train", ["train"]), ("train+valid", ["train", "valid"])])

@@ -1,6 +1,7 @@
 """AugTest against naive loops: several views of each held-out image decide together."""
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from sfumato.data.augmentation import augment
 from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 from sfumato.evaluation.augtest import WithViews, _public_bits, augtest, decide_together
+from sfumato.evaluation.calibration import Calibration, Threshold
 from sfumato.evaluation.scores import predict_logits, score
 
 FLIP = Views("flip", 2, 0)
@@ -60,7 +62,7 @@ def naive(network, held_out, views, num_views, decide=unchanged):
 )
 def test_vote_and_mean_equal_a_naive_loop(kind, num_views, rows):
     held_out, network, views = images(), model(), Views(kind, 2, 3)
-    found = augtest(network.train(), held_out, views, num_views, unchanged, rows)
+    found = augtest(network.train(), held_out, views, num_views, unchanged, rows=rows)
     assert found == naive(network.eval(), held_out, views, num_views)
     assert augtest(network, held_out, views, num_views, unchanged) == found  # the same again, in whatever pieces
 
@@ -130,3 +132,21 @@ def test_views_of_more_begin_with_those_of_fewer():
     assert torch.equal(_public_bits(9, 12)[:, :5], _public_bits(9, 5))
     bits = _public_bits(500, 40)
     assert bits.min() >= 0 and bits.max() < 2**32 and len(bits.unique()) > 19_990
+
+
+def test_a_threshold_decides_with_views_as_it_does_without():
+    """Where views are alike, both equal the plain decision: a reader compares rules, not decisions."""
+    held_out, network = images(symmetric=True), model()
+    outputs = predict_logits(network, held_out)[:, :2]
+    held_out = dataclasses.replace(held_out, labels=held_out.labels.clamp(max=1))
+
+    def two(outputs):
+        return outputs[:, :2]
+
+    for probability in (0.2, 0.5, 0.8):
+        threshold = Threshold(positive="b", probability=probability, aim="sensitivity", at=0.9)
+        for shifts in (None, [0.7, -0.7]):
+            fitted = Calibration(temperature=0.3, shifts=shifts, fitted_on="folder", num_images=60, threshold=threshold)
+            plain = float((fitted.decided(outputs, "ab") == held_out.labels).double().mean())
+            found = augtest(network, held_out, FLIP, 4, two, fitted, "ab")
+            assert found.vote == found.mean == plain

@@ -165,6 +165,24 @@ def test_between_two_scores_with_no_number_between_the_threshold_still_reaches_w
     assert above < found.probability <= 1 - 2**-53
 
 
+@pytest.mark.parametrize("aim", ["sensitivity", "specificity"])
+def test_no_threshold_lies_between_two_scores_of_one_image(aim):
+    """The same image computed with others or alone differs by some 1e-6 of a logit: both are named alike."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(200, generator=generator, dtype=torch.float64).clamp(0.01, 0.99)
+    labels = (scores + torch.randn(200, generator=generator) / 3 > 0.5).long()
+    copies = torch.cat([scores, torch.sigmoid(torch.logit(scores) + 1e-5)])
+    both = torch.cat([labels, 1 - labels])  # of another opinion, so that each gap would be of use
+    for at in torch.linspace(0.01, 1, 60).tolist():
+        found = fit_threshold(
+            torch.stack([1 - copies, copies], 1), both, ("well", "ill"), positive="ill", aim=aim, at=at
+        )
+        assert torch.equal(copies[:200] >= found.probability, copies[200:] >= found.probability)
+        named = copies >= found.probability
+        reached = named[both == 1] if aim == "sensitivity" else ~named[both == 0]
+        assert reached.double().mean() >= at - 1e-9
+
+
 @pytest.mark.parametrize("proportions", [(0.9, 0.1), (0.05, 0.95)])
 def test_with_public_proportions_the_decision_is_balanced_and_the_probability_is_the_class_s_own(proportions):
     """Classes as often as the proportions say, outputs that the adjusted loss would learn: what is shown is as often

@@ -8,7 +8,7 @@ import typer
 from sfumato.cli import options, output
 
 if TYPE_CHECKING:
-    from sfumato.evaluation.use import Decision
+    from sfumato.evaluation.use import Decision, Evaluation
 
 
 def evaluate(
@@ -62,11 +62,15 @@ def evaluate(
         trust=trust or (),
         report=output.note,
     )
-    if plot is not None:
-        reliability_plot.draw(found, plot)
     if json_:
         output.print_json(found.as_json())
-        return
+    else:
+        _show(found, specificity)
+    if plot is not None:  # last: what was computed is told by now
+        reliability_plot.draw(found, plot)
+
+
+def _show(found: "Evaluation", specificity: float) -> None:
     where = "images of the folder" if found.held_out == "folder" else f"{found.held_out} images"
     low, high = found.intervals.accuracy
     output.say(
@@ -81,8 +85,6 @@ def evaluate(
     if found.calibration_error is not None:
         how = "" if found.calibration is not None else " (probabilities are not calibrated: sfumato calibrate)"
         output.say(f"calibration error {output.per_cent(found.calibration_error)}{how}")
-    if found.calibration is not None and found.calibration.fitted_on == "held-out" and found.held_out != "folder":
-        output.say("  probabilities were fitted on these same images: expect somewhat less of new ones")
     if found.decision is not None:
         _show_decision(found.decision)
     output.say(f"  {'class':<24}{'accuracy':>10}{f'sensitivity at specificity {specificity:g}':>36}")

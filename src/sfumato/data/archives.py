@@ -162,7 +162,7 @@ def unpack(found: Sequence[Path], folder: Path, report: Callable[[str], None]) -
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     rows: list[dict[str, str]] = []
     for path in found:
-        of_shard = _part(path)
+        of_shard = part_of(path)
         read = _of_parquet if path.suffix.lower() == ".parquet" else _of_tar
         for example in read(path, report):
             name = unicodedata.normalize("NFC", f"{path.stem}/{example.name}")
@@ -191,8 +191,8 @@ def unpack(found: Sequence[Path], folder: Path, report: Callable[[str], None]) -
     store.write_private(folder / _DONE, json.dumps({"root": str(root.resolve()), "images": len(rows)}))
 
 
-def _part(path: Path) -> str:
-    """What one word of a shard's name says."""
+def part_of(path: Path) -> str:
+    """The part that one word of a shard's name says; "" where none does."""
     parts = {PART_MEANT[word] for word in words_of(path.stem) if word in PART_MEANT}
     return parts.pop() if len(parts) == 1 else ""
 

@@ -3,7 +3,7 @@ not private.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
+from sfumato.evaluation.calibration import Calibration
 from sfumato.randomness import Streams, key_from_seed
 
 
@@ -37,6 +38,8 @@ def augtest(
     views: Views,
     num_views: int,
     decide: Callable[[torch.Tensor], torch.Tensor],
+    calibration: Calibration | None = None,
+    classes: Sequence[str] = (),
     rows: int = 128,
 ) -> WithViews:
     """Accuracy when several random views of each image decide together, as they were made in
@@ -53,6 +56,8 @@ def augtest(
         num_views: K; 0 for no test.
         decide: From outputs to what a decision takes the largest of: (rows, classes) -> (rows,
             classes).
+        calibration: How they become decisions; None: the largest is named.
+        classes: Their names.
         rows: Views that the model sees at once, or the views of one image if they are more.
     """
     if num_views == 0 or views.kind == "none":
@@ -65,27 +70,37 @@ def augtest(
     for indices in torch.arange(len(images)).split(max(rows // num_views, 1)):
         inputs = views.of_bits(images, indices, bits[indices], device)
         outputs = model(inputs.flatten(0, 1)).float().cpu()
-        decisions = decide_together(decide(outputs).view(len(indices), num_views, -1))
+        decisions = decide_together(decide(outputs).view(len(indices), num_views, -1), calibration, classes)
         correct += torch.stack([(decision == images.labels[indices]).sum() for decision in decisions])
     model.train(was_training)
     vote, mean = (correct.double() / max(len(images), 1)).tolist()
     return WithViews(num_views, vote, mean)
 
 
-def decide_together(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The class that most views choose, and the class of the largest mean probability.
+def decide_together(
+    logits: torch.Tensor, calibration: Calibration | None = None, classes: Sequence[str] = ()
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The class that most views choose, and the class of the largest mean probability; with a threshold
+    the one that it chooses by the mean.
 
     Among classes with equally many votes the mean probability chooses.
 
     Args:
         logits: (N, K, classes).
+        calibration, classes: As in `augtest`. A temperature alone changes nothing.
 
     Returns:
         Two tensors (N,), int64.
     """
-    votes = F.one_hot(logits.argmax(2), logits.shape[2]).sum(1)  # (N, classes)
-    mean = logits.double().softmax(2).mean(1)
-    return (votes + mean / 2).argmax(1), mean.argmax(1)  # half a probability never outweighs a vote
+    chosen, mean = logits.argmax(2), logits.double().softmax(2).mean(1)
+    by_mean = mean.argmax(1)
+    if calibration is not None and not calibration.names_the_largest:
+        each = logits.flatten(0, 1)
+        chosen = calibration.decided(each, classes).view(chosen.shape)
+        mean = calibration.probabilities(each).view(logits.shape).mean(1)
+        by_mean = calibration.named(mean, classes)
+    votes = F.one_hot(chosen, logits.shape[2]).sum(1)  # (N, classes)
+    return (votes + mean / 2).argmax(1), by_mean  # half a probability never outweighs a vote
 
 
 def _public_bits(num_images: int, num_views: int) -> torch.Tensor:

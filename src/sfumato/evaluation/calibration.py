@@ -26,6 +26,7 @@ FEWEST_IMAGES = 50
 """Fewer say too little of how sure a model may be."""
 _FEWEST_OF_A_CLASS = 20
 _RANGE = (-5.0, 5.0)  # of the temperature's logarithm
+_ONE_IMAGE = 2e-5  # logits so near may be those of one image
 
 
 class Threshold(Record):
@@ -73,9 +74,19 @@ class Calibration(Record):
 
     def decided(self, logits: torch.Tensor, classes: Sequence[str]) -> torch.Tensor:
         """(N,) int64: the class of each image, of outputs as the decision takes them."""
-        probabilities = self.probabilities(logits)
+        return logits.argmax(1) if self.names_the_largest else self.named(self.probabilities(logits), classes)
+
+    @property
+    def names_the_largest(self) -> bool:
+        """Whether the class of the largest output is named: no threshold and no shift is in between. With
+        `offsets` that is the class that balanced classes ask for.
+        """
+        return self.threshold is None and (self.shifts is None or self.offsets is not None)
+
+    def named(self, probabilities: torch.Tensor, classes: Sequence[str]) -> torch.Tensor:
+        """(N,) int64: the class of each image, of its probabilities, where they decide."""
         if self.threshold is None:
-            return (probabilities if self.offsets is None else logits).argmax(1)
+            return probabilities.argmax(1)
         place = list(classes).index(self.threshold.positive)
         return torch.where(probabilities[:, place] >= self.threshold.probability, place, 1 - place)
 
@@ -175,7 +186,7 @@ def fit_threshold(
 
 
 def _between(scores: torch.Tensor, is_positive: torch.Tensor, aim: str, at: float) -> float:
-    """Half way between two neighbouring scores: no image's own, where a number lies between. Of all that reach the
+    """Half way between two neighbouring scores that are not one image's (`_apart`). Of all that reach the
     aim the one that gives least away on the other side, and of those the one that gains most.
     """
     values, places = torch.unique(scores, return_inverse=True)
@@ -184,12 +195,21 @@ def _between(scores: torch.Tensor, is_positive: torch.Tensor, aim: str, at: floa
     above = [torch.cat([count.flip(0).cumsum(0).flip(0), count.new_zeros(1)]) for count in counts]
     sensitivity, false_alarms = (side.double() / side[0] for side in above)
     reached, other = (sensitivity, 1 - false_alarms) if aim == "sensitivity" else (1 - false_alarms, sensitivity)
-    able = (reached >= at - 1e-12).nonzero()[:, 0].tolist()
+    apart = torch.tensor(_apart(values))
+    able = ((reached >= at - 1e-12) & apart).nonzero()[:, 0].tolist()
     best = max(able, key=lambda k: (float(other[k]), float(reached[k])))
     middles = (values[1:] + values[:-1]) / 2
     middles = torch.where(middles > values[:-1], middles, values[1:])  # no number lies between two neighbours
     edges = torch.cat([values.new_zeros(1), middles, values.new_full((1,), 1 + 1e-9)])
     return float(edges[best])
+
+
+def _apart(values: torch.Tensor) -> list[bool]:
+    """Below which of the ascending scores, and above the last, a threshold may lie: not between two that
+    may be one image's, computed with others or alone (float32 differs by some 1e-6 there).
+    """
+    steps = torch.logit(values).diff()
+    return [True, *(~(steps <= _ONE_IMAGE)).tolist(), True]
 
 
 def read(folder: Path, of_weights: str | None) -> Calibration | None:

@@ -43,5 +43,7 @@ def check(path: Path) -> None:
     """Refuses a file that cannot be drawn, before anything is computed for it."""
     if path.suffix not in FORMATS:
         raise InputError(f"--plot writes {', '.join(FORMATS)}, not {path.name!r}.")
+    if path.is_dir():
+        raise InputError(f"--plot {path} is a folder. Name a file.")
     if not path.parent.is_dir():
         raise InputError(f"--plot {path}: there is no folder {path.parent}. Make it first.")

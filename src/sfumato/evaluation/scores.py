@@ -127,7 +127,7 @@ def score(logits: torch.Tensor, labels: torch.Tensor, decided: torch.Tensor | No
         per_class=per_class,
         accuracy_top5=top5,
         auroc=_auroc(logits, labels) if num_classes == 2 and len(present) == 2 and logits.isfinite().all() else None,
-        majority_rate=float(counts.max() / counts.sum()),
+        majority_rate=int(counts.max()) / int(counts.sum()),
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sfumato.data import loading, tables
+from sfumato.data.archives import part_of
 from sfumato.data.folders import labelled_images
 from sfumato.data.images import ImageSet
 from sfumato.data.listing import PART_MEANT
@@ -164,12 +165,18 @@ def evaluate(
         raise InputError(f"specificity = {specificity} is no share. Give one from 0 to 1, for example 0.95.")
     if prevalence is not None and not 0 <= prevalence <= 1:
         raise InputError(f"prevalence = {prevalence} is no share. Give one from 0 to 1, for example 0.02.")
+    if by is not None and folder_of_images is None:
+        raise InputError("groups are told for a folder of images with a table. Name the folder, or leave --by out.")
     folder = Path(run)
     trained = load(folder, trust)
     if (reason := _trained_on(folder_of_images, folder, trained.recipe.data.split)) is not None:
         report(f"warning: {reason}")
     held_out, held_out_name, names = _held_out(folder_of_images, trained, folder, data_root, report)
-    groups = [] if by is None else [of_groups(_values_of(by, folder_of_images, names))]
+    groups = [] if by is None or folder_of_images is None else [of_groups(_values_of(by, folder_of_images, names))]
+    if trained.calibration is not None and trained.calibration.num_images == len(held_out):
+        report(
+            f"probabilities were fitted on {len(held_out)} images, too: if on these, expect somewhat less of new ones"
+        )
     if (mixing := evaluation_finding(trained.model, trained.row)) is not None:
         report(f"warning: accuracies depend on which images are judged together: {mixing}")
     decide = trained.objective.decision_logits
@@ -189,7 +196,9 @@ def evaluate(
     facts = dict(pair for evaluator in own for pair in evaluator(outcome))
     augmentation = trained.recipe.augmentation
     num_views = augmentation.test_views if test_views is None else test_views
-    together = augtest(trained.model, held_out, Views.of(augmentation), num_views, decide)
+    together = augtest(
+        trained.model, held_out, Views.of(augmentation), num_views, decide, trained.calibration, trained.classes
+    )
     if test_views and not together.views:
         report("no test with views: this run was trained without augmentation")
     return Evaluation(
@@ -264,10 +273,8 @@ def _held_out(
     return dataset.held_out, dataset.held_out_name, []
 
 
-def _values_of(by: str, folder_of_images: str | Path | None, names: Sequence[str]) -> list[str]:
+def _values_of(by: str, folder_of_images: str | Path, names: Sequence[str]) -> list[str]:
     """What the folder's table states of each image in one column."""
-    if folder_of_images is None:
-        raise InputError("groups are told for a folder of images with a table. Name the folder, or leave --by out.")
     stated = tables.column(Path(folder_of_images), by)
     values = [stated[name] for name in names]
     if len(set(values)) > _MOST_GROUPS:
@@ -289,7 +296,9 @@ def _trained_on(folder_of_images: str | Path | None, folder: Path, split: str) -
     if images not in (root, *root.parents) and root not in images.parents:
         return None
     inside = images.relative_to(root).parts if root in images.parents else ()
-    part = PART_MEANT.get(inside[0].casefold() if inside else "", "train")
+    part = PART_MEANT.get(inside[0].casefold(), "") if inside else ""
+    if images.is_file():  # a shard of a folder of archives
+        part = part or part_of(images)
     if part == "test" or (part == "valid" and split == "train"):
         return None
     return (

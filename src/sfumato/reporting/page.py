@@ -136,7 +136,7 @@ def _accuracy(run: Recorded) -> Html:
             _tile(f"mean probability of {result.test_views} views", formats.per_cent(result.accuracy_augtest_mean))
         )
     text = (
-        f"Measured on the held-out images ({result.held_out}), with the averaged weights, which "
+        f"Measured on the held-out images ({result.held_out}) that could be read, with the averaged weights, which "
         "are the ones kept. Balanced accuracy is the mean over the classes, each counting the "
         "same. These numbers are not private with respect to the held-out images."
     )
