@@ -2,9 +2,11 @@
 refused.
 """
 
+import re
+
 import pytest
 
-from sfumato import config
+from sfumato import config, recipes
 from sfumato.accounting.accountants import epsilon
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
@@ -71,8 +73,29 @@ def test_so_is_one_within_a_factor_of_ten_of_it(delta, warned):
 
 @pytest.mark.parametrize(("num_examples", "warned"), [(999, True), (1_000, False)])
 def test_few_images_are_warned_about(num_examples, warned):
-    plan = plan_of({"target_epsilon": 1.0}, num_examples=num_examples)
+    plan = plan_of({"target_epsilon": 8.0}, num_examples=num_examples)
     assert any("images are few" in warning for warning in plan.warnings) == warned
+
+
+@pytest.mark.parametrize(("num_examples", "target"), [(100, 0.5), (3_000, 0.02), (20_000, 0.003)])
+def test_noise_that_drowns_the_signal_is_warned_about_with_numbers_that_help(num_examples, target):
+    plan = plan_of({"target_epsilon": target}, num_examples=num_examples)
+    (text,) = [warning for warning in plan.warnings if "drowns" in warning]
+    images, larger = re.search(r"About (\d+) training images, or an epsilon of about ([\d.e+]+),", text).groups()
+    for helped in (
+        plan_of({"target_epsilon": target}, num_examples=round(1.5 * int(images))),
+        plan_of({"target_epsilon": 1.5 * float(larger)}, num_examples=num_examples),
+    ):
+        assert not any("drowns" in warning for warning in helped.warnings)
+    if num_examples < 1000:
+        assert not any("are few" in warning for warning in plan.warnings)  # one of the two is said
+
+
+def test_what_the_shipped_recipes_reach_is_not_called_drowned():
+    for name in ("demo/digits", "fashion-mnist-eps-1", "mnist-eps-1", "cifar10-eps-8"):
+        recipe = recipes.recipe_of(name, {})
+        facts = Facts({"demo/digits": 1437}.get(name, 50_000), 32, 1, 10)
+        assert not any("drowns" in warning for warning in resolve(recipe, facts).warnings)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """From a recipe and the public numbers of a data set to the run that will happen."""
 
 import dataclasses
+import math
 
-from sfumato.accounting import rounding
+from sfumato.accounting import rounding, tan
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection
 from sfumato.config import FilledPrivacy, PrivacyConfig, Recipe, ResolvedAugmentation, ResolvedRecipe, parse_resolved
@@ -16,6 +17,8 @@ MOST_IMAGES_TOGETHER = 256
 """Of a person who is drawn (`sfumato.data.people`)."""
 FEW_IMAGES = 1_000
 """Below, training with noise is warned about."""
+LEAST_SIGNAL = 30
+"""For each class but one: below, accuracy is hardly above chance (docs/defaults.md has the evidence)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,12 +99,6 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
 
     target, sigma, delta = privacy.target_epsilon, privacy.noise_multiplier, privacy.delta
     warnings += warnings_of_delta(delta, n, privacy.unit if privacy.person_sampling == "persons" else "image")
-    if n < FEW_IMAGES:
-        public = "" if recipe.model.init_from else " a network that others trained (model.name = efficientnet_lite0)"
-        warnings.append(
-            f"{n} {_counted(privacy)} are few for training with noise: expect a weak classifier. {FEW_IMAGES} or more,"
-            f"{public} or a larger epsilon help."
-        )
     if target is None and sigma is None:
         raise InputError(
             "the recipe states no budget: give --epsilon E (smaller is more private; 1 is "
@@ -158,6 +155,9 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
                 )
                 mechanism = most
             mechanism = _within(mechanism, target, privacy, warnings)
+    warnings += _warnings_of_signal(
+        mechanism, target, facts.num_classes, _counted(privacy), pretrained=recipe.model.init_from is not None
+    )
     mechanism = mechanism.replace(sampling=privacy.sampling)
     values = recipe.model_dump()
     values["privacy"]["noise_multiplier"] = mechanism.noise_multiplier
@@ -212,6 +212,31 @@ def _drawn(recipe: Recipe, facts: Facts) -> tuple[Recipe, Facts, list[Choice]]:
 
 def _counted(privacy: PrivacyConfig) -> str:
     return "people" if privacy.person_sampling == "persons" else "training images"
+
+
+def _warnings_of_signal(
+    mechanism: Mechanism, target: float | None, num_classes: int, counted: str, *, pretrained: bool
+) -> list[str]:
+    """What to say where noise leaves little to learn, in numbers that would help. The signal is the
+    longest sum of clipped gradients over the noise that all updates add in its direction: B sqrt(T) /
+    sigma, that is sqrt(2) N eta of Sander et al. (2022, Definition 3.1).
+    """
+    n = mechanism.num_examples
+    signal, needed = math.sqrt(2) * n * tan.snr(mechanism), LEAST_SIGNAL * (num_classes - 1)
+    public = "" if pretrained else " a network that others trained (model.name = efficientnet_lite0)"
+    if signal < needed:
+        times = needed / max(signal, 1e-9)
+        larger = "" if target is None else f", or an epsilon of about {float(f'{times * target:.2g}'):g}"
+        return [
+            f"the noise drowns what {n} {counted} teach: expect a classifier hardly better than chance. About "
+            f"{math.ceil(times * n)} {counted}{larger}, or{public or ' fewer classes'} would help."
+        ]
+    if n < FEW_IMAGES:
+        return [
+            f"{n} {counted} are few for training with noise: expect a weak classifier. {FEW_IMAGES} or more,"
+            f"{public} or a larger epsilon help."
+        ]
+    return []
 
 
 def warnings_of_delta(delta: float, num_examples: int, what: str = "image") -> list[str]:

@@ -1,6 +1,7 @@
 """The loop over steps, and what a run writes before, during and after it."""
 
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -410,7 +411,7 @@ class _Run:
         claim = certificate(self.plan, spent, self.session.ledger, "complete", self.dataset)
         self._save_weights(claim, scores.temperature)
         record.write(self.folder / record.CERTIFICATE_FILE, claim)
-        self._warn_of_one_class(scores.only_class)
+        self._warn_of_chance(scores)
         with_views = self._augtest()
         seconds, averaged, held_out = self._elapsed(), scores.averaged, self.dataset.held_out_name
         on_test, num_judged = held_out == "test", len(self.learner.held_out.labels)
@@ -436,12 +437,21 @@ class _Run:
             key_file.delete_key(self.folder)
         return result
 
-    def _warn_of_one_class(self, only: int | None) -> None:
-        if only is not None and len(self.learner.held_out.labels.unique()) > 1:
-            self.progress.message(
-                f"warning: the model names one class alone, {self.dataset.classes[only]}, whatever it is shown. More "
-                "images, a larger epsilon, or weights that others trained on public images help."
-            )
+    def _warn_of_chance(self, scores: HeldOutScores) -> None:
+        """Says so where the model has learned nothing that shows."""
+        classes, only = self.dataset.classes, scores.only_class
+        labels, balanced, chance = self.learner.held_out.labels, scores.averaged.balanced_accuracy, 1 / len(classes)
+        if len(labels.unique()) < 2:
+            return
+        if only is not None:
+            what = f"the model names one class alone, {classes[only]}, whatever it is shown"
+        elif balanced < chance + 2 * math.sqrt(chance * (1 - chance) / len(labels)):
+            what = f"a balanced accuracy of {100 * balanced:.2f} % is not above chance, {100 * chance:.2f} %"
+        else:
+            return
+        self.progress.message(
+            f"warning: {what}. More images, a larger epsilon, or weights that others trained on public images help."
+        )
 
     def _save_weights(self, claim: Certificate, temperature: float | None) -> None:
         """model.safetensors: the averaged weights, with what is needed to use and to judge them."""
