@@ -1,5 +1,6 @@
 """Probabilities that are as often right as they say, and thresholds that find what they were asked to."""
 
+import functools
 import json
 import math
 
@@ -23,6 +24,7 @@ from sfumato.evaluation.trained import load
 from tests.evaluation.test_trained import write_run
 
 
+@functools.cache
 def drawn(count, temperature, classes=3, seed=0):
     """Outputs that are `temperature` times too sure, with labels drawn from what they should say."""
     generator = torch.Generator().manual_seed(seed)

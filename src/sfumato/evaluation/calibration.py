@@ -195,21 +195,21 @@ def _between(scores: torch.Tensor, is_positive: torch.Tensor, aim: str, at: floa
     above = [torch.cat([count.flip(0).cumsum(0).flip(0), count.new_zeros(1)]) for count in counts]
     sensitivity, false_alarms = (side.double() / side[0] for side in above)
     reached, other = (sensitivity, 1 - false_alarms) if aim == "sensitivity" else (1 - false_alarms, sensitivity)
-    apart = torch.tensor(_apart(values))
-    able = ((reached >= at - 1e-12) & apart).nonzero()[:, 0].tolist()
-    best = max(able, key=lambda k: (float(other[k]), float(reached[k])))
+    able = ((reached >= at - 1e-12) & _apart(values)).nonzero()[:, 0]
+    able = able[other[able] == other[able].max()]
+    best = able[reached[able].argmax()]
     middles = (values[1:] + values[:-1]) / 2
     middles = torch.where(middles > values[:-1], middles, values[1:])  # no number lies between two neighbours
     edges = torch.cat([values.new_zeros(1), middles, values.new_full((1,), 1 + 1e-9)])
     return float(edges[best])
 
 
-def _apart(values: torch.Tensor) -> list[bool]:
+def _apart(values: torch.Tensor) -> torch.Tensor:
     """Below which of the ascending scores, and above the last, a threshold may lie: not between two that
     may be one image's, computed with others or alone (float32 differs by some 1e-6 there).
     """
-    steps = torch.logit(values).diff()
-    return [True, *(~(steps <= _ONE_IMAGE)).tolist(), True]
+    always = torch.tensor([True])
+    return torch.cat([always, ~(torch.logit(values).diff() <= _ONE_IMAGE), always])
 
 
 def read(folder: Path, of_weights: str | None) -> Calibration | None:
