@@ -1,6 +1,8 @@
 """Using what was trained: answers for images as people have them, calibration, the library's two lines, resume."""
 
 import csv
+import datetime
+import hashlib
 import io
 import json
 import shutil
@@ -13,6 +15,7 @@ from PIL import Image
 
 import sfumato
 from sfumato.errors import InputError
+from sfumato.reporting.page import write_report
 from sfumato.run_folder.record import Certificate
 from tests.cli.test_cli import call, json_of, refused
 from tests.training import faults
@@ -354,3 +357,27 @@ def test_a_run_for_persons_leads_with_them(images, tmp_path, capsys):
     assert "any single person" in page and "one person with at most 2 images" in page
     assert "--images-per-person" in refused(capsys, *words[:4], "--epsilon-per-person", 8)
     assert "Give one of them" in refused(capsys, *words, "--epsilon", 3)
+
+
+def test_the_certificate_names_the_weights_and_the_day(own, capsys):
+    certificate = Certificate.model_validate_json((own / "privacy.json").read_text())
+    weights = own / "model.safetensors"
+    assert certificate.weights_sha256 == hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert certificate.weights_sha256 in (own / "report.html").read_text()
+    assert abs(datetime.date.fromisoformat(certificate.finished_on) - datetime.date.today()).days <= 1
+    assert call(capsys, "resume", own)[0] == 0  # it is complete, and all agrees
+    altered = bytearray(weights.read_bytes())
+    altered[-1] ^= 1  # one bit of one weight; no key is there any more
+    weights.write_bytes(altered)
+    assert "another weights_sha256" in refused(capsys, "resume", own)
+
+
+def test_the_report_tells_what_was_fitted_after_training(own, unseen, capsys):
+    assert "How it decides" not in (own / "report.html").read_text()
+    fitted = json_of(capsys, "calibrate", own, unseen, "--positive", "stripes", "--sensitivity", 0.9)
+    page = (own / "report.html").read_text()
+    assert "How it decides" in page and "stripes is named from a probability of" in page
+    assert f"{100 * fitted['threshold']['probability']:.2f} %" in page and "600 other images with labels" in page
+    (own / "calibration.json").write_text('{"temperature": 0}')
+    with pytest.raises(InputError, match="calibration.json"):
+        write_report(own)

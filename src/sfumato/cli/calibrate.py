@@ -31,6 +31,7 @@ def calibrate(
     `evaluate` use them from then on. Not private with respect to these images.
     """
     from sfumato.evaluation.use import calibrate as fit
+    from sfumato.reporting.page import write_report
 
     found = fit(
         run,
@@ -42,6 +43,7 @@ def calibrate(
         trust=trust or (),
         report=output.note,
     )
+    write_report(run)
     if json_:
         output.print_json(found.as_json())
         return
@@ -54,5 +56,5 @@ def calibrate(
         )
     output.say(
         f"written to {Path(run) / 'calibration.json'}, which `evaluate` and `predict` use; not private with respect to "
-        "these images. report.html tells of decisions without it"
+        "these images. report.html says so, and tells of accuracies without it"
     )

@@ -11,17 +11,15 @@ is fitted says something of the images it was fitted on: it is not private with 
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from sfumato.errors import InputError
-from sfumato.json_record import Record
 from sfumato.run_folder.files import write_json
+from sfumato.run_folder.record import CALIBRATION_FILE, CalibrationFacts, Threshold
 
-CALIBRATION_FILE = "calibration.json"
 FEWEST_IMAGES = 50
 """Fewer say too little of how sure a model may be."""
 _FEWEST_OF_A_CLASS = 20
@@ -29,39 +27,8 @@ _RANGE = (-5.0, 5.0)  # of the temperature's logarithm
 _ONE_IMAGE = 2e-5  # logits so near may be those of one image
 
 
-class Threshold(Record):
-    """From which probability on an image is taken for the positive of two classes.
-
-    Attributes:
-        aim, at: What it was chosen for: at least this share on the images it was fitted on.
-    """
-
-    positive: str
-    probability: Annotated[float, Field(ge=0, lt=1.01)]
-    aim: Literal["sensitivity", "specificity"]
-    at: Annotated[float, Field(ge=0, le=1)]
-
-
-class Calibration(Record):
-    """How a run's outputs become probabilities and decisions.
-
-    Attributes:
-        temperature: By which outputs are divided.
-        offsets: Added to them before, where class proportions are public (`Objective.offsets`): the
-            decision is for balanced classes, the probabilities are for classes as often as they are.
-        shifts: Added to each class's then; None: nothing.
-        fitted_on: "held-out": the run's own; "folder": others.
-        num_images: That it was fitted on; not private with respect to them.
-        threshold: None: the most probable class is named; with offsets the one that balanced classes
-            ask for, which may be less probable than another.
-    """
-
-    temperature: Annotated[float, Field(ge=1e-3, le=1e3)]
-    offsets: list[Annotated[float, Field(ge=-100, le=100)]] | None = None
-    shifts: list[Annotated[float, Field(ge=-50, le=50)]] | None = None
-    fitted_on: Literal["held-out", "folder"]
-    num_images: int
-    threshold: Threshold | None = None
+class Calibration(CalibrationFacts):
+    """How a run's outputs become probabilities and decisions; see `record.CalibrationFacts`."""
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """(N, classes) float64, of outputs as the decision takes them."""

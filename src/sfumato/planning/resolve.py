@@ -226,7 +226,7 @@ def _warnings_of_signal(
     public = "" if pretrained else " a network that others trained (model.name = efficientnet_lite0)"
     if signal < needed:
         times = needed / max(signal, 1e-9)
-        larger = "" if target is None else f", or an epsilon of about {float(f'{times * target:.2g}'):g}"
+        larger = "" if target is None else f", or an epsilon of about {rounding.epsilon_text(times * target)}"
         return [
             f"the noise drowns what {n} {counted} teach: expect a classifier hardly better than chance. About "
             f"{math.ceil(times * n)} {counted}{larger}, or{public or ' fewer classes'} would help."

@@ -55,6 +55,7 @@ def render(run: Recorded) -> str:
         _certificate(run),
         _not_covered(run),
         _accuracy(run),
+        *_decision(run),
         _curves(run),
         _per_class(run),
         _recipe(run),
@@ -151,6 +152,34 @@ def _accuracy(run: Recorded) -> Html:
             element("p", "The classifier is no better than always naming the most frequent class.", class_="remark")
         )
     return element("section", *parts)
+
+
+def _decision(run: Recorded) -> list[Html]:
+    """What was fitted after training; nothing where nothing was."""
+    fitted = run.calibration
+    if fitted is None:
+        return []
+    where = "held-out images of this run" if fitted.fitted_on == "held-out" else "other images with labels"
+    shifted = "" if fitted.shifts is None else ", and shifted for each class"
+    parts = [
+        element(
+            "p",
+            f"After training, probabilities were calibrated on {formats.count(fitted.num_images)} {where}: outputs are "
+            f"divided by {formats.quantity(fitted.temperature)}{shifted}. This is not private with respect to those "
+            "images. Accuracies on this page are of decisions before it; `sfumato evaluate` tells of those after it.",
+        )
+    ]
+    if (threshold := fitted.threshold) is not None:
+        aim = "find" if threshold.aim == "sensitivity" else "leave alone"
+        of = f"images of {threshold.positive}" if threshold.aim == "sensitivity" else "other images"
+        parts.append(
+            element(
+                "p",
+                f"{threshold.positive} is named from a probability of {formats.per_cent(threshold.probability)} on, "
+                f"chosen to {aim} at least {formats.per_cent(threshold.at)} of the {of} among them.",
+            )
+        )
+    return [element("section", element("h2", "How it decides"), *parts)]
 
 
 def _tile(name: str, value: str) -> Html:

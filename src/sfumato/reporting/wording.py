@@ -197,6 +197,11 @@ def _mechanism(certificate: Certificate, is_private: bool) -> list[tuple[str, st
             f"The record of every update; its last hash is {certificate.ledger_head}.",
         )
     )
+    if certificate.weights_sha256 is not None:
+        day = "" if certificate.finished_on is None else f" Training ended on {certificate.finished_on} (UTC)."
+        rows.append(
+            ("Weights", "model.safetensors", f"SHA-256 {certificate.weights_sha256}, as `sha256sum` prints it.{day}")
+        )
     return rows
 
 

@@ -8,6 +8,7 @@ privacy.json        the certificate                          `record.Certificate
 result.json         accuracies and the claims                `record.Result`              yes
 metrics.jsonl       accuracy and epsilon on the way          `record.Metrics`             yes
 model.safetensors   the averaged weights, with their claims  `record.WeightsFacts`        yes
+calibration.json    what the owner fitted after training     `record.CalibrationFacts`    yes
 report.html         one page about all of these              `sfumato.reporting.page`     yes
 ledger.jsonl        every release, noted before it happens   `ledger`, `entries`          yes
 ledger.head         the ledger's last line, authenticated    `ledger`                     yes

@@ -1,9 +1,12 @@
 """privacy.json: what a run claims, and what it does not."""
 
+import hashlib
+from pathlib import Path
 from typing import Literal
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.data.examples import Dataset
+from sfumato.errors import InputError
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder.entries import spent_mechanism
@@ -39,7 +42,8 @@ NOT_COVERED = [  # lines are replaced where something else is known
     RUNNING_TIME,
     HELD_OUT,
     "public_inputs: they were taken to be known to everybody, and are published as they are",
-    "metrics_private.jsonl, data_root, init_from and checkpoints/: for the owner alone",
+    "metrics_private.jsonl, data_root, init_from and checkpoints/: for the owner alone; and decoded copies of images, "
+    "which the cache of the machine that trained may keep (sfumato cache list)",
 ]
 SEARCH = {
     "private": "the search on the private data is not covered: hyper-parameters were chosen by simulations on these "
@@ -97,6 +101,19 @@ def certificate(
         public_inputs=public_inputs(plan, dataset),
         not_covered=not_covered(plan),
     )
+
+
+def finished(claim: Certificate, weights: Path, day: str | None) -> Certificate:
+    """The certificate of these weights.
+
+    Raises:
+        InputError: If they cannot be read.
+    """
+    try:
+        digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"{weights} cannot be read: {error.strerror}. Restore it from a copy.") from None
+    return claim.model_copy(update={"weights_sha256": digest, "finished_on": day})
 
 
 def not_covered(plan: Plan) -> list[str]:

@@ -19,6 +19,7 @@ CERTIFICATE_FILE, RESULT_FILE, METRICS_FILE, PRIVATE_METRICS_FILE = (
     "metrics.jsonl",
     "metrics_private.jsonl",
 )
+CALIBRATION_FILE = "calibration.json"
 
 Kind = TypeVar("Kind", bound=Record)
 
@@ -87,9 +88,16 @@ class LoopCertificate(Claims):
 
 
 class Certificate(LoopCertificate):
-    """privacy.json of a run."""
+    """privacy.json of a run.
+
+    Attributes:
+        weights_sha256: Of the file model.safetensors, as `sha256sum` prints it; None while it runs.
+        finished_on: The day (UTC); None while it runs, and in what a private search publishes.
+    """
 
     public_inputs: PublicInputs
+    weights_sha256: str | None = None
+    finished_on: str | None = None
 
 
 class ResultClaims(Claims):
@@ -159,6 +167,41 @@ class Result(ResultClaims):
     def as_json(self) -> dict[str, Any]:
         absent = set() if self.held_out == "test" else {"test_accuracy", "test_accuracy_last", "test_accuracy_top5"}
         return self.model_dump(mode="json", exclude=absent)
+
+
+class Threshold(Record):
+    """From which probability on an image is taken for the positive of two classes.
+
+    Attributes:
+        aim, at: What it was chosen for: at least this share on the images it was fitted on.
+    """
+
+    positive: str
+    probability: Annotated[float, Field(ge=0, lt=1.01)]
+    aim: Literal["sensitivity", "specificity"]
+    at: Annotated[float, Field(ge=0, le=1)]
+
+
+class CalibrationFacts(Record):
+    """How a run's outputs become probabilities and decisions.
+
+    Attributes:
+        temperature: By which outputs are divided.
+        offsets: Added to them before, where class proportions are public (`Objective.offsets`): the
+            decision is for balanced classes, the probabilities are for classes as often as they are.
+        shifts: Added to each class's then; None: nothing.
+        fitted_on: "held-out": the run's own; "folder": others.
+        num_images: That it was fitted on; not private with respect to them.
+        threshold: None: the most probable class is named; with offsets the one that balanced classes
+            ask for, which may be less probable than another.
+    """
+
+    temperature: Annotated[float, Field(ge=1e-3, le=1e3)]
+    offsets: list[Annotated[float, Field(ge=-100, le=100)]] | None = None
+    shifts: list[Annotated[float, Field(ge=-50, le=50)]] | None = None
+    fitted_on: Literal["held-out", "folder"]
+    num_images: int
+    threshold: Threshold | None = None
 
 
 class WeightsFacts(Record):
@@ -304,6 +347,7 @@ class Recorded:
         result: None while the run is unfinished.
         metrics: By step.
         recipe: recipe.toml as nested dictionaries, without data.path.
+        calibration: What its owner fitted by `sfumato calibrate`, if anything.
     """
 
     name: str
@@ -311,6 +355,7 @@ class Recorded:
     result: Result | None
     metrics: list[Metrics]
     recipe: dict[str, Any]
+    calibration: CalibrationFacts | None = None
 
     @property
     def is_private(self) -> bool:
@@ -341,4 +386,5 @@ def read_run(folder: Path) -> Recorded:
         result=read(folder / RESULT_FILE, Result) if has_result else None,
         metrics=sorted(read_lines(folder / METRICS_FILE, Metrics), key=lambda line: line.step),
         recipe=recipe,
+        calibration=read(path, CalibrationFacts) if (path := folder / CALIBRATION_FILE).exists() else None,
     )

@@ -17,7 +17,7 @@ from sfumato.json_record import Record
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder import key_file, record
 from sfumato.run_folder import session as sessions
-from sfumato.run_folder.certificate import certificate, not_covered, released, result_claims, weights_facts
+from sfumato.run_folder.certificate import certificate, finished, not_covered, released, result_claims, weights_facts
 from sfumato.run_folder.checkpoint import Checkpoint
 from sfumato.run_folder.ledger import Ledger
 from sfumato.run_folder.record import Certificate, Metrics, Result, WeightsFacts
@@ -69,6 +69,7 @@ def verify(folder: Path, plan: Plan, dataset: Dataset, ledger: Ledger) -> Result
     if stated.not_covered == not_covered(_keeping_key(plan, not plan.recipe.run.keep_key)):
         # `run.keep_key` may be another than when the run ended.
         truth = truth.model_copy(update={"not_covered": stated.not_covered})
+    truth = finished(truth, folder / "model.safetensors", stated.finished_on)
     _compare(folder / record.CERTIFICATE_FILE, stated, truth)
     _compare(folder / record.RESULT_FILE, result, result_claims(truth))
     facts, recipe = _metadata(folder / "model.safetensors")

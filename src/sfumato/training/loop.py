@@ -1,6 +1,7 @@
 """The loop over steps, and what a run writes before, during and after it."""
 
 import dataclasses
+import datetime
 import math
 import threading
 import time
@@ -21,7 +22,7 @@ from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder import files, key_file, record
 from sfumato.run_folder import session as sessions
-from sfumato.run_folder.certificate import certificate, released, result_claims, weights_facts
+from sfumato.run_folder.certificate import certificate, finished, released, result_claims, weights_facts
 from sfumato.run_folder.checkpoint import Checkpoint
 from sfumato.run_folder.environment import describe, pick_device
 from sfumato.run_folder.record import Certificate, Metrics, PrivateMetrics, RecordLines, Result
@@ -410,6 +411,8 @@ class _Run:
         spent = released(self.plan, self.session.ledger)
         claim = certificate(self.plan, spent, self.session.ledger, "complete", self.dataset)
         self._save_weights(claim, scores.temperature)
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        claim = finished(claim, self.folder / "model.safetensors", today)
         record.write(self.folder / record.CERTIFICATE_FILE, claim)
         self._warn_of_chance(scores)
         with_views = self._augtest()

@@ -2,6 +2,7 @@
 tells its place among the trials.
 """
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -15,7 +16,7 @@ def write_anew(trial: Path, folder: Path, name: Path, score: int) -> None:
     """Writes the public files of a finished run into a new folder.
 
     Checkpoints, key and metrics_private.jsonl, which are for the owner alone, are left out. So are
-    how long the run took (what ran before it in the same process makes it faster) and the
+    the day and how long the run took (what ran before it in the same process makes it faster) and the
     environment of its session (a search that moved to another machine did so at one of its trials).
     The ledger's hashes follow from what is left, and the certificate and the weights name its new
     head.
@@ -40,8 +41,10 @@ def write_anew(trial: Path, folder: Path, name: Path, score: int) -> None:
     for copied in ("recipe.toml", "metrics.jsonl"):
         if (trial / copied).exists():  # a run without steps measures nothing
             write_atomically(folder / copied, (trial / copied).read_bytes())
-    write_json(folder / "privacy.json", {**read_json(trial / "privacy.json"), **head})
-    write_atomically(folder / "model.safetensors", _with_facts((trial / "model.safetensors").read_bytes(), head))
+    weights = _with_facts((trial / "model.safetensors").read_bytes(), head)
+    write_atomically(folder / "model.safetensors", weights)
+    of_weights = {"weights_sha256": hashlib.sha256(weights).hexdigest(), "finished_on": None}
+    write_json(folder / "privacy.json", {**read_json(trial / "privacy.json"), **head, **of_weights})
     untold = {"run": str(name), "score": score, "images_per_second": None, "seconds": None}
     write_json(folder / "result.json", {**read_json(trial / "result.json"), **untold})
 
