@@ -1,12 +1,13 @@
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from sfumato.data.images import ImageSet
 from sfumato.evaluation.objective import Objective
-from sfumato.evaluation.scores import judged_right, only_class, score
+from sfumato.evaluation.scores import interval, judged_right, only_class, score, wilson
 
 
 def test_scores_equal_scikit_learns():
@@ -83,3 +84,28 @@ def test_an_image_that_is_damaged_or_relabelled_moves_the_number_judged_right_by
 @pytest.mark.parametrize(("decided", "only"), [([1, 1, 1, 1], 1), ([1, 1, 0, 1], None), ([2], 2)])
 def test_a_model_that_names_one_class_alone_is_found(decided, only):
     assert only_class(torch.nn.functional.one_hot(torch.tensor(decided), 3).float()) == only
+
+
+@pytest.mark.parametrize(("num_people", "share"), [(40, 0.8), (150, 0.9)])
+def test_intervals_of_people_hold_where_one_person_s_images_are_right_together(num_people, share):
+    """A person's images are right with a probability of the person's own; intervals of independent images fail."""
+    source, covered, as_independent = np.random.default_rng(num_people), 0, 0
+    for _ in range(600):
+        counts = source.integers(1, 9, num_people)
+        chances = source.beta(share, 1 - share, num_people)
+        people = np.repeat(np.arange(num_people), counts)
+        right = torch.from_numpy(source.random(len(people)) < chances[people])
+        low, high = interval(right, [str(person) for person in people])
+        covered += low <= share <= high
+        low, high = interval(right)
+        as_independent += low <= share <= high
+    assert covered >= 0.93 * 600 and as_independent < 0.8 * 600
+
+
+def test_people_with_one_image_each_are_independent_images():
+    right = torch.tensor([True] * 30 + [False] * 7)
+    assert interval(right, [str(number) for number in range(37)]) == interval(right) == wilson(30, 37)
+    assert interval(right[:0], []) is None
+    low, high = interval(torch.ones(100, dtype=torch.bool), ["a", "b"] * 50)
+    assert (low, high) == tuple(wilson(2, 2))  # two people, however many images
+    assert interval(right, ["a"] * 37)[1] - interval(right, ["a"] * 37)[0] > 0.6

@@ -192,6 +192,7 @@ def labelled_images(
     std: Sequence[float],
     report: Callable[[str], None],
     resize_ratio: float = 1.0,
+    group_by: str | None = None,
 ) -> tuple[ImageSet, list[str]]:
     """All readable images of a folder, whatever part they lie in, with their labels, to judge a model
     by, and their names. Nothing of them is cached.
@@ -202,17 +203,31 @@ def labelled_images(
         image_size: What the model was trained with; `resize_ratio`, `channels`, `mean` and
             `std` likewise.
         report: Takes the names of images that cannot be decoded, and are left out.
+        group_by: As `data.group_by`, whose each image is; where that says nothing of these images they
+            have no groups, and `report` is told.
 
     Raises:
         InputError: If a file is refused, an image is of another class, or none can be decoded.
     """
-    config = DataConfig(name="folder", classes=list(classes))
+    config = DataConfig(name="folder", classes=list(classes), group_by=group_by)
     size = round(resize_ratio * image_size)
     found = archives.shards(root)
     with tempfile.TemporaryDirectory(prefix="sfumato-") as own:  # for its owner alone
         if found:
             archives.unpack(found, Path(own), report)
-        files = archives.labelled(Path(own)) if found else _labelled(config, root, report, needs_train=False)
+
+        def listed(config: DataConfig) -> list[LabelledFile]:
+            if found:
+                return _of_archives(config, root, archives.labelled(Path(own)), report)
+            return _labelled(config, root, report, needs_train=False)
+
+        try:
+            files = listed(config)
+        except InputError as error:
+            if group_by is None:
+                raise
+            files = listed(config.model_copy(update={"group_by": None}))
+            report(f"intervals take images to be of different people: {error}")
         _classes(config, root, files)
         decoded = decoding.decode_images([item.file.path for item in files], image_size=size, channels=channels)
     _report_unreadable([str(root / item.file.name) for item in files], decoded, report)
@@ -225,6 +240,7 @@ def labelled_images(
         tuple(std),
         decoded.max_value,
         crop=image_size if size > image_size else None,
+        groups=[str(item.group) for item in files] if all(item.group for item in files) else None,
     )
     if not images.readable.any():
         raise InputError(f"{root}: not one image can be decoded. Convert the images, for example to PNG.")

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from sfumato.evaluation.calibration import Calibration
-from sfumato.evaluation.scores import wilson
+from sfumato.evaluation.scores import interval, wilson
 
 Evaluator = Callable[["Outcome"], Iterator[tuple[str, Any]]]
 
@@ -36,12 +36,22 @@ class Outcome:
         labels: (N,) int64.
         classes: Their names.
         calibration: How they become probabilities and decisions; None: as they are.
+        people: (N,), whose each image is; None: nobody says, and intervals take them for independent.
     """
 
     logits: torch.Tensor
     labels: torch.Tensor
     classes: Sequence[str]
     calibration: Calibration | None = None
+    people: Sequence[str] | None = None
+
+    def interval(self, among: torch.Tensor | None = None) -> list[float] | None:
+        """95 % interval for the share that is right, among all images or some (a mask)."""
+        right = self.decided == self.labels
+        if among is None:
+            return interval(right, self.people)
+        people = self.people and [self.people[place] for place in among.nonzero()[:, 0].tolist()]
+        return interval(right[among], people)
 
     @functools.cached_property
     def probabilities(self) -> torch.Tensor:
@@ -137,17 +147,18 @@ def sensitivity_at(specificity: float) -> Evaluator:
 
 def intervals(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     """95 % intervals of the accuracy over all images, and of each class's (Wilson 1927), and of two
-    classes' AUROC (percentile bootstrap), for images that are independent of each other; and how far
-    the best class lies above the worst.
+    classes' AUROC (percentile bootstrap), for images or people that are independent of each other; and
+    how far the best class lies above the worst.
     """
     right = outcome.decided == outcome.labels
-    each = [right[outcome.labels == place] for place in range(len(outcome.classes))]
+    masks = [outcome.labels == place for place in range(len(outcome.classes))]
+    each = [right[mask] for mask in masks]
     yield (
         "intervals",
         {
-            "accuracy": wilson(int(right.sum()), len(right)),
-            "per_class": [wilson(int(part.sum()), len(part)) for part in each],
-            "auroc": _of_class(outcome, 1, _area_interval) if len(outcome.classes) == 2 else None,
+            "accuracy": outcome.interval(),
+            "per_class": [outcome.interval(mask) for mask in masks],
+            "auroc": _area_interval_of(outcome) if len(outcome.classes) == 2 else None,
         },
     )
     shares = [float(part.double().mean()) for part in each if len(part)]
@@ -173,7 +184,7 @@ def of_groups(values: Sequence[str]) -> Evaluator:
                     "value": value,
                     "num_images": int(own.sum()),
                     "accuracy": shares[-1],
-                    "interval": wilson(int(right[own].sum()), int(own.sum())),
+                    "interval": outcome.interval(own),
                     "per_class": [float(part.double().mean()) if len(part) else None for part in each],
                 }
             )
@@ -209,9 +220,9 @@ def decision_on_two(prevalence: float | None) -> Evaluator:
                 "threshold": _boundary(outcome.calibration, place),
                 "counts": {"found": found, "missed": missed, "false_alarms": alarms, "left_alone": left},
                 "sensitivity": sensitivity,
-                "sensitivity_interval": wilson(found, found + missed),
+                "sensitivity_interval": outcome.interval(is_positive),
                 "specificity": specificity,
-                "specificity_interval": wilson(left, left + alarms),
+                "specificity_interval": outcome.interval(~is_positive),
                 "prevalence": share,
                 "positive_predictive_value": _predictive(sensitivity, specificity, share),
                 "negative_predictive_value": _predictive(specificity, sensitivity, 1 - share),
@@ -262,6 +273,35 @@ def _area(own: torch.Tensor, others: torch.Tensor) -> float:
     ordered = others.sort().values
     below = torch.searchsorted(ordered, own, right=False) + torch.searchsorted(ordered, own, right=True)
     return float(below.double().mean() / (2 * len(others)))
+
+
+def _area_interval_of(outcome: Outcome) -> list[float] | None:
+    """Of two classes' AUROC."""
+    if outcome.people is None:
+        return _of_class(outcome, 1, _area_interval)
+    whose = torch.from_numpy(np.unique(np.asarray(outcome.people), return_inverse=True)[1])
+    own = outcome.labels == 1
+    return _of_class(outcome, 1, functools.partial(_area_interval_of_people, whose[own], whose[~own]))
+
+
+def _area_interval_of_people(
+    of_own: torch.Tensor, of_others: torch.Tensor, own: torch.Tensor, others: torch.Tensor
+) -> list[float]:
+    """Of the area: the middle 95 % of 1,000 sets of people drawn anew, each with all their images."""
+    source, count = np.random.default_rng(0), int(torch.cat([of_own, of_others]).max()) + 1
+    values = torch.cat([own, others]).unique()
+    places = [torch.searchsorted(values, side) for side in (own, others)]
+    areas: list[float] = []
+    for _ in range(_RESAMPLES):
+        times = torch.from_numpy(source.multinomial(count, np.full(count, 1 / count)))
+        hits, misses = (
+            torch.bincount(place, times[whose].double(), len(values))
+            for place, whose in zip(places, (of_own, of_others), strict=True)
+        )
+        if hits.sum() and misses.sum():
+            below = misses.cumsum(0) - misses / 2
+            areas.append(float((hits * below).sum() / (hits.sum() * misses.sum())))
+    return [float(end) for end in np.quantile(areas, [0.025, 0.975])]
 
 
 def _area_interval(own: torch.Tensor, others: torch.Tensor) -> list[float]:

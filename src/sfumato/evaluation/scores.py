@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -131,7 +132,35 @@ def score(logits: torch.Tensor, labels: torch.Tensor, decided: torch.Tensor | No
     )
 
 
-def wilson(hits: int, count: int) -> list[float] | None:
+def interval(right: torch.Tensor, people: Sequence[str] | None = None) -> list[float] | None:
+    """95 % interval for the share of images that are judged right; None of none.
+
+    Wilson's, of independent images. Where several are of one person the number of images is divided by
+    the design effect (Kish 1965), at least 1, and corrected for few people as Korn and Graubard (1998)
+    do.
+
+    Args:
+        right: (N,), bool.
+        people: Whose each image is; None: each is of another person.
+    """
+    count = len(right)
+    if people is None or not count:
+        return wilson(int(right.sum()), count)
+    place = torch.from_numpy(np.unique(np.asarray(people), return_inverse=True)[1])
+    groups, share = int(place.max()) + 1, float(right.double().mean())
+    if groups == count:
+        return wilson(int(right.sum()), count)
+    if groups == 1 or share in (0.0, 1.0):
+        return wilson(share * groups, groups)
+    apart = torch.bincount(place, weights=right.double() - share)
+    effect = groups / (groups - 1) * float(apart.square().sum()) / (count * share * (1 - share))
+    from scipy import stats
+
+    effective = count / max(effect, 1.0) * (_Z / float(stats.t.ppf(0.975, groups - 1))) ** 2
+    return wilson(share * effective, effective)
+
+
+def wilson(hits: float, count: float) -> list[float] | None:
     """Lower and upper end of a 95 % interval for a share (Wilson 1927); None of nothing."""
     if not count:
         return None

@@ -37,7 +37,9 @@ Report = Callable[[str], None]
 
 
 class Intervals(Record):
-    """95 % intervals (lower, upper) for independent images; None of a class that does not occur."""
+    """95 % intervals (lower, upper), for independent images; where `data.group_by` says whose each is, for independent
+    people. None of a class that does not occur.
+    """
 
     accuracy: list[float]
     per_class: list[list[float] | None]
@@ -64,7 +66,7 @@ _MOST_GROUPS = 100
 
 
 class Group(Record):
-    """Images that share a value of a column; "" where nothing is stated. The interval is Wilson's, 95 %."""
+    """Images that share a value of a column; "" where nothing is stated. With its 95 % interval."""
 
     value: str
     num_images: int
@@ -181,7 +183,7 @@ def evaluate(
         report(f"warning: accuracies depend on which images are judged together: {mixing}")
     decide = trained.objective.decision_logits
     logits = decide(predict_logits(trained.model, held_out))
-    outcome = Outcome(logits.double(), held_out.labels, trained.classes, trained.calibration)
+    outcome = Outcome(logits.double(), held_out.labels, trained.classes, trained.calibration, held_out.groups)
     found = score(logits, held_out.labels, outcome.decided)
     own = (
         confusion,
@@ -246,6 +248,7 @@ def _held_out(
             mean=trained.mean,
             std=trained.std,
             report=report,
+            group_by=trained.recipe.data.group_by,
         )
         return judged, "folder", names
     root = None if data_root is None else Path(data_root)

@@ -118,7 +118,8 @@ class Result(ResultClaims):
     Attributes:
         run: The folder.
         held_out: The split that accuracies were measured on.
-        accuracy_interval: 95 % (Wilson), for held-out images that are independent of each other; None without any.
+        accuracy_interval: 95 % (Wilson), for held-out images, or people (`data.group_by`), that are independent of each
+            other; None without any.
         accuracy_last: Of the last weights, not averaged.
         accuracy_top5: None below six classes.
         test_accuracy: `accuracy` again, where `held_out` is "test"; like the two after it, absent

@@ -15,12 +15,12 @@ from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.evaluation.augtest import WithViews, augtest
 from sfumato.evaluation.calibration import Calibration, fit_temperature, with_offsets
-from sfumato.evaluation.scores import Scores, only_class, predict_logits, score, wilson
+from sfumato.evaluation.scores import Scores, interval, only_class, predict_logits, score
 from sfumato.json_record import finite
 from sfumato.models.weights import Weights, read_weights
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
-from sfumato.run_folder import files, key_file, record
+from sfumato.run_folder import files, key_file, record, weights_file
 from sfumato.run_folder import session as sessions
 from sfumato.run_folder.certificate import certificate, finished, released, result_claims, weights_facts
 from sfumato.run_folder.checkpoint import Checkpoint
@@ -201,11 +201,13 @@ class HeldOutScores:
     """Of the averaged weights, and the accuracy of the last ones.
 
     Attributes:
+        interval: Of their accuracy, 95 %.
         temperature: By which the averaged weights' outputs are best divided; None: not known.
         only_class: That the averaged weights name whatever they are shown; None: there are several.
     """
 
     averaged: Scores
+    interval: list[float] | None
     accuracy_last: float
     temperature: float | None
     only_class: int | None
@@ -367,7 +369,13 @@ class _Run:
         with self.state.averaged_weights():
             logits = decide(predict_logits(learner.trained, learner.held_out))
         temperature = fit_temperature(with_offsets(logits, learner.objective.offsets), labels)
-        return HeldOutScores(score(logits, labels), last.accuracy, temperature, only_class(logits))
+        return HeldOutScores(
+            score(logits, labels),
+            interval(logits.argmax(1) == labels, self.dataset.held_out.groups),
+            last.accuracy,
+            temperature,
+            only_class(logits),
+        )
 
     def _noted(self, step: int, statistics: Statistics) -> PrivateMetrics:
         """For the owner; what a diverged run has no finite number for is None, and no reason to
@@ -417,13 +425,13 @@ class _Run:
         self._warn_of_chance(scores)
         with_views = self._augtest()
         seconds, averaged, held_out = self._elapsed(), scores.averaged, self.dataset.held_out_name
-        on_test, num_judged = held_out == "test", len(self.learner.held_out.labels)
+        on_test = held_out == "test"
         result = Result(
             **dict(result_claims(claim)),
             run=str(self.folder),
             held_out=held_out,
             **dataclasses.asdict(averaged),
-            accuracy_interval=wilson(round(averaged.accuracy * num_judged), num_judged),
+            accuracy_interval=scores.interval,
             accuracy_last=scores.accuracy_last,
             test_accuracy=averaged.accuracy if on_test else None,
             test_accuracy_last=scores.accuracy_last if on_test else None,
@@ -473,7 +481,8 @@ class _Run:
                 num_images=len(self.learner.held_out.labels),
             )
             metadata["calibration"] = fitted.model_dump_json()
-        files.write_atomically(self.folder / "model.safetensors", to_bytes(tensors, metadata))
+        weights = weights_file.with_metadata(to_bytes(tensors), metadata)
+        files.write_atomically(self.folder / "model.safetensors", weights)
 
 
 class _Timed:

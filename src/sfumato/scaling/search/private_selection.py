@@ -32,7 +32,8 @@ from sfumato.run_folder import files, key_file
 from sfumato.run_folder.files import read_json, write_atomically
 from sfumato.run_folder.ledger import Ledger
 from sfumato.run_folder.record import Result
-from sfumato.scaling.search.publication import parts, set_times, write_anew
+from sfumato.run_folder.weights_file import parts
+from sfumato.scaling.search.publication import set_times, write_anew
 from sfumato.scaling.search.space import STEPS, Range, Settings, Space, apply, possible
 from sfumato.scaling.search.trials import work
 

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from sfumato.run_folder import weights_file
 from sfumato.run_folder.files import read_json, write_atomically, write_json
 from sfumato.run_folder.ledger import GENESIS, Ledger, chained_line
 
@@ -41,32 +42,15 @@ def write_anew(trial: Path, folder: Path, name: Path, score: int) -> None:
     for copied in ("recipe.toml", "metrics.jsonl"):
         if (trial / copied).exists():  # a run without steps measures nothing
             write_atomically(folder / copied, (trial / copied).read_bytes())
-    weights = _with_facts((trial / "model.safetensors").read_bytes(), head)
+    weights = (trial / "model.safetensors").read_bytes()
+    metadata = weights_file.parts(weights)[0]["__metadata__"]
+    facts = json.dumps({**json.loads(metadata["sfumato"]), **head}, allow_nan=False)
+    weights = weights_file.with_metadata(weights, {**metadata, "sfumato": facts})
     write_atomically(folder / "model.safetensors", weights)
     of_weights = {"weights_sha256": hashlib.sha256(weights).hexdigest(), "finished_on": None}
     write_json(folder / "privacy.json", {**read_json(trial / "privacy.json"), **head, **of_weights})
     untold = {"run": str(name), "score": score, "images_per_second": None, "seconds": None}
     write_json(folder / "result.json", {**read_json(trial / "result.json"), **untold})
-
-
-def _with_facts(weights: bytes, facts: dict[str, Any]) -> bytes:
-    """A safetensors file with other facts in its metadata. The library would write metadata in an
-    order that changes.
-    """
-    header, tensors = parts(weights)
-    metadata = header["__metadata__"]
-    metadata["sfumato"] = json.dumps({**json.loads(metadata["sfumato"]), **facts}, allow_nan=False)
-    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
-    return len(text).to_bytes(8, "little") + text + tensors
-
-
-def parts(weights: bytes) -> tuple[dict[str, Any], bytes]:
-    """Header and tensors of a safetensors file: eight bytes with the header's length, the header as
-    JSON, the tensors.
-    """
-    end = 8 + int.from_bytes(weights[:8], "little")
-    return json.loads(weights[8:end]), weights[end:]
 
 
 def set_times(folder: Path, nanoseconds: int) -> None:
