@@ -150,3 +150,12 @@ def test_a_threshold_decides_with_views_as_it_does_without():
             plain = float((fitted.decided(outputs, "ab") == held_out.labels).double().mean())
             found = augtest(network, held_out, FLIP, 4, two, fitted, "ab")
             assert found.vote == found.mean == plain
+
+
+def test_with_as_many_votes_the_threshold_decides_by_the_mean():
+    threshold = Threshold(positive="ill", probability=0.2, aim="sensitivity", at=0.9)
+    fitted = Calibration(temperature=1.0, fitted_on="folder", num_images=60, threshold=threshold)
+    ill = torch.tensor([[0.1, 0.35], [0.15, 0.45], [0.01, 0.21]], dtype=torch.float64)
+    logits = torch.stack([torch.zeros_like(ill), torch.logit(ill)], 2)
+    vote, mean = decide_together(logits, fitted, ("well", "ill"))
+    assert vote.tolist() == mean.tolist() == [1, 1, 0]  # means of 0.225, 0.3 and 0.11

@@ -77,24 +77,34 @@ def test_few_images_are_warned_about(num_examples, warned):
     assert any("images are few" in warning for warning in plan.warnings) == warned
 
 
-@pytest.mark.parametrize(("num_examples", "target"), [(100, 0.5), (3_000, 0.02), (20_000, 0.003)])
-def test_noise_that_drowns_the_signal_is_warned_about_with_numbers_that_help(num_examples, target):
-    plan = plan_of({"target_epsilon": target}, num_examples=num_examples)
+@pytest.mark.parametrize(
+    ("num_examples", "privacy", "training"),
+    [
+        (100, {"target_epsilon": 0.5}, {}),
+        (30, {"target_epsilon": 1.0}, {}),
+        (3_000, {"target_epsilon": 0.02}, {}),
+        (20_000, {"target_epsilon": 0.003}, {}),
+        (3_000, {"target_epsilon": 0.03}, {"batch_size": 16, "num_steps": 20}),
+        (5_000, {"noise_multiplier": 900.0}, {"batch_size": 256, "num_steps": 100}),
+        (1_437, {"noise_multiplier": 4000.0}, {}),
+    ],
+)
+def test_noise_that_drowns_the_signal_is_warned_about_with_numbers_that_help(num_examples, privacy, training):
+    plan = plan_of(privacy, num_examples=num_examples, **training)
     (text,) = [warning for warning in plan.warnings if "drowns" in warning]
-    images, larger = re.search(r"About (\d+) training images, or an epsilon of about ([\d.e+]+),", text).groups()
-    for helped in (
-        plan_of({"target_epsilon": target}, num_examples=round(1.5 * int(images))),
-        plan_of({"target_epsilon": 1.5 * float(larger)}, num_examples=num_examples),
-    ):
-        assert not any("drowns" in warning for warning in helped.warnings)
-    if num_examples < 1000:
-        assert not any("are few" in warning for warning in plan.warnings)  # one of the two is said
+    images = re.search(r"(\d+) training images(?: teach)?;", text)
+    larger = re.search(r"an epsilon of ([\d.]+)", text)
+    assert images or larger or "a larger batch" in text
+    helped = [plan_of(privacy, num_examples=int(images[1]), **training)] if images else []
+    helped += [plan_of({**privacy, "target_epsilon": float(larger[1])}, num_examples, **training)] if larger else []
+    assert not any("drowns" in warning for each in helped for warning in each.warnings)
+    assert not any("are few" in warning for warning in plan.warnings)  # one of the two is said
 
 
 def test_what_the_shipped_recipes_reach_is_not_called_drowned():
     for name in ("demo/digits", "fashion-mnist-eps-1", "mnist-eps-1", "cifar10-eps-8"):
         recipe = recipes.recipe_of(name, {})
-        facts = Facts({"demo/digits": 1437}.get(name, 50_000), 32, 1, 10)
+        facts = Facts({"demo/digits": 1437}.get(name, 50_000), 10, 32, 1)
         assert not any("drowns" in warning for warning in resolve(recipe, facts).warnings)
 
 

@@ -418,6 +418,12 @@ def test_a_forked_process_that_lives_on_keeps_no_folder_locked(tmp_path):
         ({"folder": None}, "folder must be a path"),
         ({"folder": b"run"}, "folder must be a path"),
         ({"folder": "a\0b"}, "folder must be a path"),
+        ({"folder": 300 * "a"}, "folder must be a path"),
+        ({"folder": "\ud800"}, "folder must be a path"),
+        ({"accountant": np.array(["pld", "rdp"])}, "accountant must be one of"),
+        ({"clipping_norm": b"1"}, "clipping_norm must be a number"),
+        ({"clipping_norm": np.True_}, "clipping_norm must be a number"),
+        ({"mechanism": sfumato.Mechanism(1000, 100, 1e160, 12)}, "leaves nothing to learn"),
         ({"mechanism": None}, "mechanism must be"),
         ({"mechanism": {"num_steps": 3}}, "mechanism must be"),
         ({"mechanism": sfumato.Mechanism(2**70, 100, 2.0, 12)}, "below 2"),
@@ -437,3 +443,67 @@ def test_a_file_is_no_folder(tmp_path):
             begin(place)
     with pytest.raises(InputError, match="below 2"):
         begin(tmp_path / "run").release(10**5000)
+
+
+def test_a_loop_stays_in_its_folder_wherever_the_process_goes(tmp_path, monkeypatch):
+    for name in "xy":
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "x")
+    first = begin("mine")
+    first.release(1)
+    monkeypatch.chdir(tmp_path / "y")
+    second = begin("mine")
+    for step in range(1, 13):
+        second.release(step)
+    second.finish()
+    first.release(2)
+    first.finish()
+    assert [written(tmp_path / name / "mine").num_steps for name in "xy"] == [2, 12]
+    for name in "xy":
+        Ledger.open(tmp_path / name / "mine" / "ledger.jsonl").refuse_another_head()
+
+
+@pytest.mark.parametrize("name", ["close", "getpid"])
+def test_an_interrupted_close_is_called_again_and_the_folder_is_free(tmp_path, monkeypatch, name):
+    loop = begin(tmp_path)
+    with monkeypatch.context() as there:
+        there.setattr(os, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loop.close()
+    loop.close()
+    del loop
+    begin(tmp_path).finish()
+
+
+def test_what_interrupted_it_may_be_held_while_it_is_tried_again(tmp_path, monkeypatch):
+    loop = begin(tmp_path)
+    with monkeypatch.context() as there:
+        there.setattr(os, "fsync", interrupted)
+        try:
+            loop.release(1)
+        except KeyboardInterrupt as held:
+            there.undo()
+            loop.release(1)
+            assert held.__traceback__ is not None
+    assert loop.finish().num_steps == 1
+
+
+def test_a_release_that_was_interrupted_and_not_tried_again_counts_in_all_files(tmp_path, monkeypatch):
+    for number, name in enumerate(["replace", "fsync", "ftruncate"]):
+        folder = tmp_path / str(number)
+        loop, real = begin(folder), getattr(os, name)
+        loop.release(1)
+        with monkeypatch.context() as there:
+            there.setattr(os, name, lambda *arguments, real=real: (real(*arguments), interrupted()))
+            with pytest.raises(KeyboardInterrupt):
+                loop.release(2)
+        claim = loop.finish()
+        ledger = Ledger.open(folder / "ledger.jsonl")
+        ledger.refuse_another_head()
+        assert claim.num_steps == len(releases(ledger.lines)) == 2 and claim.ledger_head == ledger.head
+
+
+@pytest.mark.parametrize("noise", ["2", None, 10**400, float("nan")])
+def test_a_mechanism_s_noise_is_a_number(noise):
+    with pytest.raises(InputError, match="noise_multiplier must be finite"):
+        sfumato.Mechanism(1000, 100, noise, 12)

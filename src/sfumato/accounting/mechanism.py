@@ -51,9 +51,9 @@ class Mechanism:
                 f"{self.batch_size}: it is the expected number of images drawn at each step. "
                 "Choose a smaller batch."
             )
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
+        if not (_is_finite(self.noise_multiplier) and self.noise_multiplier >= 0):
             raise InputError(
-                f"noise_multiplier must be finite and at least 0, not {self.noise_multiplier}. "
+                f"noise_multiplier must be finite and at least 0, not {str(self.noise_multiplier)[:40]}. "
                 "Choose a positive one, or give a target_epsilon."
             )
         if self.num_steps < 0:
@@ -71,3 +71,10 @@ class Mechanism:
     def replace(self, **changes) -> "Mechanism":
         """The same mechanism with some numbers changed."""
         return dataclasses.replace(self, **changes)
+
+
+def _is_finite(number: object) -> bool:
+    try:
+        return math.isfinite(number)  # type: ignore[arg-type]
+    except (TypeError, OverflowError):
+        return False

@@ -100,7 +100,8 @@ def decide_together(
         mean = calibration.probabilities(each).view(logits.shape).mean(1)
         by_mean = calibration.named(mean, classes)
     votes = F.one_hot(chosen, logits.shape[2]).sum(1)  # (N, classes)
-    return (votes + mean / 2).argmax(1), by_mean  # half a probability never outweighs a vote
+    # Together less than a vote: of equally many the one that the mean decides for, else the more probable.
+    return (votes + mean / 4 + F.one_hot(by_mean, logits.shape[2]) / 2).argmax(1), by_mean
 
 
 def _public_bits(num_images: int, num_views: int) -> torch.Tensor:

@@ -6,7 +6,15 @@ import math
 from sfumato.accounting import rounding, tan
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection
-from sfumato.config import FilledPrivacy, PrivacyConfig, Recipe, ResolvedAugmentation, ResolvedRecipe, parse_resolved
+from sfumato.config import (
+    FilledPrivacy,
+    FilledRecipe,
+    PrivacyConfig,
+    Recipe,
+    ResolvedAugmentation,
+    ResolvedRecipe,
+    parse_resolved,
+)
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
 from sfumato.planning.defaults import Choice, delta_default, fill_in
@@ -17,6 +25,8 @@ MOST_IMAGES_TOGETHER = 256
 """Of a person who is drawn (`sfumato.data.people`)."""
 FEW_IMAGES = 1_000
 """Below, training with noise is warned about."""
+_TRIES = 10
+_WEAK = 20.0  # an epsilon beyond says nothing worth a warning's advice
 LEAST_SIGNAL = 30
 """For each class but one: below, accuracy is hardly above chance (docs/defaults.md has the evidence)."""
 
@@ -67,8 +77,8 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     Raises:
         InputError: If the budget is impossible or incomplete.
     """
-    recipe, facts, drawn = _drawn(recipe, facts)
-    recipe, choices = fill_in(recipe, facts)
+    asked, facts, drawn = _drawn(recipe, facts)
+    recipe, choices = fill_in(asked, facts)
     choices = [*drawn, *choices]
     _refuse_impossible_views(recipe.augmentation, facts.image_size)
     n = facts.num_examples
@@ -121,17 +131,7 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
             "noise_multiplier 0 has no finite epsilon, so it cannot meet a target_epsilon. Leave one of them out."
         )
 
-    budget = Budget(
-        num_examples=n,
-        delta=delta,
-        target_epsilon=target,
-        batch_size=training.batch_size,
-        num_steps=training.num_steps,
-        noise_multiplier=sigma,
-        accountant=privacy.accountant,
-        selection=selection,
-        images_per_unit=privacy.images_per_unit,
-    )
+    budget = _budget(recipe, n)
     mechanism, solved_for = solve(budget)
     if target is not None:
         if solved_for is not None:
@@ -155,9 +155,7 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
                 )
                 mechanism = most
             mechanism = _within(mechanism, target, privacy, warnings)
-    warnings += _warnings_of_signal(
-        mechanism, target, facts.num_classes, _counted(privacy), pretrained=recipe.model.init_from is not None
-    )
+    warnings += _warnings_of_signal(mechanism, asked, facts)
     mechanism = mechanism.replace(sampling=privacy.sampling)
     values = recipe.model_dump()
     values["privacy"]["noise_multiplier"] = mechanism.noise_multiplier
@@ -214,29 +212,68 @@ def _counted(privacy: PrivacyConfig) -> str:
     return "people" if privacy.person_sampling == "persons" else "training images"
 
 
-def _warnings_of_signal(
-    mechanism: Mechanism, target: float | None, num_classes: int, counted: str, *, pretrained: bool
-) -> list[str]:
-    """What to say where noise leaves little to learn, in numbers that would help. The signal is the
-    longest sum of clipped gradients over the noise that all updates add in its direction: B sqrt(T) /
-    sigma, that is sqrt(2) N eta of Sander et al. (2022, Definition 3.1).
+def _budget(recipe: FilledRecipe, num_examples: int) -> Budget:
+    """Of a filled recipe with a [privacy] section, for so many images or people."""
+    privacy, training = recipe.privacy, recipe.training
+    assert privacy is not None
+    return Budget(
+        num_examples=num_examples,
+        delta=privacy.delta,
+        target_epsilon=privacy.target_epsilon,
+        batch_size=training.batch_size,
+        num_steps=training.num_steps,
+        noise_multiplier=privacy.noise_multiplier,
+        accountant=privacy.accountant,
+        selection=selection_of(privacy),
+        images_per_unit=privacy.images_per_unit,
+    )
+
+
+def _warnings_of_signal(mechanism: Mechanism, asked: Recipe, facts: Facts) -> list[str]:
+    """What to say where noise leaves little to learn, in numbers that would help, which are tried."""
+    n, needed, privacy = mechanism.num_examples, LEAST_SIGNAL * (facts.num_classes - 1), asked.privacy
+    assert privacy is not None
+    counted, signal = _counted(privacy), _signal(mechanism)
+    if signal >= needed:
+        if n >= FEW_IMAGES:
+            return []
+        helps = [f"{FEW_IMAGES} or more", "a larger epsilon"]
+        text = f"{n} {counted} are few for training with noise: expect a weak classifier"
+    else:
+        helps = []
+
+        def reaches(recipe: Recipe, facts: Facts) -> bool:
+            try:
+                found, _ = solve(_budget(fill_in(recipe, facts)[0], facts.num_examples))
+            except InputError:
+                return False
+            return _signal(found) >= needed
+
+        for factor in (needed / max(signal, 1e-9) * 1.3**power for power in range(_TRIES)):
+            more = dataclasses.replace(facts, num_examples=math.ceil(factor * n))
+            if reaches(asked, more):
+                helps.append(f"{more.num_examples} {counted}")
+                break
+        target = privacy.target_epsilon
+        for factor in (needed / max(signal, 1e-9) * 1.3**power for power in range(_TRIES)):
+            if target is None or factor * target > _WEAK:
+                break
+            larger = privacy.model_copy(update={"target_epsilon": factor * target})
+            if reaches(asked.model_copy(update={"privacy": larger}), facts):
+                helps.append(f"an epsilon of {rounding.epsilon_text(factor * target)}")
+                break
+        text = f"the noise drowns what {n} {counted} teach: expect a classifier hardly better than chance"
+        helps = helps or ["a larger batch, more updates or less noise"]
+    if not asked.model.init_from:
+        helps.append("a network that others trained (model.name = efficientnet_lite0)")
+    return [f"{text}. What would help: {'; or '.join(helps)}."]
+
+
+def _signal(mechanism: Mechanism) -> float:
+    """The longest sum of clipped gradients over the noise that all updates add in its direction: B sqrt(T)
+    / sigma, that is sqrt(2) N eta of Sander et al. (2022, Definition 3.1).
     """
-    n = mechanism.num_examples
-    signal, needed = math.sqrt(2) * n * tan.snr(mechanism), LEAST_SIGNAL * (num_classes - 1)
-    public = "" if pretrained else " a network that others trained (model.name = efficientnet_lite0)"
-    if signal < needed:
-        times = needed / max(signal, 1e-9)
-        larger = "" if target is None else f", or an epsilon of about {rounding.epsilon_text(times * target)}"
-        return [
-            f"the noise drowns what {n} {counted} teach: expect a classifier hardly better than chance. About "
-            f"{math.ceil(times * n)} {counted}{larger}, or{public or ' fewer classes'} would help."
-        ]
-    if n < FEW_IMAGES:
-        return [
-            f"{n} {counted} are few for training with noise: expect a weak classifier. {FEW_IMAGES} or more,"
-            f"{public} or a larger epsilon help."
-        ]
-    return []
+    return math.sqrt(2) * mechanism.num_examples * tan.snr(mechanism)
 
 
 def warnings_of_delta(delta: float, num_examples: int, what: str = "image") -> list[str]:

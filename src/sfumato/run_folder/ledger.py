@@ -29,7 +29,7 @@ class Ledger:
     def __init__(self, path: Path, lines: list[dict[str, Any]], size: int) -> None:
         self.path = path
         self.lines = lines
-        # How many lines the ledger's file has, and in how many bytes; the head's file may have one more.
+        # How many lines the ledger's file has, and in how many bytes; there may be one more.
         # One value, set at once: an interrupt (Ctrl-C, tried again) falls before or after.
         self._on_disk = len(lines), size
         self._descriptor: int | None = None
@@ -161,14 +161,13 @@ class Ledger:
         assert self._descriptor is not None, "opened to read only"
         self.settle()
         line = chained_line(entry, self.head)
-        count = len(self.lines) + 1
-        write_json(self.head_path, {"lines": count, "line": line, "mac": self._head_mac(count, line)})
-        self.lines.append(line)
+        self.lines.append(line)  # counted from here on, whatever stops what follows
         self.settle()
         return line
 
     def settle(self) -> None:
-        """Writes the line that only the head's file has, if there is one.
+        """Writes the line that the files lack, if there is one: the head's file first, and again where it has
+        it.
 
         Raises:
             MachineError: If it cannot be written.
@@ -176,9 +175,11 @@ class Ledger:
         count, size = self._on_disk
         if count == len(self.lines):
             return
-        line = data = _as_bytes(self.lines[count])
+        assert self._descriptor is not None, "opened to read only"
+        entry = self.lines[count]
+        write_json(self.head_path, {"lines": count + 1, "line": entry, "mac": self._head_mac(count + 1, entry)})
+        line = data = _as_bytes(entry)
         with machine_faults(self.path):
-            assert self._descriptor is not None, "opened to read only"
             os.ftruncate(self._descriptor, size)  # a part of a line, which a crash left
             os.lseek(self._descriptor, size, os.SEEK_SET)
             while data:
@@ -195,11 +196,17 @@ class Ledger:
         return hmac.digest(self._key, canonical([count, line]), "sha256").hex()
 
     def close(self) -> None:
-        if self._descriptor is not None:
+        descriptor = self._descriptor
+        if descriptor is not None:
             if os.getpid() == self._process:  # a forked process that lives on would hold the lock
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-            os.close(self._descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
             self._descriptor = None
+            os.close(descriptor)
+
+    @property
+    def is_open(self) -> bool:
+        """To append."""
+        return self._descriptor is not None
 
 
 def chained_line(entry: dict[str, Any], head: str) -> dict[str, Any]:

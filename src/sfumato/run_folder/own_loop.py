@@ -1,14 +1,17 @@
 """The ledger and the certificate of a training loop of one's own."""
 
+import functools
 import math
 import operator
 import os
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar, get_args
+
+import numpy as np
 
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.errors import InputError
@@ -40,11 +43,38 @@ OF_THE_LOOP = (
     "and that nothing else of them left it, is its author's word"
 )
 NO_RECIPE = "own loop"
-_LARGEST = 2**62
+_LARGEST, _MOST_NOISE = 2**62, 1e12
 _opened: "weakref.WeakValueDictionary[Path, OwnLoop]" = weakref.WeakValueDictionary()
 """In this process, by folder. A notebook's cell that is run again opens the folder anew, and closes the
 object that it had before.
 """
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _one_at_a_time(
+    method: Callable[Concatenate["OwnLoop", P], T],
+) -> Callable[Concatenate["OwnLoop", P], T]:
+    """Other threads wait; a handler of a signal that interrupts a call is told so."""
+
+    @functools.wraps(method)
+    def call(self: "OwnLoop", *args: P.args, **kwargs: P.kwargs) -> T:
+        self._refuse_another_process()  # there another thread's lock is held for ever
+        with self._lock:
+            if self._is_called:
+                raise InputError(
+                    "a call of this loop is under way in this thread, which a signal's handler interrupted. Let it end "
+                    "first: have the handler set a flag that the loop looks at."
+                )
+            try:
+                self._is_called = True
+                return method(self, *args, **kwargs)
+            finally:  # at once, though an exception may be held for long
+                self._is_called = False
+
+    return call
 
 
 class OwnLoop:
@@ -91,7 +121,7 @@ class OwnLoop:
         self._process = os.getpid()
         self._clipping_norm = _above_zero("clipping_norm", clipping_norm)
         self._delta = _above_zero("delta", delta)
-        if accountant not in get_args(Accountant):
+        if not isinstance(accountant, str) or accountant not in get_args(Accountant):
             raise InputError(f"accountant must be one of {', '.join(get_args(Accountant))}, not {accountant!r}.")
         self._folder, self._mechanism, self._accountant = _path_of(folder), _whole(mechanism), accountant
         claims_of(self._mechanism, self._delta, accountant)  # refused before anything is written
@@ -103,11 +133,11 @@ class OwnLoop:
         if before is not None and before._process == os.getpid():
             before.close()
         self._ledger = Ledger.open(self._path("ledger.jsonl"), exclusive=True)
-        self._close = weakref.finalize(self, self._ledger.close)
+        weakref.finalize(self, self._ledger.close)
         try:
             self._begin()
         except BaseException:
-            self._close()
+            self._ledger.close()
             raise
         self._streams = Streams(new_key(), context={}, session={"number": self._session})
         # Of one thread; a signal's handler runs in the thread that it interrupts, and is told so.
@@ -124,6 +154,7 @@ class OwnLoop:
         self._refuse_another_process()
         return self._streams
 
+    @_one_at_a_time
     def release(self, step: int) -> None:
         """Counts one release: call it before the noisy sum of update ``step`` is used.
 
@@ -133,24 +164,24 @@ class OwnLoop:
         Raises:
             InputError: If it is not, or the loop has finished or was closed.
             MachineError: If it cannot be written; the update must then not be applied. The same
-                release may be tried again, as after an interrupt.
+                release may be tried again, as after an interrupt; it is refused where it did count.
         """
         number = _integer("step", step)
-        with self._alone():
-            self._refuse_closed()
-            if self._ends:
-                raise InputError("this loop ends: a call of finish did not return. Call it again.")
-            if not self._last_step < number <= self._mechanism.num_steps:
-                raise InputError(
-                    f"update {number} is not one after {self._last_step} and up to {self._mechanism.num_steps}, which "
-                    "the mechanism states. Each update is released once; for more, state more."
-                )
-            if releases(self._ledger.lines[-1:]) == {(self._session, number)}:
-                self._ledger.settle()  # a full disk kept the line from the ledger; the head's file has it
-            else:
-                self._ledger.append(step_line(self._session, number, None))
-            self._last_step = number
+        self._refuse_closed()
+        if self._ends:
+            raise InputError("this loop ends: a call of finish did not return. Call it again.")
+        if not self._last_step < number <= self._mechanism.num_steps:
+            raise InputError(
+                f"update {number} is not one after {self._last_step} and up to {self._mechanism.num_steps}, which "
+                "the mechanism states. Each update is released once; for more, state more."
+            )
+        if releases(self._ledger.lines[-1:]) == {(self._session, number)}:
+            self._ledger.settle()  # a full disk kept the line from the ledger; the head's file has it
+        else:
+            self._ledger.append(step_line(self._session, number, None))
+        self._last_step = number
 
+    @_one_at_a_time
     def finish(self) -> LoopCertificate:
         """Ends the loop: writes and returns what its releases cost. The folder takes no more.
 
@@ -158,45 +189,28 @@ class OwnLoop:
             InputError: If the loop was closed.
             MachineError: If it cannot be written. It may be called again, as after an interrupt.
         """
-        with self._alone():
-            if self._certificate is None:
-                self._refuse_closed()
-                self._ends = True
-                self._ledger.settle()
-                written = self._write("complete", self._released())
-                delete_key(self._folder)  # from here on nobody goes on in the folder
-                self._certificate = written
-            self._close()
-            return self._certificate
+        if self._certificate is None:
+            self._refuse_closed()
+            self._ends = True
+            self._ledger.settle()
+            written = self._write("complete", self._released())
+            delete_key(self._folder)  # from here on nobody goes on in the folder
+            self._certificate = written
+        self._ledger.close()
+        return self._certificate
 
+    @_one_at_a_time
     def close(self) -> None:
         """Ends this object without a last certificate: the folder may be opened again, to go on."""
-        with self._alone():
-            self._close()
+        self._ledger.close()
 
     def __reduce__(self) -> NoReturn:
         raise InputError("a loop's object cannot be copied or sent: two of them would share randomness. Open another.")
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One call at a time; other threads wait."""
-        self._refuse_another_process()  # another thread's lock is held there for ever
-        with self._lock:
-            if self._is_called:
-                raise InputError(
-                    "a call of this loop is under way in this thread, which a signal's handler interrupted. Let it end "
-                    "first: have the handler set a flag that the loop looks at."
-                )
-            self._is_called = True
-            try:
-                yield
-            finally:
-                self._is_called = False
-
     def _refuse_closed(self) -> None:
         if self._certificate is not None:
             raise InputError("this loop has finished: its certificate counts no more releases. Begin another one.")
-        if not self._close.alive:
+        if not self._ledger.is_open:
             raise InputError("this loop was closed, and another may go on in its folder. Open the folder again.")
 
     def _refuse_another_process(self) -> None:
@@ -265,12 +279,21 @@ class OwnLoop:
 
 
 def _path_of(folder: Any) -> Path:
-    """Raises InputError if nothing can be written there, whatever room there is."""
-    if not isinstance(folder, (str, os.PathLike)) or "\0" in str(folder):
+    """The same folder wherever the process goes.
+
+    Raises:
+        InputError: If nothing can be written there, whatever room there is.
+    """
+    if not isinstance(folder, (str, os.PathLike)):
         raise InputError(f"folder must be a path, not {folder!r}.")
-    path = Path(folder)
-    above = next((place for place in (path, *path.parents) if place.exists()), path)
-    if above.exists() and not above.is_dir():
+    try:
+        path = Path(os.path.abspath(os.fspath(folder)))
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
+    except (OSError, ValueError, TypeError) as error:  # too long, a null byte
+        raise InputError(f"folder must be a path that can be made, not {str(folder)[:80]!r}: {error}.") from None
+    above = next(place for place in (path, *path.parents) if os.path.lexists(place))
+    if not above.is_dir():
         raise InputError(f"{above} is no folder. Name another folder.")
     return path
 
@@ -289,8 +312,8 @@ def _integer(name: str, value: Any) -> int:
 
 def _above_zero(name: str, value: Any) -> float:
     try:
-        number = math.nan if isinstance(value, (bool, str)) else float(value)
-    except (TypeError, ValueError):
+        number = math.nan if isinstance(value, (bool, str, bytes, np.bool_)) else float(value)
+    except (TypeError, ValueError, RuntimeError):
         number = math.nan
     except OverflowError:
         raise InputError(f"{name} must be a number above 0, not one of so many digits.") from None
@@ -305,4 +328,8 @@ def _whole(mechanism: Mechanism) -> Mechanism:
         raise InputError(f"mechanism must be a sfumato.Mechanism, not a {type(mechanism).__name__}.")
     names = ("num_examples", "batch_size", "num_steps", "images_per_unit")
     numbers: dict[str, Any] = {name: _integer(name, getattr(mechanism, name)) for name in names}
+    if mechanism.noise_multiplier > _MOST_NOISE:
+        raise InputError(
+            f"noise_multiplier = {mechanism.noise_multiplier:g} leaves nothing to learn. Take a smaller one."
+        )
     return mechanism.replace(**numbers, noise_multiplier=float(mechanism.noise_multiplier))
