@@ -507,3 +507,31 @@ def test_a_release_that_was_interrupted_and_not_tried_again_counts_in_all_files(
 def test_a_mechanism_s_noise_is_a_number(noise):
     with pytest.raises(InputError, match="noise_multiplier must be finite"):
         sfumato.Mechanism(1000, 100, noise, 12)
+
+
+def test_a_folder_that_is_moved_while_a_loop_is_open_takes_no_more_from_it(tmp_path):
+    """Another process may begin a loop where it was: neither writes among the other's files."""
+    loop = begin(tmp_path / "mine")
+    loop.release(1)
+    (tmp_path / "mine").rename(tmp_path / "old")
+    for call in (lambda: loop.release(2), loop.finish):
+        with pytest.raises(MachineError, match="moved, deleted or replaced"):
+            call()
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=ends_after, args=(tmp_path / "mine", 12))
+    process.start()
+    process.join()
+    with pytest.raises(MachineError, match="moved, deleted or replaced"):
+        loop.finish()
+    assert written(tmp_path / "mine").num_steps == 12 and written(tmp_path / "old").num_steps >= 12
+    loop.close()
+    again = begin(tmp_path / "old")
+    again.release(1)
+    assert again.finish().num_steps == 2
+
+
+def ends_after(folder, steps):
+    loop = begin(folder)
+    for step in range(1, steps + 1):
+        loop.release(step)
+    loop.finish()

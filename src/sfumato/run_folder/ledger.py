@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sfumato.errors import InputError
+from sfumato.errors import InputError, MachineError
 from sfumato.randomness import canonical, subkey
 from sfumato.run_folder.files import machine_faults, read_json, sync_folder, write_json
 from sfumato.run_folder.key_file import KEY_FILE
@@ -173,6 +173,8 @@ class Ledger:
             MachineError: If it cannot be written.
         """
         count, size = self._on_disk
+        if self._descriptor is not None:
+            self._require_place(self._descriptor)
         if count == len(self.lines):
             return
         assert self._descriptor is not None, "opened to read only"
@@ -186,6 +188,21 @@ class Ledger:
                 data = data[os.write(self._descriptor, data) :]
             os.fsync(self._descriptor)
         self._on_disk = count + 1, size + len(line)
+
+    def _require_place(self, descriptor: int) -> None:
+        """Raises MachineError if what lies at the path is not the file that is written to: a folder that was
+        moved, another working folder. The files beside it would be another run's.
+        """
+        own = os.fstat(descriptor)
+        try:
+            there = os.stat(self.path)
+        except OSError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
+            raise MachineError(
+                f"{self.path} was moved, deleted or replaced while it was in use, so nothing more is released. Put it "
+                "back, then go on."
+            )
 
     @property
     def head_path(self) -> Path:
