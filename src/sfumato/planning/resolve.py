@@ -243,8 +243,12 @@ def _warnings_of_signal(mechanism: Mechanism, asked: Recipe, facts: Facts) -> li
         helps = []
 
         def reaches(recipe: Recipe, facts: Facts) -> bool:
+            budget = _budget(fill_in(recipe, facts)[0], facts.num_examples)
+            if budget.images_per_unit == 1:
+                # Milliseconds, where PLD takes seconds. What RDP allows, PLD allows with less noise or more updates.
+                budget = dataclasses.replace(budget, accountant="rdp")
             try:
-                found, _ = solve(_budget(fill_in(recipe, facts)[0], facts.num_examples))
+                found, _ = solve(budget)
             except InputError:
                 return False
             return _signal(found) >= needed
