@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from sfumato.accounting import rounding, tan
-from sfumato.accounting.mechanism import Mechanism
+from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.accounting.selection import Selection
 from sfumato.config import (
     FilledPrivacy,
@@ -243,15 +243,7 @@ def _warnings_of_signal(mechanism: Mechanism, asked: Recipe, facts: Facts) -> li
         helps = []
 
         def reaches(recipe: Recipe, facts: Facts) -> bool:
-            budget = _budget(fill_in(recipe, facts)[0], facts.num_examples)
-            if budget.images_per_unit == 1:
-                # Milliseconds, where PLD takes seconds. What RDP allows, PLD allows with less noise or more updates.
-                budget = dataclasses.replace(budget, accountant="rdp")
-            try:
-                found, _ = solve(budget)
-            except InputError:
-                return False
-            return _signal(found) >= needed
+            return _allows(_budget(fill_in(recipe, facts)[0], facts.num_examples), needed)
 
         for factor in (needed / max(signal, 1e-9) * 1.3**power for power in range(_TRIES)):
             more = dataclasses.replace(facts, num_examples=math.ceil(factor * n))
@@ -271,6 +263,34 @@ def _warnings_of_signal(mechanism: Mechanism, asked: Recipe, facts: Facts) -> li
     if not asked.model.init_from:
         helps.append("a network that others trained (model.name = efficientnet_lite0)")
     return [f"{text}. What would help: {'; or '.join(helps)}."]
+
+
+def _allows(budget: Budget, signal: float) -> bool:
+    """Whether a budget allows a mechanism of that signal. One epsilon says so, where solving takes dozens: what the
+    budget leaves open is set to what the signal needs.
+    """
+    from sfumato.accounting.accountants import epsilon
+
+    signal *= 1.001  # noise is solved for in four digits
+    n, batch_size, num_steps, sigma = budget.num_examples, budget.batch_size, budget.num_steps, budget.noise_multiplier
+    match sigma, batch_size, num_steps:
+        case None, int(), int():
+            sigma = batch_size * math.sqrt(num_steps) / signal
+        case float() | int(), None, int():
+            batch_size = math.ceil(signal * sigma / math.sqrt(max(num_steps, 1)))
+        case float() | int(), int(), _:
+            most, num_steps = num_steps, math.ceil((signal * sigma / batch_size) ** 2)
+            if most is not None and num_steps > most:
+                return False
+        case _:
+            return False
+    if batch_size > n:
+        return False
+    mechanism = Mechanism(n, batch_size, sigma, num_steps, images_per_unit=budget.images_per_unit)
+    # RDP, where there is one, takes milliseconds, and what it allows PLD allows.
+    accountant: Accountant = "pld" if budget.images_per_unit > 1 else "rdp"
+    target = math.inf if budget.target_epsilon is None else budget.target_epsilon
+    return epsilon(mechanism, budget.delta, accountant, budget.selection).epsilon <= target
 
 
 def _signal(mechanism: Mechanism) -> float:
