@@ -25,7 +25,7 @@ model = torch.nn.Sequential(
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
 
-# (private) Public numbers; a ledger on disk, which any crash leaves whole; and randomness that nobody else has.
+# (private) Public numbers; a ledger on disk, which any crash leaves whole; samples and noise that nobody else has.
 mechanism = sfumato.Mechanism(num_examples=1437, batch_size=512, noise_multiplier=4.1, num_steps=60)
 folder = sys.argv[1] if sys.argv[1:] else tempfile.mkdtemp(prefix="own-loop-")
 loop = sfumato.OwnLoop(folder, mechanism, clipping_norm=1.0, delta=1e-5)
@@ -41,14 +41,12 @@ grad_fn.prepare(images[:1], labels[:1], batch_size=mechanism.batch_size)
 
 for step in range(1, mechanism.num_steps + 1):
     # (private) The sampler that the accountant accounts for.
-    batch = torch.from_numpy(sfumato.poisson_batch(mechanism, loop.streams.stream("sampling", step)))
+    batch = torch.from_numpy(loop.batch(step))
     # (private) For models with dropout: random numbers of each image's own.
-    chance = {"key": bytes(loop.streams.stream("model", step).bytes(32)), "example_ids": batch}
+    chance = {"key": loop.model_key(step), "example_ids": batch}
     grad_sum = grad_fn(images[train][batch], labels[train][batch], **chance).grad_sum
-    # (private) Counted before it is used. Noise, once; then the constant expected batch as the divisor.
-    loop.release(step)
-    noise_stddev = mechanism.noise_multiplier * grad_fn.sensitivity
-    noisy = sfumato.add_noise(grad_sum, noise_stddev, loop.streams.stream("noise", step))
+    # (private) Counted, and noised once; then the constant expected batch as the divisor.
+    noisy = loop.release(step, grad_sum, sensitivity=grad_fn.sensitivity)
     for name, parameter in model.named_parameters():
         parameter.grad = noisy[name] / mechanism.batch_size
     optimizer.step()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import operator
 from typing import Literal
 
 from sfumato.errors import InputError
@@ -43,6 +44,8 @@ class Mechanism:
     images_per_unit: int = 1
 
     def __post_init__(self) -> None:
+        for name in ("num_examples", "batch_size", "num_steps", "images_per_unit"):
+            object.__setattr__(self, name, _whole(name, getattr(self, name)))
         if self.num_examples < 1:
             raise InputError(f"num_examples must be at least 1, not {self.num_examples}: there is nothing to train on.")
         if not 1 <= self.batch_size <= self.num_examples:
@@ -71,6 +74,16 @@ class Mechanism:
     def replace(self, **changes) -> "Mechanism":
         """The same mechanism with some numbers changed."""
         return dataclasses.replace(self, **changes)
+
+
+def _whole(name: str, value: object) -> int:
+    """As Python has it, whatever library it comes from: a NumPy number overflows at 2^63."""
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise InputError(f"{name} must be a whole number, not {str(value)[:40]}.")
 
 
 def _is_finite(number: object) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sfumato.accounting.mechanism import Mechanism
+from sfumato.errors import InputError
 from sfumato.randomness import Stream
 
 
@@ -22,8 +23,12 @@ def poisson_batch(mechanism: Mechanism, stream: Stream) -> np.ndarray:
 
     Returns:
         Ascending indices, shape (realised batch,), int64.
+
+    Raises:
+        InputError: If the mechanism's batches are shuffled.
     """
-    assert mechanism.sampling == "poisson"
+    if mechanism.sampling != "poisson":
+        raise InputError('a Poisson batch is none of a mechanism with shuffled batches. State sampling = "poisson".')
     # Integers, since q times 2^64 in floating point could round above q.
     threshold = (mechanism.batch_size << 64) // mechanism.num_examples
     words = stream.uint64(mechanism.num_examples)

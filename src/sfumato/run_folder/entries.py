@@ -9,6 +9,9 @@ from sfumato.accounting.mechanism import Mechanism, Sampling
 from sfumato.errors import InputError
 from sfumato.json_record import Record
 
+OWN_LOOP = "own loop"
+"""In place of a recipe's digest: the ledger of a loop of somebody's own."""
+
 
 class Chained(Record):
     """What makes a line of an entry: the hash of the line before, and its own."""

@@ -1,5 +1,6 @@
 """The record of every release of a run, which nobody can shorten or alter unnoticed."""
 
+import contextlib
 import fcntl
 import hashlib
 import hmac
@@ -51,12 +52,16 @@ class Ledger:
                 process appends to it.
             MachineError: If it cannot be written.
         """
+        with machine_faults(path):
+            if path.exists() and not path.is_file():
+                raise InputError(f"{path} is no file. Give the folder of a run that this tool wrote.")
         if exclusive:
             with machine_faults(path):
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                sync_folder(path.parent)
+                with machine_faults(path):
+                    sync_folder(path.parent)
                 ledger = cls.open(path)
             except BlockingIOError:
                 os.close(descriptor)
@@ -111,7 +116,10 @@ class Ledger:
         """
         self._key = subkey(key, "ledger head")
         path = self.head_path
-        restore = "so what was spent is not known. Restore both files from one copy, or start a new run."
+        restore = (
+            "so what was spent is not known. Restore both files from one copy since which nothing was released, or "
+            "start a new run."
+        )
         if not path.exists():
             if self.lines:
                 raise InputError(f"{path} is missing: lines of {self.path} may be, too, {restore}")
@@ -174,7 +182,7 @@ class Ledger:
         """
         count, size = self._on_disk
         if self._descriptor is not None:
-            self._require_place(self._descriptor)
+            self._require_place(self._descriptor, size)
         if count == len(self.lines):
             return
         assert self._descriptor is not None, "opened to read only"
@@ -189,16 +197,16 @@ class Ledger:
             os.fsync(self._descriptor)
         self._on_disk = count + 1, size + len(line)
 
-    def _require_place(self, descriptor: int) -> None:
+    def _require_place(self, descriptor: int, size: int) -> None:
         """Raises MachineError if what lies at the path is not the file that is written to: a folder that was
-        moved, another working folder. The files beside it would be another run's.
+        moved, another working folder, where the files beside it would be another run's; or a file that was cut.
         """
         own = os.fstat(descriptor)
         try:
             there = os.stat(self.path)
         except OSError:
             there = None
-        if there is None or (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
+        if there is None or (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino) or own.st_size < size:
             raise MachineError(
                 f"{self.path} was moved, deleted or replaced while it was in use, so nothing more is released. Put it "
                 "back, then go on."
@@ -219,6 +227,11 @@ class Ledger:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             self._descriptor = None
             os.close(descriptor)
+
+    def __del__(self) -> None:
+        # An interrupt may fall between the opening of the file and whoever would close it.
+        with contextlib.suppress(Exception):
+            self.close()
 
     @property
     def is_open(self) -> bool:

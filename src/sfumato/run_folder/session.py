@@ -273,6 +273,8 @@ def recorded_environment(folder: Path) -> dict[str, Any] | None:
     if len(ledger.lines) < 2:
         return None
     lines_of.refuse_other_lines(ledger.lines)
+    if ledger.lines[0]["recipe_digest"] == lines_of.OWN_LOOP:
+        raise InputError(f"{folder} holds a loop of somebody's own, and no recipe. Go on with it by sfumato.OwnLoop.")
     environment = lines_of.last_session(ledger.lines).get("environment")
     try:
         _Restored.model_validate(environment, strict=True)

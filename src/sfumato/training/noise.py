@@ -47,7 +47,7 @@ def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream:
     nobody else has and that is used for no other sum.
 
     Args:
-        grad_sum: Parameter name -> sum of clipped gradients, any float type.
+        grad_sum: Parameter name -> sum of clipped gradients, float types.
         noise_stddev: noise_multiplier x sensitivity, > 0.
         stream: Read from its start.
 

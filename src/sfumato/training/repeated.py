@@ -61,9 +61,9 @@ def repeat(
     """
     if (times is None) == (seeds is None):
         raise InputError("runs are repeated by their number or by their seeds. Give --repeat or --seeds.")
-    if times is not None and not 1 <= times <= 1000:
+    if times is not None and (isinstance(times, bool) or not isinstance(times, int) or not 1 <= times <= 1000):
         raise InputError(f"--repeat takes a number from 1 to 1000, not {times}.")
-    if seeds is not None and (not seeds or len(set(seeds)) != len(seeds)):
+    if seeds is not None and (not isinstance(seeds, Sequence) or not seeds or len(set(seeds)) != len(seeds)):
         raise InputError(
             "--seeds must name each seed once: equal seeds give equal runs, which say nothing of the spread."
         )
@@ -85,7 +85,9 @@ def repeat(
         named = {f"run-{number}": number for number in range(1, (times or 0) + 1)}
     else:
         named = {f"seed-{seed}": seed for seed in seeds}
-    others = sorted(path.name for path in folder.glob("run-*") if path.is_dir() and path.name not in named)
+    if (folder / "ledger.jsonl").exists():
+        raise InputError(f"{folder} holds releases of its own. Name a folder for several runs by --output.")
+    others = sorted(path.parent.name for path in folder.glob("*/ledger.jsonl") if path.parent.name not in named)
     if others:
         raise InputError(
             f"{folder} holds {others[-1]} too, whose updates count for who sees the folder. Repeat as often as "
@@ -97,6 +99,8 @@ def repeat(
         own = settings if seeds is None else {**settings, "run.seed": number}
         begun = place.is_dir() and any(place.iterdir())
         runs.append(train(recipe, place, settings=own, resume=begun, **options))
+    if len({run.run_id for run in runs}) < len(runs):
+        raise InputError(f"{folder} holds copies of one run, which say nothing of the spread. Name a new folder.")
     accuracies = [run.accuracy for run in runs]
     return Repeated(
         folder=str(folder),

@@ -82,6 +82,8 @@ def search(
             f"--data {data} are the private images themselves. Name other, public images, or leave --data out."
         )
     refuse_among_images(folder, parsed.data)
+    if (folder / "ledger.jsonl").exists():
+        raise InputError(f"{folder} is a run's folder. Name a folder for the search by --output.")
     plan = resolve(parsed, loading.facts(parsed.data, root, report))
     looked_at = searched_data(plan.recipe, data)
     choices = (

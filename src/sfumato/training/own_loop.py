@@ -1,4 +1,4 @@
-"""The ledger and the certificate of a training loop of one's own."""
+"""A training loop of one's own, made private: its samples, its noise, its ledger and its certificate."""
 
 import functools
 import math
@@ -6,15 +6,17 @@ import operator
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar, get_args
 
 import numpy as np
+import torch
 
 from sfumato.accounting.mechanism import Accountant, Mechanism
-from sfumato.errors import InputError
+from sfumato.data.sampling import poisson_batch
+from sfumato.errors import InputError, MachineError
 from sfumato.planning.claims import claims_of
 from sfumato.randomness import Streams, new_key, run_id
 from sfumato.run_folder.certificate import (
@@ -25,6 +27,7 @@ from sfumato.run_folder.certificate import (
     UNSEARCHED,
 )
 from sfumato.run_folder.entries import (
+    OWN_LOOP,
     first_session_line,
     last_session,
     next_session_line,
@@ -33,20 +36,20 @@ from sfumato.run_folder.entries import (
     spent_mechanism,
     step_line,
 )
-from sfumato.run_folder.files import machine_faults, write_json
-from sfumato.run_folder.key_file import KEY_FILE, delete_key, read_key, write_key
+from sfumato.run_folder.files import machine_faults, read_json, write_json
+from sfumato.run_folder.key_file import delete_key, has_key, read_key, write_key
 from sfumato.run_folder.ledger import Ledger
 from sfumato.run_folder.record import CERTIFICATE_FILE, LoopCertificate
+from sfumato.training.noise import add_noise
 
 OF_THE_LOOP = (
-    "what the loop did: that each release was one Poisson sample of these images, each clipped alone and noised once, "
-    "and that nothing else of them left it, is its author's word"
+    "what the loop did: that each release was the sum over the sample that was drawn for it, each image clipped alone "
+    "to the stated sensitivity, and that nothing else of them left it, is its author's word"
 )
-NO_RECIPE = "own loop"
-_LARGEST, _MOST_NOISE = 2**62, 1e12
-_opened: "weakref.WeakValueDictionary[Path, OwnLoop]" = weakref.WeakValueDictionary()
-"""In this process, by folder. A notebook's cell that is run again opens the folder anew, and closes the
-object that it had before.
+_LARGEST, _MOST_NOISE, _LEAST_STDDEV = 2**62, 1e12, 1e-30
+_opened: "weakref.WeakValueDictionary[tuple[int, int], OwnLoop]" = weakref.WeakValueDictionary()
+"""In this process, by device and number of the ledger's file. A notebook's cell that is run again opens the
+folder anew, and closes the object that it had before.
 """
 
 
@@ -78,21 +81,20 @@ def _one_at_a_time(
 
 
 class OwnLoop:
-    """Counts the releases of somebody's own loop on disk, and states what they cost.
+    """Draws the samples and the noise of somebody's own loop, counts its releases on disk, and states what they cost.
 
-    Guarantee: a release that `release` returned from is in the ledger, whatever happens next, and no
-    certificate counts fewer releases than the ledger. A folder that is opened again goes on: what was
-    released before counts, updates that are repeated count again, and they are drawn from other
-    randomness; an object that this process had open there is closed. One process uses the object,
-    from any of its threads; in a forked one it refuses.
+    Guarantee: a sum leaves `release` with noise of the mechanism's scale that no other sum has, and is in the
+    ledger by then, whatever happens next; no certificate counts fewer releases than the ledger. Each sample is
+    drawn for one release. A folder that is opened again goes on: what was released before counts, updates that
+    are repeated count again, and they are drawn from other randomness; an object that this process had open
+    there is closed. One process uses the object, from any of its threads; in a forked one it refuses.
 
     Example:
         >>> loop = sfumato.OwnLoop("runs/mine", mechanism, clipping_norm=1.0, delta=1e-5)  # doctest: +SKIP
         >>> for step in range(1, mechanism.num_steps + 1):  # doctest: +SKIP
-        ...     batch = sfumato.poisson_batch(mechanism, loop.streams.stream("sampling", step))
+        ...     batch = loop.batch(step)
         ...     grad_sum = grad_fn(images[batch], labels[batch]).grad_sum
-        ...     loop.release(step)
-        ...     noisy = sfumato.add_noise(grad_sum, noise_stddev, loop.streams.stream("noise", step))
+        ...     noisy = loop.release(step, grad_sum, sensitivity=grad_fn.sensitivity)
         >>> loop.finish().epsilon  # doctest: +SKIP
     """
 
@@ -125,61 +127,89 @@ class OwnLoop:
             raise InputError(f"accountant must be one of {', '.join(get_args(Accountant))}, not {accountant!r}.")
         self._folder, self._mechanism, self._accountant = _path_of(folder), _whole(mechanism), accountant
         claims_of(self._mechanism, self._delta, accountant)  # refused before anything is written
+        path = self._path("ledger.jsonl")
         with machine_faults(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
-        if not self._path("ledger.jsonl").exists() and any(self._folder.iterdir()):
-            raise InputError(f"{folder} is not empty, and no loop was begun there. Name a new folder.")
-        before = _opened.get(self._folder.resolve())
+            if not path.exists() and any(self._folder.iterdir()):
+                raise InputError(f"{folder} is not empty, and no loop was begun there. Name a new folder.")
+            before = _opened.get(_place(path)) if path.exists() else None
         if before is not None and before._process == os.getpid():
             before.close()
-        self._ledger = Ledger.open(self._path("ledger.jsonl"), exclusive=True)
-        weakref.finalize(self, self._ledger.close)
+        self._ledger = Ledger.open(path, exclusive=True)  # closed by itself where nothing holds it any more
         try:
             self._begin()
+            self._streams = Streams(new_key(), context={}, session={"number": self._session})
+            # Of one thread; a signal's handler runs in the thread that it interrupts, and is told so.
+            self._lock, self._is_called = threading.RLock(), False
+            self._last_step, self._drawn, self._num_noises, self._ends = 0, 0, 0, False
+            self._certificate: LoopCertificate | None = None  # of a loop that has finished
+            _opened[_place(path)] = self
         except BaseException:
             self._ledger.close()
             raise
-        self._streams = Streams(new_key(), context={}, session={"number": self._session})
-        # Of one thread; a signal's handler runs in the thread that it interrupts, and is told so.
-        self._lock, self._is_called = threading.RLock(), False
-        self._last_step, self._ends = 0, False
-        self._certificate: LoopCertificate | None = None  # of a loop that has finished
-        _opened[self._folder.resolve()] = self
-
-    @property
-    def streams(self) -> Streams:
-        """Randomness of this object alone, from a key that is never written down: for `poisson_batch`,
-        `add_noise` and a model's own draws, by purpose and step.
-        """
-        self._refuse_another_process()
-        return self._streams
 
     @_one_at_a_time
-    def release(self, step: int) -> None:
-        """Counts one release: call it before the noisy sum of update ``step`` is used.
+    def batch(self, step: int) -> np.ndarray:
+        """The sample of update ``step``: each example alone, with the mechanism's probability. It may be empty,
+        and the update is released all the same.
 
         Args:
             step: From 1, higher than that of the release before; up to the mechanism's num_steps.
 
+        Returns:
+            Ascending indices, shape (realised batch,), int64. The same at each call, until it is released.
+
         Raises:
-            InputError: If it is not, or the loop has finished or was closed.
-            MachineError: If it cannot be written; the update must then not be applied. The same
-                release may be tried again, as after an interrupt; it is refused where it did count.
+            InputError: If the step is none of these, or the loop has finished or was closed.
         """
-        number = _integer("step", step)
-        self._refuse_closed()
-        if self._ends:
-            raise InputError("this loop ends: a call of finish did not return. Call it again.")
-        if not self._last_step < number <= self._mechanism.num_steps:
+        number = self._next(step)
+        self._drawn = number
+        return poisson_batch(self._mechanism, self._streams.stream("sampling", number))
+
+    @_one_at_a_time
+    def model_key(self, step: int) -> bytes:
+        """For a model that draws random numbers (dropout): the ``key`` that `clipped_grad` takes in update
+        ``step``, 32 bytes. Raises InputError as `batch` does.
+        """
+        return bytes(self._streams.stream("model", self._next(step)).bytes(32))
+
+    @_one_at_a_time
+    def release(
+        self, step: int, grad_sum: Mapping[str, torch.Tensor], *, sensitivity: float
+    ) -> dict[str, torch.Tensor]:
+        """Counts update ``step``, and gives its sum with noise. All that an update releases is one sum: of two
+        networks, put both into one dictionary.
+
+        Args:
+            step: That `batch` was called with last.
+            grad_sum: Name -> sum over the sample's examples, floating point.
+            sensitivity: How far one example moves all of it, in L2 norm: `grad_fn.sensitivity`. The noise has
+                noise_multiplier times that.
+
+        Returns:
+            Name -> float32 noisy sum, to be divided by the mechanism's batch_size.
+
+        Raises:
+            InputError: If the step or the sum is not as said, or the loop has finished or was closed.
+            MachineError: If it cannot be written; nothing was released then. The same release may be
+                tried again, as after an interrupt; it is refused where it did count.
+        """
+        number = self._next(step)
+        if number != self._drawn:
             raise InputError(
-                f"update {number} is not one after {self._last_step} and up to {self._mechanism.num_steps}, which "
-                "the mechanism states. Each update is released once; for more, state more."
+                f"no sample was drawn for update {number}: the certificate is for samples of the mechanism alone. Draw "
+                f"it by batch({number})."
             )
+        noise_stddev = self._mechanism.noise_multiplier * _above_zero("sensitivity", sensitivity)
+        whole = _checked(grad_sum, noise_stddev)
         if releases(self._ledger.lines[-1:]) == {(self._session, number)}:
             self._ledger.settle()  # a full disk kept the line from the ledger; the head's file has it
         else:
             self._ledger.append(step_line(self._session, number, None))
+        self._num_noises += 1  # not the step: what is tried again, since it was interrupted, has other noise
+        noisy = add_noise(whole, noise_stddev, self._streams.stream("noise", self._num_noises))
         self._last_step = number
+        return noisy
 
     @_one_at_a_time
     def finish(self) -> LoopCertificate:
@@ -193,6 +223,11 @@ class OwnLoop:
             self._refuse_closed()
             self._ends = True
             self._ledger.settle()
+            if Ledger.open(self._ledger.path).lines != self._ledger.lines:
+                raise MachineError(
+                    f"{self._ledger.path} was written over while it was in use. Put it back as it was, and call finish "
+                    "again; else what was spent is not known."
+                )
             written = self._write("complete", self._released())
             delete_key(self._folder)  # from here on nobody goes on in the folder
             self._certificate = written
@@ -206,6 +241,19 @@ class OwnLoop:
 
     def __reduce__(self) -> NoReturn:
         raise InputError("a loop's object cannot be copied or sent: two of them would share randomness. Open another.")
+
+    def _next(self, step: Any) -> int:
+        """The number of an update that may come next."""
+        number = _integer("step", step)
+        self._refuse_closed()
+        if self._ends:
+            raise InputError("this loop ends: a call of finish did not return. Call it again.")
+        if not self._last_step < number <= self._mechanism.num_steps:
+            raise InputError(
+                f"update {number} is not one after {self._last_step} and up to {self._mechanism.num_steps}, which "
+                "the mechanism states. Each update is released once; for more, state more."
+            )
+        return number
 
     def _refuse_closed(self) -> None:
         if self._certificate is not None:
@@ -225,12 +273,13 @@ class OwnLoop:
         ledger, stated = self._ledger, self._mechanism
         if not ledger.lines and not ledger.head_path.exists():
             write_key(self._folder, new_key())
-        elif not self._path(KEY_FILE).exists():
+        elif not has_key(self._folder):
             raise InputError(f"{self._folder} holds a loop that has finished, or another run. Name a new folder.")
         key = read_key(self._folder)
         ledger.appends_under(key)
+        self._refuse_older_copy()
         ledger.settle()
-        first = run_line(run_id(key), stated, self._clipping_norm, NO_RECIPE)
+        first = run_line(run_id(key), stated, self._clipping_norm, OWN_LOOP)
         if not ledger.lines:
             ledger.append(first)
         elif {name: ledger.lines[0].get(name) for name in first} != first:
@@ -244,6 +293,18 @@ class OwnLoop:
             ledger.append(next_session_line(last_session(ledger.lines), 0, None, {}))
         self._session: int = last_session(ledger.lines)["session"]
         self._write("running", self._released() + stated.num_steps)
+
+    def _refuse_older_copy(self) -> None:
+        """Raises InputError where the certificate counts lines that the ledger has not: it is a copy from before."""
+        path = self._path(CERTIFICATE_FILE)
+        stated = read_json(path) if path.exists() else {}
+        lines = stated.get("ledger_lines") if isinstance(stated, dict) else None
+        if isinstance(lines, int) and lines > len(self._ledger.lines):
+            raise InputError(
+                f"{path} counts {lines} lines of a ledger that has {len(self._ledger.lines)}: an older copy was put "
+                "back, and what was released since is not in it. Begin another loop in a new folder; the epsilons of "
+                "both add up."
+            )
 
     def _released(self) -> int:
         return spent_mechanism(self._ledger.lines).num_steps
@@ -284,10 +345,10 @@ def _path_of(folder: Any) -> Path:
     Raises:
         InputError: If nothing can be written there, whatever room there is.
     """
-    if not isinstance(folder, (str, os.PathLike)):
+    if not isinstance(folder, (str, os.PathLike)) or not str(folder):
         raise InputError(f"folder must be a path, not {folder!r}.")
     try:
-        path = Path(os.path.abspath(os.fspath(folder)))
+        path = Path(os.path.realpath(os.path.expanduser(os.fspath(folder))))
         with suppress(FileNotFoundError, NotADirectoryError):
             path.stat()
     except (OSError, ValueError, TypeError) as error:  # too long, a null byte
@@ -296,6 +357,30 @@ def _path_of(folder: Any) -> Path:
     if not above.is_dir():
         raise InputError(f"{above} is no folder. Name another folder.")
     return path
+
+
+def _place(path: Path) -> tuple[int, int]:
+    """Of a file, whatever it is called."""
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _checked(grad_sum: Any, noise_stddev: float) -> Mapping[str, torch.Tensor]:
+    """Raises InputError where noise cannot be added to a sum."""
+    if not isinstance(grad_sum, Mapping) or not grad_sum:
+        raise InputError(f"grad_sum must be a dictionary of tensors, not {type(grad_sum).__name__} or empty.")
+    for name, value in grad_sum.items():
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.layout != torch.strided:
+            kind = f"a {value.dtype} tensor" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+            raise InputError(f"grad_sum[{name!r}] must be a dense tensor of floating point numbers, not {kind}.")
+    if len({value.device for value in grad_sum.values()}) > 1:
+        raise InputError("the tensors of grad_sum lie on several devices. Move them to one.")
+    if not _LEAST_STDDEV < noise_stddev < 1 / _LEAST_STDDEV:
+        raise InputError(
+            f"noise of standard deviation {noise_stddev:g} is no noise in float32. State sensitivity in units in which "
+            "gradients are of usual size."
+        )
+    return grad_sum
 
 
 def _integer(name: str, value: Any) -> int:
@@ -323,13 +408,13 @@ def _above_zero(name: str, value: Any) -> float:
 
 
 def _whole(mechanism: Mechanism) -> Mechanism:
-    """With numbers as JSON has them, whatever library they come from."""
+    """With noise as JSON has it, whatever library it comes from, and numbers that a file can hold."""
     if not isinstance(mechanism, Mechanism):
         raise InputError(f"mechanism must be a sfumato.Mechanism, not a {type(mechanism).__name__}.")
-    names = ("num_examples", "batch_size", "num_steps", "images_per_unit")
-    numbers: dict[str, Any] = {name: _integer(name, getattr(mechanism, name)) for name in names}
+    for name in ("num_examples", "batch_size", "num_steps", "images_per_unit"):
+        _integer(name, getattr(mechanism, name))
     if mechanism.noise_multiplier > _MOST_NOISE:
         raise InputError(
             f"noise_multiplier = {mechanism.noise_multiplier:g} leaves nothing to learn. Take a smaller one."
         )
-    return mechanism.replace(**numbers, noise_multiplier=float(mechanism.noise_multiplier))
+    return mechanism.replace(noise_multiplier=float(mechanism.noise_multiplier))

@@ -14,6 +14,7 @@ import threading
 import jsonschema
 import numpy as np
 import pytest
+import torch
 
 import sfumato
 from sfumato.errors import InputError, MachineError
@@ -24,10 +25,17 @@ from sfumato.run_folder.schemas import SCHEMAS, schema_of
 
 MECHANISM = sfumato.Mechanism(num_examples=1000, batch_size=100, noise_multiplier=2.0, num_steps=12)
 DELTA = 1e-5
+ZEROS = {"weight": torch.zeros(100)}
 
 
 def begin(folder, mechanism=MECHANISM, **changes):
     return sfumato.OwnLoop(folder, mechanism, **{"clipping_norm": 1.0, "delta": DELTA, **changes})
+
+
+def release(loop, step, **sums):
+    """Draws the sample of an update, and releases a sum."""
+    loop.batch(step)
+    return loop.release(step, sums or ZEROS, sensitivity=1.0)
 
 
 def spent(num_steps):
@@ -43,7 +51,7 @@ def test_a_loop_ends_with_a_certificate_of_what_it_released(tmp_path):
     loop = begin(str(folder))
     for step in range(1, 8):  # it stops early
         assert written(folder).epsilon == spent(12)  # never below what will have been spent
-        loop.release(step)
+        release(loop, step)
     claim = loop.finish()
     assert claim == written(folder) == loop.finish()
     assert (claim.status, claim.num_steps, claim.epsilon, claim.delta) == ("complete", 7, spent(7), DELTA)
@@ -55,16 +63,14 @@ def test_a_loop_ends_with_a_certificate_of_what_it_released(tmp_path):
     jsonschema.validate(json.loads((folder / "privacy.json").read_text()), schema_of(SCHEMAS["loop-certificate"]))
     assert sorted(path.name for path in folder.iterdir()) == ["ledger.head", "ledger.jsonl", "privacy.json"]
     with pytest.raises(InputError, match="has finished"):
-        loop.release(8)
+        release(loop, 8)
     with pytest.raises(InputError, match="has finished"):
         begin(folder)
 
 
 def killed_after(folder, steps, draws):
     loop = begin(folder)
-    for step in range(1, steps + 1):
-        loop.release(step)
-    np.save(draws, loop.streams.stream("noise", 1).uint64(100))
+    np.save(draws, [release(loop, step)["weight"].numpy() for step in range(1, steps + 1)])
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -76,9 +82,8 @@ def test_after_kill_9_what_was_released_counts_and_what_is_repeated_counts_again
     assert process.exitcode == -signal.SIGKILL
     loop = begin(folder)
     assert written(folder).num_steps == 5 + 12
-    assert not np.isin(loop.streams.stream("noise", 1).uint64(100), np.load(draws)).any()
-    for step in range(4, 13):
-        loop.release(step)
+    again = np.stack([release(loop, step)["weight"].numpy() for step in range(4, 13)])
+    assert abs(np.corrcoef(np.concatenate([np.load(draws), again]))[np.triu_indices(14, 1)]).max() < 0.5
     assert loop.finish().num_steps == 5 + 9 and written(folder).epsilon == spent(14)
 
 
@@ -96,17 +101,17 @@ def test_two_processes_do_not_count_in_one_folder(tmp_path):
     process.start()
     assert "another process" in says.get(timeout=120)
     process.join()
-    loop.release(1)
+    release(loop, 1)
     assert loop.finish().num_steps == 1
 
 
 def test_a_cell_that_is_run_again_goes_on_and_closes_what_it_had(tmp_path):
     first = begin(tmp_path)
-    first.release(1)
+    release(first, 1)
     loop = begin(tmp_path)
     with pytest.raises(InputError, match="was closed"):
-        first.release(2)
-    loop.release(1)
+        release(first, 2)
+    release(loop, 1)
     assert loop.finish().num_steps == 2
 
 
@@ -114,7 +119,7 @@ def test_persons_are_counted_by_all_their_images(tmp_path):
     mechanism = MECHANISM.replace(images_per_unit=4)
     loop = begin(tmp_path, mechanism)
     for step in range(1, 13):
-        loop.release(step)
+        release(loop, step)
     claim = loop.finish()
     assert claim.epsilon == claim.epsilon_person == sfumato.epsilon(mechanism, DELTA).epsilon > spent(12)
     assert claim.unit == "one person with at most 4 images" and claim.person_groups == "declared, not checked"
@@ -132,7 +137,6 @@ def test_persons_are_counted_by_all_their_images(tmp_path):
         ({"clipping_norm": True}, "clipping_norm must be a number above 0"),
         ({"delta": "1e-5"}, "delta must be a number above 0"),
         ({"accountant": "x"}, "accountant must be one of"),
-        ({"mechanism": MECHANISM.replace(batch_size=100.5)}, "batch_size must be a whole number"),
         ({"clipping_norm": float("nan")}, "clipping_norm must be a number above 0"),
     ],
 )
@@ -152,7 +156,7 @@ def test_what_has_no_epsilon_is_refused_before_anything_is_written(tmp_path, cha
 )
 def test_a_loop_goes_on_under_its_own_mechanism_alone(tmp_path, changes):
     loop = begin(tmp_path)
-    loop.release(1)
+    release(loop, 1)
     loop.close()
     with pytest.raises(InputError, match="another mechanism"):
         begin(tmp_path, **changes)
@@ -161,12 +165,12 @@ def test_a_loop_goes_on_under_its_own_mechanism_alone(tmp_path, changes):
 
 def test_an_object_that_was_closed_counts_and_certifies_nothing(tmp_path):
     closed = begin(tmp_path)
-    closed.release(1)
+    release(closed, 1)
     closed.close()
     other = begin(tmp_path)
     for step in range(1, 13):
-        other.release(step)
-    for call in (closed.finish, lambda: closed.release(2)):
+        release(other, step)
+    for call in (closed.finish, lambda: release(closed, 2)):
         with pytest.raises(InputError, match="was closed"):
             call()
     assert other.finish().num_steps == 13 and written(tmp_path).epsilon == spent(13)
@@ -176,7 +180,7 @@ def test_a_forked_process_has_no_part_in_it(tmp_path):
     loop, (reads, writes) = begin(tmp_path), os.pipe()
     if os.fork() == 0:
         said = []
-        for call in (lambda: loop.release(1), loop.finish, loop.close, lambda: loop.streams):
+        for call in (lambda: release(loop, 1), loop.finish, loop.close, lambda: loop.batch(1)):
             try:
                 call()
             except InputError as error:
@@ -185,7 +189,7 @@ def test_a_forked_process_has_no_part_in_it(tmp_path):
         os._exit(0)
     said = json.loads(os.read(reads, 10_000))
     assert len(said) == 4 and all("another process" in line for line in said)
-    loop.release(1)
+    release(loop, 1)
     assert loop.finish().num_steps == 1
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(InputError, match="cannot be copied"):
@@ -199,7 +203,7 @@ def test_threads_lose_no_line_and_release_no_update_twice(tmp_path):
     def work():
         for step in range(1, 201):
             with contextlib.suppress(InputError):
-                loop.release(step)
+                release(loop, step)
                 returned.append(step)
 
     threads = [threading.Thread(target=work) for _ in range(3)]
@@ -215,13 +219,13 @@ def test_a_full_disk_counts_a_release_once_whether_it_is_tried_again_or_not(tmp_
     for again in (True, False):
         folder = tmp_path / str(again)
         loop, real = begin(folder), os.write
-        loop.release(1)
+        release(loop, 1)
         with monkeypatch.context() as full:
             full.setattr(os, "write", functools.partial(_half_written, real))
             with pytest.raises(MachineError, match="No space left"):
-                loop.release(2)
+                release(loop, 2)
         for step in (2, 3) if again else (3,):
-            loop.release(step)
+            release(loop, step)
         assert loop.finish().num_steps == 3  # the one that failed may have been used
         assert len(releases(Ledger.open(folder / "ledger.jsonl").lines)) == 3
 
@@ -234,7 +238,7 @@ def _half_written(write, descriptor, data):
 def test_a_cell_that_is_run_again_opens_the_folder_again(tmp_path):
     def cell():
         loop = begin(tmp_path)
-        loop.release(1)
+        release(loop, 1)
         raise ValueError("a bug of the user's")
 
     for _ in range(3):
@@ -248,17 +252,17 @@ def test_a_cell_that_is_run_again_opens_the_folder_again(tmp_path):
 def test_a_step_that_is_no_whole_number_is_refused(tmp_path, step):
     loop = begin(tmp_path)
     with pytest.raises(InputError, match="step must be a whole number"):
-        loop.release(step)
-    loop.release(np.int64(1))
+        release(loop, step)
+    release(loop, np.int64(1))
     assert loop.finish().num_steps == 1
 
 
 def test_each_update_is_released_once_and_no_more_than_are_stated(tmp_path):
     loop = begin(tmp_path)
-    loop.release(3)
+    release(loop, 3)
     for step in (3, 2, 0, 13):
         with pytest.raises(InputError, match="is not one after 3"):
-            loop.release(step)
+            release(loop, step)
     assert loop.finish().num_steps == 1
 
 
@@ -273,7 +277,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path, name):
 def test_lines_that_were_removed_are_noticed(tmp_path):
     loop = begin(tmp_path)
     for step in (1, 2, 3):
-        loop.release(step)
+        release(loop, step)
     loop.close()
     path = tmp_path / "ledger.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
@@ -287,17 +291,17 @@ def interrupted(*arguments, **options):
 
 @pytest.mark.parametrize("place", ["_write", "delete_key", "settle"])
 def test_an_interrupted_finish_is_called_again_and_the_folder_takes_no_more_after_it(tmp_path, monkeypatch, place):
-    from sfumato.run_folder import own_loop
+    from sfumato.training import own_loop
 
     loop = begin(tmp_path)
-    loop.release(1)
+    release(loop, 1)
     owner = {"_write": sfumato.OwnLoop, "delete_key": own_loop, "settle": Ledger}[place]
     with monkeypatch.context() as there:
         there.setattr(owner, place, interrupted)
         with pytest.raises(KeyboardInterrupt):
             loop.finish()
     with pytest.raises(InputError, match="finish did not return"):
-        loop.release(2)
+        release(loop, 2)
     assert loop.finish().num_steps == 1
     with pytest.raises(InputError, match="has finished"):
         begin(tmp_path)
@@ -310,7 +314,7 @@ def test_an_interrupted_release_is_tried_again_and_the_ledger_stays_whole(tmp_pa
     for turn in range(4):  # write and fsync are called for the head's file, too
         folder = tmp_path / str(turn)
         loop, real, calls = begin(folder), getattr(os, name), []
-        loop.release(1)
+        release(loop, 1)
 
         def stops(*arguments, real=real, calls=calls, turn=turn):
             calls.append(arguments)
@@ -322,10 +326,10 @@ def test_an_interrupted_release_is_tried_again_and_the_ledger_stays_whole(tmp_pa
 
         with monkeypatch.context() as there, contextlib.suppress(KeyboardInterrupt):
             there.setattr(os, name, stops)
-            loop.release(2)
+            release(loop, 2)
         with contextlib.suppress(InputError):  # it did return
-            loop.release(2)
-        loop.release(3)
+            release(loop, 2)
+        release(loop, 3)
         assert loop.finish().num_steps == 3
         assert releases(Ledger.open(folder / "ledger.jsonl").lines) == {(0, 1), (0, 2), (0, 3)}
 
@@ -351,7 +355,7 @@ def test_real_signals_leave_the_ledger_whole(tmp_path):
                     longest *= 1.5  # a disk may be slow
                     signal.setitimer(signal.ITIMER_REAL, delay.uniform(1e-5, longest))
                     with contextlib.suppress(InputError):  # it had counted, and was stopped on its way back
-                        loop.release(step)
+                        release(loop, step)
                     counted = True
                     signal.setitimer(signal.ITIMER_REAL, 0)
                 except Stopped:
@@ -367,7 +371,7 @@ def test_a_signal_s_handler_that_calls_it_is_refused_and_a_forked_process_does_n
     loop, said, real = begin(tmp_path), [], os.fsync
 
     def handles(*arguments):
-        for call in (loop.close, loop.finish, lambda: loop.release(2)):
+        for call in (loop.close, loop.finish, lambda: release(loop, 2)):
             try:
                 call()
             except InputError as error:
@@ -377,7 +381,7 @@ def test_a_signal_s_handler_that_calls_it_is_refused_and_a_forked_process_does_n
     try:
         with monkeypatch.context() as there:
             there.setattr(os, "fsync", lambda descriptor: (os.kill(os.getpid(), signal.SIGUSR1), real(descriptor)))
-            loop.release(1)
+            release(loop, 1)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert len(said) >= 3 and all("under way in this thread" in line for line in said)
@@ -385,12 +389,12 @@ def test_a_signal_s_handler_that_calls_it_is_refused_and_a_forked_process_does_n
     held, free = threading.Event(), threading.Event()
     with monkeypatch.context() as there:
         there.setattr(os, "fsync", lambda descriptor: (held.set(), free.wait(), real(descriptor)))
-        thread = threading.Thread(target=loop.release, args=(2,))
+        thread = threading.Thread(target=release, args=(loop, 2))
         thread.start()
         held.wait()
         if (child := os.fork()) == 0:
             try:
-                loop.release(3)
+                release(loop, 3)
             except InputError:
                 os._exit(7)
             os._exit(1)
@@ -442,7 +446,7 @@ def test_a_file_is_no_folder(tmp_path):
         with pytest.raises(InputError, match="file is no folder"):
             begin(place)
     with pytest.raises(InputError, match="below 2"):
-        begin(tmp_path / "run").release(10**5000)
+        release(begin(tmp_path / "run"), 10**5000)
 
 
 def test_a_loop_stays_in_its_folder_wherever_the_process_goes(tmp_path, monkeypatch):
@@ -450,13 +454,13 @@ def test_a_loop_stays_in_its_folder_wherever_the_process_goes(tmp_path, monkeypa
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "x")
     first = begin("mine")
-    first.release(1)
+    release(first, 1)
     monkeypatch.chdir(tmp_path / "y")
     second = begin("mine")
     for step in range(1, 13):
-        second.release(step)
+        release(second, step)
     second.finish()
-    first.release(2)
+    release(first, 2)
     first.finish()
     assert [written(tmp_path / name / "mine").num_steps for name in "xy"] == [2, 12]
     for name in "xy":
@@ -480,10 +484,10 @@ def test_what_interrupted_it_may_be_held_while_it_is_tried_again(tmp_path, monke
     with monkeypatch.context() as there:
         there.setattr(os, "fsync", interrupted)
         try:
-            loop.release(1)
+            release(loop, 1)
         except KeyboardInterrupt as held:
             there.undo()
-            loop.release(1)
+            release(loop, 1)
             assert held.__traceback__ is not None
     assert loop.finish().num_steps == 1
 
@@ -492,11 +496,11 @@ def test_a_release_that_was_interrupted_and_not_tried_again_counts_in_all_files(
     for number, name in enumerate(["replace", "fsync", "ftruncate"]):
         folder = tmp_path / str(number)
         loop, real = begin(folder), getattr(os, name)
-        loop.release(1)
+        release(loop, 1)
         with monkeypatch.context() as there:
             there.setattr(os, name, lambda *arguments, real=real: (real(*arguments), interrupted()))
             with pytest.raises(KeyboardInterrupt):
-                loop.release(2)
+                release(loop, 2)
         claim = loop.finish()
         ledger = Ledger.open(folder / "ledger.jsonl")
         ledger.refuse_another_head()
@@ -512,9 +516,9 @@ def test_a_mechanism_s_noise_is_a_number(noise):
 def test_a_folder_that_is_moved_while_a_loop_is_open_takes_no_more_from_it(tmp_path):
     """Another process may begin a loop where it was: neither writes among the other's files."""
     loop = begin(tmp_path / "mine")
-    loop.release(1)
+    release(loop, 1)
     (tmp_path / "mine").rename(tmp_path / "old")
-    for call in (lambda: loop.release(2), loop.finish):
+    for call in (lambda: release(loop, 2), loop.finish):
         with pytest.raises(MachineError, match="moved, deleted or replaced"):
             call()
     context = multiprocessing.get_context("spawn")
@@ -526,12 +530,211 @@ def test_a_folder_that_is_moved_while_a_loop_is_open_takes_no_more_from_it(tmp_p
     assert written(tmp_path / "mine").num_steps == 12 and written(tmp_path / "old").num_steps >= 12
     loop.close()
     again = begin(tmp_path / "old")
-    again.release(1)
+    release(again, 1)
     assert again.finish().num_steps == 2
 
 
 def ends_after(folder, steps):
     loop = begin(folder)
     for step in range(1, steps + 1):
-        loop.release(step)
+        release(loop, step)
     loop.finish()
+
+
+def test_a_mechanism_s_numbers_are_whole_whatever_library_they_come_from(tmp_path):
+    for kind in (np.int64, np.int32, torch.tensor):
+        mechanism = sfumato.Mechanism(kind(1000), kind(100), 2.0, kind(12))
+        assert mechanism == MECHANISM and type(mechanism.batch_size) is int
+        assert 50 < len(begin(tmp_path / kind.__name__, mechanism).batch(1)) < 150
+    for name in ("num_examples", "batch_size", "num_steps"):
+        for value in (100.5, "100", None, True):
+            with pytest.raises(InputError, match=f"{name} must be a whole number"):
+                MECHANISM.replace(**{name: value})
+
+
+def test_every_release_has_noise_of_its_own_of_the_mechanism_s_scale(tmp_path):
+    """Of one object, of one that goes on, and of updates that are tried again."""
+    mechanism, size = MECHANISM.replace(num_steps=3), 40_000
+    found = []
+    for _ in range(3):
+        loop = begin(tmp_path, mechanism)
+        for step in (1, 2, 3):
+            loop.batch(step)
+            noisy = loop.release(step, {"weight": torch.ones(size), "bias": torch.ones(0)}, sensitivity=0.5)
+            assert noisy["weight"].dtype == torch.float32 and noisy["bias"].shape == (0,)
+            found.append(noisy["weight"].double().numpy() - 1)
+        loop.close()
+    noise = np.stack(found)
+    assert noise.std() == pytest.approx(2.0 * 0.5, rel=0.01) and abs(noise.mean()) < 0.01
+    assert abs(np.corrcoef(noise)[np.triu_indices(9, 1)]).max() < 6 / size**0.5
+
+
+def test_each_sample_is_drawn_for_one_release_and_each_release_has_one(tmp_path):
+    mechanism = MECHANISM.replace(num_steps=200)
+    loop, batches = begin(tmp_path, mechanism), []
+    for step in range(1, 201):
+        with pytest.raises(InputError, match="no sample was drawn"):
+            loop.release(step, ZEROS, sensitivity=1.0)
+        batches.append(loop.batch(step))
+        assert (loop.batch(step) == batches[-1]).all()
+        loop.release(step, ZEROS, sensitivity=1.0)
+        for late in (loop.batch, loop.model_key):
+            with pytest.raises(InputError, match="is not one after"):
+                late(step)
+    drawn = np.concatenate(batches)
+    counts = np.bincount(drawn, minlength=1000)
+    assert abs(len(drawn) - 20_000) < 5 * (20_000 * 0.9) ** 0.5 and abs(counts - 20).max() < 6 * (20 * 0.9) ** 0.5
+    assert len({batch.tobytes() for batch in batches}) == 200
+
+
+def test_model_keys_are_of_one_update(tmp_path):
+    keys = []
+    for _ in range(2):
+        loop = begin(tmp_path)
+        keys += [loop.model_key(1), loop.model_key(2)]
+        assert loop.model_key(1) == keys[-2]
+    assert len(set(keys)) == 4 and {len(key) for key in keys} == {32}
+
+
+@pytest.mark.parametrize(
+    ("grad_sum", "sensitivity", "says"),
+    [
+        ({}, 1.0, "must be a dictionary of tensors"),
+        ([torch.zeros(2)], 1.0, "must be a dictionary of tensors"),
+        ({"x": [0.0]}, 1.0, "floating point numbers, not a list"),
+        ({"x": torch.zeros(2, dtype=torch.int64)}, 1.0, "not a torch.int64 tensor"),  # halves beside it would round it
+        ({"x": torch.zeros(2, dtype=torch.complex64)}, 1.0, "not a torch.complex64 tensor"),
+        ({"x": torch.zeros(2).to_sparse()}, 1.0, "must be a dense tensor"),
+        ({"x": torch.zeros(2), "y": torch.zeros(2, device="meta")}, 1.0, "several devices"),
+        (ZEROS, 0.0, "sensitivity must be a number above 0"),
+        (ZEROS, float("nan"), "sensitivity must be a number above 0"),
+        (ZEROS, "1", "sensitivity must be a number above 0"),
+        (ZEROS, 1e-320, "is no noise in float32"),
+    ],
+)
+def test_a_sum_that_takes_no_noise_is_refused_and_does_not_count(tmp_path, grad_sum, sensitivity, says):
+    loop = begin(tmp_path)
+    loop.batch(1)
+    with pytest.raises(InputError, match=says):
+        loop.release(1, grad_sum, sensitivity=sensitivity)
+    assert loop.finish().num_steps == 0
+
+
+def test_a_release_that_was_stopped_within_its_noise_is_tried_again_with_other_noise(tmp_path, monkeypatch):
+    from sfumato.training import own_loop
+
+    loop, real, seen = begin(tmp_path), own_loop.add_noise, []
+
+    def stops(*arguments):
+        seen.append(real(*arguments)["weight"])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as there:
+        there.setattr(own_loop, "add_noise", stops)
+        with pytest.raises(KeyboardInterrupt):
+            release(loop, 1)
+    assert not release(loop, 1)["weight"].eq(seen[0]).any()
+    assert loop.finish().num_steps == 1
+
+
+def test_an_older_copy_that_is_put_back_is_refused(tmp_path):
+    """Its updates are not repeated, as a run's are: what was released since would count for nothing."""
+    loop = begin(tmp_path)
+    for step in range(1, 4):
+        release(loop, step)
+    loop.close()
+    backup = {name: (tmp_path / name).read_bytes() for name in ("ledger.jsonl", "ledger.head")}
+    loop = begin(tmp_path)
+    for step in range(1, 13):
+        release(loop, step)
+    loop.close()
+    begin(tmp_path).close()
+    for name, content in backup.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match="an older copy was put back"):
+        begin(tmp_path)
+
+
+def test_a_ledger_that_is_written_over_while_it_is_in_use_ends_in_no_certificate(tmp_path):
+    loop, path = begin(tmp_path), tmp_path / "ledger.jsonl"
+    release(loop, 1)
+    backup = path.read_bytes()
+    release(loop, 2)
+    with path.open("r+b") as file:  # the same file, shorter
+        file.truncate(len(backup))
+    for call in (lambda: release(loop, 3), loop.finish):
+        with pytest.raises(MachineError, match="moved, deleted or replaced"):
+            call()
+    other = begin(tmp_path / "other")
+    release(other, 1)
+    content = bytearray((tmp_path / "other" / "ledger.jsonl").read_bytes())
+    with (tmp_path / "other" / "ledger.jsonl").open("r+b") as file:
+        file.write(bytes(len(content)))
+    with pytest.raises((InputError, MachineError)):
+        other.finish()
+    with (tmp_path / "other" / "ledger.jsonl").open("r+b") as file:
+        file.write(content)
+    assert other.finish().num_steps == 1
+
+
+def test_a_folder_that_was_renamed_is_opened_again_by_its_new_name(tmp_path):
+    first = begin(tmp_path / "mine")
+    release(first, 1)
+    (tmp_path / "mine").rename(tmp_path / "new")
+    loop = begin(tmp_path / "new")
+    release(loop, 1)
+    assert loop.finish().num_steps == 2
+
+
+def test_an_opening_that_is_interrupted_anywhere_leaves_the_folder_free(tmp_path, monkeypatch):
+    from sfumato.training import own_loop
+
+    for number, place in enumerate(["write_key", "claims_of", "read_key", "_place", "write_json", "Streams"]):
+        folder = tmp_path / str(number)
+        with monkeypatch.context() as there:
+            there.setattr(own_loop, place, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                begin(folder)
+        loop = begin(folder)
+        release(loop, 1)
+        assert loop.finish().num_steps == 1
+
+
+def test_a_finish_that_was_stopped_after_the_key_was_overwritten_has_finished(tmp_path, monkeypatch):
+    loop = begin(tmp_path)
+    release(loop, 1)
+    monkeypatch.setattr("sfumato.run_folder.key_file.Path.unlink", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loop.finish()
+    loop.close()
+    with pytest.raises(InputError, match="has finished"):
+        begin(tmp_path)
+
+
+def test_commands_on_runs_say_what_an_own_loop_s_folder_is(tmp_path, capsys):
+    from tests.cli.test_cli import refused
+
+    loop = begin(tmp_path / "mine")
+    release(loop, 1)
+    loop.close()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()}
+    words = ["train", "demo/digits", "--output", tmp_path / "mine"]
+    assert "loop of somebody's own" in refused(capsys, *words, "--resume")
+    assert "holds releases of its own" in refused(capsys, *words, "--repeat", "2")
+    search = ["search", "demo/digits", "--epsilon", "3", "--trials", "2", "--output", tmp_path / "mine"]
+    assert "is a run's folder" in refused(capsys, *search)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()} == before
+    begin(tmp_path / "series" / "run-3").close()
+    assert "run-3" in refused(capsys, *words[:-1], tmp_path / "series", "--repeat", "2")
+
+
+def test_a_pipe_is_no_ledger_and_a_home_is_meant_by_its_sign(tmp_path, monkeypatch):
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "ledger.jsonl")
+    with pytest.raises(InputError, match="is no file"):
+        begin(tmp_path / "pipe")
+    with pytest.raises(InputError, match="folder must be a path"):
+        begin("")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    begin("~/mine").close()
+    assert (tmp_path / "mine" / "ledger.jsonl").exists()
