@@ -82,6 +82,7 @@ def search(
             f"--data {data} are the private images themselves. Name other, public images, or leave --data out."
         )
     refuse_among_images(folder, parsed.data)
+    parsed.model.refuse_missing_weights()
     plan = resolve(parsed, loading.facts(parsed.data, root, report))
     looked_at = searched_data(plan.recipe, data)
     choices = (
