@@ -268,6 +268,24 @@ def test_a_fine_tuning_without_weights_is_refused_in_one_line_that_says_what_mak
     assert "--set model.init_from=" in err and "de2022/pretrain-imagenet32-wrn-28-10 --non-private" in err
 
 
+def test_a_pre_training_and_the_fine_tuning_that_names_it_run_one_after_the_other(capsys, tmp_path):
+    name = "de2022/cifar10-wrn-40-4-cifar100-eps-1"
+    small = {"data.name": "digits", "model.options.depth": 10, "model.options.width": 1, "training.num_steps": 2}
+    words = [word for key, value in small.items() for word in ("--set", f"{key}={value}")]
+    rest = {"train": ["training.batch_size=8"], "tune": ["training.batch_size=8", "augmentation.augmult=2"]}
+    first = ["train", read(name).model.init_recipe, "--non-private", "--set", "optimizer.milestones=[1]"]
+    assert cli.run([*first, *words, "--set", *rest["train"], "--output", str(tmp_path / "pretrain")]) == 0
+    second = ["train", name, *words, *(word for value in rest["tune"] for word in ("--set", value)), "--json"]
+    assert cli.run([*second, "--output", str(tmp_path / "tune")]) == 2  # no weights yet
+    capsys.readouterr()
+    given = ["--set", f"model.init_from={tmp_path / 'pretrain'}", "--output", str(tmp_path / "tune")]
+    assert cli.run([*second, *given]) == 0
+    assert json.loads(capsys.readouterr().out)["private"]
+    certificate = json.loads((tmp_path / "tune/privacy.json").read_text())
+    assert "pre-training data: CIFAR-100" in certificate["not_covered"]
+    assert config.read(tmp_path / "tune/recipe.toml")["model"]["init_sha256"]
+
+
 def test_a_plan_says_that_weights_are_missing(capsys):
     recipe = read("de2022/cifar10-wrn-28-10-imagenet32-last-eps-8")
     facts = public_facts(recipe.data)
