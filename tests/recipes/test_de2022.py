@@ -1,5 +1,6 @@
 """The recipes de2022/* against tables.toml, an independent transcription of De et al. 2022, Tables 12 to 21."""
 
+import inspect
 import json
 import re
 import tomllib
@@ -14,6 +15,7 @@ from sfumato.accounting.rdp import epsilon_rdp
 from sfumato.accounting.rounding import epsilon_text
 from sfumato.config import ResolvedRecipe
 from sfumato.data.catalogue import NAMED, public_facts
+from sfumato.models.wide_resnet import WideResNet
 from sfumato.planning.resolve import resolve
 from sfumato.recipes.heading import read_heading
 from tests.accounting.tables import ROWS
@@ -115,6 +117,10 @@ def test_a_recipe_holds_every_printed_value(column):
         name[0],
         name[1],
     )
+    if recipe.model.name == "wide_resnet":
+        groups = inspect.signature(WideResNet).parameters["groups"].default
+        assert recipe.model.options.get("groups", groups) == PRINTED["common"]["groups"]
+    assert recipe.model.options.get("skip_init") == column.table.get("skip_init")  # of weights, where there are some
     assert recipe.model.trainable == {"all": "all", "last": "classifier"}[column.layers]
     assert recipe.model.features == "raw"  # the network's own, which the paper does not scale
     facts = public_facts(recipe.data)
