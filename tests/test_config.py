@@ -110,6 +110,7 @@ def test_what_may_change_while_a_run_goes_on_is_marked_on_its_field():
     assert free == {
         "data.path",
         "model.init_from",
+        "model.init_recipe",
         "augmentation.test_views",
         "run.keep_key",
         *(f"training.{key}" for key in ("microbatch_size", "engine", "precision", "compile")),

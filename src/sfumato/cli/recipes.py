@@ -1,33 +1,72 @@
 """`sfumato recipes`: what is shipped, and what it spends."""
 
-from typing import Any
+import dataclasses
+import os
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from sfumato.accounting.mechanism import Accountant
 from sfumato.cli import options, output
+from sfumato.errors import InputError
 from sfumato.reporting import formats
 
 app = typer.Typer(help="The recipes that are shipped: list, show NAME, verify.", no_args_is_help=True)
 
+_LARGE_NETWORKS = ("wide_resnet", "nf_resnet")
+"""Networks whose recipes take days on a CPU."""
+
 
 @app.command("list")
-def list_(json_: options.Json = False) -> None:
-    """Names every recipe, with its source and nominal epsilon."""
-    rows = [row for name in _names() if (row := describe(name))]
-    _print(rows, json_)
+def list_(data_root: options.DataRoot = None, json_: options.Json = False) -> None:
+    """Names every recipe by paper and table: its nominal epsilon, the paper's accuracy and ours where it was
+    measured, and what it needs that is not here.
+    """
+    from sfumato.recipes.heading import by_place
+
+    rows = [listed(name, data_root) for name in _names()]
+    rows.sort(key=lambda row: by_place(row["group"]))
+    if json_:
+        output.print_json({"recipes": rows})
+        return
+    width = max(len(row["name"]) for row in rows) + 2
+    group = None
+    for row in rows:
+        if row["group"] != group:
+            group = row["group"]
+            output.say(f"{group}:")
+        paper = "" if row["paper"] is None else f"  paper {row['paper']}"
+        ours = "" if row["ours"] is None else f"  ours {row['ours']}"
+        needs = "" if not row["needs"] else f"  needs {', '.join(row['needs'])}"
+        output.say(f"  {row['name']:<{width}}{_nominal(row):<14}{paper}{ours}{needs}")
 
 
 @app.command()
-def show(name: str, json_: options.Json = False) -> None:
+def show(
+    name: str,
+    calibrate: Annotated[
+        Accountant | None, typer.Option(help="Says which noise multiplier this accountant asks for the same epsilon.")
+    ] = None,
+    json_: options.Json = False,
+) -> None:
     """Prints one recipe."""
     from sfumato import config, recipes
 
     path = recipes.find(name)
+    values, text = config.read(path), path.read_text(encoding="utf-8")
+    found = None if calibrate is None else calibrated(name, calibrate)
     if json_:
-        output.print_json({"name": name, "recipe": config.read(path), "text": path.read_text(encoding="utf-8")})
-    else:
-        for line in path.read_text(encoding="utf-8").rstrip("\n").split("\n"):
-            output.say(line)
+        output.print_json({"name": name, "recipe": values, "text": text} | (found or {}))
+        return
+    for line in text.rstrip("\n").split("\n"):
+        output.say(line)
+    if found is not None:
+        output.say(
+            f"# calibrated by {calibrate}: noise_multiplier = {found['noise_multiplier']:.6g} instead of "
+            f"{found['printed_noise_multiplier']:g}, the same epsilon; as trained by `sfumato train {name} --calibrate "
+            f"{calibrate}`"
+        )
 
 
 @app.command()
@@ -37,15 +76,59 @@ def verify(json_: options.Json = False) -> None:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """Name, source (the recipe's first comment) and nominal epsilon."""
+    """Name, source, group, the accuracies that its comment states, and nominal epsilon."""
     from sfumato import config, recipes
+    from sfumato.recipes.heading import read_heading
 
     path = recipes.find(name)
     parsed = config.parse(config.read(path))
-    first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ").strip()
-    budget = parsed.privacy
-    nominal = None if budget is None else budget.target_epsilon
-    return {"name": name, "source": first, "nominal_epsilon": nominal, "private": budget is not None}
+    nominal = None if parsed.privacy is None else parsed.privacy.target_epsilon
+    heading = dataclasses.asdict(read_heading(path.read_text(encoding="utf-8")))
+    return {"name": name, **heading, "nominal_epsilon": nominal, "private": parsed.privacy is not None}
+
+
+def listed(name: str, data_root: Path | None = None) -> dict[str, Any]:
+    """The same, and what a run of it needs that is not here; "a GPU" is needed for its time, whatever is here."""
+    from sfumato import config, recipes
+    from sfumato.data.catalogue import NAMED, missing
+
+    parsed = config.parse(config.read(recipes.find(name)))
+    root = data_root or (Path(os.environ["SFUMATO_DATA"]) if os.environ.get("SFUMATO_DATA") else None)
+    needs = []
+    if parsed.data.name not in NAMED:
+        needs.append("your images")
+    elif missing(parsed.data.name, root):
+        needs.append(f"the images of {parsed.data.name}")
+    if parsed.model.missing_weights is not None:
+        images = config.parse(config.read(recipes.find(str(parsed.model.init_recipe)))).data.name
+        lacking = f" (which needs the images of {images})" if missing(images, root) else ""
+        needs.append(f"weights of {parsed.model.init_recipe}{lacking}")
+    if (parsed.model.name or "").startswith(_LARGE_NETWORKS):
+        needs.append("a GPU")
+    return {**describe(name), "needs": needs}
+
+
+def calibrated(name: str, accountant: Accountant) -> dict[str, Any]:
+    """The least noise with which a recipe meets its epsilon by an accountant, beside the printed one.
+
+    Raises:
+        InputError: If the recipe prints no noise, or has no target.
+    """
+    from sfumato import config, recipes
+    from sfumato.cli.train import calibrate
+    from sfumato.data.catalogue import public_facts
+    from sfumato.planning.resolve import resolve
+
+    values = config.read(recipes.find(name))
+    printed = values.get("privacy", {}).get("noise_multiplier")
+    calibrate(values, accountant)
+    if printed is None:
+        raise InputError(f"recipe {name} prints no noise multiplier: it is solved for as it is. Leave --calibrate out.")
+    parsed = config.parse(values)
+    facts = public_facts(parsed.data)
+    assert facts is not None  # a recipe with printed noise is of a named data set
+    found = resolve(parsed, facts).mechanism.noise_multiplier
+    return {"noise_multiplier": found, "printed_noise_multiplier": printed, "calibrated_by": accountant}
 
 
 def verified(name: str) -> dict[str, Any]:
@@ -88,14 +171,14 @@ def _print(rows: list[dict[str, Any]], json_: bool) -> None:
         return
     width = max(len(row["name"]) for row in rows) + 2
     for row in rows:
-        spent = ""
-        if "status" in row:
-            rdp, pld = (
-                formats.epsilon_text(row[key]) if row[key] is not None else "-"
-                for key in ("epsilon_rdp", "epsilon_pld")
-            )
-            spent = f"  RDP {rdp}  PLD {pld}  {row['status']}"
-        nominal = "your epsilon" if row["private"] else "not private"
-        if row["nominal_epsilon"] is not None:
-            nominal = f"epsilon {formats.epsilon_text(row['nominal_epsilon'])}"
-        output.say(f"{row['name']:<{width}}{nominal:<14}{spent}  {row['source']}")
+        rdp, pld = (
+            formats.epsilon_text(row[key]) if row[key] is not None else "-" for key in ("epsilon_rdp", "epsilon_pld")
+        )
+        spent = f"  RDP {rdp}  PLD {pld}  {row['status']}"
+        output.say(f"{row['name']:<{width}}{_nominal(row):<14}{spent}  {row['source']}")
+
+
+def _nominal(row: dict[str, Any]) -> str:
+    if row["nominal_epsilon"] is not None:
+        return f"epsilon {formats.epsilon_text(row['nominal_epsilon'])}"
+    return "your epsilon" if row["private"] else "not private"

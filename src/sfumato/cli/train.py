@@ -34,6 +34,10 @@ def train(
     data_root: options.DataRoot = None,
     device: options.Device = "auto",
     accountant: Annotated[Accountant | None, typer.Option(help="pld (tighter) or rdp.")] = None,
+    calibrate_by: Annotated[
+        Accountant | None,
+        typer.Option("--calibrate", help="The least noise for the target by this accountant, not the recipe's."),
+    ] = None,
     non_private: Annotated[
         bool, typer.Option("--non-private", help="The same recipe without privacy, to show its price.")
     ] = False,
@@ -72,6 +76,8 @@ def train(
         assignments=set_ or [],
         data_root=data_root,
     )
+    if calibrate_by is not None:
+        calibrate(values, calibrate_by)
     parsed = config.parse(values)
     trusted = trusted_modules(parsed, set_ or [], trust or [])
 
@@ -184,6 +190,27 @@ def override(
         config.set_value(values, assignment)
     if data_root is not None and values.get("data", {}).get("name") == "folder":
         values["data"]["path"] = str(data_root)
+
+
+def calibrate(values: dict[str, Any], accountant: Accountant) -> None:
+    """Takes a recipe's printed noise out, so that it is solved for under an accountant.
+
+    Raises:
+        InputError: If there is no target to meet, or batch and steps are not both given.
+    """
+    privacy = values.get("privacy", {})
+    if privacy.get("target_epsilon") is None:
+        raise InputError(
+            "--calibrate solves for the noise of a target epsilon, and this recipe has none. Give --epsilon, or leave "
+            "--calibrate out."
+        )
+    if None in (values.get("training", {}).get(key) for key in ("batch_size", "num_steps")):
+        raise InputError(
+            "--calibrate solves for the noise, and batch and steps are not both given. Set training.batch_size and "
+            "training.num_steps."
+        )
+    privacy.pop("noise_multiplier", None)
+    privacy["accountant"] = accountant
 
 
 def trusted_modules(recipe: config.Recipe, assignments: list[str], trust: list[str]) -> list[str]:

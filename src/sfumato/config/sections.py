@@ -114,6 +114,10 @@ class ModelConfig(Section):
     """
     init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     """Digest of these weights (names, types, shapes, values): others are refused. A run fills it in."""
+    init_recipe: Annotated[str | None, MayChange()] = None
+    """A shipped recipe whose run makes such weights: what a run that lacks `init_from` names, and is
+    refused by.
+    """
     pretrained_on: str | None = None
     """Which images made the weights, in words for the certificate: they are not covered."""
     trainable: Literal["all", "classifier", "norms"] | Annotated[list[str], Field(min_length=1)] | None = None
@@ -122,6 +126,22 @@ class ModelConfig(Section):
     """
     features: Literal["raw", "unit"] | None = None
     """What the classifier is given: as the network makes it, or scaled to length 1."""
+
+    @property
+    def missing_weights(self) -> str | None:
+        """What to say where the recipe is for weights and none are given."""
+        if self.init_recipe is None or self.init_from is not None:
+            return None
+        images = f", pre-trained on {self.pretrained_on}" if self.pretrained_on else ""
+        return (
+            f"the recipe starts from weights{images}, and none are given: add --set model.init_from=RUN-OR-FILE. A run "
+            f"that makes them: sfumato train {self.init_recipe} --non-private."
+        )
+
+    def refuse_missing_weights(self) -> None:
+        """Raises InputError where the recipe is for weights and none are given."""
+        if self.missing_weights is not None:
+            raise InputError(self.missing_weights)
 
     @pydantic.model_validator(mode="after")
     def _name_what_is_not_covered(self) -> "ModelConfig":

@@ -1,6 +1,7 @@
 """The public numbers of a data set, which every default and every epsilon depend on."""
 
 import dataclasses
+from pathlib import Path
 
 from sfumato.config import DataConfig
 from sfumato.errors import InputError
@@ -163,6 +164,20 @@ NAMED: dict[str, NamedSet] = {
 """The public facts of every named data set. Its name is also in `sfumato.config.DataConfig`, its reader in
 `sfumato.data.benchmarks`.
 """
+
+
+def missing(name: str, root: Path | None) -> str | None:
+    """What a named data set lacks below a data root: its first file or folder that is not there; None if all are.
+
+    Sizes and contents are looked at when it is read.
+    """
+    named = NAMED[name]
+    if root is None:
+        return "a data root: --data-root or the variable SFUMATO_DATA" if named.files or named.folders else None
+    wanted = [root / relative for relative, _ in named.files]
+    if named.folders:
+        wanted += [root / named.folders[0] / part for part in named.folders[1:]]
+    return next((str(path) for path in wanted if not path.exists()), None)
 
 
 def public_facts(config: DataConfig) -> Facts | None:

@@ -83,7 +83,7 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     _refuse_impossible_views(recipe.augmentation, facts.image_size)
     n = facts.num_examples
     privacy, training, optimizer = recipe.privacy, recipe.training, recipe.optimizer
-    warnings: list[str] = []
+    warnings = [] if recipe.model.missing_weights is None else [recipe.model.missing_weights]
     if optimizer.name != "sgd" and optimizer.learning_rate >= 0.1:
         warnings.append(
             f"optimizer.learning_rate = {optimizer.learning_rate:g} is a rate for sgd: "

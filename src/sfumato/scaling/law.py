@@ -1,4 +1,4 @@
-r"""Accuracy against batch size at a constant total amount of noise (Sander et al. 2022, Section 3.3
+r"""Accuracy against batch size at a constant total amount of noise (Sander et al. 2022, Section 3.4
 and Figure 4).
 
 Two laws. The paper's line in :math:`\log_2 B`, and :math:`a + b / B`, which follows from the

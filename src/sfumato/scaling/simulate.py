@@ -1,5 +1,5 @@
 """The same run at a smaller batch and a constant total amount of noise (Sander et al. 2022, Section
-3.3).
+3.4).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -102,6 +102,7 @@ def simulate(
         MachineError, Interrupted: See `sfumato.training.loop.train`.
     """
     parsed = recipe_of(recipe, settings)
+    parsed.model.refuse_missing_weights()  # before any image is read
     with watching(progress) as watched:
         root = None if data_root is None else Path(data_root)
         dataset = loading.load(parsed.data, root, watched.message, loading.images_per_person(parsed))

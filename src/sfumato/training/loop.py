@@ -149,6 +149,7 @@ def _with_weights(plan: Plan) -> tuple[Plan, Weights | None]:
         InputError: If they cannot be had, or are others than the recipe says.
     """
     model = plan.recipe.model
+    model.refuse_missing_weights()
     if model.init_from is None:
         return plan, None
     weights = read_weights(model.name, model.init_from)

@@ -106,6 +106,7 @@ def train(
     resolved = resolve_without_privacy if non_private else resolve
     # A limit on each person's images, and images that score, belong to privacy: ordinary training knows of neither.
     loaded = parsed.model_copy(update={"privacy": None}) if non_private else parsed
+    parsed.model.refuse_missing_weights()  # before any image is read
     with watching(progress) as watched:
         if noted is not None:
             watched.message(f"images of {noted}, as {output / files.DATA_ROOT_FILE} says")

@@ -47,6 +47,12 @@ def test_keys_of_another_optimizer_are_left_out():
     assert back.optimizer == RECIPE.optimizer
 
 
+def test_without_a_space_steps_are_those_of_table_3():
+    training = RECIPE.training.model_copy(update={"num_steps": 72_000})
+    space = paper_space(RECIPE.model_copy(update={"training": training}))
+    assert space.choices[STEPS] == [9_000, 18_000, 72_000, 288_000]  # Sander et al. 2022
+
+
 def test_proposals_are_possible_all_different_and_never_the_current_settings():
     space = paper_space(RECIPE)
     rates, left_out = proposals(RECIPE, space.groups[0], {}, 1000, 1437)

@@ -66,6 +66,7 @@ def private_search(
     parsed = recipe_of(recipe, settings)
     folder, root = Path(output), None if data_root is None else Path(data_root)
     refuse_among_images(folder, parsed.data)
+    parsed.model.refuse_missing_weights()
     plan = resolve(parsed, loading.facts(parsed.data, root, report))
     choices = (
         space

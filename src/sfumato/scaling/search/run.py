@@ -84,6 +84,7 @@ def search(
     refuse_among_images(folder, parsed.data)
     if (folder / "ledger.jsonl").exists():
         raise InputError(f"{folder} is a run's folder. Name a folder for the search by --output.")
+    parsed.model.refuse_missing_weights()
     plan = resolve(parsed, loading.facts(parsed.data, root, report))
     looked_at = searched_data(plan.recipe, data)
     choices = (

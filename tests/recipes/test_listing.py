@@ -1,0 +1,86 @@
+"""What `sfumato recipes list` says of each recipe: where it is printed, what it reached, what is missing here."""
+
+import json
+import re
+
+import pytest
+
+from sfumato import cli, recipes
+from sfumato.data.catalogue import NAMED, missing
+from sfumato.recipes.heading import OWN, by_place, read_heading
+
+
+def listed(capsys, *words):
+    assert cli.run(["recipes", "list", "--json", *map(str, words)]) == 0
+    return {row["name"]: row for row in json.loads(capsys.readouterr().out)["recipes"]}
+
+
+def test_recipes_of_one_table_stand_together_and_tables_in_the_order_of_their_numbers(capsys):
+    assert cli.run(["recipes", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    groups = [line.removesuffix(":") for line in lines if not line.startswith(" ")]
+    assert len(groups) == len(set(groups)) and groups[-1] == OWN
+    tables = [int(found[1]) for group in groups if (found := re.fullmatch(r"De et al\. 2022, Table (\d+)", group))]
+    assert tables == [9, *range(12, 22)]
+    names = [line.split()[0] for line in lines if line.startswith(" ")]
+    assert sorted(names) == recipes.names()
+
+
+def test_a_row_tells_the_paper_s_accuracy_and_ours(capsys):
+    rows = listed(capsys)
+    row = rows["de2022/cifar10-wrn-40-4-eps-8"]
+    assert (row["paper_accuracy"], row["paper"]) == (0.814, "81.4 % (median of 5, std 0.2, Table 3)")
+    assert (row["ours"], row["nominal_epsilon"], row["group"]) == (None, 8.0, "De et al. 2022, Table 13")
+    row = rows["fashion-mnist-eps-1"]
+    assert (row["paper_accuracy"], row["group"]) == (None, OWN) and row["ours"].startswith("86.1 %")
+
+
+def test_what_is_not_here_is_named_until_it_is(capsys, tmp_path, monkeypatch):
+    monkeypatch.delenv("SFUMATO_DATA", raising=False)
+    name = "de2022/imagenet-nf-resnet50-jft-last-eps-8"
+    makes = "de2022/pretrain-places365-for-jft-nf-resnet50"
+    needs = ["the images of imagenet", f"weights of {makes} (which needs the images of places365)", "a GPU"]
+    rows = listed(capsys)
+    assert rows[name]["needs"] == needs and rows["demo/digits"]["needs"] == []
+    assert rows["image-folder"]["needs"] == ["your images"]
+    for folder in ("imagenet/train", "imagenet/val", "places365_standard/train"):
+        (tmp_path / folder).mkdir(parents=True)
+    assert listed(capsys, "--data-root", tmp_path)[name]["needs"] == needs[1:]
+    (tmp_path / "places365_standard/val").mkdir()
+    monkeypatch.setenv("SFUMATO_DATA", str(tmp_path))
+    assert listed(capsys)[name]["needs"] == [f"weights of {makes}", "a GPU"]
+
+
+@pytest.mark.parametrize("name", [name for name, named in NAMED.items() if named.files])
+def test_a_set_of_files_is_missing_until_the_last_is_there(name, tmp_path):
+    for relative, _ in NAMED[name].files:
+        assert missing(name, tmp_path) == str(tmp_path / relative)
+        (tmp_path / relative).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / relative).touch()
+    assert missing(name, tmp_path) is None
+    assert "SFUMATO_DATA" in str(missing(name, None))
+
+
+def test_a_line_that_is_indented_goes_on_with_the_one_before():
+    heading = read_heading(
+        "# Sander et al. 2022, Tables 1 (ours) and 4: a network.\n"
+        "# Paper: 39.2 %\n#   accuracy (one\n#   run), its best.\n"
+        "# Ours: 40.0 % (one run).\n[data]\n# Paper: 99.9 % accuracy\n"
+    )
+    assert (heading.source, heading.group) == (
+        "Sander et al. 2022, Tables 1 (ours) and 4: a network.",
+        "Sander et al. 2022, Table 1",
+    )
+    assert (heading.paper, heading.paper_accuracy, heading.ours) == ("39.2 % (one run)", 0.392, "40.0 % (one run)")
+
+
+def test_points_gained_are_no_accuracy():
+    assert read_heading("# Sander et al. 2022, Table 6: x.\n# Paper: +1.3 points against half.\n").paper is None
+
+
+def test_numbers_of_tables_are_compared_as_numbers():
+    assert sorted(["A, Table 12", "A, Table 9", "A, Figure 10"], key=by_place) == [
+        "A, Figure 10",
+        "A, Table 9",
+        "A, Table 12",
+    ]
