@@ -122,6 +122,10 @@ class ModelConfig(Section):
     """
     features: Literal["raw", "unit"] | None = None
     """What the classifier is given: as the network makes it, or scaled to length 1."""
+    classifier: Literal["sgd", "least_squares"] = "sgd"
+    """How a classifier on features is found: by updates, or solved for by one noisy release of second moments and of
+    products with labels (`trainable = "classifier"`, `features = "unit"`, no views).
+    """
 
     @pydantic.model_validator(mode="after")
     def _name_what_is_not_covered(self) -> "ModelConfig":

@@ -11,6 +11,7 @@ from typing import Any
 
 from sfumato.config import FilledRecipe, Recipe
 from sfumato.data.catalogue import Facts
+from sfumato.planning import solved_classifier
 
 DEFAULT_STEPS = 150
 ADAM = {"beta1": 0.9, "beta2": 0.999, "adam_epsilon": 1e-8}
@@ -40,6 +41,8 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
             choices.append(Choice(f"{section}.{key}", value, why))
 
     n = facts.num_examples
+    if recipe.model.classifier == "least_squares":
+        solved_classifier.fill_in(recipe, values, n, choose)
     if recipe.data.name == "folder":
         choose(
             "data",

@@ -17,6 +17,7 @@ from sfumato.config import (
 )
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
+from sfumato.planning import solved_classifier
 from sfumato.planning.defaults import Choice, delta_default, fill_in
 from sfumato.planning.solve import Budget, Solved, solve
 
@@ -183,9 +184,13 @@ def _drawn(recipe: Recipe, facts: Facts) -> tuple[Recipe, Facts, list[Choice]]:
         return recipe, facts, []
     choices = []
     with_views = bool(recipe.augmentation.augmult) or recipe.augmentation.kind not in (None, "none")
+    is_solved = recipe.model.classifier == "least_squares"
+    if is_solved:
+        solved_classifier.refuse_people_together(privacy)
     if privacy.person_sampling is None:
-        drawn = "images" if with_views or facts.num_people is None else "persons"
-        why = "far less noise for the same epsilon" if drawn == "persons" else "views, or nobody says who is who"
+        drawn = "images" if with_views or facts.num_people is None or is_solved else "persons"
+        why = "views, sums of all images, or nobody says who is who"
+        why = "far less noise for the same epsilon" if drawn == "persons" else why
         choices.append(Choice("privacy.person_sampling", drawn, why))
         privacy = privacy.model_copy(update={"person_sampling": drawn})
         recipe = recipe.model_copy(update={"privacy": privacy})

@@ -30,10 +30,13 @@ from sfumato.models.trainable import (
     select_trainable,
 )
 from sfumato.models.weights import Fitted, Weights, fit
+from sfumato.nn import Classifier
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Stream, digest
+from sfumato.training import moments
 from sfumato.training.allocator import keep_freed_memory
 from sfumato.training.features import ROWS, features_of
+from sfumato.training.least_squares import LeastSquaresStep
 from sfumato.training.nonprivate import OrdinaryStep
 from sfumato.training.state import State
 from sfumato.training.step import PrivateStep, Randomness, Statistics, Step
@@ -85,7 +88,9 @@ class Learner:
         self.state = State(self.model, recipe)
         self.num_parameters = sum(value.numel() for value in self.state.parameters.values())
         self.grad_fn: GradFn | None = None
-        if recipe.privacy is None:
+        if recipe.model.classifier == "least_squares":
+            self._solve_at_once()
+        elif recipe.privacy is None:
             self.engine, self.methods, self.num_workers = speed.engine, {}, 1
             self.microbatch_size = speed.microbatch_size or default_microbatch_size(
                 0, max(1, self.views.augmult), self._values_saved()
@@ -121,8 +126,29 @@ class Learner:
             self.methods, self.num_workers = grad_fn.methods, grad_fn.num_workers
             self.step = PrivateStep(grad_fn, plan.mechanism, self.views if self._people is None else Together())
             require_rows_apart(self.trained, row)
-            if self._backbone is not None:  # nor may features be of several images
-                require_rows_apart(self._backbone, torch.zeros(1, *dataset.shape, device=device))
+            self._require_features_apart()
+
+    def _solve_at_once(self) -> None:
+        """A classifier that is solved for by one release."""
+        classifier = self.trained
+        assert isinstance(classifier, Classifier) and self._backbone is not None
+        names = {id(value): name for name, value in self.model.named_parameters()}
+        weight, bias = classifier.layer.weight, classifier.layer.bias
+        self.engine, self.methods, self.num_workers, self.microbatch_size = moments.ENGINE, {}, 1, moments.ROWS
+        self.step = LeastSquaresStep(
+            self.plan.mechanism,
+            self._example_shape(),
+            (names[id(weight)], None if bias is None else names[id(bias)]),
+            len(self.dataset.classes),
+            self.device,
+        )
+        require_rows_apart(classifier, torch.zeros(1, *self._example_shape(), device=self.device))
+        self._require_features_apart()
+
+    def _require_features_apart(self) -> None:
+        """Features may not be of several images."""
+        if self._backbone is not None:
+            require_rows_apart(self._backbone, torch.zeros(1, *self.dataset.shape, device=self.device))
 
     def _build(self, seed: int) -> torch.nn.Module:
         recipe, dataset = self.plan.recipe, self.dataset
@@ -254,7 +280,11 @@ class Learner:
 
     def update(self, grad_sum: dict[str, torch.Tensor], noise: Stream, step: int) -> None:
         """Parameters and averages, by what is released of the sum."""
-        self.state.update(self.step.release(grad_sum, noise), step)
+        released = self.step.release(grad_sum, noise)
+        if isinstance(self.step, LeastSquaresStep):
+            self.state.put(released)
+        else:
+            self.state.update(released, step)
 
 
 def _refuse_other_state(model: torch.nn.Module) -> None:
@@ -288,7 +318,8 @@ def build_learner(
         methods = {"memory_format": "contiguous"}  # nothing measured: equal seeds give equal bits
     if recorded is not None:
         torch.set_num_threads(recorded["threads"])
-        engine = recorded["engine"] if engine == "auto" else engine
+        if engine == "auto" and recorded["engine"] != moments.ENGINE:  # which differentiates nothing
+            engine = recorded["engine"]
         microbatch_size = microbatch_size or recorded["microbatch_size"]
         methods = recorded.get("methods")  # a record without them is of another environment anyway
     # Operations on a small microbatch leave a second core idle; two microbatches side by side do

@@ -35,6 +35,13 @@ class State:
         self.optimizer.zero_grad(set_to_none=True)
         self.ema.update(self.parameters, step)
 
+    def put(self, solved: Mapping[str, torch.Tensor]) -> None:
+        """Takes parameters that were solved for; the averages are the same, for there is nothing to average."""
+        self._set(solved)
+        for average in self.ema.averages:
+            for name, value in average.items():
+                value.copy_(solved[name])
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """Everything of it, by name, for a checkpoint."""
         out = {f"model.{name}": value for name, value in _each_its_own(self.model.state_dict()).items()}
@@ -73,7 +80,7 @@ class State:
             self._set(last)
 
     @torch.no_grad()
-    def _set(self, values: dict[str, torch.Tensor]) -> None:
+    def _set(self, values: Mapping[str, torch.Tensor]) -> None:
         for name, value in self.parameters.items():
             value.copy_(values[name])
 
