@@ -62,6 +62,7 @@ COMPUTES = (
             "moments",
             "noise",
             "nonprivate",
+            "preconditioner",
             "state",
             "step",
         )

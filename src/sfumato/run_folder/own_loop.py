@@ -326,6 +326,11 @@ def _whole(mechanism: Mechanism) -> Mechanism:
     """With numbers as JSON has them, whatever library they come from."""
     if not isinstance(mechanism, Mechanism):
         raise InputError(f"mechanism must be a sfumato.Mechanism, not a {type(mechanism).__name__}.")
+    if mechanism.first_release_noise is not None:
+        raise InputError(
+            "a loop of your own counts updates alone, so mechanism.first_release_noise must be None. Count that "
+            "release in a loop of its own: a mechanism of all examples and one step; the epsilons add up."
+        )
     names = ("num_examples", "batch_size", "num_steps", "images_per_unit")
     numbers: dict[str, Any] = {name: _integer(name, getattr(mechanism, name)) for name in names}
     if mechanism.noise_multiplier > _MOST_NOISE:

@@ -146,7 +146,7 @@ def refuse_incomplete(folder: Path, plan: Plan, ledger: Ledger) -> None:
     """
     if plan.recipe.privacy is None:
         return  # its updates are not on the ledger
-    if len(lines_of.releases(ledger.lines)) < plan.mechanism.num_steps:
+    if lines_of.num_updates(ledger.lines) < plan.mechanism.num_steps:
         raise _incomplete(folder)
 
 

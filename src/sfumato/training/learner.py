@@ -30,7 +30,6 @@ from sfumato.models.trainable import (
     select_trainable,
 )
 from sfumato.models.weights import Fitted, Weights, fit
-from sfumato.nn import Classifier
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Stream, digest
 from sfumato.training import moments
@@ -38,6 +37,7 @@ from sfumato.training.allocator import keep_freed_memory
 from sfumato.training.features import ROWS, features_of
 from sfumato.training.least_squares import LeastSquaresStep
 from sfumato.training.nonprivate import OrdinaryStep
+from sfumato.training.preconditioner import FirstRelease
 from sfumato.training.state import State
 from sfumato.training.step import PrivateStep, Randomness, Statistics, Step
 
@@ -53,9 +53,11 @@ class Learner:
         fitted: How given weights met the network; None from scratch.
         grad_fn: For a private run, what sums clipped gradients, prepared; else None.
         step: How an update is computed.
+        first_release: What is released once before update 1; None: nothing.
     """
 
     step: Step
+    first_release: FirstRelease | None = None
     fitted: Fitted | None = None
 
     def __init__(
@@ -88,6 +90,9 @@ class Learner:
         self.state = State(self.model, recipe)
         self.num_parameters = sum(value.numel() for value in self.state.parameters.values())
         self.grad_fn: GradFn | None = None
+        if recipe.model.classifier == "dp_fc":
+            self._weight, _ = self._names_of_classifier()
+            self.first_release = FirstRelease(plan.mechanism, self._example_shape(), device)
         if recipe.model.classifier == "least_squares":
             self._solve_at_once()
         elif recipe.privacy is None:
@@ -130,20 +135,22 @@ class Learner:
 
     def _solve_at_once(self) -> None:
         """A classifier that is solved for by one release."""
-        classifier = self.trained
-        assert isinstance(classifier, Classifier) and self._backbone is not None
-        names = {id(value): name for name, value in self.model.named_parameters()}
-        weight, bias = classifier.layer.weight, classifier.layer.bias
         self.engine, self.methods, self.num_workers, self.microbatch_size = moments.ENGINE, {}, 1, moments.ROWS
-        self.step = LeastSquaresStep(
-            self.plan.mechanism,
-            self._example_shape(),
-            (names[id(weight)], None if bias is None else names[id(bias)]),
-            len(self.dataset.classes),
-            self.device,
-        )
-        require_rows_apart(classifier, torch.zeros(1, *self._example_shape(), device=self.device))
+        shape, num_classes = self._example_shape(), len(self.dataset.classes)
+        self.step = LeastSquaresStep(self.plan.mechanism, shape, self._names_of_classifier(), num_classes, self.device)
+        require_rows_apart(self.trained, torch.zeros(1, *shape, device=self.device))
         self._require_features_apart()
+
+    def _names_of_classifier(self) -> tuple[str, str | None]:
+        """Of weight and bias, as `state` has them."""
+        layer = self.model.get_submodule(named_classifier(self.model, len(self.dataset.classes)))
+        assert isinstance(layer, torch.nn.Linear) and self._backbone is not None
+        if not all(value.requires_grad for value in layer.parameters()):
+            raise InputError(
+                "the network holds its classifier fixed (requires_grad is False). Have it leave that free."
+            )
+        names = {id(value): name for name, value in self.model.named_parameters()}
+        return names[id(layer.weight)], None if layer.bias is None else names[id(layer.bias)]
 
     def _require_features_apart(self) -> None:
         """Features may not be of several images."""
@@ -263,6 +270,11 @@ class Learner:
             self._backbone(batch).sum().item()
             times.append(time.perf_counter() - start)
         return min(times) / ROWS * num_images
+
+    def straighten(self, sums: dict[str, torch.Tensor], noise: Stream) -> None:
+        """From here on gradients are multiplied by what is released of the first sums."""
+        assert self.first_release is not None
+        self.state.preconditioners = {self._weight: self.first_release.release(sums, noise)}
 
     def collect(self, randomness: Randomness, step: int) -> tuple[dict[str, torch.Tensor], Statistics]:
         """What the gradients of one update add up to; in a private run nobody may see it."""

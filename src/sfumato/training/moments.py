@@ -11,7 +11,6 @@ an image adds.
 """
 
 import math
-from collections.abc import Iterator
 
 import torch
 
@@ -61,25 +60,22 @@ def bounded(features: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def summed(
-    examples: Examples, indices: torch.Tensor, num_classes: int, bits: int, device: torch.device
+    examples: Examples, indices: torch.Tensor, num_classes: int | None, bits: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The second moments (D, D) and the sums of features by class (D, C) of the readable examples at these indices,
-    torch.float64, exact for up to the number of examples that ``bits`` was made for.
+    torch.float64, exact for up to the number of examples that ``bits`` was made for. Without a number of classes no
+    label is looked at, and C = 0.
     """
     (num_features,) = examples.shape
     moments = torch.zeros(num_features, num_features, dtype=torch.float64, device=device)
-    by_class = torch.zeros(num_features, num_classes, dtype=torch.float64, device=device)
-    for features, labels in _parts(examples, indices[examples.readable[indices]], bits, device):
+    by_class = torch.zeros(num_features, num_classes or 0, dtype=torch.float64, device=device)
+    for part in indices[examples.readable[indices]].split(ROWS):
+        features = bounded(examples.batch(part, device), bits)
         moments += features.T @ features
-        by_class += features.T @ torch.nn.functional.one_hot(labels, num_classes).double()
+        if num_classes:
+            labels = torch.nn.functional.one_hot(examples.labels[part], num_classes).to(features)
+            by_class += features.T @ labels
     return moments, by_class
-
-
-def _parts(
-    examples: Examples, indices: torch.Tensor, bits: int, device: torch.device
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    for part in indices.split(ROWS):
-        yield bounded(examples.batch(part, device), bits), examples.labels[part].to(device)
 
 
 def as_vector(moments: torch.Tensor) -> torch.Tensor:
