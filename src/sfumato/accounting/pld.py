@@ -97,8 +97,7 @@ def epsilon_pld(
     interval = cost.interval
 
     def at(step: float) -> float:
-        composed = _composed(sampling_prob, noise_multiplier, num_steps, images, step, first_mu)
-        return float(composed.get_epsilon_for_delta(delta - noise))
+        return _epsilon_on_grid(sampling_prob, noise_multiplier, num_steps, delta - noise, images, first_mu, step)
 
     try:
         coarse, fine = at(2 * interval), at(interval)
@@ -145,7 +144,7 @@ def deltas_pld(
     if not cost.affordable(interval):
         return None
     try:
-        composed = _composed(sampling_prob, noise_multiplier, num_steps, images, interval, first_mu)
+        composed = _composed(sampling_prob, noise_multiplier, num_steps, images, first_mu, interval)
         found = np.asarray(composed.get_delta_for_epsilon(list(epsilons)), dtype=np.float64)
     except (ValueError, ArithmeticError, MemoryError):
         return None
@@ -154,7 +153,13 @@ def deltas_pld(
     return np.clip(found, 0, 1) + (num_steps + bool(first_mu)) * sys.float_info.epsilon
 
 
-def _composed(q: float, sigma: float, num_steps: int, images: int, interval: float, first_mu: float) -> Any:
+def _epsilon_on_grid(
+    q: float, sigma: float, num_steps: int, delta: float, images: int, first_mu: float, interval: float
+) -> float:
+    return float(_composed(q, sigma, num_steps, images, first_mu, interval).get_epsilon_for_delta(delta))
+
+
+def _composed(q: float, sigma: float, num_steps: int, images: int, first_mu: float, interval: float) -> Any:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # whatever overflows or is not finite is seen in the result and rejected there
         from dp_accounting.pld import privacy_loss_distribution
