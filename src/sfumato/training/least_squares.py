@@ -19,8 +19,8 @@ SHARE_OF_PRODUCTS = 0.8
 """Of the squared sensitivity; the rest is that of second moments (docs/defaults.md has the evidence)."""
 RIDGE = 0.3
 """In units of the largest eigenvalue that noise alone gives second moments."""
-LEAST_RIDGE = 0.01
-"""In units of the mean eigenvalue N / D that second moments of length 1 have at most; for runs with little noise."""
+LEAST_RIDGE = 0.3
+"""In units of N / D, the largest that the mean eigenvalue can be; for runs with little noise."""
 MOST_FEATURES = 8192
 """Second moments of more take gigabytes, and minutes to solve."""
 

@@ -50,12 +50,11 @@ def bounded(features: torch.Tensor, bits: int) -> torch.Tensor:
         (m, D), torch.float64.
     """
     values = features.double()
-    values = torch.where(values.isfinite().all(1, keepdim=True), values, 0.0)
     largest = values.abs().amax(1, keepdim=True).clamp(min=LENGTH)  # or squares might overflow
     lengths = torch.linalg.vector_norm(values / largest, dim=1, keepdim=True) * largest
     quotient = values / lengths.clamp(min=LENGTH) * (1 - 2.0**-40)
     rounded = torch.trunc(quotient * 2.0**bits) * 2.0**-bits
-    is_bounded = rounded.square().sum(1, keepdim=True) <= LENGTH  # these squares and their sum are exact
+    is_bounded = rounded.square().sum(1, keepdim=True) <= LENGTH  # exact sums; NaN, to which infinity came, is not
     return torch.where(is_bounded, rounded, 0.0)
 
 
