@@ -67,7 +67,14 @@ def epsilon_of_gaussian(mu: float, delta: float) -> float:
         )
 
 
-def epsilon(sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float, images: int = 1) -> float:
+def epsilon(
+    sampling_prob: float,
+    noise_multiplier: float,
+    num_steps: int,
+    delta: float,
+    images: int = 1,
+    first_mu: float = 0.0,
+) -> float:
     """Tight epsilon by inverting the transform of the privacy loss along a line through the saddle point.
 
     With L the composed loss and M(s) = E[exp(s L)], for any c > 0
@@ -75,16 +82,18 @@ def epsilon(sampling_prob: float, noise_multiplier: float, num_steps: int, delta
         delta(epsilon) = E[(1 - exp(epsilon - L))_+] = 1/(2 pi i) int_{c - i inf}^{c + i inf} exp(-s epsilon) M(s) / (s
         (s + 1)) ds.
 
-    M is one step's to the power of T; one step's is an integral over the output.
+    M is one step's to the power of T; one step's is an integral over the output. A Gaussian release beside the steps,
+    with sensitivity / noise = mu, has the loss N(mu^2 / 2, mu^2), so M is multiplied by exp(s (s + 1) mu^2 / 2).
     """
     return max(
-        _Inversion(sampling_prob, noise_multiplier, num_steps, delta, images, add).epsilon() for add in (False, True)
+        _Inversion(sampling_prob, noise_multiplier, num_steps, delta, images, add, first_mu).epsilon()
+        for add in (False, True)
     )
 
 
 class _Inversion:
-    def __init__(self, q, sigma, num_steps, delta, images, add):
-        self.num_steps, self.delta = num_steps, delta
+    def __init__(self, q, sigma, num_steps, delta, images, add, first_mu=0.0):
+        self.num_steps, self.delta, self.first_mu = num_steps, delta, first_mu
         x, self.dx = np.linspace(-14 * sigma, images + 14 * sigma, 2001, retstep=True)
         i = np.arange(images + 1)[:, None]
         weights = np.array([math.comb(images, k) * q**k * (1 - q) ** (images - k) for k in range(images + 1)])[:, None]
@@ -104,23 +113,26 @@ class _Inversion:
         peak = exponent.real.max()
         return np.log(np.exp(exponent - peak).sum() * self.dx) + peak
 
+    def log_moment_of_all(self, s):
+        return self.num_steps * self.log_moment(s) + s * (s + 1) * self.first_mu**2 / 2
+
     def epsilon(self):
         log_delta = math.log(self.delta)
 
         def chernoff(log_c):  # of the tail P(L > epsilon) = delta: a bound on epsilon, and a line near the saddle
             c = math.exp(log_c)
-            return (self.num_steps * self.log_moment(c) - log_delta) / c
+            return (self.log_moment_of_all(c) - log_delta) / c
 
         found = minimize_scalar(chernoff, bounds=(-7, 16), method="bounded")
         c, bound = math.exp(found.x), found.fun
-        spread = math.sqrt(self.num_steps * max(1e-300, self._variance(c)))
+        spread = math.sqrt(self.num_steps * max(1e-300, self._variance(c)) + self.first_mu**2)
         # Step: the sum over frequencies repeats with period 2 pi / step in the loss; 40 deviations (and the weight's
         # 1/c) apart nothing is left.
         step = 2 * math.pi / (60 * spread + 60 / min(c, 1.0))
         frequencies, log_moments, k = [], [], 0
         while True:
             block = step * np.arange(k, k + 256)
-            values = [self.num_steps * self.log_moment(complex(c, w)) for w in block]
+            values = [self.log_moment_of_all(complex(c, w)) for w in block]
             frequencies.append(block)
             log_moments.append(np.array(values))
             k += 256

@@ -51,11 +51,11 @@ def test_a_repeated_update_has_the_same_sample_and_the_same_noise_and_no_second_
     ledger = begun(tmp_path / "run", key)
     first = draws(ledger, key)
     seen = [(sample(first, step), noise(first.record(step, SUM))) for step in (1, 2, 3)]
-    assert len({part for pair in seen for part in pair}) == 6 and first.num_releases == 3
+    assert len({part for pair in seen for part in pair}) == 6 and first.num_updates == 3
     again = draws(ledger, key)
     assert [again.is_recorded(step) for step in (1, 2, 3, 4)] == [True, True, True, False]
     assert [(sample(again, step), noise(again.record(step, SUM))) for step in (1, 2, 3)] == seen
-    assert len(ledger.lines) == 5 and again.num_releases == 3
+    assert len(ledger.lines) == 5 and again.num_updates == 3
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 
-from sfumato.accounting.mechanism import LEAST_NOISE, Accountant, Mechanism
+from sfumato.accounting.mechanism import Accountant, Mechanism, first_release_mu
 from sfumato.accounting.pld import Cost, epsilon_pld
 from sfumato.accounting.rdp import epsilon_rdp
 from sfumato.accounting.selection import Selection, epsilon_of_best
@@ -44,10 +44,10 @@ def epsilon(
 ) -> Spent:
     """What a mechanism spends.
 
-    Guarantee: each number is an upper bound on the epsilon of the mechanism's T steps at
-    ``delta``, for one unit's contribution replaced by zero (the same as add-or-remove): one
-    image's, or that of all ``mechanism.images_per_unit`` images of a person. No steps spend 0, no
-    noise spends infinity.
+    Guarantee: each number is an upper bound on the epsilon of the mechanism's T steps, and of the
+    release before them if there is one, at ``delta``, for one unit's contribution replaced by zero
+    (the same as add-or-remove): one image's, or that of all ``mechanism.images_per_unit`` images of
+    a person. What releases nothing spends 0, no noise spends infinity.
 
     Args:
         mechanism: Its sampling must be "poisson".
@@ -73,6 +73,11 @@ def epsilon(
         )
     if not 0 < delta < 1:
         raise InputError(f"delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")
+    if selection is not None and mechanism.first_release_noise is not None:
+        raise InputError(
+            "no epsilon is known where a run with a first release beside its updates is selected from others. Leave "
+            'privacy.selected_from out, or set model.classifier = "sgd".'
+        )
     if min(mechanism.images_per_unit, mechanism.num_examples) > 1:
         if accountant == "rdp" or selection is not None:
             raise InputError(
@@ -87,9 +92,9 @@ def epsilon(
 
 @functools.lru_cache(maxsize=4096)
 def _epsilon_of_person(mechanism: Mechanism, delta: float) -> Spent:
-    if mechanism.num_steps == 0:
+    if mechanism.releases_nothing:
         return Spent(0.0, None, 0.0, "pld")
-    if mechanism.noise_multiplier < LEAST_NOISE:
+    if not mechanism.has_noise:
         return Spent(math.inf, None, None, "pld", _NO_NOISE)
     images = min(mechanism.images_per_unit, mechanism.num_examples)  # nobody has more than there are
     found = epsilon_person(mechanism.replace(images_per_unit=images), delta)
@@ -112,15 +117,20 @@ def _epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection) -
 
 @functools.lru_cache(maxsize=4096)
 def _epsilon(mechanism: Mechanism, delta: float, accountant: Accountant) -> Spent:
-    if mechanism.num_steps == 0:
+    if mechanism.releases_nothing:
         return Spent(0.0, 0.0, 0.0 if accountant == "pld" else None, accountant)
-    if mechanism.noise_multiplier < LEAST_NOISE:
+    if not mechanism.has_noise:
         return Spent(math.inf, math.inf, None, "rdp", _NO_NOISE)
-    numbers = (mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps, delta)
-    by_rdp = epsilon_rdp(*numbers)
+    if mechanism.num_steps == 0:  # the first release alone: a step of all examples
+        assert mechanism.first_release_noise is not None
+        numbers, first_mu = (1.0, mechanism.first_release_noise, 1, delta), 0.0
+    else:
+        numbers = (mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps, delta)
+        first_mu = first_release_mu(mechanism.first_release_noise)
+    by_rdp = epsilon_rdp(*numbers, first_mu)
     if accountant == "rdp":
         return Spent(by_rdp, by_rdp, None, "rdp")
-    by_pld = epsilon_pld(*numbers)
+    by_pld = epsilon_pld(*numbers, 1, first_mu)
     reason = by_pld.reason
     if by_pld.epsilon is not None and by_pld.epsilon <= by_rdp:
         return Spent(by_pld.epsilon, by_rdp, by_pld.epsilon, "pld")
@@ -167,8 +177,9 @@ class EpsilonCurve:
 
 
 def _is_cheap(mechanism: Mechanism) -> bool:
-    if mechanism.sampling_prob == 1 or mechanism.num_steps == 0 or mechanism.noise_multiplier < LEAST_NOISE:
+    if mechanism.sampling_prob == 1 or mechanism.num_steps == 0 or not mechanism.has_noise:
         return True
     images = min(mechanism.images_per_unit, mechanism.num_examples)
-    cost = Cost.of(mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps, images)
+    first_mu = images * first_release_mu(mechanism.first_release_noise)
+    cost = Cost.of(mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps, images, first_mu)
     return cost.seconds(cost.interval) <= _CURVE_SECONDS

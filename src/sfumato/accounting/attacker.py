@@ -10,13 +10,12 @@ where it allows 95 % right guesses the mechanism may allow 65 %.
 
 import dataclasses
 import functools
-import math
 from typing import Literal
 
 import numpy as np
 
 from sfumato.accounting.accountants import epsilon
-from sfumato.accounting.mechanism import LEAST_NOISE, Accountant, Mechanism
+from sfumato.accounting.mechanism import Accountant, Mechanism, first_release_mu
 from sfumato.accounting.pld import deltas_pld
 from sfumato.accounting.selection import Selection
 from sfumato.accounting.user_level import MOST_IMAGES
@@ -60,17 +59,18 @@ def attacker(mechanism: Mechanism, selection: Selection | None = None) -> Attack
         >>> round(bound.accuracy, 3), bound.source
         (0.654, 'pld')
     """
-    if mechanism.num_steps == 0 and (selection is None or selection.score_noise is None):
+    if mechanism.releases_nothing and (selection is None or selection.score_noise is None):
         return Attacker(0.0, 0.5, FALSE_POSITIVES, "pld")
-    if mechanism.num_steps and mechanism.noise_multiplier < LEAST_NOISE:
+    if not mechanism.has_noise:
         return Attacker(1.0, 1.0, (1.0,) * len(FALSE_POSITIVES), "pairs")
     images = min(mechanism.images_per_unit, mechanism.num_examples)
-    if selection is None and mechanism.sampling_prob == 1:
-        return _of_gaussian(images * math.sqrt(mechanism.num_steps) / mechanism.noise_multiplier)
+    if selection is None and (mechanism.sampling_prob == 1 or mechanism.num_steps == 0):
+        return _of_gaussian(mechanism.replace(images_per_unit=images).gaussian_mu)
     deltas = None
     if selection is None and images <= MOST_IMAGES:
         numbers = (mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps)
-        deltas = deltas_pld(*numbers, _EPSILONS.tolist(), images)
+        first_mu = images * first_release_mu(mechanism.first_release_noise)
+        deltas = deltas_pld(*numbers, _EPSILONS.tolist(), images, first_mu)
     if deltas is not None:
         return _of_pairs(_EPSILONS, deltas, "pld")
     accountant: Accountant = "rdp" if images == 1 else "pld"

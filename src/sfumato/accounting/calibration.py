@@ -7,6 +7,7 @@ accountant's own, whatever the search started from.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from sfumato.accounting import rounding
 from sfumato.accounting.accountants import epsilon
@@ -29,13 +30,15 @@ def solve_noise_multiplier(
     accountant: Accountant = "pld",
     selection: Selection | None = None,
     images_per_unit: int = 1,
+    first_release_noise: float | None = None,
 ) -> float:
     """The smallest noise multiplier of 4 significant digits within the target.
 
     Guarantee: ``epsilon`` at the answer is at most the target; 0.1 % less noise exceeds it,
     unless the answer is ``SMALLEST_SIGMA``, below which no budget means anything. With
     ``selection`` the target covers that the best of so many runs is published; with
-    ``images_per_unit`` all images of a person.
+    ``images_per_unit`` all images of a person. ``first_release_noise``, if given, is that of a
+    release before the steps, for which the target pays as well; likewise below.
 
     Raises:
         InputError: If the budget is impossible.
@@ -46,7 +49,8 @@ def solve_noise_multiplier(
         9.889
     """
     _check_budget(target_epsilon, delta)
-    mechanism = Mechanism(num_examples, batch_size, 1.0, num_steps, images_per_unit=images_per_unit)
+    beside: dict[str, Any] = {"images_per_unit": images_per_unit, "first_release_noise": first_release_noise}
+    mechanism = Mechanism(num_examples, batch_size, 1.0, num_steps, **beside)
     signal = math.sqrt(num_steps) * mechanism.sampling_prob / _gaussian_mu(target_epsilon, delta)
     found = _largest(
         lambda n: mechanism.replace(noise_multiplier=_sigma(-n)),
@@ -77,6 +81,7 @@ def solve_num_steps(
     delta: float,
     accountant: Accountant = "pld",
     images_per_unit: int = 1,
+    first_release_noise: float | None = None,
 ) -> int:
     """The most steps within the target, at most ``MOST_STEPS``.
 
@@ -87,7 +92,8 @@ def solve_num_steps(
         InputError: If the budget is impossible, or one step exceeds it.
     """
     _check_budget(target_epsilon, delta)
-    mechanism = Mechanism(num_examples, batch_size, noise_multiplier, 1, images_per_unit=images_per_unit)
+    beside: dict[str, Any] = {"images_per_unit": images_per_unit, "first_release_noise": first_release_noise}
+    mechanism = Mechanism(num_examples, batch_size, noise_multiplier, 1, **beside)
     _check_noise(noise_multiplier)
     guess = (_gaussian_mu(target_epsilon, delta) * noise_multiplier / mechanism.sampling_prob) ** 2
     found = _largest(
@@ -119,6 +125,7 @@ def solve_batch_size(
     delta: float,
     accountant: Accountant = "pld",
     images_per_unit: int = 1,
+    first_release_noise: float | None = None,
 ) -> int:
     """The largest expected batch within the target.
 
@@ -129,7 +136,8 @@ def solve_batch_size(
         InputError: If the budget is impossible, or a batch of one exceeds it.
     """
     _check_budget(target_epsilon, delta)
-    mechanism = Mechanism(num_examples, 1, noise_multiplier, num_steps, images_per_unit=images_per_unit)
+    beside: dict[str, Any] = {"images_per_unit": images_per_unit, "first_release_noise": first_release_noise}
+    mechanism = Mechanism(num_examples, 1, noise_multiplier, num_steps, **beside)
     _check_noise(noise_multiplier)
     guess = _gaussian_mu(target_epsilon, delta) * noise_multiplier * num_examples / math.sqrt(max(num_steps, 1))
     found = _largest(

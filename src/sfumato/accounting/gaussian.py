@@ -43,3 +43,19 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
         lambda epsilon: log_delta_gaussian(mu, epsilon) - log_delta, 0.0, above, xtol=1e-13 * above, rtol=1e-13
     )
     return float(root) * (1 + 1e-9)
+
+
+def mu_gaussian(epsilon: float, delta: float) -> float:
+    """The mu of the Gaussian mechanism that spends about epsilon at delta: where a budget is shared out, before what it
+    pays for is certified.
+
+    Example:
+        >>> round(mu_gaussian(4.3772, 1e-5), 4)
+        1.0
+    """
+    from scipy.optimize import brentq
+
+    high = 1.0
+    while epsilon_gaussian(high, delta) < epsilon:
+        high *= 2
+    return float(brentq(lambda mu: epsilon_gaussian(mu, delta) - epsilon, 1e-12, high, xtol=1e-12 * high, rtol=1e-9))

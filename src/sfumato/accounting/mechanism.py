@@ -17,7 +17,8 @@ LEAST_NOISE = 1e-3
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
-    """The subsampled Gaussian mechanism that a run composes, as public numbers.
+    """What a run composes, as public numbers: updates of the subsampled Gaussian mechanism, and before them,
+    if there is one, a Gaussian release of all examples at once.
 
     The sampler, the noise, the divisor, the ledger and the accountant are all built
     from one such object, so they cannot disagree (De et al. 2022, Eq. 3).
@@ -31,6 +32,9 @@ class Mechanism:
             "shuffled", fixed-size batches, for which no epsilon below is a guarantee.
         images_per_unit: How many examples, at most, belong to one unit of privacy: 1, or those of a
             person. Epsilon is for all of them together.
+        first_release_noise: sigma_0, the noise of a release of all examples (q = 1) beside the
+            updates, such as that of second moments: standard deviation / sensitivity. None: there
+            is no such release. k of them with one noise are one with sigma_0 / sqrt(k).
 
     Raises:
         InputError: If a number is out of range.
@@ -42,6 +46,7 @@ class Mechanism:
     num_steps: int
     sampling: Sampling = "poisson"
     images_per_unit: int = 1
+    first_release_noise: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_examples", "batch_size", "num_steps", "images_per_unit"):
@@ -65,11 +70,35 @@ class Mechanism:
             raise InputError(f'sampling must be "poisson" or "shuffled", not "{self.sampling}".')
         if self.images_per_unit < 1:
             raise InputError(f"a person has at least 1 image, not {self.images_per_unit}.")
+        first = self.first_release_noise
+        if first is not None and not (_is_finite(first) and first > 0):
+            raise InputError(
+                f"first_release_noise must be finite and above 0, not {str(first)[:40]}. Leave it out where "
+                "there is no such release."
+            )
 
     @property
     def sampling_prob(self) -> float:
         """q = batch_size / num_examples, the probability that a step includes a given example."""
         return self.batch_size / self.num_examples
+
+    @property
+    def releases_nothing(self) -> bool:
+        """Whether nothing of any example is released."""
+        return self.num_steps == 0 and self.first_release_noise is None
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether each release has so much noise that a finite epsilon is stated."""
+        noises = [self.noise_multiplier] if self.num_steps else []
+        noises += [] if self.first_release_noise is None else [self.first_release_noise]
+        return all(noise >= LEAST_NOISE for noise in noises)
+
+    @property
+    def gaussian_mu(self) -> float:
+        """Sensitivity / noise of all releases without sampling, as one Gaussian's, for one unit; with noise only."""
+        of_steps = math.sqrt(self.num_steps) / self.noise_multiplier if self.num_steps else 0.0
+        return self.images_per_unit * math.hypot(of_steps, first_release_mu(self.first_release_noise))
 
     def replace(self, **changes) -> "Mechanism":
         """The same mechanism with some numbers changed."""
@@ -84,6 +113,11 @@ def _whole(name: str, value: object) -> int:
     except TypeError:
         pass
     raise InputError(f"{name} must be a whole number, not {str(value)[:40]}.")
+
+
+def first_release_mu(first_release_noise: float | None) -> float:
+    """1 / sigma_0, for one image; 0 without such a release."""
+    return 0.0 if first_release_noise is None else 1 / first_release_noise
 
 
 def _is_finite(number: object) -> bool:

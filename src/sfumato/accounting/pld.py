@@ -49,7 +49,14 @@ class Tight:
     reason: str = ""
 
 
-def epsilon_pld(sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float, images: int = 1) -> Tight:
+def epsilon_pld(
+    sampling_prob: float,
+    noise_multiplier: float,
+    num_steps: int,
+    delta: float,
+    images: int = 1,
+    first_mu: float = 0.0,
+) -> Tight:
     """Epsilon of the composed Poisson-subsampled Gaussian under add-or-remove, by PLD.
 
     The answer is computed at two steps of the loss grid, one twice the other. Connect-the-dots is
@@ -67,28 +74,30 @@ def epsilon_pld(sampling_prob: float, noise_multiplier: float, num_steps: int, d
         delta: In (0, 1).
         images: k, how many images one unit of privacy owns, each Poisson sampled by itself (a
             mixture of Gaussians).
+        first_mu: Sensitivity / noise, for one unit, of a Gaussian release without sampling that is
+            composed with the steps; 0: there is none.
 
     Example:
         >>> round(epsilon_pld(4096 / 50_000, 10.0, 875, 1e-5).epsilon, 3)
         0.904
     """
     if sampling_prob == 1:
-        return Tight(epsilon_gaussian(images * math.sqrt(num_steps) / noise_multiplier, delta))
+        return Tight(epsilon_gaussian(math.hypot(images * math.sqrt(num_steps) / noise_multiplier, first_mu), delta))
     # The FFT's powers round by about T machine epsilons, which leaves noise in the tails. At ten
     # settings, T = 2,468 to 2 million, no tail's sum fell below zero by more than 0.02 T of them: a
     # measurement, not a proof. One T is taken off delta.
-    noise = num_steps * sys.float_info.epsilon
+    noise = (num_steps + bool(first_mu)) * sys.float_info.epsilon
     if noise > delta / 20:
         return Tight(
             None,
             f"delta = {rounding.delta_text(delta)} is too near the rounding error of PLD's "
             f"arithmetic over {num_steps} steps.",
         )
-    cost = Cost.of(sampling_prob, noise_multiplier, num_steps, images)
+    cost = Cost.of(sampling_prob, noise_multiplier, num_steps, images, first_mu)
     interval = cost.interval
 
     def at(step: float) -> float:
-        return _epsilon_on_grid(sampling_prob, noise_multiplier, num_steps, delta - noise, images, step)
+        return _epsilon_on_grid(sampling_prob, noise_multiplier, num_steps, delta - noise, images, first_mu, step)
 
     try:
         coarse, fine = at(2 * interval), at(interval)
@@ -111,39 +120,46 @@ def epsilon_pld(sampling_prob: float, noise_multiplier: float, num_steps: int, d
 
 
 def deltas_pld(
-    sampling_prob: float, noise_multiplier: float, num_steps: int, epsilons: Sequence[float], images: int = 1
+    sampling_prob: float,
+    noise_multiplier: float,
+    num_steps: int,
+    epsilons: Sequence[float],
+    images: int = 1,
+    first_mu: float = 0.0,
 ) -> np.ndarray | None:
     """Delta at each epsilon, by PLD under add-or-remove: upper bounds, the FFT's rounding included.
 
     Args:
         sampling_prob: q in (0, 1).
         epsilons: At least 0.
-        images: As in `epsilon_pld`.
+        images, first_mu: As in `epsilon_pld`.
 
     Returns:
         (len(epsilons),); None where PLD's grid would be too coarse, or it fails.
     """
-    cost = Cost.of(sampling_prob, noise_multiplier, num_steps, images)
+    cost = Cost.of(sampling_prob, noise_multiplier, num_steps, images, first_mu)
     interval = cost.interval
     while cost.affordable(interval / 2) and cost.seconds(interval / 2) <= _CHEAP_SECONDS:
         interval /= 2
     if not cost.affordable(interval):
         return None
     try:
-        composed = _composed(sampling_prob, noise_multiplier, num_steps, images, interval)
+        composed = _composed(sampling_prob, noise_multiplier, num_steps, images, first_mu, interval)
         found = np.asarray(composed.get_delta_for_epsilon(list(epsilons)), dtype=np.float64)
     except (ValueError, ArithmeticError, MemoryError):
         return None
     if not np.isfinite(found).all():
         return None
-    return np.clip(found, 0, 1) + num_steps * sys.float_info.epsilon
+    return np.clip(found, 0, 1) + (num_steps + bool(first_mu)) * sys.float_info.epsilon
 
 
-def _epsilon_on_grid(q: float, sigma: float, num_steps: int, delta: float, images: int, interval: float) -> float:
-    return float(_composed(q, sigma, num_steps, images, interval).get_epsilon_for_delta(delta))
+def _epsilon_on_grid(
+    q: float, sigma: float, num_steps: int, delta: float, images: int, first_mu: float, interval: float
+) -> float:
+    return float(_composed(q, sigma, num_steps, images, first_mu, interval).get_epsilon_for_delta(delta))
 
 
-def _composed(q: float, sigma: float, num_steps: int, images: int, interval: float) -> Any:
+def _composed(q: float, sigma: float, num_steps: int, images: int, first_mu: float, interval: float) -> Any:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # whatever overflows or is not finite is seen in the result and rejected there
         from dp_accounting.pld import privacy_loss_distribution
@@ -156,7 +172,11 @@ def _composed(q: float, sigma: float, num_steps: int, images: int, interval: flo
             one_step = privacy_loss_distribution.from_mixture_gaussian_mechanism(
                 sigma, range(images + 1), np.exp(_log_binomial(images, q)), value_discretization_interval=interval
             )
-        return _compose(one_step, num_steps)
+        composed = _compose(one_step, num_steps)
+        if not first_mu:
+            return composed
+        first = privacy_loss_distribution.from_gaussian_mechanism(1 / first_mu, value_discretization_interval=interval)
+        return composed.compose(first, _TAIL_MASS)
 
 
 def _compose(one_step, num_steps: int):
@@ -201,7 +221,7 @@ class Cost:
 
     @classmethod
     @functools.lru_cache(maxsize=256)
-    def of(cls, q: float, sigma: float, num_steps: int, images: int = 1) -> "Cost":
+    def of(cls, q: float, sigma: float, num_steps: int, images: int = 1, first_mu: float = 0.0) -> "Cost":
         x = np.linspace(-_TRUNCATION * sigma, _TRUNCATION * sigma + images, 2001)
         i = np.arange(images + 1)[:, None]
         # log mu(x) / mu_0(x), mu a binomial mixture of N(i, sigma^2)
@@ -215,7 +235,8 @@ class Cost:
         weight = np.exp(log_density + loss)
         mean = np.average(loss, weights=weight)
         deviation = math.sqrt(np.average((loss - mean) ** 2, weights=weight))
-        cost = cls(deviation / 10, loss_range, composed_range)
+        of_first = 2 * _TRUNCATION * first_mu  # the loss of a first release is N(mu^2 / 2, mu^2)
+        cost = cls(deviation / 10, loss_range + of_first, composed_range + of_first)
         return dataclasses.replace(
             cost, interval=max(cost.interval, cost.interval * cost.seconds(cost.interval) / _FIRST_SECONDS)
         )

@@ -115,7 +115,9 @@ def _classic(order: float, divergence: float, log_inverse_delta: float) -> float
     return divergence + log_inverse_delta / (order - 1)
 
 
-def epsilon_rdp(sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float) -> float:
+def epsilon_rdp(
+    sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float, first_mu: float = 0.0
+) -> float:
     """Epsilon of the composition by RDP with the improved conversion, minimised over real orders.
 
     Guarantee: an upper bound on the true epsilon, as every order gives one.
@@ -125,12 +127,14 @@ def epsilon_rdp(sampling_prob: float, noise_multiplier: float, num_steps: int, d
         noise_multiplier: sigma > 0.
         num_steps: T >= 1.
         delta: In (0, 1).
+        first_mu: Sensitivity / noise of a Gaussian release without sampling beside the steps, whose
+            divergence is added at each order; 0: there is none.
 
     Example:
         >>> round(epsilon_rdp(4096 / 50_000, 10.0, 875, 1e-5), 3)  # De et al. 2022, Table 12, nominal epsilon 1
         0.988
     """
-    return _minimise(_improved, sampling_prob, noise_multiplier, num_steps, delta)
+    return _minimise(_improved, sampling_prob, noise_multiplier, num_steps, delta, first_mu)
 
 
 def epsilon_rdp_classic(sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float) -> float:
@@ -157,12 +161,12 @@ def largest_order(q: float, sigma: float, price: float) -> float:
     return 2 + min(4 * sigma**2 * math.log(1 / q) + 2 * sigma * math.sqrt(2 * price), 1e4 * sigma)
 
 
-def _minimise(conversion, q: float, sigma: float, num_steps: int, delta: float) -> float:
+def _minimise(conversion, q: float, sigma: float, num_steps: int, delta: float, first_mu: float = 0.0) -> float:
     """The least epsilon over orders in (1, inf).
 
     T times the log moment is convex in the order, and so are the conversion's terms times (order -
     1): epsilon is their ratio to order - 1, hence quasi-convex, and one bounded search finds its
-    minimum.
+    minimum. (The Gaussian's order mu^2 / 2 of a first release is as convex, and moves it to lower orders.)
     """
     from scipy.optimize import minimize_scalar
 
@@ -170,7 +174,8 @@ def _minimise(conversion, q: float, sigma: float, num_steps: int, delta: float) 
 
     def epsilon(log_order_minus_one: float) -> float:
         order = 1 + math.exp(log_order_minus_one)
-        return conversion(order, num_steps * rdp(q, sigma, order), log_inverse_delta)
+        divergence = num_steps * rdp(q, sigma, order) + order * first_mu**2 / 2
+        return conversion(order, divergence, log_inverse_delta)
 
     bounds = math.log(_LEAST_ORDER_MINUS_ONE), math.log(largest_order(q, sigma, log_inverse_delta))
     found = minimize_scalar(epsilon, bounds=bounds, method="bounded", options={"xatol": 1e-5})

@@ -1,9 +1,7 @@
 """Epsilon for a person with several images."""
 
-import math
-
 from sfumato.accounting.gaussian import epsilon_gaussian
-from sfumato.accounting.mechanism import Mechanism
+from sfumato.accounting.mechanism import Mechanism, first_release_mu
 from sfumato.accounting.pld import Tight, epsilon_pld
 
 # Mixtures of more Gaussians take memory without bound.
@@ -17,7 +15,7 @@ def epsilon_person(mechanism: Mechanism, delta: float) -> Tight:
     Binomial(k, q) clipped gradients, the worst case parallel ones: a mixture of Gaussians, composed
     under PLD. Where that is not to be had, as above 10,000 images, it is bounded by its largest
     member alone: N(i, sigma^2) for i <= k is N(k, sigma^2) scaled down, with noise added. That is
-    far above.
+    far above. A first release of all examples moves by k sensitivities.
 
     Args:
         mechanism: Poisson-sampled, with steps and noise; its k = images_per_unit is at most N.
@@ -27,10 +25,13 @@ def epsilon_person(mechanism: Mechanism, delta: float) -> Tight:
         epsilon, and where it is the far larger bound the reason.
     """
     images, num_steps, sigma = mechanism.images_per_unit, mechanism.num_steps, mechanism.noise_multiplier
-    without_sampling = epsilon_gaussian(images * math.sqrt(num_steps) / sigma, delta)
+    without_sampling = epsilon_gaussian(mechanism.gaussian_mu, delta)
+    if num_steps == 0:
+        return Tight(without_sampling)
     if images > MOST_IMAGES or without_sampling == 0:
         return Tight(without_sampling, "" if without_sampling == 0 else f"{images} images of one person are too many.")
-    of_person = epsilon_pld(mechanism.sampling_prob, sigma, num_steps, delta, images)
+    first_mu = images * first_release_mu(mechanism.first_release_noise)
+    of_person = epsilon_pld(mechanism.sampling_prob, sigma, num_steps, delta, images, first_mu)
     if of_person.epsilon is None:
         return Tight(without_sampling, of_person.reason)
     return Tight(min(of_person.epsilon, without_sampling))

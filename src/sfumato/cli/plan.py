@@ -184,6 +184,11 @@ def _numbers_of(
             f"recipe {recipe} is one of several private runs (privacy.selected_from). `sfumato "
             f"train {recipe} --dry-run` shows its epsilon."
         )
+    if parsed.model.classifier != "sgd":
+        raise InputError(
+            f'recipe {recipe} has model.classifier = "{parsed.model.classifier}", and plan knows of updates alone. '
+            f"`sfumato train {recipe} --dry-run` shows its epsilon."
+        )
     known = facts.public_facts(parsed.data)
     if known is None:
         raise InputError(

@@ -126,6 +126,11 @@ class ModelConfig(Section):
     """
     features: Literal["raw", "unit"] | None = None
     """What the classifier is given: as the network makes it, or scaled to length 1."""
+    classifier: Literal["sgd", "least_squares", "dp_fc"] = "sgd"
+    """How a classifier on features is found: by updates; solved for by one noisy release of second moments and of
+    products with labels; or by updates that one noisy release of second moments straightens. The last two are for
+    `trainable = "classifier"`, `features = "unit"` and no views.
+    """
 
     @property
     def missing_weights(self) -> str | None:
@@ -181,6 +186,10 @@ class PrivacyConfig(Section):
     delta: Annotated[float, Field(ge=1e-100, lt=1)] | None = None
     noise_multiplier: Literal[0] | Annotated[float, Field(ge=1e-12, le=1e12)] | None = None
     """0, or what can be computed with."""
+    first_release_noise: Annotated[float, Field(ge=1e-12, le=1e12)] | None = None
+    """Noise of the release of second moments before the updates, over its sensitivity: `model.classifier = "dp_fc"`
+    alone.
+    """
     clipping_norm: Annotated[float, Field(ge=1e-12, allow_inf_nan=False)] = 1.0
     """Below 1e-12 the squares of a gradient's entries vanish in float32, and it would not be
     clipped.

@@ -9,8 +9,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from sfumato.config import FilledRecipe, Recipe
+from sfumato.config import FilledPrivacy, FilledRecipe, Recipe
 from sfumato.data.catalogue import Facts
+from sfumato.planning import classifiers
 
 DEFAULT_STEPS = 150
 ADAM = {"beta1": 0.9, "beta2": 0.999, "adam_epsilon": 1e-8}
@@ -40,6 +41,7 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
             choices.append(Choice(f"{section}.{key}", value, why))
 
     n = facts.num_examples
+    classifiers.fill_in(recipe, values, n, choose)
     if recipe.data.name == "folder":
         choose(
             "data",
@@ -75,6 +77,8 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
         values["augmentation"]["padding"] = 4
     if recipe.privacy is not None:
         choose("privacy", "delta", delta_default(n), f"the largest power of ten up to 1/(10 N) = 1/{10 * n}")
+        if recipe.model.classifier == "dp_fc":
+            classifiers.fill_in_first_release(FilledPrivacy.model_validate(values["privacy"]), choose)
     solved = _solved_quantity(values)
     if _on_features(values):
         _fill_in_on_features(recipe, values, n, solved, choose)

@@ -17,6 +17,7 @@ from sfumato.config import (
 )
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
+from sfumato.planning import classifiers
 from sfumato.planning.defaults import Choice, delta_default, fill_in
 from sfumato.planning.solve import Budget, Solved, solve
 
@@ -183,9 +184,13 @@ def _drawn(recipe: Recipe, facts: Facts) -> tuple[Recipe, Facts, list[Choice]]:
         return recipe, facts, []
     choices = []
     with_views = bool(recipe.augmentation.augmult) or recipe.augmentation.kind not in (None, "none")
+    adds_up = recipe.model.classifier != "sgd"
+    if adds_up:
+        classifiers.refuse_people_together(recipe.model, privacy)
     if privacy.person_sampling is None:
-        drawn = "images" if with_views or facts.num_people is None else "persons"
-        why = "far less noise for the same epsilon" if drawn == "persons" else "views, or nobody says who is who"
+        drawn = "images" if with_views or facts.num_people is None or adds_up else "persons"
+        why = "views, sums of all images, or nobody says who is who"
+        why = "far less noise for the same epsilon" if drawn == "persons" else why
         choices.append(Choice("privacy.person_sampling", drawn, why))
         privacy = privacy.model_copy(update={"person_sampling": drawn})
         recipe = recipe.model_copy(update={"privacy": privacy})
@@ -226,6 +231,7 @@ def _budget(recipe: FilledRecipe, num_examples: int) -> Budget:
         accountant=privacy.accountant,
         selection=selection_of(privacy),
         images_per_unit=privacy.images_per_unit,
+        first_release_noise=privacy.first_release_noise,
     )
 
 
@@ -286,7 +292,8 @@ def _allows(budget: Budget, signal: float) -> bool:
             return False
     if batch_size > n:
         return False
-    mechanism = Mechanism(n, batch_size, sigma, num_steps, images_per_unit=budget.images_per_unit)
+    beside = {"images_per_unit": budget.images_per_unit, "first_release_noise": budget.first_release_noise}
+    mechanism = Mechanism(n, batch_size, sigma, num_steps, **beside)
     # RDP, where there is one, takes milliseconds, and what it allows PLD allows.
     accountant: Accountant = "pld" if budget.images_per_unit > 1 else "rdp"
     target = math.inf if budget.target_epsilon is None else budget.target_epsilon
@@ -407,7 +414,7 @@ def _without_privacy(plan: Plan) -> Plan:
     if recipe.privacy is None:
         return plan
     optimizer = recipe.optimizer.model_copy(update={"max_grad_norm": recipe.privacy.clipping_norm})
-    mechanism = plan.mechanism.replace(noise_multiplier=0.0, sampling="shuffled")
+    mechanism = plan.mechanism.replace(noise_multiplier=0.0, sampling="shuffled", first_release_noise=None)
     training = recipe.training.model_copy(
         update={"norm_histogram_every": None}
     )  # there are no gradients of single images

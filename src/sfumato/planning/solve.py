@@ -3,7 +3,7 @@ alone.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.accounting.selection import Selection
@@ -26,6 +26,7 @@ class Budget:
         accountant: Whose epsilon is held to the target.
         selection: How the run is selected from others, which epsilon then covers.
         images_per_unit: Whose epsilon it is: of one image, or of all of a person's.
+        first_release_noise: Of the release before the steps; None: there is none.
     """
 
     num_examples: int
@@ -37,6 +38,7 @@ class Budget:
     accountant: Accountant = "pld"
     selection: Selection | None = None
     images_per_unit: int = 1
+    first_release_noise: float | None = None
 
 
 def solve(budget: Budget) -> tuple[Mechanism, Solved | None]:
@@ -53,14 +55,18 @@ def solve(budget: Budget) -> tuple[Mechanism, Solved | None]:
     from sfumato.accounting import calibration
 
     n, target = budget.num_examples, budget.target_epsilon
+    beside: dict[str, Any] = {
+        "images_per_unit": budget.images_per_unit,
+        "first_release_noise": budget.first_release_noise,
+    }
     match budget.noise_multiplier, budget.batch_size, budget.num_steps:
         case (float() | int()) as sigma, int() as batch_size, int() as num_steps:
-            return Mechanism(n, batch_size, sigma, num_steps, images_per_unit=budget.images_per_unit), None
+            return Mechanism(n, batch_size, sigma, num_steps, **beside), None
     if target is None:
         raise InputError(
             "without a target epsilon the batch size, the number of steps and the noise multiplier must all be given."
         )
-    delta, accountant, images = budget.delta, budget.accountant, budget.images_per_unit
+    delta, accountant = budget.delta, budget.accountant
     match budget.noise_multiplier, budget.batch_size, budget.num_steps:
         case None, int() as batch_size, int() as num_steps:
             sigma = calibration.solve_noise_multiplier(
@@ -71,9 +77,9 @@ def solve(budget: Budget) -> tuple[Mechanism, Solved | None]:
                 delta=delta,
                 accountant=accountant,
                 selection=budget.selection,
-                images_per_unit=images,
+                **beside,
             )
-            return Mechanism(n, batch_size, sigma, num_steps, images_per_unit=images), "noise_multiplier"
+            return Mechanism(n, batch_size, sigma, num_steps, **beside), "noise_multiplier"
         case _ if budget.selection is not None:
             raise InputError(
                 "for a run selected from others only the noise is solved for. Give "
@@ -87,9 +93,9 @@ def solve(budget: Budget) -> tuple[Mechanism, Solved | None]:
                 target_epsilon=target,
                 delta=delta,
                 accountant=accountant,
-                images_per_unit=images,
+                **beside,
             )
-            return Mechanism(n, batch_size, sigma, num_steps, images_per_unit=images), "batch_size"
+            return Mechanism(n, batch_size, sigma, num_steps, **beside), "batch_size"
         case (float() | int()) as sigma, int() as batch_size, None:
             num_steps = calibration.solve_num_steps(
                 num_examples=n,
@@ -98,7 +104,7 @@ def solve(budget: Budget) -> tuple[Mechanism, Solved | None]:
                 target_epsilon=target,
                 delta=delta,
                 accountant=accountant,
-                images_per_unit=images,
+                **beside,
             )
-            return Mechanism(n, batch_size, sigma, num_steps, images_per_unit=images), "num_steps"
+            return Mechanism(n, batch_size, sigma, num_steps, **beside), "num_steps"
     raise InputError("more than one of batch size, number of steps and noise multiplier is left out. Give all but one.")

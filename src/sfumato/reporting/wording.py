@@ -184,8 +184,18 @@ def _mechanism(certificate: Certificate, is_private: bool) -> list[tuple[str, st
             (
                 "Clipping norm",
                 formats.quantity(certificate.clipping_norm),
-                f"The bound on each {one}'s gradient, which limits what it can contribute."
+                f"The bound on each {one}'s gradient, or on the length of its features where the classifier is solved "
+                "for, which limits what it can contribute."
                 + (" A person's is the mean over their images." if one == "person" else ""),
+            )
+        )
+    if certificate.first_release_noise is not None:
+        rows.append(
+            (
+                "Noise of the first release",
+                formats.quantity(certificate.first_release_noise),
+                f"Before the steps, second moments of the features of all {examples} images were released once; the "
+                "noise is in units of what one image can contribute. Epsilon covers both.",
             )
         )
     rows.append(("Public inputs", "", _public(certificate.public_inputs)))

@@ -95,6 +95,7 @@ def certificate(
         num_examples=mechanism.num_examples,
         num_steps=mechanism.num_steps,
         clipping_norm=privacy.clipping_norm if privacy else None,
+        first_release_noise=mechanism.first_release_noise,
         run_id=ledger.lines[0]["run_id"],
         ledger_lines=len(ledger.lines),
         ledger_head=ledger.head,

@@ -1,5 +1,6 @@
 """From the ledger's lines to the mechanism that really ran."""
 
+import math
 import secrets
 from typing import Annotated, Any, Literal
 
@@ -23,6 +24,10 @@ class Chained(Record):
 class RunEntry(Record):
     """The first one: which run and recipe the ledger belongs to, and everything public but the
     number of steps.
+
+    Attributes:
+        first_release_noise: Of the release that comes before update 1, as step 0; None: there is
+            none.
     """
 
     kind: Literal["run"] = "run"
@@ -33,6 +38,7 @@ class RunEntry(Record):
     sampling: Sampling
     clipping_norm: float | None
     recipe_digest: str
+    first_release_noise: float | None = None
 
 
 class SessionEntry(Record):
@@ -59,6 +65,7 @@ class StepEntry(Record):
     """One release: an update that is about to be applied.
 
     Attributes:
+        step: From 1; 0 is the first release, of all examples, where the run has one.
         sum_mac: Authenticates the clipped sum under the run's key; None where nothing is kept
             secret.
     """
@@ -95,6 +102,7 @@ def run_line(run_id: str, mechanism: Mechanism, clipping_norm: float | None, rec
         sampling=mechanism.sampling,
         clipping_norm=clipping_norm,
         recipe_digest=recipe_digest,
+        first_release_noise=mechanism.first_release_noise,
     ).as_json()
 
 
@@ -147,8 +155,23 @@ def refuse_other_lines(lines: list[dict[str, Any]]) -> None:
 
 
 def releases(lines: list[dict[str, Any]]) -> set[tuple[int, int]]:
-    """The (session, step) of every release."""
+    """The (session, step) of every release, the first one of each session (step 0) included."""
     return {(line["session"], line["step"]) for line in lines if line["kind"] == "step"}
+
+
+def num_updates(lines: list[dict[str, Any]]) -> int:
+    """How many updates were released."""
+    return sum(step > 0 for _, step in releases(lines))
+
+
+def num_first_releases(lines: list[dict[str, Any]]) -> int:
+    """How often the release before all updates was made: once, unless a crash had it drawn afresh."""
+    return sum(step == 0 for _, step in releases(lines))
+
+
+def together(first_release_noise: float | None, count: int) -> float | None:
+    """The noise of one release that costs what so many cost together: Gaussians compose exactly."""
+    return None if first_release_noise is None or count == 0 else first_release_noise / math.sqrt(count)
 
 
 def last_session(lines: list[dict[str, Any]]) -> dict[str, Any]:
@@ -170,7 +193,14 @@ def spent_mechanism(lines: list[dict[str, Any]]) -> Mechanism:
     counted = releases(lines)
     if len(counted) != len(steps):
         raise InputError("the ledger names one update twice, so its epsilon is not known. Restore it from a copy.")
-    first = lines[0]
+    first, count = lines[0], num_first_releases(lines)
+    if any(step < 0 for _, step in counted) or count and first["first_release_noise"] is None:
+        raise InputError("the ledger names a release that its run has not, so its epsilon is not known. Restore it.")
     return Mechanism(
-        first["num_examples"], first["batch_size"], first["noise_multiplier"], len(counted), first["sampling"]
+        first["num_examples"],
+        first["batch_size"],
+        first["noise_multiplier"],
+        num_updates(lines),
+        first["sampling"],
+        first_release_noise=together(first["first_release_noise"], count),
     )

@@ -53,7 +53,19 @@ COMPUTES = (
     "torch_internals.py",
     *(
         f"training/{name}.py"
-        for name in ("draws", "ema", "features", "learner", "noise", "nonprivate", "state", "step")
+        for name in (
+            "draws",
+            "ema",
+            "features",
+            "learner",
+            "least_squares",
+            "moments",
+            "noise",
+            "nonprivate",
+            "preconditioner",
+            "state",
+            "step",
+        )
     ),
 )
 

@@ -69,7 +69,9 @@ class LoopCertificate(Claims):
 
     Attributes:
         status: While a run is "running" its claims count every update that is planned.
-        num_steps: Releases that are counted.
+        num_steps: Updates that are counted.
+        first_release_noise: Noise of the release of second moments before the updates; None: there
+            is none. Where a crash had it made k times it is 1 / sqrt(k) of the recipe's.
         ledger_head: Hash of the ledger's last line.
     """
 
@@ -81,6 +83,7 @@ class LoopCertificate(Claims):
     num_examples: int
     num_steps: int
     clipping_norm: float | None
+    first_release_noise: float | None = None
     run_id: str
     ledger_lines: int
     ledger_head: str
@@ -108,6 +111,7 @@ class ResultClaims(Claims):
     batch_size: int
     num_steps: int
     num_examples: int
+    first_release_noise: float | None = None
     classes: Classes
 
 

@@ -146,7 +146,7 @@ def refuse_incomplete(folder: Path, plan: Plan, ledger: Ledger) -> None:
     """
     if plan.recipe.privacy is None:
         return  # its updates are not on the ledger
-    if len(lines_of.releases(ledger.lines)) < plan.mechanism.num_steps:
+    if lines_of.num_updates(ledger.lines) < plan.mechanism.num_steps:
         raise _incomplete(folder)
 
 
@@ -262,7 +262,7 @@ class _Restored(pydantic.BaseModel):
     """What of an environment is made use of before the ledger's head is authenticated."""
 
     threads: Annotated[int, pydantic.Field(ge=1, le=4096)]
-    engine: Literal["auto", "closed_form", "graph", "func", "reference"]
+    engine: Literal["auto", "closed_form", "moments", "graph", "func", "reference"]
     microbatch_size: Annotated[int, pydantic.Field(ge=1, le=2**31)]
     methods: dict[str, str] = {}
 

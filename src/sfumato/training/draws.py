@@ -38,7 +38,8 @@ class Draws:
 
     Attributes:
         session: Its number.
-        num_releases: Of all sessions of the run, so far.
+        num_updates: Of all sessions of the run, so far.
+        num_first_releases: Of the release before all updates (step 0), likewise.
 
     Args:
         key: The run's.
@@ -63,7 +64,8 @@ class Draws:
         self._is_public, self._is_accounted = is_public, is_accounted
         self._shuffling = Shuffling(ledger.lines[0]["num_examples"], self._epoch_stream)
         self._sum_key = randomness.subkey(key, "sum") if is_accounted and not is_public else None
-        self.num_releases = len(lines_of.releases(ledger.lines))
+        self.num_updates = lines_of.num_updates(ledger.lines)
+        self.num_first_releases = lines_of.num_first_releases(ledger.lines)
         steps = (line for line in ledger.lines if line["kind"] == "step")
         self._lines = {line["step"]: line for line in steps if line["session"] == self.session}
 
@@ -112,7 +114,10 @@ class Draws:
             sum_mac = tensor_mac(self._sum_key, [self.session, step, before], grad_sum)
         if not self.is_recorded(step):
             self._lines[step] = self._ledger.append(lines_of.step_line(self.session, step, sum_mac))
-            self.num_releases += 1
+            if step:
+                self.num_updates += 1
+            else:
+                self.num_first_releases += 1
         if self._lines[step]["sum_mac"] != sum_mac:
             raise SumChanged(step)
         sealed = {} if sum_mac is None else {"sum_mac": sum_mac}

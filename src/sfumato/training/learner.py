@@ -32,9 +32,12 @@ from sfumato.models.trainable import (
 from sfumato.models.weights import Fitted, Weights, fit
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Stream, digest
+from sfumato.training import moments
 from sfumato.training.allocator import keep_freed_memory
 from sfumato.training.features import ROWS, features_of
+from sfumato.training.least_squares import LeastSquaresStep
 from sfumato.training.nonprivate import OrdinaryStep
+from sfumato.training.preconditioner import FirstRelease
 from sfumato.training.state import State
 from sfumato.training.step import PrivateStep, Randomness, Statistics, Step
 
@@ -50,9 +53,11 @@ class Learner:
         fitted: How given weights met the network; None from scratch.
         grad_fn: For a private run, what sums clipped gradients, prepared; else None.
         step: How an update is computed.
+        first_release: What is released once before update 1; None: nothing.
     """
 
     step: Step
+    first_release: FirstRelease | None = None
     fitted: Fitted | None = None
 
     def __init__(
@@ -85,7 +90,12 @@ class Learner:
         self.state = State(self.model, recipe)
         self.num_parameters = sum(value.numel() for value in self.state.parameters.values())
         self.grad_fn: GradFn | None = None
-        if recipe.privacy is None:
+        if recipe.model.classifier == "dp_fc":
+            self._weight, _ = self._names_of_classifier()
+            self.first_release = FirstRelease(plan.mechanism, self._example_shape(), device)
+        if recipe.model.classifier == "least_squares":
+            self._solve_at_once()
+        elif recipe.privacy is None:
             self.engine, self.methods, self.num_workers = speed.engine, {}, 1
             self.microbatch_size = speed.microbatch_size or default_microbatch_size(
                 0, max(1, self.views.augmult), self._values_saved()
@@ -121,8 +131,31 @@ class Learner:
             self.methods, self.num_workers = grad_fn.methods, grad_fn.num_workers
             self.step = PrivateStep(grad_fn, plan.mechanism, self.views if self._people is None else Together())
             require_rows_apart(self.trained, row)
-            if self._backbone is not None:  # nor may features be of several images
-                require_rows_apart(self._backbone, torch.zeros(1, *dataset.shape, device=device))
+            self._require_features_apart()
+
+    def _solve_at_once(self) -> None:
+        """A classifier that is solved for by one release."""
+        self.engine, self.methods, self.num_workers, self.microbatch_size = moments.ENGINE, {}, 1, moments.ROWS
+        shape, num_classes = self._example_shape(), len(self.dataset.classes)
+        self.step = LeastSquaresStep(self.plan.mechanism, shape, self._names_of_classifier(), num_classes, self.device)
+        require_rows_apart(self.trained, torch.zeros(1, *shape, device=self.device))
+        self._require_features_apart()
+
+    def _names_of_classifier(self) -> tuple[str, str | None]:
+        """Of weight and bias, as `state` has them."""
+        layer = self.model.get_submodule(named_classifier(self.model, len(self.dataset.classes)))
+        assert isinstance(layer, torch.nn.Linear) and self._backbone is not None
+        if not all(value.requires_grad for value in layer.parameters()):
+            raise InputError(
+                "the network holds its classifier fixed (requires_grad is False). Have it leave that free."
+            )
+        names = {id(value): name for name, value in self.model.named_parameters()}
+        return names[id(layer.weight)], None if layer.bias is None else names[id(layer.bias)]
+
+    def _require_features_apart(self) -> None:
+        """Features may not be of several images."""
+        if self._backbone is not None:
+            require_rows_apart(self._backbone, torch.zeros(1, *self.dataset.shape, device=self.device))
 
     def _build(self, seed: int) -> torch.nn.Module:
         recipe, dataset = self.plan.recipe, self.dataset
@@ -238,6 +271,11 @@ class Learner:
             times.append(time.perf_counter() - start)
         return min(times) / ROWS * num_images
 
+    def straighten(self, sums: dict[str, torch.Tensor], noise: Stream) -> None:
+        """From here on gradients are multiplied by what is released of the first sums."""
+        assert self.first_release is not None
+        self.state.preconditioners = {self._weight: self.first_release.release(sums, noise)}
+
     def collect(self, randomness: Randomness, step: int) -> tuple[dict[str, torch.Tensor], Statistics]:
         """What the gradients of one update add up to; in a private run nobody may see it."""
         training = self.plan.recipe.training
@@ -254,7 +292,11 @@ class Learner:
 
     def update(self, grad_sum: dict[str, torch.Tensor], noise: Stream, step: int) -> None:
         """Parameters and averages, by what is released of the sum."""
-        self.state.update(self.step.release(grad_sum, noise), step)
+        released = self.step.release(grad_sum, noise)
+        if isinstance(self.step, LeastSquaresStep):
+            self.state.put(released)
+        else:
+            self.state.update(released, step)
 
 
 def _refuse_other_state(model: torch.nn.Module) -> None:
@@ -288,7 +330,8 @@ def build_learner(
         methods = {"memory_format": "contiguous"}  # nothing measured: equal seeds give equal bits
     if recorded is not None:
         torch.set_num_threads(recorded["threads"])
-        engine = recorded["engine"] if engine == "auto" else engine
+        if engine == "auto" and recorded["engine"] != moments.ENGINE:  # which differentiates nothing
+            engine = recorded["engine"]
         microbatch_size = microbatch_size or recorded["microbatch_size"]
         methods = recorded.get("methods")  # a record without them is of another environment anyway
     # Operations on a small microbatch leave a second core idle; two microbatches side by side do

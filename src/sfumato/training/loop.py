@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sfumato import config
 from sfumato.accounting.accountants import EpsilonCurve
+from sfumato.accounting.mechanism import Mechanism
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.evaluation.augtest import WithViews, augtest
@@ -24,6 +25,7 @@ from sfumato.run_folder import files, key_file, record, weights_file
 from sfumato.run_folder import session as sessions
 from sfumato.run_folder.certificate import certificate, finished, released, result_claims, weights_facts
 from sfumato.run_folder.checkpoint import Checkpoint
+from sfumato.run_folder.entries import together
 from sfumato.run_folder.environment import describe, pick_device
 from sfumato.run_folder.record import Certificate, Metrics, PrivateMetrics, RecordLines, Result
 from sfumato.run_folder.verification import verify_finished
@@ -277,6 +279,7 @@ class _Run:
         curve = self._curve()
         if self.session.checkpoint is None:
             self._checkpoint(0)
+        self._release_first()
 
         last_step = self.first_step - 1
         scores: HeldOutScores | None = None
@@ -319,19 +322,51 @@ class _Run:
                         self._checkpoint(step)
         return last_step, scores if evaluated and scores else self._evaluate()
 
+    def _release_first(self) -> None:
+        """What is released of all examples before update 1, where there is such a thing; on the ledger as step 0."""
+        if not self._first_is_to_come():
+            if self.first_step == 1 and self.learner.first_release and not self.state.preconditioners:
+                self.progress.message(
+                    "second moments were released already, but not kept, and the budget pays for them once: going on "
+                    "without them"
+                )
+            return
+        assert self.learner.first_release is not None
+        with self._timed("gradient"):
+            sums = self.learner.first_release.collect(self.learner.train)
+        with self._timed("ledger"):  # on disk before anything is released
+            noise = self.draws.record(0, sums)
+        self.learner.straighten(sums, noise)
+        self._checkpoint(0)
+
+    def _first_is_to_come(self) -> bool:
+        """Whether the first release is still to be made, for the first time or as a repetition, or again where no
+        target forbids it.
+        """
+        if self.learner.first_release is None or self.first_step > 1 or self.state.preconditioners:
+            return False
+        return self.draws.is_recorded(0) or self.draws.num_first_releases == 0 or not self._is_bounded()
+
+    def _planned_mechanism(self) -> Mechanism:
+        """What will have been released at the end."""
+        is_new = self._first_is_to_come() and not self.draws.is_recorded(0)
+        count = self.draws.num_first_releases + is_new
+        noise = together(self.mechanism.first_release_noise, count)
+        return self.mechanism.replace(num_steps=self._planned(), first_release_noise=noise)
+
     def _budget_covers(self, step: int) -> bool:
         """Whether an update is a repetition, or fits the target beside everything in the ledger."""
         privacy = self.plan.recipe.privacy
         if self.draws.is_recorded(step) or privacy is None or not self._is_bounded():
             return True
-        return self.draws.num_releases < self.mechanism.num_steps
+        return self.draws.num_updates < self.mechanism.num_steps
 
     def _planned(self) -> int:
         """How many releases there will have been at the end; updates, where nothing is accounted."""
         if self.plan.recipe.privacy is None:
             return self.mechanism.num_steps
         steps = range(self.first_step, self.mechanism.num_steps + 1)
-        planned = self.draws.num_releases + sum(not self.draws.is_recorded(step) for step in steps)
+        planned = self.draws.num_updates + sum(not self.draws.is_recorded(step) for step in steps)
         return min(planned, self.mechanism.num_steps) if self._is_bounded() else planned
 
     def _is_bounded(self) -> bool:
@@ -343,10 +378,9 @@ class _Run:
 
     def _state_what_is_planned(self) -> None:
         """Writes a certificate that holds whenever the run ends: it counts all that is planned."""
-        planned = self.mechanism.replace(num_steps=self._planned())
         record.write(
             self.folder / record.CERTIFICATE_FILE,
-            certificate(self.plan, planned, self.session.ledger, "running", self.dataset),
+            certificate(self.plan, self._planned_mechanism(), self.session.ledger, "running", self.dataset),
         )
 
     def _curve(self) -> Callable[[int], float | None]:
@@ -354,13 +388,11 @@ class _Run:
         if not self.plan.private:
             return lambda step: None
         if self.plan.selection is not None:  # what the best of all runs spends in the end bounds every step before
-            total = claims(self.plan, self.mechanism.replace(num_steps=self._planned())).epsilon
+            total = claims(self.plan, self._planned_mechanism()).epsilon
             return lambda step: total
-        curve = EpsilonCurve(
-            self.mechanism.replace(num_steps=self._planned()), self.plan.delta, self.plan.recipe.budget.accountant
-        )
+        curve = EpsilonCurve(self._planned_mechanism(), self.plan.delta, self.plan.recipe.budget.accountant)
         draws = self.draws
-        return lambda step: curve.at(max(draws.num_releases, step))
+        return lambda step: curve.at(max(draws.num_updates, step))
 
     def _evaluate(self) -> HeldOutScores:
         """Scores of the averaged weights, and the accuracy of the last ones."""

@@ -411,6 +411,11 @@ def _whole(mechanism: Mechanism) -> Mechanism:
     """With noise as JSON has it, whatever library it comes from, and numbers that a file can hold."""
     if not isinstance(mechanism, Mechanism):
         raise InputError(f"mechanism must be a sfumato.Mechanism, not a {type(mechanism).__name__}.")
+    if mechanism.first_release_noise is not None:
+        raise InputError(
+            "a loop of your own counts updates alone, so mechanism.first_release_noise must be None. Count that "
+            "release in a loop of its own: a mechanism of all examples and one step; the epsilons add up."
+        )
     for name in ("num_examples", "batch_size", "num_steps", "images_per_unit"):
         _integer(name, getattr(mechanism, name))
     if mechanism.noise_multiplier > _MOST_NOISE:

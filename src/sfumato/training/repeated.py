@@ -111,6 +111,12 @@ def repeat(
     )
 
 
+def _first_releases_together(runs: Sequence[Result]) -> float | None:
+    """Of the releases before updates: the noise of one Gaussian that costs what all cost."""
+    noises = [run.first_release_noise for run in runs if run.first_release_noise is not None]
+    return 1 / math.sqrt(sum(noise**-2 for noise in noises)) if noises else None
+
+
 def _together(runs: Sequence[Result]) -> float | None:
     """Epsilon of all runs' updates as one mechanism's: they have the same noise and sampling."""
     from sfumato.accounting.accountants import epsilon
@@ -125,6 +131,7 @@ def _together(runs: Sequence[Result]) -> float | None:
         one.noise_multiplier,
         sum(run.num_steps for run in runs),
         images_per_unit=(one.max_images_per_person or 1) if of_persons else 1,
+        first_release_noise=_first_releases_together(runs),
     )
     if {(run.num_examples, run.batch_size, run.noise_multiplier, run.delta) for run in runs} != {
         (mechanism.num_examples, mechanism.batch_size, mechanism.noise_multiplier, one.delta)
