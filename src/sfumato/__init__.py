@@ -11,6 +11,8 @@ _PUBLIC = {
     "OwnLoop": "sfumato.run_folder.own_loop",
     "Streams": "sfumato.randomness",
     "add_noise": "sfumato.training.noise",
+    "audit_canary": "sfumato.auditing.canary",
+    "audit_scores": "sfumato.auditing.bounds",
     "clipped_grad": "sfumato.clipping",
     "epsilon": "sfumato.accounting.accountants",
     "evaluate": "sfumato.evaluation.use",

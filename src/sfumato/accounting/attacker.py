@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from sfumato.accounting.accountants import epsilon
+from sfumato.accounting.gaussian import log_delta_gaussian
 from sfumato.accounting.mechanism import LEAST_NOISE, Accountant, Mechanism
 from sfumato.accounting.pld import deltas_pld
 from sfumato.accounting.selection import Selection
@@ -67,16 +68,52 @@ def attacker(mechanism: Mechanism, selection: Selection | None = None) -> Attack
     images = min(mechanism.images_per_unit, mechanism.num_examples)
     if selection is None and mechanism.sampling_prob == 1:
         return _of_gaussian(images * math.sqrt(mechanism.num_steps) / mechanism.noise_multiplier)
-    deltas = None
-    if selection is None and images <= MOST_IMAGES:
+    if selection is not None:
+        return _of_pairs(*_pairs(mechanism, selection), "pairs")
+    return _of_pairs(*_curve(mechanism))
+
+
+def curve(mechanism: Mechanism) -> tuple[np.ndarray, np.ndarray]:
+    """Delta at each of many epsilons: the mechanism's trade-off, from above.
+
+    Guarantee: every pair (epsilon, delta) holds, so that whoever tests whether one unit took part, and
+    has false positives at a rate alpha, has true ones at most at e^epsilon alpha + delta; likewise
+    with the two roles exchanged.
+
+    Args:
+        mechanism: Poisson sampling.
+
+    Returns:
+        epsilons, from 0 on, and deltas: of the same shape.
+    """
+    if mechanism.num_steps == 0:
+        return _EPSILONS, np.zeros_like(_EPSILONS)
+    if mechanism.noise_multiplier < LEAST_NOISE:
+        return _EPSILONS, np.ones_like(_EPSILONS)
+    images = min(mechanism.images_per_unit, mechanism.num_examples)
+    if mechanism.sampling_prob == 1:
+        mu = images * math.sqrt(mechanism.num_steps) / mechanism.noise_multiplier
+        deltas = np.exp([log_delta_gaussian(mu, epsilon) for epsilon in _EPSILONS.tolist()])
+        return _EPSILONS, np.minimum(deltas * (1 + 1e-9), 1.0)
+    epsilons, deltas, _ = _curve(mechanism)
+    return epsilons, deltas
+
+
+def _curve(mechanism: Mechanism) -> tuple[np.ndarray, np.ndarray, Literal["pld", "pairs"]]:
+    images = min(mechanism.images_per_unit, mechanism.num_examples)
+    if images <= MOST_IMAGES:
         numbers = (mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps)
         deltas = deltas_pld(*numbers, _EPSILONS.tolist(), images)
-    if deltas is not None:
-        return _of_pairs(_EPSILONS, deltas, "pld")
-    accountant: Accountant = "rdp" if images == 1 else "pld"
+        if deltas is not None:
+            return _EPSILONS, deltas, "pld"
+    return *_pairs(mechanism, None), "pairs"
+
+
+def _pairs(mechanism: Mechanism, selection: Selection | None) -> tuple[np.ndarray, np.ndarray]:
+    accountant: Accountant = "rdp" if min(mechanism.images_per_unit, mechanism.num_examples) == 1 else "pld"
     pairs = [(epsilon(mechanism, delta, accountant, selection).epsilon, delta) for delta in _DELTAS.tolist()]
     found = np.array(pairs)
-    return _of_pairs(found[:, 0], found[:, 1], "pairs")
+    return found[:, 0], found[:, 1]
 
 
 def _of_pairs(epsilons: np.ndarray, deltas: np.ndarray, source: Literal["pld", "pairs"]) -> Attacker:
