@@ -1,6 +1,7 @@
 """From scores and membership to lower bounds on epsilon: nothing else of an attack is looked at."""
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,10 @@ from sfumato.errors import InputError
 SHARE = 0.2
 """Of the games of each side, those that choose thresholds. No bound uses them."""
 _MOST_THRESHOLDS = 2000
+_LARGEST = 1e300
+_CAREFUL = 1e-3
+"""Many thresholds show almost the same mu. Where few scores lie above, luck would decide, so that mu is
+compared at a smaller error than it is stated at: the threshold then lies where the rates are known well."""
 _NO_ASSUMPTION = "none"
 _IS_GAUSSIAN = "the mechanism's trade-off is that of a Gaussian mechanism without sampling"
 _IS_OF_FAMILY = (
@@ -95,9 +100,8 @@ def audit_scores(
     chooses, used = _parted(inside, outside)
     error = (1 - confidence) / 2
     candidates = _thresholds(chooses)
-    false_positives, true_positives = chooses.rates(candidates, error)
-    for_ratio = float(candidates[np.argmax(log_ratio(false_positives, true_positives, delta))])
-    for_mu = float(candidates[np.argmax(gaussian_mu(false_positives, true_positives))])
+    for_ratio = float(candidates[np.argmax(log_ratio(*chooses.rates(candidates, error), delta=delta))])
+    for_mu = float(candidates[np.argmax(gaussian_mu(*chooses.rates(candidates, error * _CAREFUL)))])
 
     def bound(name: BoundName, assumption: str, threshold: float, of: Callable[[float, float], float]) -> Bound:
         count_false, count_true = used.counts(threshold)
@@ -198,6 +202,7 @@ def _sides(scores: Any, members: Any) -> tuple[np.ndarray, np.ndarray]:
             f"score {int(np.isnan(values).argmax()) + 1} is not a number: it is neither high nor low. "
             "Give every game a score."
         )
+    values = np.clip(values, -_LARGEST, _LARGEST)  # infinite scores keep their order, and have a middle
     inside, outside = np.sort(values[took_part == 1]), np.sort(values[took_part == 0])
     for side, what in ((inside, "with"), (outside, "without")):
         if not len(side):
@@ -210,10 +215,14 @@ def _num_chosen(count: int) -> int:
 
 
 def _parted(inside: np.ndarray, outside: np.ndarray) -> tuple[Games, Games]:
-    """The games that choose, and those that bounds use. Sorted scores are parted at random places, so
-    that neither the order of the games nor who played them matters.
+    """The games that choose, and those that bounds use.
+
+    Sorted scores are parted at random places: the order of the games does not matter. Places that are
+    the same in all audits would be wrong, since then the highest scores always choose or never do. So
+    they follow from the scores, by a digest: the same scores give the same audit.
     """
-    rng = np.random.default_rng(0)
+    digest = hashlib.sha256(len(inside).to_bytes(8, "little") + inside.tobytes() + outside.tobytes())
+    rng = np.random.default_rng(np.frombuffer(digest.digest(), dtype="<u4"))
     parts = []
     for side in (inside, outside):
         chosen = np.zeros(len(side), dtype=bool)
@@ -224,13 +233,16 @@ def _parted(inside: np.ndarray, outside: np.ndarray) -> tuple[Games, Games]:
 
 
 def _thresholds(games: Games) -> np.ndarray:
-    """Scores that might be the best threshold: all, or of many, densely at both ends."""
+    """What might be the best threshold: between two neighbouring scores; of many, densely at both ends."""
     distinct = np.unique(np.concatenate([games.members, games.non_members]))
-    if len(distinct) > _MOST_THRESHOLDS:
-        from_end = np.unique(np.geomspace(1, len(distinct), _MOST_THRESHOLDS // 3).astype(np.int64)) - 1
-        evenly = np.linspace(0, len(distinct) - 1, _MOST_THRESHOLDS // 3).astype(np.int64)
-        distinct = distinct[np.unique(np.concatenate([from_end, len(distinct) - 1 - from_end, evenly]))]
-    return distinct[np.isfinite(distinct)] if np.isfinite(distinct).any() else np.zeros(1)
+    if len(distinct) == 1:
+        return distinct
+    between = distinct[:-1] / 2 + distinct[1:] / 2
+    if len(between) > _MOST_THRESHOLDS:
+        from_end = np.unique(np.geomspace(1, len(between), _MOST_THRESHOLDS // 3).astype(np.int64)) - 1
+        evenly = np.linspace(0, len(between) - 1, _MOST_THRESHOLDS // 3).astype(np.int64)
+        between = between[np.unique(np.concatenate([from_end, len(between) - 1 - from_end, evenly]))]
+    return between
 
 
 def _advantage(chooses: Games, used: Games, candidates: np.ndarray) -> float:

@@ -7,6 +7,7 @@ touch each other. A coin decides whether a canary takes part. One that does not 
 keeps its place, as an unreadable image does: the very relation that the certificate is about.
 """
 
+import functools
 import math
 import os
 import tempfile
@@ -25,7 +26,7 @@ from sfumato.accounting.calibration import solve_noise_multiplier
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing.bounds import audit_scores, require_enough, require_levels
 from sfumato.auditing.record import CanaryResult
-from sfumato.clipping import clipped_grad, pure
+from sfumato.clipping import GradFn, clipped_grad, pure
 from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 from sfumato.errors import InputError
@@ -148,10 +149,15 @@ def play(
 
 def prepared_step(mechanism: Mechanism) -> PrivateStep:
     """The product's step on a model that canaries are made for, its engine settled."""
+    return PrivateStep(_grad_fn(), mechanism, _VIEWS)
+
+
+@functools.cache
+def _grad_fn() -> GradFn:
+    """One for all audits of a process: it takes seconds to settle, and nothing in it changes."""
     grad_fn = clipped_grad(Pixels(), pure(_output), clipping_norm=_CLIPPING_NORM, microbatch_size=_MICROBATCH)
-    blank, label = torch.zeros(1, 1, SIDE, SIDE), torch.zeros(1, dtype=torch.int64)
-    grad_fn.prepare(blank, label, batch_size=mechanism.batch_size)
-    return PrivateStep(grad_fn, mechanism, _VIEWS)
+    grad_fn.prepare(torch.zeros(1, 1, SIDE, SIDE), torch.zeros(1, dtype=torch.int64))
+    return grad_fn
 
 
 def coins(count: int) -> np.ndarray:

@@ -1,5 +1,6 @@
 """What an audit of so many games could show at best, and how many an epsilon needs."""
 
+import functools
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ from sfumato.auditing.record import Power
 _MOST_GAMES = 10**15
 
 
+@functools.lru_cache(maxsize=64)
 def power(
     num_members: int, num_non_members: int, confidence: float, delta: float, epsilon: float | None, share: float
 ) -> Power:
@@ -22,6 +24,8 @@ def power(
         epsilon: That is claimed, if any.
         share: Of all games, those that choose the threshold.
     """
+    from scipy.special import ndtr
+
     error = (1 - confidence) / 2
     best = max(0.0, perfect(num_members, num_non_members, confidence, delta))
     if epsilon is None or not math.isfinite(epsilon):
@@ -32,8 +36,6 @@ def power(
     mu = mu_of(epsilon, delta)
     # Expected counts, which need not be whole, at every threshold that could be the best one.
     thresholds = np.linspace(-9, mu + 9, 4001)
-    from scipy.special import ndtr
-
     false_positives = upper_rate(num_non_members * ndtr(-thresholds), num_non_members, error)
     true_positives = lower_rate(num_members * ndtr(mu - thresholds), num_members, error)
     tight = float(log_ratio(false_positives, true_positives, delta).max())

@@ -9,7 +9,7 @@ from sfumato.accounting import accountants
 from sfumato.accounting.attacker import curve
 from sfumato.accounting.mechanism import LEAST_NOISE, Mechanism
 
-_CLOSE = 1.002
+_CLOSE = 1.005
 """The noise is found up to this factor."""
 _MOST_DOUBLINGS = 20
 
