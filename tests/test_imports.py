@@ -52,8 +52,19 @@ MAY_IMPORT = {
         "data",
         "models",
     },
+    "auditing": {
+        "training",
+        "evaluation",
+        "run_folder",
+        "accounting",
+        "clipping",
+        "data",
+        "models",
+        "nn",
+    },
     "cli": {
         *(
+            "auditing",
             "torch_internals",
             "recipes",
             "accounting",

@@ -9,6 +9,8 @@ _PUBLIC = {
     "Ema": "sfumato.training.ema",
     "Mechanism": "sfumato.accounting.mechanism",
     "OwnLoop": "sfumato.training.own_loop",
+    "audit_canary": "sfumato.auditing.canary",
+    "audit_scores": "sfumato.auditing.bounds",
     "clipped_grad": "sfumato.clipping",
     "epsilon": "sfumato.accounting.accountants",
     "evaluate": "sfumato.evaluation.use",

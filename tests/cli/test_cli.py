@@ -652,6 +652,8 @@ SURFACE = {
     "predict": "--format --trust --json",
     "calibrate": "--positive --sensitivity --specificity --data-root --trust --json",
     "resume": "--device --trust --json",
+    "audit bounds": "--delta --epsilon --confidence --json",
+    "audit canary": "--epsilon --delta --num-steps --sampling-prob --num-games --confidence --json",
     "check": "--fix --trust --json",
     "norms": "--plot --json",
     "recipes list": "--data-root --json",

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from sfumato.accounting.accountants import epsilon
+from sfumato.accounting.gaussian import log_delta_gaussian
 from sfumato.accounting.mechanism import Accountant, Mechanism, first_release_mu
 from sfumato.accounting.pld import deltas_pld
 from sfumato.accounting.selection import Selection
@@ -64,19 +65,60 @@ def attacker(mechanism: Mechanism, selection: Selection | None = None) -> Attack
     if not mechanism.has_noise:
         return Attacker(1.0, 1.0, (1.0,) * len(FALSE_POSITIVES), "pairs")
     images = min(mechanism.images_per_unit, mechanism.num_examples)
-    if selection is None and (mechanism.sampling_prob == 1 or mechanism.num_steps == 0):
+    if selection is None and _is_gaussian(mechanism):
         return _of_gaussian(mechanism.replace(images_per_unit=images).gaussian_mu)
-    deltas = None
-    if selection is None and images <= MOST_IMAGES:
+    if selection is not None:
+        return _of_pairs(*_pairs(mechanism, selection), "pairs")
+    return _of_pairs(*_curve(mechanism))
+
+
+def curve(mechanism: Mechanism) -> tuple[np.ndarray, np.ndarray]:
+    """Delta at each of many epsilons: the mechanism's trade-off, from above.
+
+    Guarantee: every pair (epsilon, delta) holds, so that whoever tests whether one unit took part, and
+    has false positives at a rate alpha, has true ones at most at e^epsilon alpha + delta; likewise
+    with the two roles exchanged.
+
+    Args:
+        mechanism: Poisson sampling.
+
+    Returns:
+        epsilons, from 0 on, and deltas: of the same shape.
+    """
+    if mechanism.releases_nothing:
+        return _EPSILONS, np.zeros_like(_EPSILONS)
+    if not mechanism.has_noise:
+        return _EPSILONS, np.ones_like(_EPSILONS)
+    images = min(mechanism.images_per_unit, mechanism.num_examples)
+    if _is_gaussian(mechanism):
+        mu = mechanism.replace(images_per_unit=images).gaussian_mu
+        deltas = np.exp([log_delta_gaussian(mu, epsilon) for epsilon in _EPSILONS.tolist()])
+        return _EPSILONS, np.minimum(deltas * (1 + 1e-9), 1.0)
+    epsilons, deltas, _ = _curve(mechanism)
+    return epsilons, deltas
+
+
+def _is_gaussian(mechanism: Mechanism) -> bool:
+    """Whether all that is released is one Gaussian mechanism: nothing is sampled."""
+    return mechanism.sampling_prob == 1 or mechanism.num_steps == 0
+
+
+def _curve(mechanism: Mechanism) -> tuple[np.ndarray, np.ndarray, Literal["pld", "pairs"]]:
+    images = min(mechanism.images_per_unit, mechanism.num_examples)
+    if images <= MOST_IMAGES:
         numbers = (mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps)
         first_mu = images * first_release_mu(mechanism.first_release_noise)
         deltas = deltas_pld(*numbers, _EPSILONS.tolist(), images, first_mu)
-    if deltas is not None:
-        return _of_pairs(_EPSILONS, deltas, "pld")
-    accountant: Accountant = "rdp" if images == 1 else "pld"
+        if deltas is not None:
+            return _EPSILONS, deltas, "pld"
+    return *_pairs(mechanism, None), "pairs"
+
+
+def _pairs(mechanism: Mechanism, selection: Selection | None) -> tuple[np.ndarray, np.ndarray]:
+    accountant: Accountant = "rdp" if min(mechanism.images_per_unit, mechanism.num_examples) == 1 else "pld"
     pairs = [(epsilon(mechanism, delta, accountant, selection).epsilon, delta) for delta in _DELTAS.tolist()]
     found = np.array(pairs)
-    return _of_pairs(found[:, 0], found[:, 1], "pairs")
+    return found[:, 0], found[:, 1]
 
 
 def _of_pairs(epsilons: np.ndarray, deltas: np.ndarray, source: Literal["pld", "pairs"]) -> Attacker:

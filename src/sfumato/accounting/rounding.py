@@ -22,6 +22,17 @@ def epsilon_text(value: float | None) -> str:
     return f"{rounded.normalize():f}"
 
 
+def lower_epsilon_text(value: float) -> str:
+    """A lower bound on an epsilon with four significant digits, rounded down so that it stays one.
+
+    Example:
+        >>> lower_epsilon_text(2.99687), lower_epsilon_text(0.0)
+        ('2.996', '0')
+    """
+    rounded = decimal.Context(prec=4, rounding=decimal.ROUND_FLOOR).plus(decimal.Decimal(repr(value)))
+    return f"{rounded.normalize():f}"
+
+
 def delta_text(value: float) -> str:
     """Delta in full, because it is a promise: never rounded.
 

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from sfumato.cli import (
+    audit,
     cache,
     calibrate,
     check,
@@ -43,6 +44,7 @@ app.command("calibrate")(calibrate.calibrate)
 app.command("check")(check.check)
 app.command("norms")(norms.norms)
 app.command("schema")(schema.schema)
+app.add_typer(audit.app, name="audit")
 app.add_typer(cache.app, name="cache")
 
 

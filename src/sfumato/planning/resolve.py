@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 from sfumato.accounting import rounding, tan
 from sfumato.accounting.mechanism import Accountant, Mechanism
@@ -292,7 +293,10 @@ def _allows(budget: Budget, signal: float) -> bool:
             return False
     if batch_size > n:
         return False
-    beside = {"images_per_unit": budget.images_per_unit, "first_release_noise": budget.first_release_noise}
+    beside: dict[str, Any] = {
+        "images_per_unit": budget.images_per_unit,
+        "first_release_noise": budget.first_release_noise,
+    }
     mechanism = Mechanism(n, batch_size, sigma, num_steps, **beside)
     # RDP, where there is one, takes milliseconds, and what it allows PLD allows.
     accountant: Accountant = "pld" if budget.images_per_unit > 1 else "rdp"

@@ -1,0 +1,253 @@
+"""From scores and membership to lower bounds on epsilon: nothing else of an attack is looked at."""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.auditing import trade_off
+from sfumato.auditing.power import games_needed, perfect, power
+from sfumato.auditing.rates import (
+    advantage_bound,
+    gaussian_epsilon,
+    gaussian_mu,
+    log_ratio,
+    lower_rate,
+    upper_rate,
+)
+from sfumato.auditing.record import AuditResult, Bound, BoundName
+from sfumato.errors import InputError
+
+SHARE = 0.2
+"""Of the games of each side, those that choose thresholds. No bound uses them."""
+_MOST_THRESHOLDS = 2000
+_LARGEST = 1e300
+_CAREFUL = 1e-3
+"""Many thresholds show almost the same mu. Where few scores lie above, luck would decide, so that mu is
+compared at a smaller error than it is stated at: the threshold then lies where the rates are known well."""
+_NO_ASSUMPTION = "none"
+_IS_GAUSSIAN = "the mechanism's trade-off is that of a Gaussian mechanism without sampling"
+_IS_OF_FAMILY = (
+    "the mechanism is the claimed one but for its noise. That the claim itself is refuted needs no assumption"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Games:
+    """Scores of the games of one part, sorted."""
+
+    members: np.ndarray
+    non_members: np.ndarray
+
+    def counts(self, thresholds: Any) -> tuple[np.ndarray, np.ndarray]:
+        """False and true positives of "took part from this score on"."""
+        below = [np.searchsorted(side, thresholds, side="left") for side in (self.non_members, self.members)]
+        return len(self.non_members) - below[0], len(self.members) - below[1]
+
+    def rates(self, thresholds: Any, error: float) -> tuple[np.ndarray, np.ndarray]:
+        """Upper bound on the rate of false positives, lower bound on that of true ones, each of which
+        fails with probability ``error`` at most.
+        """
+        false_positives, true_positives = self.counts(thresholds)
+        return (
+            upper_rate(false_positives, len(self.non_members), error),
+            lower_rate(true_positives, len(self.members), error),
+        )
+
+
+def audit_scores(
+    scores: Any,
+    members: Any,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    nominal_epsilon: float | None = None,
+    mechanism: Mechanism | None = None,
+) -> AuditResult:
+    """Lower bounds on epsilon from anybody's attack.
+
+    A fifth of the games of either side, drawn at random, chooses the thresholds. The other games give
+    the rates there, each with a one-sided Clopper-Pearson interval at half the error, so that the two
+    hold together with the confidence stated.
+
+    Guarantee: if the games are independent, each bound by itself is above the mechanism's epsilon at
+    ``delta`` with probability at most 1 - ``confidence``, under the assumption that it names.
+
+    Args:
+        scores: (G,), of G games: higher where the attacker believes more that the example took part.
+        members: (G,), true or 1 where it did.
+        delta: In (0, 1).
+        confidence: In (0.5, 1).
+        nominal_epsilon: That is claimed at ``delta``, if any.
+        mechanism: That is claimed, if it is known: its trade-off gives one bound more.
+
+    Raises:
+        InputError: If scores and members are no such arrays, an argument is out of range, or there
+            are too few games for any bound above 0.
+
+    Example:
+        >>> result = audit_scores([0.0] * 1000 + [1.0] * 1000, [0] * 1000 + [1] * 1000, delta=0.01, confidence=0.999)
+        >>> round(result.epsilon_lower_bound, 2)
+        4.64
+    """
+    require_levels(delta, confidence, nominal_epsilon)
+    inside, outside = _sides(scores, members)
+    require_enough(len(inside), len(outside), confidence, delta)
+    chooses, used = _parted(inside, outside)
+    error = (1 - confidence) / 2
+    candidates = _thresholds(chooses)
+    for_ratio = float(candidates[np.argmax(log_ratio(*chooses.rates(candidates, error), delta=delta))])
+    for_mu = float(candidates[np.argmax(gaussian_mu(*chooses.rates(candidates, error * _CAREFUL)))])
+
+    def bound(name: BoundName, assumption: str, threshold: float, of: Callable[[float, float], float]) -> Bound:
+        count_false, count_true = used.counts(threshold)
+        low_rate, high_rate = used.rates(threshold, error)
+        epsilon = of(float(low_rate), float(high_rate))
+        return Bound(
+            name=name,
+            epsilon=None if epsilon == -math.inf else max(0.0, epsilon),
+            assumption=assumption,
+            threshold=threshold,
+            false_positives=int(count_false),
+            true_positives=int(count_true),
+            num_non_members=len(used.non_members),
+            num_members=len(used.members),
+            false_positive_rate=float(low_rate),
+            true_positive_rate=float(high_rate),
+        )
+
+    found = [
+        bound("clopper-pearson", _NO_ASSUMPTION, for_ratio, lambda fpr, tpr: float(log_ratio(fpr, tpr, delta))),
+        bound("gaussian", _IS_GAUSSIAN, for_mu, lambda fpr, tpr: gaussian_epsilon(float(gaussian_mu(fpr, tpr)), delta)),
+    ]
+    if mechanism is not None:
+        least = bound(
+            "trade-off", _IS_OF_FAMILY, for_mu, lambda fpr, tpr: trade_off.epsilon(mechanism, delta, fpr, tpr)
+        )
+        found.append(least)
+    # A Gaussian mechanism is an assumption about the mechanism, so its bound refutes no claim.
+    decide = [each.epsilon or 0.0 for each in found if each.name != "gaussian"]
+    return AuditResult(
+        audit="bounds",
+        epsilon_lower_bound=found[0].epsilon or 0.0,
+        bounds=found,
+        confidence=confidence,
+        nominal_epsilon=nominal_epsilon,
+        delta=delta,
+        violated=None if nominal_epsilon is None else max(decide) > nominal_epsilon,
+        num_games=len(inside) + len(outside),
+        auc=auc(inside, outside),
+        advantage=_advantage(chooses, used, candidates),
+        advantage_upper_bound=None if nominal_epsilon is None else advantage_bound(nominal_epsilon, delta),
+        power=power(len(used.members), len(used.non_members), confidence, delta, nominal_epsilon, SHARE),
+    )
+
+
+def auc(members: np.ndarray, non_members: np.ndarray) -> float:
+    """How often a member's score is above a non-member's; half where they are equal. Both sorted."""
+    below = np.searchsorted(non_members, members, side="left").sum(dtype=np.int64)
+    up_to = np.searchsorted(non_members, members, side="right").sum(dtype=np.int64)
+    return float((int(below) + int(up_to)) / (2 * len(members) * len(non_members)))
+
+
+def require_levels(delta: float, confidence: float, nominal_epsilon: float | None) -> None:
+    """Raises InputError where one of them is out of range."""
+    if not 0 < delta < 1:
+        raise InputError(
+            f"delta must lie between 0 and 1, not {delta}: no mechanism with Gaussian noise has a finite epsilon at 0. "
+            "Give the delta of the claim."
+        )
+    if not 0.5 < confidence < 1:
+        raise InputError(f"confidence must lie between 0.5 and 1, not {confidence}. Usual are 0.95 and 0.999.")
+    if nominal_epsilon is not None and not (math.isfinite(nominal_epsilon) and nominal_epsilon >= 0):
+        raise InputError(f"the claimed epsilon must be a finite number, at least 0, not {nominal_epsilon}.")
+
+
+def require_enough(num_members: int, num_non_members: int, confidence: float, delta: float) -> None:
+    """Raises InputError where no attack could show anything; it says how many games could."""
+    used = [side - _num_chosen(side) for side in (num_members, num_non_members)]
+    if min(used) >= 1 and perfect(used[0], used[1], confidence, delta) > 0:
+        return
+    needed = games_needed(0.0, confidence, delta, SHARE)
+    remedy = (
+        f"Play at least {needed:,}, half of them with the example"
+        if needed
+        else "No number of games is enough: take a smaller delta"
+    )
+    raise InputError(
+        f"{num_members:,} games with the example and {num_non_members:,} without are too few for confidence "
+        f"{confidence:g} at delta {delta:g}: an attack that is never wrong would show nothing. {remedy}."
+    )
+
+
+def _sides(scores: Any, members: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The sorted scores of either side."""
+    try:
+        values, took_part = np.asarray(scores, dtype=np.float64), np.asarray(members, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError("scores and members must be numbers, one of each for every game.") from None
+    if values.ndim != 1 or values.shape != took_part.shape:
+        raise InputError(
+            f"scores of shape {values.shape} and members of shape {took_part.shape} do not belong together. "
+            "Give one of each for every game."
+        )
+    if not np.isin(took_part, (0.0, 1.0)).all():
+        raise InputError("members must be 1 where the example took part and 0 where it did not.")
+    if np.isnan(values).any():
+        raise InputError(
+            f"score {int(np.isnan(values).argmax()) + 1} is not a number: it is neither high nor low. "
+            "Give every game a score."
+        )
+    values = np.clip(values, -_LARGEST, _LARGEST)  # infinite scores keep their order, and have a middle
+    inside, outside = np.sort(values[took_part == 1]), np.sort(values[took_part == 0])
+    for side, what in ((inside, "with"), (outside, "without")):
+        if not len(side):
+            raise InputError(f"there are no games {what} the example, so one of the two rates is unknown. Play both.")
+    return inside, outside
+
+
+def _num_chosen(count: int) -> int:
+    return min(count, max(1, int(count * SHARE)))
+
+
+def _parted(inside: np.ndarray, outside: np.ndarray) -> tuple[Games, Games]:
+    """The games that choose, and those that bounds use.
+
+    Sorted scores are parted at random places: the order of the games does not matter. Places that are
+    the same in all audits would be wrong, since then the highest scores always choose or never do. So
+    they follow from the scores, by a digest: the same scores give the same audit.
+    """
+    digest = hashlib.sha256(len(inside).to_bytes(8, "little") + inside.tobytes() + outside.tobytes())
+    rng = np.random.default_rng(np.frombuffer(digest.digest(), dtype="<u4"))
+    parts = []
+    for side in (inside, outside):
+        chosen = np.zeros(len(side), dtype=bool)
+        chosen[rng.choice(len(side), _num_chosen(len(side)), replace=False)] = True
+        parts.append((side[chosen], side[~chosen]))
+    (members, members_used), (non_members, non_members_used) = parts
+    return Games(members, non_members), Games(members_used, non_members_used)
+
+
+def _thresholds(games: Games) -> np.ndarray:
+    """What might be the best threshold: between two neighbouring scores; of many, densely at both ends."""
+    distinct = np.unique(np.concatenate([games.members, games.non_members]))
+    if len(distinct) == 1:
+        return distinct
+    between = distinct[:-1] / 2 + distinct[1:] / 2
+    if len(between) > _MOST_THRESHOLDS:
+        from_end = np.unique(np.geomspace(1, len(between), _MOST_THRESHOLDS // 3).astype(np.int64)) - 1
+        evenly = np.linspace(0, len(between) - 1, _MOST_THRESHOLDS // 3).astype(np.int64)
+        between = between[np.unique(np.concatenate([from_end, len(between) - 1 - from_end, evenly]))]
+    return between
+
+
+def _advantage(chooses: Games, used: Games, candidates: np.ndarray) -> float:
+    def at(games: Games, thresholds: Any) -> np.ndarray:
+        false_positives, true_positives = games.counts(thresholds)
+        return true_positives / len(games.members) - false_positives / len(games.non_members)
+
+    return float(at(used, candidates[np.argmax(at(chooses, candidates))]))

@@ -1,0 +1,251 @@
+"""The strongest attacker of all: sees every update, and has put a worst-case example into the data
+(Nasr et al. 2023, white-box with crafted gradients).
+
+What runs is the product's own: clipping, sampler, noise, ledger. Each canary's gradient is longer than
+the clipping norm and has a direction of its own, so one run with N canaries is N games that do not
+touch each other. A coin decides whether a canary takes part. One that does not contributes zero and
+keeps its place, as an unreadable image does: the very relation that the certificate is about.
+"""
+
+import functools
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sfumato.accounting import accountants
+from sfumato.accounting.calibration import solve_noise_multiplier
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.auditing.bounds import audit_scores, require_enough, require_levels
+from sfumato.auditing.record import CanaryResult
+from sfumato.clipping import GradFn, clipped_grad, pure
+from sfumato.data.images import ImageSet
+from sfumato.data.views import Views
+from sfumato.errors import InputError
+from sfumato.randomness import Streams, new_key, run_id
+from sfumato.run_folder import entries
+from sfumato.run_folder.ledger import Ledger
+from sfumato.training.draws import Draws
+from sfumato.training.step import PrivateStep
+
+SIDE = 64
+"""Of a canary's image, in pixels. One weight belongs to each pixel, and noise is drawn in blocks of as
+many weights."""
+_MOST_CANARIES = SIDE * SIDE
+_VIEWS = Views("none", 0, 0)
+_CLIPPING_NORM = 1.0
+_MICROBATCH = 64
+_IN_MEMORY = "/dev/shm"
+_LONG = 2.0
+"""Seconds from which on the time to expect is told."""
+
+
+class Pixels(nn.Module):
+    """A weight for each pixel; its gradient is the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(_MOST_CANARIES))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.flatten(1) @ self.weight
+
+
+def audit_canary(
+    *,
+    epsilon: float,
+    delta: float,
+    num_steps: int = 100,
+    sampling_prob: float = 0.1,
+    num_games: int = 200_000,
+    confidence: float = 0.95,
+    report: Callable[[str], None] = lambda text: None,
+) -> CanaryResult:
+    """Attacks the product's own private step, at noise calibrated to an epsilon.
+
+    Guarantee: if the step is the mechanism that its certificate states, `violated` is true with
+    probability at most 1 - ``confidence`` for each of the two bounds that decide it.
+
+    Args:
+        epsilon: Claimed; noise is calibrated to it as for a run.
+        delta: In (0, 1).
+        num_steps: T, updates of a run.
+        sampling_prob: q, a fraction with a denominator of at most 4096.
+        num_games: At least so many are played, in as many runs as that takes.
+        confidence: Of each bound.
+        report: Is told how far it has come.
+
+    Returns:
+        The result, its scores forgotten.
+
+    Raises:
+        InputError: If an argument is out of range, the budget is impossible, or the games are too
+            few for any bound above 0.
+    """
+    require_levels(delta, confidence, epsilon)
+    _require_whole("num_steps", num_steps)
+    _require_whole("num_games", num_games)
+    num_canaries, num_runs = _games(sampling_prob, num_games)
+    # The coins fall near one half: one game less on each side is not what is refused here.
+    require_enough(num_games // 2, num_games // 2, confidence, delta)
+    started = time.perf_counter()
+    batch_size = round(sampling_prob * num_canaries)
+    mechanism = Mechanism(num_canaries, batch_size, 1.0, num_steps)
+    sigma = solve_noise_multiplier(
+        num_examples=num_canaries, batch_size=batch_size, num_steps=num_steps, target_epsilon=epsilon, delta=delta
+    )
+    mechanism = mechanism.replace(noise_multiplier=sigma)
+    scores, members = play(mechanism, num_runs, report)
+    nominal = accountants.epsilon(mechanism, delta).epsilon
+    found = audit_scores(
+        scores, members, delta=delta, confidence=confidence, nominal_epsilon=nominal, mechanism=mechanism
+    )
+    facts: dict[str, Any] = {**dict(found), "audit": "canary"}
+    return CanaryResult(
+        **facts,
+        target_epsilon=epsilon,
+        noise_multiplier=sigma,
+        sampling_prob=mechanism.sampling_prob,
+        num_steps=num_steps,
+        num_runs=num_runs,
+        games_per_run=num_canaries,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def play(
+    mechanism: Mechanism, num_runs: int, report: Callable[[str], None] = lambda text: None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Runs of the real step, each with a key of its own.
+
+    Args:
+        mechanism: Its examples are the canaries, at most `SIDE` squared.
+
+    Returns:
+        Scores and membership of every game, (num_runs x N,).
+    """
+    step = prepared_step(mechanism)
+    scores, members = [], []
+    started, told = time.perf_counter(), 0.0
+    for number in range(1, num_runs + 1):
+        took_part = coins(mechanism.num_examples)
+        scores.append(log_likelihood_ratio(observe(step, took_part), mechanism))
+        members.append(took_part)
+        seconds = time.perf_counter() - started
+        expected = seconds / number * num_runs
+        if expected > _LONG and seconds - told > min(10.0, expected / 10) and number < num_runs:
+            told = seconds
+            report(f"run {number} of {num_runs}; about {expected - seconds:.0f} s left")
+    return np.concatenate(scores), np.concatenate(members)
+
+
+def prepared_step(mechanism: Mechanism) -> PrivateStep:
+    """The product's step on a model that canaries are made for, its engine settled."""
+    return PrivateStep(_grad_fn(), mechanism, _VIEWS)
+
+
+@functools.cache
+def _grad_fn() -> GradFn:
+    """One for all audits of a process: it takes seconds to settle, and nothing in it changes."""
+    grad_fn = clipped_grad(Pixels(), pure(_output), clipping_norm=_CLIPPING_NORM, microbatch_size=_MICROBATCH)
+    grad_fn.prepare(torch.zeros(1, 1, SIDE, SIDE), torch.zeros(1, dtype=torch.int64))
+    return grad_fn
+
+
+def coins(count: int) -> np.ndarray:
+    """(count,) fair coins from the operating system, bool."""
+    words = Streams(new_key(), {}, {}).stream("coins").uint64(count)
+    return (words & np.uint64(1)).astype(bool)
+
+
+def observe(step: PrivateStep, took_part: np.ndarray) -> np.ndarray:
+    """One run: what the attacker sees of each canary at each update.
+
+    Args:
+        took_part: (N,): the coins.
+
+    Returns:
+        (T, N): the canary's coordinate of the noisy sum, in units of the sensitivity.
+    """
+    mechanism, data = step.mechanism, canaries(took_part)
+    parameters = {"weight": torch.zeros(_MOST_CANARIES)}  # its gradient is the same at all weights
+    seen = np.empty((mechanism.num_steps, mechanism.num_examples))
+    key = new_key()
+    # The ledger of an audit need not outlive it, so it need not wait for a disk.
+    with tempfile.TemporaryDirectory(dir=_IN_MEMORY if os.path.isdir(_IN_MEMORY) else None) as folder:
+        ledger = Ledger.open(Path(folder) / "ledger.jsonl", exclusive=True)
+        try:
+            ledger.appends_under(key)
+            ledger.append(entries.run_line(run_id(key), mechanism, _CLIPPING_NORM, "canary audit"))
+            ledger.append(entries.first_session_line({}))
+            draws = Draws(key, {}, ledger, is_public=False, is_accounted=True)
+            for number in range(1, mechanism.num_steps + 1):
+                grad_sum, _ = step.collect(data, parameters, draws.of_step(number, mechanism, _VIEWS))
+                private_grad = step.release(grad_sum, draws.record(number, grad_sum))
+                seen[number - 1] = private_grad["weight"][: mechanism.num_examples].numpy()
+        finally:
+            ledger.close()
+    return seen * (mechanism.batch_size / step.grad_fn.sensitivity)
+
+
+def canaries(took_part: np.ndarray) -> ImageSet:
+    """N images, each with one bright pixel of its own; those that take no part are unreadable."""
+    count = len(took_part)
+    pixels = torch.zeros(count, _MOST_CANARIES, dtype=torch.uint8)
+    pixels[torch.arange(count), torch.arange(count)] = 255
+    return ImageSet(
+        stored=pixels.view(count, 1, SIDE, SIDE),
+        labels=torch.zeros(count, dtype=torch.int64),
+        readable=torch.from_numpy(took_part),
+        mean=(0.0,),
+        std=(1 / 255,),  # a bright pixel is 255 clipping norms
+    )
+
+
+def log_likelihood_ratio(seen: np.ndarray, mechanism: Mechanism) -> np.ndarray:
+    """The best score there is (Neyman and Pearson): how much likelier what was seen is with the canary
+    than without.
+
+    Args:
+        seen: (T, N), as `observe` gives it.
+
+    Returns:
+        (N,): the sum over updates of log(1 - q + q exp((2 x - 1) / (2 sigma^2))).
+    """
+    q, sigma = mechanism.sampling_prob, mechanism.noise_multiplier
+    exponent = (2 * seen - 1) / (2 * sigma**2)
+    if q == 1:
+        return exponent.sum(0)
+    return np.logaddexp(math.log1p(-q), math.log(q) + exponent).sum(0)
+
+
+def _output(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return outputs
+
+
+def _games(sampling_prob: float, num_games: int) -> tuple[int, int]:
+    """Canaries of a run, so that q times their number is whole, and runs."""
+    if not 0 < sampling_prob <= 1:
+        raise InputError(f"sampling_prob must lie between 0 and 1, not {sampling_prob}.")
+    fraction = Fraction(sampling_prob).limit_denominator(_MOST_CANARIES)
+    if fraction == 0 or not math.isclose(fraction, sampling_prob, rel_tol=1e-6):
+        raise InputError(
+            f"sampling_prob must be a fraction with a denominator of at most {_MOST_CANARIES}, not {sampling_prob}: "
+            "a run has so many canaries, and a whole number of them is drawn in the mean. Take 0.1, for example."
+        )
+    unit = fraction.denominator
+    num_runs = math.ceil(num_games / (_MOST_CANARIES // unit * unit))
+    return math.ceil(num_games / num_runs / unit) * unit, num_runs
+
+
+def _require_whole(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{name} must be a whole number, at least 1, not {value}.")

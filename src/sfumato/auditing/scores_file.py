@@ -1,0 +1,47 @@
+"""Scores that somebody's own attack gave, as a table."""
+
+import csv
+from pathlib import Path
+
+from sfumato.errors import InputError
+
+_COLUMNS = ("score", "member")
+
+
+def read_scores(path: Path) -> tuple[list[float], list[int]]:
+    """The columns ``score`` and ``member`` of a CSV file with a first line of names; others are passed
+    over.
+
+    Returns:
+        Scores, and 1 or 0 for each.
+
+    Raises:
+        InputError: If the file cannot be read, lacks a column, or a value is none.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in _COLUMNS if name not in (reader.fieldnames or [])]
+            if missing:
+                raise InputError(
+                    f"{path} has no column {' and no column '.join(missing)}. Its first line must name the columns: "
+                    "score,member."
+                )
+            rows = [(row["score"], row["member"]) for row in reader]
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}. Name a CSV file.") from None
+    except (UnicodeDecodeError, csv.Error):
+        raise InputError(f"{path} is no CSV file in UTF-8. Save it as one.") from None
+    scores, members = [], []
+    for number, (score, member) in enumerate(rows, start=2):
+        try:
+            scores.append(float(score))
+        except (TypeError, ValueError):
+            raise InputError(f"{path}, line {number}: score must be a number, not {score!r}. Mend that line.") from None
+        if member not in ("0", "1"):
+            raise InputError(
+                f"{path}, line {number}: member must be 1 where the example took part and 0 where it did not, not "
+                f"{member!r}. Mend that line."
+            )
+        members.append(int(member))
+    return scores, members

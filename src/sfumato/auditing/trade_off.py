@@ -1,0 +1,64 @@
+"""The claimed mechanism's own trade-off between two errors, against rates that were observed."""
+
+import functools
+import math
+
+import numpy as np
+
+from sfumato.accounting import accountants
+from sfumato.accounting.attacker import curve
+from sfumato.accounting.mechanism import LEAST_NOISE, Mechanism
+
+_CLOSE = 1.005
+"""The noise is found up to this factor."""
+_MOST_DOUBLINGS = 20
+
+
+def epsilon(mechanism: Mechanism, delta: float, false_positives: float, true_positives: float) -> float:
+    """The certificate's epsilon at the most noise that two rates leave possible; 0 where every amount
+    of noise is possible.
+
+    Only the noise may differ from what is claimed. It is above the epsilon of the claimed mechanism
+    exactly where the rates break its trade-off, as the accountant that certifies states it.
+
+    Args:
+        false_positives: Upper bound on the rate.
+        true_positives: Lower bound on the rate.
+    """
+    rates = false_positives, true_positives
+    if true_positives <= false_positives:
+        return 0.0
+    # Between the two lies the most noise that is possible; the larger is refuted.
+    possible = refuted = mechanism.noise_multiplier
+    for _ in range(_MOST_DOUBLINGS):
+        if refutes(mechanism.replace(noise_multiplier=refuted), *rates):
+            break
+        possible, refuted = refuted, refuted * 2
+    else:
+        return 0.0
+    while refutes(mechanism.replace(noise_multiplier=possible), *rates):
+        refuted, possible = possible, possible / 2
+        if possible < LEAST_NOISE:  # where a certificate states no epsilon
+            break
+    while refuted > possible * _CLOSE:
+        middle = math.sqrt(refuted * possible)
+        if refutes(mechanism.replace(noise_multiplier=middle), *rates):
+            refuted = middle
+        else:
+            possible = middle
+    return accountants.epsilon(mechanism.replace(noise_multiplier=refuted), delta).epsilon
+
+
+def refutes(mechanism: Mechanism, false_positives: float, true_positives: float) -> bool:
+    """Whether no attack on the mechanism has such rates, or better ones."""
+    epsilons, deltas = _curve(mechanism)
+    with np.errstate(over="ignore"):
+        growth = np.exp(epsilons)
+    most = (growth * false_positives + deltas).min()
+    most_swapped = (growth * (1 - true_positives) + deltas).min()
+    return bool(true_positives > most or 1 - false_positives > most_swapped)
+
+
+@functools.lru_cache(maxsize=256)
+def _curve(mechanism: Mechanism) -> tuple[np.ndarray, np.ndarray]:
+    return curve(mechanism)

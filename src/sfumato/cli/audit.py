@@ -1,0 +1,98 @@
+"""`sfumato audit`: what attacks show, beside what a certificate promises."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sfumato.cli import options, output
+
+if TYPE_CHECKING:
+    from sfumato.auditing.record import AuditResult
+
+app = typer.Typer(
+    help="Lower bounds on epsilon from attacks: bounds (from your own scores), canary (on the product's own step).",
+    no_args_is_help=True,
+)
+Confidence = Annotated[float, typer.Option(help="Of each bound.")]
+
+
+@app.command()
+def bounds(
+    scores: Annotated[Path, typer.Argument(help="A CSV file with the columns score and member (1 or 0).")],
+    delta: Annotated[float, typer.Option(help="Delta of the claim.")],
+    epsilon: Annotated[float | None, typer.Option(help="The claimed epsilon, if there is one.")] = None,
+    confidence: Confidence = 0.95,
+    json_: options.Json = False,
+) -> None:
+    """Lower bounds on epsilon from scores that anybody's attack gave: a higher score says that the
+    example took part.
+    """
+    from sfumato.auditing.bounds import audit_scores
+    from sfumato.auditing.scores_file import read_scores
+
+    given, members = read_scores(scores)
+    _print(audit_scores(given, members, delta=delta, confidence=confidence, nominal_epsilon=epsilon), json_)
+
+
+@app.command()
+def canary(
+    epsilon: Annotated[float, typer.Option(help="The claim: noise is calibrated to it as for a run.")],
+    delta: Annotated[float, typer.Option(help="Delta of the claim.")],
+    num_steps: Annotated[int, typer.Option(help="Updates of a run.")] = 100,
+    sampling_prob: Annotated[float, typer.Option(help="Probability that an update draws a canary.")] = 0.1,
+    num_games: Annotated[int, typer.Option(help="At least so many are played; thousands in each run.")] = 200_000,
+    confidence: Confidence = 0.95,
+    json_: options.Json = False,
+) -> None:
+    """Attacks the product's own private step as one who sees every update and put a worst-case example
+    into the data.
+    """
+    from sfumato.auditing.canary import audit_canary
+
+    found = audit_canary(
+        epsilon=epsilon,
+        delta=delta,
+        num_steps=num_steps,
+        sampling_prob=sampling_prob,
+        num_games=num_games,
+        confidence=confidence,
+        report=output.note,
+    )
+    if not json_:
+        output.say(
+            f"{found.num_runs} runs of {found.games_per_run:,} canaries: {found.num_steps} updates, q "
+            f"{found.sampling_prob:g}, noise multiplier {found.noise_multiplier:g}"
+        )
+    _print(found, json_)
+
+
+def _print(found: "AuditResult", json_: bool) -> None:
+    from sfumato.accounting.rounding import delta_text, epsilon_text, lower_epsilon_text
+
+    if json_:
+        output.print_json(found.as_json())
+        return
+    claimed = found.advantage_upper_bound
+    output.say(
+        f"{found.num_games:,} games at delta {delta_text(found.delta)}; AUC {found.auc:.3f}, advantage "
+        f"{found.advantage:.3f}" + ("" if claimed is None else f" (by the claim at most {claimed:.3f})")
+    )
+    for bound in found.bounds:
+        value = f"epsilon is at least {lower_epsilon_text(bound.epsilon)}" if bound.epsilon else "shows nothing"
+        assumes = "assumes nothing of the mechanism" if bound.assumption == "none" else f"assumes: {bound.assumption}"
+        output.say(f"{bound.name:<16}{value} (confidence {100 * found.confidence:g} %); {assumes}")
+    power = found.power
+    output.say(f"power: from so many games, an attack that is never wrong shows {lower_epsilon_text(power.perfect)}")
+    if found.nominal_epsilon is None:
+        output.say("no epsilon is claimed, so there is nothing to refute. Give --epsilon")
+        return
+    if power.tight is not None and power.tight_gaussian is not None:
+        output.say(
+            "power: the best attack on a Gaussian mechanism that spends all that is claimed shows about "
+            f"{lower_epsilon_text(power.tight)} (by the gaussian bound {lower_epsilon_text(power.tight_gaussian)})"
+        )
+    needed = "no number of games is enough" if power.games_needed is None else f"{power.games_needed:,} games or more"
+    output.say(f"power: to show the claimed epsilon, whatever the attack: {needed}")
+    claim = f"the claim of epsilon {epsilon_text(found.nominal_epsilon)}"
+    output.say(f"VIOLATED: {claim} is refuted" if found.violated else f"{claim} is not refuted; that is no proof of it")

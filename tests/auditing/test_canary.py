@@ -1,0 +1,174 @@
+"""The canary audit runs the product's own step: it accuses no sound one, and it sees what is broken."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom, norm
+
+from sfumato.accounting import accountants
+from sfumato.accounting.calibration import solve_noise_multiplier
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.auditing import canary
+from sfumato.auditing.bounds import audit_scores
+from sfumato.clipping import GradFn
+from sfumato.data.sampling import poisson_batch
+from sfumato.errors import InputError
+from sfumato.training import draws as draws_module
+from sfumato.training import step as step_module
+from sfumato.training.noise import add_noise
+
+DELTA = 1e-5
+SHORT = Mechanism(200, 100, 1.0, 4)
+
+
+def claimed(epsilon, num_canaries=4000, num_steps=4):
+    """The mechanism that a run of that epsilon has, at q = 1/2."""
+    mechanism = Mechanism(num_canaries, num_canaries // 2, 1.0, num_steps)
+    sigma = solve_noise_multiplier(
+        num_examples=num_canaries,
+        batch_size=num_canaries // 2,
+        num_steps=num_steps,
+        target_epsilon=epsilon,
+        delta=DELTA,
+    )
+    return mechanism.replace(noise_multiplier=sigma)
+
+
+def audited(mechanism, num_runs):
+    """What an audit says of the step as it is now, of which ``mechanism`` is claimed."""
+    scores, members = canary.play(mechanism, num_runs)
+    nominal = accountants.epsilon(mechanism, DELTA).epsilon
+    return audit_scores(scores, members, delta=DELTA, nominal_epsilon=nominal, mechanism=mechanism)
+
+
+def test_a_canary_that_takes_part_shows_where_it_is_drawn_and_one_that_does_not_never():
+    """With next to no noise: 1 in a share q of the updates, 0 in all others, whatever the others do."""
+    mechanism = SHORT.replace(noise_multiplier=1e-3, num_steps=50)
+    took_part = np.arange(200) < 120
+    seen = canary.observe(canary.prepared_step(mechanism), took_part)
+    assert np.all(np.minimum(abs(seen), abs(seen - 1)) < 0.01)
+    drawn = seen.round().astype(int)
+    assert drawn[:, ~took_part].sum() == 0
+    count = drawn[:, took_part].sum()
+    assert 1e-5 < binom.cdf(count, 50 * 120, 0.5) < 1 - 1e-5
+    assert abs(np.corrcoef(drawn[:, 0], drawn[:, 1])[0, 1]) < 0.7  # each by itself
+
+
+def test_what_is_seen_has_the_noise_of_the_mechanism():
+    seen = canary.observe(canary.prepared_step(SHORT.replace(num_steps=20)), np.zeros(200, dtype=bool))
+    assert seen.std() == pytest.approx(1.0, abs=5 / math.sqrt(2 * seen.size))
+    assert abs(seen.mean()) < 5 / math.sqrt(seen.size)
+
+
+def test_the_score_is_the_logarithm_of_the_ratio_of_both_densities():
+    mechanism = SHORT.replace(noise_multiplier=0.8)
+    seen = np.random.default_rng(0).normal(size=(4, 7))
+    without, with_it = norm.pdf(seen, 0, 0.8), 0.5 * norm.pdf(seen, 0, 0.8) + 0.5 * norm.pdf(seen, 1, 0.8)
+    np.testing.assert_allclose(canary.log_likelihood_ratio(seen, mechanism), np.log(with_it / without).sum(0))
+    always = mechanism.replace(batch_size=200)
+    np.testing.assert_allclose(
+        canary.log_likelihood_ratio(seen, always), np.log(norm.pdf(seen, 1, 0.8) / without).sum(0)
+    )
+
+
+def test_a_sound_step_is_not_accused_and_shows_most_of_its_epsilon():
+    settings = {"num_steps": 4, "sampling_prob": 0.5, "num_games": 8000, "confidence": 0.99}
+    result = canary.audit_canary(epsilon=8.0, delta=DELTA, **settings)
+    bounds = {bound.name: bound.epsilon for bound in result.bounds}
+    assert result.violated is False
+    assert result.epsilon_lower_bound == bounds["clopper-pearson"] > 0.25 * 8
+    assert 0.6 * 8 < bounds["trade-off"] < 8
+    assert 7.95 < result.nominal_epsilon <= 8 == result.target_epsilon
+    assert result.num_games == result.num_runs * result.games_per_run >= 8000
+    assert result.sampling_prob == 0.5 and 0 < result.advantage < result.advantage_upper_bound
+
+
+@pytest.mark.parametrize("epsilon, num_runs", [(1.0, 20), (2.0, 6), (4.0, 3), (8.0, 2)])
+def test_noise_over_root_two_is_caught_at_every_epsilon(epsilon, num_runs, monkeypatch):
+    monkeypatch.setattr(
+        step_module, "add_noise", lambda total, stddev, stream: add_noise(total, stddev / math.sqrt(2), stream)
+    )
+    assert audited(claimed(epsilon), num_runs).violated
+
+
+def test_a_sampler_that_draws_too_often_is_caught(monkeypatch):
+    def twice(mechanism, stream):
+        return poisson_batch(
+            mechanism.replace(batch_size=min(mechanism.num_examples, 2 * mechanism.batch_size)), stream
+        )
+
+    monkeypatch.setattr(draws_module, "poisson_batch", twice)
+    assert audited(claimed(4.0), 3).violated
+
+
+def test_clipping_at_twice_the_norm_is_caught(monkeypatch):
+    clip = GradFn._coefficient.fget
+    monkeypatch.setattr(GradFn, "_coefficient", property(lambda grad_fn: lambda norms: 2 * clip(grad_fn)(norms)))
+    assert audited(claimed(4.0), 2).violated
+
+
+def test_noise_that_is_the_same_in_two_updates_is_caught(monkeypatch):
+    """The attacker's best score takes updates for independent; another one, made for the fault, is better."""
+    kept = {}
+
+    def again(total, stddev, stream):
+        kept.setdefault(
+            "noise", {name: value - total[name] for name, value in add_noise(total, stddev, stream).items()}
+        )
+        return {name: value + kept["noise"][name] for name, value in total.items()}
+
+    monkeypatch.setattr(step_module, "add_noise", again)
+    mechanism = claimed(2.0)
+    took_part = canary.coins(mechanism.num_examples)
+    seen = canary.observe(canary.prepared_step(mechanism), took_part)
+    scores = seen.max(0) - seen.min(0)
+    nominal = accountants.epsilon(mechanism, DELTA).epsilon
+    assert audit_scores(scores, took_part, delta=DELTA, nominal_epsilon=nominal, mechanism=mechanism).violated
+
+
+def test_two_runs_share_neither_coins_nor_noise():
+    mechanism = SHORT.replace(num_steps=2)
+    step = canary.prepared_step(mechanism)
+    nobody = np.zeros(200, dtype=bool)
+    one, other = canary.observe(step, nobody), canary.observe(step, nobody)
+    assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 5 / math.sqrt(400)
+    first, second = canary.coins(1000), canary.coins(1000)
+    assert abs(first.mean() - 0.5) < 0.1 and abs((first == second).mean() - 0.5) < 0.1
+
+
+@pytest.mark.slow
+def test_forty_sound_audits_are_accused_no_more_often_than_stated():
+    accused = sum(bool(audited(claimed(epsilon), 2).violated) for epsilon in (1.0, 2.0, 4.0, 8.0) for _ in range(10))
+    assert binom.sf(accused - 1, 40, 0.05) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"sampling_prob": 0.0}, "sampling_prob must lie"),
+        ({"sampling_prob": 1.5}, "sampling_prob must lie"),
+        ({"sampling_prob": math.nan}, "sampling_prob must lie"),
+        ({"sampling_prob": 1e-5}, "denominator"),
+        ({"sampling_prob": (math.sqrt(2) - 1) / 1000}, "denominator"),
+        ({"num_games": 4}, "too few"),
+        ({"num_games": 0}, "num_games must be"),
+        ({"num_steps": 0}, "num_steps must be"),
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"epsilon": math.inf}, "epsilon"),
+        ({"delta": 0.0}, "delta must lie"),
+    ],
+)
+def test_settings_that_no_audit_has_are_refused_in_one_line(change, words):
+    settings = {"epsilon": 1.0, "delta": DELTA, "num_games": 1000, **change}
+    with pytest.raises(InputError, match=words) as refusal:
+        canary.audit_canary(**settings)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("sampling_prob", [0.1, 0.5, 1.0, 1 / 3, 0.01, 409 / 4096])
+@pytest.mark.parametrize("num_games", [100, 4096, 5000, 200_000])
+def test_a_run_has_a_whole_number_of_expected_canaries(sampling_prob, num_games):
+    num_canaries, num_runs = canary._games(sampling_prob, num_games)
+    assert num_canaries <= canary.SIDE**2 and num_canaries * num_runs >= num_games
+    assert round(sampling_prob * num_canaries) == pytest.approx(sampling_prob * num_canaries, abs=1e-6)

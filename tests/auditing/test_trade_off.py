@@ -1,0 +1,69 @@
+"""Rates against the claimed mechanism's own trade-off: the boundary is where it should be."""
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from sfumato.accounting import accountants
+from sfumato.accounting.attacker import curve
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.auditing import trade_off
+
+DELTA = 1e-5
+WHOLE_BATCH = Mechanism(100, 100, 2.0, 3)  # a Gaussian mechanism, mu = sqrt(3) / 2
+SAMPLED = Mechanism(100, 10, 1.5, 20)
+
+
+@pytest.mark.parametrize("false_positives", [1e-4, 0.01, 0.3, 0.9])
+def test_without_sampling_the_boundary_is_that_of_the_gaussian_mechanism(false_positives):
+    best = norm.sf(norm.isf(false_positives) - np.sqrt(3) / 2)
+    assert not trade_off.refutes(WHOLE_BATCH, false_positives, best - 1e-3 * (1 - best))
+    assert trade_off.refutes(WHOLE_BATCH, false_positives, best + 1e-3 * (1 - best))
+
+
+def test_no_attack_on_the_mechanism_is_refuted_and_one_on_less_noise_is():
+    """The best attack on one sampled step, in closed form: a threshold on what is seen."""
+    one_step, q = Mechanism(100, 30, 0.7, 1), 0.3
+    thresholds = np.linspace(-2, 4, 40)
+
+    def rates(sigma):
+        return norm.sf(thresholds / sigma), (1 - q) * norm.sf(thresholds / sigma) + q * norm.sf(
+            (thresholds - 1) / sigma
+        )
+
+    assert not any(trade_off.refutes(one_step, *pair) for pair in zip(*rates(0.7), strict=True))
+    assert not any(trade_off.refutes(one_step, 1 - true, 1 - false) for false, true in zip(*rates(0.7), strict=True))
+    assert any(trade_off.refutes(one_step, *pair) for pair in zip(*rates(0.66), strict=True))
+
+
+@pytest.mark.parametrize("mechanism", [WHOLE_BATCH, SAMPLED])
+def test_epsilon_is_above_the_claim_exactly_where_the_claim_is_refuted(mechanism):
+    claimed = accountants.epsilon(mechanism, DELTA).epsilon
+    found = []
+    for true_positives in (0.03, 0.1, 0.3):
+        epsilon = trade_off.epsilon(mechanism, DELTA, 0.02, true_positives)
+        assert (epsilon > claimed) == trade_off.refutes(mechanism, 0.02, true_positives)
+        found.append(epsilon)
+    assert found == sorted(found) and found[0] < claimed < found[-1]
+
+
+def test_epsilon_is_that_of_the_noise_that_the_rates_come_from():
+    for sigma in (1.0, 2.0, 5.0):
+        mu = np.sqrt(3) / sigma
+        truth = accountants.epsilon(WHOLE_BATCH.replace(noise_multiplier=sigma), DELTA).epsilon
+        found = trade_off.epsilon(WHOLE_BATCH, DELTA, norm.sf(mu / 2), norm.sf(-mu / 2))
+        assert 0.98 * truth < found <= truth
+
+
+def test_rates_that_any_noise_allows_show_nothing():
+    assert trade_off.epsilon(SAMPLED, DELTA, 0.3, 0.3) == 0
+    assert trade_off.epsilon(SAMPLED, DELTA, 0.3, 0.2) == 0
+
+
+def test_the_curve_holds_the_certified_epsilon():
+    epsilons, deltas = curve(SAMPLED)
+    assert np.all(np.diff(deltas) <= 1e-12)
+    certified = accountants.epsilon(SAMPLED, DELTA).epsilon
+    assert np.interp(certified, epsilons, np.log(deltas)) == pytest.approx(np.log(DELTA), abs=0.05)
+    assert np.all(curve(SAMPLED.replace(num_steps=0))[1] == 0)
+    assert np.all(curve(SAMPLED.replace(noise_multiplier=0.0))[1] == 1)

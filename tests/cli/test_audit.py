@@ -1,0 +1,118 @@
+"""`sfumato audit` as others rely on it: keys, exit status, one line or one JSON object."""
+
+import json
+
+import jsonschema
+import numpy as np
+import pytest
+
+import sfumato
+from tests.cli.test_cli import call, json_of, refused
+
+KEYS = {
+    "epsilon_lower_bound",
+    "bounds",
+    "confidence",
+    "nominal_epsilon",
+    "num_games",
+    "auc",
+    "advantage",
+    "advantage_upper_bound",
+    "violated",
+}
+CANARY = ["audit", "canary", "--epsilon", "8", "--delta", "1e-5", "--num-steps", "2", "--num-games", "1000"]
+
+
+def write_scores(path, scores, members, header="score,member"):
+    rows = [f"{score},{member}" for score, member in zip(scores, members, strict=True)]
+    path.write_text("\n".join([header, *rows, ""]), encoding="utf-8")
+    return path
+
+
+def schema(capsys, name):
+    return json.loads(call(capsys, "schema", name)[1])
+
+
+@pytest.fixture
+def table(tmp_path):
+    rng = np.random.default_rng(0)
+    members = np.arange(2000) % 2
+    return write_scores(tmp_path / "scores.csv", rng.normal(size=2000) + 3 * members, members)
+
+
+def test_bounds_of_a_table_are_those_of_the_library_and_keep_their_schema(capsys, table):
+    found = json_of(capsys, "audit", "bounds", table, "--delta", "0.01", "--epsilon", "1")
+    assert KEYS <= found.keys()
+    jsonschema.validate(found, schema(capsys, "audit"))
+    columns = np.loadtxt(table, delimiter=",", skiprows=1)
+    result = sfumato.audit_scores(columns[:, 0], columns[:, 1], delta=0.01, nominal_epsilon=1.0)
+    assert found == result.as_json()
+    assert found["violated"] is True and found["epsilon_lower_bound"] > 1
+
+
+def test_without_a_claim_nothing_is_refuted(capsys, table):
+    found = json_of(capsys, "audit", "bounds", table, "--delta", "0.01")
+    assert found["violated"] is found["nominal_epsilon"] is found["advantage_upper_bound"] is None
+    assert found["power"]["perfect"] > found["epsilon_lower_bound"]
+
+
+def test_what_shows_nothing_is_zero_in_json(capsys, tmp_path):
+    path = write_scores(tmp_path / "scores.csv", [0.0] * 400, [0, 1] * 200)
+    found = json_of(capsys, "audit", "bounds", path, "--delta", "0.01", "--epsilon", "1")
+    assert found["epsilon_lower_bound"] == 0 and found["violated"] is False
+
+
+def test_every_audit_says_what_it_assumes_and_what_it_could_have_shown(capsys, table):
+    status, out, _ = call(
+        capsys, "audit", "bounds", table, "--delta", "0.01", "--epsilon", "8", "--confidence", "0.999"
+    )
+    assert status == 0
+    assert "assumes nothing" in out and "is that of a Gaussian mechanism" in out and "99.9 %" in out
+    assert out.count("power:") == 3 and "is not refuted; that is no proof of it" in out
+
+
+def test_a_violated_claim_is_said_with_status_0(capsys, table):
+    status, out, _ = call(capsys, "audit", "bounds", table, "--delta", "0.01", "--epsilon", "1")
+    assert status == 0 and "VIOLATED: the claim of epsilon 1 is refuted" in out
+
+
+def test_a_canary_audit_states_what_it_ran_and_keeps_its_schema(capsys):
+    found = json_of(capsys, *CANARY, "--confidence", "0.9")
+    assert KEYS | {"noise_multiplier", "num_runs", "games_per_run", "sampling_prob", "num_steps"} <= found.keys()
+    jsonschema.validate(found, schema(capsys, "canary-audit"))
+    assert found["confidence"] == 0.9 and found["num_games"] >= 1000 and found["sampling_prob"] == 0.1
+    assert [bound["name"] for bound in found["bounds"]] == ["clopper-pearson", "gaussian", "trade-off"]
+    status, out, _ = call(capsys, *CANARY)
+    assert status == 0 and "trade-off" in out and "canaries" in out
+
+
+@pytest.mark.parametrize(
+    "header, row, words",
+    [
+        ("score", "1", "no column member"),
+        ("value,member", "1,1", "no column score"),
+        ("score,member", "high,1", "line 2: score must be a number"),
+        ("score,member", "1", "line 2: member must be 1"),
+        ("score,member", "1,yes", "line 2: member must be 1"),
+        ("score,member", "nan,1", "not a number"),
+        ("score,member", "1,1", "no games without"),
+    ],
+)
+def test_a_table_that_is_none_is_refused_in_one_line(capsys, tmp_path, header, row, words):
+    path = tmp_path / "scores.csv"
+    path.write_text(f"{header}\n{row}\n", encoding="utf-8")
+    assert words in refused(capsys, "audit", "bounds", path, "--delta", "0.01")
+
+
+def test_files_and_settings_that_are_none_are_refused_in_one_line(capsys, tmp_path, table):
+    refused(capsys, "audit", "bounds", tmp_path / "absent.csv", "--delta", "0.01")
+    refused(capsys, "audit", "bounds", tmp_path, "--delta", "0.01")
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x01" * 9)
+    refused(capsys, "audit", "bounds", tmp_path / "binary.csv", "--delta", "0.01")
+    refused(capsys, "audit", "bounds", table, "--delta", "0")
+    refused(capsys, "audit", "bounds", table)
+    refused(capsys, "audit", "bounds", table, "--delta", "0.01", "--confidence", "95")
+    few = write_scores(tmp_path / "few.csv", [0.0, 1.0], [0, 1])
+    assert "Play at least" in refused(capsys, "audit", "bounds", few, "--delta", "0.01")
+    refused(capsys, *CANARY, "--sampling-prob", "0")
+    refused(capsys, *CANARY, "--num-games", "4")

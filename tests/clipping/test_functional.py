@@ -1,0 +1,135 @@
+"""The clipped sum as a pure function is what `clipped_grad` sums, at any parameters, for any rows."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import vmap
+
+from sfumato.clipping import clipped_grad
+from sfumato.clipping.functional import clipped_sum
+from tests.clipping.problems import FIXED, cross_entropy, distance
+
+CLIPPING_NORM = 0.3
+
+
+def model_of(dtype=torch.float64):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.SiLU(), nn.Flatten(), nn.Linear(4 * 36, 3)
+    ).to(dtype)
+
+
+def rows_of(count, augmult=0, dtype=torch.float64, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (count, augmult, 1, 6, 6) if augmult else (count, 1, 6, 6)
+    inputs = torch.randn(shape, generator=generator, dtype=dtype) * 10 ** torch.linspace(-4, 1, count).view(
+        -1, *[1] * (len(shape) - 1)
+    ).to(dtype)
+    return inputs, torch.randint(0, 3, (count,), generator=generator)
+
+
+def trained(model):
+    return {name: value.detach() for name, value in model.named_parameters()}
+
+
+def pure_sum(model, inputs, targets, is_real=None, parameters=None, **options):
+    real = torch.ones(len(inputs), dtype=torch.bool) if is_real is None else is_real
+    given = trained(model) if parameters is None else parameters
+    return clipped_sum(
+        given, model, cross_entropy, inputs, (targets,), real, **{"clipping_norm": CLIPPING_NORM, **options}
+    )
+
+
+def reference_sum(model, inputs, targets, is_padding=None, **options):
+    grad_fn = clipped_grad(
+        model, cross_entropy, engine="reference", methods=FIXED, **{"clipping_norm": CLIPPING_NORM, **options}
+    )
+    return grad_fn(inputs, targets, is_padding=is_padding).grad_sum
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("augmult", [0, 1, 3])
+@pytest.mark.parametrize("rescale", [True, False])
+def test_it_is_the_sum_of_the_reference_for_any_number_of_rows(count, augmult, rescale):
+    model = model_of()
+    inputs, targets = rows_of(count, augmult)
+    options = {"augmult": augmult, "rescale_to_unit_norm": rescale}
+    found, truth = pure_sum(model, inputs, targets, **options), reference_sum(model, inputs, targets, **options)
+    assert distance(found, truth) < 1e-10
+    assert distance(truth, {name: torch.zeros_like(value) for name, value in truth.items()}) > 0.01
+    assert list(found) == list(truth) and all(value.dtype == torch.float64 for value in found.values())
+
+
+def test_the_order_of_rows_and_padding_between_them_change_nothing():
+    model = model_of()
+    inputs, targets = rows_of(6)
+    whole = pure_sum(model, inputs, targets)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    assert distance(pure_sum(model, inputs[order], targets[order]), whole) < 1e-12
+    padded, labels = torch.full((9, 1, 6, 6), 1e3, dtype=torch.float64), torch.zeros(9, dtype=torch.int64)
+    places = torch.tensor([1, 2, 4, 5, 7, 8])
+    padded[places], labels[places] = inputs, targets
+    is_real = torch.zeros(9, dtype=torch.bool)
+    is_real[places] = True
+    found = pure_sum(model, padded, labels, is_real)
+    assert distance(found, whole) < 1e-12
+    assert distance(found, reference_sum(model, padded, labels, ~is_real)) < 1e-10
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_example_that_is_not_finite_contributes_exactly_zero(value):
+    model = model_of()
+    inputs, targets = rows_of(5)
+    spoilt = inputs.clone()
+    spoilt[2] = value
+    rest = torch.tensor([True, True, False, True, True])
+    found = pure_sum(model, spoilt, targets)
+    for name, truth in pure_sum(model, inputs, targets, rest).items():
+        torch.testing.assert_close(found[name], truth, rtol=0, atol=0)
+
+
+def test_only_padding_sums_to_exactly_zero():
+    model = model_of()
+    inputs, targets = rows_of(3)
+    found = pure_sum(model, inputs, targets, torch.zeros(3, dtype=torch.bool))
+    assert all((value == 0).all() for value in found.values())
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-10), (torch.float32, 2e-5)])
+def test_many_parameter_sets_side_by_side_are_each_by_itself(dtype, tolerance):
+    model = model_of(dtype)
+    inputs, targets = rows_of(4, dtype=dtype)
+    generator = torch.Generator().manual_seed(3)
+    stacked = {
+        name: value + 0.3 * torch.randn(5, *value.shape, generator=generator, dtype=dtype)
+        for name, value in trained(model).items()
+    }
+    found = vmap(lambda parameters: pure_sum(model, inputs, targets, parameters=parameters))(stacked)
+    for number in range(5):
+        with torch.no_grad():
+            for name, value in model.named_parameters():
+                value.copy_(stacked[name][number])
+        own = {name: value[number] for name, value in found.items()}
+        assert distance(own, reference_sum(model, inputs, targets)) < tolerance
+        assert all(value.dtype == dtype for value in own.values())
+
+
+def test_the_model_keeps_its_parameters_and_has_no_gradient():
+    model = model_of()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    inputs, targets = rows_of(3)
+    moved = {name: value + 1 for name, value in trained(model).items()}
+    assert distance(pure_sum(model, inputs, targets, parameters=moved), pure_sum(model, inputs, targets)) > 0.01
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(value.grad is None for value in model.parameters())
+
+
+def test_one_example_moves_the_sum_by_at_most_the_sensitivity():
+    model = model_of()
+    inputs, targets = rows_of(8)
+    whole = pure_sum(model, inputs, targets)
+    moved = []
+    for left_out in range(8):
+        is_real = torch.arange(8) != left_out
+        moved.append(distance(whole, pure_sum(model, inputs, targets, is_real)))
+    assert max(moved) <= 1 + 1e-9 and max(moved) > 0.999
