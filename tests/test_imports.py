@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "randomness": set(),
     "json_record": set(),
     "torch_internals": set(),
+    "collector": set(),
     "pretrained": set(),
     "config": set(),
     "recipes": set(),
@@ -39,6 +40,7 @@ MAY_IMPORT = {
         "data",
         "models",
         "torch_internals",
+        "collector",
     },
     "reporting": {"run_folder", "planning", "accounting"},
     "scaling": {
@@ -66,6 +68,7 @@ MAY_IMPORT = {
         *(
             "auditing",
             "torch_internals",
+            "collector",
             "recipes",
             "accounting",
             "models",

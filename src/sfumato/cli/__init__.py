@@ -22,12 +22,15 @@ def run(arguments: list[str]) -> int:
     """Runs one command; returns its exit status."""
     import typer
 
-    from sfumato.cli.app import app
+    from sfumato.collector import collecting_rarely
     from sfumato.errors import InputError, MachineError
 
     warnings.simplefilter("ignore")  # what libraries warn of is not the user's concern; our own warnings are printed
     try:
-        return app(arguments or ["--help"], prog_name="sfumato", standalone_mode=False) or 0
+        with collecting_rarely():
+            from sfumato.cli.app import app
+
+            return app(arguments or ["--help"], prog_name="sfumato", standalone_mode=False) or 0
     except InputError as error:
         return _fail(2, str(error))
     except (MachineError, MemoryError) as error:

@@ -36,8 +36,8 @@ from sfumato.errors import InputError
 
 SUFFIXES = (".tar", ".parquet")
 _INDEX, _DONE = "index.jsonl", "done.json"
-_DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError, ValueError)
-_MOST_BYTES = 2**28
+DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError, ValueError)
+MOST_BYTES = 2**28
 """Of one member: no image file is larger."""
 
 
@@ -243,8 +243,8 @@ def _stem(name: str) -> str:
 def _described_keys(path: Path) -> set[str]:
     """The keys beside whose images labels lie."""
     found = set()
-    with contextlib.suppress(tarfile.TarError, *_DAMAGED), tarfile.open(path, "r:*") as tar:
-        while (member := _next(tar)) is not None:
+    with contextlib.suppress(tarfile.TarError, *DAMAGED), tarfile.open(path, "r:*") as tar:
+        while (member := next_member(tar)) is not None:
             if member.name.lower().endswith(_LABELS):
                 found.add(_key(PurePosixPath(member.name).as_posix()))
     return found
@@ -263,14 +263,14 @@ def _members(path: Path, report: Callable[[str], None]) -> Iterator["_Member | N
     cut = f"warning: {path} is cut short or damaged: what lay behind that place is lost"
     try:
         tar = tarfile.open(path, "r:*")
-    except (tarfile.TarError, *_DAMAGED) as error:
+    except (tarfile.TarError, *DAMAGED) as error:
         raise InputError(f"{path} is no tar archive: {_first_line(error)}. Put the original there.") from None
     with tar:
         while True:
             try:
-                member = _next(tar)
+                member = next_member(tar)
                 if member is None:
-                    if not _ends(tar):
+                    if not is_ended(tar):
                         report(cut)
                         yield None
                     return
@@ -278,15 +278,15 @@ def _members(path: Path, report: Callable[[str], None]) -> Iterator["_Member | N
                     continue
                 if not member.isfile():
                     raise InputError(f"{path}: {member.name} is a link or no ordinary file. Put the file itself there.")
-                if member.size > _MOST_BYTES:
+                if member.size > MOST_BYTES:
                     raise InputError(f"{path}: {member.name} has {member.size} bytes. No image is as large.")
                 file = tar.extractfile(member)
-            except (tarfile.TarError, *_DAMAGED):
+            except (tarfile.TarError, *DAMAGED):
                 report(cut)
                 yield None
                 return
             content = b""
-            with contextlib.suppress(tarfile.TarError, *_DAMAGED):
+            with contextlib.suppress(tarfile.TarError, *DAMAGED):
                 content = b"" if file is None else file.read()
             is_whole = len(content) == member.size
             yield _Member(PurePosixPath(member.name).as_posix(), content, is_whole)
@@ -296,7 +296,7 @@ def _members(path: Path, report: Callable[[str], None]) -> Iterator["_Member | N
                 return
 
 
-def _next(tar: tarfile.TarFile) -> tarfile.TarInfo | None:
+def next_member(tar: tarfile.TarFile) -> tarfile.TarInfo | None:
     """The next member; None at the end.
 
     Raises:
@@ -313,13 +313,13 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def _ends(tar: tarfile.TarFile) -> bool:
+def is_ended(tar: tarfile.TarFile) -> bool:
     """Whether a block of zeros stands behind the last member, as at the end of every tar."""
     assert tar.fileobj is not None
     try:
         tar.fileobj.seek(tar.offset)
         return tar.fileobj.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
-    except (tarfile.TarError, *_DAMAGED):  # of a compressed one that is cut
+    except (tarfile.TarError, *DAMAGED):  # of a compressed one that is cut
         return False
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from sfumato.data import cache, store
+from sfumato.data import cache, imagenet_tars, store
 from sfumato.data.cache import decode_cached
 from sfumato.data.catalogue import NamedSet
 from sfumato.data.images import Digests
@@ -262,18 +262,23 @@ def _pickled_batch(name: str, path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _of_folders(name: str, named: NamedSet, root: Path, image_size: int, report: Callable[[str], None]) -> Raw:
-    """Of folders `<part>/<class>/*`, decoded once to files that are mapped."""
+    """Of folders `<part>/<class>/*`, or of ImageNet's archives in their place: decoded once to files that
+    are mapped.
+    """
     files: list[FoundFile] = []
     labels: list[int] = []
     home = root / named.folders[0]
     known: list[str] = []
     for part, count in zip(named.folders[1:], (named.num_train, named.num_test), strict=True):
-        found = find_images(home / part) if (home / part).is_dir() else []
-        classes = sorted({file.name.split("/")[0] for file in found if "/" in file.name})
-        if len(found) != count or len(classes) != named.num_classes or any("/" not in file.name for file in found):
+        found, archive = _part_of_set(name, named, home, part)
+        classes = sorted({label for _, label in found} - {""})
+        if len(found) != count or len(classes) != named.num_classes or any(not label for _, label in found):
+            remedy = "Unpack the official archive there, one folder a class."
+            if archive is not None:
+                remedy = "Put the original archive there."
             raise InputError(
-                f"data set {name}: {home / part} holds {len(found)} images in {len(classes)} folders, not {count} in "
-                f"{named.num_classes}. Unpack the official archive there, one folder a class."
+                f"data set {name}: {archive or home / part} holds {len(found)} images in {len(classes)} folders, not "
+                f"{count} in {named.num_classes}. {remedy}"
             )
         known = known or classes
         if classes != known:
@@ -283,19 +288,32 @@ def _of_folders(name: str, named: NamedSet, root: Path, image_size: int, report:
                 "Give both parts the same names of classes."
             )
         places = {label: place for place, label in enumerate(classes)}
-        files += [dataclasses.replace(file, name=f"{part}/{file.name}") for file in found]
-        labels += [places[file.name.split("/")[0]] for file in found]
+        files += [dataclasses.replace(file, name=f"{part}/{file.name}") for file, _ in found]
+        labels += [places[label] for _, label in found]
     decoded = decode_cached(home, files, image_size=image_size, channels=named.shape[0], report=report)
     _report_unreadable(files, decoded.reasons, report)
     return Raw(decoded.images, torch.tensor(labels), decoded.readable, decoded.digests)
 
 
+_ARCHIVES = {"train": imagenet_tars.TRAIN, "val": imagenet_tars.VALIDATION}
+
+
+def _part_of_set(name: str, named: NamedSet, home: Path, part: str) -> tuple[list[tuple[FoundFile, str]], Path | None]:
+    """The images of one part and their classes, by name ("": it lies in none); and the archive that they are in."""
+    if (home / part).is_dir() or name != "imagenet":
+        found = find_images(home / part) if (home / part).is_dir() else []
+        return [(file, file.name.split("/")[0] if "/" in file.name else "") for file in found], None
+    is_train = part == named.folders[1]
+    listed = imagenet_tars.training_images(home) if is_train else imagenet_tars.validation_images(home)
+    return listed, home / _ARCHIVES[part] if listed else None
+
+
 def _report_unreadable(
     files: Sequence[FoundFile], reasons: Sequence[str | None], report: Callable[[str], None]
 ) -> None:
-    wrong = [(file.path, reason) for file, reason in zip(files, reasons, strict=True) if reason is not None]
-    for path, reason in wrong[:20]:
-        report(f"unreadable image {path}: {reason}; it contributes nothing")
+    wrong = [(file, reason) for file, reason in zip(files, reasons, strict=True) if reason is not None]
+    for file, reason in wrong[:20]:
+        report(f"unreadable image {file}: {reason}; it contributes nothing")
     if len(wrong) > 20:
         report(f"and {len(wrong) - 20} more that cannot be read")
 

@@ -65,7 +65,7 @@ def decode_cached(
         except OSError as error:
             report(f"the cache {slot} cannot be written ({error.strerror}); the images will be decoded again next time")
     report(f"decoding {len(files)} of {len(files)} images to {image_size} x {image_size} pixels")
-    return decode_images([file.path for file in files], image_size=image_size, channels=channels)
+    return decode_images(files, image_size=image_size, channels=channels)
 
 
 def cache_folder() -> Path:
@@ -153,7 +153,7 @@ def _from_store(
     slot: Path, settings: dict[str, Any], files: Sequence[FoundFile], report: Callable[[str], None]
 ) -> Decoded:
     """The images of a store for exactly these files, which is made first where there is none."""
-    entries = [[file.name, file.path.name, *file.stamp] for file in files]
+    entries = [[file.name, file.path.name, *file.stamp, *(file.span or ())] for file in files]
     folder = slot / _digest(entries)[:32]
     found = store.read(folder, settings)
     if found is None:
@@ -192,7 +192,7 @@ def _fill(
     last = started = time.monotonic()
     for start in range(0, len(missing), _PART):
         part = missing[start : start + _PART]
-        fresh = decode_images([files[index].path for index in part], image_size=size, channels=channels)
+        fresh = decode_images([files[index] for index in part], image_size=size, channels=channels)
         reasons = {int(index): reason for index, reason in zip(part, fresh.reasons, strict=True) if reason is not None}
         new.put(part, fresh.images.numpy(), reasons)
         if time.monotonic() - last > _PROGRESS_SECONDS:

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from sfumato.data.images import Digests
+from sfumato.data.listing import FoundFile
 from sfumato.errors import InputError
 
 RULES_VERSION = 1
@@ -74,11 +75,11 @@ def stored_type(channels: int) -> np.dtype:
     return np.dtype(np.uint16 if channels == 1 else np.uint8)
 
 
-def decode_images(paths: Sequence[Path], *, image_size: int, channels: int) -> Decoded:
+def decode_images(files: Sequence[Path | FoundFile], *, image_size: int, channels: int) -> Decoded:
     """Decodes files by several threads (Pillow decodes and resizes without Python's lock).
 
     Args:
-        paths: The files.
+        files: Each a file, or a part of one.
         image_size: S, in pixels.
         channels: 1 or 3.
 
@@ -91,11 +92,11 @@ def decode_images(paths: Sequence[Path], *, image_size: int, channels: int) -> D
     """
     from PIL import Image
 
-    rows = np.zeros((len(paths), channels, image_size, image_size), stored_type(channels))
+    rows = np.zeros((len(files), channels, image_size, image_size), stored_type(channels))
 
     def decode(index: int) -> str | None:
         try:
-            rows[index] = _decode(paths[index], image_size, channels)
+            rows[index] = _decode(files[index], image_size, channels)
         except UnreadableError as error:
             return " ".join(str(error).split()) or "it cannot be decoded"
         return None
@@ -107,18 +108,18 @@ def decode_images(paths: Sequence[Path], *, image_size: int, channels: int) -> D
             # Pillow warns about metadata that nothing here reads; large images are refused below.
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            reasons = list(executor.map(decode, range(len(paths))))
+            reasons = list(executor.map(decode, range(len(files))))
     finally:
         executor.shutdown(cancel_futures=True)  # on an error or an interrupt the rest is not waited for
     return Decoded(torch.from_numpy(rows), reasons)
 
 
-def _decode(path: Path, image_size: int, channels: int) -> np.ndarray:
+def _decode(path: Path | FoundFile, image_size: int, channels: int) -> np.ndarray:
     """One file as (C, S, S) integers."""
     from PIL import Image
 
     try:
-        file = open(path, "rb")
+        file = path.open("rb") if isinstance(path, Path) else path.open()
     except OSError as error:
         raise InputError(
             f"image {path} cannot be opened: {error.strerror}. Make it readable, or take it out of the folder."

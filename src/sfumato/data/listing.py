@@ -9,11 +9,13 @@ one file, since that image would count twice.
 """
 
 import dataclasses
+import io
 import os
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 from sfumato.errors import InputError
 
@@ -35,11 +37,25 @@ class FoundFile:
         path: Where it lies.
         name: Its path relative to the folder, with `/` and in Unicode NFC on every system.
         stamp: (size, mtime_ns, ctime_ns): when one changes, the file may have changed.
+        span: Where the image begins in the file, in bytes, and how many it has; None: it is the whole file.
     """
 
     path: Path
     name: str
     stamp: tuple[int, int, int]
+    span: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        return str(self.path) if self.span is None else f"{self.path}: {self.name}"
+
+    def open(self) -> IO[bytes]:
+        """The image's bytes."""
+        if self.span is None:
+            return open(self.path, "rb")
+        first, size = self.span
+        with open(self.path, "rb", buffering=0) as file:
+            file.seek(first)
+            return io.BytesIO(file.read(size))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +103,12 @@ def find_notes(root: Path) -> list[str]:
     """What is passed over below a folder (`is_note`), by name; nothing where it is an archive."""
     names = (path.relative_to(root).as_posix() for path in _walk(root)) if root.is_dir() else iter(())
     return sorted(name for name in names if is_note(name))
+
+
+def stamp_of(path: Path) -> tuple[int, int, int]:
+    """(size, mtime_ns, ctime_ns) of a file."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def is_table(name: str) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from sfumato import config
 from sfumato.accounting.accountants import EpsilonCurve
 from sfumato.accounting.mechanism import Mechanism
+from sfumato.collector import collecting_rarely, collecting_usually
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.evaluation.augtest import WithViews, augtest
@@ -62,6 +63,7 @@ class StepFacts:
     evaluated: bool
 
 
+@collecting_rarely()
 def train(
     plan: Plan,
     dataset: Dataset,
@@ -284,7 +286,7 @@ class _Run:
         last_step = self.first_step - 1
         scores: HeldOutScores | None = None
         evaluated = False
-        with watch_for_interrupts() as interrupted:
+        with watch_for_interrupts() as interrupted, collecting_usually():
             for step in range(self.first_step, num_steps + 1):
                 if not self._budget_covers(step):
                     self.progress.message(

@@ -1,0 +1,244 @@
+"""ImageNet from its published archives, of the same layout and few images: the same data set as unpacked folders."""
+
+import io
+import shutil
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sfumato.config import DataConfig
+from sfumato.data import imagenet_tars
+from sfumato.data.loading import load
+from sfumato.errors import InputError
+from tests.data.test_benchmarks import small
+
+SYNSETS = ("n01440764", "n02102040")
+CONFIG = DataConfig(name="imagenet", image_size=48)
+TRAIN, VALIDATION = imagenet_tars.TRAIN, imagenet_tars.VALIDATION
+
+
+def quiet(line):
+    pass
+
+
+def jpeg(number):
+    pixels = np.random.default_rng(number).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+    with io.BytesIO() as file:
+        Image.fromarray(pixels).save(file, format="JPEG")
+        return file.getvalue()
+
+
+def tar_of(members, mode="w"):
+    with io.BytesIO() as file:
+        with tarfile.open(fileobj=file, mode=mode) as tar:
+            for name, content in members.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+        return file.getvalue()
+
+
+def kit():
+    """As in the development kit: numbers in no order of synsets, and families of classes after the classes."""
+    from scipy.io import savemat
+
+    kinds = [("ILSVRC2012_ID", object), ("WNID", object), ("words", object), ("num_children", object)]
+    rows = [(1, SYNSETS[1], "collie", 0), (2, SYNSETS[0], "tench", 0), (3, "n00001740", "entity", 2)]
+    with io.BytesIO() as file:
+        savemat(file, {"synsets": np.array(rows, dtype=kinds)})
+        return {"ILSVRC2012_validation_ground_truth.txt": b"2\n1\n1\n2\n", "meta.mat": file.getvalue()}
+
+
+def validation_synset(number):
+    return SYNSETS[0] if number in (1, 4) else SYNSETS[1]
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Classes out of order in the archive, and images out of order in each."""
+    small(monkeypatch, "imagenet", num_train=6, num_valid=2, num_test=4, classes=("1", "2"))
+    home = tmp_path / "tars" / "imagenet"
+    home.mkdir(parents=True)
+    nested = {}
+    for place, synset in reversed(list(enumerate(SYNSETS))):
+        members = {f"{synset}_{number}.JPEG": jpeg(10 * place + number) for number in (7, 18, 2)}
+        nested[f"{synset}.tar"] = tar_of(members)
+    (home / TRAIN).write_bytes(tar_of(nested))
+    images = {f"ILSVRC2012_val_{number:08d}.JPEG": jpeg(100 + number) for number in (3, 1, 2, 4)}
+    (home / VALIDATION).write_bytes(tar_of(images))
+    rows = "".join(f"ILSVRC2012_val_{number:08d},{validation_synset(number)} 1 2 3 4 \n" for number in (4, 3, 1, 2))
+    (home / "LOC_val_solution.csv").write_text("ImageId,PredictionString\n" + rows)
+    return home
+
+
+def unpack(home, root):
+    with tarfile.open(home / TRAIN) as outer:
+        for member in outer:
+            folder = root / "imagenet/train" / member.name.removesuffix(".tar")
+            folder.mkdir(parents=True)
+            with tarfile.open(fileobj=outer.extractfile(member)) as inner:
+                inner.extractall(folder, filter="data")
+    with tarfile.open(home / VALIDATION) as tar:
+        for member in tar:
+            folder = root / "imagenet/val" / validation_synset(int(member.name[15:23]))
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / member.name).write_bytes(tar.extractfile(member).read())
+
+
+def same(one, other):
+    return all(
+        torch.equal(a.integers(), b.integers())
+        and torch.equal(a.labels, b.labels)
+        and torch.equal(a.readable, b.readable)
+        for a, b in ((one.train, other.train), (one.held_out, other.held_out))
+    )
+
+
+@pytest.mark.parametrize("split", ["train", "train+valid"])
+def test_archives_are_the_data_set_that_their_unpacked_folders_are(home, tmp_path, split):
+    unpack(home, tmp_path / "folders")
+    config = CONFIG.model_copy(update={"split": split})
+    dataset = load(config, home.parent, quiet)
+    assert len(dataset.train) == (4 if split == "train" else 6)
+    assert same(dataset, load(config, tmp_path / "folders", quiet))
+    assert sorted(path.name for path in home.iterdir()) == [
+        "ILSVRC2012_img_train.tar",
+        VALIDATION,
+        "LOC_val_solution.csv",
+    ]
+
+
+def test_one_part_may_be_unpacked_and_the_other_not(home, tmp_path):
+    unpack(home, tmp_path / "folders")
+    whole = load(CONFIG, home.parent, quiet)
+    (home / VALIDATION).unlink()
+    shutil.move(tmp_path / "folders/imagenet/val", home / "val")
+    assert same(whole, load(CONFIG, home.parent, quiet))
+
+
+@pytest.mark.parametrize("form", ["folder", "tar.gz"])
+def test_the_development_kit_labels_as_the_table_does(home, form):
+    by_table = load(CONFIG, home.parent, quiet)
+    (home / "LOC_val_solution.csv").unlink()
+    files = {f"ILSVRC2012_devkit_t12/data/{name}": content for name, content in kit().items()}
+    if form == "folder":
+        (home / "ILSVRC2012_devkit_t12/data").mkdir(parents=True)
+        for name, content in files.items():
+            (home / name).write_bytes(content)
+    else:
+        (home / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(tar_of(files, "w:gz"))
+    assert by_table.held_out.labels.tolist() == [0, 0, 1, 1]
+    assert same(by_table, load(CONFIG, home.parent, quiet))
+
+
+def test_a_second_load_decodes_nothing_and_a_changed_archive_is_read_anew(home):
+    first, lines = load(CONFIG, home.parent, quiet), []
+    assert same(first, load(CONFIG, home.parent, lines.append))
+    assert any("read 10 images from the cache" in line for line in lines)
+    content = (home / VALIDATION).read_bytes()
+    (home / VALIDATION).write_bytes(content.replace(jpeg(103), jpeg(103)[:-300] + bytes(300)))
+    again = load(CONFIG, home.parent, quiet)
+    assert torch.equal(first.train.integers(), again.train.integers())
+    assert not torch.equal(first.held_out.integers(), again.held_out.integers())
+
+
+def test_an_image_with_damaged_bytes_keeps_its_place_and_is_named(home):
+    whole, lines = load(CONFIG, home.parent, quiet), []
+    content = (home / TRAIN).read_bytes()
+    (home / TRAIN).write_bytes(content.replace(jpeg(7), bytes(len(jpeg(7)))))
+    dataset = load(CONFIG, home.parent, lines.append)
+    assert dataset.train.readable.tolist() == [True, True, False, True, True, True]
+    assert dataset.train.labels.tolist() == whole.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert any("img_train.tar: train/n01440764/n01440764_7.JPEG" in line and "nothing" in line for line in lines)
+
+
+def cut_within_an_image(content):
+    return content[: content.index(jpeg(2)) + 50]
+
+
+def cut_between_images(content):
+    """Where a header would begin: what is there reads as a whole archive but for its end."""
+    return content[: (content.index(jpeg(2)) + len(jpeg(2)) + 511) // 512 * 512]
+
+
+@pytest.mark.parametrize("name", [TRAIN, VALIDATION])
+@pytest.mark.parametrize(
+    "cut", [lambda content: content[: len(content) // 2], lambda content: content[:5120], lambda _: b""]
+)
+def test_an_archive_that_is_cut_short_is_refused(home, name, cut):
+    (home / name).write_bytes(cut((home / name).read_bytes()))
+    with pytest.raises(InputError, match=rf"{name}.* is cut short, damaged or compressed\. Put the original archive"):
+        load(CONFIG, home.parent, quiet)
+
+
+@pytest.mark.parametrize("cut", [cut_within_an_image, cut_between_images])
+def test_a_class_that_is_cut_short_is_refused_by_its_name(home, cut):
+    with tarfile.open(home / TRAIN) as outer:
+        nested = {member.name: outer.extractfile(member).read() for member in outer}
+    nested["n01440764.tar"] = cut(nested["n01440764.tar"])
+    (home / TRAIN).write_bytes(tar_of(nested))
+    with pytest.raises(InputError, match=r"img_train.tar: n01440764.tar is cut short"):
+        load(CONFIG, home.parent, quiet)
+
+
+TRAIN_FAULTS = {
+    "a class is missing": ({"n01440764.tar": tar_of({"a.JPEG": jpeg(1)})}, "holds 1 images in 1 folders, not 6 in 2"),
+    "no synset": ({"cats.tar": tar_of({"a.JPEG": jpeg(1)})}, "cats.tar is no archive of a class"),
+    "not nested": ({"n01440764_1.JPEG": jpeg(1)}, "is no archive of a class"),
+    "no image": ({"n01440764.tar": tar_of({"a.txt": b"a"})}, "a.txt is no image"),
+    "a class twice": ({f"{at}/n01440764.tar": tar_of({"a.JPEG": jpeg(1)}) for at in "ab"}, "there a second time"),
+    "compressed": (
+        {"n01440764.tar": tar_of({"a.JPEG": jpeg(1)}, "w:gz")},
+        "n01440764.tar is cut short, damaged or comp",
+    ),
+}
+
+
+@pytest.mark.parametrize(("members", "words"), TRAIN_FAULTS.values(), ids=TRAIN_FAULTS.keys())
+def test_an_archive_of_something_else_is_refused(home, members, words):
+    (home / TRAIN).write_bytes(tar_of(members))
+    with pytest.raises(InputError, match=words):
+        load(CONFIG, home.parent, quiet)
+
+
+def test_links_are_refused(home):
+    with io.BytesIO() as file:
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            link = tarfile.TarInfo("n01440764.tar")
+            link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            tar.addfile(link)
+        (home / TRAIN).write_bytes(file.getvalue())
+    with pytest.raises(InputError, match=r"n01440764.tar is no ordinary file"):
+        load(CONFIG, home.parent, quiet)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (None, "has no labels beside it. Put LOC_val_solution.csv, ILSVRC2012_devkit_t12.tar.gz or"),
+        ("", "has no label"),
+        ("ImageId,PredictionString\n", "ILSVRC2012_val_00000003.JPEG has no label"),
+        ("ImageId,Other\nILSVRC2012_val_00000003,n01440764\n", "LOC_val_solution.csv is damaged"),
+        ("ImageId,PredictionString\nILSVRC2012_val_00000003,tench\n", "has no synset"),
+        ("ImageId,PredictionString\na,n01440764 1\na,n01440764 1\n", "is there twice"),
+    ],
+)
+def test_labels_that_are_missing_or_damaged_are_refused(home, table, words):
+    (home / "LOC_val_solution.csv").unlink()
+    if table is not None:
+        (home / "LOC_val_solution.csv").write_text(table)
+    with pytest.raises(InputError, match=words):
+        load(CONFIG, home.parent, quiet)
+
+
+@pytest.mark.parametrize("name", list(kit()))
+def test_a_damaged_development_kit_is_refused(home, name):
+    (home / "LOC_val_solution.csv").unlink()
+    files = {**kit(), name: b"5\n"}
+    members = {f"ILSVRC2012_devkit_t12/data/{each}": content for each, content in files.items()}
+    (home / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(tar_of(members, "w:gz"))
+    with pytest.raises(InputError, match="devkit_t12.tar.gz is damaged"):
+        load(CONFIG, home.parent, quiet)
