@@ -52,6 +52,15 @@ MAY_IMPORT = {
         "data",
         "models",
     },
+    "studies": {
+        "scaling",
+        "reporting",
+        "training",
+        "run_folder",
+        "planning",
+        "accounting",
+        "data",
+    },
     "cli": {
         *(
             "torch_internals",
@@ -66,6 +75,7 @@ MAY_IMPORT = {
             "training",
             "reporting",
             "scaling",
+            "studies",
         ),
     },
 }

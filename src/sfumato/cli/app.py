@@ -19,6 +19,7 @@ from sfumato.cli import (
     schema,
     search,
     simulate,
+    sweep,
     train,
 )
 
@@ -36,6 +37,7 @@ app.command("plan")(plan.plan)
 app.add_typer(recipes.app, name="recipes")
 app.command("simulate")(simulate.simulate)
 app.command("search")(search.search)
+app.command("sweep")(sweep.sweep)
 app.command("scaling-law")(scaling_law.scaling_law)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
