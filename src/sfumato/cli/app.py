@@ -9,6 +9,7 @@ from sfumato.cli import (
     calibrate,
     check,
     evaluate,
+    figures,
     norms,
     output,
     plan,
@@ -38,6 +39,7 @@ app.add_typer(recipes.app, name="recipes")
 app.command("simulate")(simulate.simulate)
 app.command("search")(search.search)
 app.command("sweep")(sweep.sweep)
+app.add_typer(figures.app, name="figures")
 app.command("scaling-law")(scaling_law.scaling_law)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
