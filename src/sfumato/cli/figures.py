@@ -19,7 +19,7 @@ def list_(json_: options.Json = False) -> None:
     """Names every figure and table, and how it is answered."""
     from sfumato.studies.figures import names, read_figure
 
-    figures = []
+    figures: list[dict[str, Any]] = []
     for name in names():
         figure = read_figure(name)
         scales = [scale for scale in ("full", "small") if getattr(figure, scale) is not None]
@@ -62,7 +62,7 @@ def run(
     study = figures.study_of(name, figure, "small" if scale == "small" else "full")
     planned = figures.plan_figure(study, seeds=seeds, paired=paired)
     cost = figures.cost(planned)
-    facts = {
+    facts: dict[str, Any] = {
         "figure": name,
         "scale": scale,
         "caption": figure.caption,
@@ -98,6 +98,8 @@ def run(
             paired=paired,
             output=output_folder or Path("runs") / f"{name.replace('/', '-')}-{scale}",
             name=f"{name} ({scale})",
+            axes=study.axes,
+            labels=study.labels,
             workers=workers,
             storage=storage,
             data_root=data_root,

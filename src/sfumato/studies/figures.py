@@ -10,7 +10,6 @@ from pydantic import Field
 import sfumato
 from sfumato import config
 from sfumato.errors import InputError, nearest
-from sfumato.recipes import recipe_of
 from sfumato.reporting.lines import note
 from sfumato.studies.grid import flat
 from sfumato.studies.plan import Planned, plan_sweep
@@ -33,9 +32,13 @@ class Study(_Closed):
     unset: list[str] = Field(default_factory=list)
     """Keys that are taken out of the recipe, so that its budget decides them."""
     grid: dict[str, list[Any]] = Field(default_factory=dict)
-    """The first key is the plot's axis, the second makes its lines."""
+    """The values of each key."""
     cells: list[dict[str, Any]] = Field(default_factory=list)
     """Whole settings, each with all of the grid."""
+    labels: list[str] = Field(default_factory=list)
+    """Names of the cells, where there is no grid."""
+    axes: list[str] = Field(default_factory=list)
+    """The key of the plot's axis, then those that make its lines; without any, labels stand on the axis."""
     seeds: int = Field(ge=1, le=1000)
     tuned: list[str] = Field(default_factory=list)
     """Keys of the grid of which each point shows the best value, by mean held-out accuracy."""
@@ -51,9 +54,6 @@ class Figure(_Closed):
     source: str
     caption: str
     """What it shows, in our own words."""
-    y: str = "held-out accuracy"
-    x: str = ""
-    """Of the axes; the first key of the grid where it is left out."""
     not_stated: list[str] = Field(default_factory=list)
     """What of it the paper does not say."""
     paper: list[str] = Field(default_factory=list)
@@ -144,9 +144,7 @@ def plan_figure(study: Study, *, seeds: int | None = None, paired: bool = False)
 
 def settings_of(study: Study) -> dict[str, Any]:
     """What is set, or taken out (None), in every cell."""
-    settings = {**dict.fromkeys(study.unset), **flat(study.settings)}
-    recipe_of(study.recipe, settings)
-    return settings
+    return {**dict.fromkeys(study.unset), **flat(study.settings)}
 
 
 def cost(planned: Planned) -> Cost:

@@ -10,9 +10,8 @@ from typing import Any
 
 from sfumato.errors import InputError, MachineError
 from sfumato.reporting.lines import note
-from sfumato.scaling.search.worker import Worker
-from sfumato.studies.plan import Reached, Run, plan_sweep
-from sfumato.studies.runs import Maker, place_of
+from sfumato.studies.plan import plan_sweep
+from sfumato.studies.runs import work
 from sfumato.training.interrupt import Interrupted, stop_on_sigterm
 
 
@@ -51,11 +50,7 @@ def help_with(asked: dict[str, Any]) -> None:
         data_root=root,
         report=lambda line: None,
     )
-    folder = Path(asked["folder"])
-    maker = Maker(planned, folder, data_root=root, device=asked["device"], trust=asked["trust"], report=note)
-    study = f"sweep {planned.digest()[:16]}"
-    with Worker[Run, Reached](planned, asked["storage"], study, note, place=place_of(folder)) as worker:
-        worker.run(maker)
+    work(planned, Path(asked["folder"]), asked["storage"], root, asked["device"], asked["trust"], note)
 
 
 if __name__ == "__main__":

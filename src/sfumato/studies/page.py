@@ -7,6 +7,7 @@ from sfumato.reporting import formats
 from sfumato.reporting.markup import Html, element
 from sfumato.reporting.page import whole_page
 from sfumato.reporting.plots import INK, SERIES, at_most, drawn
+from sfumato.studies.grid import in_words
 from sfumato.studies.result import Cell, Sweep
 
 if TYPE_CHECKING:
@@ -44,13 +45,14 @@ def _price(sweep: Sweep) -> Html:
 
 def _figure(sweep: Sweep) -> Html:
     lines = lines_of(sweep)
-    described = f"Mean accuracy against {sweep.keys[0]}: " + "; ".join(
+    against = sweep.axes[0] if sweep.axes else "the cells"
+    described = f"Mean accuracy against {against}: " + "; ".join(
         f"{name or 'all'}: " + ", ".join(f"{_text(x)} {formats.per_cent(cell.mean)}" for x, cell in line)
         for name, line in lines
     )
     figure = drawn(lambda figure: _draw(figure, sweep), 400, "Accuracy of the cells", described)
-    caption = f"Mean accuracy against {sweep.keys[0]}"
-    caption += f", a line for each {sweep.keys[1]}" if len(sweep.keys) > 1 else ""
+    caption = f"Mean accuracy against {against}"
+    caption += f", a line for each {' and '.join(sweep.axes[1:])}" if len(sweep.axes) > 1 else ""
     caption += "; bands are one standard deviation between runs." if sweep.seeds > 1 else "; one run each."
     if len(lines) > MOST_LINES:
         caption += f" The first {MOST_LINES} of {len(lines)} lines."
@@ -58,11 +60,13 @@ def _figure(sweep: Sweep) -> Html:
 
 
 def _table(sweep: Sweep) -> Html:
-    names = [*sweep.keys, "median", "mean", "std", "standard error", "epsilon"]
+    labelled = any(cell.label is not None for cell in sweep.cells)
+    names = [*(["cell"] if labelled else []), *sweep.keys, "median", "mean", "std", "standard error", "epsilon"]
     names += ["difference to the first (standard error)"] if sweep.paired else []
     rows = []
     for cell in sweep.cells:
-        values = [_text(cell.settings.get(key)) for key in sweep.keys]
+        values = [cell.label or ""] if labelled else []
+        values += [_text(cell.settings.get(key)) for key in sweep.keys]
         values += [formats.per_cent(cell.median), formats.per_cent(cell.mean)]
         values += ["" if value is None else f"{100 * value:.2f}" for value in (cell.std, cell.standard_error)]
         values.append(formats.epsilon_text(cell.epsilon) if cell.private else "not private")
@@ -80,12 +84,12 @@ def _table(sweep: Sweep) -> Html:
 
 
 def lines_of(sweep: Sweep) -> list[tuple[str, list[tuple[Any, Cell]]]]:
-    """The cells as lines: a name, and the first key's value of each cell. The name tells all other keys' values."""
+    """The cells as lines: a name, which tells the values of the keys that make lines, and of each cell its place."""
     lines: dict[str, list[tuple[Any, Cell]]] = {}
-    first, *others = sweep.keys
     for cell in sweep.cells:
-        name = ", ".join(f"{key.rpartition('.')[2]} {_text(cell.settings.get(key))}" for key in others)
-        lines.setdefault(name, []).append((cell.settings.get(first), cell))
+        name = ", ".join(f"{key.rpartition('.')[2]} {_text(cell.settings.get(key))}" for key in sweep.axes[1:])
+        place = cell.settings.get(sweep.axes[0]) if sweep.axes else cell.label or in_words(cell.settings)
+        lines.setdefault(name, []).append((place, cell))
     return list(lines.items())
 
 
@@ -119,7 +123,7 @@ def _draw(figure: Any, sweep: Sweep, colours: Sequence[str] = SERIES, ink: str =
         _scale(axes, [x for _, line in lines for x, _ in line])
     else:
         axes.set_xticks(range(len(values)), [value if len(value) < 18 else value[:16] + "…" for value in values])
-    axes.set_xlabel(sweep.keys[0])
+    axes.set_xlabel(sweep.axes[0] if sweep.axes else "")
     axes.set_title("Held-out accuracy")
     axes.yaxis.set_major_locator(at_most(6, below=100))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")

@@ -1,6 +1,7 @@
 """What all runs of a sweep cost together."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from sfumato.accounting.mechanism import Accountant, Mechanism
@@ -28,12 +29,10 @@ class Spent:
 
 def epsilon_of(spent: Spent) -> float | None:
     """Of one run, or what secret noise and Poisson sampling would have given; None: there is none."""
-    from sfumato.accounting.accountants import epsilon
-
     privacy = spent.plan.recipe.privacy
     if privacy is None:
         return None
-    return finite(epsilon(spent.mechanism, spent.plan.delta, privacy.accountant).epsilon)
+    return _epsilon(spent.mechanism, spent.plan.delta, privacy.accountant)
 
 
 def epsilon_together(runs: Sequence[Spent]) -> tuple[float | None, str | None]:
@@ -42,8 +41,6 @@ def epsilon_together(runs: Sequence[Spent]) -> tuple[float | None, str | None]:
     Returns:
         Epsilon and None, or None and why there is none.
     """
-    from sfumato.accounting.accountants import epsilon
-
     if not all(run.plan.private for run in runs):
         return None, "not every cell is private"
     kinds = {_kind(run) for run in runs}
@@ -51,8 +48,15 @@ def epsilon_together(runs: Sequence[Spent]) -> tuple[float | None, str | None]:
         return None, "the cells are of different mechanisms, whose epsilon together is not computed"
     [(mechanism, delta, accountant)] = kinds
     total = mechanism.replace(num_steps=sum(run.updates for run in runs))
-    found = finite(epsilon(total, delta, accountant).epsilon)
+    found = _epsilon(total, delta, accountant)
     return found, None if found is not None else "no finite epsilon covers them"
+
+
+@functools.cache  # many cells of a sweep have one mechanism
+def _epsilon(mechanism: Mechanism, delta: float, accountant: Accountant) -> float | None:
+    from sfumato.accounting.accountants import epsilon
+
+    return finite(epsilon(mechanism, delta, accountant).epsilon)
 
 
 def _kind(run: Spent) -> tuple[Mechanism, float, Accountant]:

@@ -34,6 +34,7 @@ class Cell(Summary):
 
     Attributes:
         settings: What differs from the recipe.
+        label: Its name, where cells were listed with names.
         seeds: How many runs it has.
         epsilon: Of the run that spent most, by itself; None: not private, or infinite.
         epsilon_if_private: What secret noise and Poisson sampling would have given.
@@ -42,6 +43,7 @@ class Cell(Summary):
     """
 
     settings: dict[str, Any]
+    label: str | None
     seeds: int
     private: bool
     why_not_private: str | None
@@ -63,6 +65,7 @@ class Sweep(Record):
     Attributes:
         recipe: What it was called.
         keys: That differ between cells, the first one moving slowest.
+        axes: The key of the plot's axis, then those that make its lines; none: the axis shows labels.
         held_out: The split that accuracies were measured on.
         private: Whether every cell is.
         epsilon_together: Of somebody who sees every run, or what was chosen by looking at all of them, at `delta`;
@@ -76,6 +79,7 @@ class Sweep(Record):
     output: str
     storage: str
     keys: list[str]
+    axes: list[str]
     seeds: int
     paired: bool
     held_out: Literal["test", "valid"]
@@ -94,6 +98,7 @@ class Sweep(Record):
         return [
             {
                 "cell": number,
+                "label": cell.label,
                 **{key: cell.settings.get(key) for key in self.keys},
                 "repetition": repetition,
                 "seed": run.seed,

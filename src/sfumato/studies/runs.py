@@ -16,12 +16,31 @@ from sfumato.reporting.page import write_report
 from sfumato.run_folder import record
 from sfumato.run_folder.ledger import is_in_use
 from sfumato.run_folder.record import Metrics, PrivateMetrics, Result
+from sfumato.scaling.search.work import Key
+from sfumato.scaling.search.worker import Worker
 from sfumato.studies.grid import Settings
 from sfumato.studies.plan import Look, Planned, Reached, Run
 from sfumato.training.loop import Looks, Progress
 from sfumato.training.trainer import Trainer
 
 PLACE_FILE = ".place"
+
+
+def work(
+    planned: Planned,
+    folder: Path,
+    url: str,
+    data_root: Path | None,
+    device: str,
+    trust: Collection[str],
+    report: Callable[[str], None],
+) -> tuple[dict[Key, Reached], dict[Key, list[str]]]:
+    """Makes runs until all are made, by whomever: what each reached, and where it was begun."""
+    maker = Maker(planned, folder, data_root=data_root, device=device, trust=trust, report=report)
+    study = f"sweep {planned.digest()[:16]}"
+    with Worker[Run, Reached](planned, url, study, report, place=place_of(folder)) as worker:
+        worker.run(maker)
+        return worker.finished(), worker.begun()
 
 
 class Maker:

@@ -29,6 +29,8 @@ def summary(
     name: str,
     folder: Path,
     storage: str,
+    axes: Sequence[str] | None = None,
+    labels: Sequence[str] = (),
 ) -> Sweep:
     """Everything that may be shown.
 
@@ -36,6 +38,8 @@ def summary(
         finished: Every run.
         begun: Of each run, where it was begun (`Worker.begun`).
         name: Of the recipe.
+        axes: Of the plot; None: all keys that differ, in their order.
+        labels: Names of the first cells.
     """
     spent, again = _spent(planned, finished, begun)
     private = all(cell.plan.private for cell in planned.cells)
@@ -54,11 +58,15 @@ def summary(
         not_covered.insert(0, "choosing among these cells: not every one is private")
     held_out = "test" if planned.cells[0].plan.recipe.data.held_out == "test" else None
     split = planned.cells[0].plan.recipe.data.split
+    keys = list(dict.fromkeys(key for cell in planned.cells for key in cell.settings))
+    for number, label in enumerate(labels[: len(cells)]):
+        cells[number] = cells[number].model_copy(update={"label": label})
     return Sweep(
         recipe=name,
         output=str(folder),
         storage=storage,
-        keys=list(dict.fromkeys(key for cell in planned.cells for key in cell.settings)),
+        keys=keys,
+        axes=keys if axes is None else list(axes),
         seeds=planned.seeds,
         paired=planned.paired,
         held_out="test" if held_out == "test" or split == "train+valid" else "valid",
@@ -115,6 +123,7 @@ def _cell(planned: Planned, finished: Mapping[Key, Reached], number: int) -> Cel
     return Cell(
         **dict(summarise([run.accuracy for run in runs])),
         settings=cell.settings,
+        label=None,
         seeds=len(runs),
         private=private,
         why_not_private=cell.plan.why_not_private,

@@ -19,12 +19,11 @@ from sfumato.run_folder.files import (
     write_json,
 )
 from sfumato.scaling.search.storage import shown
-from sfumato.scaling.search.worker import Worker
 from sfumato.studies import crew
 from sfumato.studies.page import render
-from sfumato.studies.plan import Planned, Reached, Run, plan_sweep
+from sfumato.studies.plan import Planned, plan_sweep
 from sfumato.studies.result import Sweep
-from sfumato.studies.runs import Maker, place_of
+from sfumato.studies.runs import work
 from sfumato.studies.summary import summary, write_for_owner
 from sfumato.training.interrupt import stop_on_sigterm
 
@@ -41,6 +40,8 @@ def sweep(
     output: Path | str | None = None,
     settings: Mapping[str, Any] = MappingProxyType({}),
     name: str | None = None,
+    axes: Sequence[str] | None = None,
+    labels: Sequence[str] = (),
     workers: int = 1,
     storage: str | None = None,
     data_root: Path | str | None = None,
@@ -63,6 +64,8 @@ def sweep(
         output: The folder of the sweep; None: a new one in runs/.
         settings: What is set in every cell.
         name: Of the recipe, for the page.
+        axes: The key on the plot's axis, then those that make its lines; None: all keys in their order. Empty: labels.
+        labels: Names of the cells, in their order.
         workers: Processes on this machine.
         storage: "sqlite:///FILE", "journal:FILE" or "postgresql://..."; default: a file in ``output``.
         data_root, device, trust: See `sfumato.train`.
@@ -92,7 +95,13 @@ def sweep(
     with stop_on_sigterm():
         if workers > 1:
             crew.work(asked, workers, report)
-        return work(planned, folder, name, url, root, device, trust, report)
+        finished, begun = work(planned, folder, url, root, device, trust, report)
+    found = summary(planned, finished, begun, name=name, folder=folder, storage=shown(url), axes=axes, labels=labels)
+    write_json(folder / SWEEP_FILE, found.as_json())
+    write_for_owner(planned, found)
+    write_atomically(folder / "sweep.csv", found.as_csv().encode())
+    write_atomically(folder / "sweep.html", render(found).encode())
+    return found
 
 
 def prepare(folder: Path, planned: Planned) -> None:
@@ -120,27 +129,3 @@ def prepare(folder: Path, planned: Planned) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     write_json(path, mine)
-
-
-def work(
-    planned: Planned,
-    folder: Path,
-    name: str,
-    url: str,
-    data_root: Path | None,
-    device: str,
-    trust: Collection[str],
-    report: Callable[[str], None],
-) -> Sweep:
-    """Works until every run is made, by whomever, and writes what they say together."""
-    maker = Maker(planned, folder, data_root=data_root, device=device, trust=trust, report=report)
-    study = f"sweep {planned.digest()[:16]}"
-    with Worker[Run, Reached](planned, url, study, report, place=place_of(folder)) as worker:
-        worker.run(maker)
-        finished, begun = worker.finished(), worker.begun()
-    found = summary(planned, finished, begun, name=name, folder=folder, storage=shown(url))
-    write_json(folder / SWEEP_FILE, found.as_json())
-    write_for_owner(planned, found)
-    write_atomically(folder / "sweep.csv", found.as_csv().encode())
-    write_atomically(folder / "sweep.html", render(found).encode())
-    return found
