@@ -43,6 +43,7 @@ def test_a_sweep_prints_one_strict_object_and_its_csv_and_page_lie_beside(capsys
     cells = tmp_path / "cells.toml"
     cells.write_text("[[cell]]\n[cell.ema]\ndecay = 0.5\n")
     tiny = ["model.options.width=8", "training.num_steps=2", "training.batch_size=32", "data.split=train"]
+    tiny += ["privacy.target_epsilon=", "privacy.noise_multiplier=1.0"]
     chosen = [word for assignment in tiny for word in ("--set", assignment)]
     arguments = [*chosen, "--cells", str(cells), "--grid", "optimizer.learning_rate=1.0", "--paired"]
     folder = tmp_path / "sweep"

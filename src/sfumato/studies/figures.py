@@ -7,7 +7,6 @@ from typing import Any, Literal
 import pydantic
 from pydantic import Field
 
-import sfumato
 from sfumato import config
 from sfumato.errors import InputError, nearest
 from sfumato.reporting.lines import note
@@ -15,7 +14,7 @@ from sfumato.studies.grid import flat
 from sfumato.studies.plan import Planned, plan_sweep
 from sfumato.studies.result import Cell, Sweep
 
-FOLDER = Path(sfumato.__file__).parent / "figures"
+FOLDER = Path(__file__).parent.parent / "figures"
 Scale = Literal["full", "small"]
 
 
