@@ -137,6 +137,11 @@ def test_a_sweep_with_a_cell_that_is_not_private_has_no_epsilon():
     assert epsilon_together([Spent(sweep.plan_of(run), 7) for run in sweep.runs])[0] is None
 
 
+def test_seeded_runs_of_one_mechanism_have_no_epsilon():
+    sweep = planned({"ema.decay": [0.5, 0.9]}, settings={**FIXED, "training.num_steps": 7}, paired=True)
+    assert epsilon_together([Spent(sweep.plan_of(run), 7) for run in sweep.runs]) == (None, "not every cell is private")
+
+
 def finished_of(sweep, updates=None):
     look = {"accuracy": 0.5, "accuracy_last": 0.5}
     return {
