@@ -64,6 +64,15 @@ MAY_IMPORT = {
         "models",
         "nn",
     },
+    "studies": {
+        "scaling",
+        "reporting",
+        "training",
+        "run_folder",
+        "planning",
+        "accounting",
+        "data",
+    },
     "cli": {
         *(
             "auditing",
@@ -80,6 +89,7 @@ MAY_IMPORT = {
             "training",
             "reporting",
             "scaling",
+            "studies",
         ),
     },
 }

@@ -21,6 +21,7 @@ _PUBLIC = {
     "resume": "sfumato.training.trainer",
     "search": "sfumato.scaling.search.run",
     "simulate": "sfumato.scaling.simulate",
+    "sweep": "sfumato.studies.sweep",
     "train": "sfumato.training.trainer",
 }
 __all__ = sorted(_PUBLIC)

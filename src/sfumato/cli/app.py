@@ -10,6 +10,7 @@ from sfumato.cli import (
     calibrate,
     check,
     evaluate,
+    figures,
     norms,
     output,
     plan,
@@ -20,6 +21,7 @@ from sfumato.cli import (
     schema,
     search,
     simulate,
+    sweep,
     train,
 )
 
@@ -37,6 +39,8 @@ app.command("plan")(plan.plan)
 app.add_typer(recipes.app, name="recipes")
 app.command("simulate")(simulate.simulate)
 app.command("search")(search.search)
+app.command("sweep")(sweep.sweep)
+app.add_typer(figures.app, name="figures")
 app.command("scaling-law")(scaling_law.scaling_law)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)

@@ -7,6 +7,7 @@ the run starts, and the resolved recipe in the run folder holds every value.
 """
 
 import difflib
+import functools
 import re
 import tomllib
 from pathlib import Path
@@ -74,6 +75,7 @@ __all__ = [
     "Section",
     "Spread",
     "TrainingConfig",
+    "changes_no_result",
     "flatten",
     "known_keys",
     "parse",
@@ -84,6 +86,7 @@ __all__ = [
     "set_value",
     "shareable",
     "to_toml",
+    "value_of",
     "why_impossible",
 ]
 
@@ -148,7 +151,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def set_value(values: dict[str, Any], assignment: str) -> None:
-    """Applies one `section.key=value` of the command line; the value is read as TOML, else as text.
+    """Applies one `section.key=value` of the command line; the value is read as TOML, else as text. An empty one takes
+    the key out.
 
     Raises:
         InputError: If the assignment has no such form.
@@ -159,25 +163,34 @@ def set_value(values: dict[str, Any], assignment: str) -> None:
         raise InputError(
             f'--set {assignment!r} is not of the form section.key=value, for example "optimizer.learning_rate=2.0".'
         )
+    put(values, key.strip(), value_of(text) if text.strip() else None)
+
+
+def value_of(text: str) -> Any:
+    """A value as the command line gives it: TOML, else text."""
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text
-    put(values, key.strip(), value)
+        return text
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> None:
-    """Sets one "section.key" of nested dictionaries.
+    """Sets one "section.key" of nested dictionaries; None takes it out, so that its default or a rule gives it.
 
     Raises:
-        InputError: If a part of the key is a value already.
+        InputError: If a part of the key is a value already, or what is taken out is no key of a recipe.
     """
+    if value is None and key not in known_keys() and not key.startswith("model.options."):
+        raise InputError(f"{key} cannot be taken out: it is no key of a recipe. {nearest(key, known_keys())}")
     section, parts = values, key.split(".")
     for part in parts[:-1]:
         section = section.setdefault(part, {})
         if not isinstance(section, dict):
             raise InputError(f"{key}: {part!r} is a value, not a section. Set it without what follows.")
-    section[parts[-1]] = value
+    if value is None:
+        section.pop(parts[-1], None)
+    else:
+        section[parts[-1]] = value
 
 
 def to_toml(recipe: Recipe) -> str:
@@ -259,15 +272,17 @@ def releasing_keys(recipe: Recipe) -> dict[str, Any]:
     """The keys that change what a run releases, with their values: all but those that are marked
     `MayChange`.
     """
-    free = {
-        f"{section}.{key}"
-        for section, fields in _sections().items()
-        for key, field in fields.items()
-        if MayChange() in field.metadata
-    }
-    return {key: value for key, value in flatten(recipe).items() if key not in free}
+    return {key: value for key, value in flatten(recipe).items() if not changes_no_result(key)}
 
 
+def changes_no_result(key: str) -> bool:
+    """Whether a "section.key" is marked `MayChange`."""
+    section, _, name = key.partition(".")
+    field = _sections().get(section, {}).get(name)
+    return field is not None and MayChange() in field.metadata
+
+
+@functools.cache
 def _sections() -> dict[str, dict[str, FieldInfo]]:
     """The fields of each section."""
     sections = {}

@@ -41,16 +41,6 @@ def write_report(folder: Path | str) -> Path:
 
 def render(run: Recorded) -> str:
     """The whole page as HTML text."""
-    style = resources.files("sfumato.reporting").joinpath("page.css").read_text(encoding="utf-8")
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=NOTHING_FROM_ELSEWHERE),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{run.name} · Sfumato report"),
-        element("style", Html(style)),
-    )
     sections = [
         _certificate(run),
         _not_covered(run),
@@ -61,7 +51,22 @@ def render(run: Recorded) -> str:
         _recipe(run),
         _values(run),
     ]
-    body = element("body", element("main", _header(run), *sections))
+    return whole_page(f"{run.name} · Sfumato report", _header(run), *sections)
+
+
+def whole_page(title: str, *parts: Html) -> str:
+    """A page that stands for itself, as HTML text."""
+    style = resources.files("sfumato.reporting").joinpath("page.css").read_text(encoding="utf-8")
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=NOTHING_FROM_ELSEWHERE),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", title),
+        element("style", Html(style)),
+    )
+    body = element("body", element("main", *parts))
     return "<!DOCTYPE html>\n" + element("html", head, body, lang="en") + "\n"
 
 

@@ -9,6 +9,7 @@ serves light and dark. The same numbers give the same bytes.
 import io
 import itertools
 import re
+from collections.abc import Callable
 from typing import Any
 
 from sfumato.reporting.formats import count, epsilon_text, per_cent
@@ -17,7 +18,18 @@ from sfumato.run_folder.record import Metrics
 
 # Stand-ins that matplotlib accepts for the page's colours; `_into_page` swaps them.
 INK, FAINT, FIRST, SECOND = "#000001", "#000002", "#000003", "#000004"
-VARIABLES = {INK: "var(--muted)", FAINT: "var(--line)", FIRST: "var(--first)", SECOND: "var(--second)"}
+THIRD, FOURTH, FIFTH, SIXTH = "#000005", "#000006", "#000007", "#000008"
+SERIES = (FIRST, SECOND, THIRD, FOURTH, FIFTH, SIXTH)
+VARIABLES = {
+    INK: "var(--muted)",
+    FAINT: "var(--line)",
+    FIRST: "var(--first)",
+    SECOND: "var(--second)",
+    THIRD: "var(--third)",
+    FOURTH: "var(--fourth)",
+    FIFTH: "var(--fifth)",
+    SIXTH: "var(--sixth)",
+}
 MOST_MARKERS = 50
 
 SETTINGS: Any = {
@@ -64,21 +76,11 @@ def training_curves(
     Returns:
         One ``<svg>`` element with a title and a description of what is to be seen.
     """
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     spent = [(line.step, line.epsilon) for line in metrics if line.epsilon is not None] if with_epsilon else []
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(SETTINGS)
-        # At 72 points an inch, one unit of the drawing is one pixel of a page 736 pixels wide.
-        # The frame is fixed rather than fitted to the text, so that no font moves a curve.
-        height = 470 if spent else 300
-        figure = Figure(figsize=(736 / 72, height / 72))
-        FigureCanvasSVG(figure)
-        figure.subplots_adjust(left=52 / 736, right=1 - 4 / 736, top=1 - 28 / height, bottom=46 / height, hspace=0.25)
+
+    def draw(figure: Any) -> None:
         panels = figure.subplots(
             2 if spent else 1, 1, sharex=True, squeeze=False, height_ratios=[3, 2] if spent else None
         )[:, 0]
@@ -89,6 +91,32 @@ def training_curves(
         panels[-1].set_xlim(0, max(line.step for line in metrics) * 1.02 or 1)
         panels[-1].xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
         panels[-1].xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+    return drawn(draw, 470 if spent else 300, "Training curves", describe(metrics, spent))
+
+
+def drawn(draw: Callable[[Any], None], height: int, title: str, description: str) -> Html:
+    """A figure as a part of a page.
+
+    Args:
+        draw: Draws into a matplotlib figure; colours are `INK`, `FAINT` and `SERIES`.
+        height: In pixels.
+        title: Of the figure.
+        description: What is to be seen, for those who cannot.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(SETTINGS)
+        # At 72 points an inch, one unit of the drawing is one pixel of a page 736 pixels wide.
+        # The frame is fixed rather than fitted to the text, so that no font moves a curve.
+        figure = Figure(figsize=(736 / 72, height / 72))
+        FigureCanvasSVG(figure)
+        figure.subplots_adjust(left=52 / 736, right=1 - 4 / 736, top=1 - 28 / height, bottom=46 / height, hspace=0.25)
+        draw(figure)
         written = io.StringIO()
         figure.savefig(
             written,
@@ -96,7 +124,7 @@ def training_curves(
             transparent=True,
             metadata={"Creator": None, "Date": None, "Format": None, "Type": None},
         )
-    return _into_page(written.getvalue(), "Training curves", describe(metrics, spent))
+    return _into_page(written.getvalue(), title, description)
 
 
 def describe(metrics: list[Metrics], spent: list[tuple[int, float]]) -> str:
@@ -126,7 +154,7 @@ def _draw_accuracy(axes: Any, metrics: list[Metrics], majority_rate: float | Non
         )
     margin = max(0.08 * (max(shown) - min(shown)), 1.0)
     axes.set_ylim(max(min(shown) - margin, 0 if min(shown) > 0 else -1), min(max(shown) + margin, 101))
-    axes.yaxis.set_major_locator(_at_most(6, below=100))
+    axes.yaxis.set_major_locator(at_most(6, below=100))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
     axes.set_title("Held-out accuracy")
     handles, labels = axes.get_legend_handles_labels()
@@ -153,12 +181,12 @@ def _draw_epsilon(axes: Any, spent: list[tuple[int, float]], target: float | Non
         )
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.99), borderaxespad=0.0, handlelength=1.6)
     axes.set_ylim(0, 1.1 * highest or 1)
-    axes.yaxis.set_major_locator(_at_most(4))
+    axes.yaxis.set_major_locator(at_most(4))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_title("Epsilon spent so far")
 
 
-def _at_most(intervals: int, below: float = float("inf")) -> Any:
+def at_most(intervals: int, below: float = float("inf")) -> Any:
     """Ticks at round numbers, none above ``below``."""
     from matplotlib.ticker import MaxNLocator
 

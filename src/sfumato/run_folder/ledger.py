@@ -239,6 +239,21 @@ class Ledger:
         return self._descriptor is not None
 
 
+def is_in_use(path: Path) -> bool:
+    """Whether a process appends to this ledger now; a process that was killed does not."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def chained_line(entry: dict[str, Any], head: str) -> dict[str, Any]:
     """The line of a ledger that follows ``head``, the hash of the line before it."""
     line = {**entry, "prev": head}

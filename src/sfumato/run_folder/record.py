@@ -268,6 +268,7 @@ class PrivateMetrics(Record):
     Attributes:
         clipped_square: Mean square of the clipped gradients' norms, in units of the clipping norm.
         norms: At the steps where it was asked for.
+        train_accuracy: Of the averaged weights on training images, where a sweep asked for it; not private.
         seconds: Since the run began.
         phases: Seconds of each phase until then.
     """
@@ -278,6 +279,7 @@ class PrivateMetrics(Record):
     grad_norm: float | None
     clipped_square: float | None
     norms: NormHistogram | None = None
+    train_accuracy: float | None = None
     seconds: float
     phases: dict[str, float]
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from sfumato import config
 from sfumato.accounting.accountants import EpsilonCurve
 from sfumato.accounting.mechanism import Mechanism
+from sfumato.clipping.checks import random_state_kept
+from sfumato.clipping.stand_in import grads_kept, model_kept
 from sfumato.collector import collecting_rarely, collecting_usually
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
@@ -63,6 +65,20 @@ class StepFacts:
     evaluated: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Looks:
+    """What is looked at besides what the recipe asks for. Nothing that is released depends on it.
+
+    Attributes:
+        steps: After which held-out images are looked at, too.
+        training_images: Whether accuracy on training images is noted for the owner (metrics_private.jsonl) after these
+            steps and the last one: no guarantee covers it.
+    """
+
+    steps: frozenset[int] = frozenset()
+    training_images: bool = False
+
+
 @collecting_rarely()
 def train(
     plan: Plan,
@@ -73,6 +89,7 @@ def train(
     resume: bool = False,
     trust: Collection[str] = (),
     progress: Progress = Progress(),  # noqa: B008  (immutable)
+    looks: Looks = Looks(),  # noqa: B008  (immutable)
 ) -> Result:
     """Trains a model and writes the run folder.
 
@@ -88,6 +105,7 @@ def train(
         resume: Go on with the run in ``folder``; one that is complete returns its result again.
         trust: Modules that may be imported for the recipe's model, each by its full name.
         progress: Who watches.
+        looks: What is evaluated besides.
 
     Returns:
         What result.json holds.
@@ -140,7 +158,7 @@ def train(
         files.create(folder)
         session = sessions.begin(folder, plan, dataset, environment)
     try:
-        return _Run(plan, dataset, learner, session, progress).finish()
+        return _Run(plan, dataset, learner, session, progress, looks).finish()
     finally:
         session.ledger.close()
         give_freed_memory_back()
@@ -222,12 +240,19 @@ class _Run:
     """The loop's variables; ``finish`` reads from top to bottom."""
 
     def __init__(
-        self, plan: Plan, dataset: Dataset, learner: Learner, session: sessions.Session, progress: Progress
+        self,
+        plan: Plan,
+        dataset: Dataset,
+        learner: Learner,
+        session: sessions.Session,
+        progress: Progress,
+        looks: Looks,
     ) -> None:
         self.plan = plan
         self.dataset = dataset
         self.session = session
         self.progress = progress
+        self.looks = looks
         self.folder = session.folder
         self.mechanism = plan.mechanism
         self.metrics = RecordLines(self.folder / record.METRICS_FILE)
@@ -304,14 +329,16 @@ class _Run:
                     self.learner.update(grad_sum, noise, step)
                 last_step = step
 
-                evaluated = step % evaluate_every == 0 or step == num_steps
+                asked = step in self.looks.steps or step == num_steps
+                evaluated = asked or step % evaluate_every == 0
                 if evaluated:
                     with self._timed("evaluation"):
                         scores = self._evaluate()
                     reached = {"accuracy": scores.averaged.accuracy, "accuracy_last": scores.accuracy_last}
                     self.metrics.append(Metrics(step=step, epsilon=curve(step), **reached))
                 if evaluated or statistics.norms is not None:
-                    self.metrics_private.append(self._noted(step, statistics))
+                    on_training_images = self._train_accuracy() if asked and self.looks.training_images else None
+                    self.metrics_private.append(self._noted(step, statistics, on_training_images))
                 accuracy = scores.averaged.accuracy if scores else None
                 self.progress.step(
                     StepFacts(step, num_steps, curve(step), accuracy, self._images_per_second(step), evaluated)
@@ -412,7 +439,19 @@ class _Run:
             only_class(logits),
         )
 
-    def _noted(self, step: int, statistics: Statistics) -> PrivateMetrics:
+    def _train_accuracy(self) -> float | None:
+        """Of the averaged weights on the training images that can be read, each as it is; None without any.
+
+        Whatever a model keeps of images that it has seen is put back: it would be in what is released later.
+        """
+        learner, train = self.learner, self.learner.train
+        kept = model_kept(learner.trained), grads_kept(learner.trained)
+        with self.state.averaged_weights(), random_state_kept(next(learner.trained.parameters())), kept[0], kept[1]:
+            decided = learner.objective.decision_logits(predict_logits(learner.trained, train)).argmax(1)
+        right = (decided == train.labels)[train.readable]
+        return float(right.double().mean()) if len(right) else None
+
+    def _noted(self, step: int, statistics: Statistics, train_accuracy: float | None) -> PrivateMetrics:
         """For the owner; what a diverged run has no finite number for is None, and no reason to
         stop.
         """
@@ -423,6 +462,7 @@ class _Run:
             grad_norm=finite(statistics.grad_norm),
             clipped_square=finite(statistics.clipped_square),
             norms=statistics.norms,
+            train_accuracy=train_accuracy,
             seconds=self._elapsed(),
             phases=self.seconds,
         )

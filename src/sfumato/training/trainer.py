@@ -18,7 +18,7 @@ from sfumato.run_folder import files, session
 from sfumato.run_folder.record import Result
 from sfumato.training import loop
 from sfumato.training.display import watching
-from sfumato.training.loop import Progress
+from sfumato.training.loop import Looks, Progress
 
 
 class Trainer:
@@ -47,11 +47,25 @@ class Trainer:
         """Resolves a recipe and trains it in a folder. See `sfumato.training.loop.train`."""
         return self.run_plan(resolve(recipe, self.dataset.facts), folder, resume=resume, progress=progress)
 
-    def run_plan(self, plan: Plan, folder: Path, *, resume: bool = False, progress: Progress | None = None) -> Result:
+    def run_plan(
+        self,
+        plan: Plan,
+        folder: Path,
+        *,
+        resume: bool = False,
+        progress: Progress | None = None,
+        looks: Looks = Looks(),  # noqa: B008  (immutable)
+    ) -> Result:
         """The same of what is resolved already."""
-        watching = progress or self.progress
         return loop.train(
-            plan, self.dataset, folder, device=self.device, resume=resume, trust=self.trust, progress=watching
+            plan,
+            self.dataset,
+            folder,
+            device=self.device,
+            resume=resume,
+            trust=self.trust,
+            progress=progress or self.progress,
+            looks=looks,
         )
 
 

@@ -121,8 +121,9 @@ def search(
             return trainer.run(recipe, Path(run) / "run", progress=loop.Progress(step=step))
 
     with stop_on_sigterm(), Worker(wanted, url, name, report) as crew:
-        agenda = crew.run(evaluator(wanted, looked_at, train))
+        crew.run(evaluator(wanted, looked_at, train))
         finished = crew.finished()
+    agenda = wanted.agenda(finished)
     shutil.rmtree(trials_folder, ignore_errors=True)  # what killed workers left: weights that are not private
     path = None if worker else folder / "recipe.toml"
     found = final.summary(wanted, agenda, finished, storage=shown(url), path=None if path is None else str(path))

@@ -7,17 +7,16 @@ it is complete when all that it names have.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 from sfumato.config import ResolvedRecipe
 from sfumato.errors import InputError
 from sfumato.scaling.search.significance import Gain, gain
 from sfumato.scaling.search.space import Group, Range, Settings, Space, apply, proposals
+from sfumato.scaling.search.work import Key
 
 Sampler = Literal["greedy", "tpe", "random"]
-# A group of a space may have any name, so that a name alone does not tell what a slot is for.
 Kind = Literal["baseline", "candidate", "law"]
-Key = tuple[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +43,10 @@ class Slot:
         """What it is known by."""
         return self.kind, self.name
 
+    def facts(self) -> dict[str, Any]:
+        """What the storage says of a trial of it."""
+        return {"settings_asked": self.settings, "batch_size": self.batch_size, "seeds": list(self.seeds)}
+
     @property
     def tests_views(self) -> bool:
         """Whether held-out images are also judged by several views (AugTest), as many as in
@@ -66,6 +69,16 @@ class Outcome:
     settings: Settings
     accuracies: tuple[float, ...] | None
     augtest: tuple[float, ...] | None = None
+
+    @property
+    def score(self) -> float:
+        """Mean over the seeds."""
+        accuracies = accuracies_of(self)
+        return sum(accuracies) / len(accuracies)
+
+    def facts(self) -> dict[str, Any]:
+        """What the storage keeps of it."""
+        return {"accuracies": self.accuracies, "augtest": self.augtest}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +143,43 @@ class Search:
     seeds: tuple[int, ...]
     num_examples: int
     data: str | None
+    noun: ClassVar[str] = "search"
+
+    @property
+    def choices(self) -> dict[str, list[Any] | Range]:
+        """What may be drawn."""
+        return self.space.choices
+
+    def offers(self, settings: Settings) -> bool:
+        """Whether all of these may be drawn."""
+        return self.space.holds(settings)
+
+    def read(self, facts: Mapping[str, Any], *, given_up: bool) -> Outcome:
+        """What a trial in the storage says it found.
+
+        Others can write to a storage. What they claim to have found cannot be told from the truth, but settings that
+        the search never offers, of the budget or of a module's name, would end in the final recipe.
+
+        Raises:
+            ValueError, KeyError, TypeError: If no trial of a search finds that.
+        """
+        accuracies, augtest = (None, None) if given_up else (tuple(facts["accuracies"]), facts["augtest"])
+        outcome = Outcome(facts["settings"], accuracies, None if augtest is None else tuple(augtest))
+        measured = (*(outcome.accuracies or ()), *(outcome.augtest or ()))
+        known = isinstance(outcome.settings, dict) and self.space.holds(outcome.settings)
+        if not known or not all(type(value) is float and 0 <= value <= 1 for value in measured):
+            raise ValueError("not of a search")
+        return outcome
+
+    def fits(self, task: Slot, found: Outcome) -> bool:
+        """Whether that can be of this slot."""
+        if task.settings is not None and found.settings != task.settings:
+            return False
+        if task.settings is None and (found.settings.keys() != self.choices.keys() or not self.offers(found.settings)):
+            return False
+        if found.accuracies is None:
+            return task.kind == "candidate"
+        return all(len(values) == len(task.seeds) for values in (found.accuracies, found.augtest or found.accuracies))
 
     def agenda(self, finished: Mapping[Key, Outcome]) -> Agenda:
         """The trials of the search itself, then the runs that its prediction rests on."""

@@ -10,10 +10,12 @@ from sfumato.errors import InputError
 from sfumato.run_folder.record import Result
 from sfumato.scaling.search.schedule import Outcome, Search, Slot
 from sfumato.scaling.search.space import Settings, apply, possible
-from sfumato.scaling.search.worker import Evaluate, GivenUp
+from sfumato.scaling.search.worker import GivenUp
 from sfumato.scaling.simulate import simulated
 
 Watch = Callable[[int, float], None]
+# Trial number, settings, slot, watch(step, accuracy) -> what was found.
+Evaluate = Callable[[int, Settings, Slot, Watch], Outcome]
 
 
 class Train(Protocol):

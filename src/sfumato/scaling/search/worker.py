@@ -1,4 +1,4 @@
-"""Any number of processes that work on one study, none of which is needed.
+"""Any number of processes that work on one study, a search or a sweep, none of which is needed.
 
 A slot of the agenda becomes a trial in the storage; whoever moves a trial from waiting to running,
 which the storage lets one worker do, makes it. A worker shows that it lives by a number that it
@@ -13,12 +13,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from sfumato.errors import InputError
-from sfumato.scaling.search.schedule import Agenda, Key, Outcome, Search, Slot, accuracies_of
 from sfumato.scaling.search.space import Settings
 from sfumato.scaling.search.storage import answers, close_storage, open_storage, shown
+from sfumato.scaling.search.work import Agenda, F, Key, T, Work
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
@@ -28,42 +28,40 @@ class GivenUp(Exception):
     """A trial that fell behind, or settings that cannot be trained; its message says which."""
 
 
-# Trial number, settings, slot, watch(step, accuracy) -> what was found.
-Evaluate = Callable[[int, Settings, Slot, Callable[[int, float], None]], Outcome]
-
-
-class Worker:
+class Worker(Generic[T, F]):
     """One process of a study.
 
     Args:
-        search: What is searched.
+        work: What is worked on.
         url: Of the storage.
         study_name: Several studies may share a storage.
         note: Told what happens, one line at a time.
         beat_seconds: How often it shows that it lives.
         patience_seconds: After so long without a sign, another worker's trial is taken from it.
+        place: Of the folder in which it trains, where trials are gone on with there and nowhere else.
 
     Raises:
-        InputError: If the storage cannot be reached or holds another search by that name.
+        InputError: If the storage cannot be reached or holds other work by that name.
     """
 
     def __init__(
         self,
-        search: Search,
+        work: Work[T, F],
         url: str,
         study_name: str,
         note: Callable[[str], None] = lambda text: None,
         beat_seconds: float = 10.0,
         patience_seconds: float = 120.0,
+        place: str = "",
     ) -> None:
         import optuna
 
-        self.search, self.url, self.note = search, url, note
+        self.work, self.url, self.note, self.place = work, url, note, place
         self.beat_seconds, self.patience_seconds = beat_seconds, patience_seconds
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.storage = open_storage(url)
-        sampler = optuna.samplers.RandomSampler() if search.sampler == "random" else optuna.samplers.TPESampler()
-        pruner = optuna.pruners.MedianPruner() if search.prune else optuna.pruners.NopPruner()
+        sampler = optuna.samplers.RandomSampler() if work.sampler == "random" else optuna.samplers.TPESampler()
+        pruner = optuna.pruners.MedianPruner() if work.prune else optuna.pruners.NopPruner()
         self.study = optuna.create_study(
             storage=self.storage,
             study_name=study_name,
@@ -80,17 +78,17 @@ class Worker:
             close_storage(self.storage)
             raise
 
-    def __enter__(self) -> "Worker":
+    def __enter__(self) -> "Worker[T, F]":
         return self
 
     def __exit__(self, *error: object) -> None:
         close_storage(self.storage)
 
     def _agree(self, url: str) -> None:
-        mine = self.search.as_json()
-        if "search" not in self.study.user_attrs:
-            self.study.set_user_attr("search", mine)
-        theirs = self.study.user_attrs["search"]
+        noun, mine = self.work.noun, self.work.as_json()
+        if noun not in self.study.user_attrs:
+            self.study.set_user_attr(noun, mine)
+        theirs = self.study.user_attrs[noun]
         for key in mine:
             if theirs.get(key) != mine[key]:
                 raise InputError(
@@ -99,113 +97,108 @@ class Worker:
                     "to go on with it, or another --output or --storage to begin anew."
                 )
 
-    def run(self, evaluate: Evaluate) -> Agenda:
+    def run(self, evaluate: Callable[[int, Settings, T, Callable[[int, float], None]], F]) -> Agenda[T]:
         """Works until the agenda is complete, whoever completes it.
 
         Args:
-            evaluate: Makes a trial.
+            evaluate: Makes a trial: of its number, settings, slot and watch(step, accuracy), what was found.
         """
         with answers(self.url):
             return self._run(evaluate)
 
-    def _run(self, evaluate: Evaluate) -> Agenda:
+    def _run(self, evaluate: Callable[[int, Settings, T, Callable[[int, float], None]], F]) -> Agenda[T]:
         while True:
             trials = self._trials()
             finished, agenda = self._checked(trials)
             if agenda.complete:
                 return agenda
             self._enqueue([slot for slot in agenda.slots if slot.key not in finished], trials)
-            trial = self._claim()
-            if trial is not None:
-                self._make(trial, evaluate)
+            claimed = self._claim()
+            if claimed is not None:
+                self._make(*claimed, evaluate)
             elif not self._fail_the_dead():
                 time.sleep(min(1.0, self.beat_seconds))
 
-    def finished(self) -> dict[Key, Outcome]:
+    def finished(self) -> dict[Key, F]:
         """What has been found, by slot."""
         return self._checked(self._trials())[0]
 
-    def _checked(self, trials: "list[FrozenTrial]") -> tuple[dict[Key, Outcome], Agenda]:
-        """What has been found and what follows from it, once all that is read is found to be of
-        this search.
+    def begun(self) -> dict[Key, list[str]]:
+        """By slot, the place of each trial that was begun, the one that counts last; those that were dropped before
+        anybody took them are left out.
+        """
+        trials = self._trials()
+        self._checked(trials)
+        begun: dict[Key, list[str]] = {}
+        for trial in sorted(trials, key=lambda trial: trial.state.name == "COMPLETE"):
+            if "place" in trial.user_attrs:
+                begun.setdefault(_key(trial), []).append(trial.user_attrs["place"])
+        return begun
 
-        Others can write to a storage. What they claim to have found cannot be told from the truth,
-        but settings that the search never offers, of the budget or of a module's name, would end in
-        the final recipe.
+    def _checked(self, trials: "list[FrozenTrial]") -> tuple[dict[Key, F], Agenda[T]]:
+        """What has been found and what follows from it, once all that is read is found to be of
+        this work: others can write to a storage.
         """
         try:
-            finished = finished_outcomes(trials)
-            if all(self._may_be(outcome) for outcome in finished.values()):
-                agenda = self.search.agenda(finished)
-                slots = {slot.key: slot for slot in agenda.slots}
-                if all(self._is_of(slots.get(_key(trial)), trial, finished) for trial in trials):
-                    return finished, agenda
+            finished = self._finished(trials)
+            agenda = self.work.agenda(finished)
+            slots = {slot.key: slot for slot in agenda.slots}
+            if all(self._is_of(slots.get(_key(trial)), trial, finished) for trial in trials):
+                return finished, agenda
         except (InputError, KeyError, TypeError, ValueError, AssertionError):
-            pass  # what this search itself has written gives none of them
+            pass  # what this work itself has written gives none of them
         raise self._altered()
+
+    def _finished(self, trials: "list[FrozenTrial]") -> dict[Key, F]:
+        """The first finished trial of each slot."""
+        from optuna.trial import TrialState
+
+        found: dict[Key, F] = {}
+        for trial in trials:
+            if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
+                given_up = trial.state == TrialState.PRUNED
+                found.setdefault(_key(trial), self.work.read(trial.user_attrs, given_up=given_up))
+        return found
 
     def _altered(self) -> InputError:
         return InputError(
             f"the study {self.study.study_name!r} in {shown(self.url)} holds a trial that is none "
-            "of this search: somebody altered it. Begin anew with another --output or --storage."
+            f"of this {self.work.noun}: somebody altered it. Begin anew with another --output or --storage."
         )
 
-    def _may_be(self, outcome: Outcome) -> bool:
-        measured = (*(outcome.accuracies or ()), *(outcome.augtest or ()))
-        known = isinstance(outcome.settings, dict) and self.search.space.holds(outcome.settings)
-        return known and all(type(value) is float and 0 <= value <= 1 for value in measured)
-
-    def _is_of(self, slot: Slot | None, trial: "FrozenTrial", finished: dict[Key, Outcome]) -> bool:
+    def _is_of(self, slot: T | None, trial: "FrozenTrial", finished: dict[Key, F]) -> bool:
         facts = trial.user_attrs
-        if slot is None or (facts["settings_asked"], facts["batch_size"], facts["seeds"]) != (
-            slot.settings,
-            slot.batch_size,
-            list(slot.seeds),
-        ):
+        if slot is None or any(facts[name] != value for name, value in slot.facts().items()):
             return False
-        outcome = finished.get(slot.key)
-        if outcome is None:
-            return True
-        if outcome.settings != slot.settings if slot.settings is not None else not self._offers(outcome.settings):
+        if type(facts.get("place", "")) is not str:
             return False
-        if outcome.accuracies is None:
-            return slot.kind == "candidate"
-        return all(
-            len(values) == len(slot.seeds) for values in (outcome.accuracies, outcome.augtest or outcome.accuracies)
-        )
+        found = finished.get(slot.key)
+        return found is None or self.work.fits(slot, found)
 
     def _offers(self, settings: Settings) -> bool:
-        space = self.search.space
-        return settings.keys() == space.choices.keys() and space.holds(settings)
+        return settings.keys() == self.work.choices.keys() and self.work.offers(settings)
 
     def _trials(self) -> "list[FrozenTrial]":
         return sorted(self.storage.get_all_trials(self.study_id, deepcopy=False), key=lambda trial: trial.number)
 
-    def _enqueue(self, slots: list[Slot], trials: "list[FrozenTrial]") -> None:
+    def _enqueue(self, slots: list[T], trials: "list[FrozenTrial]") -> None:
         """Makes a trial for every slot without one; two workers may both do so, then the later
         trial is dropped.
         """
         live = {_key(trial) for trial in trials if _is_live(trial)}
-        drawn = {
-            _key(trial): trial.params for trial in trials if trial.params and self.search.space.holds(trial.params)
-        }
+        drawn = {_key(trial): trial.params for trial in trials if trial.params and self.work.offers(trial.params)}
         for slot in slots:
             if slot.key not in live:
-                facts = {
-                    "kind": slot.kind,
-                    "slot": slot.name,
-                    "settings_asked": slot.settings,
-                    "batch_size": slot.batch_size,
-                }
-                self.study.enqueue_trial(drawn.get(slot.key, {}), user_attrs={**facts, "seeds": list(slot.seeds)})
+                facts = {"kind": slot.kind, "slot": slot.name, **slot.facts()}
+                self.study.enqueue_trial(drawn.get(slot.key, {}), user_attrs=facts)
 
-    def _claim(self) -> "FrozenTrial | None":
-        """The first waiting trial, now this worker's."""
+    def _claim(self) -> "tuple[FrozenTrial, T] | None":
+        """The first waiting trial, now this worker's, and its slot."""
         from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
         trials = self._trials()
-        self._checked(trials)
+        slots = {slot.key: slot for slot in self._checked(trials)[1].slots}
         first: dict[Key, int] = {}
         for trial in trials:
             if _is_live(trial):
@@ -216,16 +209,18 @@ class Worker:
                     if first[_key(trial)] != trial.number:
                         self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
                     elif self.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING):
-                        return trial
+                        return trial, slots[_key(trial)]
         return None
 
-    def _make(self, frozen: "FrozenTrial", evaluate: Evaluate) -> None:
+    def _make(
+        self,
+        frozen: "FrozenTrial",
+        slot: T,
+        evaluate: Callable[[int, Settings, T, Callable[[int, float], None]], F],
+    ) -> None:
         import optuna
         from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
-
-        facts = frozen.user_attrs
-        slot = Slot(facts["kind"], facts["slot"], facts["settings_asked"], facts["batch_size"], tuple(facts["seeds"]))
 
         def settle(state: TrialState, value: float | None = None, **found: Any) -> None:
             # Failed by others meanwhile: their trial counts, not this one.
@@ -244,7 +239,7 @@ class Worker:
 
                 def watch(step: int, accuracy: float) -> None:
                     trial.report(accuracy, step)
-                    if self.search.prune and slot.settings is None and trial.should_prune():
+                    if self.work.prune and slot.settings is None and trial.should_prune():
                         raise GivenUp("fell behind")
 
                 found = evaluate(frozen.number, settings, slot, watch)
@@ -258,15 +253,13 @@ class Worker:
                 settle(TrialState.FAIL)  # to be made again
                 raise
             else:
-                accuracies = accuracies_of(found)
-                mean = sum(accuracies) / len(accuracies)
-                settle(TrialState.COMPLETE, mean, accuracies=accuracies, augtest=found.augtest)
-                self.note(f"{slot.name} {_written(settings)}: {100 * mean:.2f} %")
+                settle(TrialState.COMPLETE, found.score, **found.facts())
+                self.note(f"{slot.name} {_written(settings)}: {100 * found.score:.2f} %")
 
     def _draw(self, trial: "Trial") -> Settings:
         settings: Settings = {}
         try:
-            for key, choices in self.search.space.choices.items():
+            for key, choices in self.work.choices.items():
                 if isinstance(choices, list):
                     settings[key] = trial.suggest_categorical(key, choices)
                 elif isinstance(choices.low, int) and isinstance(choices.high, int):
@@ -284,6 +277,8 @@ class Worker:
 
         ended = threading.Event()
         self.storage.set_trial_user_attr(trial_id, "worker", self.name)
+        if self.place:  # before anything of it is trained
+            self.storage.set_trial_user_attr(trial_id, "place", self.place)
 
         def beat() -> None:
             count = 0
@@ -329,21 +324,6 @@ class Worker:
         if self._signs.get(trial._trial_id, (object(), 0.0))[0] != sign:
             self._signs[trial._trial_id] = (sign, now)
         return now - self._signs[trial._trial_id][1] > self.patience_seconds
-
-
-def finished_outcomes(trials: "list[FrozenTrial]") -> dict[Key, Outcome]:
-    """The first finished trial of each slot."""
-    from optuna.trial import TrialState
-
-    outcomes: dict[Key, Outcome] = {}
-    for trial in trials:
-        facts = trial.user_attrs
-        if trial.state == TrialState.COMPLETE:
-            augtest = None if facts["augtest"] is None else tuple(facts["augtest"])
-            outcomes.setdefault(_key(trial), Outcome(facts["settings"], tuple(facts["accuracies"]), augtest))
-        elif trial.state == TrialState.PRUNED:
-            outcomes.setdefault(_key(trial), Outcome(facts["settings"], None))
-    return outcomes
 
 
 def _key(trial: "FrozenTrial") -> Key:

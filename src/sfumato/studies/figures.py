@@ -1,0 +1,170 @@
+"""The papers' figures and tables as files: which sweep answers them, at full size and as a small twin."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from sfumato import config
+from sfumato.errors import InputError, nearest
+from sfumato.reporting.lines import note
+from sfumato.studies.grid import flat
+from sfumato.studies.plan import Planned, plan_sweep
+from sfumato.studies.result import Cell, Sweep
+
+FOLDER = Path(__file__).parent.parent / "figures"
+Scale = Literal["full", "small"]
+
+
+class _Closed(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Study(_Closed):
+    """One sweep that a figure shows."""
+
+    recipe: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """What is set in every cell."""
+    unset: list[str] = Field(default_factory=list)
+    """Keys that are taken out of the recipe, so that its budget decides them."""
+    grid: dict[str, list[Any]] = Field(default_factory=dict)
+    """The values of each key."""
+    cells: list[dict[str, Any]] = Field(default_factory=list)
+    """Whole settings, each with all of the grid."""
+    labels: list[str] = Field(default_factory=list)
+    """Names of the cells, where there is no grid."""
+    axes: list[str] = Field(default_factory=list)
+    """The key of the plot's axis, then those that make its lines; without any, labels stand on the axis."""
+    seeds: int = Field(ge=1, le=1000)
+    tuned: list[str] = Field(default_factory=list)
+    """Keys of the grid of which each point shows the best value, by mean held-out accuracy."""
+    needs: str | None = None
+    """What must be there first: weights, or images that are not public."""
+    assumed: list[str] = Field(default_factory=list)
+    """What the paper does not state and this file had to choose."""
+
+
+class Figure(_Closed):
+    """A figure or table of a paper."""
+
+    source: str
+    caption: str
+    """What it shows, in our own words."""
+    not_stated: list[str] = Field(default_factory=list)
+    """What of it the paper does not say."""
+    paper: list[str] = Field(default_factory=list)
+    """Its numbers, as far as they stand in the text."""
+    instead: str | None = None
+    """The command that answers it, where no sweep does."""
+    full: Study | None = None
+    small: Study | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a sweep computes.
+
+    Attributes:
+        runs: Cells that one run serves count once.
+        updates: Of all runs.
+        view_gradients: Images in expected batches times views, over all updates.
+    """
+
+    runs: int
+    updates: int
+    view_gradients: int
+
+
+def names() -> list[str]:
+    """Every figure, such as "de2022/figure-3"."""
+    return sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.toml"))
+
+
+def read_figure(name: str) -> Figure:
+    """A figure by its name, or from a TOML file.
+
+    Raises:
+        InputError: If there is none, or the file says something that no figure says.
+    """
+    if name in names():
+        path = FOLDER / f"{name}.toml"
+    elif Path(name).suffix == ".toml":
+        path = Path(name)
+    else:
+        raise InputError(f"there is no figure {name!r}. {nearest(name, names())} `sfumato figures list` names all.")
+    values = config.read(path)
+    try:
+        return Figure.model_validate(values)
+    except pydantic.ValidationError as error:
+        raise InputError(_explain(path, error)) from None
+
+
+def _explain(path: Path, error: pydantic.ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    where = [str(part) for part in first["loc"]]
+    if first["type"] == "extra_forbidden":
+        model = Study if len(where) > 1 else Figure
+        return f"{path}: {'.'.join(where)} is no key of a figure. {nearest(where[-1], list(model.model_fields))}"
+    message = first["msg"][0].lower() + first["msg"][1:]
+    return f"{path}: {'.'.join(where)} is not possible: {message}. Correct it."
+
+
+def study_of(name: str, figure: Figure, scale: Scale) -> Study:
+    """The sweep of a figure at a scale.
+
+    Raises:
+        InputError: If it has none.
+    """
+    study = figure.small if scale == "small" else figure.full
+    if study is not None:
+        return study
+    others = [other for other, each in (("full", figure.full), ("small", figure.small)) if each is not None]
+    if others:
+        raise InputError(f"{name} has no {scale} size. Ask for --scale {others[0]}.")
+    raise InputError(f"no sweep answers {name}: {figure.instead or 'it shows results of others'}.")
+
+
+def plan_figure(study: Study, *, seeds: int | None = None, paired: bool = False) -> Planned:
+    """Every cell of a figure's sweep, resolved; no image is read."""
+    return plan_sweep(
+        study.recipe,
+        study.grid,
+        [flat(cell) for cell in study.cells],
+        settings=settings_of(study),
+        seeds=study.seeds if seeds is None else seeds,
+        paired=paired,
+        data_root=None,
+        report=note,
+    )
+
+
+def settings_of(study: Study) -> dict[str, Any]:
+    """What is set, or taken out (None), in every cell."""
+    return {**dict.fromkeys(study.unset), **flat(study.settings)}
+
+
+def cost(planned: Planned) -> Cost:
+    """Of all runs of a sweep."""
+    updates = gradients = 0
+    for run in planned.runs:
+        plan = planned.plan_of(run)
+        steps, views = plan.mechanism.num_steps, max(1, plan.recipe.augmentation.augmult)
+        updates += steps
+        gradients += steps * plan.mechanism.batch_size * views
+    return Cost(len(planned.runs), updates, gradients)
+
+
+def best_cells(sweep: Sweep, tuned: list[str]) -> list[Cell]:
+    """For each setting of the other keys the cell with the best mean held-out accuracy, in the order of the sweep.
+
+    It is chosen by what it reports: a little too good, the more so the fewer seeds.
+    """
+    best: dict[str, Cell] = {}
+    for cell in sweep.cells:
+        rest = repr([(key, cell.settings.get(key)) for key in sweep.keys if key not in tuned])
+        if rest not in best or cell.mean > best[rest].mean:
+            best[rest] = cell
+    return list(best.values())

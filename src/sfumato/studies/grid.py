@@ -1,0 +1,147 @@
+"""Which settings a sweep tries: a grid, a list, or a list times a grid."""
+
+import itertools
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sfumato import config
+from sfumato.errors import InputError, nearest
+
+# From a recipe key to its value; JSON.
+Settings = dict[str, Any]
+
+NUM_STEPS = "training.num_steps"
+_SELECTION = ("privacy.selected_from", "privacy.selection_shape", "privacy.score_noise")
+# Marked as keys that change no result, which these may all the same: by rounding, or by other weights.
+_MAY_BE_SWEPT = ("training.precision", "model.init_from")
+
+
+def parse_grid(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """The values of each `key=v1,v2` of the command line. They are read as a TOML list, else one by one, as TOML or
+    text.
+
+    Example:
+        >>> parse_grid(["optimizer.learning_rate=1.0,2.0", "augmentation.kind=none,flip", "ema.decay=[0.9, 0.99],0.9"])
+        {'optimizer.learning_rate': [1.0, 2.0], 'augmentation.kind': ['none', 'flip'], 'ema.decay': [[0.9, 0.99], 0.9]}
+
+    Raises:
+        InputError: If one has no such form, no values, or a key stands twice.
+    """
+    grid: dict[str, list[Any]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise InputError(
+                f'--grid {text!r} is not of the form section.key=v1,v2, for example "optimizer.learning_rate=1.0,2.0".'
+            )
+        if key in grid:
+            raise InputError(f"--grid names {key} twice. Give all its values at once: {key}=v1,v2.")
+        grid[key] = _values(key, values)
+    return grid
+
+
+def _values(key: str, text: str) -> list[Any]:
+    if not text.strip():
+        raise InputError(f"--grid {key} has no values. Give some: {key}=v1,v2.")
+    try:
+        return list(tomllib.loads(f"values = [{text}]")["values"])
+    except tomllib.TOMLDecodeError:
+        parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise InputError(f"--grid {key}={text} has an empty value. Take it out; --set {key}= takes a key out.")
+    return [config.value_of(part) for part in parts]
+
+
+def read_cells(path: Path) -> list[Settings]:
+    """Whole settings from a TOML file: a [[cell]] table for each, its keys with dots or as tables.
+
+    Raises:
+        InputError: If it holds anything else.
+    """
+    values = config.read(path)
+    listed = values.get("cell")
+    if set(values) != {"cell"} or not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+        raise InputError(f"{path} is no list of cells. Write a [[cell]] table for each, with keys of a recipe.")
+    return [flat(each) for each in listed]
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> Settings:
+    """Nested tables as settings with dotted keys."""
+    settings: Settings = {}
+    for key, value in table.items():
+        settings |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return settings
+
+
+def cells_of(grid: Mapping[str, Sequence[Any]], listed: Sequence[Mapping[str, Any]] = ()) -> list[Settings]:
+    """The settings of every cell: each of the list with each of the grid, whose first key moves slowest.
+
+    Args:
+        grid: The values of each key.
+        listed: Whole settings, one for each of its cells; empty: there is no list.
+
+    Raises:
+        InputError: If there is nothing to try, a key may not be swept or is none, or two cells are the same.
+    """
+    if not grid and not listed:
+        raise InputError("a sweep needs settings to try: give --grid section.key=v1,v2, once for each key.")
+    for key, values in grid.items():
+        _refuse_key(key)
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise InputError(f"the grid has no values of {key}. Give a list of some.")
+        if any(key in settings for settings in listed):
+            raise InputError(f"{key} stands in the grid and in the list of cells. Leave it in one of them.")
+    for settings in listed:
+        for key in settings:
+            _refuse_key(key)
+    combined = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    cells = [{**settings, **each} for settings in listed or [{}] for each in combined]
+    for number, settings in enumerate(cells):
+        if any(_same(settings, other) for other in cells[:number]):
+            raise InputError(f"two cells are the same ({in_words(settings)}): each stands once. Take one out.")
+    return cells
+
+
+def in_words(settings: Mapping[str, Any]) -> str:
+    """Settings on one line.
+
+    Example:
+        >>> in_words({"optimizer.learning_rate": 2.0, "augmentation.kind": "flip"})
+        'optimizer.learning_rate=2.0 augmentation.kind=flip'
+    """
+    return " ".join(f"{key}={'' if value is None else value}" for key, value in settings.items()) or "as the recipe is"
+
+
+def _same(one: Settings, other: Settings) -> bool:
+    return one.keys() == other.keys() and all(one[key] == other[key] for key in one)
+
+
+def _refuse_key(key: str) -> None:
+    """Raises InputError for what is no key, or none to be swept."""
+    section = key.split(".")[0]
+    if section == "run":
+        raise InputError(
+            f"{key} cannot be swept: how often each cell runs is --seeds N, and --paired gives them seeds."
+        )
+    if key == "data.path":
+        raise InputError("data.path cannot be swept: where images lie is --data-root.")
+    if key in _SELECTION:
+        raise InputError(
+            f"{key} cannot be swept: a run selected from others stands for itself. Leave it out, or use `sfumato "
+            "search --paid`."
+        )
+    an_option = key.startswith("model.options.") and key.count(".") == 2
+    if key not in config.known_keys() and not an_option:
+        known = [name for name in config.known_keys() if "." in name and not name.startswith("run.")]
+        raise InputError(f"{key} is no key of a recipe. {nearest(key, known)}")
+    if "." not in key:
+        raise InputError(f"{key} is a section. Name one of its keys, such as {key}.{_first_key(key)}.")
+    if config.changes_no_result(key) and key not in _MAY_BE_SWEPT:
+        raise InputError(f"{key} cannot be swept: it changes no result, so all cells would be the same. Use --set.")
+
+
+def _first_key(section: str) -> str:
+    return next(name.partition(".")[2] for name in config.known_keys() if name.startswith(f"{section}."))

@@ -1,0 +1,141 @@
+"""One run of a sweep, in its own folder, where it is gone on with after a kill."""
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from sfumato.config import Recipe
+from sfumato.data import loading
+from sfumato.data.catalogue import Facts
+from sfumato.errors import InputError
+from sfumato.randomness import digest
+from sfumato.reporting.page import write_report
+from sfumato.run_folder import record
+from sfumato.run_folder.ledger import is_in_use
+from sfumato.run_folder.record import Metrics, PrivateMetrics, Result
+from sfumato.scaling.search.work import Key
+from sfumato.scaling.search.worker import Worker
+from sfumato.studies.grid import Settings
+from sfumato.studies.plan import Look, Planned, Reached, Run
+from sfumato.training.loop import Looks, Progress
+from sfumato.training.trainer import Trainer
+
+PLACE_FILE = ".place"
+
+
+def work(
+    planned: Planned,
+    folder: Path,
+    url: str,
+    data_root: Path | None,
+    device: str,
+    trust: Collection[str],
+    report: Callable[[str], None],
+) -> tuple[dict[Key, Reached], dict[Key, list[str]]]:
+    """Makes runs until all are made, by whomever: what each reached, and where it was begun."""
+    maker = Maker(planned, folder, data_root=data_root, device=device, trust=trust, report=report)
+    study = f"sweep {planned.digest()[:16]}"
+    with Worker[Run, Reached](planned, url, study, report, place=place_of(folder)) as worker:
+        worker.run(maker)
+        return worker.finished(), worker.begun()
+
+
+class Maker:
+    """Makes the runs of a sweep below one folder.
+
+    Args:
+        planned: The sweep.
+        folder: Of the sweep.
+        data_root, device, trust: See `sfumato.train`.
+        report: Takes lines about data and waiting.
+    """
+
+    def __init__(
+        self,
+        planned: Planned,
+        folder: Path,
+        *,
+        data_root: Path | None,
+        device: str,
+        trust: Collection[str],
+        report: Callable[[str], None],
+    ) -> None:
+        import torch
+
+        self.planned, self.folder, self.report = planned, folder, report
+        self._data_root, self._device, self._trust = data_root, device, trust
+        self._threads = torch.get_num_threads()
+        self._trainer: tuple[str, Trainer] | None = None
+
+    def __call__(self, number: int, settings: Settings, run: Run, watch: Callable[[int, float], None]) -> Reached:
+        """Trains a run, or goes on with it, and says what it reached."""
+        import torch
+
+        # Going on with a run restores its threads, which would stay.
+        torch.set_num_threads(self._threads)
+        place, plan, steps = self.folder / run.name, self.planned.plan_of(run), self.planned.steps_of(run)
+        self._wait_for(place)
+        cell = self.planned.cells[run.cells[-1]]
+        result = self._trainer_of(plan.recipe, cell.facts).run_plan(
+            plan,
+            place,
+            resume=place.is_dir() and any(place.iterdir()),
+            looks=Looks(frozenset(steps), training_images=True),
+        )
+        write_report(place)
+        return Reached(run.settings, result.num_steps, looks_at(place, result, steps))
+
+    def _trainer_of(self, recipe: Recipe, facts: Facts) -> Trainer:
+        """With the images of this recipe; those of the last one are kept."""
+        limit = loading.images_per_person(recipe)
+        identity = digest([recipe.data.model_dump(mode="json"), limit])
+        if self._trainer is None or self._trainer[0] != identity:
+            self._trainer = None  # two data sets may not fit
+            dataset = loading.load_for(recipe, self._data_root, self.report)
+            if dataset.facts != facts:
+                raise InputError("the images changed since the sweep was planned. Restore them, or begin a new sweep.")
+            progress = Progress(message=self.report)
+            self._trainer = identity, Trainer(dataset, device=self._device, trust=self._trust, progress=progress)
+        return self._trainer[1]
+
+    def _wait_for(self, place: Path) -> None:
+        """A worker that gave no sign for long may train there still; two never do."""
+        if is_in_use(place / "ledger.jsonl"):
+            self.report(f"another process trains in {place}: waiting for it to end")
+            while is_in_use(place / "ledger.jsonl"):
+                time.sleep(0.5)
+
+
+def looks_at(place: Path, result: Result, steps: Sequence[int]) -> tuple[Look, ...]:
+    """What a finished run reached after each of these steps; the last of them stands for its end."""
+    lines = {line.step: line for line in record.read_lines(place / record.METRICS_FILE, Metrics)}
+    missing = [step for step in steps[:-1] if step not in lines]
+    if missing:
+        raise InputError(
+            f"{place / record.METRICS_FILE} says nothing of step {missing[0]}, where a sweep looks: the run was begun "
+            "by something else, or the file is damaged. Begin anew with another --output."
+        )
+    before = [Look(accuracy=lines[step].accuracy, accuracy_last=lines[step].accuracy_last) for step in steps[:-1]]
+    return (*before, Look(accuracy=result.accuracy, accuracy_last=result.accuracy_last))
+
+
+def train_accuracy(place: Path, step: int) -> float | None:
+    """On training images after a step; None where it was not noted here."""
+    path = place / record.PRIVATE_METRICS_FILE
+    lines = record.read_lines(path, PrivateMetrics) if path.exists() else []
+    return next((line.train_accuracy for line in lines if line.step == step), None)
+
+
+def place_of(folder: Path) -> str:
+    """What this folder of a sweep is known by in a storage: its runs are gone on with in it alone."""
+    path = folder / PLACE_FILE
+    if not path.exists():
+        part = folder / f".{secrets.token_hex(4)}.part"
+        part.write_text(secrets.token_hex(8), encoding="utf-8")
+        with contextlib.suppress(FileExistsError):  # of several workers the first one names it
+            os.link(part, path)
+        part.unlink()
+    return path.read_text(encoding="utf-8")

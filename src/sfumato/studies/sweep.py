@@ -1,0 +1,131 @@
+"""A whole sweep: a grid of settings times seeds, whoever makes its runs and however often they are killed."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from sfumato.config import Recipe
+from sfumato.errors import InputError
+from sfumato.recipes import name_of
+from sfumato.reporting.lines import note
+from sfumato.run_folder import session
+from sfumato.run_folder.files import (
+    read_json,
+    refuse_among_images,
+    refuse_links,
+    refuse_name,
+    write_atomically,
+    write_json,
+)
+from sfumato.scaling.search.storage import shown
+from sfumato.studies import crew
+from sfumato.studies.page import render
+from sfumato.studies.plan import Planned, plan_sweep
+from sfumato.studies.result import Sweep
+from sfumato.studies.runs import work
+from sfumato.studies.summary import summary, write_for_owner
+from sfumato.training.interrupt import stop_on_sigterm
+
+PLAN_FILE, SWEEP_FILE = "plan.json", "sweep.json"
+
+
+def sweep(
+    recipe: Recipe | Mapping[str, Any] | str | Path,
+    grid: Mapping[str, Sequence[Any]] = MappingProxyType({}),
+    *,
+    cells: Sequence[Mapping[str, Any]] = (),
+    seeds: int = 1,
+    paired: bool = False,
+    output: Path | str | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    name: str | None = None,
+    axes: Sequence[str] | None = None,
+    labels: Sequence[str] = (),
+    workers: int = 1,
+    storage: str | None = None,
+    data_root: Path | str | None = None,
+    device: str = "auto",
+    trust: Collection[str] = (),
+    report: Callable[[str], None] = note,
+) -> Sweep:
+    """Trains a recipe under every setting of a grid, several times each. The same call goes on with what is there,
+    after a kill too; from another machine with the same storage it helps.
+
+    Runs are private where the recipe is, each with a key of its own. With ``paired`` they have public seeds and are not
+    private.
+
+    Args:
+        recipe: As in `sfumato.train`.
+        grid: The values of each key, such as {"optimizer.learning_rate": [1.0, 2.0]}; None takes the key out.
+        cells: Whole settings to try, each with all of the grid.
+        seeds: How many runs each cell has.
+        paired: Run n of every cell has seed n - 1, so that cells differ by their settings alone.
+        output: The folder of the sweep; None: a new one in runs/.
+        settings: What is set in every cell.
+        name: Of the recipe, for the page.
+        axes: The key on the plot's axis, then those that make its lines; None: all keys in their order. Empty: labels.
+        labels: Names of the cells, in their order.
+        workers: Processes on this machine.
+        storage: "sqlite:///FILE", "journal:FILE" or "postgresql://..."; default: a file in ``output``.
+        data_root, device, trust: See `sfumato.train`.
+        report: Takes lines about runs; default: stderr.
+
+    Returns:
+        What sweep.json holds.
+
+    Raises:
+        InputError: If the sweep cannot be; nothing has run then.
+        MachineError: If the disk or the storage fails.
+        Interrupted, KeyboardInterrupt: Every update is kept; the same call goes on.
+    """
+    if type(workers) is not int or not 1 <= workers <= 1024:
+        raise InputError(f"--workers is how many processes work here, from 1 to 1024, not {workers!r}.")
+    root = None if data_root is None else Path(data_root)
+    planned = plan_sweep(
+        recipe, grid, cells, settings=settings, seeds=seeds, paired=paired, data_root=root, report=report
+    )
+    name = name_of(recipe) if name is None else name
+    folder = session.new_folder(f"{name}-sweep") if output is None else Path(output)
+    prepare(folder, planned)
+    url = storage or f"sqlite:///{folder / 'study.db'}"
+    asked = crew.Asked(
+        planned.recipe, grid, cells, seeds, paired, str(folder), url, None if root is None else str(root), device, trust
+    )
+    with stop_on_sigterm():
+        if workers > 1:
+            crew.work(asked, workers, report)
+        finished, begun = work(planned, folder, url, root, device, trust, report)
+    found = summary(planned, finished, begun, name=name, folder=folder, storage=shown(url), axes=axes, labels=labels)
+    write_json(folder / SWEEP_FILE, found.as_json())
+    write_for_owner(planned, found)
+    write_atomically(folder / "sweep.csv", found.as_csv().encode())
+    write_atomically(folder / "sweep.html", render(found).encode())
+    return found
+
+
+def prepare(folder: Path, planned: Planned) -> None:
+    """Makes the folder of a sweep, or finds it to be this sweep's.
+
+    Raises:
+        InputError: If something else is there.
+    """
+    refuse_name(folder)
+    for cell in planned.cells:
+        refuse_among_images(folder, cell.plan.recipe.data)
+    path = folder / PLAN_FILE
+    if folder.exists() and not path.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} is not empty and holds no sweep. Choose another --output.")
+    mine = planned.as_json()
+    if path.exists():
+        refuse_links(folder)
+        theirs = read_json(path)
+        changed = [key for key in mine if not isinstance(theirs, dict) or theirs.get(key) != mine[key]]
+        if changed:
+            raise InputError(
+                f"{folder} holds another sweep: its {changed[0]} is another. Give what it was begun with to go on with "
+                "it, or another --output."
+            )
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(path, mine)

@@ -1,0 +1,102 @@
+"""`sfumato sweep` and `sfumato figures` as commands: strict JSON, one line for what is wrong."""
+
+import json
+
+import pytest
+
+from sfumato import cli
+
+
+def strict(text):
+    def refuse(name):
+        raise AssertionError(name)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "--grid section.key=v1,v2"),
+        (["--grid", "optimizer.learning_rat=1.0,2.0"], "optimizer.learning_rate"),
+        (["--grid", "optimizer.learning_rate="], "has no values"),
+        (["--grid", "ema.decay=0.5", "--grid", "ema.decay=0.9"], "twice"),
+        (["--grid", "run.seed=0,1"], "--seeds N"),
+        (["--grid", "optimizer.learning_rate=1.0,-1.0"], "learning_rate=-1.0 cannot be"),
+        (["--grid", "optimizer.learning_rate=1.0,fast"], "learning_rate=fast cannot be"),
+        (["--grid", "ema.decay=0.5", "--set", "privacy.noise_multiplie="], "privacy.noise_multiplier"),
+        (["--grid", "ema.decay=0.5", "--seeds", "0"], "--seeds"),
+        (["--grid", "ema.decay=0.5", "--storage", "nonsense"], "no URL"),
+    ],
+)
+def test_a_wrong_sweep_is_refused_in_one_line_with_status_2(arguments, says, capsys, tmp_path):
+    status = cli.run(["sweep", "demo/digits", *arguments, "--output", str(tmp_path / "sweep"), "--json"])
+    out, error = capsys.readouterr()
+    assert status == 2
+    assert out == ""
+    assert says in error
+    assert len(error.splitlines()) == 1
+    assert not list(tmp_path.rglob("ledger.jsonl"))  # nothing has run
+
+
+def test_a_sweep_prints_one_strict_object_and_its_csv_and_page_lie_beside(capsys, tmp_path):
+    cells = tmp_path / "cells.toml"
+    cells.write_text("[[cell]]\n[cell.ema]\ndecay = 0.5\n")
+    tiny = ["model.options.width=8", "training.num_steps=2", "training.batch_size=32", "data.split=train"]
+    tiny += ["privacy.target_epsilon=", "privacy.noise_multiplier=1.0"]
+    chosen = [word for assignment in tiny for word in ("--set", assignment)]
+    arguments = [*chosen, "--cells", str(cells), "--grid", "optimizer.learning_rate=1.0", "--paired"]
+    folder = tmp_path / "sweep"
+    assert cli.run(["sweep", "demo/digits", *arguments, "--output", str(folder), "--json"]) == 0
+    found = strict(capsys.readouterr().out)
+    [cell] = found["cells"]
+    assert cell["settings"] == {"ema.decay": 0.5, "optimizer.learning_rate": 1.0}
+    assert {"seeds", "median", "mean", "std", "standard_error", "runs"} <= cell.keys()
+    assert (cell["seeds"], cell["std"], cell["standard_error"]) == (1, None, None)
+    assert cell["private"] is found["private"] is False
+    assert cell["epsilon"] is found["epsilon_together"] is None
+    assert {"sweep.json", "sweep.csv", "sweep.html", "sweep_private.json"} <= {path.name for path in folder.iterdir()}
+
+
+def test_a_key_that_is_unset_is_solved_for(capsys):
+    options = ["model.name=small_cnn", "model.options.depth=", "model.options.width=8"]  # quick to estimate
+    chosen = [word for assignment in options for word in ("--set", assignment)]
+    plans = []
+    for arguments in ([], ["--set", "privacy.noise_multiplier="], ["--set", "training.num_steps="]):
+        recipe = ["train", "de2022/cifar10-wrn-16-4-eps-8", *chosen, *arguments]
+        assert cli.run([*recipe, "--dry-run", "--json"]) == 0
+        plans.append(strict(capsys.readouterr().out))
+    printed, less_noise, more_steps = plans
+    assert less_noise["noise_multiplier"] < printed["noise_multiplier"] == 3.0
+    assert less_noise["num_steps"] == printed["num_steps"] == 2468
+    assert more_steps["num_steps"] > 2468
+    for plan in (less_noise, more_steps):
+        assert printed["epsilon"] < plan["epsilon"] <= 8.0
+
+
+def test_figures_are_listed_and_a_full_one_is_planned_with_its_cost(capsys):
+    assert cli.run(["figures", "list", "--json"]) == 0
+    listed = {figure["name"]: figure for figure in strict(capsys.readouterr().out)["figures"]}
+    assert listed["de2022/figure-3"]["scales"] == ["full", "small"]
+    assert listed["sander2022/figure-2"]["instead"].startswith("sfumato plan")
+    assert cli.run(["figures", "run", "de2022/figure-8", "--json"]) == 0
+    planned = strict(capsys.readouterr().out)
+    assert planned["trained"] is False
+    assert planned["cost"] == {"runs": 25, "updates": 25 * 2468, "view_gradients": 25 * 2468 * 4096 * 16}
+    assert planned["not_stated"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["de2022/figure-33"], "no figure"),
+        (["de2022/figure-3", "--scale", "tiny"], "--scale"),
+        (["sander2022/figure-3", "--scale", "small"], "sfumato plan"),
+    ],
+)
+def test_a_wrong_figure_is_refused_in_one_line_with_status_2(arguments, says, capsys):
+    assert cli.run(["figures", "run", *arguments, "--json"]) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert says in error
+    assert len(error.splitlines()) == 1

@@ -1,0 +1,131 @@
+"""The papers' figures as files: all are there, are read strictly, and can be planned."""
+
+import pytest
+
+from sfumato.errors import InputError
+from sfumato.studies.figures import Study, best_cells, cost, names, plan_figure, read_figure, study_of
+from sfumato.studies.plan import plan_sweep
+from sfumato.studies.summary import summary
+from tests.studies.test_plan import finished_of
+
+DE = [*("1a", "1b"), *range(2, 12)]
+ALL = {
+    *(f"de2022/figure-{name}" for name in DE),
+    *(f"de2022/table-{number}" for number in (2, 3, 4, 5, 6, 9, 10)),
+    *(f"sander2022/figure-{number}" for number in range(1, 8)),
+    *(f"sander2022/table-{number}" for number in range(1, 7)),
+}
+QUICK = ["de2022/figure-3", "de2022/figure-9", "de2022/table-2", "sander2022/figure-5", "sander2022/table-5"]
+
+
+def test_every_figure_and_table_has_a_file():
+    assert set(names()) == ALL
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_every_file_is_a_figure_that_a_sweep_or_a_command_answers(name):
+    figure = read_figure(name)
+    assert (
+        figure.source.partition(",")[0]
+        == {"de2022": "De et al. 2022", "sander2022": "Sander et al. 2022"}[name.partition("/")[0]]
+    )
+    assert (figure.full is None) == (figure.instead is not None)
+    for study in (figure.full, figure.small):
+        if study is None:
+            continue
+        keys = {*study.grid, *(key for cell in study.cells for key in cell)}
+        assert set(study.axes) <= keys
+        assert set(study.tuned) <= set(study.grid)
+        assert study.axes or study.labels or not study.grid or study.tuned
+        assert not study.labels or (not study.grid and len(study.labels) == len(study.cells))
+
+
+@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("scale", ["full", "small"])
+def test_a_figure_can_be_planned_without_its_images(name, scale):
+    planned(name, scale)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ALL - set(QUICK)))
+@pytest.mark.parametrize("scale", ["full", "small"])
+def test_every_figure_can_be_planned(name, scale):
+    planned(name, scale)
+
+
+def planned(name, scale):
+    study = getattr(read_figure(name), scale)
+    if study is None:
+        return
+    found = plan_figure(study)
+    assert cost(found).runs == len(found.runs) > 0
+    if scale == "small":
+        assert cost(found).view_gradients < 2_000_000  # minutes on two cores
+
+
+def test_the_cost_of_a_figure_is_the_sum_over_its_runs_and_a_shared_run_counts_once():
+    study = Study(
+        recipe="demo/digits",
+        settings={"privacy.noise_multiplier": 1.0, "augmentation.kind": "crop"},
+        unset=["privacy.target_epsilon"],
+        grid={"training.batch_size": [32, 64], "augmentation.augmult": [1, 3], "training.num_steps": [5, 2, 7]},
+        seeds=2,
+    )
+    found = cost(plan_figure(study))
+    assert found.runs == 2 * 4
+    assert found.updates == 2 * 4 * 7
+    assert found.view_gradients == 2 * 7 * (32 + 64) * (1 + 3)
+
+
+def test_figure_9_takes_one_run_for_each_depth_and_number_of_views():
+    figure = read_figure("de2022/figure-9")
+    assert cost(plan_figure(figure.full)).runs == 5 * 3
+    assert {run.seed for run in plan_figure(figure.small, paired=True).runs} == {0, 1}
+
+
+def test_an_unknown_figure_or_size_is_refused_by_name():
+    with pytest.raises(InputError, match="Did you mean de2022/figure-3"):
+        read_figure("de2022/figur-3")
+    with pytest.raises(InputError, match="sfumato plan"):
+        study_of("sander2022/figure-2", read_figure("sander2022/figure-2"), "small")
+    with pytest.raises(InputError, match="--scale full"):
+        study_of("de2022/table-4", read_figure("de2022/table-4"), "small")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('source = "a"\ncaption = "b"\nnot_statd = []', "not_statd is no key of a figure. Did you mean not_stated"),
+        ('source = "a"\ncaption = "b"\n[small]\nrecipe = "demo/digits"\nseeds = 1\ntune = []', "Did you mean tuned"),
+        ('source = "a"', "caption"),
+        ('source = "a"\ncaption = "b"\n[small]\nrecipe = "demo/digits"\nseeds = 0', "small.seeds"),
+        ('source = "a"\ncaption = "b"\n[small]\nrecipe = "demo/digits"\nseeds = "2"', "small.seeds"),
+        ("source = ", "not valid TOML"),
+    ],
+)
+def test_a_file_that_is_no_figure_is_refused_in_one_line(tmp_path, text, says):
+    path = tmp_path / "figure.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=says) as refusal:
+        read_figure(str(path))
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_best_of_tuned_keys_is_the_one_with_the_highest_mean_for_each_setting_of_the_others(tmp_path):
+    grid = {"training.batch_size": [32, 64], "optimizer.learning_rate": [1.0, 2.0, 4.0]}
+    settings = {"training.num_steps": 3, "privacy.noise_multiplier": 2.0}
+    sweep = plan_sweep(
+        "demo/digits", grid, settings=settings, seeds=1, paired=True, data_root=None, report=lambda line: None
+    )
+    means = dict(zip([run.key for run in sweep.runs], [0.1, 0.3, 0.2, 0.6, 0.5, 0.4], strict=True))
+    finished = {
+        run.key: sweep.read(
+            {"settings": run.settings, "updates": 3, "looks": [{"accuracy": means[run.key], "accuracy_last": 0.0}]},
+            given_up=False,
+        )
+        for run in sweep.runs
+    }
+    assert finished.keys() == finished_of(sweep).keys()
+    found = summary(sweep, finished, {}, name="digits", folder=tmp_path, storage="")
+    best = best_cells(found, ["optimizer.learning_rate"])
+    assert [tuple(cell.settings.values()) for cell in best] == [(32, 2.0), (64, 1.0)]

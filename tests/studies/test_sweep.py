@@ -1,0 +1,212 @@
+"""Sweeps of small runs on the digits, from beginning to end."""
+
+import csv
+import hashlib
+import io
+import json
+import stat
+
+import numpy as np
+import pytest
+
+import sfumato
+from sfumato.accounting.accountants import epsilon
+from sfumato.errors import InputError
+from sfumato.run_folder.ledger import Ledger
+from sfumato.training.state import State
+
+TINY = {
+    "model.name": "small_cnn",
+    "model.options.width": 8,
+    "data.split": "train",
+    "privacy.target_epsilon": None,
+    "privacy.noise_multiplier": 1.0,
+    "training.batch_size": 32,
+    "training.num_steps": 3,
+}
+
+
+def sweep(folder, grid, settings=TINY, **options):
+    return sfumato.sweep("demo/digits", grid, settings=settings, output=folder, report=lambda line: None, **options)
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory):
+    """Two private cells of two runs each, and their folder."""
+    folder = tmp_path_factory.mktemp("private") / "sweep"
+    return sweep(folder, {"optimizer.learning_rate": [1.0, 2.0]}, seeds=2), folder
+
+
+def test_a_private_sweep_has_runs_with_keys_of_their_own_whose_updates_add_up(private):
+    found, folder = private
+    assert [cell.settings for cell in found.cells] == [
+        {"optimizer.learning_rate": 1.0},
+        {"optimizer.learning_rate": 2.0},
+    ]
+    ledgers = [Ledger.open(folder / run.run / "ledger.jsonl").lines for cell in found.cells for run in cell.runs]
+    assert len({lines[0]["run_id"] for lines in ledgers}) == 4
+    releases = sum(line["kind"] == "step" for lines in ledgers for line in lines)
+    assert releases == found.updates_together == 12
+    certificate = json.loads((folder / "cell-1/run-1/privacy.json").read_text())
+    mechanism = sfumato.Mechanism(1150, 32, 1.0, 3)
+    assert found.private
+    assert found.cells[0].epsilon == certificate["epsilon"] == epsilon(mechanism, 1e-5).epsilon
+    assert found.epsilon_together == epsilon(mechanism.replace(num_steps=12), 1e-5).epsilon > found.cells[0].epsilon
+    assert not any("choosing among these cells" in line for line in found.not_covered)
+
+
+def test_statistics_are_those_of_the_runs_own_results(private):
+    found, folder = private
+    for cell in found.cells:
+        own = [json.loads((folder / run.run / "result.json").read_text())["accuracy"] for run in cell.runs]
+        assert [run.accuracy for run in cell.runs] == own
+        assert (cell.median, cell.mean, cell.std) == pytest.approx((np.median(own), np.mean(own), np.std(own, ddof=1)))
+        assert cell.standard_error == pytest.approx(np.std(own, ddof=1) / 2**0.5)
+
+
+def test_accuracy_on_training_images_is_for_the_owner_alone(private):
+    found, folder = private
+    path = folder / "sweep_private.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    of_owner = json.loads(path.read_text())
+    assert of_owner["private"] is False
+    shown = [value for cell in of_owner["cells"] for value in cell["runs"]]
+    assert all(0 <= value <= 1 and 1150 * value == pytest.approx(round(1150 * value), abs=1e-9) for value in shown)
+    assert stat.S_IMODE((folder / "cell-1/run-1/metrics_private.jsonl").stat().st_mode) == 0o600
+    public = [*folder.glob("*.json"), *folder.glob("*.csv"), *folder.glob("*.html"), *folder.rglob("result.json")]
+    public += [*folder.rglob("metrics.jsonl"), *folder.rglob("report.html"), *folder.rglob("privacy.json")]
+    text = "".join(path.read_text() for path in public if path.name != "sweep_private.json")
+    text += (folder / "study.db").read_bytes().decode("latin-1")
+    assert "train_accuracy" not in text
+    assert not any(str(value) in text for value in shown)
+
+
+def test_the_files_of_a_sweep_say_what_it_returned(private):
+    found, folder = private
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    read = json.loads((folder / "sweep.json").read_text(), parse_constant=refuse)
+    assert read == found.as_json()
+    rows = list(csv.DictReader(io.StringIO((folder / "sweep.csv").read_text())))
+    assert [float(row["optimizer.learning_rate"]) for row in rows] == [1.0, 2.0]
+    assert [float(row["mean"]) for row in rows] == [cell.mean for cell in found.cells]
+    page = (folder / "sweep.html").read_text()
+    assert page.count("<svg") == 1
+    assert f"{100 * found.cells[1].mean:.2f} %" in page
+    assert "covers all runs together" in page
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_records_are_flat_and_one_for_each_run(private):
+    found, _ = private
+    assert len(found.records) == 4
+    assert all(type(value) in (int, float, str, type(None)) for record in found.records for value in record.values())
+    assert [record["accuracy"] for record in found.records] == [run.accuracy for c in found.cells for run in c.runs]
+    figure = found.plot()
+    assert figure.axes[0].get_xlabel() == "optimizer.learning_rate"
+
+
+def test_the_same_call_makes_nothing_again(private):
+    found, folder = private
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("ledger.jsonl")}
+    assert sweep(folder, {"optimizer.learning_rate": [1.0, 2.0]}, seeds=2) == found
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("ledger.jsonl")} == before
+
+
+@pytest.mark.parametrize(
+    ("grid", "options", "says"),
+    [
+        ({"optimizer.learning_rate": [1.0, 4.0]}, {"seeds": 2}, "its cells"),
+        ({"optimizer.learning_rate": [1.0, 2.0]}, {"seeds": 3}, "its seeds"),
+        ({"optimizer.learning_rate": [1.0, 2.0]}, {"seeds": 2, "paired": True}, "its recipe|its paired"),
+        ({"optimizer.learning_rate": [1.0, 2.0]}, {"seeds": 2, "settings": {**TINY, "ema.decay": 0.5}}, "its recipe"),
+    ],
+)
+def test_another_sweep_in_the_same_folder_is_refused(private, grid, options, says):
+    _, folder = private
+    with pytest.raises(InputError, match=f"holds another sweep: ({says})"):
+        sweep(folder, grid, **options)
+
+
+def test_a_folder_with_anything_else_is_refused(private, tmp_path):
+    _, folder = private
+    with pytest.raises(InputError, match="holds no sweep"):
+        sweep(folder / "cell-1/run-1", {"ema.decay": [0.5]})
+    assert not (folder / "cell-1/run-1/plan.json").exists()
+
+
+@pytest.fixture
+def weights(monkeypatch):
+    """Digests of all that an update changes, by the number of its step, of whatever is trained."""
+    seen, update = [], State.update
+
+    def watched(self, gradient, step):
+        update(self, gradient, step)
+        tensors = sorted(self.tensors().items())
+        seen.append((step, hashlib.sha256(b"".join(t.numpy().tobytes() for _, t in tensors)).hexdigest()))
+
+    monkeypatch.setattr(State, "update", watched)
+    return seen
+
+
+def test_a_shorter_cell_of_a_shared_run_is_a_run_of_that_length_bit_for_bit(weights, tmp_path):
+    settings = {**TINY, "optimizer.momentum": 0.5, "optimizer.warmup_steps": 2}
+    shared = sweep(tmp_path / "shared", {"training.num_steps": [2, 5]}, settings, paired=True)
+    long = dict(weights)
+    weights.clear()
+    alone = sweep(tmp_path / "alone", {"training.num_steps": [2]}, settings, paired=True)
+    assert len(weights) == 2
+    assert dict(weights).items() <= long.items()
+    assert len(set(long.values())) == 5
+    assert shared.cells[0].runs[0].run == shared.cells[1].runs[0].run
+    assert shared.cells[0].shares_runs
+    for key in ("accuracy", "accuracy_last", "updates"):
+        assert getattr(shared.cells[0].runs[0], key) == getattr(alone.cells[0].runs[0], key)
+    assert [cell.epsilon_if_private for cell in shared.cells] == [
+        epsilon(sfumato.Mechanism(1150, 32, 1.0, steps), 1e-5).epsilon for steps in (2, 5)
+    ]
+    of_owner = [
+        json.loads((tmp_path / name / "sweep_private.json").read_text())["cells"][0]["runs"]
+        for name in ("shared", "alone")
+    ]
+    assert of_owner[0] == of_owner[1]
+
+
+def test_looking_at_training_images_changes_no_update(weights, tmp_path):
+    paired = sweep(tmp_path / "sweep", {"optimizer.learning_rate": [1.0]}, paired=True)
+    looked_at = list(weights)
+    weights.clear()
+    settings = {**TINY, "run.seed": 0, "optimizer.learning_rate": 1.0}
+    result = sfumato.train("demo/digits", tmp_path / "run", settings=settings)
+    assert weights == looked_at
+    assert result.accuracy == paired.cells[0].runs[0].accuracy
+    assert "train_accuracy" not in (tmp_path / "run/metrics_private.jsonl").read_text()
+
+
+def test_a_pair_shares_its_noise_and_differs_from_other_seeds(tmp_path):
+    found = sweep(tmp_path / "sweep", {"ema.decay": [0.9, 0.5]}, paired=True, seeds=2)
+    assert not found.private
+    assert found.epsilon_together is None
+    assert [record["seed"] for record in found.records] == [0, 1, 0, 1]
+    last = np.array([[run.accuracy_last for run in cell.runs] for cell in found.cells])
+    assert (last[0] == last[1]).all()  # averaging changes no update
+    values = np.array([[run.accuracy for run in cell.runs] for cell in found.cells])
+    difference = values[1] - values[0]
+    assert found.cells[0].paired is None
+    assert found.cells[1].paired.difference == pytest.approx(difference.mean())
+    assert found.cells[1].paired.standard_error == pytest.approx(difference.std(ddof=1) / 2**0.5)
+    assert any("not every one is private" in line for line in found.not_covered)
+
+
+def test_two_workers_make_each_cell_once(tmp_path):
+    grid = {"optimizer.learning_rate": [1.0, 2.0], "ema.decay": [0.5, 0.9]}
+    found = sweep(tmp_path / "two", grid, paired=True, workers=2)
+    assert found.begun_again == []
+    folders = sorted(path.parent for path in (tmp_path / "two").rglob("ledger.jsonl"))
+    assert len(folders) == 4
+    for folder in folders:
+        lines = Ledger.open(folder / "ledger.jsonl").lines
+        assert [line["step"] for line in lines if line["kind"] == "step"] == [1, 2, 3]
+    json.dumps(found.as_json(), allow_nan=False)
