@@ -66,8 +66,12 @@ def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream:
         noisy[first : first + piece] = noise.mul_(noise_stddev).add_(part).div_(grid).round_().mul_(grid)
 
     piece = _CPU_PIECE if flat.device.type == "cpu" else _GPU_PIECE
+    firsts = range(0, len(flat), piece)
     # Each thread computes alone. Which coordinate gets which noise does not depend on their number.
-    with ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,)) as threads:
-        list(threads.map(add, range(0, len(flat), piece)))
+    if len(firsts) <= 1:
+        list(map(add, firsts))  # a thread takes longer to begin
+    else:
+        with ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,)) as threads:
+            list(threads.map(add, firsts))
     parts = noisy.split([value.numel() for value in grad_sum.values()])
     return {name: part.view(value.shape) for (name, value), part in zip(grad_sum.items(), parts, strict=True)}
