@@ -7,7 +7,7 @@ import pytest
 from sfumato.accounting.accountants import epsilon
 from sfumato.errors import InputError
 from sfumato.studies.plan import Reached, plan_sweep
-from sfumato.studies.price import Spent, epsilon_together
+from sfumato.studies.price import Spent, epsilon_of, epsilon_together
 from sfumato.studies.summary import summary
 
 FIXED = {"privacy.target_epsilon": None, "privacy.noise_multiplier": 1.0, "data.split": "train"}
@@ -118,6 +118,13 @@ def test_all_runs_of_one_mechanism_cost_what_one_run_of_all_their_updates_costs(
     assert why_not is None
     assert together == epsilon(mechanism.replace(num_steps=42), 1e-5).epsilon
     assert epsilon_together(spent[:1])[0] == epsilon(mechanism, 1e-5).epsilon < together
+    # What a run releases before its updates is released by each.
+    beside = [
+        Spent(dataclasses.replace(each.plan, mechanism=each.plan.mechanism.replace(first_release_noise=9.0)), 7)
+        for each in spent
+    ]
+    assert epsilon_together(beside)[0] is None and epsilon_of(beside[0]) > epsilon_of(spent[0])
+    assert epsilon_of(dataclasses.replace(beside[0], updates=15)) is None
 
 
 @pytest.mark.parametrize("key", ["training.batch_size", "privacy.noise_multiplier", "privacy.delta"])

@@ -32,6 +32,8 @@ def epsilon_of(spent: Spent) -> float | None:
     privacy = spent.plan.recipe.privacy
     if privacy is None:
         return None
+    if spent.mechanism.first_release_noise is not None and spent.updates > spent.plan.mechanism.num_steps:
+        return None  # begun twice, with what it releases before its updates
     return _epsilon(spent.mechanism, spent.plan.delta, privacy.accountant)
 
 
@@ -47,6 +49,8 @@ def epsilon_together(runs: Sequence[Spent]) -> tuple[float | None, str | None]:
     if len(kinds) > 1:
         return None, "the cells are of different mechanisms, whose epsilon together is not computed"
     [(mechanism, delta, accountant)] = kinds
+    if mechanism.first_release_noise is not None:
+        return None, "each run releases more than its updates, whose epsilon together is not computed"
     total = mechanism.replace(num_steps=sum(run.updates for run in runs))
     found = _epsilon(total, delta, accountant)
     return found, None if found is not None else "no finite epsilon covers them"
