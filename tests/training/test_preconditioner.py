@@ -66,6 +66,19 @@ def test_no_image_moves_second_moments_by_more_than_the_sensitivity_and_every_on
     np.testing.assert_allclose(moved[lengths < 0.9], lengths[lengths < 0.9] ** 2, rtol=0.1, atol=1e-5)
 
 
+def test_noise_has_the_claimed_scale_in_every_entry_that_is_released(monkeypatch):
+    sigma, num_features = 2.5, 60
+    release = first_release(sigma, 16, num_features)
+    seen, as_matrix = [], moments.as_matrix
+    monkeypatch.setattr(moments, "as_matrix", lambda vector, count: seen.append(vector) or as_matrix(vector, count))
+    sums = release.collect(examples(torch.zeros(16, num_features)))
+    release.release(sums, Stream(bytes(32)))
+    (noise,) = seen
+    assert len(noise) == num_features * (num_features + 1) // 2
+    for part in (noise[:num_features], noise[num_features:]):  # the diagonal, and sqrt(2) times what lies above
+        assert float(part.std()) == pytest.approx(sigma * release.sensitivity, rel=4 / len(part) ** 0.5)
+
+
 def test_no_label_is_looked_at():
     features, release = random_features(16)[0], first_release()
     one, other = (release.collect(examples(features, torch.full((16,), label)))["moments"] for label in (0, 3))
