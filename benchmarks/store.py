@@ -1,11 +1,13 @@
 """A store of 1.28 million images of 64 x 64 pixels: memory, first step, gathering.
 
-    python -m benchmarks.store FOLDER [--images 1280000]
+    python -m benchmarks.store FOLDER [--images 1280000] [--cold]
 
-Fills FOLDER/store with made-up images (15.7 GB) unless it is there, then trains two updates of 4,096.
+Fills FOLDER/store with made-up images (15.7 GB) unless it is there, then trains two updates of 4,096. With --cold
+nothing of the store is in memory when they begin, as where it is larger than memory.
 """
 
 import argparse
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -34,6 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--images", type=int, default=1_280_000)
+    parser.add_argument("--cold", action="store_true")
     asked = parser.parse_args()
     folder, settings = asked.folder / "store", {"made up": asked.images}
     start = time.perf_counter()
@@ -48,6 +51,10 @@ def main() -> None:
             filling.finish()
             print(f"filled in {time.perf_counter() - start:.0f} s", flush=True)
 
+    if asked.cold:
+        for path in folder.glob("*.npy"):
+            with open(path, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     start = time.perf_counter()
     found = store.read(folder, settings)
     assert found is not None

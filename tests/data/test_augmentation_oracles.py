@@ -8,8 +8,11 @@ import pytest
 import torch
 from torchvision.transforms.v2 import functional as torchvision
 
+from sfumato.config import DataConfig
 from sfumato.data.augmentation import augment, blur, colour, geometry
 from sfumato.data.augmentation.uniforms import uniforms
+from sfumato.data.images import ImageSet
+from sfumato.data.views import Views
 
 TOLERANCE = 1e-4
 
@@ -152,6 +155,31 @@ def test_views_of_tan_without_jitter_are_reflected_crops_and_the_others_are_not(
     bits = torch.from_numpy(np.random.default_rng(0).integers(0, 2**32, (1, views_each)))
     plain = sum(view.numpy().tobytes() in known for view in augment(image, bits, "tan", padding)[0])
     assert 0.55 * views_each < plain < 0.85 * views_each  # 0.7 expected, 4.6 standard deviations
+
+
+def test_views_of_ours_at_224_pixels_are_torchvisions_of_the_centre_of_256():
+    """Sander et al.: resized to 256, central 224, random crops of it with 20 pixels of reflected padding, flips."""
+    config = DataConfig(name="imagenet", resize_ratio=1.142857)
+    assert config.stored_size(224) == 256
+    stored = torch.randint(0, 256, (2, 3, 256, 256), dtype=torch.uint8)
+    labels, readable = torch.zeros(2).long(), torch.ones(2, dtype=torch.bool)
+    examples = ImageSet(stored, labels, readable, (0.0,) * 3, (1.0,) * 3, crop=224)
+    bits = torch.from_numpy(np.random.default_rng(0).integers(0, 2**32, (2, 6)))
+    views = Views("tan", 6, 20).of_bits(examples, torch.arange(2), bits, torch.device("cpu"))
+    numbers = uniforms(bits.flatten(), 4 + colour.NUM_JITTER_UNIFORMS).view(2, 6, -1)
+    plain = 0
+    for image, view in itertools.product(range(2), range(6)):
+        top, left, flip, jitter = numbers[image, view, :4].tolist()
+        centre = torchvision.center_crop(stored[image] / 255, [224, 224])
+        padded = torchvision.pad(centre, [20], padding_mode="reflect")
+        expected = torchvision.crop(padded, int(top * 41), int(left * 41), 224, 224)
+        expected = torchvision.horizontal_flip(expected) if flip >= 0.5 else expected
+        if jitter >= 0.3:
+            plain += 1
+            assert_close(views[image, view], expected)
+        else:
+            assert not torch.allclose(views[image, view], expected, atol=TOLERANCE)
+    assert 0 < plain < 12
 
 
 def test_normalised_images_give_normalised_views():

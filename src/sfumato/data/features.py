@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from sfumato.data.images import Digests, little_endian, sha256_of_each
+from sfumato.data.readahead import ask_for
 
 _PART = 4096
 """Rows that are hashed at once."""
@@ -47,6 +48,8 @@ class FeatureSet:
             InputError: If a row on disk is no longer what was computed.
         """
         rows = self.rows[indices]
+        if self.digests is not None:
+            ask_for(self.stored, rows)
         chosen = self.stored.index_select(0, rows)
         if self.digests is not None:
             self.digests.compare(chosen, rows)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from sfumato.data.readahead import ask_for
 from sfumato.errors import InputError
 
 _PART = 1024
@@ -116,6 +117,8 @@ class ImageSet:
         """
         chosen_or_all = torch.arange(len(self)) if indices is None else indices
         rows = chosen_or_all if self.rows is None else self.rows[chosen_or_all]
+        if self.digests is not None:
+            ask_for(self.stored, rows)
         # uint16 lacks indexing in some releases of torch; int16 has the same bits.
         stored = self.stored.view(torch.int16) if self.stored.dtype == torch.uint16 else self.stored
         chosen = stored.index_select(0, rows.to(stored.device)).view(self.stored.dtype)
