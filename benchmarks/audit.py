@@ -1,9 +1,10 @@
 """How much of a certificate's epsilon do canaries on the product's own step show? How often is a sound step accused?
 
-    python -m benchmarks.audit [--num-games 200000] [--short-audits 40] [--short-games 8000]
+    python -m benchmarks.audit [--num-games 200000] [--short-audits 40] [--short-games 8000] [--simulated 400]
 
 One audit at each of four claimed epsilons (delta 1e-5, 100 updates, q = 0.1, 95 %), then short audits with fresh keys,
-which take the four epsilons in turn. Shares are of the epsilon that the accountant certifies.
+which take the four epsilons in turn, then simulated ones, whose sound mechanism is drawn by NumPy (4 updates, q = 1/2).
+Shares are of the epsilon that the accountant certifies.
 """
 
 import argparse
@@ -11,10 +12,15 @@ import json
 import sys
 from typing import Any
 
+import numpy as np
 from scipy.stats import binom
 
 from benchmarks.machine import machine
-from sfumato.auditing.canary import audit_canary
+from sfumato.accounting import accountants
+from sfumato.accounting.calibration import solve_noise_multiplier
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.auditing.bounds import audit_scores
+from sfumato.auditing.canary import audit_canary, log_likelihood_ratio
 from sfumato.auditing.record import CanaryResult
 
 EPSILONS, DELTA, CONFIDENCE = (1.0, 2.0, 4.0, 8.0), 1e-5, 0.95
@@ -43,11 +49,29 @@ def row(found: CanaryResult) -> dict[str, Any]:
     }
 
 
+def simulated(epsilon: float, num_games: int, count: int) -> int:
+    """How many of so many audits of a sound mechanism accuse it."""
+    numbers = {"num_examples": num_games, "batch_size": num_games // 2, "num_steps": 4}
+    sigma = solve_noise_multiplier(**numbers, target_epsilon=epsilon, delta=DELTA)
+    mechanism = Mechanism(noise_multiplier=sigma, **numbers)
+    nominal = accountants.epsilon(mechanism, DELTA).epsilon
+    rng = np.random.default_rng(round(epsilon))
+    accused = 0
+    for _ in range(count):
+        took_part = rng.random(num_games) < 0.5
+        drawn = took_part & (rng.random((4, num_games)) < 0.5)
+        scores = log_likelihood_ratio(drawn + rng.normal(0, sigma, drawn.shape), mechanism)
+        claim: dict[str, Any] = {"nominal_epsilon": nominal, "mechanism": mechanism}
+        accused += bool(audit_scores(scores, took_part, delta=DELTA, confidence=CONFIDENCE, **claim).violated)
+    return accused
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-games", type=int, default=200_000)
     parser.add_argument("--short-audits", type=int, default=40)
     parser.add_argument("--short-games", type=int, default=8_000)
+    parser.add_argument("--simulated", type=int, default=400, help="audits at each epsilon")
     arguments = parser.parse_args()
     rows = []
     for epsilon in EPSILONS:
@@ -57,10 +81,12 @@ def main() -> int:
     for number in range(arguments.short_audits):
         accused += bool(audit(EPSILONS[number % len(EPSILONS)], arguments.short_games).violated)
     likely = float(binom.sf(accused - 1, arguments.short_audits, 1 - CONFIDENCE))
+    of_simulated = {epsilon: simulated(epsilon, 8_000, arguments.simulated) for epsilon in EPSILONS}
     found = {
         "audits": rows,
         "short": {"audits": arguments.short_audits, "games": arguments.short_games, "violated": accused},
         "probability of so many at the stated confidence": likely,
+        "simulated": {"audits": arguments.simulated, "games": 8_000, "violated": of_simulated},
         "machine": machine(),
     }
     print(json.dumps(found, indent=2))

@@ -10,7 +10,7 @@ from scipy.stats import binom, norm
 from sklearn.metrics import roc_auc_score
 
 from sfumato.accounting.gaussian import epsilon_gaussian
-from sfumato.auditing.bounds import audit_scores
+from sfumato.auditing.bounds import _parted, audit_scores
 from sfumato.auditing.power import games_needed, perfect, power
 from sfumato.auditing.rates import advantage_bound, log_ratio, lower_rate, mu_of, upper_rate
 from sfumato.errors import InputError
@@ -159,6 +159,31 @@ def test_a_threshold_from_the_games_of_the_bound_would_be_caught():
         at = np.argmax((true / 1000 - DELTA) / np.maximum(false / 1000, 1e-9))
         above += float(np.log((true[at] / 1000 - DELTA) / max(false[at] / 1000, 1e-3))) > epsilon
     assert binom.sf(above - 1, count, 0.01) < 1e-4
+
+
+def test_a_mechanism_that_tells_nothing_shows_something_no_more_often_than_stated():
+    """At 60 %, where a threshold from the games of the bound would show something in half of all audits."""
+    rng, members, count = np.random.default_rng(0), np.repeat([0, 1], 500), 500
+    found = [audit_scores(rng.random(1000), members, delta=DELTA, confidence=0.6) for _ in range(count)]
+    above = sum(by_name(result)["gaussian"].epsilon > 0 for result in found)
+    assert binom.sf(above - 1, count, 0.25) > 1e-4  # two intervals at 20 % seldom fail together
+
+
+def test_a_fifth_of_each_side_chooses_and_which_changes_from_audit_to_audit():
+    """Else the highest scores would choose in every audit, or in none."""
+    rng = np.random.default_rng(0)
+
+    def places(inside, outside):
+        chooses, used = _parted(inside, outside)
+        assert len(chooses.members) == len(chooses.non_members) == 200
+        assert sorted([*chooses.members, *used.members]) == list(inside)
+        assert sorted([*chooses.non_members, *used.non_members]) == list(outside)
+        return np.isin(inside, chooses.members)
+
+    audits = [np.sort(rng.random((2, 1000))) for _ in range(50)]
+    chosen = np.array([places(*sides) for sides in audits])
+    assert 0.04 < chosen[:, -1].mean() < 0.5 and not np.all(chosen[0] == chosen[1])
+    assert np.all(places(*audits[0]) == chosen[0])  # the same scores, the same audit
 
 
 def test_neither_the_order_of_games_nor_the_scale_of_scores_matters():

@@ -219,9 +219,11 @@ def _parted(inside: np.ndarray, outside: np.ndarray) -> tuple[Games, Games]:
 
     Sorted scores are parted at random places: the order of the games does not matter. Places that are
     the same in all audits would be wrong, since then the highest scores always choose or never do. So
-    they follow from the scores, by a digest: the same scores give the same audit.
+    they follow from the ranks of the scores, by a digest: the same scores give the same audit, on
+    whatever scale.
     """
-    digest = hashlib.sha256(len(inside).to_bytes(8, "little") + inside.tobytes() + outside.tobytes())
+    _, ranks = np.unique(np.concatenate([inside, outside]), return_inverse=True)
+    digest = hashlib.sha256(len(inside).to_bytes(8, "little") + ranks.astype("<i8").tobytes())
     rng = np.random.default_rng(np.frombuffer(digest.digest(), dtype="<u4"))
     parts = []
     for side in (inside, outside):

@@ -103,6 +103,7 @@ def audit_canary(
         num_examples=num_canaries, batch_size=batch_size, num_steps=num_steps, target_epsilon=epsilon, delta=delta
     )
     mechanism = mechanism.replace(noise_multiplier=sigma)
+    report(f"{num_runs} runs of {num_canaries:,} canaries, {num_steps} updates each, at noise multiplier {sigma:g}")
     scores, members = play(mechanism, num_runs, report)
     nominal = accountants.epsilon(mechanism, delta).epsilon
     found = audit_scores(

@@ -59,6 +59,6 @@ def refutes(mechanism: Mechanism, false_positives: float, true_positives: float)
     return bool(true_positives > most or 1 - false_positives > most_swapped)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=1024)
 def _curve(mechanism: Mechanism) -> tuple[np.ndarray, np.ndarray]:
     return curve(mechanism)
