@@ -11,9 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 import sfumato
+from sfumato import config
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.mechanism import Mechanism
+from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
+from sfumato.planning.resolve import resolve
 from sfumato.randomness import Stream
 from sfumato.run_folder.ledger import Ledger
 from sfumato.training import moments
@@ -210,3 +213,29 @@ def test_all_images_of_a_person_are_covered(tmp_path):
     mu = 3 * math.hypot(math.sqrt(STEPS) / result.noise_multiplier, 1 / result.first_release_noise)
     exact = truth.epsilon_of_gaussian(mu, 1e-5)
     assert exact <= result.epsilon <= min(2.0, exact * (1 + 1e-6))
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [("search", "dp_fc"), ("search", "least_squares"), ("simulate", "dp_fc"), ("simulate", "least_squares")]
+    + [("sweep", "dp_fc")],  # least squares is one update of all images, which adds up as any
+)
+def test_what_counts_updates_alone_refuses_what_releases_more(tmp_path, kind, command):
+    values = {"data": {"name": "digits"}, "model": {"trainable": "classifier", "classifier": kind}}
+    recipe = values | {"privacy": {"target_epsilon": 2.0, "delta": 1e-5}}
+    folder = tmp_path / "out"
+    calls = {
+        "search": lambda: sfumato.search(recipe, 3, output=folder),
+        "simulate": lambda: sfumato.simulate(recipe, 16, output=folder),
+        "sweep": lambda: sfumato.sweep(recipe, {"optimizer.learning_rate": [0.5, 1.0]}, output=folder),
+    }
+    with pytest.raises(InputError, match=f'{command} knows of updates alone, and model.classifier = "{kind}"'):
+        calls[command]()
+    assert not folder.exists()
+
+
+def test_second_moments_alone_train_nothing():
+    recipe = {"data": {"name": "digits"}, "model": {"trainable": "classifier", "classifier": "dp_fc"}}
+    recipe |= {"privacy": {"target_epsilon": 2.0, "delta": 1e-5}, "training": {"num_steps": 0}}
+    with pytest.raises(InputError, match="would spend on second moments and train nothing"):
+        resolve(config.parse(recipe), Facts(1437, 10, 8, 1))

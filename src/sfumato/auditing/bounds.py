@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.accounting import rounding
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import trade_off
 from sfumato.auditing.power import games_needed, perfect, power
@@ -180,7 +181,8 @@ def require_enough(num_members: int, num_non_members: int, confidence: float, de
     )
     raise InputError(
         f"{num_members:,} games with the example and {num_non_members:,} without are too few for confidence "
-        f"{confidence:g} at delta {delta:g}: an attack that is never wrong would show nothing. {remedy}."
+        f"{confidence:g} at delta {rounding.delta_text(delta)}: an attack that is never wrong would show nothing. "
+        f"{remedy}."
     )
 
 

@@ -53,6 +53,11 @@ def fill_in(recipe: Recipe, values: dict[str, Any], num_examples: int, choose: C
         )
     if kind == "sgd":
         return
+    if kind == "dp_fc" and recipe.training.num_steps == 0:
+        raise InputError(
+            'model.classifier = "dp_fc" with training.num_steps = 0 would spend on second moments and train nothing. '
+            "Give it updates."
+        )
     only_ones: dict[str, Any] = dict(_ON_FEATURES)
     what = "the classifier is on features that are computed once"
     if kind == "least_squares":
@@ -95,6 +100,15 @@ def fill_in_first_release(privacy: FilledPrivacy, choose: Callable[..., None]) -
     noise = float(decimal.Context(prec=4, rounding=decimal.ROUND_CEILING).plus(exact))
     share = f"{SHARE_OF_FIRST_RELEASE:.0%} of the squared signal that the target allows"
     choose("privacy", "first_release_noise", noise, f"second moments take {share}")
+
+
+def refuse_other_than_updates(model: ModelConfig, command: str) -> None:
+    """Raises InputError if a recipe releases more than updates, of which the command knows alone."""
+    if model.classifier != "sgd":
+        raise InputError(
+            f'{command} knows of updates alone, and model.classifier = "{model.classifier}" releases more. Set '
+            'model.classifier = "sgd", or use `sfumato train`.'
+        )
 
 
 def refuse_people_together(model: ModelConfig, privacy: PrivacyConfig) -> None:

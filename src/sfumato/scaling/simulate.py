@@ -10,6 +10,7 @@ from typing import Any
 from sfumato.config import Recipe, ResolvedRecipe, parse_resolved
 from sfumato.data import loading
 from sfumato.errors import InputError
+from sfumato.planning.classifiers import refuse_other_than_updates
 from sfumato.planning.resolve import resolve
 from sfumato.recipes import recipe_of
 from sfumato.reporting.page import write_report
@@ -34,6 +35,7 @@ def simulated(recipe: ResolvedRecipe, batch_size: int, seed: int) -> ResolvedRec
     Raises:
         InputError: If the recipe has no noise to scale, or the batch is not smaller than its own.
     """
+    refuse_other_than_updates(recipe.model, "simulate")
     privacy, training = recipe.privacy, recipe.training
     if privacy is None or not privacy.noise_multiplier:
         raise InputError(
@@ -102,6 +104,7 @@ def simulate(
         MachineError, Interrupted: See `sfumato.training.loop.train`.
     """
     parsed = recipe_of(recipe, settings)
+    refuse_other_than_updates(parsed.model, "simulate")
     parsed.model.refuse_missing_weights()  # before any image is read
     with watching(progress) as watched:
         root = None if data_root is None else Path(data_root)
