@@ -1,23 +1,17 @@
 """The membership audit: models side by side are the product's own runs, and a claim that holds is not refuted."""
 
-import dataclasses
-import math
-
 import numpy as np
 import pytest
 import torch
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import problem as problem_module
-from sfumato.auditing import side_by_side
-from sfumato.auditing.problem import TARGETS, Problem
+from sfumato.auditing.problem import Problem
 from sfumato.auditing.side_by_side import Models, Product
 from sfumato.data.images import ImageSet
 from sfumato.data.sampling import poisson_batch
 from sfumato.models.lenet import LeNet, TanhCNN
 from sfumato.randomness import Streams, key_from_seed
-from sfumato.training import step as step_module
-from sfumato.training.noise import add_noise
 from sfumato.training.step import draw
 
 KEYS = [key_from_seed(seed) for seed in range(3)]

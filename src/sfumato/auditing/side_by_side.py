@@ -59,6 +59,13 @@ class Product:
     def dtype(self) -> torch.dtype:
         return next(iter(self.begin.values())).dtype
 
+    def prepare(self, images: ImageSet) -> None:
+        """Settles the engine, which no other thread may compute beside."""
+        first = torch.tensor([0])
+        bits = np.zeros((1, self.augmult), dtype=np.uint32)
+        examples = _OfType(self.views, self.dtype).with_labels(images, first, bits, torch.device("cpu"))
+        self.grad_fn.prepare(*examples)
+
     def step(self, mechanism: Mechanism) -> PrivateStep:
         return PrivateStep(self.grad_fn, mechanism, _OfType(self.views, self.dtype))
 
@@ -200,7 +207,9 @@ class Models:
         else:
             columns = self._columns[rows]
         labels = self._images[True].labels[rows]
-        return self._stacked.clipped_sum(parameters, columns, labels, is_real, clipping_norm=self._product.grad_fn.clipping_norm)
+        return self._stacked.clipped_sum(
+            parameters, columns, labels, is_real, clipping_norm=self._product.grad_fn.clipping_norm
+        )
 
     def _views_sum(
         self,

@@ -161,7 +161,7 @@ def _sums(
             for part in parts
         ]
     found = {}
-    for (number, inputs, _), (first, second) in zip(sites, parts, strict=True):
+    for (number, *_), (first, second) in zip(sites, parts, strict=True):
         if first.ndim == 3:
             scaled = first * coefficients[..., None]
             found[f"{number}.weight"], found[f"{number}.bias"] = scaled.mT @ second, scaled.sum(1)
