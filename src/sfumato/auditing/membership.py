@@ -71,9 +71,11 @@ def audit_membership(
         InputError: If an argument is out of range, MNIST is missing, the models are too few for any bound above 0,
             or the folder is that of another audit.
     """
-    delta = 1 / num_examples if delta is None and num_examples > 0 else delta
-    require_levels(0.0 if delta is None else delta, confidence, epsilon)
-    assert delta is not None
+    problems.require_num_examples(num_examples)
+    delta = 1 / num_examples if delta is None else delta
+    require_levels(delta, confidence, epsilon)
+    if epsilon == 0:
+        raise InputError("epsilon must be above 0: at 0 nothing is learnt, and no attack can show anything.")
     for name, value, least in (("num_models", num_models, 1), ("augmult", augmult, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InputError(f"{name} must be a whole number, at least {least}, not {value}.")

@@ -30,20 +30,14 @@ class Problem:
     Attributes:
         images: D.
         candidates: Each z: its image, (C, H, W), and its label.
+        batch_size: B, expected.
+        num_steps: The T that are tried.
     """
 
     images: ImageSet
     candidates: dict[Target, tuple[torch.Tensor, int]]
-
-    @property
-    def batch_size(self) -> int:
-        """B, expected."""
-        return 4096 if len(self.images) >= _LARGE else 64
-
-    @property
-    def num_steps(self) -> tuple[int, ...]:
-        """The T that are tried."""
-        return (500, 1000) if len(self.images) >= _LARGE else (50, 100)
+    batch_size: int
+    num_steps: tuple[int, ...]
 
     def with_target(self, target: Target, *, takes_part: bool = True) -> ImageSet:
         """D' = D + {z}, z last. Where it takes no part it keeps its place and contributes zero, as an
@@ -61,19 +55,25 @@ class Problem:
         )
 
 
+def require_num_examples(num_examples: int) -> None:
+    """Raises InputError if MNIST has no such number of digits, or a batch would not fit."""
+    if isinstance(num_examples, bool) or not isinstance(num_examples, int) or not 64 <= num_examples <= _MOST:
+        raise InputError(
+            f"num_examples must be a whole number from 64 to {_MOST}, not {num_examples}. The paper has 100 and 60000."
+        )
+
+
 def mnist(num_examples: int, data_root: Path | None) -> Problem:
     """The first ``num_examples`` of MNIST's training digits in the product's own order.
 
     Raises:
         InputError: If MNIST is missing, or has no such number of digits.
     """
-    if isinstance(num_examples, bool) or not isinstance(num_examples, int) or not 64 <= num_examples <= _MOST:
-        raise InputError(
-            f"num_examples must be a whole number from 64 to {_MOST}, not {num_examples}. The paper has 100 and 60000."
-        )
+    require_num_examples(num_examples)
     config = DataConfig(name="mnist", split="train+valid", num_examples=num_examples)
     dataset = load(config, data_root, lambda text: None)
-    return Problem(dataset.train, candidates(dataset.held_out_files))
+    batch_size, num_steps = (4096, (500, 1000)) if num_examples >= _LARGE else (64, (50, 100))
+    return Problem(dataset.train, candidates(dataset.held_out_files), batch_size, num_steps)
 
 
 def candidates(others: ImageSet) -> dict[Target, tuple[torch.Tensor, int]]:
