@@ -1,6 +1,7 @@
 """The membership audit: models side by side are the product's own runs, and a claim that holds is not refuted."""
 
 import functools
+import itertools
 import math
 import os
 import threading
@@ -35,13 +36,13 @@ KEYS = [key_from_seed(seed) for seed in range(3)]
 TOOK = [True, False, True]
 
 
-def made_up_problem(count=20, num_steps=(2,)):
+def made_up_problem(count=20, num_steps=(4,), side=SIDE):
     """Digits of noise: each class is brighter than the one before."""
     generator = torch.Generator().manual_seed(0)
 
     def images(number):
         labels = torch.arange(number) % 10
-        pixels = torch.randint(0, 100, (number, 1, SIDE, SIDE), generator=generator)
+        pixels = torch.randint(0, 100, (number, 1, side, side), generator=generator)
         pixels = (pixels + 15 * labels[:, None, None, None]).to(torch.uint8)
         return ImageSet(pixels, labels, torch.ones(number, dtype=torch.bool), (0.13,), (0.31,))
 
@@ -122,7 +123,7 @@ def test_clipping_that_differs_from_the_products_ends_the_audit(where, monkeypat
     else:
         clip = GradFn._coefficient.fget
         monkeypatch.setattr(GradFn, "_coefficient", property(lambda grad_fn: lambda norms: 2 * clip(grad_fn)(norms)))
-    models = an_audit().models(Setting("blank", 0.5, 0.1, 2))
+    models = an_audit().models(Setting("blank", 0.5, 0.1, 4))
     with pytest.raises(RuntimeError, match="differs from that of the product"):
         models.train(KEYS, TOOK)
 
@@ -130,12 +131,17 @@ def test_clipping_that_differs_from_the_products_ends_the_audit(where, monkeypat
 _Clip = stacked_module.Clip
 
 
-def test_a_sound_step_is_not_accused_and_noise_that_is_missing_is(monkeypatch):
-    sound = an_audit(epsilon=1.0).run(0.9)
-    assert sound.violated is False and 0.99 < sound.nominal_epsilon <= 1 == sound.target_epsilon
-    assert sound.num_games == 80 and sound.num_models == 40 and sound.models_per_second > 0
+@pytest.mark.parametrize("fixed_batches", [False, True])
+def test_a_sound_step_is_not_accused(fixed_batches):
+    found = an_audit(epsilon=1.0, fixed_batches=fixed_batches).run(0.99)
+    assert found.violated is False and found.target_epsilon == 1
+    assert found.num_games == 80 and found.num_models == 40 and found.models_per_second > 0
+    assert fixed_batches or 0.99 < found.nominal_epsilon <= 1
+
+
+def test_noise_that_is_missing_is_caught(monkeypatch):
     monkeypatch.setattr(step_module, "add_noise", lambda total, stddev, stream: total)
-    assert an_audit(epsilon=1.0).run(0.9).violated
+    assert an_audit(epsilon=1.0, fixed_batches=True).run(0.9).violated
 
 
 def test_with_fixed_batches_the_claim_is_gaussian_over_the_updates_with_z():
@@ -234,7 +240,9 @@ def test_too_few_models_choose_nothing():
 
 def test_all_of_table_7_is_tried():
     found = {(each.learning_rate, each.clipping_norm, each.num_steps) for each in settings_of((50, 100))}
-    assert found == {(rate, clip, steps) for rate in (0.1, 0.5, 1.0) for clip in (0.1, 1.0, 10.0) for steps in (50, 100)}
+    assert found == {
+        (rate, clip, steps) for rate in (0.1, 0.5, 1.0) for clip in (0.1, 1.0, 10.0) for steps in (50, 100)
+    }
     problem = made_up_problem()
     assert TARGETS[0] == "blank" and not problem.candidates["blank"][0].any()
     assert [problem.candidates[target][1] for target in TARGETS] == [0, 0, 8, 7, 1]

@@ -156,10 +156,15 @@ class Audit:
 
     def mechanism(self, setting: Setting) -> Mechanism:
         """What every model runs: z is one of its examples."""
-        num_examples = len(self.problem.images) + 1
-        budget = {"num_examples": num_examples, "batch_size": self.problem.batch_size, "num_steps": setting.num_steps}
-        sigma = solve_noise_multiplier(**budget, target_epsilon=self.epsilon, delta=self.delta)
-        return Mechanism(**budget, noise_multiplier=sigma)
+        mechanism = Mechanism(len(self.problem.images) + 1, self.problem.batch_size, 1.0, setting.num_steps)
+        sigma = solve_noise_multiplier(
+            num_examples=mechanism.num_examples,
+            batch_size=mechanism.batch_size,
+            num_steps=mechanism.num_steps,
+            target_epsilon=self.epsilon,
+            delta=self.delta,
+        )
+        return mechanism.replace(noise_multiplier=sigma)
 
     def claim(self, setting: Setting) -> Mechanism:
         """What the attack is judged by. With batches that are fixed there is no sampling: the updates

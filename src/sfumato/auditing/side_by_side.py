@@ -114,6 +114,11 @@ class Models:
             self._columns = self._stacked.columns(self._batch(torch.arange(len(images))))
         self.step = product.step(mechanism)
 
+    @property
+    def at_once(self) -> int:
+        """Models that are best computed together."""
+        return max(1, _EXAMPLES_AT_ONCE // (self.mechanism.batch_size * max(1, self._views.augmult)))
+
     def train(self, keys: Sequence[bytes], takes_part: Sequence[bool]) -> dict[str, torch.Tensor]:
         """Parameters after all updates: name -> (M, ...).
 
@@ -156,10 +161,9 @@ class Models:
 
     def trained_losses(self, keys: Sequence[bytes], takes_part: Sequence[bool]) -> list[float]:
         """The loss on z of each model, trained: of any number of models, a few at a time."""
-        at_once = max(1, _EXAMPLES_AT_ONCE // (self.mechanism.batch_size * max(1, self._views.augmult)))
         found = []
-        for first in range(0, len(keys), at_once):
-            part = slice(first, first + at_once)
+        for first in range(0, len(keys), self.at_once):
+            part = slice(first, first + self.at_once)
             found += self.losses(self.train(keys[part], takes_part[part]))
         return found
 

@@ -173,6 +173,7 @@ def _sums(
 
 
 def _columns(layer: nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
+    assert not isinstance(layer.padding, str)
     return F.unfold(images, layer.kernel_size, padding=layer.padding, stride=layer.stride)
 
 
