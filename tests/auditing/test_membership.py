@@ -1,7 +1,6 @@
 """The membership audit: models side by side are the product's own runs, and a claim that holds is not refuted."""
 
 import functools
-import itertools
 import math
 import os
 import threading
