@@ -10,6 +10,7 @@ _PUBLIC = {
     "Mechanism": "sfumato.accounting.mechanism",
     "OwnLoop": "sfumato.training.own_loop",
     "audit_canary": "sfumato.auditing.canary",
+    "audit_membership": "sfumato.auditing.membership",
     "audit_scores": "sfumato.auditing.bounds",
     "clipped_grad": "sfumato.clipping",
     "epsilon": "sfumato.accounting.accountants",

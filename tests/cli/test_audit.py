@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import sfumato
+from sfumato.auditing import problem as problem_module
+from tests.auditing.test_membership import made_up_problem
 from tests.cli.test_cli import call, json_of, refused
 
 KEYS = {
@@ -86,6 +88,22 @@ def test_a_canary_audit_states_what_it_ran_and_keeps_its_schema(capsys):
     assert status == 0 and "trade-off" in out and "canaries" in out
 
 
+def test_a_membership_audit_states_what_it_ran_keeps_its_schema_and_goes_on(capsys, tmp_path, monkeypatch):
+    """On made-up digits: MNIST need not be here."""
+    monkeypatch.setattr(problem_module, "mnist", lambda num_examples, data_root: made_up_problem(side=28))
+    membership = ["audit", "membership", "--epsilon", "8", "--num-models", "24", "--confidence", "0.9"]
+    found = json_of(capsys, *membership, "--output", tmp_path / "audit")
+    assert KEYS | {"noise_multiplier", "winner", "seconds", "models_per_second"} <= found.keys()
+    jsonschema.validate(found, schema(capsys, "membership-audit"))
+    assert found["delta"] == 0.01 and found["num_games"] == 48 and found["violated"] is False
+    again = json_of(capsys, *membership, "--output", tmp_path / "audit")
+    assert again["bounds"] == found["bounds"]
+    said = refused(capsys, *membership, "--output", tmp_path / "audit", "--delta", "0.02")
+    assert "other settings (delta)" in said
+    status, out, _ = call(capsys, *membership, "--output", tmp_path / "fixed", "--fixed-batches")
+    assert status == 0 and "without amplification by sampling" in out and "2 x 24 models" in out
+
+
 @pytest.mark.parametrize(
     "header, row, words",
     [
@@ -116,3 +134,7 @@ def test_files_and_settings_that_are_none_are_refused_in_one_line(capsys, tmp_pa
     assert "Play at least" in refused(capsys, "audit", "bounds", few, "--delta", "0.01")
     refused(capsys, *CANARY, "--sampling-prob", "0")
     refused(capsys, *CANARY, "--num-games", "4")
+    few = ["audit", "membership", "--epsilon", "1", "--num-models", "3", "--data-root", tmp_path]
+    assert "Play at least" in refused(capsys, *few)
+    assert "is missing" in refused(capsys, *few, "--num-models", "100")
+    assert "delta must lie" in refused(capsys, *few, "--delta", "0")

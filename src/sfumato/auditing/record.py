@@ -68,7 +68,7 @@ class AuditResult(Record):
         advantage_upper_bound: Of the claimed (epsilon, delta).
     """
 
-    audit: Literal["bounds", "canary"]
+    audit: Literal["bounds", "canary", "membership"]
     epsilon_lower_bound: float
     bounds: list[Bound]
     confidence: float
@@ -98,3 +98,48 @@ class CanaryResult(AuditResult):
     num_runs: int
     games_per_run: int
     seconds: float
+
+
+class Winner(Record):
+    """What phase I of a membership audit chose.
+
+    Attributes:
+        target: z: a blank image, noise, or a digit with the label of another.
+        distance: Total variation between the Gaussians that fit the losses on z; None where models were
+            too few for a choice.
+    """
+
+    target: Literal["blank", "noise", "7 as 8", "6 as 7", "0 as 1"]
+    learning_rate: float
+    clipping_norm: float
+    num_steps: int
+    distance: float | None
+
+
+class MembershipResult(AuditResult):
+    """What a membership audit ends with: the claim is that of the mechanism that was run.
+
+    Attributes:
+        target_epsilon: What the noise was calibrated to.
+        num_examples: Without z.
+        fixed_batches: Whether all models had the same batches. The claim is then without sampling.
+        augmult: K, views of each image; 0: none.
+        num_claimed_steps: Updates that the claim composes: all, or with fixed batches those with z.
+        num_models: On each side, in phase II.
+        num_choosing_models: On both sides together, in phase I.
+        seconds: Of this call; what an earlier one trained is not in it.
+        models_per_second: In phase II.
+    """
+
+    target_epsilon: float
+    num_examples: int
+    fixed_batches: bool
+    augmult: int
+    batch_size: int
+    noise_multiplier: float
+    num_claimed_steps: int
+    winner: Winner
+    num_models: int
+    num_choosing_models: int
+    seconds: float
+    models_per_second: float

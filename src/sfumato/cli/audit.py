@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from sfumato.auditing.record import AuditResult
 
 app = typer.Typer(
-    help="Lower bounds on epsilon from attacks: bounds (from your own scores), canary (on the product's own step).",
+    help="Lower bounds on epsilon from attacks: bounds (from your own scores), canary (on the product's own step), "
+    "membership (on many models).",
     no_args_is_help=True,
 )
 Confidence = Annotated[float, typer.Option(help="Of each bound.")]
@@ -64,6 +65,55 @@ def canary(
             f"{found.num_runs} runs of {found.games_per_run:,} canaries: {found.num_steps} updates, q "
             f"{found.sampling_prob:g}, noise multiplier {found.noise_multiplier:g}"
         )
+    _print(found, json_)
+
+
+@app.command()
+def membership(
+    epsilon: Annotated[float, typer.Option(help="The claim: noise is calibrated to it as for a run.")],
+    num_models: Annotated[int, typer.Option(help="Trained with the example, and as many without it.")],
+    num_examples: Annotated[int, typer.Option(help="MNIST digits to train on: 100 or 60000 in the paper.")] = 100,
+    delta: Annotated[float | None, typer.Option(help="Of the claim; default: 1 / num_examples.")] = None,
+    data_root: options.DataRoot = None,
+    fixed_batches: Annotated[
+        bool, typer.Option("--fixed-batches", help="The same batches for all models; judged without sampling.")
+    ] = False,
+    augmult: Annotated[int, typer.Option(help="Views of each image; 0: none.")] = 0,
+    confidence: Confidence = 0.999,
+    output_: Annotated[
+        Path | None, typer.Option("--output", help="A folder that keeps what is trained: the same command goes on.")
+    ] = None,
+    json_: options.Json = False,
+) -> None:
+    """Trains many small models on MNIST with one example and without it, and tells them apart by their
+    loss on it (De et al. 2022, Appendix A.2).
+    """
+    from sfumato.auditing.membership import audit_membership
+
+    found = audit_membership(
+        epsilon=epsilon,
+        num_models=num_models,
+        num_examples=num_examples,
+        delta=delta,
+        data_root=data_root,
+        fixed_batches=fixed_batches,
+        augmult=augmult,
+        confidence=confidence,
+        output=output_,
+        report=output.note,
+    )
+    if not json_:
+        won = found.winner
+        output.say(
+            f"2 x {found.num_models:,} models, {found.models_per_second:.2g} in a second; z: {won.target}, learning "
+            f"rate {won.learning_rate:g}, C {won.clipping_norm:g}, {won.num_steps} updates, noise multiplier "
+            f"{found.noise_multiplier:g}"
+        )
+        if found.fixed_batches:
+            output.say(
+                f"the claim is without amplification by sampling: epsilon {found.nominal_epsilon:.4g} of the "
+                f"{found.num_claimed_steps} updates whose batches hold z"
+            )
     _print(found, json_)
 
 

@@ -11,17 +11,21 @@ from sfumato.errors import InputError
 def schema(
     name: Annotated[
         str,
-        typer.Argument(help="certificate, result, metrics, private-metrics, ledger, search, audit or canary-audit."),
+        typer.Argument(
+            help="certificate, result, metrics, private-metrics, ledger, search, audit, canary-audit or "
+            "membership-audit."
+        ),
     ],
 ) -> None:
     """Prints the JSON schema of privacy.json, result.json, search.json, of a line of metrics.jsonl,
     metrics_private.jsonl or ledger.jsonl, or of what `sfumato audit --json` prints.
     """
-    from sfumato.auditing.record import AuditResult, CanaryResult
+    from sfumato.auditing.record import AuditResult, CanaryResult, MembershipResult
     from sfumato.run_folder.schemas import SCHEMAS, schema_of
     from sfumato.scaling.search.result import SearchResult
 
-    known = {**SCHEMAS, "search": SearchResult, "audit": AuditResult, "canary-audit": CanaryResult}
+    audits = {"audit": AuditResult, "canary-audit": CanaryResult, "membership-audit": MembershipResult}
+    known = {**SCHEMAS, "search": SearchResult, **audits}
     if name not in known:
         raise InputError(f"there is no schema {name!r}. Known are {', '.join(known)}.")
     output.print_json(schema_of(known[name]))

@@ -1,0 +1,102 @@
+"""How much faster do the models of a membership audit train side by side than one at a time?
+
+    python -m benchmarks.side_by_side [--num-models 256] [--num-steps 5] [--repeats 3]
+
+LeNet on 100 MNIST digits and z, B = 64 by Poisson sampling, noise as in an audit. One at a time means
+the product's step in a loop, with as many threads as PyTorch takes. Both train the same models, in turn; the median of
+each is told, and that they end at the same parameters.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from benchmarks.machine import machine
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.auditing.problem import Problem, mnist
+from sfumato.auditing.side_by_side import Models, Product
+from sfumato.data.sampling import poisson_batch
+from sfumato.models.lenet import LeNet
+from sfumato.randomness import Streams, key_from_seed
+from sfumato.training.step import draw
+
+RATE = 0.5
+
+
+def one_at_a_time(
+    problem: Problem, product: Product, mechanism: Mechanism, keys: list[bytes], took: list[bool]
+) -> list[dict[str, torch.Tensor]]:
+    step, found = product.step(mechanism), []
+    images = {each: problem.with_target("blank", takes_part=each) for each in (False, True)}
+    for key, takes_part in zip(keys, took, strict=True):
+        streams = Streams(key, {}, {})
+        parameters = {name: value.clone() for name, value in product.begin.items()}
+        for number in range(1, mechanism.num_steps + 1):
+            indices = poisson_batch(mechanism, streams.stream("sampling", number))
+            view, model = streams.stream("augmentation", number), streams.stream("model", number)
+            randomness = draw(mechanism, indices, product.views, view, model)
+            grad_sum = product.collect(step, parameters, images[takes_part], randomness)
+            for name, grad in step.release(grad_sum, streams.stream("noise", number)).items():
+                parameters[name] -= RATE * grad
+        found.append(parameters)
+    return found
+
+
+def side_by_side(
+    models: Models, keys: list[bytes], took: list[bool], threads: ThreadPoolExecutor
+) -> list[dict[str, torch.Tensor]]:
+    def one(first: int) -> list[dict[str, torch.Tensor]]:
+        part = slice(first, first + models.at_once)
+        stacked = models.train(keys[part], took[part])
+        return [{name: value[i] for name, value in stacked.items()} for i in range(len(keys[part]))]
+
+    return [each for part in threads.map(one, range(0, len(keys), models.at_once)) for each in part]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num-models", type=int, default=256)
+    parser.add_argument("--num-steps", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    problem, mechanism = mnist(100, None), Mechanism(101, 64, 2.0, arguments.num_steps)
+    torch.manual_seed(0)
+    product = Product(LeNet(10), 1.0)
+    product.prepare(problem.images)
+    models = Models(problem, "blank", product, mechanism, learning_rate=RATE)
+    keys = [key_from_seed(seed) for seed in range(arguments.num_models)]
+    took = [seed % 2 == 0 for seed in range(arguments.num_models)]
+    count = torch.get_num_threads()
+    seconds: dict[str, list[float]] = {"one at a time": [], "side by side": []}
+    for _ in range(arguments.repeats):
+        began = time.perf_counter()
+        alone = one_at_a_time(problem, product, mechanism, keys, took)
+        seconds["one at a time"].append(time.perf_counter() - began)
+        began = time.perf_counter()
+        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as threads:
+            together = side_by_side(models, keys, took, threads)
+        seconds["side by side"].append(time.perf_counter() - began)
+        torch.set_num_threads(count)
+    apart = max(float((a[name] - b[name]).abs().max()) for a, b in zip(alone, together, strict=True) for name in a)
+    middle = {name: statistics.median(each) for name, each in seconds.items()}
+    found = {
+        "models": arguments.num_models,
+        "updates of each": arguments.num_steps,
+        "threads": count,
+        "seconds": {name: round(each, 2) for name, each in middle.items()},
+        "all seconds": {name: [round(value, 2) for value in each] for name, each in seconds.items()},
+        "times as fast": round(middle["one at a time"] / middle["side by side"], 2),
+        "largest difference of a parameter": apart,
+        "machine": machine(),
+    }
+    print(json.dumps(found, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

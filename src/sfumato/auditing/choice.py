@@ -1,0 +1,137 @@
+"""Phase I of the membership audit: which setting tells best whether z took part (De et al. 2022, Table 7).
+
+By successive halving: all settings get a few models, the better half as many again, and so on. The
+blank image is first; at its best setting the other z are tried.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sfumato.auditing.problem import TARGETS, Target
+
+SHARE = 0.2
+"""Phase I has at most so many models for each one of phase II."""
+_LEAST, _MOST = 4, 1000
+"""Models a side and setting in the first round; the paper has 1,000 for each."""
+# In the order in which they are left out where models are few, the last first.
+_HYPERPARAMETERS = [(rate, norm) for norm in (1.0, 0.1, 10.0) for rate in (0.5, 1.0, 0.1)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What phase I chooses.
+
+    Attributes:
+        target: z.
+        num_steps: T.
+    """
+
+    target: Target
+    learning_rate: float
+    clipping_norm: float
+    num_steps: int
+
+
+Try = Callable[[Sequence[tuple[Setting, int, int]]], list[tuple[list[float], list[float]]]]
+"""From settings, the round, and how many more models a side, to their losses on z: of members, and of
+non-members."""
+
+
+def settings_of(num_steps: Sequence[int]) -> list[Setting]:
+    """Of the blank image, in the order of promise: all of Table 7."""
+    return [Setting("blank", rate, norm, steps) for rate, norm in _HYPERPARAMETERS for steps in num_steps]
+
+
+def choose(num_steps: Sequence[int], num_models: int, train: Try) -> tuple[Setting, int, float | None]:
+    """The setting with the largest distance.
+
+    Args:
+        num_steps: T that are tried.
+        num_models: Of phase II, on each side.
+        train: Trains models; called once a round.
+
+    Returns:
+        The setting, how many models were trained for it, both sides, and its distance; 0 and None
+        where models are too few for a choice: then it is the most promising setting.
+    """
+    settings = settings_of(num_steps)
+    count, first = _plan(len(settings), int(SHARE * num_models))
+    if count < 2:
+        return settings[0], 0, None
+    left, spent = settings[:count], 0
+    found: dict[Setting, tuple[list[float], list[float]]] = {setting: ([], []) for setting in left}
+
+    def add(chosen: Sequence[Setting], number: int, more: int) -> None:
+        nonlocal spent
+        spent += 2 * more * len(chosen)
+        for setting, losses in zip(chosen, train([(setting, number, more) for setting in chosen]), strict=True):
+            for side, values in zip(found.setdefault(setting, ([], [])), losses, strict=True):
+                side.extend(values)
+
+    def best(chosen: Sequence[Setting]) -> list[Setting]:
+        return sorted(chosen, key=lambda setting: -distance(*found[setting]))
+
+    more = first
+    for number in range(len(_rounds(count))):
+        add(left, number, more)
+        more = more if number == 0 else 2 * more
+        left = best(left)[: max(1, len(left) // 2)]
+    winner = left[0]
+    others = [dataclasses.replace(winner, target=target) for target in TARGETS[1:]]
+    add(others, 0, 2 * first)
+    winner = best([winner, *others])[0]
+    return winner, spent, distance(*found[winner])
+
+
+def distance(members: Sequence[float], non_members: Sequence[float]) -> float:
+    """The total variation distance between the Gaussians that are fitted to two samples (Nielsen and
+    Sun 2018). A loss that is no number counts as the largest one.
+
+    Example:
+        >>> round(distance([-1.0, 1.0], [0.0, 2.0]), 3)  # two Gaussians of standard deviation 1.414, 1 apart
+        0.276
+    """
+    from scipy.stats import norm
+
+    both = np.nan_to_num(np.array([*members, *non_members], dtype=np.float64), nan=np.inf)
+    both = np.clip(both, -1e100, 1e100)
+    sides = both[: len(members)], both[len(members) :]
+    means = [float(side.mean()) for side in sides]
+    floor = 1e-9 * max(1.0, float(np.abs(both).max()))  # equal losses have a Gaussian of no width
+    stds = [max(float(side.std(ddof=1)), floor) for side in sides]
+    # Where both densities are equal: a quadratic equation in x, from the first mean on in units of the first width.
+    ratio, shift = stds[1] / stds[0], (means[1] - means[0]) / stds[0]
+    a, b, c = 1 / ratio**2 - 1, -2 * shift / ratio**2, (shift / ratio) ** 2 + 2 * math.log(ratio)
+    if abs(a) < 1e-12:
+        roots = [-c / b] if b else []
+    else:
+        root = math.sqrt(max(b * b - 4 * a * c, 0.0))
+        roots = sorted([(-b - root) / (2 * a), (-b + root) / (2 * a)])
+    edges = np.array([-np.inf, *roots, np.inf])
+    mass = norm.cdf(edges) - norm.cdf((edges - shift) / ratio)
+    return float(np.abs(np.diff(mass)).sum() / 2)
+
+
+def _rounds(count: int) -> list[tuple[int, int]]:
+    """(Settings, models a side of each in units of the first round), round by round."""
+    found, units = [(count, 1)], 1
+    while count > 1:
+        count //= 2
+        if count == 1:
+            break
+        found.append((count, units))
+        units *= 2
+    return found
+
+
+def _plan(most: int, models: int) -> tuple[int, int]:
+    """How many settings begin, and with how many models a side; (0, 0) where models are too few."""
+    for count in range(most, 1, -1):
+        units = sum(each * size for each, size in _rounds(count)) + 2 * (len(TARGETS) - 1)
+        first = min(models // units, _MOST)
+        if first >= _LEAST:
+            return count, first
+    return 0, 0

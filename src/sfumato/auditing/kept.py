@@ -1,0 +1,74 @@
+"""The folder of a membership audit: what is trained already, and the keys of what is being trained."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sfumato.errors import InputError
+from sfumato.randomness import KEY_BYTES, new_key
+from sfumato.run_folder.files import machine_faults, read_json, write_atomically, write_json
+
+_SETTINGS = "settings.json"
+
+
+class Kept:
+    """Losses by the name of their chunk, on disk if a folder is given.
+
+    Keys come from the operating system before a chunk is trained, and stay in the folder until its losses are
+    there. So whoever goes on after an interrupt trains the very same models.
+
+    Args:
+        folder: Made with mode 0700; None: nothing outlives the process.
+        settings: All that decides the losses.
+
+    Raises:
+        InputError: If the folder is that of an audit with other settings, or holds something else.
+    """
+
+    def __init__(self, folder: Path | None, settings: dict[str, Any]) -> None:
+        self.folder = folder
+        if folder is None:
+            return
+        if not (folder / _SETTINGS).exists():
+            if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
+                raise InputError(f"{folder} is not empty and holds no membership audit. Choose another --output.")
+            with machine_faults(folder):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                folder.chmod(0o700)
+            write_json(folder / _SETTINGS, settings, 0o600)
+        before = read_json(folder / _SETTINGS)
+        if before != settings:
+            keys = [key for key in settings if not isinstance(before, dict) or before.get(key) != settings[key]]
+            raise InputError(
+                f"{folder} holds an audit with other settings ({', '.join(keys) or 'others'}). Give those again, or "
+                "choose another --output."
+            )
+
+    def losses(self, name: str, count: int, train: Callable[[Sequence[bytes]], list[float]]) -> list[float]:
+        """Those of a chunk: as they were kept, or trained now.
+
+        Args:
+            name: Of the chunk.
+            count: Its models.
+            train: From a key for each model to the losses.
+        """
+        if self.folder is None:
+            return train([new_key() for _ in range(count)])
+        path, secret = self.folder / f"{name}.json", self.folder / f"{name}.keys"
+        if path.exists():
+            found = read_json(path)
+            if not isinstance(found, list) or len(found) != count:
+                raise InputError(f"{path} is damaged. Delete it: its models are then trained anew.")
+        else:
+            if not secret.exists():
+                write_atomically(secret, b"".join(new_key() for _ in range(count)), 0o600)
+            keys = secret.read_bytes()
+            if len(keys) != count * KEY_BYTES:
+                raise InputError(f"{secret} is damaged. Delete it: its models are then trained anew.")
+            found = train([keys[first : first + KEY_BYTES] for first in range(0, len(keys), KEY_BYTES)])
+            # Python's own spelling of numbers that JSON has not: a model may diverge.
+            write_atomically(path, json.dumps(found).encode(), 0o600)
+        secret.unlink(missing_ok=True)
+        return [float(loss) for loss in found]

@@ -1,0 +1,304 @@
+"""The membership audit of De et al. (2022), Appendix A.2: many models with one example z, as many without,
+and an attacker who sees the loss on z alone.
+"""
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sfumato.accounting import accountants
+from sfumato.accounting.calibration import solve_noise_multiplier
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.auditing import problem as problems
+from sfumato.auditing.bounds import audit_scores, require_enough, require_levels
+from sfumato.auditing.choice import Setting, choose
+from sfumato.auditing.kept import Kept
+from sfumato.auditing.problem import Problem
+from sfumato.auditing.record import MembershipResult, Winner
+from sfumato.auditing.side_by_side import Models, Product
+from sfumato.data.sampling import poisson_batch
+from sfumato.errors import InputError
+from sfumato.models.lenet import LeNet
+from sfumato.randomness import Streams, digest, key_from_seed
+
+_CHUNK = 8
+"""Models a side that are trained, and kept, together."""
+_MOST_CHUNKS = 1000
+_SEED = 0
+"""Public: of the initial weights, and of batches that are the same for all models."""
+
+
+def audit_membership(
+    *,
+    epsilon: float,
+    num_models: int,
+    num_examples: int = 100,
+    delta: float | None = None,
+    data_root: Path | str | None = None,
+    fixed_batches: bool = False,
+    augmult: int = 0,
+    confidence: float = 0.999,
+    output: Path | str | None = None,
+    report: Callable[[str], None] = lambda text: None,
+) -> MembershipResult:
+    """Trains LeNets on MNIST with one example z and without it, and tells them apart by the loss on z.
+
+    Guarantee: if the product's step is the mechanism that its certificate states, `violated` is true
+    with probability at most 1 - ``confidence`` for each of the two bounds that decide it.
+
+    Args:
+        epsilon: Noise is calibrated to it as for a run, z counted.
+        num_models: On each side.
+        num_examples: \\|D\\|, without z.
+        delta: Default: 1 / \\|D\\|.
+        data_root: Where MNIST lies; default: SFUMATO_DATA.
+        fixed_batches: The paper's stricter reading: the same batches for all models, so that only noise
+            is random. The claim is then that of the updates with z without any sampling.
+        augmult: K, views of each image; 0: none.
+        confidence: Of each bound.
+        output: A folder that keeps what is trained, so that the same call goes on; only its owner reads it.
+        report: Is told how far it has come.
+
+    Raises:
+        InputError: If an argument is out of range, MNIST is missing, the models are too few for any bound above 0,
+            or the folder is that of another audit.
+    """
+    problems.require_num_examples(num_examples)
+    delta = 1 / num_examples if delta is None else delta
+    require_levels(delta, confidence, epsilon)
+    if epsilon == 0:
+        raise InputError("epsilon must be above 0: at 0 nothing is learnt, and no attack can show anything.")
+    for name, value, least in (("num_models", num_models, 1), ("augmult", augmult, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"{name} must be a whole number, at least {least}, not {value}.")
+    require_enough(num_models, num_models, confidence, delta)
+    problem = problems.mnist(num_examples, None if data_root is None else Path(data_root))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        network = LeNet(10)
+    audit = Audit(problem, network, epsilon, delta, num_models, fixed_batches, augmult, report)
+    return audit.run(confidence, None if output is None else Path(output))
+
+
+class Audit:
+    """One audit of any problem and network; `audit_membership` says what the arguments are."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        network: torch.nn.Sequential,
+        epsilon: float,
+        delta: float,
+        num_models: int,
+        fixed_batches: bool = False,
+        augmult: int = 0,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.problem, self.network = problem, network
+        self.epsilon, self.delta, self.num_models = epsilon, delta, num_models
+        self.fixed_batches, self.augmult, self.report = fixed_batches, augmult, report
+        self._products: dict[float, Product] = {}
+        self._stopped = threading.Event()
+
+    def run(self, confidence: float, folder: Path | None = None) -> MembershipResult:
+        """Both phases, and the judgement."""
+        started = time.perf_counter()
+        kept = Kept(folder, self._settings(confidence))
+        with _one_thread_each() as threads:
+            try:
+                setting, num_choosing, distance = choose(
+                    self.problem.num_steps, self.num_models, lambda tries: self._tried(tries, kept, threads)
+                )
+                mechanism, claim = self.mechanism(setting), self.claim(setting)
+                self.report(f"chosen: {setting}, noise multiplier {mechanism.noise_multiplier:g}")
+                before = time.perf_counter()
+                members, non_members = self._many(setting, kept, threads)
+            except BaseException:
+                self._stopped.set()
+                threads.shutdown(cancel_futures=True)
+                raise
+        seconds = time.perf_counter() - before
+        nominal = accountants.epsilon(claim, self.delta).epsilon
+        # Who has seen z loses less on it. A model that diverged has no loss: it is as if it had lost all.
+        scores = -np.nan_to_num(np.array([*members, *non_members]), nan=math.inf)
+        found = audit_scores(
+            scores,
+            [1] * len(members) + [0] * len(non_members),
+            delta=self.delta,
+            confidence=confidence,
+            nominal_epsilon=nominal,
+            mechanism=claim,
+        )
+        facts: dict[str, Any] = {**dict(found), "audit": "membership"}
+        return MembershipResult(
+            **facts,
+            target_epsilon=self.epsilon,
+            num_examples=len(self.problem.images),
+            fixed_batches=self.fixed_batches,
+            augmult=self.augmult,
+            batch_size=mechanism.batch_size,
+            noise_multiplier=mechanism.noise_multiplier,
+            num_claimed_steps=claim.num_steps,
+            winner=Winner(**vars(setting), distance=distance),
+            num_models=self.num_models,
+            num_choosing_models=num_choosing,
+            seconds=time.perf_counter() - started,
+            models_per_second=2 * self.num_models / seconds,
+        )
+
+    def mechanism(self, setting: Setting) -> Mechanism:
+        """What every model runs: z is one of its examples."""
+        mechanism = Mechanism(len(self.problem.images) + 1, self.problem.batch_size, 1.0, setting.num_steps)
+        sigma = solve_noise_multiplier(
+            num_examples=mechanism.num_examples,
+            batch_size=mechanism.batch_size,
+            num_steps=mechanism.num_steps,
+            target_epsilon=self.epsilon,
+            delta=self.delta,
+        )
+        return mechanism.replace(noise_multiplier=sigma)
+
+    def claim(self, setting: Setting) -> Mechanism:
+        """What the attack is judged by. With batches that are fixed there is no sampling: the updates
+        with z are Gaussian mechanisms, and the others do not touch z.
+
+        Raises:
+            InputError: If no fixed batch has z.
+        """
+        mechanism = self.mechanism(setting)
+        batches = self.batches(setting)
+        if batches is None:
+            return mechanism
+        with_target = sum(bool((batch == mechanism.num_examples - 1).any()) for batch in batches)
+        if not with_target:
+            raise InputError("no batch has z, so there is nothing to attack. Leave --fixed-batches out.")
+        return mechanism.replace(batch_size=mechanism.num_examples, num_steps=with_target)
+
+    def batches(self, setting: Setting) -> list[np.ndarray] | None:
+        """The batches that are the same for all models, from a public seed; None where each draws its own."""
+        if not self.fixed_batches:
+            return None
+        mechanism, streams = self.mechanism(setting), Streams(key_from_seed(_SEED), {}, {})
+        return [
+            poisson_batch(mechanism, streams.stream("sampling", number)) for number in range(1, setting.num_steps + 1)
+        ]
+
+    def models(self, setting: Setting) -> Models:
+        norm = setting.clipping_norm
+        if norm not in self._products:
+            self._products[norm] = Product(self.network, norm, self.augmult)
+            self._products[norm].prepare(self.problem.images)
+        return Models(
+            self.problem,
+            setting.target,
+            self._products[norm],
+            self.mechanism(setting),
+            learning_rate=setting.learning_rate,
+            fixed_batches=self.batches(setting),
+            stopped=self._stopped,
+        )
+
+    def _settings(self, confidence: float) -> dict[str, Any]:
+        images = self.problem.images
+        return {
+            "num_examples": len(images),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "num_models": self.num_models,
+            "fixed_batches": self.fixed_batches,
+            "augmult": self.augmult,
+            "confidence": confidence,
+            "data": digest([part.hex() for part in images.content()]),
+        }
+
+    def _tried(
+        self, tries: Sequence[tuple[Setting, int, int]], kept: Kept, threads: ThreadPoolExecutor
+    ) -> list[tuple[list[float], list[float]]]:
+        """A round of phase I."""
+        progress = _Progress("phase I", sum(2 * more * setting.num_steps for setting, _, more in tries), self.report)
+        models = [self.models(setting) for setting, _, _ in tries]
+
+        def one(place: int) -> tuple[list[float], list[float]]:
+            setting, number, more = tries[place]
+            name = f"choice-{setting.target}-{setting.learning_rate:g}-{setting.clipping_norm:g}"
+            name = f"{name}-{setting.num_steps}-{number}".replace(" ", "-")
+            return _chunk(models[place], kept, name, more, progress)
+
+        return list(threads.map(one, range(len(tries))))
+
+    def _many(self, setting: Setting, kept: Kept, threads: ThreadPoolExecutor) -> tuple[list[float], list[float]]:
+        """Phase II: losses of members and of non-members."""
+        models = self.models(setting)
+        size = max(_CHUNK, -(-self.num_models // _MOST_CHUNKS))
+        progress = _Progress("phase II", 2 * self.num_models * setting.num_steps, self.report)
+
+        def one(first: int) -> tuple[list[float], list[float]]:
+            return _chunk(models, kept, f"models-{first:07}", min(size, self.num_models - first), progress)
+
+        members, non_members = [], []
+        for inside, outside in threads.map(one, range(0, self.num_models, size)):
+            members += inside
+            non_members += outside
+        return members, non_members
+
+
+def _chunk(
+    models: Models, kept: Kept, name: str, a_side: int, progress: "_Progress"
+) -> tuple[list[float], list[float]]:
+    """Losses of as many members as non-members."""
+    takes_part = [number < a_side for number in range(2 * a_side)]
+    trained = False
+
+    def train(keys: Sequence[bytes]) -> list[float]:
+        nonlocal trained
+        trained = True
+        return models.trained_losses(keys, takes_part)
+
+    losses = kept.losses(name, 2 * a_side, train)
+    progress.add(2 * a_side * models.mechanism.num_steps, trained)
+    return losses[:a_side], losses[a_side:]
+
+
+class _Progress:
+    """Tells of the time to expect, at most every ten seconds.
+
+    Args:
+        what: Is done.
+        total: Updates.
+    """
+
+    def __init__(self, what: str, total: int, report: Callable[[str], None]) -> None:
+        self._what, self._total, self._report = what, total, report
+        self._done = self._trained = 0
+        self._started = self._told = time.perf_counter()
+        self._alone = threading.Lock()
+
+    def add(self, updates: int, trained: bool) -> None:
+        with self._alone:
+            self._done += updates
+            self._trained += updates * trained
+            now = time.perf_counter()
+            if now - self._told < 10 or not self._trained:
+                return
+            self._told = now
+            left = (self._total - self._done) * (now - self._started) / self._trained
+            self._report(f"{self._what}: {self._done / self._total:.0%} done; about {left:.0f} s left")
+
+
+@contextlib.contextmanager
+def _one_thread_each() -> Iterator[ThreadPoolExecutor]:
+    """As many threads as PyTorch uses, each of which computes alone."""
+    count = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as threads:
+            yield threads
+    finally:
+        torch.set_num_threads(count)

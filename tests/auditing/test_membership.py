@@ -1,0 +1,268 @@
+"""The membership audit: models side by side are the product's own runs, and a claim that holds is not refuted."""
+
+import functools
+import math
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from sfumato.accounting import accountants
+from sfumato.accounting.gaussian import epsilon_gaussian
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.auditing import problem as problem_module
+from sfumato.auditing.choice import SHARE, Setting, choose, distance, settings_of
+from sfumato.auditing.kept import Kept
+from sfumato.auditing.membership import Audit, audit_membership
+from sfumato.auditing.problem import TARGETS, Problem
+from sfumato.auditing.side_by_side import Models, Product, Stopped
+from sfumato.clipping import GradFn
+from sfumato.clipping import stacked as stacked_module
+from sfumato.data.images import ImageSet
+from sfumato.data.sampling import poisson_batch
+from sfumato.errors import InputError
+from sfumato.models.lenet import LeNet
+from sfumato.randomness import Streams, key_from_seed
+from sfumato.training import step as step_module
+from sfumato.training.step import draw
+
+SIDE = 12
+KEYS = [key_from_seed(seed) for seed in range(3)]
+TOOK = [True, False, True]
+
+
+def made_up_problem(count=20, num_steps=(4,), side=SIDE):
+    """Digits of noise: each class is brighter than the one before."""
+    generator = torch.Generator().manual_seed(0)
+
+    def images(number):
+        labels = torch.arange(number) % 10
+        pixels = torch.randint(0, 100, (number, 1, side, side), generator=generator)
+        pixels = (pixels + 15 * labels[:, None, None, None]).to(torch.uint8)
+        return ImageSet(pixels, labels, torch.ones(number, dtype=torch.bool), (0.13,), (0.31,))
+
+    return Problem(images(count), problem_module.candidates(images(20)), 8, num_steps)
+
+
+@functools.cache
+def network(dtype=torch.float32):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return LeNet(10, image_size=SIDE).to(dtype)
+
+
+def an_audit(num_models=40, epsilon=4.0, **changes):
+    return Audit(made_up_problem(), network(), epsilon, 0.05, num_models, **changes)
+
+
+def alone(problem, product, mechanism, key, took, learning_rate, fixed=None):
+    """One model by the product's step, written as a loop."""
+    streams, step = Streams(key, {}, {}), product.step(mechanism)
+    images = problem.with_target("blank", takes_part=took)
+    parameters = {name: value.clone() for name, value in product.begin.items()}
+    for number in range(1, mechanism.num_steps + 1):
+        indices = poisson_batch(mechanism, streams.stream("sampling", number)) if fixed is None else fixed[number - 1]
+        view, model = streams.stream("augmentation", number), streams.stream("random numbers inside the model", number)
+        randomness = draw(mechanism, indices, product.views, view, model)
+        grad_sum = product.collect(step, parameters, images, randomness)
+        for name, grad in step.release(grad_sum, streams.stream("noise", number)).items():
+            parameters[name] -= learning_rate * grad
+    return parameters
+
+
+@pytest.mark.parametrize("augmult, fixed", [(0, False), (0, True), (2, False)])
+def test_a_model_among_others_is_the_products_own_run_with_its_key(augmult, fixed):
+    problem, mechanism = made_up_problem(), Mechanism(21, 8, 0.5, 3)
+    product = Product(network(torch.float64), 0.5, augmult)
+    batches = [np.array([0, 5, 20]), np.arange(12), np.array([], dtype=np.int64)] if fixed else None
+    models = Models(problem, "blank", product, mechanism, learning_rate=0.5, fixed_batches=batches)
+    found = models.train(KEYS, TOOK)
+    for number, (key, took) in enumerate(zip(KEYS, TOOK, strict=True)):
+        true = alone(problem, product, mechanism, key, took, 0.5, batches)
+        for name, value in true.items():
+            torch.testing.assert_close(found[name][number], value, rtol=0, atol=1e-5)
+    assert max(float((found[name] - value).abs().max()) for name, value in product.begin.items()) > 1e-2
+
+
+def test_z_moves_a_model_exactly_where_it_is_drawn_and_takes_part():
+    problem, mechanism = made_up_problem(), Mechanism(21, 8, 0.5, 1)
+    with_it, without = [np.array([3, 20])], [np.array([3])]
+    product = Product(network(torch.float64), 0.5)
+    key = KEYS[:1]
+    drawn, not_drawn = (
+        Models(problem, "noise", product, mechanism, learning_rate=0.5, fixed_batches=batches)
+        for batches in (with_it, without)
+    )
+    took, took_no_part = drawn.train(key, [True]), drawn.train(key, [False])
+    for name, value in not_drawn.train(key, [True]).items():
+        assert torch.equal(value, took_no_part[name])
+    assert not torch.equal(took["9.weight"], took_no_part["9.weight"])
+
+
+def test_the_noise_of_an_update_has_the_scale_of_the_claim():
+    """An empty batch is noise alone: of standard deviation rate sigma / B."""
+    mechanism = Mechanism(21, 8, 0.7, 1)
+    product = Product(network(torch.float64), 0.1)
+    batches = [np.array([], dtype=np.int64)]
+    models = Models(made_up_problem(), "blank", product, mechanism, learning_rate=0.5, fixed_batches=batches)
+    found = models.train(KEYS, TOOK)
+    noise = torch.cat([(found[name] - value).flatten() for name, value in product.begin.items()])
+    assert float(noise.std()) == pytest.approx(0.5 * 0.7 / 8, rel=5 / math.sqrt(2 * len(noise)))
+
+
+@pytest.mark.parametrize("where", ["side by side", "in the product"])
+def test_clipping_that_differs_from_the_products_ends_the_audit(where, monkeypatch):
+    if where == "side by side":
+        clip = stacked_module.Clip.__call__
+        monkeypatch.setattr(stacked_module, "Clip", lambda *args: lambda norms: 2 * clip(_Clip(*args), norms))
+    else:
+        clip = GradFn._coefficient.fget
+        monkeypatch.setattr(GradFn, "_coefficient", property(lambda grad_fn: lambda norms: 2 * clip(grad_fn)(norms)))
+    models = an_audit().models(Setting("blank", 0.5, 0.1, 4))
+    with pytest.raises(RuntimeError, match="differs from that of the product"):
+        models.train(KEYS, TOOK)
+
+
+_Clip = stacked_module.Clip
+
+
+@pytest.mark.parametrize("fixed_batches", [False, True])
+def test_a_sound_step_is_not_accused(fixed_batches):
+    found = an_audit(epsilon=1.0, fixed_batches=fixed_batches).run(0.99)
+    assert found.violated is False and found.target_epsilon == 1
+    assert found.num_games == 80 and found.num_models == 40 and found.models_per_second > 0
+    assert fixed_batches or 0.99 < found.nominal_epsilon <= 1
+
+
+def test_noise_that_is_missing_is_caught(monkeypatch):
+    monkeypatch.setattr(step_module, "add_noise", lambda total, stddev, stream: total)
+    assert an_audit(epsilon=1.0, fixed_batches=True).run(0.9).violated
+
+
+def test_with_fixed_batches_the_claim_is_gaussian_over_the_updates_with_z():
+    audit = Audit(made_up_problem(num_steps=(40,)), network(), 2.0, 0.05, 40, fixed_batches=True)
+    setting = Setting("blank", 0.5, 1.0, 40)
+    with_z = sum(20 in batch for batch in audit.batches(setting))
+    claim = audit.claim(setting)
+    assert 1 < with_z < 40 and claim.num_steps == with_z
+    mu = math.sqrt(with_z) / audit.mechanism(setting).noise_multiplier
+    assert accountants.epsilon(claim, 0.05).epsilon == pytest.approx(epsilon_gaussian(mu, 0.05), rel=1e-6)
+    assert audit.batches(setting)[0].tolist() == audit.batches(setting)[0].tolist()
+    assert an_audit().batches(setting) is None and an_audit().claim(setting) == an_audit().mechanism(setting)
+
+
+def test_an_interrupted_audit_goes_on_to_the_same_scores(tmp_path):
+    """Keys outlive the interrupt, and are gone when the audit is done."""
+    folder, audit = tmp_path / "audit", an_audit()
+    kept = Kept(folder, audit._settings(0.9))
+    keys = []
+
+    def killed(given):
+        keys.extend(given)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kept.losses("models-0000000", 16, killed)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600, 0o600]
+    first = audit.run(0.9, folder)
+    setting = Setting(**{name: value for name, value in dict(first.winner).items() if name != "distance"})
+    expected = an_audit().models(setting).trained_losses(keys, [True] * 8 + [False] * 8)
+    assert Kept(folder, audit._settings(0.9)).losses("models-0000000", 16, killed) == pytest.approx(expected, rel=1e-4)
+    assert not list(folder.glob("*.keys"))
+    again = an_audit().run(0.9, folder)
+    assert again.bounds == first.bounds and again.auc == first.auc
+    with pytest.raises(InputError, match=r"other settings \(epsilon\)"):
+        an_audit(epsilon=1.0).run(0.9, folder)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("words", encoding="utf-8")
+    with pytest.raises(InputError, match="holds no membership audit"):
+        an_audit().run(0.9, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_every_model_has_a_key_of_its_own(tmp_path):
+    seen = []
+    for folder in (None, tmp_path):
+        kept = Kept(folder, {})
+        for name in ("a", "b"):
+            kept.losses(name, 8, lambda keys: seen.extend(keys) or [0.0] * len(keys))
+    assert len(set(seen)) == len(seen) == 32 and {len(key) for key in seen} == {32}
+
+
+def test_training_ends_when_nobody_waits_for_it():
+    stopped = threading.Event()
+    stopped.set()
+    product = Product(network(), 1.0)
+    models = Models(made_up_problem(), "blank", product, Mechanism(21, 8, 1.0, 2), learning_rate=1.0, stopped=stopped)
+    with pytest.raises(Stopped):
+        models.train(KEYS, TOOK)
+
+
+@pytest.mark.parametrize("means, stds", [((0, 1), (1, 1)), ((0, 1), (1, 3)), ((5, -2), (0.1, 4)), ((0, 0), (1, 2))])
+def test_the_distance_is_half_the_integral_of_the_difference_of_both_densities(means, stds):
+    samples = [mean + std * np.array([-1.0, 1.0]) / math.sqrt(2) for mean, std in zip(means, stds, strict=True)]
+    densities = [norm(mean, std).pdf for mean, std in zip(means, stds, strict=True)]
+    edges = sorted(mean + width * std for mean, std in zip(means, stds, strict=True) for width in (-9, -1, 0, 1, 9))
+    true, _ = quad(lambda x: abs(densities[0](x) - densities[1](x)) / 2, -60, 60, points=edges, limit=500)
+    assert distance(*samples) == pytest.approx(true, abs=1e-6)
+    assert distance(samples[0], samples[0]) == 0
+
+
+@pytest.mark.parametrize("num_models", [300, 1000, 20_000])
+def test_the_choice_finds_the_best_setting_and_keeps_to_its_share(num_models):
+    best, rng, spent = Setting("7 as 8", 1.0, 1.0, 50), np.random.default_rng(0), []
+
+    def train(tries):
+        found = []
+        for setting, _, more in tries:
+            spent.append(2 * more)
+            same = [getattr(setting, key) == getattr(best, key) for key in vars(best)]
+            found.append((rng.normal(-0.3 * sum(same), 0.5, more).tolist(), rng.normal(0, 0.5, more).tolist()))
+        return found
+
+    setting, count, found = choose((50, 100), num_models, train)
+    assert found > 0.5 and (setting == best or num_models < 20_000)  # few models choose by luck
+    assert count == sum(spent) <= SHARE * 2 * num_models
+
+
+def test_too_few_models_choose_nothing():
+    setting, count, found = choose((50, 100), 50, None)
+    assert setting == settings_of((50, 100))[0] and count == 0 and found is None
+
+
+def test_all_of_table_7_is_tried():
+    found = {(each.learning_rate, each.clipping_norm, each.num_steps) for each in settings_of((50, 100))}
+    assert found == {
+        (rate, clip, steps) for rate in (0.1, 0.5, 1.0) for clip in (0.1, 1.0, 10.0) for steps in (50, 100)
+    }
+    problem = made_up_problem()
+    assert TARGETS[0] == "blank" and not problem.candidates["blank"][0].any()
+    assert [problem.candidates[target][1] for target in TARGETS] == [0, 0, 8, 7, 1]
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"delta": 0.0}, "delta must lie"),
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"epsilon": math.nan}, "epsilon"),
+        ({"num_models": 3}, "Play at least"),
+        ({"num_models": 0}, "num_models must be"),
+        ({"augmult": -1}, "augmult must be"),
+        ({"num_examples": 0}, "num_examples must be"),
+        ({"num_examples": 70_000}, "num_examples must be"),
+        ({"confidence": 1.0}, "confidence must lie"),
+        ({"data_root": "/nowhere"}, "is missing"),
+    ],
+)
+def test_settings_that_no_audit_has_are_refused_in_one_line(change, words):
+    with pytest.raises(InputError, match=words) as refusal:
+        audit_membership(**{"epsilon": 1.0, "num_models": 100, "data_root": os.devnull, **change})
+    assert "\n" not in str(refusal.value)

@@ -1,0 +1,90 @@
+"""Clipped sums of many models in closed form are those of `clipped_sum`, each model and example by itself."""
+
+import pytest
+import torch
+from torch import nn
+
+from sfumato.clipping.functional import clipped_sum
+from sfumato.clipping.stacked import Stacked, is_stackable
+from sfumato.models.lenet import LeNet, TanhCNN
+
+NETWORKS = {"LeNet": (LeNet, 12), "TanhCNN": (TanhCNN, 17)}
+
+
+def problem(name, dtype=torch.float64, models=3, examples=5):
+    """A network, parameters of several models, images (M, B, 1, s, s), labels and which are real."""
+    kind, side = NETWORKS[name]
+    torch.manual_seed(0)
+    model = kind(10, image_size=side)
+    parameters = {
+        name: (value.detach() + 0.1 * torch.randn(models, *value.shape)).to(dtype)
+        for name, value in model.named_parameters()
+    }
+    images = torch.randn(models, examples, 1, side, side, dtype=dtype)
+    return model, parameters, images, torch.randint(10, (models, examples)), torch.rand(models, examples) > 0.3
+
+
+def sums(model, parameters, images, labels, is_real, clipping_norm):
+    stacked = Stacked(model)
+    columns = stacked.columns(images.flatten(0, 1)).unflatten(0, labels.shape)
+    return stacked.clipped_sum(parameters, columns, labels, is_real, clipping_norm=clipping_norm)
+
+
+def loss(outputs, labels):
+    return nn.functional.cross_entropy(outputs, labels, reduction="none")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("clipping_norm", [0.1, 2.0, 100.0])
+def test_each_model_has_the_sum_that_it_has_alone(name, clipping_norm):
+    model, parameters, images, labels, is_real = problem(name)
+    found = sums(model, parameters, images, labels, is_real, clipping_norm)
+    assert list(found) == list(parameters)
+    for number in range(3):
+        true = clipped_sum(
+            {key: value[number] for key, value in parameters.items()},
+            model,
+            loss,
+            images[number],
+            (labels[number],),
+            is_real[number],
+            clipping_norm=clipping_norm,
+        )
+        for key, value in true.items():
+            torch.testing.assert_close(found[key][number], value, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_is_not_finite_or_not_real_adds_exactly_zero(name):
+    model, parameters, images, labels, is_real = problem(name, torch.float32)
+    is_real[:] = True
+    images[0, 1], images[1, 2, 0, 0, 0] = torch.nan, torch.inf
+    found = sums(model, parameters, images, labels, is_real, 1.0)
+    is_real[0, 1] = is_real[1, 2] = False
+    images[0, 1] = images[1, 2] = 0.0
+    without = sums(model, parameters, images, labels, is_real, 1.0)
+    for key, value in without.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-5, atol=1e-6)
+
+
+def test_one_example_moves_the_sum_by_its_clipped_gradient_at_most():
+    model, parameters, images, labels, is_real = problem("LeNet", examples=1)
+    is_real[:] = True
+    found = sums(model, parameters, 100 * images, labels, is_real, 0.1)
+    lengths = sum(value.flatten(1).square().sum(1) for value in found.values()).sqrt()
+    torch.testing.assert_close(lengths, torch.ones(3, dtype=torch.float64), rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Linear(4, 2)],
+        [nn.Conv2d(2, 2, 3, groups=2), nn.Flatten(), nn.Linear(4, 2)],
+        [nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(4, 2)],
+        [nn.Conv2d(1, 2, 3, padding="same"), nn.Flatten(), nn.Linear(4, 2)],
+        [nn.Conv2d(1, 2, 3), nn.Dropout(), nn.Flatten(), nn.Linear(4, 2)],
+    ],
+)
+def test_networks_with_other_layers_are_not_taken(layers):
+    assert not is_stackable(nn.Sequential(*layers))
+    assert is_stackable(LeNet(10)) and is_stackable(TanhCNN(10))
