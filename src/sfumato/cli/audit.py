@@ -110,8 +110,10 @@ def membership(
             f"{found.noise_multiplier:g}"
         )
         if found.fixed_batches:
+            from sfumato.accounting.rounding import epsilon_text
+
             output.say(
-                f"the claim is without amplification by sampling: epsilon {found.nominal_epsilon:.4g} of the "
+                f"the claim is without amplification by sampling: epsilon {epsilon_text(found.nominal_epsilon)} of the "
                 f"{found.num_claimed_steps} updates whose batches hold z"
             )
     _print(found, json_)

@@ -7,6 +7,7 @@ so its norm is the product of theirs (Goodfellow 2015), and the sum is one matri
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -43,7 +44,7 @@ class Stacked:
 
     def __init__(self, model: nn.Sequential) -> None:
         assert is_stackable(model)
-        self._layers = list(model)
+        self._layers: list[Any] = list(model)
 
     def columns(self, images: torch.Tensor) -> torch.Tensor:
         """What the first layer multiplies of each image: (N, n, L) of (N, C, H, W). It belongs to the
@@ -156,10 +157,11 @@ def _sums(
     finite = norm.isfinite() & losses.isfinite()
     coefficients = torch.where(finite & is_real, clip(norm), 0.0)  # (M, B)
     if not finite.all():  # a coefficient of zero does not silence what is not finite: 0 * NaN is NaN
-        parts = [
-            tuple(torch.where(finite.view(*finite.shape, *[1] * (each.ndim - 2)), each, 0.0) for each in part)
-            for part in parts
-        ]
+
+        def silenced(each: torch.Tensor) -> torch.Tensor:
+            return torch.where(finite.view(*finite.shape, *[1] * (each.ndim - 2)), each, 0.0)
+
+        parts = [(silenced(first), silenced(second)) for first, second in parts]
     found = {}
     for (number, *_), (first, second) in zip(sites, parts, strict=True):
         if first.ndim == 3:

@@ -44,15 +44,27 @@ from sfumato.training.noise import add_noise
 
 OF_THE_LOOP = (
     "what the loop did: that each release was the sum over the sample that was drawn for it, each image clipped alone "
-    "to the stated sensitivity, and that nothing else of them left it, is its author's word"
+    "to the stated sensitivity, that nothing else of them left it, and that nobody put an older copy of its folder "
+    "back, is its author's word"
 )
 _LARGEST, _MOST_NOISE, _LEAST_STDDEV = 2**62, 1e12, 1e-30
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _opened: "weakref.WeakValueDictionary[tuple[int, int], OwnLoop]" = weakref.WeakValueDictionary()
 """In this process, by device and number of the ledger's file. A notebook's cell that is run again opens the
 folder anew, and closes the object that it had before.
 """
 
 
+_num_forks = 0
+"""Above this process: in a container, a forked process may have its parent's number."""
+
+
+def _forked() -> None:
+    global _num_forks
+    _num_forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -120,7 +132,7 @@ class OwnLoop:
                 loop that has finished, or one with another mechanism, or another process works in it.
             MachineError: If it cannot be written.
         """
-        self._process = os.getpid()
+        self._process = os.getpid(), _num_forks
         self._clipping_norm = _above_zero("clipping_norm", clipping_norm)
         self._delta = _above_zero("delta", delta)
         if not isinstance(accountant, str) or accountant not in get_args(Accountant):
@@ -133,7 +145,7 @@ class OwnLoop:
             if not path.exists() and any(self._folder.iterdir()):
                 raise InputError(f"{folder} is not empty, and no loop was begun there. Name a new folder.")
             before = _opened.get(_place(path)) if path.exists() else None
-        if before is not None and before._process == os.getpid():
+        if before is not None and before._process == self._process:
             before.close()
         self._ledger = Ledger.open(path, exclusive=True)  # closed by itself where nothing holds it any more
         try:
@@ -141,7 +153,8 @@ class OwnLoop:
             self._streams = Streams(new_key(), context={}, session={"number": self._session})
             # Of one thread; a signal's handler runs in the thread that it interrupts, and is told so.
             self._lock, self._is_called = threading.RLock(), False
-            self._last_step, self._drawn, self._num_noises, self._ends = 0, 0, 0, False
+            self._last_step, self._num_noises, self._ends = 0, 0, False
+            self._drawn: tuple[int, int] | None = None  # number and size of the sample that is to be released
             self._certificate: LoopCertificate | None = None  # of a loop that has finished
             _opened[_place(path)] = self
         except BaseException:
@@ -151,7 +164,7 @@ class OwnLoop:
     @_one_at_a_time
     def batch(self, step: int) -> np.ndarray:
         """The sample of update ``step``: each example alone, with the mechanism's probability. It may be empty,
-        and the update is released all the same.
+        and is released all the same: to pass over samples by their size would cost more than is stated.
 
         Args:
             step: From 1, higher than that of the release before; up to the mechanism's num_steps.
@@ -163,8 +176,14 @@ class OwnLoop:
             InputError: If the step is none of these, or the loop has finished or was closed.
         """
         number = self._next(step)
-        self._drawn = number
-        return poisson_batch(self._mechanism, self._streams.stream("sampling", number))
+        if self._drawn is not None and self._drawn[0] != number:
+            raise InputError(
+                f"sample {self._drawn[0]} was drawn and not released. Release it first, with zeros where it is empty: "
+                "to pass over samples costs more than is stated."
+            )
+        indices = poisson_batch(self._mechanism, self._streams.stream("sampling", number))
+        self._drawn = number, len(indices)
+        return indices
 
     @_one_at_a_time
     def model_key(self, step: int) -> bytes:
@@ -195,20 +214,26 @@ class OwnLoop:
                 tried again, as after an interrupt; it is refused where it did count.
         """
         number = self._next(step)
-        if number != self._drawn:
+        if self._drawn is None or number != self._drawn[0]:
             raise InputError(
                 f"no sample was drawn for update {number}: the certificate is for samples of the mechanism alone. Draw "
                 f"it by batch({number})."
             )
-        noise_stddev = self._mechanism.noise_multiplier * _above_zero("sensitivity", sensitivity)
+        most = _above_zero("sensitivity", sensitivity)
+        noise_stddev = self._mechanism.noise_multiplier * most
         whole = _checked(grad_sum, noise_stddev)
+        if not _length(whole) <= self._drawn[1] * most * 1.001:
+            raise InputError(
+                "the sum is longer than the examples of its sample can make it, or not finite: they were not clipped "
+                "to the stated sensitivity, or are those of another sample."
+            )
         if releases(self._ledger.lines[-1:]) == {(self._session, number)}:
             self._ledger.settle()  # a full disk kept the line from the ledger; the head's file has it
         else:
             self._ledger.append(step_line(self._session, number, None))
         self._num_noises += 1  # not the step: what is tried again, since it was interrupted, has other noise
         noisy = add_noise(whole, noise_stddev, self._streams.stream("noise", self._num_noises))
-        self._last_step = number
+        self._last_step, self._drawn = number, None
         return noisy
 
     @_one_at_a_time
@@ -232,7 +257,7 @@ class OwnLoop:
             delete_key(self._folder)  # from here on nobody goes on in the folder
             self._certificate = written
         self._ledger.close()
-        return self._certificate
+        return self._certificate.model_copy(deep=True)
 
     @_one_at_a_time
     def close(self) -> None:
@@ -262,7 +287,7 @@ class OwnLoop:
             raise InputError("this loop was closed, and another may go on in its folder. Open the folder again.")
 
     def _refuse_another_process(self) -> None:
-        if os.getpid() != self._process:
+        if (os.getpid(), _num_forks) != self._process:
             raise InputError(
                 "this loop was opened by another process: two that share its randomness would release one noise twice. "
                 "Count releases in one process."
@@ -272,7 +297,9 @@ class OwnLoop:
         """Reads what was released before, and begins a session."""
         ledger, stated = self._ledger, self._mechanism
         if not ledger.lines and not ledger.head_path.exists():
-            write_key(self._folder, new_key())
+            self._refuse_older_copy()
+            if not has_key(self._folder):  # of a beginning that was cut short
+                write_key(self._folder, new_key())
         elif not has_key(self._folder):
             raise InputError(f"{self._folder} holds a loop that has finished, or another run. Name a new folder.")
         key = read_key(self._folder)
@@ -367,10 +394,12 @@ def _place(path: Path) -> tuple[int, int]:
 
 def _checked(grad_sum: Any, noise_stddev: float) -> Mapping[str, torch.Tensor]:
     """Raises InputError where noise cannot be added to a sum."""
+    if torch.jit.is_tracing():
+        raise InputError("a release cannot be traced: what is traced would be released again without being counted.")
     if not isinstance(grad_sum, Mapping) or not grad_sum:
         raise InputError(f"grad_sum must be a dictionary of tensors, not {type(grad_sum).__name__} or empty.")
     for name, value in grad_sum.items():
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.layout != torch.strided:
+        if not isinstance(value, torch.Tensor) or value.dtype not in _FLOATS or value.layout != torch.strided:
             kind = f"a {value.dtype} tensor" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
             raise InputError(f"grad_sum[{name!r}] must be a dense tensor of floating point numbers, not {kind}.")
     if len({value.device for value in grad_sum.values()}) > 1:
@@ -381,6 +410,11 @@ def _checked(grad_sum: Any, noise_stddev: float) -> Mapping[str, torch.Tensor]:
             "gradients are of usual size."
         )
     return grad_sum
+
+
+def _length(grad_sum: Mapping[str, torch.Tensor]) -> float:
+    """The L2 norm, in float64; NaN where a number is none."""
+    return math.sqrt(sum(float(value.detach().double().square().sum()) for value in grad_sum.values()))
 
 
 def _integer(name: str, value: Any) -> int:
