@@ -39,8 +39,8 @@ def summarise(values: Sequence[float]) -> Summary:
         values: At least one.
 
     Example:
-        >>> summarise([0.5, 0.75, 0.25]).standard_error
-        0.14433756729740643
+        >>> round(summarise([0.5, 0.75, 0.25]).standard_error, 6)
+        0.144338
     """
     std = statistics.stdev(values) if len(values) > 1 else None
     return Summary(
