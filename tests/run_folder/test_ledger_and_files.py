@@ -2,6 +2,8 @@ import json
 import math
 import os
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -282,3 +284,33 @@ def test_two_processes_cannot_append_to_one_ledger(tmp_path):
     assert Ledger.open(path).lines == []  # reading stays possible
     first.close()
     Ledger.open(path, exclusive=True).close()
+
+
+def test_of_processes_that_begin_a_folder_at_once_one_says_what_it_is_and_all_find_it(tmp_path):
+    for trial in range(50):
+        path = tmp_path / f"{trial}" / "plan.json"
+        barrier = threading.Barrier(8)
+
+        def begin(number, path=path, barrier=barrier):
+            barrier.wait()
+            files.write_first_json(path, number, "sweep")
+            (path.parent / f"run-{number}").mkdir()  # what comes next disturbs no other
+            return files.read_json(path)
+
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(begin, range(8)))
+        assert len(set(found)) == 1
+        assert sorted(os.listdir(path.parent)) == ["plan.json", *(f"run-{number}" for number in range(8))]
+
+
+def test_a_folder_that_was_killed_while_it_was_begun_is_begun_again(tmp_path):
+    (tmp_path / ".plan.json.0011aabb.part").write_text("{")
+    files.write_first_json(tmp_path / "plan.json", 1, "sweep")
+    assert files.read_json(tmp_path / "plan.json") == 1
+
+
+def test_a_folder_that_holds_other_things_is_not_begun(tmp_path):
+    (tmp_path / "image.png").write_text("")
+    with pytest.raises(InputError, match="holds no sweep"):
+        files.write_first_json(tmp_path / "plan.json", 1, "sweep")
+    assert os.listdir(tmp_path) == ["image.png"]

@@ -1,14 +1,13 @@
 """The folder of a membership audit: what is trained already, and the keys of what is being trained."""
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from sfumato.errors import InputError
 from sfumato.randomness import KEY_BYTES, new_key
-from sfumato.run_folder.files import machine_faults, read_json, write_atomically, write_json
+from sfumato.run_folder.files import machine_faults, read_json, write_atomically, write_first_json
 
 _SETTINGS = "settings.json"
 
@@ -31,13 +30,9 @@ class Kept:
         self.folder = folder
         if folder is None:
             return
-        if not (folder / _SETTINGS).exists():
-            if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
-                raise InputError(f"{folder} is not empty and holds no membership audit. Choose another --output.")
-            with machine_faults(folder):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                folder.chmod(0o700)
-            write_json(folder / _SETTINGS, settings, 0o600)
+        write_first_json(folder / _SETTINGS, settings, "membership audit", 0o600)
+        with machine_faults(folder):
+            folder.chmod(0o700)
         before = read_json(folder / _SETTINGS)
         if before != settings:
             keys = [key for key in settings if not isinstance(before, dict) or before.get(key) != settings[key]]

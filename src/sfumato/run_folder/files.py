@@ -53,6 +53,41 @@ def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
     write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), mode)
 
 
+def write_first_json(path: Path, value: Any, what: str, mode: int = 0o644) -> None:
+    """Writes the file that says what a new folder is, unless it is there: of several processes one does, and the others
+    find it.
+
+    Args:
+        path: The file in the folder, which is made.
+        value: Strict JSON.
+        what: What the folder would hold, for the error.
+        mode: Of the file.
+
+    Raises:
+        InputError: If the folder holds other things, or is none.
+        MachineError: If it cannot be written.
+    """
+    folder, parts = path.parent, f"{path.name}."  # after dots
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise InputError(f"{folder} is no folder. Choose another --output.")
+    # Listed before the file is looked for: another process writes it before all else.
+    others = folder.is_dir() and any(not name.lstrip(".").startswith(parts) for name in os.listdir(folder))
+    if path.exists():
+        return
+    if others:
+        raise InputError(f"{folder} is not empty and holds no {what}. Choose another --output.")
+    part = folder / f".{parts}{secrets.token_hex(4)}.part"
+    with machine_faults(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        write_json(part, value, mode)
+        with machine_faults(path), contextlib.suppress(FileExistsError):
+            os.link(part, path)
+            sync_folder(folder)
+    finally:
+        part.unlink(missing_ok=True)
+
+
 def read_json(path: Path) -> Any:
     """Reads a JSON file of a run.
 
@@ -172,7 +207,7 @@ def refuse_links(folder: Path) -> None:
                     f"{path} is a symbolic link, and going on here would write where it leads. "
                     "Put the file itself there."
                 )
-            if not (path.is_dir() or path.is_file()):
+            if not (path.is_dir() or path.is_file()) and os.path.lexists(path):  # not one just taken away
                 raise InputError(f"{path} is no ordinary file. Take it out of the folder.")
 
 

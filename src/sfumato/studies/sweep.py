@@ -16,6 +16,7 @@ from sfumato.run_folder.files import (
     refuse_links,
     refuse_name,
     write_atomically,
+    write_first_json,
     write_json,
 )
 from sfumato.scaling.search.storage import shown
@@ -113,19 +114,13 @@ def prepare(folder: Path, planned: Planned) -> None:
     refuse_name(folder)
     for cell in planned.cells:
         refuse_among_images(folder, cell.plan.recipe.data)
-    path = folder / PLAN_FILE
-    if folder.exists() and not path.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} is not empty and holds no sweep. Choose another --output.")
-    mine = planned.as_json()
-    if path.exists():
-        refuse_links(folder)
-        theirs = read_json(path)
-        changed = [key for key in mine if not isinstance(theirs, dict) or theirs.get(key) != mine[key]]
-        if changed:
-            raise InputError(
-                f"{folder} holds another sweep: its {changed[0]} is another. Give what it was begun with to go on with "
-                "it, or another --output."
-            )
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(path, mine)
+    path, mine = folder / PLAN_FILE, planned.as_json()
+    write_first_json(path, mine, "sweep")
+    refuse_links(folder)
+    theirs = read_json(path)
+    changed = [key for key in mine if not isinstance(theirs, dict) or theirs.get(key) != mine[key]]
+    if changed:
+        raise InputError(
+            f"{folder} holds another sweep: its {changed[0]} is another. Give what it was begun with to go on with "
+            "it, or another --output."
+        )
