@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sfumato.clipping import clipped_grad
+from sfumato.clipping import clipped_grad, pure
 from sfumato.nn import WeightStandardizedConv2d
 
 CONVOLUTIONS = {
@@ -38,6 +38,11 @@ LAYERS = {
 }
 
 
+@pure  # traced once, not at each call
+def loss_fn(outputs, weights):
+    return (outputs * weights).sum(dim=1) + outputs.square().sum(dim=1)
+
+
 def assert_equals_a_loop(layer, memory_format, augmult, clipping_norm, engine):
     generator = torch.Generator().manual_seed(1)
     model = nn.Sequential(layer, nn.SiLU(), nn.Flatten()).double().to(memory_format=memory_format)
@@ -47,9 +52,6 @@ def assert_equals_a_loop(layer, memory_format, augmult, clipping_norm, engine):
     )
     inputs = rows.unflatten(0, (5, augmult)) if augmult else rows
     weights = torch.linspace(-1, 1, model(rows[:1]).numel(), dtype=torch.float64).expand(5, -1)
-
-    def loss_fn(outputs, weights):
-        return (outputs * weights).sum(dim=1) + outputs.square().sum(dim=1)
 
     grad_fn = clipped_grad(
         model, loss_fn, clipping_norm=clipping_norm, augmult=augmult, microbatch_size=3, engine=engine

@@ -4,9 +4,8 @@ another. With one worker (a GPU's), the next microbatch is loaded while the pres
 Operations on a small microbatch leave a second core idle; two microbatches side by side do not.
 """
 
-import collections
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import torch
@@ -30,32 +29,36 @@ class Workers:
     """
 
     def __init__(self, count: int, *, ahead: bool = True) -> None:
-        self.count, self._ahead = count, ahead
-        self._pool = (
-            ThreadPoolExecutor(count, "microbatch", initializer=torch.set_num_threads, initargs=(1,))
-            if count > 1
-            else None
-        )
+        self.count = count
+        # Threads start with the first part that is theirs, and stay.
+        if count > 1:
+            self._pool = ThreadPoolExecutor(count, "microbatch", initializer=torch.set_num_threads, initargs=(1,))
+        else:
+            self._pool = ThreadPoolExecutor(1, "loading") if ahead else None
 
     def map(
         self, load: Callable[[Part], Loaded], function: Callable[[Part, Loaded], Result], parts: Iterable[Part]
     ) -> Iterator[Result]:
         """What the function gives for each part and what was loaded of it."""
-        if self._pool is None and not self._ahead:
-            return (function(part, load(part)) for part in parts)
         if self._pool is None:
-            return (function(part, loaded) for part, loaded in _one_ahead(load, parts))
+            return (function(part, load(part)) for part in parts)
+        if self.count == 1:
+            return (function(part, loaded) for part, loaded in _one_ahead(self._pool, load, parts))
         return self._pool.map(lambda part: function(part, load(part)), parts)
 
 
-def _one_ahead(load: Callable[[Part], Loaded], parts: Iterable[Part]) -> Iterator[tuple[Part, Loaded]]:
-    """Each part with what was loaded of it, by a thread that is one part ahead."""
-    waiting: collections.deque[tuple[Part, Future[Loaded]]] = collections.deque()
-    with ThreadPoolExecutor(1, "loading") as pool:
-        for part in parts:
-            waiting.append((part, pool.submit(load, part)))
-            if len(waiting) > 1:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        for first, future in waiting:
-            yield first, future.result()
+def _one_ahead(
+    pool: ThreadPoolExecutor, load: Callable[[Part], Loaded], parts: Iterable[Part]
+) -> Iterator[tuple[Part, Loaded]]:
+    """Each part with what was loaded of it, by a thread that is one part ahead; the first one by the caller."""
+    waiting = iter(parts)
+    for part in waiting:  # the first one
+        loaded = load(part)
+        for following in waiting:
+            future = pool.submit(load, following)
+            try:
+                yield part, loaded
+            finally:
+                wait([future])  # nothing is loaded any more once the caller goes on
+            part, loaded = following, future.result()
+        yield part, loaded

@@ -27,7 +27,7 @@ from sfumato.clipping.checks import random_state_kept
 from sfumato.clipping.graph.row_independence import RowDimension, gives_the_same_again
 from sfumato.clipping.stand_in import attributes_kept, stand_in
 from sfumato.errors import InputError
-from sfumato.torch_internals import HigherOrderOperator, OpOverload, tree_unflatten
+from sfumato.torch_internals import HigherOrderOperator, OpOverload, quick_group_norm, tree_unflatten
 
 # Rows that the graph is traced with; any number but one stands for "any number".
 _TRACED_ROWS = 6
@@ -282,7 +282,8 @@ def _export(model: nn.Module, rows: torch.Tensor) -> Any:
             first = next(iter(inspect.signature(model.forward).parameters.values()))
             if first.kind is inspect.Parameter.VAR_POSITIONAL:  # as of what wraps a model
                 shapes = (shapes,)
-            program = torch.export.export(model, (rows,), dynamic_shapes=shapes, strict=False)
+            with quick_group_norm():
+                program = torch.export.export(model, (rows,), dynamic_shapes=shapes, strict=False)
             rules = _rules_of_recurrent(program)
             return program.run_decompositions(rules) if rules or _writes(program) else program
     except Exception as error:  # the exporter raises whatever the model's code runs into
