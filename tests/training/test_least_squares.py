@@ -249,6 +249,19 @@ def test_killed_inside_a_write_it_ends_with_one_release(tmp_path, die_at):
     assert json.loads((folder / "result.json").read_text())["accuracy"] > 0.2
 
 
+def test_a_release_that_was_made_elsewhere_and_lost_ends_in_a_refusal_not_in_an_untrained_classifier(
+    tmp_path, monkeypatch
+):
+    recipe, folder = written(tmp_path), tmp_path / "run"
+    assert faults.run(["train", str(recipe), "--output", str(folder)], die_at=("ledger", 3, 1.0)) == -signal.SIGKILL
+    monkeypatch.setattr("sfumato.run_folder.environment._processor", lambda: "another processor")
+    with pytest.raises(InputError, match="no classifier was trained"):
+        sfumato.train(recipe, folder, resume=True)
+    assert not (folder / "model.safetensors").exists()
+    claim = json.loads((folder / "privacy.json").read_text())
+    assert claim["num_steps"] == 1 and claim["epsilon"] > 0
+
+
 @pytest.mark.parametrize(
     ("section", "key", "value"),
     [

@@ -314,6 +314,12 @@ class _Run:
         with watch_for_interrupts() as interrupted, collecting_usually():
             for step in range(self.first_step, num_steps + 1):
                 if not self._budget_covers(step):
+                    if step == 1:
+                        raise InputError(
+                            "the budget pays for what was released in another environment and is not kept, and for "
+                            "nothing more: no classifier was trained. "
+                            "Begin anew with another --output; both then add up."
+                        )
                     self.progress.message(
                         f"stopped after step {step - 1}: updates that were drawn afresh used up the budget"
                     )
