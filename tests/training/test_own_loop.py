@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import threading
 
@@ -589,13 +590,18 @@ def test_each_sample_is_drawn_for_one_release_and_each_release_has_one(tmp_path)
     assert len({batch.tobytes() for batch in batches}) == 200
 
 
-def test_model_keys_are_of_one_update(tmp_path):
+def test_a_model_key_is_of_one_release_as_its_sample_is(tmp_path):
     keys = []
     for _ in range(2):
         loop = begin(tmp_path)
-        keys += [loop.model_key(1), loop.model_key(2)]
-        assert loop.model_key(1) == keys[-2]
-    assert len(set(keys)) == 4 and {len(key) for key in keys} == {32}
+        for step in (1, 2):
+            keys.append(loop.model_key(step))
+            release(loop, step)
+            assert loop.model_key(step + 1) != keys[-1]
+        keys.append(loop.model_key(3))
+    loop = begin(tmp_path)
+    assert loop.model_key(1) == keys[-1]  # nothing was released since
+    assert len(set(keys)) == 5 and {len(key) for key in keys} == {32}
 
 
 @pytest.mark.parametrize(
@@ -603,11 +609,11 @@ def test_model_keys_are_of_one_update(tmp_path):
     [
         ({}, 1.0, "must be a dictionary of tensors"),
         ([torch.zeros(2)], 1.0, "must be a dictionary of tensors"),
-        ({"x": [0.0]}, 1.0, "floating point numbers, not a list"),
+        ({"x": [0.0]}, 1.0, "float32 or float64, not a list"),
         ({"x": torch.zeros(2, dtype=torch.int64)}, 1.0, "not a torch.int64 tensor"),  # halves beside it would round it
         ({"x": torch.zeros(2, dtype=torch.complex64)}, 1.0, "not a torch.complex64 tensor"),
         ({"x": torch.zeros(2).to_sparse()}, 1.0, "must be a dense tensor"),
-        ({"x": torch.zeros(2), "y": torch.zeros(2, device="meta")}, 1.0, "several devices"),
+        ({"x": torch.zeros(2), "y": torch.zeros(2, device="meta")}, 1.0, "must be a dense tensor"),
         (ZEROS, 0.0, "sensitivity must be a number above 0"),
         (ZEROS, float("nan"), "sensitivity must be a number above 0"),
         (ZEROS, "1", "sensitivity must be a number above 0"),
@@ -619,7 +625,9 @@ def test_a_sum_that_takes_no_noise_is_refused_and_does_not_count(tmp_path, grad_
     loop.batch(1)
     with pytest.raises(InputError, match=says):
         loop.release(1, grad_sum, sensitivity=sensitivity)
-    assert loop.finish().num_steps == 0
+    assert not releases(Ledger.open(tmp_path / "ledger.jsonl").lines)
+    loop.release(1, ZEROS, sensitivity=1.0)
+    assert loop.finish().num_steps == 1
 
 
 def test_a_release_that_was_stopped_within_its_noise_is_tried_again_with_other_noise(tmp_path, monkeypatch):
@@ -691,7 +699,7 @@ def test_a_folder_that_was_renamed_is_opened_again_by_its_new_name(tmp_path):
 def test_an_opening_that_is_interrupted_anywhere_leaves_the_folder_free(tmp_path, monkeypatch):
     from sfumato.training import own_loop
 
-    for number, place in enumerate(["write_key", "claims_of", "read_key", "_place", "write_json", "Streams"]):
+    for number, place in enumerate(["write_key", "claims_of", "read_key", "_place", "write_json"]):
         folder = tmp_path / str(number)
         with monkeypatch.context() as there:
             there.setattr(own_loop, place, interrupted)
@@ -810,3 +818,146 @@ def test_what_finish_returns_is_the_caller_s_own(tmp_path):
     loop = begin(tmp_path)
     loop.finish().not_covered.clear()
     assert any("author's word" in line for line in loop.finish().not_covered)
+
+
+def test_a_sample_on_which_a_loop_died_is_drawn_again_whoever_goes_on(tmp_path):
+    """Else whoever dies on some samples and is started again has others than the mechanism's."""
+    loop = begin(tmp_path)
+    for step in (1, 2):
+        pending = loop.batch(step)
+        for again in (1, step, 7):  # a restart begins at whatever step it likes
+            loop = begin(tmp_path)
+            assert np.array_equal(loop.batch(again), pending)
+        loop = begin(tmp_path)
+        loop.batch(step)
+        loop.release(step, ZEROS, sensitivity=1.0)
+        assert not np.array_equal(loop.batch(step + 1), pending)
+        loop = begin(tmp_path)
+
+
+def test_a_loop_that_starts_anew_on_each_error_has_the_samples_of_the_mechanism(tmp_path):
+    mechanism = sfumato.Mechanism(num_examples=1000, batch_size=1, noise_multiplier=0.6, num_steps=60)
+    loop, empty, starts = begin(tmp_path, mechanism), 0, 0
+    for step in range(1, 61):
+        batch = loop.batch(step)
+        while len(batch) == 0 and starts < 200:  # the user's code dies of it, and a supervisor starts it again
+            starts += 1
+            loop = begin(tmp_path, mechanism)
+            again = loop.batch(step)
+            assert len(again) == 0
+            break
+        empty += len(batch) == 0
+        loop.release(step, ZEROS, sensitivity=1.0)
+    # Binomial of 60 and 0.368: outside of this once in 100,000.
+    assert 8 <= empty <= 38
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_sum_of_few_bits_is_refused_for_one_image_moves_it_by_more_than_it_adds(tmp_path, dtype):
+    rows = torch.full((5000, 1), 1.0, dtype=dtype)
+    moved = float(rows.sum() - rows[1:].sum())
+    assert moved == 0 or moved > 1.5
+    loop = begin(tmp_path)
+    loop.batch(1)
+    with pytest.raises(InputError, match="float32 or float64"):
+        loop.release(1, {"x": rows[:2].sum(0)}, sensitivity=1.0)
+
+
+def test_a_loop_that_stops_early_says_what_all_planned_updates_would_have_cost(tmp_path):
+    loop = begin(tmp_path)
+    release(loop, 1)
+    claim = loop.finish()
+    [line] = [line for line in claim.not_covered if "chosen by what earlier ones released" in line]
+    assert f"12 were planned, whose epsilon is {spent(12):.4g}" in line and claim.epsilon == spent(1)
+
+
+def test_a_loop_with_a_sample_that_waits_does_not_end(tmp_path):
+    loop = begin(tmp_path)
+    loop.batch(1)
+    with pytest.raises(InputError, match="sample 1 was drawn and not released"):
+        loop.finish()
+    loop.release(1, ZEROS, sensitivity=1.0)
+    assert loop.finish().num_steps == 1
+
+
+def test_a_process_that_was_copied_whole_has_one_noise_for_one_sum_alone(tmp_path, monkeypatch):
+    """A snapshot that is restored twice may draw the same bytes from the system."""
+    from sfumato.training import own_loop
+
+    begin(tmp_path / "0").close()
+    for number in (1, 2, 3):
+        shutil.copytree(tmp_path / "0", tmp_path / str(number))
+    released = []
+    with monkeypatch.context() as copied:
+        copied.setattr(own_loop, "new_key", lambda: bytes(32))
+        for number, value in enumerate((0.0, 0.0, 0.25)):
+            loop = begin(tmp_path / str(number))
+            loop.batch(1)
+            loop._drawn = 1, 100  # whatever was drawn
+            released.append(loop.release(1, {"x": torch.full((1000,), value / 10)}, sensitivity=1.0)["x"])
+    assert torch.equal(released[0], released[1])
+    assert (released[2] - released[0]).std() > 1.0
+    loop = begin(tmp_path / "3")
+    loop.batch(1)
+    assert (loop.release(1, {"x": torch.zeros(1000)}, sensitivity=1.0)["x"] - released[0]).std() > 1.0
+
+
+def test_another_mechanism_is_refused_and_the_loop_that_is_open_goes_on(tmp_path):
+    loop = begin(tmp_path)
+    release(loop, 1)
+    with pytest.raises(InputError, match="another mechanism"):
+        begin(tmp_path, MECHANISM.replace(noise_multiplier=50.0))
+    with pytest.raises(InputError, match="was begun"):
+        loop.__init__(tmp_path / "other", MECHANISM.replace(noise_multiplier=50.0), clipping_norm=1.0, delta=DELTA)
+    release(loop, 2)
+    assert loop.finish().epsilon == spent(2) and not (tmp_path / "other").exists()
+
+
+def test_a_ledger_that_something_else_wrote_to_ends_in_no_certificate(tmp_path):
+    loop, path = begin(tmp_path), tmp_path / "ledger.jsonl"
+    release(loop, 1)
+    content = path.read_bytes()
+    with path.open("ab") as file:
+        file.write(content[-20:])
+    for call in (lambda: release(loop, 2), loop.finish):
+        with pytest.raises(MachineError, match="written to by something else"):
+            call()
+    path.write_bytes(content)
+
+
+def test_a_forked_process_with_its_parent_s_number_frees_no_lock(tmp_path):
+    loop, parent = begin(tmp_path), os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.getpid = lambda: parent  # as in a container
+        loop._ledger.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    with pytest.raises(InputError, match="another process"):
+        Ledger.open(tmp_path / "ledger.jsonl", exclusive=True)
+    release(loop, 1)
+    assert loop.finish().num_steps == 1
+
+
+@pytest.mark.parametrize(("noise", "delta"), [(0.1, 1e-5), (1e-3, 1e-5), (1.0, 1e-30), (2.0, 1e-320)])
+def test_what_the_end_of_the_noise_would_give_away_is_not_claimed(tmp_path, noise, delta):
+    with pytest.raises(InputError, match="ends at 9.4 standard deviations"):
+        begin(tmp_path / "run", MECHANISM.replace(noise_multiplier=noise), delta=delta)
+    assert not (tmp_path / "run").exists()
+
+
+def test_numbers_of_an_array_are_not_in_a_refusal(tmp_path):
+    loop = begin(tmp_path)
+    loop.batch(1)
+    for wrong in (torch.tensor([0.123, 0.456]), np.array([[0.123], [0.456]]), torch.tensor(True), bytearray(b"1")):
+        with pytest.raises(InputError, match="sensitivity must be a number above 0, not a") as refusal:
+            loop.release(1, ZEROS, sensitivity=wrong)
+        assert "0.123" not in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_a_large_sum_is_released_in_inference_mode(tmp_path):
+    loop = begin(tmp_path)
+    loop.batch(1)
+    with torch.inference_mode():
+        noisy = loop.release(1, {"x": torch.zeros(200_000)}, sensitivity=1.0)["x"]
+    assert abs(float(noisy.std()) - 2.0) < 0.05

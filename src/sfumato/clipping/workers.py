@@ -31,6 +31,7 @@ class Workers:
     def __init__(self, count: int, *, ahead: bool = True) -> None:
         self.count = count
         # Threads start with the first part that is theirs, and stay.
+        self._pool: ThreadPoolExecutor | None
         if count > 1:
             self._pool = ThreadPoolExecutor(count, "microbatch", initializer=torch.set_num_threads, initargs=(1,))
         else:

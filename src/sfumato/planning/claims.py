@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from sfumato.accounting.mechanism import Accountant, Mechanism
+from sfumato.accounting.reach import refuse_beyond_reach
 from sfumato.errors import InputError
 from sfumato.json_record import Record, finite
 
@@ -213,10 +214,11 @@ def claims_of(mechanism: Mechanism, delta: float, accountant: Accountant = "pld"
     """Every epsilon of a mechanism that stands for itself, without a plan; its noise is taken to be secret.
 
     Raises:
-        InputError: If no epsilon is known for it, or it is infinite.
+        InputError: If no epsilon is known for it, it is infinite, or delta is too small for noise that is drawn.
     """
     from sfumato.accounting.accountants import epsilon
 
+    refuse_beyond_reach(mechanism, delta)
     spent = epsilon(mechanism, delta, accountant)
     if finite(spent.epsilon) is None:
         raise InputError("without noise there is no epsilon to certify. Give the mechanism a noise multiplier.")

@@ -6,6 +6,7 @@ from typing import Any
 
 from sfumato.accounting import rounding, tan
 from sfumato.accounting.mechanism import Accountant, Mechanism
+from sfumato.accounting.reach import refuse_beyond_reach
 from sfumato.accounting.selection import Selection
 from sfumato.config import (
     FilledPrivacy,
@@ -164,6 +165,8 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     values["training"] |= {"batch_size": mechanism.batch_size, "num_steps": mechanism.num_steps}
     resolved = parse_resolved(values)
     reason = _why_not_private(resolved, mechanism)
+    if reason is None:
+        refuse_beyond_reach(mechanism, delta)
     return Plan(resolved, mechanism, reason is None, reason, choices, warnings)
 
 

@@ -15,6 +15,20 @@ from sfumato.run_folder.files import machine_faults, read_json, sync_folder, wri
 from sfumato.run_folder.key_file import KEY_FILE
 
 GENESIS = "0" * 64
+_num_forks = 0
+
+
+def _forked() -> None:
+    global _num_forks
+    _num_forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def this_process() -> tuple[int, int]:
+    """Tells a process from those that it was forked from: in a container, both may have one number."""
+    return os.getpid(), _num_forks
 
 
 class Ledger:
@@ -27,14 +41,15 @@ class Ledger:
     is at most one line ahead, and then gives the ledger the line that a crash kept from it.
     """
 
-    def __init__(self, path: Path, lines: list[dict[str, Any]], size: int) -> None:
+    def __init__(self, path: Path, lines: list[dict[str, Any]], size: int, torn: bytes = b"") -> None:
         self.path = path
         self.lines = lines
         # How many lines the ledger's file has, and in how many bytes; there may be one more.
         # One value, set at once: an interrupt (Ctrl-C, tried again) falls before or after.
         self._on_disk = len(lines), size
+        self._torn = torn  # what follows: a part of a line, which a crash left
         self._descriptor: int | None = None
-        self._process = os.getpid()
+        self._process = this_process()
         self._key: bytes | None = None
 
     @classmethod
@@ -80,7 +95,7 @@ class Ledger:
             content = b""
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}. Make it readable.") from None
-        *whole, _torn = content.split(b"\n")
+        *whole, torn = content.split(b"\n")
         lines: list[dict[str, Any]] = []
         head = GENESIS
         for number, raw in enumerate(whole, start=1):
@@ -97,7 +112,7 @@ class Ledger:
                 )
             head = line["hash"]
             lines.append(line)
-        return cls(path, lines, len(content) - len(_torn))
+        return cls(path, lines, len(content) - len(torn), torn)
 
     @property
     def head(self) -> str:
@@ -190,7 +205,7 @@ class Ledger:
         write_json(self.head_path, {"lines": count + 1, "line": entry, "mac": self._head_mac(count + 1, entry)})
         line = data = _as_bytes(entry)
         with machine_faults(self.path):
-            os.ftruncate(self._descriptor, size)  # a part of a line, which a crash left
+            os.ftruncate(self._descriptor, size)  # a part of a line
             os.lseek(self._descriptor, size, os.SEEK_SET)
             while data:
                 data = data[os.write(self._descriptor, data) :]
@@ -199,7 +214,8 @@ class Ledger:
 
     def _require_place(self, descriptor: int, size: int) -> None:
         """Raises MachineError if what lies at the path is not the file that is written to: a folder that was
-        moved, another working folder, where the files beside it would be another run's; or a file that was cut.
+        moved, another working folder, where the files beside it would be another run's; or a file that was cut,
+        or that somebody else wrote to.
         """
         own = os.fstat(descriptor)
         try:
@@ -210,6 +226,13 @@ class Ledger:
             raise MachineError(
                 f"{self.path} was moved, deleted or replaced while it was in use, so nothing more is released. Put it "
                 "back, then go on."
+            )
+        beyond = os.pread(descriptor, own.st_size - size, size)
+        pending = b"".join(map(_as_bytes, self.lines[self._on_disk[0] :]))
+        if beyond != self._torn and not pending.startswith(beyond):
+            raise MachineError(
+                f"{self.path} was written to by something else while it was in use, so nothing more is released: what "
+                "was spent may be more than is known here. Find out what wrote there."
             )
 
     @property
@@ -223,7 +246,7 @@ class Ledger:
     def close(self) -> None:
         descriptor = self._descriptor
         if descriptor is not None:
-            if os.getpid() == self._process:  # a forked process that lives on would hold the lock
+            if this_process() == self._process:  # a forked process that lives on would hold the lock
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             self._descriptor = None
             os.close(descriptor)

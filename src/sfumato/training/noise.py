@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -58,12 +59,17 @@ def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream:
     flat = torch.cat([value.detach().flatten() for value in grad_sum.values()])
     noisy = torch.empty(flat.shape, dtype=torch.float32, device=flat.device)
 
+    # The caller's: a thread has a queue of the GPU and a mode of its own.
+    queue = torch.cuda.current_stream(flat.device) if flat.is_cuda else None
+    inference = torch.is_inference_mode_enabled()
+
     def add(first: int) -> None:
         part = flat[first : first + piece]
         num_words = -(-len(part) // _BLOCK) * _BLOCK
         words = stream.words_at(first, num_words).reshape(-1, 2, _BLOCK // 2)
-        noise = standard_normal(words, flat.device).flatten()[: len(part)]
-        noisy[first : first + piece] = noise.mul_(noise_stddev).add_(part).div_(grid).round_().mul_(grid)
+        with torch.inference_mode(inference), nullcontext() if queue is None else torch.cuda.stream(queue):
+            noise = standard_normal(words, flat.device).flatten()[: len(part)]
+            noisy[first : first + piece] = noise.mul_(noise_stddev).add_(part).div_(grid).round_().mul_(grid)
 
     piece = _CPU_PIECE if flat.device.type == "cpu" else _GPU_PIECE
     firsts = range(0, len(flat), piece)

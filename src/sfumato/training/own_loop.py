@@ -1,13 +1,9 @@
 """A training loop of one's own, made private: its samples, its noise, its ledger and its certificate."""
 
 import functools
-import math
-import operator
-import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar, get_args
 
@@ -18,7 +14,7 @@ from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError, MachineError
 from sfumato.planning.claims import claims_of
-from sfumato.randomness import Streams, new_key, run_id
+from sfumato.randomness import Stream, Streams, new_key, run_id, subkey
 from sfumato.run_folder.certificate import (
     OTHER_RUNS,
     PERSONS,
@@ -38,33 +34,32 @@ from sfumato.run_folder.entries import (
 )
 from sfumato.run_folder.files import machine_faults, read_json, write_json
 from sfumato.run_folder.key_file import delete_key, has_key, read_key, write_key
-from sfumato.run_folder.ledger import Ledger
+from sfumato.run_folder.ledger import Ledger, this_process
 from sfumato.run_folder.record import CERTIFICATE_FILE, LoopCertificate
+from sfumato.run_folder.tensor_mac import tensor_mac
 from sfumato.training.noise import add_noise
+from sfumato.training.own_loop_arguments import (
+    above_zero,
+    integer,
+    length,
+    path_of,
+    sum_that_noise_fits,
+    whole_mechanism,
+)
 
 OF_THE_LOOP = (
     "what the loop did: that each release was the sum over the sample that was drawn for it, each image clipped alone "
-    "to the stated sensitivity, that nothing else of them left it, and that nobody put an older copy of its folder "
-    "back, is its author's word"
+    "to the stated sensitivity, which was chosen without looking at the images, that nothing else of them left it, and "
+    "that nobody put an older copy of its folder or of its process back, is its author's word"
 )
-_LARGEST, _MOST_NOISE, _LEAST_STDDEV = 2**62, 1e12, 1e-30
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+STOPPED = (
+    "a number of updates that was chosen by what earlier ones released: the epsilon stated is that of a number fixed "
+    "before"
+)
 _opened: "weakref.WeakValueDictionary[tuple[int, int], OwnLoop]" = weakref.WeakValueDictionary()
 """In this process, by device and number of the ledger's file. A notebook's cell that is run again opens the
 folder anew, and closes the object that it had before.
 """
-
-
-_num_forks = 0
-"""Above this process: in a container, a forked process may have its parent's number."""
-
-
-def _forked() -> None:
-    global _num_forks
-    _num_forks += 1
-
-
-os.register_at_fork(after_in_child=_forked)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -97,8 +92,9 @@ class OwnLoop:
 
     Guarantee: a sum leaves `release` with noise of the mechanism's scale that no other sum has, and is in the
     ledger by then, whatever happens next; no certificate counts fewer releases than the ledger. Each sample is
-    drawn for one release. A folder that is opened again goes on: what was released before counts, updates that
-    are repeated count again, and they are drawn from other randomness; an object that this process had open
+    drawn for one release, and the next one is drawn once it was released, whoever goes on in between: a sample on
+    which a loop died is drawn again. A folder that is opened again goes on: what was released before counts, and
+    updates that are repeated count again, on other samples with other noise; an object that this process had open
     there is closed. One process uses the object, from any of its threads; in a forked one it refuses.
 
     Example:
@@ -109,6 +105,9 @@ class OwnLoop:
         ...     noisy = loop.release(step, grad_sum, sensitivity=grad_fn.sensitivity)
         >>> loop.finish().epsilon  # doctest: +SKIP
     """
+
+    _ledger: Ledger
+    _key: bytes
 
     def __init__(
         self,
@@ -132,12 +131,14 @@ class OwnLoop:
                 loop that has finished, or one with another mechanism, or another process works in it.
             MachineError: If it cannot be written.
         """
-        self._process = os.getpid(), _num_forks
-        self._clipping_norm = _above_zero("clipping_norm", clipping_norm)
-        self._delta = _above_zero("delta", delta)
+        if hasattr(self, "_ledger"):
+            raise InputError("this loop was begun. Make another object.")
+        self._process = this_process()
+        self._clipping_norm = above_zero("clipping_norm", clipping_norm)
+        self._delta = above_zero("delta", delta)
         if not isinstance(accountant, str) or accountant not in get_args(Accountant):
             raise InputError(f"accountant must be one of {', '.join(get_args(Accountant))}, not {accountant!r}.")
-        self._folder, self._mechanism, self._accountant = _path_of(folder), _whole(mechanism), accountant
+        self._folder, self._mechanism, self._accountant = path_of(folder), whole_mechanism(mechanism), accountant
         claims_of(self._mechanism, self._delta, accountant)  # refused before anything is written
         path = self._path("ledger.jsonl")
         with machine_faults(self._folder):
@@ -145,12 +146,12 @@ class OwnLoop:
             if not path.exists() and any(self._folder.iterdir()):
                 raise InputError(f"{folder} is not empty, and no loop was begun there. Name a new folder.")
             before = _opened.get(_place(path)) if path.exists() else None
-        if before is not None and before._process == self._process:
+        if before is not None and before._process == self._process and before._ledger.is_open:
+            self._refuse_another(before._ledger.lines, before._key)
             before.close()
         self._ledger = Ledger.open(path, exclusive=True)  # closed by itself where nothing holds it any more
         try:
-            self._begin()
-            self._streams = Streams(new_key(), context={}, session={"number": self._session})
+            self._key = self._begin()
             # Of one thread; a signal's handler runs in the thread that it interrupts, and is told so.
             self._lock, self._is_called = threading.RLock(), False
             self._last_step, self._num_noises, self._ends = 0, 0, False
@@ -176,12 +177,8 @@ class OwnLoop:
             InputError: If the step is none of these, or the loop has finished or was closed.
         """
         number = self._next(step)
-        if self._drawn is not None and self._drawn[0] != number:
-            raise InputError(
-                f"sample {self._drawn[0]} was drawn and not released. Release it first, with zeros where it is empty: "
-                "to pass over samples costs more than is stated."
-            )
-        indices = poisson_batch(self._mechanism, self._streams.stream("sampling", number))
+        self._refuse_pending(number)
+        indices = poisson_batch(self._mechanism, self._stream_of_next("sampling"))
         self._drawn = number, len(indices)
         return indices
 
@@ -190,7 +187,8 @@ class OwnLoop:
         """For a model that draws random numbers (dropout): the ``key`` that `clipped_grad` takes in update
         ``step``, 32 bytes. Raises InputError as `batch` does.
         """
-        return bytes(self._streams.stream("model", self._next(step)).bytes(32))
+        self._next(step)
+        return bytes(self._stream_of_next("model").bytes(32))
 
     @_one_at_a_time
     def release(
@@ -201,9 +199,10 @@ class OwnLoop:
 
         Args:
             step: That `batch` was called with last.
-            grad_sum: Name -> sum over the sample's examples, floating point.
+            grad_sum: Name -> sum over the sample's examples, float32 or float64. In fewer bits one example moves a
+                large sum by many times what it adds.
             sensitivity: How far one example moves all of it, in L2 norm: `grad_fn.sensitivity`. The noise has
-                noise_multiplier times that.
+                noise_multiplier times that. Choose it without looking at the images: it shows in the noise.
 
         Returns:
             Name -> float32 noisy sum, to be divided by the mechanism's batch_size.
@@ -219,20 +218,27 @@ class OwnLoop:
                 f"no sample was drawn for update {number}: the certificate is for samples of the mechanism alone. Draw "
                 f"it by batch({number})."
             )
-        most = _above_zero("sensitivity", sensitivity)
+        most = above_zero("sensitivity", sensitivity)
         noise_stddev = self._mechanism.noise_multiplier * most
-        whole = _checked(grad_sum, noise_stddev)
-        if not _length(whole) <= self._drawn[1] * most * 1.001:
+        whole = sum_that_noise_fits(grad_sum, noise_stddev)
+        if not length(whole) <= self._drawn[1] * most * 1.001:
             raise InputError(
                 "the sum is longer than the examples of its sample can make it, or not finite: they were not clipped "
                 "to the stated sensitivity, or are those of another sample."
             )
-        if releases(self._ledger.lines[-1:]) == {(self._session, number)}:
+        if self._is_counted(number):
             self._ledger.settle()  # a full disk kept the line from the ledger; the head's file has it
         else:
             self._ledger.append(step_line(self._session, number, None))
         self._num_noises += 1  # not the step: what is tried again, since it was interrupted, has other noise
-        noisy = add_noise(whole, noise_stddev, self._streams.stream("noise", self._num_noises))
+        # A key of its own for each, and bound to the sum: a process that was copied whole may draw the same key.
+        sum_mac = tensor_mac(
+            subkey(self._key, "sum"),
+            self._num_noises,
+            dict(zip(map(str, range(len(whole))), whole.values(), strict=True)),
+        )
+        streams = Streams(new_key(), context={}, session={"number": self._session})
+        noisy = add_noise(whole, noise_stddev, streams.stream("noise", self._num_noises, sum_mac=sum_mac))
         self._last_step, self._drawn = number, None
         return noisy
 
@@ -241,11 +247,14 @@ class OwnLoop:
         """Ends the loop: writes and returns what its releases cost. The folder takes no more.
 
         Raises:
-            InputError: If the loop was closed.
+            InputError: If the loop was closed, or a sample was drawn that is not released.
             MachineError: If it cannot be written. It may be called again, as after an interrupt.
         """
         if self._certificate is None:
             self._refuse_closed()
+            if self._drawn is not None and not self._is_counted(self._drawn[0]):  # an interrupted release counts
+                self._ledger.settle()  # which says if nothing can be released any more
+                self._refuse_pending()
             self._ends = True
             self._ledger.settle()
             if Ledger.open(self._ledger.path).lines != self._ledger.lines:
@@ -269,7 +278,7 @@ class OwnLoop:
 
     def _next(self, step: Any) -> int:
         """The number of an update that may come next."""
-        number = _integer("step", step)
+        number = integer("step", step)
         self._refuse_closed()
         if self._ends:
             raise InputError("this loop ends: a call of finish did not return. Call it again.")
@@ -280,6 +289,25 @@ class OwnLoop:
             )
         return number
 
+    def _is_counted(self, number: int) -> bool:
+        return releases(self._ledger.lines[-1:]) == {(self._session, number)}
+
+    def _stream_of_next(self, purpose: str) -> Stream:
+        """Of the next release, from the folder's key and the release before it: whoever goes on after a kill meets
+        the same sample.
+        """
+        lines = self._ledger.lines
+        before = next((line for line in reversed(lines) if line["kind"] == "step"), lines[0])
+        return Streams(self._key, context={}, session={}).stream(purpose, self._released(), before=before["hash"])
+
+    def _refuse_pending(self, number: int | None = None) -> None:
+        """Raises InputError where another sample than that of update ``number`` waits for its release."""
+        if self._drawn is not None and self._drawn[0] != number:
+            raise InputError(
+                f"sample {self._drawn[0]} was drawn and not released. Release it first, with zeros where it is empty: "
+                "to pass over samples costs more than is stated."
+            )
+
     def _refuse_closed(self) -> None:
         if self._certificate is not None:
             raise InputError("this loop has finished: its certificate counts no more releases. Begin another one.")
@@ -287,14 +315,14 @@ class OwnLoop:
             raise InputError("this loop was closed, and another may go on in its folder. Open the folder again.")
 
     def _refuse_another_process(self) -> None:
-        if (os.getpid(), _num_forks) != self._process:
+        if this_process() != self._process:
             raise InputError(
                 "this loop was opened by another process: two that share its randomness would release one noise twice. "
                 "Count releases in one process."
             )
 
-    def _begin(self) -> None:
-        """Reads what was released before, and begins a session."""
+    def _begin(self) -> bytes:
+        """Reads what was released before, and begins a session. Returns the folder's key."""
         ledger, stated = self._ledger, self._mechanism
         if not ledger.lines and not ledger.head_path.exists():
             self._refuse_older_copy()
@@ -306,20 +334,28 @@ class OwnLoop:
         ledger.appends_under(key)
         self._refuse_older_copy()
         ledger.settle()
-        first = run_line(run_id(key), stated, self._clipping_norm, OWN_LOOP)
         if not ledger.lines:
-            ledger.append(first)
-        elif {name: ledger.lines[0].get(name) for name in first} != first:
-            raise InputError(
-                f"{self._folder} holds a run with another mechanism or clipping norm, so that its releases and these "
-                "have no common epsilon. Name a new folder."
-            )
+            ledger.append(self._run_line(key))
+        self._refuse_another(ledger.lines, key)
         if len(ledger.lines) == 1:
             ledger.append(first_session_line({}))
         else:
             ledger.append(next_session_line(last_session(ledger.lines), 0, None, {}))
         self._session: int = last_session(ledger.lines)["session"]
-        self._write("running", self._released() + stated.num_steps)
+        self._planned = self._released() + stated.num_steps
+        self._write("running", self._planned)
+        return key
+
+    def _run_line(self, key: bytes) -> dict[str, Any]:
+        return run_line(run_id(key), self._mechanism, self._clipping_norm, OWN_LOOP)
+
+    def _refuse_another(self, lines: list[dict[str, Any]], key: bytes) -> None:
+        first = self._run_line(key)
+        if {name: lines[0].get(name) for name in first} != first:
+            raise InputError(
+                f"{self._folder} holds a run with another mechanism or clipping norm, so that its releases and these "
+                "have no common epsilon. Name a new folder."
+            )
 
     def _refuse_older_copy(self) -> None:
         """Raises InputError where the certificate counts lines that the ledger has not: it is a copy from before."""
@@ -337,7 +373,12 @@ class OwnLoop:
         return spent_mechanism(self._ledger.lines).num_steps
 
     def _write(self, status: Literal["running", "complete"], num_steps: int) -> LoopCertificate:
-        mechanism = self._mechanism.replace(num_steps=num_steps)
+        images = self._mechanism.images_per_unit
+        mechanism = spent_mechanism(self._ledger.lines).replace(num_steps=num_steps, images_per_unit=images)
+        stopped = STOPPED
+        if num_steps < self._planned:
+            of_all = claims_of(mechanism.replace(num_steps=self._planned), self._delta, self._accountant)
+            stopped += f"; {self._planned} were planned, whose epsilon is {of_all.epsilon:.4g}"
         written = LoopCertificate(
             **dict(claims_of(mechanism, self._delta, self._accountant)),
             status=status,
@@ -353,6 +394,7 @@ class OwnLoop:
             ledger_head=self._ledger.head,
             not_covered=[
                 OF_THE_LOOP,
+                stopped,
                 UNSEARCHED,
                 SEVERAL_IMAGES if mechanism.images_per_unit == 1 else PERSONS,
                 OTHER_RUNS,
@@ -366,94 +408,7 @@ class OwnLoop:
         return self._folder / name
 
 
-def _path_of(folder: Any) -> Path:
-    """The same folder wherever the process goes.
-
-    Raises:
-        InputError: If nothing can be written there, whatever room there is.
-    """
-    if not isinstance(folder, (str, os.PathLike)) or not str(folder):
-        raise InputError(f"folder must be a path, not {folder!r}.")
-    try:
-        path = Path(os.path.realpath(os.path.expanduser(os.fspath(folder))))
-        with suppress(FileNotFoundError, NotADirectoryError):
-            path.stat()
-    except (OSError, ValueError, TypeError) as error:  # too long, a null byte
-        raise InputError(f"folder must be a path that can be made, not {str(folder)[:80]!r}: {error}.") from None
-    above = next(place for place in (path, *path.parents) if os.path.lexists(place))
-    if not above.is_dir():
-        raise InputError(f"{above} is no folder. Name another folder.")
-    return path
-
-
 def _place(path: Path) -> tuple[int, int]:
     """Of a file, whatever it is called."""
     status = path.stat()
     return status.st_dev, status.st_ino
-
-
-def _checked(grad_sum: Any, noise_stddev: float) -> Mapping[str, torch.Tensor]:
-    """Raises InputError where noise cannot be added to a sum."""
-    if torch.jit.is_tracing():
-        raise InputError("a release cannot be traced: what is traced would be released again without being counted.")
-    if not isinstance(grad_sum, Mapping) or not grad_sum:
-        raise InputError(f"grad_sum must be a dictionary of tensors, not {type(grad_sum).__name__} or empty.")
-    for name, value in grad_sum.items():
-        if not isinstance(value, torch.Tensor) or value.dtype not in _FLOATS or value.layout != torch.strided:
-            kind = f"a {value.dtype} tensor" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
-            raise InputError(f"grad_sum[{name!r}] must be a dense tensor of floating point numbers, not {kind}.")
-    if len({value.device for value in grad_sum.values()}) > 1:
-        raise InputError("the tensors of grad_sum lie on several devices. Move them to one.")
-    if not _LEAST_STDDEV < noise_stddev < 1 / _LEAST_STDDEV:
-        raise InputError(
-            f"noise of standard deviation {noise_stddev:g} is no noise in float32. State sensitivity in units in which "
-            "gradients are of usual size."
-        )
-    return grad_sum
-
-
-def _length(grad_sum: Mapping[str, torch.Tensor]) -> float:
-    """The L2 norm, in float64; NaN where a number is none."""
-    return math.sqrt(sum(float(value.detach().double().square().sum()) for value in grad_sum.values()))
-
-
-def _integer(name: str, value: Any) -> int:
-    try:
-        found = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        found = None
-    if found is None:
-        raise InputError(f"{name} must be a whole number, not {value!r}.")
-    if abs(found) >= _LARGEST:
-        raise InputError(f"{name} must be a whole number below 2**62.")
-    return found
-
-
-def _above_zero(name: str, value: Any) -> float:
-    try:
-        number = math.nan if isinstance(value, (bool, str, bytes, np.bool_)) else float(value)
-    except (TypeError, ValueError, RuntimeError):
-        number = math.nan
-    except OverflowError:
-        raise InputError(f"{name} must be a number above 0, not one of so many digits.") from None
-    if not 0 < number < math.inf:
-        raise InputError(f"{name} must be a number above 0, not {value!r}.")
-    return number
-
-
-def _whole(mechanism: Mechanism) -> Mechanism:
-    """With noise as JSON has it, whatever library it comes from, and numbers that a file can hold."""
-    if not isinstance(mechanism, Mechanism):
-        raise InputError(f"mechanism must be a sfumato.Mechanism, not a {type(mechanism).__name__}.")
-    if mechanism.first_release_noise is not None:
-        raise InputError(
-            "a loop of your own counts updates alone, so mechanism.first_release_noise must be None. Count that "
-            "release in a loop of its own: a mechanism of all examples and one step; the epsilons add up."
-        )
-    for name in ("num_examples", "batch_size", "num_steps", "images_per_unit"):
-        _integer(name, getattr(mechanism, name))
-    if mechanism.noise_multiplier > _MOST_NOISE:
-        raise InputError(
-            f"noise_multiplier = {mechanism.noise_multiplier:g} leaves nothing to learn. Take a smaller one."
-        )
-    return mechanism.replace(noise_multiplier=float(mechanism.noise_multiplier))

@@ -1,0 +1,127 @@
+"""What somebody's own loop hands over, checked before anything is drawn, counted or released."""
+
+import math
+import operator
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.errors import InputError
+
+_LARGEST, _MOST_NOISE, _LEAST_STDDEV = 2**62, 1e12, 1e-30
+_FLOATS = (torch.float32, torch.float64)
+
+
+def path_of(folder: Any) -> Path:
+    """The same folder wherever the process goes.
+
+    Raises:
+        InputError: If nothing can be written there, whatever room there is.
+    """
+    if not isinstance(folder, (str, os.PathLike)) or not str(folder):
+        raise InputError(f"folder must be a path, not {folder!r}.")
+    try:
+        path = Path(os.path.realpath(os.path.expanduser(os.fspath(folder))))
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
+    except (OSError, ValueError, TypeError) as error:  # too long, a null byte
+        raise InputError(f"folder must be a path that can be made, not {str(folder)[:80]!r}: {error}.") from None
+    above = next(place for place in (path, *path.parents) if os.path.lexists(place))
+    if not above.is_dir():
+        raise InputError(f"{above} is no folder. Name another folder.")
+    return path
+
+
+def sum_that_noise_fits(grad_sum: Any, noise_stddev: float) -> Mapping[str, torch.Tensor]:
+    """Raises InputError where noise cannot be added to a sum."""
+    if torch.jit.is_tracing():
+        raise InputError("a release cannot be traced: what is traced would be released again without being counted.")
+    if not isinstance(grad_sum, Mapping) or not grad_sum:
+        raise InputError(f"grad_sum must be a dictionary of tensors, not {type(grad_sum).__name__} or empty.")
+    for name, value in grad_sum.items():
+        if (
+            not isinstance(value, torch.Tensor)
+            or value.dtype not in _FLOATS
+            or value.layout != torch.strided
+            or value.device.type == "meta"
+        ):
+            kind = (
+                f"a {value.dtype} tensor ({value.layout}, {value.device})"
+                if isinstance(value, torch.Tensor)
+                else f"a {type(value).__name__}"
+            )
+            raise InputError(
+                f"grad_sum[{name!r}] must be a dense tensor of float32 or float64, not {kind}. Gradients of fewer bits "
+                "are converted each by itself, before they are added: in a sum one image would count many times."
+            )
+    if len({value.device for value in grad_sum.values()}) > 1:
+        raise InputError("the tensors of grad_sum lie on several devices. Move them to one.")
+    if not _LEAST_STDDEV < noise_stddev < 1 / _LEAST_STDDEV:
+        raise InputError(
+            f"noise of standard deviation {noise_stddev:g} is no noise in float32. State sensitivity in units in which "
+            "gradients are of usual size."
+        )
+    return grad_sum
+
+
+def length(grad_sum: Mapping[str, torch.Tensor]) -> float:
+    """The L2 norm, in float64; NaN where a number is none."""
+    return math.sqrt(sum(float(value.detach().double().square().sum()) for value in grad_sum.values()))
+
+
+def integer(name: str, value: Any) -> int:
+    try:
+        found = None if isinstance(value, bool) or _is_of_bool(value) else operator.index(value)
+    except TypeError:
+        found = None
+    if found is None:
+        raise InputError(f"{name} must be a whole number, not {_shown(value)}.")
+    if abs(found) >= _LARGEST:
+        raise InputError(f"{name} must be a whole number below 2**62.")
+    return found
+
+
+def above_zero(name: str, value: Any) -> float:
+    try:
+        is_number = not isinstance(value, (bool, str, bytes, bytearray)) and not _is_of_bool(value)
+        number = float(value) if is_number else math.nan
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    except OverflowError:
+        raise InputError(f"{name} must be a number above 0, not one of so many digits.") from None
+    if not 0 < number < math.inf:
+        raise InputError(f"{name} must be a number above 0, not {_shown(value)}.")
+    return number
+
+
+def _is_of_bool(value: Any) -> bool:
+    return getattr(value, "dtype", None) in (torch.bool, np.bool_)
+
+
+def _shown(value: Any) -> str:
+    """Numbers and words as they are; of an array its type alone: it may hold what nobody should read."""
+    return repr(value) if isinstance(value, (int, float, str, bytes)) else f"a {type(value).__name__}"
+
+
+def whole_mechanism(mechanism: Mechanism) -> Mechanism:
+    """With noise as JSON has it, whatever library it comes from, and numbers that a file can hold."""
+    if not isinstance(mechanism, Mechanism):
+        raise InputError(f"mechanism must be a sfumato.Mechanism, not a {type(mechanism).__name__}.")
+    if mechanism.first_release_noise is not None:
+        raise InputError(
+            "a loop of your own counts updates alone, so mechanism.first_release_noise must be None. Count that "
+            "release in a loop of its own: a mechanism of all examples and one step; the epsilons add up."
+        )
+    for name in ("num_examples", "batch_size", "num_steps", "images_per_unit"):
+        integer(name, getattr(mechanism, name))
+    if mechanism.noise_multiplier > _MOST_NOISE:
+        raise InputError(
+            f"noise_multiplier = {mechanism.noise_multiplier:g} leaves nothing to learn. Take a smaller one."
+        )
+    return mechanism.replace(noise_multiplier=float(mechanism.noise_multiplier))
