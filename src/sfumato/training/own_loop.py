@@ -298,7 +298,7 @@ class OwnLoop:
         """
         lines = self._ledger.lines
         before = next((line for line in reversed(lines) if line["kind"] == "step"), lines[0])
-        return Streams(self._key, context={}, session={}).stream(purpose, self._released(), before=before["hash"])
+        return Streams(self._key, context={}, session={}).stream(purpose, before=before["hash"])
 
     def _refuse_pending(self, number: int | None = None) -> None:
         """Raises InputError where another sample than that of update ``number`` waits for its release."""
