@@ -82,6 +82,7 @@ _RESUMED = [
         "an_altered_ledger_is_refused",
         "a_changed_recipe_is_refused_naming_the_key[optimizer.learning_rate=1.5]",
         "no_artefact_of_a_run_holds_the_key",
+        "an_altered_certificate_of_a_finished_run_is_refused[epsilon]",
     )
 ]
 _LAW = ("law", "comparison", "agreement", "made_up", "graph/row_independence", "stand_in")
