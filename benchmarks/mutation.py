@@ -82,31 +82,51 @@ _RESUMED = [
         "an_altered_ledger_is_refused",
         "a_changed_recipe_is_refused_naming_the_key[optimizer.learning_rate=1.5]",
         "no_artefact_of_a_run_holds_the_key",
+        "an_altered_certificate_of_a_finished_run_is_refused[epsilon]",
     )
 ]
 _LAW = ("law", "comparison", "agreement", "made_up", "graph/row_independence", "stand_in")
 _OF_LAW = _tests("clipping", "made_up law row_independence checks clipped_grad") + _tests("clipping/zoo", "zoo")
+_OF_CLIPPING = _tests("clipping", "norms parametrization numerics law clip checks rules clipped_grad graph_engine")
+_OF_ONE = {
+    "closed_form": "cancelling layers",
+    "functional": "functional",
+    "stacked": "stacked functional",
+    "loss": "losses influence",
+    "func": "fallback layers",
+    "identity": "identity",
+    "microbatch": "microbatch",
+    "workers": "workers",
+}
 _OF_TRAINING = [
-    *_tests("training", "learner microbatch state noise draws norm_histogram workers step"),
+    *_tests("training", "learner state noise draws norm_histogram step outputs"),
+    *_tests("clipping", "microbatch workers"),
     *_tests("planning", "defaults resolve"),
     *_tests("evaluation", "scores trained augtest"),
     *_tests("run_folder", "certificate session environment"),
 ]
 
-_WITH_TESTS_OF_THEIR_OWN = ("calibration", "pld", "rdp", "selection", "tan")
+_WITH_TESTS_OF_THEIR_OWN = ("attacker", "calibration", "pld", "rdp", "selection", "tan", "user_level")
+
+_SOLVED = ("least_squares", "moments", "preconditioner")
 
 # The tests that should notice, fastest first; the longest path that a file's path begins with counts.
 TESTS = {
     "accounting/": ["tests/accounting", *_tests("run_folder", "certificate")],
     **{f"accounting/{name}.py": [*_tests("accounting", name), "tests/accounting"] for name in _WITH_TESTS_OF_THEIR_OWN},
     "accounting/gaussian.py": [*_tests("accounting", "pld"), "tests/accounting"],
-    "clipping/": _tests("clipping", "norms parametrization numerics law clip checks rules clipped_grad graph_engine"),
+    "clipping/": _OF_CLIPPING,
+    **{f"clipping/{name}.py": [*_tests("clipping", tests), *_OF_CLIPPING] for name, tests in _OF_ONE.items()},
     "clipping/draws.py": _tests("clipping", "law") + _tests("clipping/zoo", "draws"),
     **{f"clipping/{name}.py": _OF_LAW for name in _LAW},
     "clipping/graph/rules/": _tests("clipping", "rules layers clip graph_engine"),
     "planning/": [*_tests("planning", "defaults resolve"), *_OF_TRAINING, *_tests("cli", "cli")],
     "evaluation/": [*_tests("evaluation", "scores trained augtest"), *_OF_TRAINING, *_tests("cli", "cli"), *_RESUMED],
     "training/": [*_OF_TRAINING, *_tests("cli", "cli"), *_RESUMED],
+    "training/own_loop.py": _tests("training", "own_loop"),
+    **{f"training/{name}.py": _tests("training", "least_squares preconditioner") for name in _SOLVED},
+    "training/features.py": _tests("training", "features"),
+    "training/nonprivate.py": _tests("training", "nonprivate"),
     "training/loop.py": [*_OF_TRAINING, *_RESUMED, *_tests("training", "replay"), *_tests("cli", "cli")],
     "run_folder/": [
         *_tests("run_folder", "ledger_and_files session environment"),
