@@ -2,7 +2,6 @@
 alarms.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.reporting import formats
 from sfumato.reporting.markup import Html, element
-from sfumato.reporting.plots import FIRST, INK, SECOND, drawn
+from sfumato.reporting.plots import INK, SERIES, drawn
 from sfumato.run_folder.record import Certificate, Recorded
 
 LEAST = 1e-5
@@ -74,20 +73,19 @@ def draw_rates(figure: Any, least: float, curves: list[tuple[str, Any, Any]]) ->
         least: Where the axes begin.
         curves: The name of each, rates of false positives, rates of true ones.
     """
+    figure.subplots_adjust(left=72 / 736, right=1 - 24 / 736)
     axes = figure.subplots()
     axes.plot([least, 1], [least, 1], color=INK, linestyle=(0, (2, 3)), linewidth=1.5, label="guessing")
-    for (name, false_positives, true_positives), colour in zip(curves, (FIRST, SECOND), strict=False):
+    for (name, false_positives, true_positives), colour in zip(curves, SERIES, strict=False):
         axes.plot(false_positives, true_positives, color=colour, label=name)
-    for scale in (axes.set_xscale, axes.set_yscale):
-        scale("log")
-    for limit, axis in ((axes.set_xlim, axes.xaxis), (axes.set_ylim, axes.yaxis)):
-        limit(least, 1)
-        axis.set_major_formatter(_per_cent())
+    for set_scale, set_limits, axis in (
+        (axes.set_xscale, axes.set_xlim, axes.xaxis),
+        (axes.set_yscale, axes.set_ylim, axes.yaxis),
+    ):
+        set_scale("log")
+        set_limits(least, 1)
+        axis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
     axes.minorticks_off()
     axes.set_xlabel("false alarms")
     axes.set_title("Recognised of those that took part")
     axes.legend(loc="lower right", handlelength=1.6)
-
-
-def _per_cent() -> Callable[[float, Any], str]:
-    return lambda value, _: f"{100 * value:g} %"
