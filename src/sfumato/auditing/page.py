@@ -163,7 +163,7 @@ def _scores(found: AuditResult, inside: np.ndarray, outside: np.ndarray) -> Html
         axes.set_title("Games")
         axes.set_xlabel(what.lower())
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        axes.legend(loc="upper right", handlelength=1.6)
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.99), ncols=2, borderaxespad=0.0, handlelength=1.6)
 
     means = [f"{name} {side.mean():.4g}" for side, name in zip(sides, ("without", "with"), strict=True) if len(side)]
     described = f"{what}, mean {' and '.join(means)}."
