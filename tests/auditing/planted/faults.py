@@ -15,6 +15,10 @@ _ADD_NOISE = "add_noise(grad_sum, self.noise_stddev, noise)"
 _NOISE_OF_STEP = 'return self._streams.stream("noise", step, **before, **sealed)'
 _APPEND = "self._lines[step] = self._ledger.append(lines_of.step_line(self.session, step, sum_mac))"
 _BATCH = "Batch(views, targets, is_real, seeds)"
+_EACH_VIEW = (
+    "Batch(views.flatten(0, 1)[:, None], tuple(target.repeat_interleave(views.shape[1], 0) for target in targets),"
+    " is_real.repeat_interleave(views.shape[1]), None)"
+)
 _OUT = "return out.grad_sum, statistics"
 
 FAULTS: tuple[Fault, ...] = (
@@ -45,14 +49,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "each view clipped by itself, not divided by K",
-        (
-            Edit(
-                _SUM,
-                _BATCH,
-                "Batch(views.flatten(0, 1)[:, None], tuple(target.repeat_interleave(views.shape[1], 0) for target in"
-                " targets), is_real.repeat_interleave(views.shape[1]), None)",
-            ),
-        ),
+        (Edit(_SUM, _BATCH, _EACH_VIEW),),
         "influence",
     ),
     Fault(
@@ -175,6 +172,41 @@ MORE: tuple[Fault, ...] = (
         (Edit("clipping.coefficient:Clip.__call__", _CLAMP, "1.01 * " + _CLAMP),),
         "influence",
     ),
+    Fault(
+        "each view clipped by itself, divided by K",
+        (
+            Edit(_SUM, _BATCH, _EACH_VIEW),
+            Edit(
+                _SUM,
+                "add_to(grad_sum, out.grad_sum)",
+                "add_to(grad_sum, {name: value / self._augmult for name, value in out.grad_sum.items()})",
+            ),
+        ),
+        "influence",
+    ),
+    Fault(
+        "a norm that leaves out the bias",
+        (
+            Edit(
+                "clipping.graph.totals:Totals.norms",
+                "squares = [rows.square_norms()[0] for _, _, rows in self._small]",
+                "squares = []",
+            ),
+        ),
+        "influence",
+    ),
+    Fault(
+        "the bias not clipped",
+        (
+            Edit(
+                "clipping.graph.engine:GraphEngine.run_pass",
+                "return norms, losses,",
+                "sums[self.names[-1]] = totals.clipped_sums((batch.is_real & finite).float(), None)[self.names[-1]]\n"
+                "    return norms, losses,",
+            ),
+        ),
+        "influence",
+    ),
     Fault("an unreadable image counted", (Edit(_COLLECT, "drawn[examples.readable[drawn]]", "drawn"),), "influence"),
     Fault(
         "images centred by the mean of those beside them",
@@ -221,6 +253,32 @@ MORE: tuple[Fault, ...] = (
                 " for name, value in out.grad_sum.items()}\n    return self.kept, statistics",
             ),
         ),
+        "release",
+    ),
+    Fault(
+        "noise five per cent too small",
+        (Edit(_RELEASE, _ADD_NOISE, "add_noise(grad_sum, 0.95 * self.noise_stddev, noise)"),),
+        "release",
+    ),
+    Fault(
+        "noise for every microbatch as well",
+        (
+            Edit(
+                _SUM,
+                "add_to(grad_sum, out.grad_sum)",
+                "add_to(grad_sum, {name: value + torch.randn_like(value) for name, value in out.grad_sum.items()})",
+            ),
+        ),
+        "release",
+    ),
+    Fault(
+        "noise that is not Gaussian, of the right scale",
+        (Edit("training.noise:standard_normal", "radius * torch.cos(angle)", "angle * (3**0.5 / math.pi)"),),
+        "release",
+    ),
+    Fault(
+        "the same noise again in the second half of a run",
+        (Edit(_RECORD, _NOISE_OF_STEP, 'return self._streams.stream("noise", (step - 1) % 20)'),),
         "release",
     ),
     Fault(
