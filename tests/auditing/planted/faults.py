@@ -179,7 +179,7 @@ MORE: tuple[Fault, ...] = (
             Edit(
                 _SUM,
                 "add_to(grad_sum, out.grad_sum)",
-                "add_to(grad_sum, {name: value / self._augmult for name, value in out.grad_sum.items()})",
+                "add_to(grad_sum, {name: value / max(1, self._augmult) for name, value in out.grad_sum.items()})",
             ),
         ),
         "influence",
