@@ -39,6 +39,8 @@ def row(name: str, edits: tuple[Edit, ...]) -> str:
     laws.forget()
     if not found:
         return f"| {name} | no law | |"
+    if all(said.startswith(laws.REFUSES) for said in found.values()):
+        return f"| {name} | before the first image {next(iter(found.values()))} | exact |"
     exact = [law for law in found if law not in laws.STATISTICAL]
     first = (exact or list(found))[0]
     return f"| {name} | {', '.join(found)}: {found[first]} | {'exact' if exact else '1 - 10^-6'} |"

@@ -190,7 +190,7 @@ MORE: tuple[Fault, ...] = (
             Edit(
                 "clipping.graph.totals:Totals.norms",
                 "squares = [rows.square_norms()[0] for _, _, rows in self._small]",
-                "squares = []",
+                "squares = [0 * rows.square_norms()[0] for _, _, rows in self._small]",
             ),
         ),
         "influence",

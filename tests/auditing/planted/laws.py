@@ -200,6 +200,7 @@ def audit() -> str | None:
 LAWS: dict[str, Law] = {
     law.__name__: law for law in (influence, public, networks, release, sampling, account, secret, weights, audit)
 }
+REFUSES = "the product refuses"
 STATISTICAL = ("release", "sampling", "audit")
 
 
@@ -208,7 +209,7 @@ def broken(law: Law) -> str | None:
     try:
         return law()
     except InputError as refused:
-        return f"the product refuses: {refused}"
+        return f"{REFUSES}: {refused}"
 
 
 @functools.cache
