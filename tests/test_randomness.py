@@ -90,3 +90,21 @@ def test_what_a_stream_is_bound_to_changes_every_bit():
     for number, one in enumerate(words):
         for other in words[:number]:
             assert abs(np.unpackbits((one ^ other).view(np.uint8)).mean() - 0.5) < 0.02
+
+
+@pytest.mark.parametrize("change", ["session", "data", "recipe", "environment"])
+def test_a_change_of_session_data_recipe_or_environment_changes_every_bit_of_noise(change):
+    key = new_key()
+    context, session = {"recipe": "r", "data": "d"}, {"number": 0, "environment": "e"}
+    other_context = {**context, change: "other"} if change in context else context
+    other_session = (
+        {**session, "number": 1}
+        if change == "session"
+        else {**session, change: "other"}
+        if change in session
+        else session
+    )
+    a = Streams(key, context, session).stream("noise", 3).uint64(4096)
+    b = Streams(key, other_context, other_session).stream("noise", 3).uint64(4096)
+    flipped = np.unpackbits((a ^ b).view(np.uint8)).mean()
+    assert abs(flipped - 0.5) < 0.01

@@ -7,8 +7,9 @@ import pytest
 from scipy.signal import fftconvolve
 from scipy.stats import norm
 
+from sfumato.accounting import attacker as attacking
 from sfumato.accounting.accountants import epsilon
-from sfumato.accounting.attacker import FALSE_POSITIVES, attacker
+from sfumato.accounting.attacker import FALSE_POSITIVES, attacker, true_positive_rates
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection
 
@@ -46,14 +47,14 @@ def added(one, other):
     return total[middle - reach : middle + reach + 1]
 
 
-def by_convolution(q, sigma, num_steps):
+def by_convolution(q, sigma, num_steps, rates=FALSE_POSITIVES):
     """The same of many updates: losses on a fine grid, rounded to the nearest, added up by FFT."""
     x = np.linspace(-12 * sigma, 12 * sigma + 1, 400_001)
     loss = np.log1p(q * np.expm1((x - 0.5) / sigma**2))
     width = 2e-4 * max(1.0, math.sqrt(num_steps) * q / sigma)
     middle = int(math.ceil(max(-loss.min(), loss.max()) / width))
     density = norm.pdf(x / sigma)
-    worst_advantage, worst = 0.0, np.zeros(len(FALSE_POSITIVES))
+    worst_advantage, worst = 0.0, np.zeros(len(rates))
     for sign in (1, -1):  # the losses of the upper distribution against the lower one
         upper = density * np.exp(loss) if sign == 1 else density
         mass = np.bincount(np.rint(sign * loss / width).astype(int) + middle, upper, 2 * middle + 1)
@@ -68,7 +69,7 @@ def by_convolution(q, sigma, num_steps):
         other = total * np.exp(-losses.clip(-700))
         power_of_test, size = np.cumsum(total[::-1]), np.cumsum(other[::-1])
         worst_advantage = max(worst_advantage, float((power_of_test - size).max()))
-        worst = np.maximum(worst, np.interp(FALSE_POSITIVES, size, power_of_test))
+        worst = np.maximum(worst, np.interp(rates, size, power_of_test))
     return worst_advantage, worst
 
 
@@ -78,12 +79,14 @@ MORE = [(0.3, 8.0, 300), (0.01, 0.8, 50), (0.15, 4.0, 500)]
 
 @pytest.mark.parametrize(("q", "sigma", "num_steps"), [*SETTINGS, *MORE])
 def test_many_updates_are_within_a_hundredth_above_and_never_below(q, sigma, num_steps):
-    found = attacker(Mechanism(10_000, round(10_000 * q), sigma, num_steps))
-    advantage, rates = by_convolution(q, sigma, num_steps)
+    mechanism, curve = Mechanism(10_000, round(10_000 * q), sigma, num_steps), np.linspace(1e-4, 1, 40)
+    found = attacker(mechanism)
+    advantage, exact = by_convolution(q, sigma, num_steps, [*FALSE_POSITIVES, *curve])
     # The truth here is itself rounded, by less than 1e-4.
     assert advantage * (1 - 1e-4) <= found.advantage <= advantage * 1.01
-    for rate, exact in zip(found.true_positives, rates, strict=True):
-        assert exact * (1 - 1e-4) <= rate <= exact * 1.01
+    rates = np.array([*found.true_positives, *true_positive_rates(mechanism, curve)])
+    assert (exact * (1 - 1e-4) <= rates).all() and (rates <= exact * 1.01).all()
+    assert (np.diff(rates[2:]) >= 0).all() and (rates[2:] >= curve).all() and rates[-1] == 1
 
 
 @pytest.mark.parametrize(("sigma", "num_steps"), [(1.0, 1), (5.0, 20)])
@@ -98,6 +101,7 @@ def test_where_no_pld_certifies_pairs_by_renyi_dp_bound_it_from_above(q, sigma, 
     mechanism = Mechanism(10_000, round(10_000 * q), sigma, num_steps)
     tight = attacker(mechanism)
     monkeypatch.setattr("sfumato.accounting.attacker.deltas_pld", lambda *numbers: None)
+    monkeypatch.setattr("sfumato.accounting.attacker._curve", attacking._curve.__wrapped__)
     loose = attacker.__wrapped__(mechanism)  # the answer before is remembered
     assert loose.source == "pairs" and tight.advantage <= loose.advantage <= 1
     assert all(a <= b for a, b in zip(tight.true_positives, loose.true_positives, strict=True))
@@ -127,3 +131,36 @@ def test_a_noisy_score_is_told_though_no_step_was_taken():
     found, nearly = attacker(without, selection), attacker(one, selection)
     assert 0.5 < found.accuracy <= nearly.accuracy < found.accuracy + 0.01
     assert attacker(without).accuracy == 0.5
+
+
+@pytest.mark.parametrize("mechanism", [Mechanism(50, 50, 3.0, 1), Mechanism(50, 10, 1.0, 2)])
+def test_who_picks_one_of_as_many_candidates_is_right_no_more_often_than_stated_and_almost_as_often(mechanism):
+    """Everybody has a coordinate of their own, one takes part, and the largest likelihood ratio is named."""
+    rng, games, sigma, q = np.random.default_rng(0), 40_000, mechanism.noise_multiplier, mechanism.sampling_prob
+    seen = rng.normal(0, sigma, (games, mechanism.num_steps, 50))
+    seen[:, :, 0] += rng.random((games, mechanism.num_steps)) < q
+    scores = np.log1p(q * np.expm1((2 * seen - 1) / (2 * sigma**2))).sum(1)
+    right = (scores.argmax(1) == 0).mean()
+    bound = attacker(mechanism).singled_out
+    spread = math.sqrt(bound * (1 - bound) / games)
+    assert 0.5 * bound < right <= bound + 5 * spread and bound > 1.5 / 50
+    assert attacker(mechanism).candidates == 50
+
+
+def test_of_people_there_are_at_least_as_many_as_the_images_need():
+    found = attacker(Mechanism(1001, 100, 3.0, 10, images_per_unit=4))
+    assert found.candidates == 251 and 1 / 251 < found.singled_out < found.true_positives[0]
+
+
+@pytest.mark.parametrize(("q", "sigma", "num_steps"), SETTINGS)
+def test_another_library_draws_the_same_curve(q, sigma, num_steps):
+    """riskcal (Kulynych et al. 2024), where it is installed."""
+    analysis = pytest.importorskip("riskcal.analysis")
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    one = from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=1e-3, use_connect_dots=True)
+    theirs, mechanism = one.self_compose(num_steps), Mechanism(10_000, round(10_000 * q), sigma, num_steps)
+    rates = np.concatenate([np.geomspace(1e-5, 0.5, 20), [0.7, 0.9, 0.99]])
+    found, exact = true_positive_rates(mechanism, rates), 1 - analysis.get_beta_from_pld(theirs, alpha=rates)
+    np.testing.assert_allclose(found, exact, rtol=0.01)
+    assert attacker(mechanism).advantage == pytest.approx(analysis.get_advantage_from_pld(theirs), rel=0.01)

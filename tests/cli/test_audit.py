@@ -78,6 +78,13 @@ def test_a_violated_claim_is_said_with_status_0(capsys, table):
     assert status == 0 and "VIOLATED: the claim of epsilon 1 is refuted" in out
 
 
+def test_a_page_is_written_beside_what_is_printed(capsys, tmp_path, table):
+    words = ["audit", "bounds", table, "--delta", "0.01", "--epsilon", "1"]
+    found = json_of(capsys, *words, "--page", tmp_path / "audit.html")
+    assert found == json_of(capsys, *words) and (tmp_path / "audit.html").read_text().count("<svg") == 3
+    assert "ends in .html" in refused(capsys, *words, "--page", tmp_path / "audit.png")
+
+
 def test_a_canary_audit_states_what_it_ran_and_keeps_its_schema(capsys):
     found = json_of(capsys, *CANARY, "--confidence", "0.9")
     assert KEYS | {"noise_multiplier", "num_runs", "games_per_run", "sampling_prob", "num_steps"} <= found.keys()
@@ -96,7 +103,8 @@ def test_a_membership_audit_states_what_it_ran_keeps_its_schema_and_goes_on(caps
     assert KEYS | {"noise_multiplier", "winner", "seconds", "models_per_second"} <= found.keys()
     jsonschema.validate(found, schema(capsys, "membership-audit"))
     assert found["delta"] == 0.01 and found["num_games"] == 48 and found["violated"] is False
-    again = json_of(capsys, *membership, "--output", tmp_path / "audit")
+    again = json_of(capsys, *membership, "--output", tmp_path / "audit", "--page", tmp_path / "audit.html")
+    assert "loss on the example" in (tmp_path / "audit.html").read_text()
     assert again["bounds"] == found["bounds"]
     said = refused(capsys, *membership, "--output", tmp_path / "audit", "--delta", "0.02")
     assert "other settings (delta)" in said

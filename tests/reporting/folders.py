@@ -81,7 +81,8 @@ RELATION = "one image's contribution replaced by zero; the number of images is f
 def attacker(accuracy: float) -> dict[str, Any]:
     """What somebody can tell, of a certificate."""
     rates = {"true_positives_at_1_percent": 0.0684, "true_positives_at_0_1_percent": 0.0127}
-    return {"advantage": 2 * accuracy - 1, "accuracy": accuracy, **rates, "source": "pld"}
+    one = {"candidates": 1437, "singled_out": 0.0091}
+    return {"advantage": 2 * accuracy - 1, "accuracy": accuracy, **rates, **one, "source": "pld"}
 
 
 def private_certificate(**changes: Any) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sfumato.accounting import attacker as attacking
+from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
 from sfumato.reporting import formats
 from sfumato.reporting.page import write_report
@@ -213,6 +215,47 @@ def test_an_attacker_is_told_by_the_mechanism_s_own_trade_off(tmp_path):
     assert "at most 6.84 % of those that did; with 0.1 %, at most 1.27 %" in text and "95.26" not in text
 
 
+def test_the_chance_of_naming_the_one_that_took_part_is_told_beside_a_blind_guess_s(tmp_path):
+    text = Page(private(tmp_path)).text
+    assert "Who has 1,437 candidates" in text and "a chance of at most 1 in 109; a blind guess has 1 in 1,437" in text
+
+
+OF_PERSONS = {
+    "unit": "one person with at most 3 images",
+    "max_images_per_person": 3,
+    "epsilon_person": 10.7012,
+    "person_groups": "declared, not checked",
+}
+
+
+@pytest.mark.parametrize(
+    "stated, beside",
+    [
+        ({}, {}),
+        (OF_PERSONS, {"images_per_unit": 3}),
+        ({**OF_PERSONS, "drawn": "people"}, {}),  # each is one of N
+        ({"max_images_per_person": 3, "epsilon_person": 10.7012, "person_groups": "checked"}, {}),
+        ({"first_release_noise": 2.0}, {"first_release_noise": 2.0}),
+    ],
+)
+def test_the_curve_of_what_an_attacker_gains_is_that_of_the_certificate_s_mechanism(tmp_path, stated, beside):
+    """Computed here from its numbers; the text that describes the figure tells four points of it."""
+    numbers = (folders.NUMBERS[key] for key in ("num_examples", "batch_size", "noise_multiplier", "num_steps"))
+    bound = attacking.true_positive_rates(Mechanism(*numbers, **beside), [1e-4, 1e-3, 0.01, 0.1])
+    described = re.search(r'<desc id="attack-description">([^<]*)<', private(tmp_path, **stated)).group(1)
+    told = [float(share) / 100 for share in re.findall(r"alarms: ([\d.]+) %", described)]
+    assert len(told) == 4
+    for share, exact in zip(told, bound, strict=True):
+        assert exact <= share + 1e-12 and share <= exact * 1.001 + 1e-4  # rounded up
+
+
+def test_where_a_run_was_chosen_or_is_not_private_no_curve_is_drawn(tmp_path):
+    selected = {"selected_from": 10.0, "selection_shape": 0.0}
+    assert "attack-title" not in private(tmp_path, **selected)
+    folder = folders.write_run(tmp_path / "seeded", *RUNS["seeded"])
+    assert "attack-title" not in write_report(folder).read_text()
+
+
 @pytest.mark.parametrize("accuracy, weak", [(0.5, False), (0.95, False), (0.995, True), (1.0, True)])
 def test_weak_protection_is_called_weak(tmp_path, accuracy, weak):
     text = Page(private(tmp_path, attacker=folders.attacker(accuracy))).text
@@ -406,11 +449,10 @@ def test_headings_go_down_one_level_at_a_time_and_figures_are_named(tmp_path):
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
     assert levels[0] == 1 and levels.count(1) == 1 and set(levels) == {1, 2}
     figures = [attributes for tag, attributes in page.elements if tag == "svg"]
-    assert (
-        len(figures) == 1
-        and figures[0]["role"] == "img"
-        and figures[0]["aria-labelledby"] == "curves-title curves-description"
-    )
+    assert [figure["role"] for figure in figures] == ["img"] * 2
+    assert [figure["aria-labelledby"] for figure in figures] == [
+        f"{name}-title {name}-description" for name in ("attack", "curves")
+    ]
 
 
 def luminance(colour: str) -> float:

@@ -10,6 +10,7 @@ where it allows 95 % right guesses the mechanism may allow 65 %.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -36,6 +37,10 @@ class Attacker:
         advantage: True positives less false ones, at the best threshold: total variation.
         accuracy: Of guesses at even odds: (1 + advantage) / 2.
         true_positives: At each of `FALSE_POSITIVES`.
+        candidates: Units that training may have used: N images, or as many people as N images belong to
+            at least.
+        singled_out: How often somebody names the one that took part among so many candidates, each as
+            likely, where all else that was trained on is known. Blind guesses are right once in so many.
         source: "pld": the mechanism's own trade-off; "pairs": from several (epsilon, delta) by Renyi
             DP, where no PLD certifies.
     """
@@ -43,6 +48,8 @@ class Attacker:
     advantage: float
     accuracy: float
     true_positives: tuple[float, ...]
+    candidates: int
+    singled_out: float
     source: Literal["pld", "pairs"]
 
 
@@ -60,16 +67,44 @@ def attacker(mechanism: Mechanism, selection: Selection | None = None) -> Attack
         >>> round(bound.accuracy, 3), bound.source
         (0.654, 'pld')
     """
-    if mechanism.releases_nothing and (selection is None or selection.score_noise is None):
-        return Attacker(0.0, 0.5, FALSE_POSITIVES, "pld")
+    candidates = _candidates(mechanism)
+    *rates, singled_out = true_positive_rates(mechanism, (*FALSE_POSITIVES, 1 / candidates), selection).tolist()
+    advantage, source = _advantage(mechanism, selection)
+    return Attacker(advantage, (1 + advantage) / 2, tuple(rates), candidates, singled_out, source)
+
+
+def true_positive_rates(
+    mechanism: Mechanism, false_positives: Sequence[float], selection: Selection | None = None
+) -> np.ndarray:
+    """The whole curve: how often, at most, an attacker recognises a unit that took part, at each rate of false alarms.
+
+    The one who has to name one of N candidates is covered at the rate 1 / N: where nobody took part, their N answers
+    have probabilities that sum to 1, and the curve is concave (`Kulynych et al. (2025)
+    <https://arxiv.org/abs/2507.06969>`_).
+
+    Args:
+        mechanism: Poisson sampling.
+        false_positives: Rates, each in [0, 1].
+        selection: As of `attacker`.
+
+    Returns:
+        (n,): upper bounds, in [0, 1].
+    """
+    rates = np.asarray(false_positives, dtype=np.float64)
+    if _tells_nothing(mechanism, selection):
+        return rates
     if not mechanism.has_noise:
-        return Attacker(1.0, 1.0, (1.0,) * len(FALSE_POSITIVES), "pairs")
-    images = min(mechanism.images_per_unit, mechanism.num_examples)
+        return np.ones_like(rates)
     if selection is None and _is_gaussian(mechanism):
-        return _of_gaussian(mechanism.replace(images_per_unit=images).gaussian_mu)
-    if selection is not None:
-        return _of_pairs(*_pairs(mechanism, selection), "pairs")
-    return _of_pairs(*_curve(mechanism))
+        from scipy.stats import norm
+
+        # Without sampling the trade-off is in closed form (Dong et al. 2022): a difference of mu standard deviations.
+        return norm.sf(norm.isf(rates) - _gaussian_mu(mechanism))
+    epsilons, deltas, _ = _curve(mechanism) if selection is None else (*_pairs(mechanism, selection), None)
+    epsilons, rates = np.minimum(epsilons, 700.0), rates[:, None]  # e^700 is finite, and bounds nothing
+    # With the roles exchanged: true negatives are e^epsilon times the false ones and delta, at most.
+    exchanged = 1 - np.exp(-epsilons) * (1 - rates - deltas)
+    return np.minimum(np.exp(epsilons) * rates + deltas, exchanged).min(1).clip(0.0, 1.0)
 
 
 def curve(mechanism: Mechanism) -> tuple[np.ndarray, np.ndarray]:
@@ -89,9 +124,8 @@ def curve(mechanism: Mechanism) -> tuple[np.ndarray, np.ndarray]:
         return _EPSILONS, np.zeros_like(_EPSILONS)
     if not mechanism.has_noise:
         return _EPSILONS, np.ones_like(_EPSILONS)
-    images = min(mechanism.images_per_unit, mechanism.num_examples)
     if _is_gaussian(mechanism):
-        mu = mechanism.replace(images_per_unit=images).gaussian_mu
+        mu = _gaussian_mu(mechanism)
         deltas = np.exp([log_delta_gaussian(mu, epsilon) for epsilon in _EPSILONS.tolist()])
         return _EPSILONS, np.minimum(deltas * (1 + 1e-9), 1.0)
     epsilons, deltas, _ = _curve(mechanism)
@@ -103,6 +137,36 @@ def _is_gaussian(mechanism: Mechanism) -> bool:
     return mechanism.sampling_prob == 1 or mechanism.num_steps == 0
 
 
+def _gaussian_mu(mechanism: Mechanism) -> float:
+    return mechanism.replace(images_per_unit=min(mechanism.images_per_unit, mechanism.num_examples)).gaussian_mu
+
+
+def _tells_nothing(mechanism: Mechanism, selection: Selection | None) -> bool:
+    return mechanism.releases_nothing and (selection is None or selection.score_noise is None)
+
+
+def _candidates(mechanism: Mechanism) -> int:
+    return max(1, -(-mechanism.num_examples // mechanism.images_per_unit))
+
+
+def _advantage(mechanism: Mechanism, selection: Selection | None) -> tuple[float, Literal["pld", "pairs"]]:
+    """True positives less false ones, at the best threshold, at most; and where that is from."""
+    if _tells_nothing(mechanism, selection):
+        return 0.0, "pld"
+    if not mechanism.has_noise:
+        return 1.0, "pairs"
+    if selection is None and _is_gaussian(mechanism):
+        from scipy.stats import norm
+
+        return float(2 * norm.cdf(_gaussian_mu(mechanism) / 2) - 1), "pld"
+    epsilons, deltas, source = _curve(mechanism) if selection is None else (*_pairs(mechanism, selection), "pairs")
+    with np.errstate(over="ignore"):
+        # Of (epsilon, delta) the advantage is (e^epsilon - 1 + 2 delta) / (e^epsilon + 1).
+        advantages = 1 - 2 * (1 - deltas) / (np.exp(epsilons) + 1)
+    return min(1.0, float(advantages.min())), source
+
+
+@functools.lru_cache(maxsize=64)
 def _curve(mechanism: Mechanism) -> tuple[np.ndarray, np.ndarray, Literal["pld", "pairs"]]:
     images = min(mechanism.images_per_unit, mechanism.num_examples)
     if images <= MOST_IMAGES:
@@ -114,30 +178,9 @@ def _curve(mechanism: Mechanism) -> tuple[np.ndarray, np.ndarray, Literal["pld",
     return *_pairs(mechanism, None), "pairs"
 
 
+@functools.lru_cache(maxsize=64)
 def _pairs(mechanism: Mechanism, selection: Selection | None) -> tuple[np.ndarray, np.ndarray]:
     accountant: Accountant = "rdp" if min(mechanism.images_per_unit, mechanism.num_examples) == 1 else "pld"
     pairs = [(epsilon(mechanism, delta, accountant, selection).epsilon, delta) for delta in _DELTAS.tolist()]
     found = np.array(pairs)
     return found[:, 0], found[:, 1]
-
-
-def _of_pairs(epsilons: np.ndarray, deltas: np.ndarray, source: Literal["pld", "pairs"]) -> Attacker:
-    """From bounds that all hold at once."""
-    with np.errstate(over="ignore"):
-        growth = np.exp(epsilons)
-    # Of (epsilon, delta) the advantage is (e^epsilon - 1 + 2 delta) / (e^epsilon + 1).
-    advantages = 1 - 2 * (1 - deltas) / (growth + 1)
-    advantage = min(1.0, float(advantages.min()))
-    rates = tuple(min(1.0, float((growth * rate + deltas).min())) for rate in FALSE_POSITIVES)
-    return Attacker(advantage, (1 + advantage) / 2, rates, source)
-
-
-def _of_gaussian(mu: float) -> Attacker:
-    """Without sampling the trade-off is in closed form (`Dong et al. (2022)
-    <https://arxiv.org/abs/1905.02383>`_): a difference of mu standard deviations.
-    """
-    from scipy.stats import norm
-
-    advantage = float(2 * norm.cdf(mu / 2) - 1)
-    rates = tuple(float(norm.sf(norm.isf(rate) - mu)) for rate in FALSE_POSITIVES)
-    return Attacker(advantage, (1 + advantage) / 2, rates, "pld")

@@ -68,6 +68,7 @@ def audit_canary(
     num_games: int = 200_000,
     confidence: float = 0.95,
     report: Callable[[str], None] = lambda text: None,
+    keep: Callable[[np.ndarray, np.ndarray], None] = lambda scores, members: None,
 ) -> CanaryResult:
     """Attacks the product's own private step, at noise calibrated to an epsilon.
 
@@ -82,9 +83,7 @@ def audit_canary(
         num_games: At least so many are played, in as many runs as that takes.
         confidence: Of each bound.
         report: Is told how far it has come.
-
-    Returns:
-        The result, its scores forgotten.
+        keep: Is given scores and membership of every game, which the result forgets.
 
     Raises:
         InputError: If an argument is out of range, the budget is impossible, or the games are too
@@ -105,6 +104,7 @@ def audit_canary(
     mechanism = mechanism.replace(noise_multiplier=sigma)
     report(f"{num_runs} runs of {num_canaries:,} canaries, {num_steps} updates each, at noise multiplier {sigma:g}")
     scores, members = play(mechanism, num_runs, report)
+    keep(scores, members)
     nominal = accountants.epsilon(mechanism, delta).epsilon
     found = audit_scores(
         scores, members, delta=delta, confidence=confidence, nominal_epsilon=nominal, mechanism=mechanism

@@ -48,6 +48,7 @@ def audit_membership(
     confidence: float = 0.999,
     output: Path | str | None = None,
     report: Callable[[str], None] = lambda text: None,
+    keep: Callable[[np.ndarray, np.ndarray], None] = lambda scores, members: None,
 ) -> MembershipResult:
     """Trains LeNets on MNIST with one example z and without it, and tells them apart by the loss on z.
 
@@ -66,6 +67,7 @@ def audit_membership(
         confidence: Of each bound.
         output: A folder that keeps what is trained, so that the same call goes on; only its owner reads it.
         report: Is told how far it has come.
+        keep: Is given minus the loss on z, and membership, of every model.
 
     Raises:
         InputError: If an argument is out of range, MNIST is missing, the models are too few for any bound above 0,
@@ -85,7 +87,7 @@ def audit_membership(
         torch.manual_seed(_SEED)
         network = LeNet(10)
     audit = Audit(problem, network, epsilon, delta, num_models, fixed_batches, augmult, report)
-    return audit.run(confidence, None if output is None else Path(output))
+    return audit.run(confidence, None if output is None else Path(output), keep)
 
 
 class Audit:
@@ -108,7 +110,12 @@ class Audit:
         self._products: dict[float, Product] = {}
         self._stopped = threading.Event()
 
-    def run(self, confidence: float, folder: Path | None = None) -> MembershipResult:
+    def run(
+        self,
+        confidence: float,
+        folder: Path | None = None,
+        keep: Callable[[np.ndarray, np.ndarray], None] = lambda scores, members: None,
+    ) -> MembershipResult:
         """Both phases, and the judgement."""
         started = time.perf_counter()
         kept = Kept(folder, self._settings(confidence))
@@ -129,9 +136,11 @@ class Audit:
         nominal = accountants.epsilon(claim, self.delta).epsilon
         # Who has seen z loses less on it. A model that diverged has no loss: it is as if it had lost all.
         scores = -np.nan_to_num(np.array([*members, *non_members]), nan=math.inf)
+        took_part = np.repeat([1, 0], [len(members), len(non_members)])
+        keep(scores, took_part)
         found = audit_scores(
             scores,
-            [1] * len(members) + [0] * len(non_members),
+            took_part,
             delta=self.delta,
             confidence=confidence,
             nominal_epsilon=nominal,

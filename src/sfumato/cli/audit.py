@@ -1,7 +1,7 @@
 """`sfumato audit`: what attacks show, beside what a certificate promises."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 Confidence = Annotated[float, typer.Option(help="Of each bound.")]
+Page = Annotated[
+    Path | None, typer.Option("--page", help="An HTML file to write: the attack's curve, its scores, its bounds.")
+]
 
 
 @app.command()
@@ -24,6 +27,7 @@ def bounds(
     delta: Annotated[float, typer.Option(help="Delta of the claim.")],
     epsilon: Annotated[float | None, typer.Option(help="The claimed epsilon, if there is one.")] = None,
     confidence: Confidence = 0.95,
+    page: Page = None,
     json_: options.Json = False,
 ) -> None:
     """Lower bounds on epsilon from scores that anybody's attack gave: a higher score says that the
@@ -32,8 +36,10 @@ def bounds(
     from sfumato.auditing.bounds import audit_scores
     from sfumato.auditing.scores_file import read_scores
 
+    kept = _Kept(page)
     given, members = read_scores(scores)
-    _print(audit_scores(given, members, delta=delta, confidence=confidence, nominal_epsilon=epsilon), json_)
+    kept(given, members)
+    _print(audit_scores(given, members, delta=delta, confidence=confidence, nominal_epsilon=epsilon), json_, kept)
 
 
 @app.command()
@@ -44,6 +50,7 @@ def canary(
     sampling_prob: Annotated[float, typer.Option(help="Probability that an update draws a canary.")] = 0.1,
     num_games: Annotated[int, typer.Option(help="At least so many are played; thousands in each run.")] = 200_000,
     confidence: Confidence = 0.95,
+    page: Page = None,
     json_: options.Json = False,
 ) -> None:
     """Attacks the product's own private step as one who sees every update and put a worst-case example
@@ -51,6 +58,7 @@ def canary(
     """
     from sfumato.auditing.canary import audit_canary
 
+    kept = _Kept(page)
     found = audit_canary(
         epsilon=epsilon,
         delta=delta,
@@ -59,13 +67,14 @@ def canary(
         num_games=num_games,
         confidence=confidence,
         report=output.note,
+        keep=kept,
     )
     if not json_:
         output.say(
             f"{found.num_runs} runs of {found.games_per_run:,} canaries: {found.num_steps} updates, q "
             f"{found.sampling_prob:g}, noise multiplier {found.noise_multiplier:g}"
         )
-    _print(found, json_)
+    _print(found, json_, kept)
 
 
 @app.command()
@@ -83,6 +92,7 @@ def membership(
     output_: Annotated[
         Path | None, typer.Option("--output", help="A folder that keeps what is trained: the same command goes on.")
     ] = None,
+    page: Page = None,
     json_: options.Json = False,
 ) -> None:
     """Trains many small models on MNIST with one example and without it, and tells them apart by their
@@ -90,6 +100,7 @@ def membership(
     """
     from sfumato.auditing.membership import audit_membership
 
+    kept = _Kept(page)
     found = audit_membership(
         epsilon=epsilon,
         num_models=num_models,
@@ -101,6 +112,7 @@ def membership(
         confidence=confidence,
         output=output_,
         report=output.note,
+        keep=kept,
     )
     if not json_:
         won = found.winner
@@ -116,10 +128,33 @@ def membership(
                 f"the claim is without amplification by sampling: epsilon {epsilon_text(found.nominal_epsilon)} of the "
                 f"{found.num_claimed_steps} updates whose batches hold z"
             )
-    _print(found, json_)
+    _print(found, json_, kept)
 
 
-def _print(found: "AuditResult", json_: bool) -> None:
+class _Kept:
+    """What a page is drawn from, kept only where one is asked for."""
+
+    def __init__(self, page: Path | None) -> None:
+        if page is not None:
+            from sfumato.auditing.page import require_page
+
+            require_page(page)
+        self._page = page
+
+    def __call__(self, scores: Any, members: Any) -> None:
+        if self._page is not None:
+            self._games = scores, members
+
+    def write(self, found: "AuditResult") -> None:
+        if self._page is not None:
+            from sfumato.auditing.page import write_page
+
+            write_page(self._page, found, *self._games)
+            output.note(f"page: {self._page}")
+
+
+def _print(found: "AuditResult", json_: bool, kept: _Kept) -> None:
+    kept.write(found)
     from sfumato.accounting.rounding import delta_text, epsilon_text, lower_epsilon_text
 
     if json_:

@@ -226,7 +226,9 @@ def _attacker(found: dict[str, Any] | None) -> list[tuple[str, str]]:
         for key in ("accuracy", "true_positives_at_1_percent", "true_positives_at_0_1_percent")
     )
     text = f"right at most {right} at even odds; finds at most {at_1} at 1 % false alarms, {at_01} at 0.1 %"
-    return [("an attacker", text)]
+    candidates = found["candidates"]
+    chance = f"at most {formats.chance_at_most(found['singled_out'])}, where a blind guess is 1 in {candidates:,}"
+    return [("an attacker", text), ("singling one out", chance)]
 
 
 def _beside(facts: dict[str, Any]) -> list[tuple[str, str]]:

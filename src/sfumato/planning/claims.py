@@ -32,6 +32,8 @@ class AttackerClaims(Record):
         advantage: True positives less false ones, at the best threshold.
         accuracy: Of guesses at even odds.
         true_positives_at_1_percent: At that rate of false positives.
+        candidates: N images, or as many people as N images belong to at least.
+        singled_out: How often somebody names the one of so many candidates that took part.
         source: "pld": the mechanism's own trade-off; "pairs": from several (epsilon, delta).
     """
 
@@ -39,6 +41,8 @@ class AttackerClaims(Record):
     accuracy: float
     true_positives_at_1_percent: float
     true_positives_at_0_1_percent: float
+    candidates: int
+    singled_out: float
     source: Literal["pld", "pairs"]
 
 
@@ -258,6 +262,8 @@ def attacker_claims(mechanism: Mechanism, selection: "Selection | None" = None) 
         accuracy=bound.accuracy,
         true_positives_at_1_percent=bound.true_positives[0],
         true_positives_at_0_1_percent=bound.true_positives[1],
+        candidates=bound.candidates,
+        singled_out=bound.singled_out,
         source=bound.source,
     )
 

@@ -5,7 +5,16 @@ import math
 
 from sfumato.accounting.rounding import delta_text, epsilon_text
 
-__all__ = ["count", "delta_text", "epsilon_text", "one_in", "per_cent", "per_cent_at_most", "quantity"]
+__all__ = [
+    "chance_at_most",
+    "count",
+    "delta_text",
+    "epsilon_text",
+    "one_in",
+    "per_cent",
+    "per_cent_at_most",
+    "quantity",
+]
 
 
 def per_cent(fraction: float | None) -> str:
@@ -35,6 +44,16 @@ def one_in(probability: float) -> str:
         decimal.Decimal(1), decimal.Decimal(repr(probability))
     )
     return f"1 in {math.floor(times):,}"
+
+
+def chance_at_most(probability: float) -> str:
+    """An upper bound on a probability that may be small: in per cent, or in words.
+
+    Example:
+        >>> chance_at_most(0.12341), chance_at_most(7.777e-04)
+        ('12.35 %', '1 in 1,280')
+    """
+    return per_cent_at_most(probability) if probability >= 0.01 else one_in(probability)
 
 
 def count(value: int) -> str:

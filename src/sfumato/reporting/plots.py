@@ -95,7 +95,7 @@ def training_curves(
     return drawn(draw, 470 if spent else 300, "Training curves", describe(metrics, spent))
 
 
-def drawn(draw: Callable[[Any], None], height: int, title: str, description: str) -> Html:
+def drawn(draw: Callable[[Any], None], height: int, title: str, description: str, name: str = "curves") -> Html:
     """A figure as a part of a page.
 
     Args:
@@ -103,6 +103,7 @@ def drawn(draw: Callable[[Any], None], height: int, title: str, description: str
         height: In pixels.
         title: Of the figure.
         description: What is to be seen, for those who cannot.
+        name: Of the figure, another for each on a page.
     """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -124,7 +125,7 @@ def drawn(draw: Callable[[Any], None], height: int, title: str, description: str
             transparent=True,
             metadata={"Creator": None, "Date": None, "Format": None, "Type": None},
         )
-    return _into_page(written.getvalue(), title, description)
+    return _into_page(written.getvalue(), title, description, name)
 
 
 def describe(metrics: list[Metrics], spent: list[tuple[int, float]]) -> str:
@@ -197,7 +198,7 @@ def at_most(intervals: int, below: float = float("inf")) -> Any:
     return Ticks(intervals)
 
 
-def _into_page(svg: str, title: str, description: str) -> Html:
+def _into_page(svg: str, title: str, description: str, name: str) -> Html:
     """Makes matplotlib's SVG file a part of a page: no prolog, no fixed size, no addresses, the
     page's colours and font.
     """
@@ -211,7 +212,8 @@ def _into_page(svg: str, title: str, description: str) -> Html:
     )  # only marks and clips are referred to; other names would meet those of the page
     for stand_in, variable in VARIABLES.items():
         body = body.replace(stand_in, variable)
-    names = element("title", title, id="curves-title") + element("desc", description, id="curves-description")
-    return Html(
-        f'<svg viewBox="{size}" role="img" aria-labelledby="curves-title curves-description">{names}{body.strip()}'
-    )
+    for refers in ('id="', 'href="#', "url(#"):  # figures of one page may share marks
+        body = body.replace(refers, f"{refers}{name}-")
+    labels = f"{name}-title {name}-description"
+    names = element("title", title, id=f"{name}-title") + element("desc", description, id=f"{name}-description")
+    return Html(f'<svg viewBox="{size}" role="img" aria-labelledby="{labels}">{names}{body.strip()}')

@@ -152,7 +152,16 @@ def _of_attacker(attacker: AttackerClaims) -> str:
     return (
         "Of guesses at even odds. Who accepts false alarms for 1 % of those that took no part recognises at most "
         f"{formats.per_cent_at_most(attacker.true_positives_at_1_percent)} of those that did; with 0.1 %, at most "
-        f"{formats.per_cent_at_most(attacker.true_positives_at_0_1_percent)}. {how}"
+        f"{formats.per_cent_at_most(attacker.true_positives_at_0_1_percent)}. {singled_out(attacker)} {how}"
+    )
+
+
+def singled_out(attacker: AttackerClaims) -> str:
+    """The chance of naming the one of many that took part, in words."""
+    candidates = formats.count(attacker.candidates)
+    return (
+        f"Who has {candidates} candidates, of which one took part, names that one with a chance of at most "
+        f"{formats.chance_at_most(attacker.singled_out)}; a blind guess has 1 in {candidates}."
     )
 
 

@@ -1,0 +1,233 @@
+"""The page of an audit: the curve of the attack beside what the claim allows, the scores of both sides, and the bounds
+beside the claim.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sfumato.accounting.attacker import true_positive_rates
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.accounting.rounding import lower_epsilon_text
+from sfumato.auditing.record import AuditResult, CanaryResult, MembershipResult
+from sfumato.errors import InputError
+from sfumato.reporting import formats
+from sfumato.reporting.attack import draw_rates
+from sfumato.reporting.markup import Html, element
+from sfumato.reporting.page import whole_page
+from sfumato.reporting.plots import FIRST, INK, SECOND, drawn
+from sfumato.run_folder.files import write_atomically
+
+_MOST_POINTS = 400
+_BINS = 60
+_TAIL = 0.001
+"""Of the scores at either end, drawn in the last bin."""
+_LARGEST = 1e100
+"""Scores beyond are infinite to the eye, and in no bar."""
+
+
+def require_page(path: Path | None) -> None:
+    """Raises InputError where no page could be written, before an audit takes its time."""
+    if path is None:
+        return
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"--page writes HTML, not {path.name!r}. Give a name that ends in .html.")
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError(
+            f"{path} cannot be written: it is a folder, or there is no folder {path.parent}. Make it first."
+        )
+
+
+def write_page(path: Path, found: AuditResult, scores: Any, members: Any) -> None:
+    """Writes what `render` gives.
+
+    Raises:
+        MachineError: If it cannot be written; an older one is then intact.
+    """
+    write_atomically(path, render(found, scores, members).encode())
+
+
+def render(found: AuditResult, scores: Any, members: Any) -> str:
+    """The whole page as HTML text.
+
+    Args:
+        found: What the audit ended with.
+        scores: (G,), of all its games.
+        members: (G,), 1 or true where the example took part.
+    """
+    values, coins = np.asarray(scores, dtype=np.float64), np.asarray(members)
+    inside, outside = (np.sort(values[coins == took_part]) for took_part in (1, 0))
+    title = {"bounds": "Scores of an attack", "canary": "Canaries", "membership": "Membership"}[found.audit]
+    games = f"{formats.count(found.num_games)} games at delta {formats.delta_text(found.delta)}"
+    header = element(
+        "header",
+        element("p", "Sfumato audit", class_="kicker"),
+        element("h1", title),
+        element("p", f"{games}. Each bound holds with confidence {100 * found.confidence:g} %.", class_="lead"),
+    )
+    sections = [_verdict(found), _curve(found, inside, outside), _scores(found, inside, outside), _bounds(found)]
+    return whole_page(f"{title} · Sfumato audit", header, *sections)
+
+
+def _verdict(found: AuditResult) -> Html:
+    shown = lower_epsilon_text(found.epsilon_lower_bound) if found.epsilon_lower_bound else None
+    text = (
+        f"Whatever the mechanism is, epsilon is at least {shown}." if shown else "Without assumptions nothing is shown."
+    )
+    if found.nominal_epsilon is None:
+        head, told, kind = "Nothing is claimed", "So there is nothing to refute.", "verdict"
+    else:
+        claim = f"The claim of epsilon {formats.epsilon_text(found.nominal_epsilon)}"
+        head = f"{claim} is {'refuted' if found.violated else 'not refuted'}"
+        told = "" if found.violated else "That is no proof of it."
+        kind = "verdict none" if found.violated else "verdict"
+    return element("div", element("p", head, class_="headline"), element("p", f"{text} {told}".strip()), class_=kind)
+
+
+def _curve(found: AuditResult, inside: np.ndarray, outside: np.ndarray) -> Html:
+    least = 10.0 ** -min(6, max(2, math.ceil(math.log10(len(outside)))))
+    rates = np.geomspace(least, 1, _MOST_POINTS)
+    curves = [("this attack", *counted_rates(inside, outside, rates))]
+    if found.nominal_epsilon is not None:
+        curves.append(("at most, by epsilon and delta", rates, _of_pair(found.nominal_epsilon, found.delta, rates)))
+        mechanism = mechanism_of(found)
+        if mechanism is not None:
+            curves.append(("at most, by the mechanism", rates, true_positive_rates(mechanism, rates.tolist())))
+    figure = drawn(
+        lambda figure: draw_rates(figure, least, curves),
+        400,
+        "The attack's curve",
+        f"Area under the curve {found.auc:.3f}, advantage {found.advantage:.3f}.",
+        "rates",
+    )
+    caption = (
+        "True positives over false ones as they were counted in all games, luck included; both axes are logarithmic. "
+        "Intervals decide about the claim, below."
+    )
+    return _section("What the attack reached", figure, caption)
+
+
+def counted_rates(inside: np.ndarray, outside: np.ndarray, rates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """False and true positives of "took part from this score on", where of those without at most such a share has it.
+
+    Args:
+        inside: Sorted scores with the example.
+        outside: Sorted scores without it.
+        rates: (n,), in (0, 1].
+    """
+    most = np.floor(rates * len(outside) + 1e-9).astype(np.int64)
+    # One more has the next lower score: the threshold lies above it, unless all may have it.
+    below = outside[len(outside) - np.minimum(most, len(outside) - 1) - 1]
+    above = most < len(outside)
+
+    def share(side: np.ndarray) -> np.ndarray:
+        return np.where(above, len(side) - np.searchsorted(side, below, side="right"), len(side)) / len(side)
+
+    return share(outside), share(inside)
+
+
+def _of_pair(epsilon: float, delta: float, rates: np.ndarray) -> np.ndarray:
+    growth = math.exp(min(epsilon, 700.0))
+    return np.minimum(growth * rates + delta, 1 - (1 - rates - delta) / growth).clip(0, 1)
+
+
+def mechanism_of(found: AuditResult) -> Mechanism | None:
+    """What is claimed; None where an epsilon alone is."""
+    if isinstance(found, CanaryResult):
+        count = found.games_per_run
+        return Mechanism(count, round(found.sampling_prob * count), found.noise_multiplier, found.num_steps)
+    if isinstance(found, MembershipResult):
+        count = found.num_examples + 1
+        batch_size = count if found.fixed_batches else found.batch_size
+        return Mechanism(count, batch_size, found.noise_multiplier, found.num_claimed_steps)
+    return None
+
+
+def _scores(found: AuditResult, inside: np.ndarray, outside: np.ndarray) -> Html:
+    is_loss = found.audit == "membership"
+    finite = [side[abs(side) < _LARGEST] for side in (outside, inside)]
+    sides = [-side if is_loss else side for side in finite]
+    what = "Loss on the example" if is_loss else "Score"
+    known = np.concatenate(sides)
+    low, high = np.quantile(known, [_TAIL, 1 - _TAIL]) if len(known) else (0.0, 1.0)
+    edges = np.linspace(low, high if high > low else low + 1, _BINS + 1)
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for side, name, colour in zip(sides, ("without the example", "with it"), (SECOND, FIRST), strict=True):
+            counts, _ = np.histogram(side.clip(edges[0], edges[-1]), edges)
+            axes.stairs(counts, edges, color=colour, fill=True, alpha=0.25)
+            axes.stairs(counts, edges, color=colour, linewidth=1.5, label=name)
+        axes.set_title("Games")
+        axes.set_xlabel(what.lower())
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.99), ncols=2, borderaxespad=0.0, handlelength=1.6)
+
+    means = [f"{name} {side.mean():.4g}" for side, name in zip(sides, ("without", "with"), strict=True) if len(side)]
+    described = f"{what}, mean {' and '.join(means)}."
+    figure = drawn(draw, 320, "Both sides", described, "sides")
+    caption = "Where the two hills lie over each other, no attack by this score can tell. Tails are in the last bars."
+    return _section("Scores with and without the example", figure, caption)
+
+
+def _bounds(found: AuditResult) -> Html:
+    values = [(bound.name, bound.epsilon or 0.0) for bound in found.bounds]
+    power = found.power
+    best = [("an attack that is never wrong", power.perfect)]
+    if power.tight is not None:
+        best.append(("the best attack on a tight mechanism", power.tight))
+
+    def draw(figure: Any) -> None:
+        figure.subplots_adjust(left=130 / 736)
+        axes = figure.subplots()
+        names, epsilons = zip(*reversed(values), strict=True)
+        axes.barh(names, epsilons, height=0.5, color=FIRST)
+        claimed = found.nominal_epsilon
+        if claimed is not None and math.isfinite(claimed):
+            label = f"claimed: {formats.epsilon_text(claimed)}"
+            axes.axvline(claimed, color=INK, linestyle=(0, (2, 3)), linewidth=1.5, label=label)
+            axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.99), borderaxespad=0.0, handlelength=1.6)
+        axes.set_xlim(0, 1.1 * max(*epsilons, claimed or 0.0, 1e-3))
+        axes.grid(axis="y", visible=False)
+        axes.grid(axis="x", visible=True)
+        axes.set_xlabel("epsilon")
+        axes.set_title("At least")
+
+    described = (
+        "; ".join(f"{name}: {lower_epsilon_text(value) if value else 'nothing'}" for name, value in values) + "."
+    )
+    figure = drawn(draw, 240, "Bounds beside the claim", described, "bounds")
+    caption = "By clopper-pearson, so many games show at best: " + ", ".join(
+        f"{name} {lower_epsilon_text(value) if value else 'nothing'}" for name, value in best
+    )
+    rows = [
+        element(
+            "tr",
+            *(
+                element("td", cell)
+                for cell in (
+                    bound.name,
+                    lower_epsilon_text(bound.epsilon) if bound.epsilon else "nothing",
+                    f"{formats.count(bound.false_positives)} of {formats.count(bound.num_non_members)}",
+                    f"{formats.count(bound.true_positives)} of {formats.count(bound.num_members)}",
+                    bound.assumption,
+                )
+            ),
+        )
+        for bound in found.bounds
+    ]
+    names = ("bound", "epsilon at least", "false positives", "true positives", "assumes")
+    head = element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
+    table = element("table", head, element("tbody", *rows), class_="numbers")
+    return element(
+        "section",
+        element("h2", "Bounds beside the claim"),
+        element("figure", figure, element("figcaption", caption + ".")),
+        table,
+    )
+
+
+def _section(title: str, figure: Html, caption: str) -> Html:
+    return element("section", element("h2", title), element("figure", figure, element("figcaption", caption)))

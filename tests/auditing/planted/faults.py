@@ -1,0 +1,359 @@
+"""The table: ways of losing privacy, each as a change to one or two lines.
+
+`FAULTS` are the classic ones, which every run of the tests plants; `MORE` were made up afterwards, to try the laws.
+"""
+
+from tests.auditing.planted.plants import Edit, Fault
+
+_COLLECT, _RELEASE = "training.step:PrivateStep.collect", "training.step:PrivateStep.release"
+_SUM, _RECORD, _OF_STEP = (
+    "clipping.clipped_grad:GradFn._sum",
+    "training.draws:Draws.record",
+    "training.draws:Draws.of_step",
+)
+_ADD_NOISE = "add_noise(grad_sum, self.noise_stddev, noise)"
+_NOISE_OF_STEP = 'return self._streams.stream("noise", step, **before, **sealed)'
+_APPEND = "self._lines[step] = self._ledger.append(lines_of.step_line(self.session, step, sum_mac))"
+_BATCH = "Batch(views, targets, is_real, seeds)"
+_EACH_VIEW = (
+    "Batch(views.flatten(0, 1)[:, None], tuple(target.repeat_interleave(views.shape[1], 0) for target in targets),"
+    " is_real.repeat_interleave(views.shape[1]), None)"
+)
+_OUT = "return out.grad_sum, statistics"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "no clipping",
+        (
+            Edit(
+                "clipping.coefficient:Clip.__call__",
+                "torch.clamp(1 / norms, max=1 / self.clipping_norm)",
+                "torch.full_like(norms, 1 / self.clipping_norm)",
+            ),
+        ),
+        "influence",
+    ),
+    Fault(
+        "clipped after averaging over the batch",
+        (
+            Edit(_SUM, "clipped_sum(self._coefficient,", "clipped_sum(torch.ones_like,"),
+            Edit(
+                _SUM,
+                "return ClippedGrad(grad_sum, torch.cat(norms)",
+                "mean = torch.cat([value.flatten() for value in grad_sum.values()]).norm() / len(rows)\n"
+                "    grad_sum = {name: value * self._coefficient(mean) for name, value in grad_sum.items()}\n"
+                "    return ClippedGrad(grad_sum, torch.cat(norms)",
+            ),
+        ),
+        "influence",
+    ),
+    Fault(
+        "each view clipped by itself, not divided by K",
+        (Edit(_SUM, _BATCH, _EACH_VIEW),),
+        "influence",
+    ),
+    Fault(
+        "padding counted",
+        (
+            Edit(
+                _SUM,
+                "torch.arange(filled, device=views.device) < count",
+                "torch.ones(filled, dtype=torch.bool, device=views.device)",
+            ),
+        ),
+        "influence",
+    ),
+    Fault(
+        "noise divided by the batch size twice",
+        (Edit(_RELEASE, _ADD_NOISE, "add_noise(grad_sum, self.noise_stddev / self.mechanism.batch_size, noise)"),),
+        "release",
+    ),
+    Fault(
+        "noise too small by the root of the accumulation steps",
+        (
+            Edit(
+                _RELEASE,
+                _ADD_NOISE,
+                "add_noise(grad_sum, self.noise_stddev"
+                " / (self.mechanism.batch_size / self.grad_fn.microbatch_size) ** 0.5, noise)",
+            ),
+        ),
+        "release",
+    ),
+    Fault(
+        "the same noise twice",
+        (Edit(_RECORD, _NOISE_OF_STEP, 'return self._streams.stream("noise", (step + 1) // 2)'),),
+        "release",
+    ),
+    Fault(
+        "noise from a seed that the adversary knows",
+        (Edit("run_folder.session:begin", "randomness.new_key()", "randomness.key_from_seed(0)"),),
+        "secret",
+    ),
+    Fault(
+        "batch normalisation let through",
+        (
+            # Six checks stand in its way, each by itself.
+            Edit("clipping.law:Law._refuse_mixing", "if not rows_agree(leaf,", "if False and not rows_agree(leaf,"),
+            Edit(
+                "clipping.law:Law._refuse_mixing",
+                "rows_agree(losses, [view.loss[None] for view in alone], _ROWS[double])\n",
+                "True or rows_agree(losses, [view.loss[None] for view in alone], _ROWS[double])\n",
+            ),
+            Edit(
+                "clipping.graph.row_independence:RowDimension._refusal",
+                'name == "batch_norm" and given.get("training")',
+                "False",
+            ),
+            Edit("clipping.graph.batch_dim:find_layouts", "if not _elsewhere(moved, layout, i)", ""),
+            Edit("clipping.comparison:complaint", "if error <= _GRADIENTS[double]:", "if True:"),
+            Edit("evaluation.row_independence:require_rows_apart", "if found is not None:", "if False:"),
+        ),
+        "networks",
+    ),
+    Fault(
+        "an example that is not finite let through",
+        (
+            Edit(
+                "clipping.graph.engine:GraphEngine.run_pass",
+                "finite = norms.isfinite() & losses.isfinite()",
+                "finite = torch.ones_like(batch.is_real)",
+            ),
+        ),
+        "influence",
+    ),
+    Fault(
+        "shuffled batches accounted as Poisson",
+        (Edit(_OF_STEP, 'if mechanism.sampling == "poisson":', "if False:"),),
+        "sampling",
+    ),
+    Fault(
+        "a ledger that skips a step",
+        (
+            Edit(
+                _RECORD,
+                _APPEND,
+                "entry = lines_of.step_line(self.session, step, sum_mac)\n"
+                '        self._lines[step] = {**entry, "prev": self._ledger.head} if step == 3'
+                " else self._ledger.append(entry)",
+            ),
+        ),
+        "account",
+    ),
+    Fault(
+        "the realised batch as divisor",
+        (
+            Edit(_COLLECT, _OUT, "self.count = max(1, len(drawn))\n    " + _OUT),
+            Edit(_RELEASE, "value / self.mechanism.batch_size", "value / self.count"),
+        ),
+        "release",
+    ),
+    Fault(
+        "a default computed from private labels",
+        (
+            Edit(
+                "training.learner:Learner.__init__",
+                "proportions = recipe.data.class_proportions",
+                "proportions = recipe.data.class_proportions or [(1 + int((dataset.train.labels == label).sum()))"
+                " / (len(dataset.train) + len(dataset.classes)) for label in range(len(dataset.classes))]",
+            ),
+        ),
+        "influence",
+    ),
+)
+
+_ZEROS = "randomness.Streams(bytes(32), {}, {})"
+_CLAMP, _TENSORS = "torch.clamp(1 / norms, max=1 / self.clipping_norm)", "zip(grad_sum.items(), parts, strict=True)}"
+_UPDATE, _RADIUS = "self.state.update(released, step)", ".mul_(-2).sqrt_()"
+
+MORE: tuple[Fault, ...] = (
+    Fault(
+        "clipped at 1.01 times the norm",
+        (Edit("clipping.coefficient:Clip.__call__", _CLAMP, "1.01 * " + _CLAMP),),
+        "influence",
+    ),
+    Fault(
+        "each view clipped by itself, divided by K",
+        (
+            Edit(_SUM, _BATCH, _EACH_VIEW),
+            Edit(
+                _SUM,
+                "add_to(grad_sum, out.grad_sum)",
+                "add_to(grad_sum, {name: value / max(1, self._augmult) for name, value in out.grad_sum.items()})",
+            ),
+        ),
+        "influence",
+    ),
+    Fault(
+        "a norm that leaves out the bias",
+        (
+            Edit(
+                "clipping.graph.totals:Totals.norms",
+                "squares = [rows.square_norms()[0] for _, _, rows in self._small]",
+                "squares = [0 * rows.square_norms()[0] for _, _, rows in self._small]",
+            ),
+        ),
+        "influence",
+    ),
+    Fault(
+        "the bias not clipped",
+        (
+            Edit(
+                "clipping.graph.engine:GraphEngine.run_pass",
+                "return norms, losses,",
+                "sums[self.names[-1]] = totals.clipped_sums((batch.is_real & finite).float(), None)[self.names[-1]]\n"
+                "    return norms, losses,",
+            ),
+        ),
+        "influence",
+    ),
+    Fault("an unreadable image counted", (Edit(_COLLECT, "drawn[examples.readable[drawn]]", "drawn"),), "influence"),
+    Fault(
+        "images centred by the mean of those beside them",
+        (
+            Edit(
+                "data.images:ImageSet.batch",
+                "return batch if",
+                "batch = batch - batch.mean(0) + 0.5\n    return batch if",
+            ),
+        ),
+        "influence",
+    ),
+    Fault(
+        "averages that see the sum without noise",
+        (
+            Edit(
+                "training.learner:Learner.update",
+                _UPDATE,
+                _UPDATE + "\n        for name, value in self.state.ema.averages[0].items():"
+                "\n            value.sub_(0.01 * grad_sum[name])",
+            ),
+        ),
+        "weights",
+    ),
+    Fault(
+        "weights moved by the sum without noise",
+        (
+            Edit(
+                "training.learner:Learner.update",
+                _UPDATE,
+                "self.state.update({name: value / self.plan.mechanism.batch_size for name, value in grad_sum.items()},"
+                " step)",
+            ),
+        ),
+        "release",
+    ),
+    Fault(
+        "momentum before the noise",
+        (
+            Edit(
+                _COLLECT,
+                _OUT,
+                "self.kept = {name: value + 0.9 * getattr(self, 'kept', {}).get(name, 0)"
+                " for name, value in out.grad_sum.items()}\n    return self.kept, statistics",
+            ),
+        ),
+        "release",
+    ),
+    Fault(
+        "noise five per cent too small",
+        (Edit(_RELEASE, _ADD_NOISE, "add_noise(grad_sum, 0.95 * self.noise_stddev, noise)"),),
+        "release",
+    ),
+    Fault(
+        "noise for every microbatch as well",
+        (
+            Edit(
+                _SUM,
+                "add_to(grad_sum, out.grad_sum)",
+                "add_to(grad_sum, {name: value + torch.randn_like(value) for name, value in out.grad_sum.items()})",
+            ),
+        ),
+        "release",
+    ),
+    Fault(
+        "noise that is not Gaussian, of the right scale",
+        (Edit("training.noise:standard_normal", "radius * torch.cos(angle)", "angle * (3**0.5 / math.pi)"),),
+        "release",
+    ),
+    Fault(
+        "the same noise again in the second half of a run",
+        (Edit(_RECORD, _NOISE_OF_STEP, 'return self._streams.stream("noise", (step - 1) % 20)'),),
+        "release",
+    ),
+    Fault(
+        "noise in units of the clipping norm",
+        (Edit("training.step:PrivateStep.__init__", "grad_fn.sensitivity", "grad_fn.clipping_norm"),),
+        "release",
+    ),
+    Fault(
+        "noise too small where the sum is short",
+        (
+            Edit(
+                _RELEASE,
+                _ADD_NOISE,
+                "add_noise(grad_sum, self.noise_stddev"
+                " * min(1.0, float(torch.cat([value.flatten() for value in grad_sum.values()]).norm()) / 8), noise)",
+            ),
+        ),
+        "release",
+    ),
+    Fault(
+        "no noise on the last tensor",
+        (Edit("training.noise:add_noise", _TENSORS, _TENSORS + " | dict([list(grad_sum.items())[-1]])"),),
+        "release",
+    ),
+    Fault(
+        "the same noise in both halves of a block",
+        (Edit("training.noise:standard_normal", "torch.sin(angle)", "torch.cos(angle)"),),
+        "release",
+    ),
+    Fault(
+        "tails of the noise cut at two standard deviations",
+        (Edit("training.noise:standard_normal", _RADIUS, _RADIUS + ".clamp_(max=2.0)"),),
+        "release",
+    ),
+    Fault(
+        "noise under a key of zeros, bound to the ledger",
+        (Edit(_RECORD, _NOISE_OF_STEP, _NOISE_OF_STEP.replace("self._streams", _ZEROS)),),
+        "secret",
+    ),
+    Fault(
+        "samples that are the same in all runs",
+        (Edit(_OF_STEP, 'self._streams.stream("sampling", step, **before)', _ZEROS + '.stream("sampling", step)'),),
+        "sampling",
+    ),
+    Fault(
+        "probability of being drawn doubled",
+        (Edit("data.sampling:poisson_batch", "mechanism.batch_size << 64", "2 * mechanism.batch_size << 64"),),
+        "sampling",
+    ),
+    Fault(
+        "epsilon at ten times the delta",
+        (
+            Edit(
+                "planning.claims:claims",
+                "spent = epsilon(mechanism, plan.delta,",
+                "spent = epsilon(mechanism, 10 * plan.delta,",
+            ),
+        ),
+        "account",
+    ),
+    Fault(
+        "epsilon of one update less",
+        (Edit("run_folder.certificate:released", "spent.replace(", "spent.replace(num_steps=spent.num_steps - 1, "),),
+        "account",
+    ),
+    Fault(
+        "a certificate that counts labels",
+        (
+            Edit(
+                "run_folder.certificate:public_inputs",
+                "class_proportions=data.class_proportions",
+                "class_proportions=[float((dataset.train.labels == label).sum())"
+                " for label in range(len(dataset.classes))]",
+            ),
+        ),
+        "public",
+    ),
+)

@@ -1,0 +1,80 @@
+"""Every way of losing privacy that is planted in the code breaks a law, and the code as it is breaks none."""
+
+import sys
+
+import pytest
+
+from sfumato.training import draws, step
+from sfumato.training.noise import add_noise
+from tests.auditing.planted import laws
+from tests.auditing.planted.faults import FAULTS, MORE
+from tests.auditing.planted.plants import Edit, planted
+
+
+@pytest.mark.parametrize("name", laws.LAWS)
+def test_the_code_keeps_the_law(name):
+    assert laws.broken(laws.LAWS[name]) is None
+
+
+def name_of(fault):
+    return fault.name.replace(" ", "-")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=name_of)
+def test_a_classic_fault_breaks_a_law(fault):
+    assert found(fault) is not None
+
+
+AT_EVERY_CHANGE = {
+    "a norm that leaves out the bias",
+    "the bias not clipped",
+    "noise five per cent too small",
+    "noise for every microbatch as well",
+    "the same noise again in the second half of a run",
+}
+
+
+@pytest.mark.parametrize("fault", [fault for fault in MORE if fault.name in AT_EVERY_CHANGE], ids=name_of)
+def test_a_near_fault_breaks_a_law(fault):
+    assert found(fault) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [fault for fault in MORE if fault.name not in AT_EVERY_CHANGE], ids=name_of)
+def test_another_fault_breaks_a_law(fault):
+    assert found(fault) is not None
+
+
+def test_all_that_are_named_are_faults():
+    assert {fault.name for fault in MORE} >= AT_EVERY_CHANGE
+
+
+def found(fault):
+    try:
+        with planted(*fault.edits):
+            laws.forget()
+            return laws.broken(laws.LAWS[fault.law])
+    finally:
+        laws.forget()
+
+
+def test_what_is_planted_is_seen_by_all_who_use_it_and_taken_out_again():
+    real = step.add_noise, draws.Draws.record
+    stddev = Edit("training.noise:add_noise", "_GRID_BITS)", "_GRID_BITS - 1)")
+    with planted(stddev, Edit("training.draws:Draws.record", "if step:", "if True:")):
+        assert step.add_noise is sys.modules["sfumato.training.noise"].add_noise is not real[0]
+        assert draws.Draws.record is not real[1]
+    assert (step.add_noise, draws.Draws.record) == real and step.add_noise is add_noise
+
+
+@pytest.mark.parametrize("before", ["no such text", "self"])
+def test_a_fault_whose_text_does_not_stand_in_the_code_once_is_an_error(before):
+    real = draws.Draws.record
+    with (
+        pytest.raises(ValueError, match="once"),
+        planted(
+            Edit("training.draws:Draws.record", "if step:", "if True:"), Edit("training.draws:Draws.record", before, "")
+        ),
+    ):
+        pass
+    assert draws.Draws.record is real
