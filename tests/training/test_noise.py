@@ -36,11 +36,21 @@ def test_noise_is_normal_up_to_its_tails():
 
 
 @pytest.mark.parametrize("word", [0, 1, 1 << 63, (1 << 63) + 1, (1 << 63) - 1, (1 << 64) - 1])
-def test_the_tails_reach_9_standard_deviations_and_are_finite_for_every_word(word):
-    value = float(normals(np.array([word, 0], dtype=np.uint64))[0])
-    assert 0 <= value < 9.5
+def test_the_tails_reach_11_standard_deviations_and_are_finite_for_every_word(word):
+    for second in (0, 1, (1 << 32) - 1):
+        value = float(normals(np.array([word, second], dtype=np.uint64))[0])
+        assert 0 <= value < 11.6
     smallest = float(normals(np.zeros(2, dtype=np.uint64))[0])
-    assert 9.3 < smallest < 9.5
+    assert 11.5 < smallest < 11.6
+
+
+def test_both_words_give_all_of_their_bits():
+    """The longest radii differ by the low bits of the angle's word; the angle has the high ones."""
+    low = [float(normals(np.array([0, bits], dtype=np.uint64))[0]) for bits in range(5)]
+    assert sorted(low, reverse=True) == low and len(set(low)) == 5
+    high = [normals(np.array([1 << 62, bits << 62], dtype=np.uint64)) for bits in range(4)]
+    quarters = [np.round(np.arctan2(float(value[1]), float(value[0])) / (np.pi / 2)) % 4 for value in high]
+    assert quarters == [0, 1, 2, 3]
 
 
 def test_coordinates_are_independent_also_between_the_two_halves_of_box_muller():

@@ -5,20 +5,26 @@ import math
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
 
-REACH = math.sqrt(128 * math.log(2))
-"""In standard deviations: Box-Muller's radius from 63 random bits, at its longest (9.42)."""
-_MOST_COORDINATES = 1e10
+REACH = math.sqrt(2 * 96 * math.log(2))
+"""In standard deviations: Box-Muller's longest radius, from 95 random bits (11.5)."""
+DENSE_REACH = 10.6
+"""Up to here radii lie closer than a tenth of the grid of what is released, 2^-12; beyond, most results on the grid
+have no radius that leads to them.
+"""
+_MOST_PAIRS = 5e8
+"""Of coordinates, two of which share a radius."""
 _SHARE = 1e-2
 
 
 def unreachable(mechanism: Mechanism) -> float:
-    """How likely a release is, with one unit in it, that no noise could give without it; from above.
+    """How likely a release is, with one unit in it, that no noise might give without it; from above.
 
-    The accountants' noise has no end. Where one unit moves a coordinate by s standard deviations, results beyond REACH
-    are had with it alone: with probability Q(REACH - s) <= Q(REACH - s_1) for a move along one coordinate, and at most
-    the sum of s_i phi(REACH) where it is spread over many. What is counted here is added to delta.
+    The accountants' noise has no end. One unit moves pairs of coordinates by s_i standard deviations, s of them all
+    together; a pair ends beyond DENSE_REACH with probability P(|Z + s_i| > DENSE_REACH), which is convex in s_i^2
+    there. So no sum of them is more than that of one pair that is moved by all of s, and of all others unmoved. What is
+    counted here is added to delta.
     """
-    from scipy.stats import norm
+    from scipy.stats import ncx2
 
     moves = [(mechanism.num_steps, mechanism.noise_multiplier)]
     if mechanism.first_release_noise is not None:
@@ -26,8 +32,8 @@ def unreachable(mechanism: Mechanism) -> float:
     total = 0.0
     for count, noise in moves:
         shift = mechanism.images_per_unit / noise
-        spread = math.sqrt(_MOST_COORDINATES) * shift * float(norm.pdf(REACH))
-        total += count * (float(norm.sf(REACH - shift)) + spread)
+        moved = float(ncx2.sf(DENSE_REACH**2, 2, shift**2)) if shift < DENSE_REACH else 1.0
+        total += count * (moved + _MOST_PAIRS * math.exp(-(DENSE_REACH**2) / 2))
     return min(1.0, total)
 
 
@@ -35,6 +41,7 @@ def refuse_beyond_reach(mechanism: Mechanism, delta: float) -> None:
     """Raises InputError where the end of the noise would be more than a hundredth of delta."""
     if mechanism.noise_multiplier > 0 and unreachable(mechanism) > _SHARE * delta:
         raise InputError(
-            f"noise that is drawn ends at {REACH:.1f} standard deviations, so delta = {delta:g} cannot be claimed at "
-            f"noise multiplier {mechanism.noise_multiplier:g}. State a larger delta, or add more noise."
+            f"noise that is drawn ends at {DENSE_REACH} standard deviations, so delta = {delta:g} cannot be claimed "
+            f"for {mechanism.num_steps} updates at noise multiplier {mechanism.noise_multiplier:g}. State a larger "
+            "delta, more noise or fewer updates."
         )

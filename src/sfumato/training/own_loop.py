@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from sfumato.accounting.mechanism import Accountant, Mechanism
+from sfumato.accounting.reach import refuse_beyond_reach
 from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError, MachineError
 from sfumato.planning.claims import claims_of
@@ -37,6 +38,7 @@ from sfumato.run_folder.key_file import delete_key, has_key, read_key, write_key
 from sfumato.run_folder.ledger import Ledger, this_process
 from sfumato.run_folder.record import CERTIFICATE_FILE, LoopCertificate
 from sfumato.run_folder.tensor_mac import tensor_mac
+from sfumato.training import waiting_sample
 from sfumato.training.noise import add_noise
 from sfumato.training.own_loop_arguments import (
     above_zero,
@@ -50,12 +52,13 @@ from sfumato.training.own_loop_arguments import (
 OF_THE_LOOP = (
     "what the loop did: that each release was the sum over the sample that was drawn for it, each image clipped alone "
     "to the stated sensitivity, which was chosen without looking at the images, that nothing else of them left it, and "
-    "that nobody put an older copy of its folder or of its process back, is its author's word"
+    "that nobody put an older copy of its folder or of its process back or went on in two copies, is its author's word"
 )
 STOPPED = (
-    "a number of updates that was chosen by what earlier ones released: the epsilon stated is that of a number fixed "
-    "before"
+    "a number of updates that was chosen by samples or by what earlier updates released: the epsilon stated is that of "
+    "a number fixed before"
 )
+BEGUN_AGAIN = "how often the loop was begun again, and before which update: its ledger shows that"
 _opened: "weakref.WeakValueDictionary[tuple[int, int], OwnLoop]" = weakref.WeakValueDictionary()
 """In this process, by device and number of the ledger's file. A notebook's cell that is run again opens the
 folder anew, and closes the object that it had before.
@@ -155,7 +158,7 @@ class OwnLoop:
             # Of one thread; a signal's handler runs in the thread that it interrupts, and is told so.
             self._lock, self._is_called = threading.RLock(), False
             self._last_step, self._num_noises, self._ends = 0, 0, False
-            self._drawn: tuple[int, int] | None = None  # number and size of the sample that is to be released
+            self._waiting = waiting_sample.kept(self._folder, self._last_release())
             self._certificate: LoopCertificate | None = None  # of a loop that has finished
             _opened[_place(path)] = self
         except BaseException:
@@ -176,19 +179,15 @@ class OwnLoop:
         Raises:
             InputError: If the step is none of these, or the loop has finished or was closed.
         """
-        number = self._next(step)
-        self._refuse_pending(number)
-        indices = poisson_batch(self._mechanism, self._stream_of_next("sampling"))
-        self._drawn = number, len(indices)
-        return indices
+        return self._sample(self._next(step))
 
     @_one_at_a_time
     def model_key(self, step: int) -> bytes:
         """For a model that draws random numbers (dropout): the ``key`` that `clipped_grad` takes in update
         ``step``, 32 bytes. Raises InputError as `batch` does.
         """
-        self._next(step)
-        return bytes(self._stream_of_next("model").bytes(32))
+        self._sample(self._next(step))
+        return bytes(self._stream_of_sample("model").bytes(32))
 
     @_one_at_a_time
     def release(
@@ -213,7 +212,7 @@ class OwnLoop:
                 tried again, as after an interrupt; it is refused where it did count.
         """
         number = self._next(step)
-        if self._drawn is None or number != self._drawn[0]:
+        if self._waiting is None or number != self._waiting.number:
             raise InputError(
                 f"no sample was drawn for update {number}: the certificate is for samples of the mechanism alone. Draw "
                 f"it by batch({number})."
@@ -221,25 +220,22 @@ class OwnLoop:
         most = above_zero("sensitivity", sensitivity)
         noise_stddev = self._mechanism.noise_multiplier * most
         whole = sum_that_noise_fits(grad_sum, noise_stddev)
-        if not length(whole) <= self._drawn[1] * most * 1.001:
+        if not length(whole) <= self._waiting.size * most * 1.001:
             raise InputError(
                 "the sum is longer than the examples of its sample can make it, or not finite: they were not clipped "
                 "to the stated sensitivity, or are those of another sample."
             )
+        sums = dict(zip(map(str, range(len(whole))), whole.values(), strict=True))
+        sum_mac = tensor_mac(subkey(self._key, "sum"), [self._session, number], sums)
         if self._is_counted(number):
             self._ledger.settle()  # a full disk kept the line from the ledger; the head's file has it
         else:
             self._ledger.append(step_line(self._session, number, None))
         self._num_noises += 1  # not the step: what is tried again, since it was interrupted, has other noise
         # A key of its own for each, and bound to the sum: a process that was copied whole may draw the same key.
-        sum_mac = tensor_mac(
-            subkey(self._key, "sum"),
-            self._num_noises,
-            dict(zip(map(str, range(len(whole))), whole.values(), strict=True)),
-        )
         streams = Streams(new_key(), context={}, session={"number": self._session})
         noisy = add_noise(whole, noise_stddev, streams.stream("noise", self._num_noises, sum_mac=sum_mac))
-        self._last_step, self._drawn = number, None
+        self._last_step, self._waiting = number, None
         return noisy
 
     @_one_at_a_time
@@ -252,7 +248,7 @@ class OwnLoop:
         """
         if self._certificate is None:
             self._refuse_closed()
-            if self._drawn is not None and not self._is_counted(self._drawn[0]):  # an interrupted release counts
+            if self._waiting is not None and not self._is_counted(self._waiting.number):  # an interrupted release does
                 self._ledger.settle()  # which says if nothing can be released any more
                 self._refuse_pending()
             self._ends = True
@@ -264,6 +260,7 @@ class OwnLoop:
                 )
             written = self._write("complete", self._released())
             delete_key(self._folder)  # from here on nobody goes on in the folder
+            waiting_sample.forget(self._folder)
             self._certificate = written
         self._ledger.close()
         return self._certificate.model_copy(deep=True)
@@ -292,20 +289,36 @@ class OwnLoop:
     def _is_counted(self, number: int) -> bool:
         return releases(self._ledger.lines[-1:]) == {(self._session, number)}
 
-    def _stream_of_next(self, purpose: str) -> Stream:
-        """Of the next release, from the folder's key and the release before it: whoever goes on after a kill meets
-        the same sample.
-        """
+    def _sample(self, number: int) -> np.ndarray:
+        """Of update ``number``: the one that waits for its release, or a new one, which waits from then on."""
+        self._refuse_pending(number)
+        if self._waiting is None:
+            self._ledger.settle()  # which says if nothing can be released any more
+            self._waiting = waiting_sample.new(self._folder, self._last_release())
+        self._waiting.number = number
+        indices = poisson_batch(self._mechanism, self._stream_of_sample("sampling"))
+        self._waiting.size = len(indices)
+        return indices
+
+    def _stream_of_sample(self, purpose: str) -> Stream:
+        assert self._waiting is not None
+        return Streams(self._key, context={}, session={}).stream(purpose, salt=self._waiting.salt)
+
+    def _last_release(self) -> str:
         lines = self._ledger.lines
         before = next((line for line in reversed(lines) if line["kind"] == "step"), lines[0])
-        return Streams(self._key, context={}, session={}).stream(purpose, before=before["hash"])
+        return str(before["hash"])
 
     def _refuse_pending(self, number: int | None = None) -> None:
-        """Raises InputError where another sample than that of update ``number`` waits for its release."""
-        if self._drawn is not None and self._drawn[0] != number:
+        """Raises InputError where another sample than that of update ``number`` waits for its release; one of a session
+        before has no number yet.
+        """
+        waiting = self._waiting
+        if waiting is not None and waiting.number != number and (waiting.number or number is None):
+            which = f"sample {waiting.number}" if waiting.number else "a sample of a session before"
             raise InputError(
-                f"sample {self._drawn[0]} was drawn and not released. Release it first, with zeros where it is empty: "
-                "to pass over samples costs more than is stated."
+                f"{which} was drawn and not released. Release it first, with zeros where it is empty: to pass over "
+                "samples costs more than is stated."
             )
 
     def _refuse_closed(self) -> None:
@@ -337,12 +350,13 @@ class OwnLoop:
         if not ledger.lines:
             ledger.append(self._run_line(key))
         self._refuse_another(ledger.lines, key)
+        self._planned = self._released() + stated.num_steps
+        refuse_beyond_reach(stated.replace(num_steps=self._planned), self._delta)
         if len(ledger.lines) == 1:
             ledger.append(first_session_line({}))
         else:
             ledger.append(next_session_line(last_session(ledger.lines), 0, None, {}))
         self._session: int = last_session(ledger.lines)["session"]
-        self._planned = self._released() + stated.num_steps
         self._write("running", self._planned)
         return key
 
@@ -395,6 +409,7 @@ class OwnLoop:
             not_covered=[
                 OF_THE_LOOP,
                 stopped,
+                BEGUN_AGAIN,
                 UNSEARCHED,
                 SEVERAL_IMAGES if mechanism.images_per_unit == 1 else PERSONS,
                 OTHER_RUNS,
