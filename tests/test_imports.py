@@ -55,6 +55,7 @@ MAY_IMPORT = {
         "models",
     },
     "auditing": {
+        "reporting",
         "training",
         "evaluation",
         "run_folder",
