@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.reporting import formats, wording
+from sfumato.reporting.attack import attack
 from sfumato.reporting.markup import Html, element
 from sfumato.reporting.plots import training_curves
 from sfumato.run_folder.files import write_atomically
@@ -43,6 +44,7 @@ def render(run: Recorded) -> str:
     """The whole page as HTML text."""
     sections = [
         _certificate(run),
+        *attack(run),
         _not_covered(run),
         _accuracy(run),
         *_decision(run),

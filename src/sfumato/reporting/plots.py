@@ -34,7 +34,6 @@ MOST_MARKERS = 50
 
 SETTINGS: Any = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "sfumato",
     "font.family": "DejaVu Sans",  # comes with matplotlib and is wide: what fits in it fits in the page's font
     "font.size": 13.0,
     "axes.titlesize": 13.0,
@@ -95,7 +94,7 @@ def training_curves(
     return drawn(draw, 470 if spent else 300, "Training curves", describe(metrics, spent))
 
 
-def drawn(draw: Callable[[Any], None], height: int, title: str, description: str) -> Html:
+def drawn(draw: Callable[[Any], None], height: int, title: str, description: str, name: str = "curves") -> Html:
     """A figure as a part of a page.
 
     Args:
@@ -103,6 +102,7 @@ def drawn(draw: Callable[[Any], None], height: int, title: str, description: str
         height: In pixels.
         title: Of the figure.
         description: What is to be seen, for those who cannot.
+        name: Of the figure in the page, which no other there has.
     """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -110,7 +110,7 @@ def drawn(draw: Callable[[Any], None], height: int, title: str, description: str
 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(SETTINGS)
+        matplotlib.rcParams.update({**SETTINGS, "svg.hashsalt": f"sfumato {name}"})
         # At 72 points an inch, one unit of the drawing is one pixel of a page 736 pixels wide.
         # The frame is fixed rather than fitted to the text, so that no font moves a curve.
         figure = Figure(figsize=(736 / 72, height / 72))
@@ -124,7 +124,7 @@ def drawn(draw: Callable[[Any], None], height: int, title: str, description: str
             transparent=True,
             metadata={"Creator": None, "Date": None, "Format": None, "Type": None},
         )
-    return _into_page(written.getvalue(), title, description)
+    return _into_page(written.getvalue(), title, description, name)
 
 
 def describe(metrics: list[Metrics], spent: list[tuple[int, float]]) -> str:
@@ -197,7 +197,7 @@ def at_most(intervals: int, below: float = float("inf")) -> Any:
     return Ticks(intervals)
 
 
-def _into_page(svg: str, title: str, description: str) -> Html:
+def _into_page(svg: str, title: str, description: str, name: str) -> Html:
     """Makes matplotlib's SVG file a part of a page: no prolog, no fixed size, no addresses, the
     page's colours and font.
     """
@@ -211,7 +211,7 @@ def _into_page(svg: str, title: str, description: str) -> Html:
     )  # only marks and clips are referred to; other names would meet those of the page
     for stand_in, variable in VARIABLES.items():
         body = body.replace(stand_in, variable)
-    names = element("title", title, id="curves-title") + element("desc", description, id="curves-description")
+    names = element("title", title, id=f"{name}-title") + element("desc", description, id=f"{name}-description")
     return Html(
-        f'<svg viewBox="{size}" role="img" aria-labelledby="curves-title curves-description">{names}{body.strip()}'
+        f'<svg viewBox="{size}" role="img" aria-labelledby="{name}-title {name}-description">{names}{body.strip()}'
     )
