@@ -53,8 +53,8 @@ def _how(claim: OneRunClaim) -> str:
         f"guesses were right. At confidence {formats.per_cent(claim.confidence)} and delta "
         f"{formats.delta_text(claim.delta)} this is what they show of epsilon ({claim.bound}). An attacker who is "
         f"never wrong would have shown {lower_epsilon_text(claim.perfect)}. An attack can refute a claim, never "
-        "prove one. This section depends on the released weights, on canaries that everybody can make and on their coins; on "
-        "the training images in no other way."
+        "prove one. This section depends on the released weights, on canaries that everybody can make and on their "
+        "coins; on the training images in no other way."
     )
 
 
