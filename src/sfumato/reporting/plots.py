@@ -207,7 +207,7 @@ def _into_page(svg: str, title: str, description: str, name: str) -> Html:
     body = body.replace("xlink:href", "href")
     body = re.sub(r" font-family: [^;\"]*;?", "", body)
     body = re.sub(
-        r'<g id="[^"]*">', "<g>", body
+        r'<g id="[^"]*"(/?)>', r"<g\1>", body
     )  # only marks and clips are referred to; other names would meet those of the page
     for stand_in, variable in VARIABLES.items():
         body = body.replace(stand_in, variable)
