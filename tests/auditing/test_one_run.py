@@ -3,10 +3,12 @@
 import dataclasses
 import json
 import math
+import shutil
 import stat
 from fractions import Fraction
 from math import comb
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,7 @@ from scipy.stats import binom
 import sfumato
 from sfumato import config
 from sfumato.accounting.gaussian import epsilon_gaussian
-from sfumato.auditing import one_run
+from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing.one_run import audit_guesses, epsilon_of_guesses, num_guesses, power, probability
 from sfumato.auditing.rates import mu_of
 from sfumato.auditing.run import scores
@@ -25,11 +27,15 @@ from sfumato.data.views import Views
 from sfumato.errors import InputError
 from sfumato.evaluation import trained
 from sfumato.planning.resolve import resolve, resolve_without_privacy
-from sfumato.randomness import Streams, key_from_seed, run_id
-from sfumato.run_folder import coins
+from sfumato.randomness import Streams, run_id
+from sfumato.run_folder import coins, entries
+from sfumato.run_folder.ledger import Ledger
+from sfumato.run_folder.session import Session
 from sfumato.training.display import Progress
 from sfumato.training.learner import build_learner
 from sfumato.training.step import draw
+from tests.cli.test_audit import KEYS
+from tests.cli.test_cli import call, json_of, refused
 from tests.reporting.test_page import Page
 
 DELTA = 1e-5
@@ -270,6 +276,7 @@ def test_a_canary_that_takes_no_part_contributes_zero_and_one_that_does_its_clip
     own, count = np.arange(40), len(digits.train)
     everybody = np.concatenate([own, np.arange(count, count + 60)])
     without = clipped_sum(np.zeros(60, bool), own)
+    assert len(learner.train) == count and len(learner.drawn_from) == count + 60  # accuracies are of the former
     assert without.norm() > 1 and torch.equal(clipped_sum(np.zeros(60, bool), everybody), without)
     difference = clipped_sum(np.arange(60) == 7, everybody) - without
     assert 0.9 < float(difference.norm()) < 1 + 1e-4  # noise with a wrong label is clipped: its length is 1
@@ -313,9 +320,9 @@ def test_a_run_whose_claim_canaries_do_not_try_is_refused(digits, change, words)
 
 
 def test_ordinary_training_knows_of_no_canaries(digits):
-    for refused in (recipe(), recipe().model_copy(update={"privacy": None})):
+    for asked in (recipe(), recipe().model_copy(update={"privacy": None})):
         with pytest.raises(InputError, match=r"Set audit.canaries=0"):
-            resolve_without_privacy(refused, digits.facts)
+            resolve_without_privacy(asked, digits.facts)
     with pytest.raises(InputError, match=r"no \[privacy\] section"):
         resolve(recipe().model_copy(update={"privacy": None}), digits.facts)
 
@@ -337,28 +344,45 @@ def stops_at(number):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run that lost its coins when it was stopped after a checkpoint, and went on."""
+    """A run that was stopped after a checkpoint, lost its coins, and went on in another session."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     with pytest.raises(Stop):
         sfumato.train(recipe(run__keep_key=True), folder, progress=stops_at(5))
     path = folder / coins.COINS_FILE
     before = path.read_bytes()
     path.unlink()
-    sfumato.train(recipe(run__keep_key=True), folder, resume=True, progress=Progress())
+    again = recipe(run__keep_key=True, training__microbatch_size=32)
+    sfumato.train(again, folder, resume=True, progress=Progress())
+    assert [line["kind"] for line in Ledger.open(folder / "ledger.jsonl").lines].count("session") == 2
     assert path.read_bytes() == before
     return folder
 
 
-def test_coins_follow_from_the_key_are_for_the_owner_alone_and_stay_when_it_is_gone(run, digits):
+def test_coins_are_for_the_owner_alone_and_stay_when_the_key_is_gone(run):
     path = run / coins.COINS_FILE
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    sfumato.train(recipe(training__microbatch_size=32), run, resume=True, progress=Progress())  # it is complete
+    assert not (run / "key").exists()
     claim = json.loads((run / "privacy.json").read_text())
-    took_part = coins.read(run, claim["run_id"], 60)
-    assert 10 < took_part.sum() < 50
-    key = bytes.fromhex((run / "key").read_text())
-    assert claim["run_id"] == run_id(key) and key != key_from_seed(0)
-    sfumato.train(recipe(), run, resume=True, progress=Progress())  # of a complete run: the key goes
-    assert not (run / "key").exists() and path.exists()
+    assert 10 < coins.read(run, claim["run_id"], 60).sum() < 50
+
+
+def test_coins_are_fair_and_follow_from_the_key_and_the_data(tmp_path):
+    def tossed(name, key, **context):
+        (tmp_path / name).mkdir()
+        ledger = Ledger.open(tmp_path / name / "ledger.jsonl", exclusive=True)
+        ledger.appends_under(key)
+        ledger.append(entries.run_line(run_id(key), Mechanism(100, 10, 1.0, 1), 1.0, "recipe"))
+        try:
+            return coins.toss(Session(tmp_path / name, key, ledger, None, {"data": "a", **context}), 4000)
+        finally:
+            ledger.close()
+
+    first = tossed("first", bytes(32))
+    assert np.array_equal(coins.read(tmp_path / "first", run_id(bytes(32)), 4000), first)
+    assert np.array_equal(tossed("again", bytes(32)), first) and abs(first.mean() - 0.5) < 0.04
+    for other in (tossed("key", bytes(31) + b"1"), tossed("data", bytes(32), data="b")):
+        assert abs((other == first).mean() - 0.5) < 0.04
 
 
 def test_no_public_file_tells_the_coins(run):
@@ -394,7 +418,7 @@ def test_a_run_that_was_audited_says_so_and_is_still_the_run_it_was(run):
     assert "What an attack showed" in page.text and f"{found.bounds[0].num_right} guesses were right" in page.text
     named = [name for name in page.attributes("id") if name]
     assert len(named) == len(set(named)) and "attack-title" in named
-    sfumato.train(recipe(), run, resume=True, progress=Progress())
+    sfumato.train(recipe(training__microbatch_size=32), run, resume=True, progress=Progress())
     assert json.loads((run / "privacy.json").read_text()) == claim
     assert not found.violated
 
@@ -409,9 +433,23 @@ def test_a_score_is_minus_the_loss_of_the_canary(run, digits):
     np.testing.assert_allclose(scores(model, 60), -losses.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_folder_that_cannot_be_audited_is_refused(run, tmp_path):
-    import shutil
+def test_the_command_prints_the_contract_s_keys_keeps_its_schema_and_states_its_power(run, capsys):
+    found = json_of(capsys, "audit", "one-run", run)
+    assert KEYS <= found.keys() and found["audit"] == "one-run"
+    schema = json.loads(call(capsys, "schema", "one-run-audit")[1])
+    jsonschema.validate(found, schema)
+    assert found == sfumato.audit_one_run(run).as_json()
+    jsonschema.validate(
+        json.loads((run / "privacy.json").read_text()), json.loads(call(capsys, "schema", "certificate")[1])
+    )
+    status, out, err = call(capsys, "audit", "one-run", run, "--confidence", "0.9")
+    assert (status, err) == (0, "") and "of 40 guesses are right" in out and "assumes nothing" in out
+    assert out.count("power:") == 3 and "is not refuted; that is no proof of it" in out
+    assert "confidence must lie" in refused(capsys, "audit", "one-run", run, "--confidence", "1")
+    assert "cannot be read" in refused(capsys, "audit", "one-run", run / "checkpoints")
 
+
+def test_a_folder_that_cannot_be_audited_is_refused(run, tmp_path):
     def copy(name, **changes):
         folder = tmp_path / name
         shutil.copytree(run, folder)
@@ -439,4 +477,3 @@ def test_a_folder_that_cannot_be_audited_is_refused(run, tmp_path):
         sfumato.audit_one_run(shared)
     with pytest.raises(InputError, match="confidence must lie"):
         sfumato.audit_one_run(run, confidence=0.0)
-    assert one_run.num_guesses(60) == 40
