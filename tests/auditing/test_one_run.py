@@ -28,7 +28,8 @@ from sfumato.errors import InputError
 from sfumato.evaluation import trained
 from sfumato.planning.resolve import resolve, resolve_without_privacy
 from sfumato.randomness import Streams, run_id
-from sfumato.run_folder import coins, entries
+from sfumato.run_folder import coins, entries, files
+from sfumato.run_folder import session as sessions
 from sfumato.run_folder.ledger import Ledger
 from sfumato.run_folder.session import Session
 from sfumato.training.display import Progress
@@ -383,6 +384,17 @@ def test_coins_are_fair_and_follow_from_the_key_and_the_data(tmp_path):
     assert np.array_equal(tossed("again", bytes(32)), first) and abs(first.mean() - 0.5) < 0.04
     for other in (tossed("key", bytes(31) + b"1"), tossed("data", bytes(32), data="b")):
         assert abs((other == first).mean() - 0.5) < 0.04
+
+
+def test_a_start_that_was_cut_short_once_the_coins_were_written_is_gone_on_with(tmp_path, digits):
+    files.create(tmp_path / "run")
+    session = sessions.begin(tmp_path / "run", resolve(recipe(), digits.facts), digits, {})
+    coins.toss(session, 60)
+    session.ledger.close()
+    sessions.refuse_no_run(tmp_path / "run")  # which refuses what no start leaves
+    (tmp_path / "run/strange").touch()
+    with pytest.raises(InputError, match="holds strange"):
+        sessions.refuse_no_run(tmp_path / "run")
 
 
 def test_no_public_file_tells_the_coins(run):
