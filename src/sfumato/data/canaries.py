@@ -21,9 +21,9 @@ def canary_images(
 ) -> ImageSet:
     """Images that nobody owns, with labels at random: uniform noise in every pixel.
 
-    Noise has little in common with real images, so a wrong label spoils little of what they teach. Coarse blocks, smooth
-    noise and spots were not recognised better. Everybody can make these images, and the first of many are those of few.
-    That an attacker knows them is what an audit is about; the coins are what it does not know.
+    Noise has little in common with real images, so a wrong label spoils little of what they teach. Coarse blocks,
+    smooth noise and spots were not recognised better. Everybody can make these images, and the first of many are those
+    of few. That an attacker knows them is what an audit is about; the coins are what it does not know.
 
     Args:
         count: m.
