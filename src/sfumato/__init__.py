@@ -11,6 +11,7 @@ _PUBLIC = {
     "OwnLoop": "sfumato.training.own_loop",
     "audit_canary": "sfumato.auditing.canary",
     "audit_membership": "sfumato.auditing.membership",
+    "audit_one_run": "sfumato.auditing.run",
     "audit_scores": "sfumato.auditing.bounds",
     "clipped_grad": "sfumato.clipping",
     "epsilon": "sfumato.accounting.accountants",

@@ -96,7 +96,7 @@ def audit_scores(
         4.64
     """
     require_levels(delta, confidence, nominal_epsilon)
-    inside, outside = _sides(scores, members)
+    inside, outside = sides(scores, members)
     require_enough(len(inside), len(outside), confidence, delta)
     chooses, used = _parted(inside, outside)
     error = (1 - confidence) / 2
@@ -186,7 +186,7 @@ def require_enough(num_members: int, num_non_members: int, confidence: float, de
     )
 
 
-def _sides(scores: Any, members: Any) -> tuple[np.ndarray, np.ndarray]:
+def sides(scores: Any, members: Any) -> tuple[np.ndarray, np.ndarray]:
     """The sorted scores of either side."""
     try:
         values, took_part = np.asarray(scores, dtype=np.float64), np.asarray(members, dtype=np.float64)

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from sfumato.json_record import Record
+from sfumato.run_folder.audited import Histogram
 
 BoundName = Literal["clopper-pearson", "gaussian", "trade-off"]
 
@@ -51,26 +52,20 @@ class Power(Record):
     games_needed: int | None
 
 
-class AuditResult(Record):
-    """What an audit ends with.
+class Shown(Record):
+    """What every audit ends with.
 
     Attributes:
-        audit: Which one.
-        epsilon_lower_bound: Clopper-Pearson's, 0 where it says nothing: it assumes nothing of the
-            mechanism.
-        bounds: Each holds with `confidence` by itself.
+        epsilon_lower_bound: 0 where nothing was shown; it assumes nothing of the mechanism.
+        confidence: Of each bound by itself.
         nominal_epsilon: What is claimed; None where nothing is.
-        violated: Whether the games refute the claim: the Clopper-Pearson bound is above the claimed
-            epsilon, or the rates break the claimed mechanism's own trade-off. None without a claim.
-        num_games: All of them, those for the threshold included.
+        violated: Whether the games refute the claim. None without a claim.
         auc: Area under the curve, over all games.
-        advantage: True positives less false ones, at a threshold chosen on other games.
+        advantage: True positives less false ones, at a threshold that these games did not choose.
         advantage_upper_bound: Of the claimed (epsilon, delta).
     """
 
-    audit: Literal["bounds", "canary", "membership"]
     epsilon_lower_bound: float
-    bounds: list[Bound]
     confidence: float
     nominal_epsilon: float | None
     delta: float
@@ -79,7 +74,70 @@ class AuditResult(Record):
     auc: float
     advantage: float
     advantage_upper_bound: float | None
+
+
+class AuditResult(Shown):
+    """What an audit of independent games ends with.
+
+    Attributes:
+        audit: Which one.
+        bounds: Each holds with `confidence` by itself. `epsilon_lower_bound` is Clopper-Pearson's; the claim is
+            `violated` where that is above the claimed epsilon, or the rates break the claimed mechanism's own
+            trade-off. `num_games` are all, those for the threshold included.
+    """
+
+    audit: Literal["bounds", "canary", "membership"]
+    bounds: list[Bound]
     power: Power
+
+
+class GuessBound(Record):
+    """A lower bound on epsilon from guesses of coins.
+
+    Attributes:
+        epsilon: At least 0.
+        assumption: What must hold besides that the coins were fair and not known: "none".
+        num_guesses: Half of them for the highest scores ("took part"), half for the lowest.
+        num_right: Guesses that were right: `right_high` and `right_low` together.
+    """
+
+    name: Literal["guesses"]
+    epsilon: float
+    assumption: str
+    num_guesses: int
+    num_right: int
+    right_high: int
+    right_low: int
+
+
+class GuessPower(Record):
+    """What so many canaries in one run could have shown, known before it.
+
+    Attributes:
+        perfect: The bound of an attacker who is never wrong.
+        tight: The bound of the best attack on a Gaussian mechanism that spends exactly the claimed
+            epsilon, if each canary were alone; None without a claim.
+        games_needed: Canaries from which on an attacker who is never wrong shows the claimed epsilon.
+            None without a claim, or where no number of them is enough.
+    """
+
+    perfect: float
+    tight: float | None
+    games_needed: int | None
+
+
+class OneRunResult(Shown):
+    """What an audit of one run ends with: the claim is that of the run's certificate.
+
+    Attributes:
+        bounds: One; the claim is `violated` where it is above the claimed epsilon.
+        scores: Of the canaries: minus their loss under the released weights. `num_games` are all of them.
+    """
+
+    audit: Literal["one-run"]
+    bounds: list[GuessBound]
+    power: GuessPower
+    scores: Histogram
 
 
 class CanaryResult(AuditResult):

@@ -8,11 +8,11 @@ import typer
 from sfumato.cli import options, output
 
 if TYPE_CHECKING:
-    from sfumato.auditing.record import AuditResult
+    from sfumato.auditing.record import AuditResult, OneRunResult
 
 app = typer.Typer(
     help="Lower bounds on epsilon from attacks: bounds (from your own scores), canary (on the product's own step), "
-    "membership (on many models).",
+    "membership (on many models), one-run (on a run that was trained with canaries).",
     no_args_is_help=True,
 )
 Confidence = Annotated[float, typer.Option(help="Of each bound.")]
@@ -74,7 +74,8 @@ def canary(
             f"{found.num_runs} runs of {found.games_per_run:,} canaries: {found.num_steps} updates, q "
             f"{found.sampling_prob:g}, noise multiplier {found.noise_multiplier:g}"
         )
-    _print(found, json_, kept)
+    kept.write(found)
+    _print(found, json_)
 
 
 @app.command()
@@ -128,7 +129,8 @@ def membership(
                 f"the claim is without amplification by sampling: epsilon {epsilon_text(found.nominal_epsilon)} of the "
                 f"{found.num_claimed_steps} updates whose batches hold z"
             )
-    _print(found, json_, kept)
+    kept.write(found)
+    _print(found, json_)
 
 
 class _Kept:
@@ -153,9 +155,24 @@ class _Kept:
             output.note(f"page: {self._page}")
 
 
-def _print(found: "AuditResult", json_: bool, kept: _Kept) -> None:
-    kept.write(found)
+@app.command("one-run")
+def one_run(
+    run: options.Run,
+    confidence: Confidence = 0.95,
+    trust: options.Trust = None,
+    json_: options.Json = False,
+) -> None:
+    """Attacks a finished run by the canaries that it was trained with (--set audit.canaries=1000), and puts what that
+    showed into its certificate and its report (Steinke et al. 2023).
+    """
+    from sfumato.auditing.run import audit_one_run
+
+    _print(audit_one_run(run, confidence=confidence, trust=trust or ()), json_)
+
+
+def _print(found: "AuditResult | OneRunResult", json_: bool) -> None:
     from sfumato.accounting.rounding import delta_text, epsilon_text, lower_epsilon_text
+    from sfumato.auditing.record import GuessBound, Power
 
     if json_:
         output.print_json(found.as_json())
@@ -169,15 +186,19 @@ def _print(found: "AuditResult", json_: bool, kept: _Kept) -> None:
         value = f"epsilon is at least {lower_epsilon_text(bound.epsilon)}" if bound.epsilon else "shows nothing"
         assumes = "assumes nothing of the mechanism" if bound.assumption == "none" else f"assumes: {bound.assumption}"
         output.say(f"{bound.name:<16}{value} (confidence {100 * found.confidence:g} %); {assumes}")
+        if isinstance(bound, GuessBound):
+            output.say(f"{bound.num_right} of {bound.num_guesses} guesses are right, the surest of {found.num_games}")
     power = found.power
     output.say(f"power: from so many games, an attack that is never wrong shows {lower_epsilon_text(power.perfect)}")
     if found.nominal_epsilon is None:
         output.say("no epsilon is claimed, so there is nothing to refute. Give --epsilon")
         return
-    if power.tight is not None and power.tight_gaussian is not None:
+    if power.tight is not None:
+        by_gaussian = power.tight_gaussian if isinstance(power, Power) else None
+        beside = "" if by_gaussian is None else f" (by the gaussian bound {lower_epsilon_text(by_gaussian)})"
         output.say(
             "power: the best attack on a Gaussian mechanism that spends all that is claimed shows about "
-            f"{lower_epsilon_text(power.tight)} (by the gaussian bound {lower_epsilon_text(power.tight_gaussian)})"
+            f"{lower_epsilon_text(power.tight)}{beside}"
         )
     needed = "no number of games is enough" if power.games_needed is None else f"{power.games_needed:,} games or more"
     output.say(f"power: to show the claimed epsilon, whatever the attack: {needed}")

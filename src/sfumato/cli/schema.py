@@ -12,19 +12,24 @@ def schema(
     name: Annotated[
         str,
         typer.Argument(
-            help="certificate, result, metrics, private-metrics, ledger, search, audit, canary-audit or "
-            "membership-audit."
+            help="certificate, result, metrics, private-metrics, ledger, search, audit, canary-audit, "
+            "membership-audit or one-run-audit."
         ),
     ],
 ) -> None:
     """Prints the JSON schema of privacy.json, result.json, search.json, of a line of metrics.jsonl,
     metrics_private.jsonl or ledger.jsonl, or of what `sfumato audit --json` prints.
     """
-    from sfumato.auditing.record import AuditResult, CanaryResult, MembershipResult
+    from sfumato.auditing.record import AuditResult, CanaryResult, MembershipResult, OneRunResult
     from sfumato.run_folder.schemas import SCHEMAS, schema_of
     from sfumato.scaling.search.result import SearchResult
 
-    audits = {"audit": AuditResult, "canary-audit": CanaryResult, "membership-audit": MembershipResult}
+    audits = {
+        "audit": AuditResult,
+        "canary-audit": CanaryResult,
+        "membership-audit": MembershipResult,
+        "one-run-audit": OneRunResult,
+    }
     known = {**SCHEMAS, "search": SearchResult, **audits}
     if name not in known:
         raise InputError(f"there is no schema {name!r}. Known are {', '.join(known)}.")

@@ -269,6 +269,7 @@ def _show_plan(
         output.say(f"not private: {plan.why_not_private}")
     privacy = plan.recipe.privacy
     what = "people" if privacy is not None and privacy.person_sampling == "persons" else "images"
+    what += " and canaries" if plan.recipe.audit.canaries else ""
     output.say(
         f"{mechanism.num_steps} updates of about {mechanism.batch_size} of "
         f"{mechanism.num_examples} {what}; about {seconds / 60:.1f} minutes here"

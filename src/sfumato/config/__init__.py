@@ -29,6 +29,7 @@ from sfumato.config.resolved import (
     ResolvedTraining,
 )
 from sfumato.config.sections import (
+    AuditConfig,
     AugmentationConfig,
     AugmentationKind,
     DataConfig,
@@ -49,6 +50,7 @@ from sfumato.config.sections import (
 from sfumato.errors import InputError, nearest
 
 __all__ = [
+    "AuditConfig",
     "AugmentationConfig",
     "AugmentationKind",
     "DataConfig",

@@ -353,6 +353,15 @@ class TrainingConfig(Section):
     """
 
 
+class AuditConfig(Section):
+    """What a run trains on besides, so that it can be attacked afterwards (`sfumato audit one-run`)."""
+
+    canaries: Annotated[int, Field(ge=0)] = 0
+    """Made-up examples, each of which takes part if a coin falls so (Steinke et al. 2023). They count in N, of which
+    they may be 5 %.
+    """
+
+
 class RunConfig(Section):
     """About the run itself."""
 
@@ -375,6 +384,7 @@ class Recipe(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     ema: EmaConfig = EmaConfig()
     training: TrainingConfig = TrainingConfig()
+    audit: AuditConfig = AuditConfig()
     run: RunConfig = RunConfig()
 
     @pydantic.model_validator(mode="before")

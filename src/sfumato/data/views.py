@@ -7,6 +7,7 @@ import torch
 
 from sfumato.config import AugmentationKind, ResolvedAugmentation
 from sfumato.data.augmentation import augment
+from sfumato.data.canaries import WithCanaries
 from sfumato.data.examples import Examples
 from sfumato.data.images import ImageSet
 
@@ -24,7 +25,7 @@ class Views:
         return cls(resolved.kind, resolved.augmult, resolved.padding)
 
     def make(
-        self, examples: Examples, indices: torch.Tensor, view_bits: np.ndarray, device: torch.device
+        self, examples: Examples | WithCanaries, indices: torch.Tensor, view_bits: np.ndarray, device: torch.device
     ) -> torch.Tensor:
         """(b, K, C, H, W), or the images as they are, (b, C, H, W), where K is 0.
 
@@ -37,8 +38,15 @@ class Views:
         """
         if not self.augmult:
             return examples.batch(indices, device)
-        assert isinstance(examples, ImageSet)
-        return self.of_bits(examples, indices, torch.from_numpy(view_bits[indices.numpy()].astype(np.int64)), device)
+        bits = torch.from_numpy(view_bits[indices.numpy()].astype(np.int64))
+
+        def views(images: object, indices: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+            assert isinstance(images, ImageSet)
+            return self.of_bits(images, indices, bits[chosen], device)
+
+        if isinstance(examples, WithCanaries):
+            return examples.of_each(indices, views)
+        return views(examples, indices, torch.ones(len(indices), dtype=torch.bool))
 
     def of_bits(
         self, images: ImageSet, indices: torch.Tensor, bits: torch.Tensor, device: torch.device
@@ -49,7 +57,7 @@ class Views:
         return augment(inputs, bits.to(device), self.kind, self.padding, images.mean, images.std, size=size)
 
     def with_labels(
-        self, examples: Examples, indices: torch.Tensor, view_bits: np.ndarray, device: torch.device
+        self, examples: Examples | WithCanaries, indices: torch.Tensor, view_bits: np.ndarray, device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What `make` gives, and the (b,) labels."""
         return self.make(examples, indices, view_bits, device), examples.labels[indices].to(device)

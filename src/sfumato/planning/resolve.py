@@ -19,7 +19,7 @@ from sfumato.config import (
 )
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
-from sfumato.planning import classifiers
+from sfumato.planning import canaries, classifiers
 from sfumato.planning.defaults import Choice, delta_default, fill_in
 from sfumato.planning.solve import Budget, Solved, solve
 
@@ -80,7 +80,7 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     Raises:
         InputError: If the budget is impossible or incomplete.
     """
-    asked, facts, drawn = _drawn(recipe, facts)
+    asked, facts, drawn = _drawn(recipe, canaries.counted(recipe, facts))
     recipe, choices = fill_in(asked, facts)
     choices = [*drawn, *choices]
     _refuse_impossible_views(recipe.augmentation, facts.image_size)
@@ -167,6 +167,7 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     reason = _why_not_private(resolved, mechanism)
     if reason is None:
         refuse_beyond_reach(mechanism, delta)
+    canaries.refuse_without_claim(resolved, reason)
     return Plan(resolved, mechanism, reason is None, reason, choices, warnings)
 
 
@@ -402,6 +403,7 @@ def resolve_without_privacy(recipe: Recipe, facts: Facts) -> Plan:
     Raises:
         InputError: As `resolve`.
     """
+    canaries.refuse_without_claim(recipe, ORDINARY)
     privacy = recipe.privacy
     if privacy is not None and privacy.target_epsilon is None and privacy.noise_multiplier is None:
         recipe = recipe.model_copy(update={"privacy": None})

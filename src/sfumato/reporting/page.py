@@ -6,6 +6,7 @@ from typing import Any
 
 from sfumato.reporting import formats, wording
 from sfumato.reporting.attack import attack_section
+from sfumato.reporting.audited import audit_section
 from sfumato.reporting.markup import Html, element
 from sfumato.reporting.plots import training_curves
 from sfumato.run_folder.files import write_atomically
@@ -45,6 +46,7 @@ def render(run: Recorded) -> str:
     sections = [
         _certificate(run),
         *attack_section(run),
+        *audit_section(run),
         _not_covered(run),
         _accuracy(run),
         *_decision(run),

@@ -34,7 +34,6 @@ MOST_MARKERS = 50
 
 SETTINGS: Any = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "sfumato",
     "font.family": "DejaVu Sans",  # comes with matplotlib and is wide: what fits in it fits in the page's font
     "font.size": 13.0,
     "axes.titlesize": 13.0,
@@ -111,7 +110,7 @@ def drawn(draw: Callable[[Any], None], height: int, title: str, description: str
 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(SETTINGS)
+        matplotlib.rcParams.update({**SETTINGS, "svg.hashsalt": f"sfumato {name}"})
         # At 72 points an inch, one unit of the drawing is one pixel of a page 736 pixels wide.
         # The frame is fixed rather than fitted to the text, so that no font moves a curve.
         figure = Figure(figsize=(736 / 72, height / 72))
@@ -208,7 +207,7 @@ def _into_page(svg: str, title: str, description: str, name: str) -> Html:
     body = body.replace("xlink:href", "href")
     body = re.sub(r" font-family: [^;\"]*;?", "", body)
     body = re.sub(
-        r'<g id="[^"]*">', "<g>", body
+        r'<g id="[^"]*"(/?)>', r"<g\1>", body
     )  # only marks and clips are referred to; other names would meet those of the page
     for stand_in, variable in VARIABLES.items():
         body = body.replace(stand_in, variable)

@@ -225,7 +225,10 @@ def _mechanism(certificate: Certificate, is_private: bool) -> list[tuple[str, st
 
 
 def _drawn(certificate: Certificate) -> str:
-    return "people with training images" if certificate.drawn == "people" else "training images"
+    if certificate.drawn == "people":
+        return "people with training images"
+    canaries = certificate.public_inputs.num_canaries
+    return f"training images (of them {formats.count(canaries)} canaries)" if canaries else "training images"
 
 
 def _public(inputs: PublicInputs) -> str:

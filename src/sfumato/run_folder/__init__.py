@@ -13,6 +13,7 @@ report.html         one page about all of these              `sfumato.reporting.
 ledger.jsonl        every release, noted before it happens   `ledger`, `entries`          yes
 ledger.head         the ledger's last line, authenticated    `ledger`                     yes
 metrics_private.jsonl losses and gradient norms              `record.PrivateMetrics`      no
+audit_private.json  which canaries took part                 `coins.Coins`                no
 checkpoints/        states to go on from, authenticated      `checkpoint`                 no
 key                 what all randomness follows from         `key_file`                   no
 data_root           where the images lie                     `session`, `files`           no

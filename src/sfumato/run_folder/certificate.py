@@ -54,6 +54,7 @@ SELECTION = [
     "a search beside the selection of this run from a random number of private ones, which epsilon covers",
     "anyone who learns how many runs there were, or sees another of them",
 ]
+COINS = "audit_private.json, which says which canaries took part: for the owner alone"
 KEY_KEPT = "anyone who reads the file `key`, which this run keeps: it regenerates the noise"
 
 
@@ -131,6 +132,8 @@ def not_covered(plan: Plan) -> list[str]:
         lines[:1] = SELECTION
         if plan.selection.score_noise is not None:
             lines[lines.index(HELD_OUT)] = SCORED
+    if plan.recipe.audit.canaries:
+        lines.append(COINS)
     return [*lines, KEY_KEPT] if plan.recipe.run.keep_key else lines
 
 
@@ -153,6 +156,7 @@ def public_inputs(plan: Plan, dataset: Dataset) -> PublicInputs:
     return PublicInputs(
         num_examples=len(dataset.train),
         num_people=dataset.facts.num_people,
+        num_canaries=plan.recipe.audit.canaries,
         num_held_out=len(dataset.held_out_files),
         classes=list(dataset.classes),
         classes_from=named if data.name != "folder" or data.classes is None else "data.classes",

@@ -38,6 +38,7 @@ COMPUTES = (
     "accounting/mechanism.py",
     "clipping",
     "data/augmentation",
+    "data/canaries.py",
     "data/examples.py",
     "data/features.py",
     "data/images.py",
@@ -49,6 +50,7 @@ COMPUTES = (
     "models",
     "nn",
     "randomness.py",
+    "run_folder/coins.py",
     "run_folder/tensor_mac.py",
     "torch_internals.py",
     *(

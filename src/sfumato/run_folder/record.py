@@ -11,6 +11,7 @@ from sfumato import config
 from sfumato.errors import InputError
 from sfumato.json_record import Record
 from sfumato.planning.claims import Claims
+from sfumato.run_folder.audited import OneRunClaim
 from sfumato.run_folder.files import JsonLines, write_json
 
 CERTIFICATE_FILE, RESULT_FILE, METRICS_FILE, PRIVATE_METRICS_FILE = (
@@ -43,6 +44,7 @@ class PublicInputs(Record):
 
     Attributes:
         num_people: Of whom the images are; None where nobody says.
+        num_canaries: Made-up examples beside the images (`audit.canaries`), in or out.
         num_held_out: Images that accuracies are measured on: they get no guarantee.
         init_sha256: Digest of the weights that training started from; None: from scratch.
         pretrained_on: Which images made these.
@@ -50,6 +52,7 @@ class PublicInputs(Record):
 
     num_examples: int
     num_people: int | None
+    num_canaries: int = 0
     num_held_out: int
     classes: Classes
     classes_from: str
@@ -96,11 +99,13 @@ class Certificate(LoopCertificate):
     Attributes:
         weights_sha256: Of the file model.safetensors, as `sha256sum` prints it; None while it runs.
         finished_on: The day (UTC); None while it runs, and in what a private search publishes.
+        audit: What `sfumato audit one-run` showed; None: it was not run.
     """
 
     public_inputs: PublicInputs
     weights_sha256: str | None = None
     finished_on: str | None = None
+    audit: OneRunClaim | None = None
 
 
 class ResultClaims(Claims):

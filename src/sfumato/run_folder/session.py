@@ -19,6 +19,9 @@ from sfumato.run_folder import files, key_file
 from sfumato.run_folder.checkpoint import Checkpoint
 from sfumato.run_folder.ledger import Ledger
 
+COINS_FILE = "audit_private.json"
+"""Which canaries took part (`sfumato.run_folder.coins`)."""
+
 
 @dataclasses.dataclass
 class Session:
@@ -197,6 +200,7 @@ _OF_A_START = {
     files.DATA_ROOT_FILE,
     files.INIT_FILE,
     key_file.KEY_FILE,
+    COINS_FILE,
     "ledger.head",
     "privacy.json",
 }

@@ -69,6 +69,7 @@ def verify(folder: Path, plan: Plan, dataset: Dataset, ledger: Ledger) -> Result
     if stated.not_covered == not_covered(_keeping_key(plan, not plan.recipe.run.keep_key)):
         # `run.keep_key` may be another than when the run ended.
         truth = truth.model_copy(update={"not_covered": stated.not_covered})
+    truth = truth.model_copy(update={"audit": stated.audit})  # an attack's result: nothing that the ledger claims
     truth = finished(truth, folder / "model.safetensors", stated.finished_on)
     _compare(folder / record.CERTIFICATE_FILE, stated, truth)
     _compare(folder / record.RESULT_FILE, result, result_claims(truth))

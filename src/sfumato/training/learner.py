@@ -12,7 +12,9 @@ from sfumato.clipping.agreement import first_line
 from sfumato.clipping.identity import identity, identity_of_network
 from sfumato.clipping.microbatch import count_saved, default_microbatch_size
 from sfumato.clipping.speed import Speed
+from sfumato.data.canaries import WithCanaries, canary_images
 from sfumato.data.examples import Dataset, Examples
+from sfumato.data.features import FeatureSet
 from sfumato.data.people import People, Together, carried_shape
 from sfumato.data.views import Views
 from sfumato.errors import InputError
@@ -48,8 +50,9 @@ class Learner:
     Attributes:
         model: The whole network, as it is published.
         trained: The part of it that examples pass through: the whole, or its classifier.
-        train: What it trains on: images, or from `initialise` on features of them; `held_out`
+        train: The images that it trains on, or from `initialise` on features of them; `held_out`
             likewise.
+        drawn_from: What updates draw from: these and, behind them, the canaries.
         fitted: How given weights met the network; None from scratch.
         grad_fn: For a private run, what sums clipped gradients, prepared; else None.
         step: How an update is computed.
@@ -85,6 +88,7 @@ class Learner:
         self._people = privacy.max_images_per_person if privacy is not None and draws_people else None
         self._drawn: People | None = None
         self.train: Examples = dataset.train
+        self.drawn_from: Examples | WithCanaries = dataset.train
         self.held_out: Examples = dataset.held_out
         self._report = report
         self.state = State(self.model, recipe)
@@ -243,9 +247,13 @@ class Learner:
         own = self.grad_fn.identity() if self.grad_fn else identity(self.trained, self.objective.loss, None)
         return own if self._backbone is None else digest([own, identity_of_network(self._backbone)])
 
-    def initialise(self, seed: np.ndarray) -> None:
+    def initialise(self, seed: np.ndarray, took_part: np.ndarray | None = None) -> None:
         """Draws the initial weights from one uniform word, and computes what stays the same from
         then on.
+
+        Args:
+            seed: (1,), uint64.
+            took_part: (m,), bool: which canaries take part; None: there are none.
         """
         self.model.load_state_dict(self._build(seed=int(seed[0]) >> 1).state_dict())
         self.state = State(self.model, self.plan.recipe)
@@ -255,6 +263,24 @@ class Learner:
                 for images in (self.dataset.train, self.dataset.held_out)
             )
             self.model.train()
+        self.drawn_from = self.train if took_part is None else self._with_canaries(took_part)
+
+    def _with_canaries(self, took_part: np.ndarray) -> WithCanaries:
+        dataset = self.dataset
+        images = canary_images(
+            len(took_part),
+            len(dataset.classes),
+            mean=dataset.mean,
+            std=dataset.std,
+            image_size=dataset.image_size,
+            stored_size=self.plan.recipe.data.stored_size(dataset.image_size),
+        )
+        if self._backbone is None:
+            return WithCanaries(dataset.train, images, took_part)
+        assert isinstance(self.train, FeatureSet)
+        of_canaries = features_of(self._backbone, images, self.device, self._report)
+        self.model.train()
+        return WithCanaries(self.train, of_canaries, took_part)
 
     @torch.inference_mode()
     def seconds_of_features(self, num_images: int) -> float:
@@ -284,7 +310,7 @@ class Learner:
             self.grad_fn.verify(step)
         with_norms = every is not None and (step == 1 or step % every == 0)
         if self._people is None:
-            return self.step.collect(self.train, self.state.parameters, randomness, with_norms=with_norms)
+            return self.step.collect(self.drawn_from, self.state.parameters, randomness, with_norms=with_norms)
         if self._drawn is None:
             self._drawn = People(self.train, self._people, len(self.dataset.classes))
         carried, statistics = self.step.collect(self._drawn, self.state.parameters, randomness, with_norms=with_norms)

@@ -24,7 +24,7 @@ from sfumato.json_record import finite
 from sfumato.models.weights import Weights, read_weights
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
-from sfumato.run_folder import files, key_file, record, weights_file
+from sfumato.run_folder import coins, files, key_file, record, weights_file
 from sfumato.run_folder import session as sessions
 from sfumato.run_folder.certificate import certificate, finished, released, result_claims, weights_facts
 from sfumato.run_folder.checkpoint import Checkpoint
@@ -259,7 +259,7 @@ class _Run:
         self.metrics_private = RecordLines(self.folder / record.PRIVATE_METRICS_FILE, mode=0o600)
         self.seconds: dict[str, float] = {}
         self.draws = self._draws()
-        learner.initialise(self.draws.initial_weights())
+        learner.initialise(self.draws.initial_weights(), coins.toss(session, plan.recipe.audit.canaries))
         self.learner = learner
         self.state = learner.state
         self.seconds_before = 0.0

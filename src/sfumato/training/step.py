@@ -9,6 +9,7 @@ import torch
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping.clipped_grad import GradFn
+from sfumato.data.canaries import WithCanaries
 from sfumato.data.examples import Examples
 from sfumato.data.people import People
 from sfumato.data.views import Views
@@ -113,7 +114,7 @@ class PrivateStep:
 
     def collect(
         self,
-        examples: Examples | People,
+        examples: Examples | WithCanaries | People,
         parameters: Mapping[str, torch.Tensor],
         randomness: Randomness,
         *,

@@ -1,0 +1,216 @@
+"""From one run to a lower bound on epsilon (Steinke, Nasr, Jagielski 2023, Privacy auditing with one training run).
+
+m canaries took part in the run, each if its own fair coin fell so. An attacker who sees what the run released
+guesses some of the coins. Under (epsilon, delta) no attacker has many right, although all canaries met in one model:
+where games are not independent, the coins are.
+"""
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from sfumato.accounting import rounding
+from sfumato.auditing.bounds import auc, require_levels, sides
+from sfumato.auditing.rates import advantage_bound, mu_of
+from sfumato.auditing.record import GuessBound, GuessPower, OneRunResult
+from sfumato.errors import InputError
+from sfumato.run_folder.audited import Histogram
+
+_SHARE = 5
+_LEAST = 40
+_MOST_EPSILON = 1024.0
+_HALVINGS = 40
+_MOST_CANARIES = 10**9
+_BINS = 30
+_ASSUMPTION = "none"
+
+
+def audit_guesses(
+    scores: Any,
+    took_part: Any,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    nominal_epsilon: float | None = None,
+) -> OneRunResult:
+    """A lower bound on epsilon from the scores of one run's canaries.
+
+    The attacker guesses that the canaries with the k highest scores took part, and that those with the k lowest did
+    not. k follows from m alone (`num_guesses`), so nothing is chosen by what the coins turned out to be.
+
+    Guarantee: if the coins were fair, independent of each other and unknown to whoever made the scores, and what the
+    scores were made of is (epsilon, delta)-private in each canary, then the bound is above epsilon with probability at
+    most 1 - ``confidence``. It assumes nothing else of the mechanism, nor of the scores.
+
+    Args:
+        scores: (m,): higher where the attacker believes more that the canary took part.
+        took_part: (m,), true or 1 where it did.
+        delta: In (0, 1).
+        confidence: In (0.5, 1).
+        nominal_epsilon: That is claimed at ``delta``, if any.
+
+    Raises:
+        InputError: If scores and coins are no such arrays, an argument is out of range, or there are too few canaries
+            for any bound above 0.
+
+    Example:
+        >>> coins = np.arange(1000) % 2
+        >>> result = audit_guesses(coins, coins, delta=1e-5)
+        >>> round(result.epsilon_lower_bound, 2) == round(result.power.perfect, 2)
+        True
+    """
+    require_levels(delta, confidence, nominal_epsilon)
+    inside, outside = sides(scores, took_part)
+    values, coins = np.asarray(scores, dtype=np.float64), np.asarray(took_part).astype(bool)
+    count, error = len(coins), 1 - confidence
+    reach = power(count, confidence, delta, nominal_epsilon)
+    if not reach.perfect > 0:
+        raise InputError(
+            f"{count} canaries are too few for confidence {confidence:g} at delta {rounding.delta_text(delta)}: an "
+            "attack that is never wrong would show nothing. Train with more (audit.canaries)."
+        )
+    half = num_guesses(count) // 2
+    order = np.argsort(values, kind="stable")  # of equal scores the first is the lower, whatever the coins
+    right_low, right_high = int((~coins[order[:half]]).sum()), int(coins[order[count - half :]].sum())
+    bound = GuessBound(
+        name="guesses",
+        epsilon=epsilon_of_guesses(count, 2 * half, right_low + right_high, delta, error),
+        assumption=_ASSUMPTION,
+        num_guesses=2 * half,
+        num_right=right_low + right_high,
+        right_high=right_high,
+        right_low=right_low,
+    )
+    upper = order[count - count // 2 :]  # a threshold that no coin moves: the median
+    return OneRunResult(
+        audit="one-run",
+        epsilon_lower_bound=bound.epsilon,
+        bounds=[bound],
+        confidence=confidence,
+        nominal_epsilon=nominal_epsilon,
+        delta=delta,
+        violated=None if nominal_epsilon is None else bound.epsilon > nominal_epsilon,
+        num_games=count,
+        auc=auc(inside, outside),
+        advantage=float(coins[upper].sum() / len(inside) - (~coins[upper]).sum() / len(outside)),
+        advantage_upper_bound=None if nominal_epsilon is None else advantage_bound(nominal_epsilon, delta),
+        power=reach,
+        scores=histogram(inside, outside),
+    )
+
+
+def num_guesses(count: int) -> int:
+    """How many of m coins are guessed: a fifth, those that the attacker is surest of, but at least 40 or all; an even
+    number.
+
+    Guesses with small scores are hardly better than chance, and few guesses show little. For Gaussian scores a fifth
+    is close to the best of 1,000 canaries, whatever the epsilon.
+    """
+    return min(count, max(_LEAST, count // _SHARE)) // 2 * 2
+
+
+def probability(count: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+    """How likely it is, at most, that so many guesses are right: Steinke et al. (2023), Theorem 5.2 and Appendix D.
+
+    With delta 0 each guess is right as that of randomised response is: with probability 1 / (1 + e^-epsilon), whatever
+    the others were. Delta adds 2 m delta max_i P[right - i <= X < right] / i, X being that binomial number.
+
+    Args:
+        count: m, canaries.
+        guesses: r, coins that are guessed.
+        right: v, guesses that were right.
+
+    Example:
+        >>> round(probability(10, 10, 10, 0.0, 0.0) * 1024, 9)
+        1.0
+    """
+    from scipy.stats import binom
+
+    q = 1 / (1 + math.exp(-epsilon))
+    at_least = float(binom.sf(right - 1, guesses, q))
+    if not right:
+        return 1.0
+    below = np.cumsum(binom.pmf(np.arange(right - 1, -1, -1), guesses, q))  # P[right - i <= X < right], i = 1, 2, ...
+    return min(1.0, at_least + 2 * count * delta * float((below / np.arange(1, right + 1)).max()))
+
+
+@functools.lru_cache(maxsize=4096)
+def epsilon_of_guesses(count: int, guesses: int, right: int, delta: float, error: float) -> float:
+    """The largest epsilon under which so many right guesses are less likely than ``error``; 0 where that is none.
+
+    A mechanism that keeps a smaller epsilon keeps this one too, so all smaller ones are refuted with it.
+    """
+
+    def is_refuted(epsilon: float) -> bool:
+        return probability(count, guesses, right, epsilon, delta) < error
+
+    if not is_refuted(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while is_refuted(high):
+        if high >= _MOST_EPSILON:
+            return high
+        low, high = high, 2 * high
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_refuted(middle) else (low, middle)
+    return low
+
+
+@functools.lru_cache(maxsize=64)
+def power(count: int, confidence: float, delta: float, epsilon: float | None) -> GuessPower:
+    """What so many canaries could show.
+
+    Args:
+        count: m.
+        confidence: Of the bound.
+        epsilon: That is claimed, if any.
+    """
+    error = 1 - confidence
+    best = _perfect(count, delta, error)
+    if epsilon is None or not math.isfinite(epsilon):
+        return GuessPower(perfect=best, tight=None, games_needed=None)
+    guesses = num_guesses(count)
+    right = math.floor(_expected_right(count, guesses, mu_of(epsilon, delta))) if epsilon > 0 else guesses // 2
+    tight = epsilon_of_guesses(count, guesses, right, delta, error)
+    return GuessPower(perfect=best, tight=tight, games_needed=_needed(epsilon, delta, error))
+
+
+def histogram(inside: np.ndarray, outside: np.ndarray) -> Histogram:
+    """Of scores; both sorted."""
+    ends = max(min(inside[0], outside[0]), -1e6), min(max(inside[-1], outside[-1]), 1e6)
+    edges = np.linspace(ends[0], max(ends[1], ends[0] + 1e-9), _BINS + 1)
+    members, non_members = (np.histogram(np.clip(side, edges[0], edges[-1]), edges)[0] for side in (inside, outside))
+    return Histogram(edges=edges.tolist(), members=members.tolist(), non_members=non_members.tolist())
+
+
+def _perfect(count: int, delta: float, error: float) -> float:
+    return epsilon_of_guesses(count, num_guesses(count), num_guesses(count), delta, error)
+
+
+def _expected_right(count: int, guesses: int, mu: float) -> float:
+    """Right guesses of the best attack on a Gaussian mechanism, expected: scores are Gaussians mu apart."""
+    from scipy.optimize import brentq
+    from scipy.special import ndtr
+
+    share = guesses / (2 * count)
+    at = brentq(lambda score: (ndtr(-score) + ndtr(mu - score)) / 2 - share, -40.0, 40.0 + mu)
+    return float(ndtr(mu - at)) * count  # of either half, ndtr(mu - at) count / 2
+
+
+def _needed(epsilon: float, delta: float, error: float) -> int | None:
+    """The fewest canaries with which an attack that is never wrong shows more than epsilon; None where none do, or
+    more than 10^9. (Delta weighs more, the more canaries there are: at some number they show less again.)
+    """
+    high = 2
+    while _perfect(high, delta, error) <= epsilon:
+        high *= 2
+        if high > _MOST_CANARIES or 2 * high * delta > 1:
+            return None
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _perfect(middle, delta, error) > epsilon else (middle, high)
+    return high
