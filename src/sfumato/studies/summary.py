@@ -31,18 +31,21 @@ def summary(
     storage: str,
     axes: Sequence[str] | None = None,
     labels: Sequence[str] = (),
+    before: Sequence[Spent] = (),
 ) -> Sweep:
     """Everything that may be shown.
 
     Args:
         finished: Every run.
         begun: Of each run, where it was begun (`Worker.begun`).
+        before: Runs of an earlier sweep, by which these cells were chosen: `epsilon_together` covers them, too.
         name: Of the recipe.
         axes: Of the plot; None: all keys that differ, in their order.
         labels: Names of the first cells.
     """
-    spent, again = _spent(planned, finished, begun)
-    private = all(cell.plan.private for cell in planned.cells)
+    mine, again = spending(planned, finished, begun)
+    spent = [*before, *mine]
+    private = all(each.plan.private for each in spent)
     together, why_not = epsilon_together(spent)
     cells = [_cell(planned, finished, number) for number in range(len(planned.cells))]
     if planned.paired:
@@ -81,7 +84,7 @@ def summary(
     )
 
 
-def _spent(
+def spending(
     planned: Planned, finished: Mapping[Key, Reached], begun: Mapping[Key, Sequence[str]]
 ) -> tuple[list[Spent], list[str]]:
     """Every run that was begun anywhere, and the names of those that were begun again elsewhere."""
