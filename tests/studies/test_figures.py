@@ -3,7 +3,16 @@
 import pytest
 
 from sfumato.errors import InputError
-from sfumato.studies.figures import Study, best_cells, cost, names, plan_figure, read_figure, study_of
+from sfumato.studies.figures import (
+    Study,
+    best_cells,
+    cost,
+    cost_at_most,
+    names,
+    plan_figure,
+    read_figure,
+    study_of,
+)
 from sfumato.studies.plan import plan_sweep
 from sfumato.studies.summary import summary
 from tests.studies.test_plan import finished_of
@@ -35,9 +44,9 @@ def test_every_file_is_a_figure_that_a_sweep_or_a_command_answers(name):
             continue
         keys = {*study.grid, *(key for cell in study.cells for key in cell)}
         assert set(study.axes) <= keys
-        assert set(study.tuned) <= set(study.grid)
+        assert set(study.tuned) <= keys
         assert study.axes or study.labels or not study.grid or study.tuned
-        assert not study.labels or (not study.grid and len(study.labels) == len(study.cells))
+        assert not study.labels or (set(study.grid) <= set(study.tuned) and len(study.labels) == len(study.cells))
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -60,7 +69,7 @@ def planned(name, scale):
     found = plan_figure(study)
     assert cost(found).runs == len(found.runs) > 0
     if scale == "small":
-        assert cost(found).view_gradients < 2_000_000  # minutes on two cores
+        assert cost_at_most(study, found).view_gradients < 4_000_000  # minutes on two cores
 
 
 def test_the_cost_of_a_figure_is_the_sum_over_its_runs_and_a_shared_run_counts_once():
@@ -80,7 +89,7 @@ def test_the_cost_of_a_figure_is_the_sum_over_its_runs_and_a_shared_run_counts_o
 def test_figure_9_takes_one_run_for_each_depth_and_number_of_views():
     figure = read_figure("de2022/figure-9")
     assert cost(plan_figure(figure.full)).runs == 5 * 3
-    assert {run.seed for run in plan_figure(figure.small, paired=True).runs} == {0, 1}
+    assert {run.seed for run in plan_figure(figure.small, paired=True).runs} == set(range(5))
 
 
 def test_an_unknown_figure_or_size_is_refused_by_name():
