@@ -7,12 +7,14 @@ worker finishes later is not counted.
 """
 
 import contextlib
+import functools
 import os
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
 from sfumato.errors import InputError
@@ -58,7 +60,7 @@ class Worker(Generic[T, F]):
 
         self.work, self.url, self.note, self.place = work, url, note, place
         self.beat_seconds, self.patience_seconds = beat_seconds, patience_seconds
-        self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.name = f"{_machine()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.storage = open_storage(url)
         sampler = optuna.samplers.RandomSampler() if work.sampler == "random" else optuna.samplers.TPESampler()
         pruner = optuna.pruners.MedianPruner() if work.prune else optuna.pruners.NopPruner()
@@ -317,7 +319,7 @@ class Worker(Generic[T, F]):
 
     def _is_dead(self, trial: "FrozenTrial") -> bool:
         host, _, rest = trial.user_attrs.get("worker", "").rpartition(":")[0].rpartition(":")
-        if host == socket.gethostname() and rest.isdecimal() and not _is_running(int(rest)):
+        if host == _machine() and rest.isdecimal() and not _is_running(int(rest)):
             return True
         # By this process's own clock, so that clocks need not agree.
         sign, now = trial.user_attrs.get("beat"), time.monotonic()
@@ -334,6 +336,20 @@ def _is_live(trial: "FrozenTrial") -> bool:
     from optuna.trial import TrialState
 
     return trial.state != TrialState.FAIL
+
+
+@functools.cache
+def _machine() -> str:
+    """Where numbers of processes mean the same: this host since it was booted, and of several containers this one.
+
+    Machines that were cloned, and containers, may have one host name.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        space = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:  # not Linux
+        return socket.gethostname()
+    return f"{socket.gethostname()}/{boot}/{space}"
 
 
 def _is_running(process: int) -> bool:
