@@ -6,6 +6,7 @@ import pytest
 
 from sfumato.accounting.accountants import epsilon
 from sfumato.errors import InputError
+from sfumato.scaling.search.worker import Begun
 from sfumato.studies.plan import Reached, plan_sweep
 from sfumato.studies.price import Spent, epsilon_of, epsilon_together
 from sfumato.studies.summary import summary
@@ -203,20 +204,34 @@ def finished_of(sweep, updates=None):
     }
 
 
+def begun_at(*places):
+    """Trials; "there!" found nothing of their run there."""
+    return [Begun(place.rstrip("!"), place.endswith("!")) for place in places]
+
+
+TARGET = {"training.num_steps": 7}
+
+
 @pytest.mark.parametrize(
     ("settings", "places", "extra"),
     [
-        ({"training.num_steps": 7}, ["here"], 0),
-        ({"training.num_steps": 7}, ["here", "here", "here"], 0),  # gone on with, in the same folder
-        ({"training.num_steps": 7}, ["there", "here"], 7),
-        ({"training.num_steps": 7}, ["there", "elsewhere", "there", "here"], 14),  # the target bounds each folder's
-        ({**FIXED, "training.num_steps": 7}, ["there", "here"], 14),  # nothing does: updates may be drawn afresh
-        ({**FIXED, "training.num_steps": 7}, ["there", "there", "here"], 28),
+        (TARGET, ["here!"], 0),
+        (TARGET, ["here!", "here", "here"], 0),  # gone on with, in the same folder
+        (TARGET, ["there!", "here!"], 7),
+        # The target bounds what each folder holds.
+        (TARGET, ["there!", "elsewhere!", "there", "here!"], 14),
+        ({**FIXED, **TARGET}, ["there!", "here!"], 14),  # nothing does: updates may be drawn afresh
+        ({**FIXED, **TARGET}, ["there!", "there", "here!"], 28),
+        # Its folder was taken away, and all that it had released.
+        (TARGET, ["here!", "here", "here!"], 7),
+        (TARGET, ["here!", "here!", "here!", "here"], 14),
+        (TARGET, ["there!", "there!", "here!"], 14),
+        ({**FIXED, **TARGET}, ["here!", "here", "here!"], 28),
     ],
 )
-def test_a_run_that_was_begun_again_elsewhere_counts_there_too(settings, places, extra, tmp_path):
+def test_a_run_that_was_begun_again_counts_each_time(settings, places, extra, tmp_path):
     sweep = planned({"ema.decay": [0.5, 0.9]}, settings=settings)
-    begun = {sweep.runs[0].key: places, sweep.runs[1].key: ["here"]}
+    begun = {sweep.runs[0].key: begun_at(*places), sweep.runs[1].key: begun_at("here!")}
     found = summary(sweep, finished_of(sweep), begun, name="digits", folder=tmp_path, storage="")
     assert found.updates_together == 14 + extra
     mechanism = sweep.cells[0].plan.mechanism

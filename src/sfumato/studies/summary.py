@@ -7,6 +7,7 @@ from typing import Any
 from sfumato.json_record import finite
 from sfumato.run_folder.files import write_json
 from sfumato.scaling.search.work import Key
+from sfumato.scaling.search.worker import Begun
 from sfumato.studies.plan import Planned, Reached, Run
 from sfumato.studies.price import Spent, epsilon_of, epsilon_together
 from sfumato.studies.result import Cell, CellRun, Sweep
@@ -24,7 +25,7 @@ _NEVER_COVERED = (
 def summary(
     planned: Planned,
     finished: Mapping[Key, Reached],
-    begun: Mapping[Key, Sequence[str]],
+    begun: Mapping[Key, Sequence[Begun]],
     *,
     name: str,
     folder: Path,
@@ -85,24 +86,32 @@ def summary(
 
 
 def spending(
-    planned: Planned, finished: Mapping[Key, Reached], begun: Mapping[Key, Sequence[str]]
+    planned: Planned, finished: Mapping[Key, Reached], begun: Mapping[Key, Sequence[Begun]]
 ) -> tuple[list[Spent], list[str]]:
-    """Every run that was begun anywhere, and the names of those that were begun again elsewhere."""
+    """Every run that was begun anywhere, and the names of those that were begun again: elsewhere, or here after their
+    folder was taken away.
+    """
     spent, again = [], []
     for run in planned.runs:
         plan = planned.plan_of(run)
         steps = plan.mechanism.num_steps
         # What a storage says can be anybody's: never fewer than were planned.
         spent.append(Spent(plan, max(steps, finished[run.key].updates)))
-        *others, last = begun.get(run.key, [""])
-        elsewhere = [place for place in others if place != last]
-        for place in dict.fromkeys(elsewhere):
+        trials = begun.get(run.key, [Begun("", anew=True)])
+        privacy = plan.recipe.privacy
+        bounded = privacy is not None and privacy.target_epsilon is not None
+        for place in dict.fromkeys(trial.place for trial in trials):
+            here = [trial for trial in trials if trial.place == place]
+            times = max(1, sum(trial.anew for trial in here))
+            if place == trials[-1].place:  # what is finished is the last of those begun here
+                times -= 1
+                here = here[: max((number for number, trial in enumerate(here) if trial.anew), default=0)]
+            if not times:
+                continue
             again.append(run.name)
             # Its ledger is not here. Under a target it has no more releases than planned; without one, each trial may
             # have gone on in another environment, or met a sum that changed, and drawn all updates afresh.
-            privacy = plan.recipe.privacy
-            bounded = privacy is not None and privacy.target_epsilon is not None
-            spent.append(Spent(plan, steps if bounded else 2 * steps * elsewhere.count(place)))
+            spent.append(Spent(plan, steps * times if bounded else 2 * steps * max(times, len(here))))
     return spent, again
 
 
@@ -149,7 +158,8 @@ def _runs_of(planned: Planned, finished: Mapping[Key, Reached], number: int) -> 
 
 def _warnings(planned: Planned, again: Sequence[str], private: bool) -> list[str]:
     warnings = [
-        f"{name} was begun again in another folder: its first beginning counts in epsilon_together, too"
+        f"{name} was begun again, in another folder or since its own was gone: its first beginning counts in "
+        "epsilon_together, too"
         for name in again
         if private
     ]
