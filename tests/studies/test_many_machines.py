@@ -122,3 +122,27 @@ def test_24_cells_killed_five_times_are_what_they_are_without(alone, tmp_path):
     for path in folder.rglob("ledger.jsonl"):
         assert [line["step"] for line in Ledger.open(path).lines if line["kind"] == "step"] == [1, 2, 3, 4]
     assert len(json.loads((folder / "sweep.json").read_text())["cells"]) == 24
+
+
+def test_a_helper_that_is_killed_leaves_its_run_to_others_and_nothing_counts_twice(tmp_path):
+    """Private runs: the one that was cut off goes on with its key."""
+    folder = tmp_path / "sweep"
+    arguments = [word for word in MANY if word != "--paired"]
+    arguments += ["--set", "training.num_steps=40", "--workers", "2", "--output", str(folder)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sfumato", *arguments], env=environment(), stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 300
+    while not [path for path in folder.rglob("ledger.jsonl") if len(path.read_text().splitlines()) > 10]:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    helpers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(helpers[0]), signal.SIGKILL)
+    assert process.wait() == 0
+    values = json.loads((folder / "sweep.json").read_text())
+    assert values["begun_again"] == []
+    lines = ledgers(folder)
+    assert len(lines) == len({each[0]["run_id"] for each in lines.values()}) == 24
+    assert values["updates_together"] == 24 * 40
+    for each in lines.values():
+        assert len({line["step"] for line in each if line["kind"] == "step"}) == 40
