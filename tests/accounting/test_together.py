@@ -7,6 +7,7 @@ import pytest
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.gaussian import epsilon_gaussian
 from sfumato.accounting.mechanism import Mechanism
+from sfumato.accounting.pld import MOST_KINDS
 from sfumato.accounting.together import epsilon_together
 from sfumato.errors import InputError
 from tests.accounting import truth
@@ -99,6 +100,15 @@ def test_what_releases_nothing_costs_nothing_and_no_noise_costs_everything():
     assert epsilon_together([one, other.replace(num_steps=0)], 1e-5) == epsilon(one, 1e-5)
     assert epsilon_together([one, other.replace(noise_multiplier=0.0)], 1e-5).epsilon == math.inf
     assert epsilon_together([one, other.replace(first_release_noise=1e-9)], 1e-5).epsilon == math.inf
+
+
+def test_more_kinds_than_pld_takes_are_composed_by_rdp():
+    runs = [Mechanism(N, 100, 1.0 + kind / 1000, 1) for kind in range(MOST_KINDS + 1)]
+    found = epsilon_together(runs, 1e-5)
+    assert found.accountant == "rdp" and found.epsilon == epsilon_together(runs, 1e-5, "rdp").epsilon
+    assert "too many" in found.note
+    least, most = (Mechanism(N, 100, noise, len(runs)) for noise in (1.0, 1.0 + MOST_KINDS / 1000))
+    assert epsilon(most, 1e-5, "rdp").epsilon < found.epsilon < epsilon(least, 1e-5, "rdp").epsilon
 
 
 def test_what_has_no_epsilon_together_is_refused():

@@ -34,6 +34,8 @@ _CHEAP_SECONDS = 0.2
 _TRUNCATION = 10.0
 _TAIL_MASS = 1e-15
 _MAX_STEPS_AT_ONCE = 10_000
+# Kinds of steps that are put on one grid: so many take half a minute.
+MOST_KINDS = 400
 _BLOCK = 1_000
 
 
@@ -99,6 +101,8 @@ def epsilon_pld_together(parts: Sequence[Part], delta: float, images: int = 1, f
     parts = [part for part in parts if part[0] < 1]
     if not parts:
         return Tight(epsilon_gaussian(first_mu, delta))
+    if len(parts) > MOST_KINDS:
+        return Tight(None, f"{len(parts)} kinds of steps are too many for PLD.")
     # The FFT's powers round by about T machine epsilons, which leaves noise in the tails. At ten
     # settings, T = 2,468 to 2 million, no tail's sum fell below zero by more than 0.02 T of them: a
     # measurement, not a proof. One T is taken off delta, and one epsilon for each further part.
