@@ -1,9 +1,9 @@
 """A figure's sweep from beginning to end: tuned with one run each, then as many runs as asked for at each best."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 
 from sfumato.reporting.lines import note
 from sfumato.run_folder.files import write_json
@@ -58,20 +58,29 @@ def answer(
     Raises:
         InputError, MachineError, Interrupted: As `sweep`.
     """
-    common: dict[str, Any] = {"paired": paired, "workers": workers, "storage": storage, "data_root": data_root}
-    common |= {"device": device, "trust": trust, "report": report}
-    common |= {"settings": settings_of(study), "axes": study.axes, "name": name}
+    make = functools.partial(
+        made,
+        study.recipe,
+        settings=settings_of(study),
+        paired=paired,
+        name=name,
+        axes=study.axes,
+        workers=workers,
+        storage=storage,
+        data_root=data_root,
+        device=device,
+        trust=trust,
+        report=report,
+    )
     cells, tuning = [flat(cell) for cell in study.cells], None
     if study.tuned:
-        first = {"cells": cells, "labels": [], "seeds": 1, "output": folder / TUNING}
-        tuning, spent = made(study.recipe, study.grid, **first, **common)
-        best = best_cells(tuning, study.tuned)
+        tuning, spent = make(study.grid, cells=cells, labels=[], seeds=1, output=folder / TUNING)
+        best = [cell.settings for cell in best_cells(tuning, study.tuned)]
         report(f"tuned: {', '.join(study.tuned)}; {len(best)} of {len(tuning.cells)} cells are run again")
-        then = {"cells": [cell.settings for cell in best], "labels": study.labels, "seeds": seeds}
-        found, _ = made(study.recipe, {}, output=folder / BEST, first_seed=1, before=spent, **then, **common)
+        place = folder / BEST
+        found, _ = make({}, cells=best, labels=study.labels, seeds=seeds, output=place, first_seed=1, before=spent)
     else:
-        whole = {"cells": cells, "labels": study.labels, "seeds": seeds, "output": folder}
-        found, _ = made(study.recipe, study.grid, **whole, **common)
+        found, _ = make(study.grid, cells=cells, labels=study.labels, seeds=seeds, output=folder)
     verdicts = [judge(claim, found) for claim in study.claims]
     facts = {
         "figure": name,

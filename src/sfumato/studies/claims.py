@@ -7,7 +7,7 @@ A statement "holds" where the whole interval agrees with it, is "opposite" where
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, cast
 
 import pydantic
 from pydantic import Field
@@ -54,6 +54,17 @@ class Claim(pydantic.BaseModel):
         return self
 
 
+class Interval(NamedTuple):
+    """A mean and its interval; of a single run there is none."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+Outcome = Literal["holds", "opposite", "open"]
+
+
 class Verdict(Record):
     """What a sweep says of a claim.
 
@@ -65,7 +76,7 @@ class Verdict(Record):
     """
 
     says: str
-    verdict: Literal["holds", "opposite", "open"]
+    verdict: Outcome
     value: float
     low: float | None
     high: float | None
@@ -82,14 +93,13 @@ def judge(claim: Claim, sweep: Sweep) -> Verdict:
     if claim.rule == "peak":
         return _peak(claim, sweep)
     if claim.rule in ("above", "near"):
-        value, low, high = difference(_one(claim, sweep, claim.these), _one(claim, sweep, claim.those), sweep.paired)
-        return _said(claim, value, low, high, "accuracy")
+        found = difference(_one(claim, sweep, claim.these), _one(claim, sweep, claim.those), sweep.paired)
+        return _said(claim, found, "accuracy")
     these, those = (_best(claim, sweep, where) for where in (claim.these, claim.those))
-    moved = [math.log2(new / old) for new, old in zip(these, those, strict=True)]
-    return _said(claim, *interval(moved), "octaves")
+    return _said(claim, interval([math.log2(new / old) for new, old in zip(these, those, strict=True)]), "octaves")
 
 
-def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float | None, float | None]:
+def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
     """The mean of independent numbers, and Student's interval around it; None of a single number.
 
     Example:
@@ -98,14 +108,12 @@ def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[f
     """
     mean = statistics.fmean(values)
     if len(values) < 2:
-        return mean, None, None
+        return Interval(mean, None, None)
     half = _quantile(len(values) - 1, confidence) * statistics.stdev(values) / math.sqrt(len(values))
-    return mean, mean - half, mean + half
+    return Interval(mean, mean - half, mean + half)
 
 
-def difference(
-    these: Cell, those: Cell, paired: bool, confidence: float = CONFIDENCE
-) -> tuple[float, float | None, float | None]:
+def difference(these: Cell, those: Cell, paired: bool, confidence: float = CONFIDENCE) -> Interval:
     """Mean accuracy of one cell less that of another, with its interval: of differences where runs are shared or
     paired, else Welch's.
     """
@@ -114,13 +122,13 @@ def difference(
         return interval([one - other for one, other in zip(ones, others, strict=True)], confidence)
     mean = statistics.fmean(ones) - statistics.fmean(others)
     if min(len(ones), len(others)) < 2:
-        return mean, None, None
+        return Interval(mean, None, None)
     parts = [statistics.variance(values) / len(values) for values in (ones, others)]
     if sum(parts) == 0:
-        return mean, mean, mean
+        return Interval(mean, mean, mean)
     weights = sum(part**2 / (len(values) - 1) for part, values in zip(parts, (ones, others), strict=True))
     half = _quantile(sum(parts) ** 2 / weights, confidence) * math.sqrt(sum(parts))
-    return mean, mean - half, mean + half
+    return Interval(mean, mean - half, mean + half)
 
 
 def _quantile(freedom: float, confidence: float) -> float:
@@ -129,39 +137,53 @@ def _quantile(freedom: float, confidence: float) -> float:
     return float(t.ppf(0.5 + confidence / 2, freedom))
 
 
-def _said(claim: Claim, value: float, low: float | None, high: float | None, unit: Any) -> Verdict:
+def _said(claim: Claim, found: Interval, unit: Literal["accuracy", "octaves"]) -> Verdict:
     stays, sign = claim.rule in ("near", "best stays"), -1 if claim.rule == "best falls" else 1
-    verdict: Literal["holds", "opposite", "open"] = "open"
-    if low is not None and high is not None:
-        first, last = sorted((sign * low, sign * high))
+    verdict: Outcome = "open"
+    if found.low is not None and found.high is not None:
+        first, last = sorted((sign * found.low, sign * found.high))
         if stays and max(-first, last) <= claim.margin or not stays and first > 0:
             verdict = "holds"
         elif stays and max(first, -last) > claim.margin or not stays and last < 0:
             verdict = "opposite"
-    return Verdict(says=claim.says, verdict=verdict, value=value, low=low, high=high, unit=unit)
+    return Verdict(says=claim.says, verdict=verdict, **found._asdict(), unit=unit)
 
 
 def _peak(claim: Claim, sweep: Sweep) -> Verdict:
     """Any of the cells between may be the peak, so that each is asked at a smaller risk (Bonferroni); both ends must be
     below it, which needs no smaller one.
     """
-    cells = [cell for cell in sweep.cells if _fits(cell, claim.these)]
-    cells = sorted((cell for cell in cells if claim.along in cell.settings), key=lambda c: c.settings[claim.along])
-    if len(cells) < 3 or len({cell.settings[claim.along] for cell in cells}) < len(cells):
-        raise InputError(f"the claim {claim.says!r} needs one cell for each of three or more values of {claim.along}.")
+    key = claim.along or ""
+    cells = [cell for cell in sweep.cells if _fits(cell, claim.these) and key in cell.settings]
+    cells.sort(key=lambda cell: cell.settings[key])
+    if len(cells) < 3 or len({cell.settings[key] for cell in cells}) < len(cells):
+        raise InputError(f"the claim {claim.says!r} needs one cell for each of three or more values of {key}.")
     first, *between, last = cells
     confidence = 1 - (1 - CONFIDENCE) / len(between)
-    # Over the higher end: the less of two differences, and of two lower and upper ends.
-    over = {}
-    for number, cell in enumerate(between):
-        found = [difference(cell, end, sweep.paired, confidence) for end in (first, last)]
-        over[number] = [min(values) if None not in values else None for values in zip(*found, strict=True)]
-    best = max(over, key=lambda number: over[number][1] if over[number][1] is not None else over[number][0])
-    value, low, high = over[best]
-    below = all(upper is not None and upper < 0 for _, _, upper in over.values())
-    verdict = "holds" if low is not None and low > 0 else "opposite" if below else "open"
-    where = {claim.along: between[best].settings[claim.along]}
-    return Verdict(says=claim.says, verdict=verdict, value=value, low=low, high=high, unit="accuracy", where=where)
+    over = [
+        _less(*(difference(cell, end, sweep.paired, confidence) for end in (first, last)))  # over the higher end
+        for cell in between
+    ]
+    best = max(range(len(between)), key=lambda n: _low(over[n]))
+    found, verdict = over[best], cast(Outcome, "open")
+    if found.low is not None and found.low > 0:
+        verdict = "holds"
+    elif all(each.high is not None and each.high < 0 for each in over):
+        verdict = "opposite"
+    where = {key: between[best].settings[key]}
+    return Verdict(says=claim.says, verdict=verdict, **found._asdict(), unit="accuracy", where=where)
+
+
+def _low(found: Interval) -> float:
+    return found.value if found.low is None else found.low
+
+
+def _less(one: Interval, other: Interval) -> Interval:
+    """Of the lesser of two: the lesser value, and of the ends each the lesser one."""
+    value = min(one.value, other.value)
+    if one.low is None or one.high is None or other.low is None or other.high is None:
+        return Interval(value, None, None)
+    return Interval(value, min(one.low, other.low), min(one.high, other.high))
 
 
 def _best(claim: Claim, sweep: Sweep, where: dict[str, Any] | str) -> list[float]:
