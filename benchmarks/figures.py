@@ -15,7 +15,9 @@ from typing import Any
 from benchmarks.machine import machine
 from sfumato.cli.figures import in_words
 from sfumato.studies.answer import FIGURE_FILE
-from sfumato.studies.claims import Verdict
+from sfumato.studies.claims import Verdict, judge
+from sfumato.studies.figures import read_figure
+from sfumato.studies.result import Sweep
 
 RESULTS = Path(__file__).parent / "results" / "figures"
 
@@ -24,10 +26,13 @@ def compact(folder: Path) -> dict[str, Any]:
     """Of one figure's folder."""
     facts = json.loads((folder / FIGURE_FILE).read_text(encoding="utf-8"))
     found, tuning = facts["found"], facts["tuning"]
+    study = read_figure(facts["figure"].partition(" ")[0]).small
+    assert study is not None
+    sweep = Sweep.model_validate(found)
     seconds = [json.loads(path.read_text(encoding="utf-8"))["seconds"] for path in folder.rglob("result.json")]
     return {
         "figure": facts["figure"],
-        "verdicts": facts["verdicts"],
+        "verdicts": [judge(claim, sweep).as_json() for claim in study.claims],
         "held_out": found["held_out"],
         "seeds": found["seeds"],
         "private": found["private"],

@@ -128,6 +128,15 @@ def test_how_a_best_value_moves_is_asked_of_each_run_in_octaves():
     assert judge(moves("best rises"), grid({4: [1.0, 4.0, 2.0], 8: [4.0, 1.0, 2.0]})).verdict == "open"
 
 
+def test_of_equally_good_values_the_middle_counts():
+    """Whichever stands first in the grid must not be preferred."""
+    tied = sweep(
+        *(cell({BATCH: 4, RATE: rate}, [0.9, 0.9]) for rate in (1.0, 2.0, 4.0)),
+        *(cell({BATCH: 8, RATE: rate}, [0.5 + rate / 10, 0.9]) for rate in (1.0, 4.0)),
+    )
+    assert judge(moves("best rises"), tied).value == pytest.approx(0.5)  # from 2 to 4, and from 2 to 2
+
+
 def test_epochs_are_images_in_all_batches_over_images():
     cells = sweep(
         *(cell({BATCH: batch, STEPS: steps}, [0.9 - steps / 1000] * 3) for batch in (4, 8) for steps in (50, 100))
