@@ -2,15 +2,14 @@
 
 import csv
 import json
-import signal
 import stat
 
 import pytest
 
 import sfumato
+from sfumato.config import RunConfig
 from sfumato.errors import InputError
 from sfumato.training.loop import Progress
-from tests.training import faults
 
 TINY = {
     "model.options.width": 8,
@@ -21,9 +20,9 @@ TINY = {
 }
 
 
-def train(folder, **settings):
+def train(folder, progress=Progress(), resume=False, **settings):  # noqa: B008  (immutable)
     dotted = {key.replace("__", "."): value for key, value in settings.items()}
-    sfumato.train("demo/digits", folder, settings={**TINY, **dotted}, progress=Progress())
+    sfumato.train("demo/digits", folder, settings={**TINY, **dotted}, progress=progress, resume=resume)
     return folder
 
 
@@ -34,11 +33,6 @@ def lines_of(path):
 def rows_of(path):
     with path.open(newline="") as file:
         return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
-
-
-def test_without_being_asked_no_log_is_written(tmp_path):
-    folder = train(tmp_path / "run")
-    assert not list(folder.rglob("*.csv")) and not (folder / "tensorboard").exists()
 
 
 def test_a_csv_log_is_what_metrics_jsonl_says_and_says_nothing_of_training_images(tmp_path):
@@ -58,20 +52,33 @@ def test_statistics_of_training_images_are_logged_where_asked_for_and_for_the_ow
     assert rows_of(path) == noted
 
 
+class Killed(Exception):
+    pass
+
+
+def killed_and_resumed(folder, **settings):
+    """Step 5 is cut off: steps 3 and 4 were logged, and are made again from the checkpoint after step 2."""
+
+    def die(facts):
+        if facts.step == 4:
+            raise Killed  # before the checkpoint after it
+
+    with pytest.raises(Killed):
+        train(folder, Progress(step=die), **settings)
+    if (folder / "metrics.csv").exists():
+        with (folder / "metrics.csv").open("a") as torn:
+            torn.write("99,0.")
+    return train(folder, resume=True, **settings)
+
+
 def test_a_log_of_a_run_that_was_killed_has_each_step_once(tmp_path):
-    folder, log = tmp_path / "run", tmp_path / "log"
-    settings = [word for key, value in {**TINY, "run.log": "csv"}.items() for word in ("--set", f"{key}={value}")]
-    arguments = ["train", "demo/digits", *settings, "--output", str(folder)]
-    # After step 4 was evaluated and logged, before its checkpoint: steps 3 and 4 are made again.
-    assert faults.run(arguments, die_at=("ledger", 6, 0.5), log=log) == -signal.SIGKILL, log.read_text()
-    with (folder / "metrics.csv").open("a") as torn:
-        torn.write("99,0.")
-    assert faults.run(["resume", str(folder)], log=log) == 0, log.read_text()
+    folder = killed_and_resumed(tmp_path / "run", run__log="csv")
     assert rows_of(folder / "metrics.csv") == lines_of(folder / "metrics.jsonl")
     assert [row["step"] for row in rows_of(folder / "metrics.csv")] == [2.0, 4.0, 6.0]
 
 
-def test_private_statistics_without_a_log_are_refused(tmp_path):
+def test_no_log_is_the_default_and_private_statistics_alone_are_refused(tmp_path):
+    assert RunConfig().log is None and not RunConfig().log_private
     with pytest.raises(InputError, match="run.log_private"):
         train(tmp_path / "run", run__log_private=True)
     assert not (tmp_path / "run").exists()
@@ -106,13 +113,7 @@ def test_tensorboard_shows_what_metrics_jsonl_says_and_no_time_of_any_step(tmp_p
 
 def test_tensorboard_shows_each_step_of_a_resumed_run_once(tmp_path):
     pytest.importorskip("tensorboard")
-    folder, log = tmp_path / "run", tmp_path / "log"
-    asked = {**TINY, "run.log": "tensorboard", "run.log_private": "true"}
-    settings = [word for key, value in asked.items() for word in ("--set", f"{key}={value}")]
-    arguments = ["train", "demo/digits", *settings, "--output", str(folder)]
-    assert faults.run(arguments, die_at=("ledger", 6, 0.5), log=log) == -signal.SIGKILL, log.read_text()
-    assert faults.run(["resume", str(folder)], log=log) == 0, log.read_text()
-    shown = events_of(folder)
+    shown = events_of(killed_and_resumed(tmp_path / "run", run__log="tensorboard", run__log_private=True))
     assert {tag for tag in shown if tag.startswith("not_private/")} == {
         f"not_private/{name}" for name in ("loss", "clipped_fraction", "grad_norm")
     }
