@@ -95,6 +95,9 @@ def test_without_tuned_keys_there_is_one_sweep(tmp_path):
     found = ask(tmp_path / "figure", study)
     assert found.tuning is None
     assert (tmp_path / "figure" / "sweep.json").exists()
+    with pytest.raises(InputError, match="holds another sweep"):
+        ask(tmp_path / "figure")  # a tuned one
+    assert not (tmp_path / "figure" / "tuning").exists()
 
 
 def test_a_figure_costs_its_tuning_and_the_dearest_of_each_point_at_most():

@@ -5,13 +5,14 @@ import functools
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from sfumato.errors import InputError
 from sfumato.reporting.lines import note
 from sfumato.run_folder.files import write_json
 from sfumato.studies.claims import Verdict, judge
 from sfumato.studies.figures import Study, best_cells, settings_of
 from sfumato.studies.grid import flat
 from sfumato.studies.result import Sweep
-from sfumato.studies.sweep import made
+from sfumato.studies.sweep import PLAN_FILE, made
 
 FIGURE_FILE = "figure.json"
 TUNING, BEST = "tuning", "best"
@@ -74,6 +75,10 @@ def answer(
     )
     cells, tuning = [flat(cell) for cell in study.cells], None
     if study.tuned:
+        if (folder / PLAN_FILE).exists():
+            raise InputError(
+                f"{folder} holds another sweep, and this figure's are two below it. Give another --output."
+            )
         tuning, spent = make(study.grid, cells=cells, labels=[], seeds=1, output=folder / TUNING)
         best = [cell.settings for cell in best_cells(tuning, study.tuned)]
         report(f"tuned: {', '.join(study.tuned)}; {len(best)} of {len(tuning.cells)} cells are run again")
