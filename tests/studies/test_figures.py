@@ -12,8 +12,10 @@ from sfumato.studies.figures import (
     plan_figure,
     read_figure,
     study_of,
+    why_not_covered,
 )
 from sfumato.studies.plan import plan_sweep
+from sfumato.studies.result import Cell, Sweep
 from sfumato.studies.summary import summary
 from tests.studies.test_plan import finished_of
 
@@ -138,3 +140,23 @@ def test_the_best_of_tuned_keys_is_the_one_with_the_highest_mean_for_each_settin
     found = summary(sweep, finished, {}, name="digits", folder=tmp_path, storage="")
     best = best_cells(found, ["optimizer.learning_rate"])
     assert [tuple(cell.settings.values()) for cell in best] == [(32, 2.0), (64, 1.0)]
+
+
+def test_a_choice_that_decides_the_mechanism_is_covered_by_no_epsilon():
+    def tuning(*cells):
+        facts = ("batch_size", "noise_multiplier", "num_steps", "shares_runs")
+        made = [
+            Cell.model_construct(settings=settings, **dict(zip(facts, numbers, strict=True)))
+            for settings, numbers in cells
+        ]
+        return Sweep.model_construct(cells=made)
+
+    rate, batch = "optimizer.learning_rate", "training.batch_size"
+    same = ({batch: 32, rate: 1.0}, (32, 1.0, 5, False)), ({batch: 32, rate: 2.0}, (32, 1.0, 5, False))
+    other = ({batch: 64, rate: 1.0}, (64, 1.0, 5, False))
+    assert why_not_covered(tuning(*same, other), [rate]) is None
+    assert "chosen by looking" in why_not_covered(tuning(*same, other), [batch])
+    noisier = ({batch: 32, rate: 4.0}, (32, 1.1, 5, False))  # sigma solved for
+    assert "chosen by looking" in why_not_covered(tuning(*same, noisier), [rate])
+    shared = ({batch: 32, rate: 4.0}, (32, 1.0, 5, True))
+    assert "how many runs" in why_not_covered(tuning(*same, shared), [rate])

@@ -9,7 +9,7 @@ from sfumato.errors import InputError
 from sfumato.reporting.lines import note
 from sfumato.run_folder.files import write_json
 from sfumato.studies.claims import Verdict, judge
-from sfumato.studies.figures import Study, best_cells, settings_of
+from sfumato.studies.figures import Study, best_cells, settings_of, why_not_covered
 from sfumato.studies.grid import flat
 from sfumato.studies.result import Sweep
 from sfumato.studies.sweep import PLAN_FILE, made
@@ -51,7 +51,8 @@ def answer(
     """Makes the sweep of a figure, or goes on with it. Where keys are tuned there are two in its folder, `tuning` and
     `best`; each is gone on with after a kill, and shared with other machines through one storage.
 
-    Guarantee: `epsilon_together` of what is found covers the runs of the tuning, too.
+    Guarantee: `epsilon_together` of what is found covers the runs of the tuning, too; it is None where what was chosen
+        decides the mechanisms themselves.
 
     Args:
         seeds: Runs of each cell, without that of the tuning. Paired ones have the seeds from 1, since seed 0 chose.
@@ -83,7 +84,16 @@ def answer(
         best = [cell.settings for cell in best_cells(tuning, study.tuned)]
         report(f"tuned: {', '.join(study.tuned)}; {len(best)} of {len(tuning.cells)} cells are run again")
         place = folder / BEST
-        found, _ = make({}, cells=best, labels=study.labels, seeds=seeds, output=place, first_seed=1, before=spent)
+        found, _ = make(
+            {},
+            cells=best,
+            labels=study.labels,
+            seeds=seeds,
+            output=place,
+            first_seed=1,
+            before=spent,
+            not_covered=why_not_covered(tuning, study.tuned),
+        )
     else:
         found, _ = make(study.grid, cells=cells, labels=study.labels, seeds=seeds, output=folder)
     verdicts = [judge(claim, found) for claim in study.claims]

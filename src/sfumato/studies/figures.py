@@ -192,6 +192,23 @@ def best_cells(sweep: Sweep, tuned: list[str]) -> list[Cell]:
     return list(best.values())
 
 
+def why_not_covered(tuning: Sweep, tuned: list[str]) -> str | None:
+    """Why no epsilon covers the tuning and the runs that were chosen by it; None where one does.
+
+    Privacy losses add up for mechanisms that were fixed before anything was seen. Which batch, noise and length is run
+    again must not depend on private runs, nor how many runs there are.
+    """
+    mechanisms: dict[str, set[tuple[int, float, int]]] = {}
+    for cell in tuning.cells:
+        mechanism = (cell.batch_size, cell.noise_multiplier, cell.num_steps)
+        mechanisms.setdefault(_point(cell.settings, tuned), set()).add(mechanism)
+    if any(len(kinds) > 1 for kinds in mechanisms.values()):
+        return "which batch, noise or length is run again was chosen by looking at private runs"
+    if any(cell.shares_runs for cell in tuning.cells):
+        return "how many runs serve the chosen cells was decided by looking at private runs"
+    return None
+
+
 def _point(settings: Settings, tuned: list[str]) -> str:
     """What a cell's settings are besides the tuned ones."""
     return repr(sorted((key, value) for key, value in settings.items() if key not in tuned))

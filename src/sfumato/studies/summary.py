@@ -33,6 +33,7 @@ def summary(
     axes: Sequence[str] | None = None,
     labels: Sequence[str] = (),
     before: Sequence[Spent] = (),
+    not_covered: str | None = None,
 ) -> Sweep:
     """Everything that may be shown.
 
@@ -40,6 +41,7 @@ def summary(
         finished: Every run.
         begun: Of each run, where it was begun (`Worker.begun`).
         before: Runs of an earlier sweep, by which these cells were chosen: `epsilon_together` covers them, too.
+        not_covered: Why nothing covers that choice; None: something does.
         name: Of the recipe.
         axes: Of the plot; None: all keys that differ, in their order.
         labels: Names of the first cells.
@@ -47,7 +49,7 @@ def summary(
     mine, again = spending(planned, finished, begun)
     spent = [*before, *mine]
     private = all(each.plan.private for each in spent)
-    together, why_not = epsilon_together(spent)
+    together, why_not = epsilon_together(spent) if not_covered is None else (None, not_covered)
     cells = [_cell(planned, finished, number) for number in range(len(planned.cells))]
     if planned.paired:
         first = [run.accuracy for run in cells[0].runs]
@@ -55,11 +57,11 @@ def summary(
             cell.model_copy(update={"paired": paired([run.accuracy for run in cell.runs], first)}) for cell in cells[1:]
         ]
         cells = [cells[0], *others]
-    not_covered = list(_NEVER_COVERED)
+    lines = list(_NEVER_COVERED)
     if private and together is None:
-        not_covered.insert(0, f"choosing among these cells, and seeing more than one run: {why_not}")
+        lines.insert(0, f"choosing among these cells, and seeing more than one run: {why_not}")
     elif not private:
-        not_covered.insert(0, "choosing among these cells: not every one is private")
+        lines.insert(0, "choosing among these cells: not every one is private")
     held_out = "test" if planned.cells[0].plan.recipe.data.held_out == "test" else None
     split = planned.cells[0].plan.recipe.data.split
     keys = list(dict.fromkeys(key for cell in planned.cells for key in cell.settings))
@@ -80,7 +82,7 @@ def summary(
         updates_together=sum(each.updates for each in spent) if private else None,
         begun_again=again,
         cells=cells,
-        not_covered=not_covered,
+        not_covered=lines,
         warnings=_warnings(planned, again, private),
     )
 

@@ -121,12 +121,14 @@ def made(
     report: Callable[[str], None],
     first_seed: int = 0,
     before: Sequence[Spent] = (),
+    not_covered: str | None = None,
 ) -> tuple[Sweep, list[Spent]]:
     """As `sweep`, and what its runs spent.
 
     Args:
         first_seed: Of paired runs.
         before: What an earlier sweep spent, by which these cells were chosen.
+        not_covered: Why no epsilon covers that choice, where none does.
     """
     if type(workers) is not int or not 1 <= workers <= 1024:
         raise InputError(f"--workers is how many processes work here, from 1 to 1024, not {workers!r}.")
@@ -163,6 +165,7 @@ def made(
         axes=axes,
         labels=labels,
         before=before,
+        not_covered=not_covered,
     )
     write_json(folder / SWEEP_FILE, found.as_json())
     write_for_owner(planned, found)
