@@ -79,7 +79,7 @@ def test_without_sampling_epsilon_is_the_analytic_gaussian():
 
 def test_an_answer_that_rises_on_the_finer_grid_is_rejected_as_rounding_noise(monkeypatch):
     honest = pld._epsilon_on_grid
-    noisy = Cost.of(0.08, 3.0, 2468).interval * 1.5
+    noisy = Cost.together([(0.08, 3.0, 2468)]).interval * 1.5
 
     def with_noise(*numbers):
         return honest(*numbers) * (1 if numbers[-1] > noisy else 1.5)
@@ -100,12 +100,10 @@ def test_a_grid_too_coarse_is_refined_or_else_refused(monkeypatch):
     numbers = (0.08, 3.0, 2468, 1e-5)
     exact = truth.epsilon(*numbers)
     monkeypatch.setattr(pld, "_FIRST_SECONDS", 0.001)
-    Cost.of.cache_clear()
     assert exact <= epsilon_pld(*numbers).epsilon <= 1.01 * exact
     monkeypatch.setattr(pld, "MAX_SECONDS", 0.0)
     found = epsilon_pld(*numbers)
     assert found.epsilon is None and "GB and" in found.reason
-    Cost.of.cache_clear()
 
 
 @pytest.mark.parametrize("failure", [float("inf"), float("nan"), ValueError("negative mass"), MemoryError()])
@@ -126,7 +124,7 @@ def test_a_delta_within_the_arithmetics_rounding_error_is_refused():
 
 
 def test_the_cost_is_known_before_anything_is_computed():
-    cost = Cost.of(0.5, 200.0, 2_000_000)
+    cost = Cost.together([(0.5, 200.0, 2_000_000)])
     assert cost.bytes(1e-6) > 2e9 and not cost.affordable(1e-6)
     assert cost.affordable(cost.interval)
 
@@ -138,7 +136,7 @@ def test_the_estimated_ranges_are_those_that_the_library_keeps(numbers):
     from dp_accounting.pld import privacy_loss_distribution
 
     q, sigma, steps = numbers
-    cost = Cost.of(*numbers)
+    cost = Cost.together([numbers])
     one_step = privacy_loss_distribution.from_gaussian_mechanism(
         sigma, sampling_prob=q, value_discretization_interval=cost.interval
     )

@@ -91,6 +91,11 @@ def epsilon(
     )
 
 
+def epsilon_of_unlike(parts, delta: float, images: int = 1, first_mu: float = 0.0) -> float:
+    """Tight epsilon of steps of several kinds (q, sigma, T) together: their transforms are multiplied."""
+    return max(_Together(parts, delta, images, add, first_mu).epsilon() for add in (False, True))
+
+
 class _Inversion:
     def __init__(self, q, sigma, num_steps, delta, images, add, first_mu=0.0):
         self.num_steps, self.delta, self.first_mu = num_steps, delta, first_mu
@@ -128,6 +133,9 @@ class _Inversion:
         s = c + 1j * frequencies
         return self.num_steps * (np.log(sums * self.dx) + peak) + s * (s + 1) * self.first_mu**2 / 2
 
+    def variance_of_all(self, c):
+        return self.num_steps * self._variance(c) + self.first_mu**2
+
     def epsilon(self):
         log_delta = math.log(self.delta)
 
@@ -137,7 +145,7 @@ class _Inversion:
 
         found = minimize_scalar(chernoff, bounds=(-7, 16), method="bounded")
         c, bound = math.exp(found.x), found.fun
-        spread = math.sqrt(self.num_steps * max(1e-300, self._variance(c)) + self.first_mu**2)
+        spread = math.sqrt(max(1e-300, self.variance_of_all(c)))
         # Step: the sum over frequencies repeats with period 2 pi / step in the loss; 40 deviations (and the weight's
         # 1/c) apart nothing is left.
         step = 2 * math.pi / (60 * spread + 60 / min(c, 1.0))
@@ -169,3 +177,20 @@ class _Inversion:
         weight = np.exp(weight - weight.max())
         mean = np.average(self.loss, weights=weight)
         return np.average((self.loss - mean) ** 2, weights=weight)
+
+
+class _Together(_Inversion):
+    def __init__(self, parts, delta, images, add, first_mu):
+        self.delta, self.first_mu = delta, first_mu
+        self.parts = [_Inversion(q, sigma, steps, delta, images, add) for q, sigma, steps in parts]
+
+    def log_moment_of_all(self, s):
+        return sum(part.log_moment_of_all(s) for part in self.parts) + s * (s + 1) * self.first_mu**2 / 2
+
+    def log_moments_of_all(self, c, frequencies):
+        s = c + 1j * frequencies
+        of_parts = sum(part.log_moments_of_all(c, frequencies) for part in self.parts)
+        return of_parts + s * (s + 1) * self.first_mu**2 / 2
+
+    def variance_of_all(self, c):
+        return sum(part.variance_of_all(c) for part in self.parts) + self.first_mu**2

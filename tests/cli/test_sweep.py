@@ -5,6 +5,7 @@ import json
 import pytest
 
 from sfumato import cli
+from sfumato.studies.figures import names, read_figure
 
 
 def strict(text):
@@ -100,3 +101,21 @@ def test_a_wrong_figure_is_refused_in_one_line_with_status_2(arguments, says, ca
     assert out == ""
     assert says in error
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in names() if read_figure(name).full is not None])
+def test_every_full_size_figure_is_planned_by_its_command(name, capsys):
+    """No image is read and no weights are needed: what must be there first is said."""
+    assert cli.run(["figures", "run", name, "--json"]) == 0
+    planned = strict(capsys.readouterr().out)
+    study = read_figure(name).full
+    assert planned["trained"] is False
+    assert planned["cost"]["runs"] >= len({json.dumps(each["settings"]) for each in planned["planned"]}) > 0 or any(
+        "training.num_steps" in each["settings"] for each in planned["planned"]
+    )
+    assert planned["cost"]["updates"] > 0 and planned["cost"]["view_gradients"] > 0
+    assert planned["needs"] == study.needs and planned["assumed"] == study.assumed
+    assert all(each["num_steps"] >= 0 and each["batch_size"] > 0 for each in planned["planned"])
+    assert cli.run(["figures", "run", name]) == 0
+    assert f"sfumato figures run {name} --train" in capsys.readouterr().out

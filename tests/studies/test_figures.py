@@ -3,8 +3,19 @@
 import pytest
 
 from sfumato.errors import InputError
-from sfumato.studies.figures import Study, best_cells, cost, names, plan_figure, read_figure, study_of
+from sfumato.studies.figures import (
+    Study,
+    best_cells,
+    cost,
+    cost_at_most,
+    names,
+    plan_figure,
+    read_figure,
+    study_of,
+    why_not_covered,
+)
 from sfumato.studies.plan import plan_sweep
+from sfumato.studies.result import Cell, Sweep
 from sfumato.studies.summary import summary
 from tests.studies.test_plan import finished_of
 
@@ -35,9 +46,9 @@ def test_every_file_is_a_figure_that_a_sweep_or_a_command_answers(name):
             continue
         keys = {*study.grid, *(key for cell in study.cells for key in cell)}
         assert set(study.axes) <= keys
-        assert set(study.tuned) <= set(study.grid)
+        assert set(study.tuned) <= keys
         assert study.axes or study.labels or not study.grid or study.tuned
-        assert not study.labels or (not study.grid and len(study.labels) == len(study.cells))
+        assert not study.labels or (set(study.grid) <= set(study.tuned) and len(study.labels) == len(study.cells))
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -60,7 +71,7 @@ def planned(name, scale):
     found = plan_figure(study)
     assert cost(found).runs == len(found.runs) > 0
     if scale == "small":
-        assert cost(found).view_gradients < 2_000_000  # minutes on two cores
+        assert cost_at_most(study, found).view_gradients < 4_000_000  # minutes on two cores
 
 
 def test_the_cost_of_a_figure_is_the_sum_over_its_runs_and_a_shared_run_counts_once():
@@ -80,7 +91,7 @@ def test_the_cost_of_a_figure_is_the_sum_over_its_runs_and_a_shared_run_counts_o
 def test_figure_9_takes_one_run_for_each_depth_and_number_of_views():
     figure = read_figure("de2022/figure-9")
     assert cost(plan_figure(figure.full)).runs == 5 * 3
-    assert {run.seed for run in plan_figure(figure.small, paired=True).runs} == {0, 1}
+    assert {run.seed for run in plan_figure(figure.small, paired=True).runs} == set(range(5))
 
 
 def test_an_unknown_figure_or_size_is_refused_by_name():
@@ -129,3 +140,23 @@ def test_the_best_of_tuned_keys_is_the_one_with_the_highest_mean_for_each_settin
     found = summary(sweep, finished, {}, name="digits", folder=tmp_path, storage="")
     best = best_cells(found, ["optimizer.learning_rate"])
     assert [tuple(cell.settings.values()) for cell in best] == [(32, 2.0), (64, 1.0)]
+
+
+def test_a_choice_that_decides_the_mechanism_is_covered_by_no_epsilon():
+    def tuning(*cells):
+        facts = ("batch_size", "noise_multiplier", "num_steps", "shares_runs")
+        made = [
+            Cell.model_construct(settings=settings, **dict(zip(facts, numbers, strict=True)))
+            for settings, numbers in cells
+        ]
+        return Sweep.model_construct(cells=made)
+
+    rate, batch = "optimizer.learning_rate", "training.batch_size"
+    same = ({batch: 32, rate: 1.0}, (32, 1.0, 5, False)), ({batch: 32, rate: 2.0}, (32, 1.0, 5, False))
+    other = ({batch: 64, rate: 1.0}, (64, 1.0, 5, False))
+    assert why_not_covered(tuning(*same, other), [rate]) is None
+    assert "chosen by looking" in why_not_covered(tuning(*same, other), [batch])
+    noisier = ({batch: 32, rate: 4.0}, (32, 1.1, 5, False))  # sigma solved for
+    assert "chosen by looking" in why_not_covered(tuning(*same, noisier), [rate])
+    shared = ({batch: 32, rate: 4.0}, (32, 1.0, 5, True))
+    assert "how many runs" in why_not_covered(tuning(*same, shared), [rate])

@@ -2,15 +2,18 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 
 import pytest
+from PIL import Image
 
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.run_folder.ledger import Ledger
 from sfumato.scaling.search.storage import close_storage, open_storage
+from sfumato.studies.runs import place_of
 from tests.training import faults
 
 COMMON = ["sweep", "demo/digits", "--grid", "optimizer.learning_rate=1.0,2.0", "--json"]
@@ -141,3 +144,61 @@ def cmdline(process):
 
     path = Path("/proc") / process / "cmdline"
     return path if process.isdecimal() and path.exists() else None
+
+
+def test_a_run_whose_folder_was_taken_away_counts_again(tmp_path):
+    folder, log = tmp_path / "sweep", tmp_path / "log"
+    arguments = [*COMMON, "--output", str(folder)]
+    assert faults.run(arguments, die_at=("ledger", 5, 1.0), log=log) == -signal.SIGKILL, log.read_text()
+    [name] = ledgers(folder)
+    shutil.rmtree(folder / name)
+    assert faults.run(arguments, log=log) == 0, log.read_text()
+    values = json_of(folder)
+    assert values["begun_again"] == [name]
+    assert values["updates_together"] == 8 + 2 * 4  # no target bounds what was drawn there
+    assert values["epsilon_together"] == epsilon(Mechanism(1150, 32, 1.0, 16), 1e-5).epsilon
+
+
+def test_a_copy_of_a_sweeps_folder_is_another_folder(tmp_path):
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    first = place_of(folder)
+    assert place_of(folder) == first
+    folder.rename(tmp_path / "moved")
+    assert place_of(tmp_path / "moved") == first
+    shutil.copytree(tmp_path / "moved", tmp_path / "copy")
+    assert place_of(tmp_path / "copy") != first
+
+
+def test_another_plan_or_other_images_in_the_folder_of_a_sweep_are_refused(tmp_path):
+    folder, log = tmp_path / "sweep", tmp_path / "log"
+    images = [tmp_path / "one", tmp_path / "other"]
+    for number, root in enumerate(images):
+        for part, count in (("train", 12), ("test", 4)):
+            for name in ("a", "b"):
+                (root / part / name).mkdir(parents=True)
+                for n in range(count):
+                    Image.new("L", (8, 8), (17 * n + 90 * number + ord(name)) % 256).save(
+                        root / part / name / f"{n}.png"
+                    )
+    common = ["sweep", "image-folder", "--grid", "optimizer.learning_rate=1.0,2.0", "--output", str(folder)]
+    for assignment in (
+        "model.name=small_cnn",
+        "data.channels=1",
+        "data.image_size=8",
+        "training.batch_size=4",
+        "training.num_steps=2",
+        "privacy.noise_multiplier=1.0",
+    ):
+        common += ["--set", assignment]
+    one, other = ([*common, "--data-root", str(root)] for root in images)
+    assert faults.run(one, die_at=("ledger", 3, 1.0), log=log) == -signal.SIGKILL, log.read_text()
+    assert faults.run(other, log=log) == 2
+    assert "was begun with other images" in log.read_text()
+    plan = json.loads((folder / "plan.json").read_text())
+    for altered in ({**plan, "seeds": 2}, {**plan, "batch_size": [8, 8]}, []):
+        (folder / "plan.json").write_text(json.dumps(altered))
+        assert faults.run(one, log=log) == 2
+        assert "holds another sweep" in log.read_text().splitlines()[-1]
+    (folder / "plan.json").write_text(json.dumps(plan))
+    assert faults.run(one, log=log) == 0, log.read_text()

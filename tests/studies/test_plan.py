@@ -6,9 +6,11 @@ import pytest
 
 from sfumato.accounting.accountants import epsilon
 from sfumato.errors import InputError
+from sfumato.scaling.search.worker import Begun
 from sfumato.studies.plan import Reached, plan_sweep
 from sfumato.studies.price import Spent, epsilon_of, epsilon_together
 from sfumato.studies.summary import summary
+from tests.accounting import truth
 
 FIXED = {"privacy.target_epsilon": None, "privacy.noise_multiplier": 1.0, "data.split": "train"}
 STEPS = {"training.num_steps": [4, 2, 8]}
@@ -118,24 +120,62 @@ def test_all_runs_of_one_mechanism_cost_what_one_run_of_all_their_updates_costs(
     assert why_not is None
     assert together == epsilon(mechanism.replace(num_steps=42), 1e-5).epsilon
     assert epsilon_together(spent[:1])[0] == epsilon(mechanism, 1e-5).epsilon < together
-    # What a run releases before its updates is released by each.
+    # What a run releases before its updates is released by each: six with one noise are one with that over sqrt(6).
     beside = [
         Spent(dataclasses.replace(each.plan, mechanism=each.plan.mechanism.replace(first_release_noise=9.0)), 7)
         for each in spent
     ]
-    assert epsilon_together(beside)[0] is None and epsilon_of(beside[0]) > epsilon_of(spent[0])
-    assert epsilon_of(dataclasses.replace(beside[0], updates=15)) is None
+    as_one = mechanism.replace(num_steps=42, first_release_noise=9.0 / 6**0.5)
+    assert epsilon_together(beside)[0] == pytest.approx(epsilon(as_one, 1e-5).epsilon, rel=1e-9)
+    assert epsilon_of(beside[0]) > epsilon_of(spent[0])
+    twice = dataclasses.replace(beside[0], updates=15)
+    assert epsilon_of(twice) is None
+    assert epsilon_together([*beside[1:], twice]) == (
+        None,
+        "a run was begun twice, with what it releases before its updates",
+    )
 
 
-@pytest.mark.parametrize("key", ["training.batch_size", "privacy.noise_multiplier", "privacy.delta"])
-def test_no_epsilon_covers_unlike_mechanisms(key):
-    values = {"training.batch_size": [64, 65], "privacy.noise_multiplier": [1.0, 1.1], "privacy.delta": [1e-5, 1e-6]}
-    settings = {**FIXED, "training.num_steps": 7, "training.batch_size": 64}
-    settings.pop(key, None)
-    sweep = planned({key: values[key]}, settings=settings)
-    together, why_not = epsilon_together([Spent(sweep.plan_of(run), 7) for run in sweep.runs])
+def spent_of(grid, settings=FIXED, **options):
+    sweep = planned(grid, settings=settings, **options)
+    return [Spent(sweep.plan_of(run), sweep.plan_of(run).mechanism.num_steps) for run in sweep.runs]
+
+
+def test_cells_that_differ_in_batch_noise_and_length_have_one_epsilon_together():
+    listed = [
+        {"training.batch_size": 64, "privacy.noise_multiplier": 1.0, "training.num_steps": 7},
+        {"training.batch_size": 256, "privacy.noise_multiplier": 2.0, "training.num_steps": 20},
+        {"training.batch_size": 256, "privacy.noise_multiplier": 2.0, "training.num_steps": 30, "ema.decay": 0.5},
+    ]
+    runs = spent_of({}, listed=listed)
+    together, why_not = epsilon_together(runs)
+    assert why_not is None
+    parts = [(64 / 1150, 1.0, 7), (256 / 1150, 2.0, 50)]
+    exact = truth.epsilon_of_unlike(parts, 1e-5)
+    assert exact <= together <= 1.02 * exact
+    assert exact > max(epsilon_together(runs[:1])[0], epsilon_together(runs[1:])[0])
+
+
+def test_one_accountant_for_all_is_the_one_that_was_asked_for():
+    grid = {"training.batch_size": [64, 128]}
+    settings = {**FIXED, "training.num_steps": 7}
+    by_rdp = epsilon_together(spent_of(grid, {**settings, "privacy.accountant": "rdp"}))[0]
+    assert by_rdp > epsilon_together(spent_of(grid, settings))[0]
+
+
+@pytest.mark.parametrize(
+    ("grid", "says"),
+    [
+        ({"privacy.delta": [1e-5, 1e-6]}, "different deltas"),
+        ({"data.num_examples": [1000, 1100]}, "same images"),
+        ({"data.split": ["train", "train+valid"]}, "same images"),
+    ],
+)
+def test_no_epsilon_covers_cells_of_other_images_or_deltas(grid, says):
+    settings = {key: value for key, value in FIXED.items() if key not in grid}
+    together, why_not = epsilon_together(spent_of(grid, {**settings, "training.batch_size": 64}))
     assert together is None
-    assert "different mechanisms" in why_not
+    assert says in why_not
 
 
 def test_a_sweep_with_a_cell_that_is_not_private_has_no_epsilon():
@@ -164,20 +204,34 @@ def finished_of(sweep, updates=None):
     }
 
 
+def begun_at(*places):
+    """Trials; "there!" found nothing of their run there."""
+    return [Begun(place.rstrip("!"), place.endswith("!")) for place in places]
+
+
+TARGET = {"training.num_steps": 7}
+
+
 @pytest.mark.parametrize(
     ("settings", "places", "extra"),
     [
-        ({"training.num_steps": 7}, ["here"], 0),
-        ({"training.num_steps": 7}, ["here", "here", "here"], 0),  # gone on with, in the same folder
-        ({"training.num_steps": 7}, ["there", "here"], 7),
-        ({"training.num_steps": 7}, ["there", "elsewhere", "there", "here"], 14),  # the target bounds each folder's
-        ({**FIXED, "training.num_steps": 7}, ["there", "here"], 14),  # nothing does: updates may be drawn afresh
-        ({**FIXED, "training.num_steps": 7}, ["there", "there", "here"], 28),
+        (TARGET, ["here!"], 0),
+        (TARGET, ["here!", "here", "here"], 0),  # gone on with, in the same folder
+        (TARGET, ["there!", "here!"], 7),
+        # The target bounds what each folder holds.
+        (TARGET, ["there!", "elsewhere!", "there", "here!"], 14),
+        ({**FIXED, **TARGET}, ["there!", "here!"], 14),  # nothing does: updates may be drawn afresh
+        ({**FIXED, **TARGET}, ["there!", "there", "here!"], 28),
+        # Its folder was taken away, and all that it had released.
+        (TARGET, ["here!", "here", "here!"], 7),
+        (TARGET, ["here!", "here!", "here!", "here"], 14),
+        (TARGET, ["there!", "there!", "here!"], 14),
+        ({**FIXED, **TARGET}, ["here!", "here", "here!"], 28),
     ],
 )
-def test_a_run_that_was_begun_again_elsewhere_counts_there_too(settings, places, extra, tmp_path):
+def test_a_run_that_was_begun_again_counts_each_time(settings, places, extra, tmp_path):
     sweep = planned({"ema.decay": [0.5, 0.9]}, settings=settings)
-    begun = {sweep.runs[0].key: places, sweep.runs[1].key: ["here"]}
+    begun = {sweep.runs[0].key: begun_at(*places), sweep.runs[1].key: begun_at("here!")}
     found = summary(sweep, finished_of(sweep), begun, name="digits", folder=tmp_path, storage="")
     assert found.updates_together == 14 + extra
     mechanism = sweep.cells[0].plan.mechanism

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import sfumato
+from sfumato.accounting.rounding import epsilon_text
 from sfumato.errors import InputError, MachineError
 from sfumato.run_folder.entries import releases
 from sfumato.run_folder.ledger import Ledger
@@ -912,7 +913,7 @@ def test_a_loop_that_stops_early_says_what_all_planned_updates_would_have_cost(t
     release(loop, 1)
     claim = loop.finish()
     [line] = [line for line in claim.not_covered if "chosen by samples or by what" in line]
-    assert f"12 were planned, whose epsilon is {spent(12):.4g}" in line and claim.epsilon == spent(1)
+    assert f"12 were planned, whose epsilon is {epsilon_text(spent(12))}" in line and claim.epsilon == spent(1)
 
 
 def test_a_loop_with_a_sample_that_waits_does_not_end(tmp_path):

@@ -181,5 +181,6 @@ def _is_cheap(mechanism: Mechanism) -> bool:
         return True
     images = min(mechanism.images_per_unit, mechanism.num_examples)
     first_mu = images * first_release_mu(mechanism.first_release_noise)
-    cost = Cost.of(mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps, images, first_mu)
+    part = (mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps)
+    cost = Cost.together([part], images, first_mu)
     return cost.seconds(cost.interval) <= _CURVE_SECONDS

@@ -14,6 +14,7 @@ import numpy as np
 
 from sfumato.accounting import rounding
 from sfumato.accounting.gaussian import epsilon_gaussian
+from sfumato.accounting.rdp import Part
 
 MAX_BYTES = 2e9
 MAX_SECONDS = 10.0
@@ -33,6 +34,8 @@ _CHEAP_SECONDS = 0.2
 _TRUNCATION = 10.0
 _TAIL_MASS = 1e-15
 _MAX_STEPS_AT_ONCE = 10_000
+# Kinds of steps that are put on one grid: so many take half a minute.
+MOST_KINDS = 400
 _BLOCK = 1_000
 
 
@@ -81,23 +84,41 @@ def epsilon_pld(
         >>> round(epsilon_pld(4096 / 50_000, 10.0, 875, 1e-5).epsilon, 3)
         0.904
     """
-    if sampling_prob == 1:
-        return Tight(epsilon_gaussian(math.hypot(images * math.sqrt(num_steps) / noise_multiplier, first_mu), delta))
+    return epsilon_pld_together([(sampling_prob, noise_multiplier, num_steps)], delta, images, first_mu)
+
+
+def epsilon_pld_together(parts: Sequence[Part], delta: float, images: int = 1, first_mu: float = 0.0) -> Tight:
+    """Epsilon of several kinds of steps together, by PLD: their losses add up, in each direction by itself.
+
+    Guarantee: as of `epsilon_pld`, in whatever order the steps are taken.
+
+    Args:
+        parts: Of each kind q, sigma and T as above; at least one. They share one grid.
+    """
+    for q, sigma, num_steps in parts:
+        if q == 1:  # without sampling: a Gaussian
+            first_mu = math.hypot(images * math.sqrt(num_steps) / sigma, first_mu)
+    parts = [part for part in parts if part[0] < 1]
+    if not parts:
+        return Tight(epsilon_gaussian(first_mu, delta))
+    if len(parts) > MOST_KINDS:
+        return Tight(None, f"{len(parts)} kinds of steps are too many for PLD.")
     # The FFT's powers round by about T machine epsilons, which leaves noise in the tails. At ten
     # settings, T = 2,468 to 2 million, no tail's sum fell below zero by more than 0.02 T of them: a
-    # measurement, not a proof. One T is taken off delta.
-    noise = (num_steps + bool(first_mu)) * sys.float_info.epsilon
+    # measurement, not a proof. One T is taken off delta, and one epsilon for each further part.
+    num_steps = sum(part[2] for part in parts)
+    noise = _rounding(parts, first_mu)
     if noise > delta / 20:
         return Tight(
             None,
             f"delta = {rounding.delta_text(delta)} is too near the rounding error of PLD's "
             f"arithmetic over {num_steps} steps.",
         )
-    cost = Cost.of(sampling_prob, noise_multiplier, num_steps, images, first_mu)
+    cost = Cost.together(parts, images, first_mu)
     interval = cost.interval
 
     def at(step: float) -> float:
-        return _epsilon_on_grid(sampling_prob, noise_multiplier, num_steps, delta - noise, images, first_mu, step)
+        return _epsilon_on_grid(parts, delta - noise, images, first_mu, step)
 
     try:
         coarse, fine = at(2 * interval), at(interval)
@@ -137,42 +158,49 @@ def deltas_pld(
     Returns:
         (len(epsilons),); None where PLD's grid would be too coarse, or it fails.
     """
-    cost = Cost.of(sampling_prob, noise_multiplier, num_steps, images, first_mu)
+    parts = [(sampling_prob, noise_multiplier, num_steps)]
+    cost = Cost.together(parts, images, first_mu)
     interval = cost.interval
     while cost.affordable(interval / 2) and cost.seconds(interval / 2) <= _CHEAP_SECONDS:
         interval /= 2
     if not cost.affordable(interval):
         return None
     try:
-        composed = _composed(sampling_prob, noise_multiplier, num_steps, images, first_mu, interval)
+        composed = _composed(parts, images, first_mu, interval)
         found = np.asarray(composed.get_delta_for_epsilon(list(epsilons)), dtype=np.float64)
     except (ValueError, ArithmeticError, MemoryError):
         return None
     if not np.isfinite(found).all():
         return None
-    return np.clip(found, 0, 1) + (num_steps + bool(first_mu)) * sys.float_info.epsilon
+    return np.clip(found, 0, 1) + _rounding(parts, first_mu)
 
 
-def _epsilon_on_grid(
-    q: float, sigma: float, num_steps: int, delta: float, images: int, first_mu: float, interval: float
-) -> float:
-    return float(_composed(q, sigma, num_steps, images, first_mu, interval).get_epsilon_for_delta(delta))
+def _rounding(parts: Sequence[Part], first_mu: float) -> float:
+    """What the FFT's rounding may take from delta, at most."""
+    return (sum(part[2] for part in parts) + len(parts) - 1 + bool(first_mu)) * sys.float_info.epsilon
 
 
-def _composed(q: float, sigma: float, num_steps: int, images: int, first_mu: float, interval: float) -> Any:
+def _epsilon_on_grid(parts: Sequence[Part], delta: float, images: int, first_mu: float, interval: float) -> float:
+    return float(_composed(parts, images, first_mu, interval).get_epsilon_for_delta(delta))
+
+
+def _composed(parts: Sequence[Part], images: int, first_mu: float, interval: float) -> Any:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # whatever overflows or is not finite is seen in the result and rejected there
         from dp_accounting.pld import privacy_loss_distribution
 
-        if images == 1:
-            one_step = privacy_loss_distribution.from_gaussian_mechanism(
-                sigma, sampling_prob=q, value_discretization_interval=interval
-            )
-        else:
-            one_step = privacy_loss_distribution.from_mixture_gaussian_mechanism(
-                sigma, range(images + 1), np.exp(_log_binomial(images, q)), value_discretization_interval=interval
-            )
-        composed = _compose(one_step, num_steps)
+        composed: Any = None
+        for q, sigma, num_steps in parts:
+            if images == 1:
+                one_step = privacy_loss_distribution.from_gaussian_mechanism(
+                    sigma, sampling_prob=q, value_discretization_interval=interval
+                )
+            else:
+                one_step = privacy_loss_distribution.from_mixture_gaussian_mechanism(
+                    sigma, range(images + 1), np.exp(_log_binomial(images, q)), value_discretization_interval=interval
+                )
+            of_part = _compose(one_step, num_steps)
+            composed = of_part if composed is None else composed.compose(of_part, _TAIL_MASS)
         if not first_mu:
             return composed
         first = privacy_loss_distribution.from_gaussian_mechanism(1 / first_mu, value_discretization_interval=interval)
@@ -220,8 +248,22 @@ class Cost:
     composed_range: float
 
     @classmethod
+    def together(cls, parts: Sequence[Part], images: int = 1, first_mu: float = 0.0) -> "Cost":
+        """Of all parts on one grid, as fine as the one that needs the finest."""
+        costs = [cls._of(q, sigma, num_steps, images) for q, sigma, num_steps in parts]
+        of_first = 2 * _TRUNCATION * first_mu  # the loss of a first release is N(mu^2 / 2, mu^2)
+        cost = cls(
+            min(each.interval for each in costs),
+            sum(each.loss_range for each in costs) + of_first,
+            sum(each.composed_range for each in costs) + of_first,
+        )
+        return dataclasses.replace(
+            cost, interval=max(cost.interval, cost.interval * cost.seconds(cost.interval) / _FIRST_SECONDS)
+        )
+
+    @classmethod
     @functools.lru_cache(maxsize=256)
-    def of(cls, q: float, sigma: float, num_steps: int, images: int = 1, first_mu: float = 0.0) -> "Cost":
+    def _of(cls, q: float, sigma: float, num_steps: int, images: int) -> "Cost":
         x = np.linspace(-_TRUNCATION * sigma, _TRUNCATION * sigma + images, 2001)
         i = np.arange(images + 1)[:, None]
         # log mu(x) / mu_0(x), mu a binomial mixture of N(i, sigma^2)
@@ -235,11 +277,7 @@ class Cost:
         weight = np.exp(log_density + loss)
         mean = np.average(loss, weights=weight)
         deviation = math.sqrt(np.average((loss - mean) ** 2, weights=weight))
-        of_first = 2 * _TRUNCATION * first_mu  # the loss of a first release is N(mu^2 / 2, mu^2)
-        cost = cls(deviation / 10, loss_range + of_first, composed_range + of_first)
-        return dataclasses.replace(
-            cost, interval=max(cost.interval, cost.interval * cost.seconds(cost.interval) / _FIRST_SECONDS)
-        )
+        return cls(deviation / 10, loss_range, composed_range)
 
     def seconds(self, interval: float) -> float:
         """Time at this step and at twice it, about (measured on one core: 25 us per point before

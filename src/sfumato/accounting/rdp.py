@@ -1,8 +1,12 @@
 """Renyi differential privacy of the Poisson-subsampled Gaussian, at real orders."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
+
+# q, sigma and T of steps of one kind.
+Part = tuple[float, float, int]
 
 # Added to every log moment, relative: far above the quadrature's own error (below 1e-8:
 # rounding near order 1 dominates; see `_moment_minus_one`), far below the 1e-3 that is asked.
@@ -134,14 +138,25 @@ def epsilon_rdp(
         >>> round(epsilon_rdp(4096 / 50_000, 10.0, 875, 1e-5), 3)  # De et al. 2022, Table 12, nominal epsilon 1
         0.988
     """
-    return _minimise(_improved, sampling_prob, noise_multiplier, num_steps, delta, first_mu)
+    return epsilon_rdp_together([(sampling_prob, noise_multiplier, num_steps)], delta, first_mu)
+
+
+def epsilon_rdp_together(parts: Sequence[Part], delta: float, first_mu: float = 0.0) -> float:
+    """Epsilon of several kinds of steps together: at each order their divergences add up.
+
+    Guarantee: as of `epsilon_rdp`, in whatever order the steps are taken.
+
+    Args:
+        parts: Of each kind q, sigma and T as above; at least one.
+    """
+    return _minimise(_improved, parts, delta, first_mu)
 
 
 def epsilon_rdp_classic(sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float) -> float:
     """Epsilon by RDP with the classic conversion: looser, and what papers until 2020 print; for
     comparison.
     """
-    return _minimise(_classic, sampling_prob, noise_multiplier, num_steps, delta)
+    return _minimise(_classic, [(sampling_prob, noise_multiplier, num_steps)], delta)
 
 
 def largest_order(q: float, sigma: float, price: float) -> float:
@@ -161,12 +176,13 @@ def largest_order(q: float, sigma: float, price: float) -> float:
     return 2 + min(4 * sigma**2 * math.log(1 / q) + 2 * sigma * math.sqrt(2 * price), 1e4 * sigma)
 
 
-def _minimise(conversion, q: float, sigma: float, num_steps: int, delta: float, first_mu: float = 0.0) -> float:
+def _minimise(conversion, parts: Sequence[Part], delta: float, first_mu: float = 0.0) -> float:
     """The least epsilon over orders in (1, inf).
 
     T times the log moment is convex in the order, and so are the conversion's terms times (order -
     1): epsilon is their ratio to order - 1, hence quasi-convex, and one bounded search finds its
-    minimum. (The Gaussian's order mu^2 / 2 of a first release is as convex, and moves it to lower orders.)
+    minimum. (The Gaussian's order mu^2 / 2 of a first release is as convex, and moves it to lower orders, as
+    further kinds of steps do.)
     """
     from scipy.optimize import minimize_scalar
 
@@ -174,9 +190,11 @@ def _minimise(conversion, q: float, sigma: float, num_steps: int, delta: float, 
 
     def epsilon(log_order_minus_one: float) -> float:
         order = 1 + math.exp(log_order_minus_one)
-        divergence = num_steps * rdp(q, sigma, order) + order * first_mu**2 / 2
+        of_steps = sum(num_steps * rdp(q, sigma, order) for q, sigma, num_steps in parts)
+        divergence = of_steps + order * first_mu**2 / 2
         return conversion(order, divergence, log_inverse_delta)
 
-    bounds = math.log(_LEAST_ORDER_MINUS_ONE), math.log(largest_order(q, sigma, log_inverse_delta))
+    largest = max(largest_order(q, sigma, log_inverse_delta) for q, sigma, _ in parts)
+    bounds = math.log(_LEAST_ORDER_MINUS_ONE), math.log(largest)
     found = minimize_scalar(epsilon, bounds=bounds, method="bounded", options={"xatol": 1e-5})
     return max(0.0, float(found.fun))

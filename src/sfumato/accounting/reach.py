@@ -3,6 +3,7 @@
 import math
 
 from sfumato.accounting.mechanism import Mechanism
+from sfumato.accounting.rounding import delta_text
 from sfumato.errors import InputError
 
 REACH = math.sqrt(2 * 96 * math.log(2))
@@ -41,7 +42,7 @@ def refuse_beyond_reach(mechanism: Mechanism, delta: float) -> None:
     """Raises InputError where the end of the noise would be more than a hundredth of delta."""
     if mechanism.noise_multiplier > 0 and unreachable(mechanism) > _SHARE * delta:
         raise InputError(
-            f"noise that is drawn ends at {DENSE_REACH} standard deviations, so delta = {delta:g} cannot be claimed "
+            f"noise that is drawn ends at {DENSE_REACH} standard deviations, so delta = {delta_text(delta)} cannot be claimed "
             f"for {mechanism.num_steps} updates at noise multiplier {mechanism.noise_multiplier:g}. State a larger "
             "delta, more noise or fewer updates."
         )

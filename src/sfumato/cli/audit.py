@@ -39,7 +39,9 @@ def bounds(
     kept = _Kept(page)
     given, members = read_scores(scores)
     kept(given, members)
-    _print(audit_scores(given, members, delta=delta, confidence=confidence, nominal_epsilon=epsilon), json_, kept)
+    found = audit_scores(given, members, delta=delta, confidence=confidence, nominal_epsilon=epsilon)
+    kept.write(found)
+    _print(found, json_)
 
 
 @app.command()

@@ -3,13 +3,16 @@
 import dataclasses
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sfumato.cli import options, output
 from sfumato.cli.sweep import Paired, Seeds, Storage, Workers, go_on, show
 from sfumato.errors import InputError
+
+if TYPE_CHECKING:
+    from sfumato.studies.claims import Verdict
 
 app = typer.Typer(no_args_is_help=True, help="The papers' figures and tables, planned or run.")
 
@@ -51,9 +54,11 @@ def run(
     device: options.Device = "auto",
     json_: options.Json = False,
 ) -> None:
-    """Trains the small twin of a figure; plans the figure at full size, or trains it with --train."""
-    from sfumato.studies import figures
-    from sfumato.studies.sweep import sweep
+    """Trains the small twin of a figure; plans the figure at full size, or trains it with --train.
+
+    Keys that a figure tunes are tuned with one run of each cell; --seeds runs of the best are made then.
+    """
+    from sfumato.studies import answer, figures
     from sfumato.training.interrupt import Interrupted
 
     if scale not in ("full", "small"):
@@ -61,7 +66,7 @@ def run(
     figure = figures.read_figure(name)
     study = figures.study_of(name, figure, "small" if scale == "small" else "full")
     planned = figures.plan_figure(study, seeds=seeds, paired=paired)
-    cost = figures.cost(planned)
+    cost = figures.cost_at_most(study, planned, seeds)
     facts: dict[str, Any] = {
         "figure": name,
         "scale": scale,
@@ -89,17 +94,12 @@ def run(
             _show_plan(facts, plans, name)
         return
     try:
-        found = sweep(
-            study.recipe,
-            study.grid,
-            cells=[figures.flat(cell) for cell in study.cells],
-            settings=figures.settings_of(study),
-            seeds=planned.seeds,
-            paired=paired,
-            output=output_folder or Path("runs") / f"{name.replace('/', '-')}-{scale}",
+        answered = answer.answer(
+            study,
+            output_folder or Path("runs") / f"{name.replace('/', '-')}-{scale}",
             name=f"{name} ({scale})",
-            axes=study.axes,
-            labels=study.labels,
+            seeds=study.seeds if seeds is None else seeds,
+            paired=paired,
             workers=workers,
             storage=storage,
             data_root=data_root,
@@ -108,15 +108,26 @@ def run(
     except (Interrupted, KeyboardInterrupt):
         go_on(storage)
         raise typer.Exit(1) from None
-    best = figures.best_cells(found, study.tuned) if study.tuned else []
+    found, tuning, verdicts = answered.found, answered.tuning, answered.verdicts
     if json_:
-        output.print_json({**found.as_json(), **facts, "trained": True, "best": [cell.as_json() for cell in best]})
+        beside = {"tuning": None if tuning is None else tuning.as_json(), "verdicts": [v.as_json() for v in verdicts]}
+        output.print_json({**found.as_json(), **facts, "trained": True, **beside})
         return
     output.say(figure.caption)
     show(found)
-    for cell in best:
-        settings = " ".join(f"{key}={value}" for key, value in cell.settings.items())
-        output.say(f"best of {', '.join(study.tuned)}: {settings}: mean {output.per_cent(cell.mean)}")
+    if tuning is not None:
+        output.say(f"tuned       {', '.join(study.tuned)}, by one run each: {Path(tuning.output) / 'sweep.html'}")
+    for verdict in verdicts:
+        output.say(in_words(verdict))
+
+
+def in_words(verdict: "Verdict") -> str:
+    """What a sweep says of a paper's statement, on one line."""
+    factor, unit = (100, "points") if verdict.unit == "accuracy" else (1, "octaves")
+    ends = [None if end is None else f"{factor * end:+.2f}" for end in (verdict.low, verdict.high)]
+    interval = f"95 % interval {ends[0]} to {ends[1]}" if None not in ends else "one run, so no interval"
+    where = "" if verdict.where is None else " at " + " ".join(f"{k}={v}" for k, v in verdict.where.items())
+    return f"{verdict.verdict:<9} {verdict.says}: {factor * verdict.value:+.2f} {unit}{where}, {interval}"
 
 
 def _show_plan(facts: dict[str, Any], plans: list[dict[str, Any]], name: str) -> None:
@@ -134,7 +145,8 @@ def _show_plan(facts: dict[str, Any], plans: list[dict[str, Any]], name: str) ->
         for line in lines:
             output.say(f"{title}: {line}")
     cost = facts["cost"]
+    most = "at most " if facts["tuned"] else ""
     output.say(
-        f"{cost['runs']} runs, {cost['updates']:,} updates, {cost['view_gradients']:,} gradients of views; "
+        f"{most}{cost['runs']} runs, {cost['updates']:,} updates, {cost['view_gradients']:,} gradients of views; "
         f"--train trains them: sfumato figures run {name} --train"
     )

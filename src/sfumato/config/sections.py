@@ -369,6 +369,12 @@ class RunConfig(Section):
     """For tests and simulations: all randomness from a public seed, hence not private."""
     keep_key: Annotated[bool, MayChange()] = False
     """Keep the run's secret key after the run completes."""
+    log: Annotated[Literal["csv", "tensorboard"] | list[Literal["csv", "tensorboard"]] | None, MayChange()] = None
+    """What is written while the run trains, of what metrics.jsonl says: "csv" (metrics.csv),
+    "tensorboard" (the folder tensorboard), or a list of both.
+    """
+    log_private: Annotated[bool, MayChange()] = False
+    """Log statistics of training images too, losses and gradient norms: not private, for the owner alone."""
 
 
 class Recipe(Section):

@@ -14,6 +14,9 @@ ledger.jsonl        every release, noted before it happens   `ledger`, `entries`
 ledger.head         the ledger's last line, authenticated    `ledger`                     yes
 metrics_private.jsonl losses and gradient norms              `record.PrivateMetrics`      no
 audit_private.json  which canaries took part                 `coins.Coins`                no
+metrics.csv         the same as metrics.jsonl (`run.log`)    `sfumato.training.logs`      yes
+metrics_private.csv losses and gradient norms, if asked for  the same                     no
+tensorboard/        event files (`run.log`)                  the same                     no
 checkpoints/        states to go on from, authenticated      `checkpoint`                 no
 key                 what all randomness follows from         `key_file`                   no
 data_root           where the images lie                     `session`, `files`           no

@@ -22,6 +22,7 @@ class Asked:
     cells: Sequence[Mapping[str, Any]]
     seeds: int
     paired: bool
+    first_seed: int
     folder: str
     storage: str
     data_root: str | None

@@ -1,6 +1,8 @@
 """The papers' figures and tables as files: which sweep answers them, at full size and as a small twin."""
 
 import dataclasses
+import operator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,8 +11,10 @@ from pydantic import Field
 
 from sfumato import config
 from sfumato.errors import InputError, nearest
+from sfumato.planning.resolve import Plan
 from sfumato.reporting.lines import note
-from sfumato.studies.grid import flat
+from sfumato.studies.claims import Claim
+from sfumato.studies.grid import Settings, flat
 from sfumato.studies.plan import Planned, plan_sweep
 from sfumato.studies.result import Cell, Sweep
 
@@ -35,12 +39,15 @@ class Study(_Closed):
     cells: list[dict[str, Any]] = Field(default_factory=list)
     """Whole settings, each with all of the grid."""
     labels: list[str] = Field(default_factory=list)
-    """Names of the cells, where there is no grid."""
+    """Names of the listed cells, where there is no grid but of tuned keys."""
     axes: list[str] = Field(default_factory=list)
     """The key of the plot's axis, then those that make its lines; without any, labels stand on the axis."""
     seeds: int = Field(ge=1, le=1000)
     tuned: list[str] = Field(default_factory=list)
-    """Keys of the grid of which each point shows the best value, by mean held-out accuracy."""
+    """Keys of the grid of which each point shows the best value, by the held-out accuracy of one run of each cell;
+    `seeds` runs of the best cell are then made anew."""
+    claims: list[Claim] = Field(default_factory=list)
+    """What the paper states of it, as questions to this sweep."""
     needs: str | None = None
     """What must be there first: weights, or images that are not public."""
     assumed: list[str] = Field(default_factory=list)
@@ -106,7 +113,7 @@ def _explain(path: Path, error: pydantic.ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     where = [str(part) for part in first["loc"]]
     if first["type"] == "extra_forbidden":
-        model = Study if len(where) > 1 else Figure
+        model = Claim if "claims" in where else Study if len(where) > 1 else Figure
         return f"{path}: {'.'.join(where)} is no key of a figure. {nearest(where[-1], list(model.model_fields))}"
     message = first["msg"][0].lower() + first["msg"][1:]
     return f"{path}: {'.'.join(where)} is not possible: {message}. Correct it."
@@ -128,13 +135,14 @@ def study_of(name: str, figure: Figure, scale: Scale) -> Study:
 
 
 def plan_figure(study: Study, *, seeds: int | None = None, paired: bool = False) -> Planned:
-    """Every cell of a figure's sweep, resolved; no image is read."""
+    """Every cell of a figure's sweep, resolved; no image is read. Where keys are tuned, once each."""
+    runs = study.seeds if seeds is None else seeds
     return plan_sweep(
         study.recipe,
         study.grid,
         [flat(cell) for cell in study.cells],
         settings=settings_of(study),
-        seeds=study.seeds if seeds is None else seeds,
+        seeds=1 if study.tuned else runs,
         paired=paired,
         data_root=None,
         report=note,
@@ -148,23 +156,59 @@ def settings_of(study: Study) -> dict[str, Any]:
 
 def cost(planned: Planned) -> Cost:
     """Of all runs of a sweep."""
-    updates = gradients = 0
-    for run in planned.runs:
-        plan = planned.plan_of(run)
-        steps, views = plan.mechanism.num_steps, max(1, plan.recipe.augmentation.augmult)
-        updates += steps
-        gradients += steps * plan.mechanism.batch_size * views
-    return Cost(len(planned.runs), updates, gradients)
+    return _cost([planned.plan_of(run) for run in planned.runs])
+
+
+def cost_at_most(study: Study, planned: Planned, seeds: int | None = None) -> Cost:
+    """Of a figure: where keys are tuned, of one run of each cell and of so many of the dearest at each point."""
+    tuning = cost(planned)
+    if not study.tuned:
+        return tuning
+    dearest: dict[str, Plan] = {}
+    for cell in planned.cells:
+        point, plan = _point(cell.settings, study.tuned), cell.plan
+        if point not in dearest or _cost([plan]).view_gradients > _cost([dearest[point]]).view_gradients:
+            dearest[point] = plan
+    again = _cost([plan for plan in dearest.values() for _ in range(study.seeds if seeds is None else seeds)])
+    return Cost(tuning.runs + again.runs, tuning.updates + again.updates, tuning.view_gradients + again.view_gradients)
+
+
+def _cost(plans: Sequence[Plan]) -> Cost:
+    updates = [plan.mechanism.num_steps for plan in plans]
+    views = [plan.mechanism.batch_size * max(1, plan.recipe.augmentation.augmult) for plan in plans]
+    return Cost(len(plans), sum(updates), sum(map(operator.mul, updates, views)))
 
 
 def best_cells(sweep: Sweep, tuned: list[str]) -> list[Cell]:
     """For each setting of the other keys the cell with the best mean held-out accuracy, in the order of the sweep.
 
-    It is chosen by what it reports: a little too good, the more so the fewer seeds.
+    It is chosen by what it reports: a little too good, the more so the fewer runs.
     """
     best: dict[str, Cell] = {}
     for cell in sweep.cells:
-        rest = repr([(key, cell.settings.get(key)) for key in sweep.keys if key not in tuned])
-        if rest not in best or cell.mean > best[rest].mean:
-            best[rest] = cell
+        point = _point(cell.settings, tuned)
+        if point not in best or cell.mean > best[point].mean:
+            best[point] = cell
     return list(best.values())
+
+
+def why_not_covered(tuning: Sweep, tuned: list[str]) -> str | None:
+    """Why no epsilon covers the tuning and the runs that were chosen by it; None where one does.
+
+    Privacy losses add up for mechanisms that were fixed before anything was seen. Which batch, noise and length is run
+    again must not depend on private runs, nor how many runs there are.
+    """
+    mechanisms: dict[str, set[tuple[int, float, int]]] = {}
+    for cell in tuning.cells:
+        mechanism = (cell.batch_size, cell.noise_multiplier, cell.num_steps)
+        mechanisms.setdefault(_point(cell.settings, tuned), set()).add(mechanism)
+    if any(len(kinds) > 1 for kinds in mechanisms.values()):
+        return "which batch, noise or length is run again was chosen by looking at private runs"
+    if any(cell.shares_runs for cell in tuning.cells):
+        return "how many runs serve the chosen cells was decided by looking at private runs"
+    return None
+
+
+def _point(settings: Settings, tuned: list[str]) -> str:
+    """What a cell's settings are besides the tuned ones."""
+    return repr(sorted((key, value) for key, value in settings.items() if key not in tuned))

@@ -49,6 +49,7 @@ def help_with(asked: dict[str, Any]) -> None:
         paired=asked["paired"],
         data_root=root,
         report=lambda line: None,
+        first_seed=asked["first_seed"],
     )
     work(planned, Path(asked["folder"]), asked["storage"], root, asked["device"], asked["trust"], note)
 

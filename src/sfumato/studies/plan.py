@@ -119,8 +119,9 @@ class Planned:
         recipe: As it was asked for, without where files lie.
         cells: In the order of the grid.
         seeds: How many runs each cell has.
-        paired: Whether run n of every cell has the public seed n - 1.
+        paired: Whether run n of every cell has the public seed n - 1 (and as many more as `first_seed` says).
         runs: In the order in which they are begun: one of each cell first.
+        first_seed: Of paired runs.
     """
 
     recipe: Recipe
@@ -128,6 +129,7 @@ class Planned:
     seeds: int
     paired: bool
     runs: tuple[Run, ...]
+    first_seed: int = 0
     noun: ClassVar[str] = "sweep"
     sampler: ClassVar[str] = "random"
     prune: ClassVar[bool] = False
@@ -148,6 +150,7 @@ class Planned:
             "cells": [cell.settings for cell in self.cells],
             "seeds": self.seeds,
             "paired": self.paired,
+            **({"first_seed": self.first_seed} if self.paired else {}),
             "num_examples": [cell.plan.mechanism.num_examples for cell in self.cells],
             "num_steps": [cell.plan.mechanism.num_steps for cell in self.cells],
             "batch_size": [cell.plan.mechanism.batch_size for cell in self.cells],
@@ -197,6 +200,7 @@ def plan_sweep(
     paired: bool,
     data_root: Path | None,
     report: Callable[[str], None],
+    first_seed: int = 0,
 ) -> Planned:
     """Resolves every cell before anything runs.
 
@@ -206,6 +210,7 @@ def plan_sweep(
         settings: What is set in every cell.
         seeds: Runs of each cell.
         paired: Give run n of every cell the public seed n - 1.
+        first_seed: Of paired runs, in place of 0.
 
     Raises:
         InputError: Naming the cell and what is wrong with it.
@@ -220,11 +225,11 @@ def plan_sweep(
     known: dict[str, Facts] = {}
     planned = [_resolved(asked, cell, paired, data_root, known, report) for cell in cells]
     runs = [
-        Run(group, planned[group[-1]].settings, number, number - 1 if paired else None)
+        Run(group, planned[group[-1]].settings, number, first_seed + number - 1 if paired else None)
         for number in range(1, seeds + 1)
         for group in groups(planned)
     ]
-    return Planned(asked, tuple(planned), seeds, paired, tuple(runs))
+    return Planned(asked, tuple(planned), seeds, paired, tuple(runs), first_seed)
 
 
 def _refuse_recipe(recipe: Recipe) -> None:

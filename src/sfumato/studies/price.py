@@ -3,8 +3,10 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 from sfumato.accounting.mechanism import Accountant, Mechanism
+from sfumato.accounting.together import epsilon_together as together
 from sfumato.json_record import finite
 from sfumato.planning.resolve import Plan
 
@@ -38,21 +40,25 @@ def epsilon_of(spent: Spent) -> float | None:
 
 
 def epsilon_together(runs: Sequence[Spent]) -> tuple[float | None, str | None]:
-    """Epsilon of somebody who sees every run, at the delta of one, as of one mechanism's updates.
+    """Epsilon of somebody who sees every run, at the delta of one; runs may differ in all that a mechanism has but
+    its images.
 
     Returns:
         Epsilon and None, or None and why there is none.
     """
     if not all(run.plan.private for run in runs):
         return None, "not every cell is private"
-    kinds = {_kind(run) for run in runs}
-    if len(kinds) > 1:
-        return None, "the cells are of different mechanisms, whose epsilon together is not computed"
-    [(mechanism, delta, accountant)] = kinds
-    if mechanism.first_release_noise is not None:
-        return None, "each run releases more than its updates, whose epsilon together is not computed"
-    total = mechanism.replace(num_steps=sum(run.updates for run in runs))
-    found = _epsilon(total, delta, accountant)
+    for facts, why_not in (
+        (_images, "the cells do not train on the same images, and what is private of one is none of another"),
+        (_unit, "the cells protect different units, one image or one person, which have no epsilon in common"),
+        (lambda run: run.plan.delta, "the cells have different deltas: their epsilon together is computed at one"),
+    ):
+        if len({facts(run) for run in runs}) > 1:
+            return None, why_not
+    if any(run.mechanism.first_release_noise and run.updates > run.plan.mechanism.num_steps for run in runs):
+        return None, "a run was begun twice, with what it releases before its updates"
+    accountant: Accountant = "rdp" if all(run.plan.recipe.budget.accountant == "rdp" for run in runs) else "pld"
+    found = finite(together([run.mechanism for run in runs], runs[0].plan.delta, accountant).epsilon)
     return found, None if found is not None else "no finite epsilon covers them"
 
 
@@ -63,5 +69,16 @@ def _epsilon(mechanism: Mechanism, delta: float, accountant: Accountant) -> floa
     return finite(epsilon(mechanism, delta, accountant).epsilon)
 
 
-def _kind(run: Spent) -> tuple[Mechanism, float, Accountant]:
-    return run.mechanism.replace(num_steps=0), run.plan.delta, run.plan.recipe.budget.accountant
+def _images(run: Spent) -> tuple[Any, ...]:
+    """Which images a run trains on, as its recipe says it."""
+    data = run.plan.recipe.data
+    classes = None if data.classes is None else tuple(data.classes)
+    return run.plan.mechanism.num_examples, data.name, data.path, data.split, data.num_examples, classes
+
+
+def _unit(run: Spent) -> tuple[Any, ...]:
+    """Whose contribution its epsilon is for."""
+    privacy = run.plan.recipe.budget
+    if privacy.unit == "image":
+        return ("image",)
+    return "person", privacy.max_images_per_person, privacy.person_sampling, run.plan.recipe.data.group_by

@@ -69,9 +69,9 @@ class Sweep(Record):
         held_out: The split that accuracies were measured on.
         private: Whether every cell is.
         epsilon_together: Of somebody who sees every run, or what was chosen by looking at all of them, at `delta`;
-            None: not covered.
+            runs by which these cells were chosen count too (a figure's tuning). None: not covered.
         updates_together: Releases that count in it, those of runs that had to be begun again elsewhere included.
-        begun_again: Runs that were begun again in another folder; both count.
+        begun_again: Runs that were begun again in another folder, or since theirs was gone; both count.
         not_covered: What no epsilon here says anything about.
     """
 

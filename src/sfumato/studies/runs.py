@@ -1,23 +1,28 @@
 """One run of a sweep, in its own folder, where it is gone on with after a kill."""
 
 import contextlib
+import json
 import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from sfumato import config, randomness
 from sfumato.config import Recipe
 from sfumato.data import loading
 from sfumato.data.catalogue import Facts
+from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.randomness import digest
 from sfumato.reporting.page import write_report
 from sfumato.run_folder import record
+from sfumato.run_folder.files import machine_faults, read_json, write_atomically
 from sfumato.run_folder.ledger import is_in_use
 from sfumato.run_folder.record import Metrics, PrivateMetrics, Result
+from sfumato.run_folder.session import data_digest
 from sfumato.scaling.search.work import Key
-from sfumato.scaling.search.worker import Worker
+from sfumato.scaling.search.worker import Begun, Worker
 from sfumato.studies.grid import Settings
 from sfumato.studies.plan import Look, Planned, Reached, Run
 from sfumato.training.loop import Looks, Progress
@@ -34,11 +39,11 @@ def work(
     device: str,
     trust: Collection[str],
     report: Callable[[str], None],
-) -> tuple[dict[Key, Reached], dict[Key, list[str]]]:
+) -> tuple[dict[Key, Reached], dict[Key, list[Begun]]]:
     """Makes runs until all are made, by whomever: what each reached, and where it was begun."""
     maker = Maker(planned, folder, data_root=data_root, device=device, trust=trust, report=report)
     study = f"sweep {planned.digest()[:16]}"
-    with Worker[Run, Reached](planned, url, study, report, place=place_of(folder)) as worker:
+    with Worker[Run, Reached](planned, url, study, report, place=place_of(folder), is_anew=maker.is_anew) as worker:
         worker.run(maker)
         return worker.finished(), worker.begun()
 
@@ -88,6 +93,16 @@ class Maker:
         write_report(place)
         return Reached(run.settings, result.num_steps, looks_at(place, result, steps))
 
+    def is_anew(self, run: Run) -> bool:
+        """Whether a run has no folder here: it never had one, or somebody took it away with all that it had released.
+        It has one afterwards.
+        """
+        place = self.folder / run.name
+        with machine_faults(place):
+            anew = not place.exists()
+            place.mkdir(parents=True, exist_ok=True)
+        return anew
+
     def _trainer_of(self, recipe: Recipe, facts: Facts) -> Trainer:
         """With the images of this recipe; those of the last one are kept."""
         limit = loading.images_per_person(recipe)
@@ -97,6 +112,8 @@ class Maker:
             dataset = loading.load_for(recipe, self._data_root, self.report)
             if dataset.facts != facts:
                 raise InputError("the images changed since the sweep was planned. Restore them, or begin a new sweep.")
+            stated = config.shareable(recipe).data.model_dump(mode="json")  # wherever they lie
+            refuse_other_images(self.folder, digest([stated, limit]), dataset)
             progress = Progress(message=self.report)
             self._trainer = identity, Trainer(dataset, device=self._device, trust=self._trust, progress=progress)
         return self._trainer[1]
@@ -107,6 +124,33 @@ class Maker:
             self.report(f"another process trains in {place}: waiting for it to end")
             while is_in_use(place / "ledger.jsonl"):
                 time.sleep(0.5)
+
+
+def refuse_other_images(folder: Path, identity: str, dataset: Dataset) -> None:
+    """Notes in a sweep's folder, for its owner alone, which images it was begun with; later ones must be the same.
+
+    Of cells on other images none could be compared. A plain digest would tell whoever sees it which images they are.
+
+    Args:
+        identity: Of what the recipe says of them.
+
+    Raises:
+        InputError: If they are others.
+    """
+    path = folder / f".images-{identity[:16]}"
+    if not path.exists():
+        key = randomness.new_key()
+        noted = json.dumps({"key": key.hex(), "digest": data_digest(key, dataset)})
+        part = folder / f".{secrets.token_hex(4)}.part"
+        write_atomically(part, noted.encode(), 0o600)
+        with contextlib.suppress(FileExistsError):  # of several workers the first one notes them
+            os.link(part, path)
+        part.unlink()
+    facts = read_json(path)
+    if facts["digest"] != data_digest(bytes.fromhex(facts["key"]), dataset):
+        raise InputError(
+            f"{folder} was begun with other images. Give those (--data-root), or another --output for a new sweep."
+        )
 
 
 def looks_at(place: Path, result: Result, steps: Sequence[int]) -> tuple[Look, ...]:
@@ -130,7 +174,10 @@ def train_accuracy(place: Path, step: int) -> float | None:
 
 
 def place_of(folder: Path) -> str:
-    """What this folder of a sweep is known by in a storage: its runs are gone on with in it alone."""
+    """What this folder of a sweep is known by in a storage: its runs are gone on with in it alone.
+
+    A copy of it is another folder, where runs that go on may release what the first one never did.
+    """
     path = folder / PLACE_FILE
     if not path.exists():
         part = folder / f".{secrets.token_hex(4)}.part"
@@ -138,4 +185,4 @@ def place_of(folder: Path) -> str:
         with contextlib.suppress(FileExistsError):  # of several workers the first one names it
             os.link(part, path)
         part.unlink()
-    return path.read_text(encoding="utf-8")
+    return f"{path.read_text(encoding='utf-8')}-{path.stat().st_ino}"

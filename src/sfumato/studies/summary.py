@@ -7,6 +7,7 @@ from typing import Any
 from sfumato.json_record import finite
 from sfumato.run_folder.files import write_json
 from sfumato.scaling.search.work import Key
+from sfumato.scaling.search.worker import Begun
 from sfumato.studies.plan import Planned, Reached, Run
 from sfumato.studies.price import Spent, epsilon_of, epsilon_together
 from sfumato.studies.result import Cell, CellRun, Sweep
@@ -24,26 +25,31 @@ _NEVER_COVERED = (
 def summary(
     planned: Planned,
     finished: Mapping[Key, Reached],
-    begun: Mapping[Key, Sequence[str]],
+    begun: Mapping[Key, Sequence[Begun]],
     *,
     name: str,
     folder: Path,
     storage: str,
     axes: Sequence[str] | None = None,
     labels: Sequence[str] = (),
+    before: Sequence[Spent] = (),
+    not_covered: str | None = None,
 ) -> Sweep:
     """Everything that may be shown.
 
     Args:
         finished: Every run.
         begun: Of each run, where it was begun (`Worker.begun`).
+        before: Runs of an earlier sweep, by which these cells were chosen: `epsilon_together` covers them, too.
+        not_covered: Why nothing covers that choice; None: something does.
         name: Of the recipe.
         axes: Of the plot; None: all keys that differ, in their order.
         labels: Names of the first cells.
     """
-    spent, again = _spent(planned, finished, begun)
-    private = all(cell.plan.private for cell in planned.cells)
-    together, why_not = epsilon_together(spent)
+    mine, again = spending(planned, finished, begun)
+    spent = [*before, *mine]
+    private = all(each.plan.private for each in spent)
+    together, why_not = epsilon_together(spent) if not_covered is None else (None, not_covered)
     cells = [_cell(planned, finished, number) for number in range(len(planned.cells))]
     if planned.paired:
         first = [run.accuracy for run in cells[0].runs]
@@ -51,11 +57,11 @@ def summary(
             cell.model_copy(update={"paired": paired([run.accuracy for run in cell.runs], first)}) for cell in cells[1:]
         ]
         cells = [cells[0], *others]
-    not_covered = list(_NEVER_COVERED)
+    lines = list(_NEVER_COVERED)
     if private and together is None:
-        not_covered.insert(0, f"choosing among these cells, and seeing more than one run: {why_not}")
+        lines.insert(0, f"choosing among these cells, and seeing more than one run: {why_not}")
     elif not private:
-        not_covered.insert(0, "choosing among these cells: not every one is private")
+        lines.insert(0, "choosing among these cells: not every one is private")
     held_out = "test" if planned.cells[0].plan.recipe.data.held_out == "test" else None
     split = planned.cells[0].plan.recipe.data.split
     keys = list(dict.fromkeys(key for cell in planned.cells for key in cell.settings))
@@ -76,30 +82,38 @@ def summary(
         updates_together=sum(each.updates for each in spent) if private else None,
         begun_again=again,
         cells=cells,
-        not_covered=not_covered,
+        not_covered=lines,
         warnings=_warnings(planned, again, private),
     )
 
 
-def _spent(
-    planned: Planned, finished: Mapping[Key, Reached], begun: Mapping[Key, Sequence[str]]
+def spending(
+    planned: Planned, finished: Mapping[Key, Reached], begun: Mapping[Key, Sequence[Begun]]
 ) -> tuple[list[Spent], list[str]]:
-    """Every run that was begun anywhere, and the names of those that were begun again elsewhere."""
+    """Every run that was begun anywhere, and the names of those that were begun again: elsewhere, or here after their
+    folder was taken away.
+    """
     spent, again = [], []
     for run in planned.runs:
         plan = planned.plan_of(run)
         steps = plan.mechanism.num_steps
         # What a storage says can be anybody's: never fewer than were planned.
         spent.append(Spent(plan, max(steps, finished[run.key].updates)))
-        *others, last = begun.get(run.key, [""])
-        elsewhere = [place for place in others if place != last]
-        for place in dict.fromkeys(elsewhere):
+        trials = begun.get(run.key, [Begun("", anew=True)])
+        privacy = plan.recipe.privacy
+        bounded = privacy is not None and privacy.target_epsilon is not None
+        for place in dict.fromkeys(trial.place for trial in trials):
+            here = [trial for trial in trials if trial.place == place]
+            times = max(1, sum(trial.anew for trial in here))
+            if place == trials[-1].place:  # what is finished is the last of those begun here
+                times -= 1
+                here = here[: max((number for number, trial in enumerate(here) if trial.anew), default=0)]
+            if not times:
+                continue
             again.append(run.name)
             # Its ledger is not here. Under a target it has no more releases than planned; without one, each trial may
             # have gone on in another environment, or met a sum that changed, and drawn all updates afresh.
-            privacy = plan.recipe.privacy
-            bounded = privacy is not None and privacy.target_epsilon is not None
-            spent.append(Spent(plan, steps if bounded else 2 * steps * elsewhere.count(place)))
+            spent.append(Spent(plan, steps * times if bounded else 2 * steps * max(times, len(here))))
     return spent, again
 
 
@@ -146,7 +160,8 @@ def _runs_of(planned: Planned, finished: Mapping[Key, Reached], number: int) -> 
 
 def _warnings(planned: Planned, again: Sequence[str], private: bool) -> list[str]:
     warnings = [
-        f"{name} was begun again in another folder: its first beginning counts in epsilon_together, too"
+        f"{name} was begun again, in another folder or since its own was gone: its first beginning counts in "
+        "epsilon_together, too"
         for name in again
         if private
     ]

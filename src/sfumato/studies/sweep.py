@@ -23,9 +23,10 @@ from sfumato.scaling.search.storage import shown
 from sfumato.studies import crew
 from sfumato.studies.page import render
 from sfumato.studies.plan import Planned, plan_sweep
+from sfumato.studies.price import Spent
 from sfumato.studies.result import Sweep
 from sfumato.studies.runs import work
-from sfumato.studies.summary import summary, write_for_owner
+from sfumato.studies.summary import spending, summary, write_for_owner
 from sfumato.training.interrupt import stop_on_sigterm
 
 PLAN_FILE, SWEEP_FILE = "plan.json", "sweep.json"
@@ -80,29 +81,97 @@ def sweep(
         MachineError: If the disk or the storage fails.
         Interrupted, KeyboardInterrupt: Every update is kept; the same call goes on.
     """
+    return made(
+        recipe,
+        grid,
+        cells=cells,
+        seeds=seeds,
+        paired=paired,
+        output=output,
+        settings=settings,
+        name=name,
+        axes=axes,
+        labels=labels,
+        workers=workers,
+        storage=storage,
+        data_root=data_root,
+        device=device,
+        trust=trust,
+        report=report,
+    )[0]
+
+
+def made(
+    recipe: Recipe | Mapping[str, Any] | str | Path,
+    grid: Mapping[str, Sequence[Any]],
+    *,
+    cells: Sequence[Mapping[str, Any]],
+    seeds: int,
+    paired: bool,
+    output: Path | str | None,
+    settings: Mapping[str, Any],
+    name: str | None,
+    axes: Sequence[str] | None,
+    labels: Sequence[str],
+    workers: int,
+    storage: str | None,
+    data_root: Path | str | None,
+    device: str,
+    trust: Collection[str],
+    report: Callable[[str], None],
+    first_seed: int = 0,
+    before: Sequence[Spent] = (),
+    not_covered: str | None = None,
+) -> tuple[Sweep, list[Spent]]:
+    """As `sweep`, and what its runs spent.
+
+    Args:
+        first_seed: Of paired runs.
+        before: What an earlier sweep spent, by which these cells were chosen.
+        not_covered: Why no epsilon covers that choice, where none does.
+    """
     if type(workers) is not int or not 1 <= workers <= 1024:
         raise InputError(f"--workers is how many processes work here, from 1 to 1024, not {workers!r}.")
     root = None if data_root is None else Path(data_root)
     planned = plan_sweep(
-        recipe, grid, cells, settings=settings, seeds=seeds, paired=paired, data_root=root, report=report
+        recipe,
+        grid,
+        cells,
+        settings=settings,
+        seeds=seeds,
+        paired=paired,
+        data_root=root,
+        report=report,
+        first_seed=first_seed,
     )
     name = name_of(recipe) if name is None else name
     folder = session.new_folder(f"{name}-sweep") if output is None else Path(output)
     prepare(folder, planned)
     url = storage or f"sqlite:///{folder / 'study.db'}"
-    asked = crew.Asked(
-        planned.recipe, grid, cells, seeds, paired, str(folder), url, None if root is None else str(root), device, trust
-    )
+    place = None if root is None else str(root)
+    asked = crew.Asked(planned.recipe, grid, cells, seeds, paired, first_seed, str(folder), url, place, device, trust)
     with stop_on_sigterm():
         if workers > 1:
             crew.work(asked, workers, report)
         finished, begun = work(planned, folder, url, root, device, trust, report)
-    found = summary(planned, finished, begun, name=name, folder=folder, storage=shown(url), axes=axes, labels=labels)
+    spent, _ = spending(planned, finished, begun)
+    found = summary(
+        planned,
+        finished,
+        begun,
+        name=name,
+        folder=folder,
+        storage=shown(url),
+        axes=axes,
+        labels=labels,
+        before=before,
+        not_covered=not_covered,
+    )
     write_json(folder / SWEEP_FILE, found.as_json())
     write_for_owner(planned, found)
     write_atomically(folder / "sweep.csv", found.as_csv().encode())
     write_atomically(folder / "sweep.html", render(found).encode())
-    return found
+    return found, [*before, *spent]
 
 
 def prepare(folder: Path, planned: Planned) -> None:

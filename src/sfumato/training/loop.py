@@ -36,6 +36,7 @@ from sfumato.training.allocator import give_freed_memory_back
 from sfumato.training.draws import Draws, SumChanged
 from sfumato.training.interrupt import Interrupted, watch_for_interrupts
 from sfumato.training.learner import Learner, build_learner
+from sfumato.training.logs import Logs, log_kinds
 from sfumato.training.step import Statistics
 
 
@@ -120,6 +121,7 @@ def train(
     if resume and folder.is_dir():
         files.refuse_links(folder)
     plan, weights = _with_weights(plan)
+    log_kinds(plan.recipe.run)
     if resume and (folder / record.RESULT_FILE).exists():
         sessions.refuse_changed_recipe(folder, plan)
         refuse_large_groups(plan, dataset.train.largest_group())
@@ -157,9 +159,11 @@ def train(
     else:
         files.create(folder)
         session = sessions.begin(folder, plan, dataset, environment)
+    logs = Logs(folder, plan.recipe.run)
     try:
-        return _Run(plan, dataset, learner, session, progress, looks).finish()
+        return _Run(plan, dataset, learner, session, progress, looks, logs).finish()
     finally:
+        logs.close()
         session.ledger.close()
         give_freed_memory_back()
 
@@ -247,12 +251,14 @@ class _Run:
         session: sessions.Session,
         progress: Progress,
         looks: Looks,
+        logs: Logs,
     ) -> None:
         self.plan = plan
         self.dataset = dataset
         self.session = session
         self.progress = progress
         self.looks = looks
+        self.logs = logs
         self.folder = session.folder
         self.mechanism = plan.mechanism
         self.metrics = RecordLines(self.folder / record.METRICS_FILE)
@@ -281,6 +287,7 @@ class _Run:
         self.started = time.perf_counter()
         self.metrics.keep_up_to(self.first_step - 1)
         self.metrics_private.keep_up_to(self.first_step - 1)
+        self.logs.go_on_from(self.first_step)
 
     def finish(self) -> Result:
         """Takes every step that is left, evaluates, and writes what a finished run leaves."""
@@ -341,10 +348,14 @@ class _Run:
                     with self._timed("evaluation"):
                         scores = self._evaluate()
                     reached = {"accuracy": scores.averaged.accuracy, "accuracy_last": scores.accuracy_last}
-                    self.metrics.append(Metrics(step=step, epsilon=curve(step), **reached))
+                    line = Metrics(step=step, epsilon=curve(step), **reached)
+                    self.metrics.append(line)
+                    self.logs.public(line)
                 if evaluated or statistics.norms is not None:
                     on_training_images = self._train_accuracy() if asked and self.looks.training_images else None
-                    self.metrics_private.append(self._noted(step, statistics, on_training_images))
+                    noted = self._noted(step, statistics, on_training_images)
+                    self.metrics_private.append(noted)
+                    self.logs.private(noted)
                 accuracy = scores.averaged.accuracy if scores else None
                 self.progress.step(
                     StepFacts(step, num_steps, curve(step), accuracy, self._images_per_second(step), evaluated)

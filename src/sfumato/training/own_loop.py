@@ -12,6 +12,7 @@ import torch
 
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.accounting.reach import refuse_beyond_reach
+from sfumato.accounting.rounding import epsilon_text
 from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError, MachineError
 from sfumato.planning.claims import claims_of
@@ -392,7 +393,7 @@ class OwnLoop:
         stopped = STOPPED
         if num_steps < self._planned:
             of_all = claims_of(mechanism.replace(num_steps=self._planned), self._delta, self._accountant)
-            stopped += f"; {self._planned} were planned, whose epsilon is {of_all.epsilon:.4g}"
+            stopped += f"; {self._planned} were planned, whose epsilon is {epsilon_text(of_all.epsilon)}"
         written = LoopCertificate(
             **dict(claims_of(mechanism, self._delta, self._accountant)),
             status=status,

@@ -1,64 +1,14 @@
 """A PostgreSQL server of the tests' own, on loopback."""
 
-import os
-import shutil
-import socket
-import subprocess
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-
-def _binaries() -> Path | None:
-    folders = [Path(found).resolve().parent for found in [shutil.which("pg_ctl")] if found]
-    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    return next((folder for folder in folders if (folder / "initdb").exists() and (folder / "pg_ctl").exists()), None)
+from tests import postgresql as postgresql_server
 
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[str]:
     """The URL of a fresh, empty database; skipped where PostgreSQL's server is not installed."""
-    binaries = _binaries()
-    if binaries is None:
-        pytest.skip("PostgreSQL's server is not installed (Debian: apt-get install postgresql)")
-    as_user = {}
-    if os.getuid() == 0:  # the server refuses to run as root
-        import pwd
-
-        try:
-            pwd.getpwnam("postgres")
-        except KeyError:
-            pytest.skip("PostgreSQL refuses to run as root, and there is no user postgres")
-        as_user = {"user": "postgres", "group": "postgres", "extra_groups": []}
-    folder = Path(tempfile.mkdtemp(prefix="sfumato-postgresql-"))  # pytest's own folders admit nobody else
-    if as_user:
-        shutil.chown(folder, "postgres", "postgres")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    def run(*command: str) -> None:
-        subprocess.run(
-            [str(binaries / command[0]), *command[1:]], check=True, cwd=folder, stdout=subprocess.DEVNULL, **as_user
-        )
-
-    data = str(folder / "data")
-    run("initdb", "-D", data, "-U", "tester", "--auth=trust", "--no-sync")
-    run(
-        "pg_ctl",
-        "-D",
-        data,
-        "-w",
-        "-l",
-        str(folder / "log"),
-        "-o",
-        f"-p {port} -c listen_addresses=127.0.0.1 -k {folder}",
-        "start",
-    )
-    try:
-        yield f"postgresql://tester@127.0.0.1:{port}/postgres"
-    finally:
-        run("pg_ctl", "-D", data, "-m", "immediate", "stop")
-        shutil.rmtree(folder)
+    with postgresql_server.server() as url:
+        yield url

@@ -413,10 +413,11 @@ def test_a_search_whose_images_lie_elsewhere_now_is_the_same_and_no_file_tells_w
     paid_search(at("/there"), SPACE, tmp_path / "search", Trials())
 
 
-def test_a_kept_key_is_refused():
+@pytest.mark.parametrize(("key", "value"), [("keep_key", True), ("log", "csv")])
+def test_a_kept_key_and_a_log_of_trials_are_refused(key, value):
     kept = made_up_search().recipe
-    kept = kept.model_copy(update={"run": kept.run.model_copy(update={"keep_key": True})})
-    with pytest.raises(InputError, match="keep_key"):
+    kept = kept.model_copy(update={"run": kept.run.model_copy(update={key: value})})
+    with pytest.raises(InputError, match=f"run.{key}"):
         paid_recipe(kept, SPACE, Selection(6.0, 0.0))
 
 

@@ -4,7 +4,9 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -182,6 +184,21 @@ def test_a_living_worker_keeps_its_trial(Worker, tmp_path):
     second.run(slow)
     thread.join()
     assert [trial.state.name for trial in second.study.trials if trial.user_attrs["slot"] == "baseline"] == ["COMPLETE"]
+
+
+def test_a_container_with_the_same_host_name_is_another_machine():
+    """Where a number of a process here is none there: nobody is taken for dead who lives in it."""
+    unshare = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("no namespace of processes can be made here")
+    script = "from sfumato.scaling.search.worker import _machine; print(_machine())"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    here, again, there = (
+        subprocess.run([*inside, sys.executable, "-c", script], env=environment, capture_output=True, text=True).stdout
+        for inside in ([], [], unshare)
+    )
+    assert here == again != there
+    assert here.split("/")[0] == there.split("/")[0] == socket.gethostname()
 
 
 def test_a_study_whose_space_changed_is_refused_by_name(Worker, tmp_path):

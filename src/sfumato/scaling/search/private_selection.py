@@ -83,6 +83,10 @@ def paid_recipe(recipe: Recipe, space: Space, selection: Selection) -> Recipe:
         raise InputError("--paid: run.seed makes every trial public, so none is private. Leave it out.")
     if recipe.run.keep_key:
         raise InputError("--paid publishes no key, so run.keep_key would keep none. Leave it out.")
+    if recipe.run.log is not None:
+        raise InputError(
+            "--paid publishes no log, since it would tell of trials that nobody may see. Leave out run.log."
+        )
     values = recipe.model_dump()
     values["privacy"] |= {
         "selected_from": selection.mean,

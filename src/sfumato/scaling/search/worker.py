@@ -7,13 +7,15 @@ worker finishes later is not counted.
 """
 
 import contextlib
+import functools
 import os
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Generic
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from sfumato.errors import InputError
 from sfumato.scaling.search.space import Settings
@@ -28,6 +30,18 @@ class GivenUp(Exception):
     """A trial that fell behind, or settings that cannot be trained; its message says which."""
 
 
+class Begun(NamedTuple):
+    """One trial that was begun.
+
+    Attributes:
+        place: Of the folder in which it was trained.
+        anew: Whether nothing of its task lay there before.
+    """
+
+    place: str
+    anew: bool
+
+
 class Worker(Generic[T, F]):
     """One process of a study.
 
@@ -39,6 +53,7 @@ class Worker(Generic[T, F]):
         beat_seconds: How often it shows that it lives.
         patience_seconds: After so long without a sign, another worker's trial is taken from it.
         place: Of the folder in which it trains, where trials are gone on with there and nowhere else.
+        is_anew: Whether nothing of a task lies there; what it makes there to know that another time, it makes first.
 
     Raises:
         InputError: If the storage cannot be reached or holds other work by that name.
@@ -53,12 +68,14 @@ class Worker(Generic[T, F]):
         beat_seconds: float = 10.0,
         patience_seconds: float = 120.0,
         place: str = "",
+        is_anew: Callable[[T], bool] = lambda task: True,
     ) -> None:
         import optuna
 
+        self.is_anew = is_anew
         self.work, self.url, self.note, self.place = work, url, note, place
         self.beat_seconds, self.patience_seconds = beat_seconds, patience_seconds
-        self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.name = f"{_machine()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.storage = open_storage(url)
         sampler = optuna.samplers.RandomSampler() if work.sampler == "random" else optuna.samplers.TPESampler()
         pruner = optuna.pruners.MedianPruner() if work.prune else optuna.pruners.NopPruner()
@@ -123,16 +140,17 @@ class Worker(Generic[T, F]):
         """What has been found, by slot."""
         return self._checked(self._trials())[0]
 
-    def begun(self) -> dict[Key, list[str]]:
-        """By slot, the place of each trial that was begun, the one that counts last; those that were dropped before
-        anybody took them are left out.
+    def begun(self) -> dict[Key, list[Begun]]:
+        """By slot, each trial that was begun, the one that counts last; those that were dropped before anybody took
+        them are left out.
         """
         trials = self._trials()
         self._checked(trials)
-        begun: dict[Key, list[str]] = {}
+        begun: dict[Key, list[Begun]] = {}
         for trial in sorted(trials, key=lambda trial: trial.state.name == "COMPLETE"):
-            if "place" in trial.user_attrs:
-                begun.setdefault(_key(trial), []).append(trial.user_attrs["place"])
+            facts = trial.user_attrs
+            if "place" in facts:
+                begun.setdefault(_key(trial), []).append(Begun(facts["place"], facts.get("anew", True)))
         return begun
 
     def _checked(self, trials: "list[FrozenTrial]") -> tuple[dict[Key, F], Agenda[T]]:
@@ -170,7 +188,7 @@ class Worker(Generic[T, F]):
         facts = trial.user_attrs
         if slot is None or any(facts[name] != value for name, value in slot.facts().items()):
             return False
-        if type(facts.get("place", "")) is not str:
+        if type(facts.get("place", "")) is not str or type(facts.get("anew", True)) is not bool:
             return False
         found = finished.get(slot.key)
         return found is None or self.work.fits(slot, found)
@@ -229,7 +247,7 @@ class Worker(Generic[T, F]):
                     self.storage.set_trial_user_attr(frozen._trial_id, name, facts)
                 self.storage.set_trial_state_values(frozen._trial_id, state, None if value is None else [value])
 
-        with self._beating(frozen._trial_id):
+        with self._beating(frozen._trial_id, slot):
             try:
                 trial = optuna.trial.Trial(self.study, frozen._trial_id)
                 settings = self._draw(trial) if slot.settings is None else slot.settings
@@ -271,13 +289,14 @@ class Worker(Generic[T, F]):
         return settings
 
     @contextlib.contextmanager
-    def _beating(self, trial_id: int) -> Iterator[None]:
+    def _beating(self, trial_id: int, slot: T) -> Iterator[None]:
         """Shows that this trial's worker lives, from a thread of its own."""
         from optuna.exceptions import UpdateFinishedTrialError
 
         ended = threading.Event()
         self.storage.set_trial_user_attr(trial_id, "worker", self.name)
         if self.place:  # before anything of it is trained
+            self.storage.set_trial_user_attr(trial_id, "anew", self.is_anew(slot))
             self.storage.set_trial_user_attr(trial_id, "place", self.place)
 
         def beat() -> None:
@@ -317,7 +336,7 @@ class Worker(Generic[T, F]):
 
     def _is_dead(self, trial: "FrozenTrial") -> bool:
         host, _, rest = trial.user_attrs.get("worker", "").rpartition(":")[0].rpartition(":")
-        if host == socket.gethostname() and rest.isdecimal() and not _is_running(int(rest)):
+        if host == _machine() and rest.isdecimal() and not _is_running(int(rest)):
             return True
         # By this process's own clock, so that clocks need not agree.
         sign, now = trial.user_attrs.get("beat"), time.monotonic()
@@ -334,6 +353,20 @@ def _is_live(trial: "FrozenTrial") -> bool:
     from optuna.trial import TrialState
 
     return trial.state != TrialState.FAIL
+
+
+@functools.cache
+def _machine() -> str:
+    """Where numbers of processes mean the same: this host since it was booted, and of several containers this one.
+
+    Machines that were cloned, and containers, may have one host name.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        space = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:  # not Linux
+        return socket.gethostname()
+    return f"{socket.gethostname()}/{boot}/{space}"
 
 
 def _is_running(process: int) -> bool:

@@ -1,0 +1,107 @@
+"""A figure's sweep from beginning to end: tuned with one run each, then as many runs as asked for at each best."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from sfumato.errors import InputError
+from sfumato.reporting.lines import note
+from sfumato.run_folder.files import write_json
+from sfumato.studies.claims import Verdict, judge
+from sfumato.studies.figures import Study, best_cells, settings_of, why_not_covered
+from sfumato.studies.grid import flat
+from sfumato.studies.result import Sweep
+from sfumato.studies.sweep import PLAN_FILE, made
+
+FIGURE_FILE = "figure.json"
+TUNING, BEST = "tuning", "best"
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a figure's sweep found.
+
+    Attributes:
+        found: Of every cell; where keys are tuned, of the best cell at each setting of the others, by runs that did
+            not choose it.
+        tuning: One run of every cell, by which the best were chosen; None: nothing is tuned.
+        verdicts: Of the study's claims.
+    """
+
+    found: Sweep
+    tuning: Sweep | None
+    verdicts: list[Verdict]
+
+
+def answer(
+    study: Study,
+    folder: Path,
+    *,
+    name: str,
+    seeds: int,
+    paired: bool = False,
+    workers: int = 1,
+    storage: str | None = None,
+    data_root: Path | None = None,
+    device: str = "auto",
+    trust: Collection[str] = (),
+    report: Callable[[str], None] = note,
+) -> Answer:
+    """Makes the sweep of a figure, or goes on with it. Where keys are tuned there are two in its folder, `tuning` and
+    `best`; each is gone on with after a kill, and shared with other machines through one storage.
+
+    Guarantee: `epsilon_together` of what is found covers the runs of the tuning, too; it is None where what was chosen
+        decides the mechanisms themselves.
+
+    Args:
+        seeds: Runs of each cell, without that of the tuning. Paired ones have the seeds from 1, since seed 0 chose.
+
+    Raises:
+        InputError, MachineError, Interrupted: As `sweep`.
+    """
+    make = functools.partial(
+        made,
+        study.recipe,
+        settings=settings_of(study),
+        paired=paired,
+        name=name,
+        axes=study.axes,
+        workers=workers,
+        storage=storage,
+        data_root=data_root,
+        device=device,
+        trust=trust,
+        report=report,
+    )
+    cells, tuning = [flat(cell) for cell in study.cells], None
+    if study.tuned:
+        if (folder / PLAN_FILE).exists():
+            raise InputError(
+                f"{folder} holds another sweep, and this figure's are two below it. Give another --output."
+            )
+        tuning, spent = make(study.grid, cells=cells, labels=[], seeds=1, output=folder / TUNING)
+        best = [cell.settings for cell in best_cells(tuning, study.tuned)]
+        report(f"tuned: {', '.join(study.tuned)}; {len(best)} of {len(tuning.cells)} cells are run again")
+        place = folder / BEST
+        found, _ = make(
+            {},
+            cells=best,
+            labels=study.labels,
+            seeds=seeds,
+            output=place,
+            first_seed=1,
+            before=spent,
+            not_covered=why_not_covered(tuning, study.tuned),
+        )
+    else:
+        found, _ = make(study.grid, cells=cells, labels=study.labels, seeds=seeds, output=folder)
+    verdicts = [judge(claim, found) for claim in study.claims]
+    facts = {
+        "figure": name,
+        "verdicts": [verdict.as_json() for verdict in verdicts],
+        "tuning": None if tuning is None else tuning.as_json(),
+        "found": found.as_json(),
+    }
+    write_json(folder / FIGURE_FILE, facts)
+    return Answer(found, tuning, verdicts)
