@@ -42,7 +42,7 @@ def refuse_beyond_reach(mechanism: Mechanism, delta: float) -> None:
     """Raises InputError where the end of the noise would be more than a hundredth of delta."""
     if mechanism.noise_multiplier > 0 and unreachable(mechanism) > _SHARE * delta:
         raise InputError(
-            f"noise that is drawn ends at {DENSE_REACH} standard deviations, so delta = {delta_text(delta)} cannot be claimed "
-            f"for {mechanism.num_steps} updates at noise multiplier {mechanism.noise_multiplier:g}. State a larger "
-            "delta, more noise or fewer updates."
+            f"noise that is drawn ends at {DENSE_REACH} standard deviations, so delta = {delta_text(delta)} cannot be "
+            f"claimed for {mechanism.num_steps} updates at noise multiplier {mechanism.noise_multiplier:g}. State a "
+            "larger delta, more noise or fewer updates."
         )
