@@ -886,6 +886,42 @@ def test_a_sample_that_waited_when_its_loop_was_closed_waits_when_it_ends(tmp_pa
     assert {path.name for path in tmp_path.iterdir()} == {"ledger.head", "ledger.jsonl", "privacy.json"}
 
 
+@pytest.mark.parametrize("change", ["deleted", "empty", "a folder", "of the release before", "of the beginning"])
+def test_a_folder_whose_waiting_sample_is_not_known_is_not_gone_on_with(tmp_path, change):
+    loop = begin(tmp_path)
+    path = tmp_path / "sample.json"
+    contents = [path.read_bytes()]
+    for step in (1, 2):
+        loop.batch(step)
+        contents.append(path.read_bytes())
+        loop.release(step, ZEROS, sensitivity=1.0)
+    loop.batch(3)
+    loop.close()
+    count = len(Ledger.open(tmp_path / "ledger.jsonl").lines)
+    path.unlink()
+    if change == "a folder":
+        path.mkdir()
+    elif change != "deleted":
+        path.write_bytes({"empty": b"", "of the release before": contents[1], "of the beginning": contents[0]}[change])
+    with pytest.raises(InputError, match="whether a sample waits"):
+        begin(tmp_path)
+    assert len(Ledger.open(tmp_path / "ledger.jsonl").lines) == count
+
+
+def test_a_copied_process_that_states_another_sensitivity_has_other_noise(tmp_path, monkeypatch):
+    from sfumato.training import own_loop
+
+    begin(tmp_path / "0").close()
+    shutil.copytree(tmp_path / "0", tmp_path / "1")
+    monkeypatch.setattr(own_loop, "new_key", lambda: bytes(32))
+    noisy = []
+    for number, sensitivity in enumerate((1.0, 2.0)):
+        loop = begin(tmp_path / str(number))
+        loop.batch(1)
+        noisy.append(loop.release(1, {"x": torch.zeros(1000)}, sensitivity=sensitivity)["x"])
+    assert (noisy[1] - 2 * noisy[0]).std() > 1.0
+
+
 def test_a_loop_that_starts_anew_on_each_error_has_the_samples_of_the_mechanism(tmp_path):
     mechanism = sfumato.Mechanism(num_examples=1000, batch_size=1, noise_multiplier=0.6, num_steps=30)
     loop, empty = begin(tmp_path, mechanism), 0

@@ -22,8 +22,8 @@ def unreachable(mechanism: Mechanism) -> float:
 
     The accountants' noise has no end. One unit moves pairs of coordinates by s_i standard deviations, s of them all
     together; a pair ends beyond DENSE_REACH with probability P(|Z + s_i| > DENSE_REACH), which is convex in s_i^2
-    there. So no sum of them is more than that of one pair that is moved by all of s, and of all others unmoved. What is
-    counted here is added to delta.
+    there. So no sum of them is more than that of one pair that is moved by all of s, and of all others unmoved. Delta
+    would be more by what is counted here, so a run is refused where that matters.
     """
     from scipy.stats import ncx2
 

@@ -49,6 +49,7 @@ from sfumato.training.own_loop_arguments import (
     sum_that_noise_fits,
     whole_mechanism,
 )
+from sfumato.training.waiting_sample import WaitingSample
 
 OF_THE_LOOP = (
     "what the loop did: that each release was the sum over the sample that was drawn for it, each image clipped alone "
@@ -59,7 +60,10 @@ STOPPED = (
     "a number of updates that was chosen by samples or by what earlier updates released: the epsilon stated is that of "
     "a number fixed before"
 )
-BEGUN_AGAIN = "how often the loop was begun again, and before which update: its ledger shows that"
+BEGUN_AGAIN = (
+    "how often the loop was begun again, and before which update: its ledger shows that; and folders that were left or "
+    "deleted after a sample was seen, to begin in a new one: that chooses among samples, whoever or whatever does it"
+)
 _opened: "weakref.WeakValueDictionary[tuple[int, int], OwnLoop]" = weakref.WeakValueDictionary()
 """In this process, by device and number of the ledger's file. A notebook's cell that is run again opens the
 folder anew, and closes the object that it had before.
@@ -112,6 +116,7 @@ class OwnLoop:
 
     _ledger: Ledger
     _key: bytes
+    _waiting: WaitingSample | None
 
     def __init__(
         self,
@@ -125,7 +130,8 @@ class OwnLoop:
         """Begins, or goes on.
 
         Args:
-            folder: New, empty, or that of the same loop before. Takes ledger.jsonl and privacy.json.
+            folder: New, empty, or that of the same loop before, whole. Takes ledger.jsonl, ledger.head and
+                privacy.json; and while the loop goes on key and sample.json, which are for you alone.
             mechanism: Its num_steps is how many updates this loop may still take.
             clipping_norm: C, stated in the certificate.
             delta: In (0, 1).
@@ -159,7 +165,6 @@ class OwnLoop:
             # Of one thread; a signal's handler runs in the thread that it interrupts, and is told so.
             self._lock, self._is_called = threading.RLock(), False
             self._last_step, self._num_noises, self._ends = 0, 0, False
-            self._waiting = waiting_sample.kept(self._folder, self._last_release())
             self._certificate: LoopCertificate | None = None  # of a loop that has finished
             _opened[_place(path)] = self
         except BaseException:
@@ -179,13 +184,14 @@ class OwnLoop:
 
         Raises:
             InputError: If the step is none of these, or the loop has finished or was closed.
+            MachineError: If it cannot be noted; nothing was drawn then.
         """
         return self._sample(self._next(step))
 
     @_one_at_a_time
     def model_key(self, step: int) -> bytes:
         """For a model that draws random numbers (dropout): the ``key`` that `clipped_grad` takes in update
-        ``step``, 32 bytes. Raises InputError as `batch` does.
+        ``step``, 32 bytes. Raises what `batch` does.
         """
         self._sample(self._next(step))
         return bytes(self._stream_of_sample("model").bytes(32))
@@ -227,7 +233,7 @@ class OwnLoop:
                 "to the stated sensitivity, or are those of another sample."
             )
         sums = dict(zip(map(str, range(len(whole))), whole.values(), strict=True))
-        sum_mac = tensor_mac(subkey(self._key, "sum"), [self._session, number], sums)
+        sum_mac = tensor_mac(subkey(self._key, "sum"), [self._session, number, noise_stddev], sums)
         if self._is_counted(number):
             self._ledger.settle()  # a full disk kept the line from the ledger; the head's file has it
         else:
@@ -310,6 +316,12 @@ class OwnLoop:
         before = next((line for line in reversed(lines) if line["kind"] == "step"), lines[0])
         return str(before["hash"])
 
+    def _kept_sample(self) -> WaitingSample | None:
+        """What an earlier session drew; its file names the last release, or the one before where its own counts."""
+        lines = self._ledger.lines
+        hashes = [line["hash"] for line in lines if line["kind"] == "step"]
+        return waiting_sample.kept(self._folder, [lines[0]["hash"], *hashes][-2:])
+
     def _refuse_pending(self, number: int | None = None) -> None:
         """Raises InputError where another sample than that of update ``number`` waits for its release; one of a session
         before has no number yet.
@@ -349,8 +361,10 @@ class OwnLoop:
         self._refuse_older_copy()
         ledger.settle()
         if not ledger.lines:
+            waiting_sample.begin(self._folder)
             ledger.append(self._run_line(key))
         self._refuse_another(ledger.lines, key)
+        self._waiting = self._kept_sample()
         self._planned = self._released() + stated.num_steps
         refuse_beyond_reach(stated.replace(num_steps=self._planned), self._delta)
         if len(ledger.lines) == 1:

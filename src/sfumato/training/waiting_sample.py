@@ -1,5 +1,7 @@
 """The sample of an own loop that waits for its release: on disk before anybody sees it, so that whoever goes on meets
 the same one, and nobody chooses among samples by starting again.
+
+The file is there from the first session to the end, so one that is missing was taken away.
 """
 
 import dataclasses
@@ -7,9 +9,9 @@ from pathlib import Path
 
 from sfumato.errors import InputError
 from sfumato.randomness import new_key
-from sfumato.run_folder.files import read_json, write_json
+from sfumato.run_folder.files import machine_faults, read_json, write_json
 
-_FILE = "sample.json"
+SAMPLE_FILE = "sample.json"
 
 
 @dataclasses.dataclass
@@ -26,28 +28,50 @@ class WaitingSample:
     size: int = 0
 
 
+def begin(folder: Path) -> None:
+    """Of a loop that has released nothing, and drawn nothing unless the file is there."""
+    if not (folder / SAMPLE_FILE).exists():
+        write_json(folder / SAMPLE_FILE, {"salt": None, "after": None}, 0o600)
+
+
 def new(folder: Path, last_release: str) -> WaitingSample:
     """One that comes after a release, given by its line's hash."""
     salt = new_key().hex()
-    write_json(folder / _FILE, {"salt": salt, "after": last_release}, 0o600)
+    write_json(folder / SAMPLE_FILE, {"salt": salt, "after": last_release}, 0o600)
     return WaitingSample(salt)
 
 
-def kept(folder: Path, last_release: str) -> WaitingSample | None:
+def kept(folder: Path, last_releases: list[str]) -> WaitingSample | None:
     """What another session drew and did not release.
 
+    Args:
+        last_releases: The hashes of the last line of a release and of the one before, as far as there are any; that of
+            the first line stands for the release before all.
+
     Raises:
-        InputError: If the file is damaged.
+        InputError: If the file is missing, damaged or another time's: what waits is not known then.
     """
-    path = folder / _FILE
-    if not path.exists():
-        return None
-    found = read_json(path)
-    if not isinstance(found, dict) or not all(isinstance(found.get(key), str) for key in ("salt", "after")):
-        raise InputError(f"{path} is damaged, so the sample that waits for its release is not known. Restore it.")
-    return WaitingSample(found["salt"]) if found["after"] == last_release else None
+    path = folder / SAMPLE_FILE
+    try:
+        found = read_json(path)
+        salt, after = found["salt"], found["after"]
+        fits = (salt, after) == (None, None) and len(last_releases) == 1 or isinstance(salt, str)
+    except (InputError, TypeError, KeyError):
+        fits = False
+    if not fits or salt is not None and after not in last_releases:
+        raise InputError(
+            f"{path} is missing, damaged or of another time, so it is not known whether a sample waits for its "
+            "release. Put it back from where the folder's other files come from; or begin in a new folder: epsilons "
+            "add up."
+        )
+    return WaitingSample(salt) if salt is not None and after == last_releases[-1] else None
 
 
 def forget(folder: Path) -> None:
-    """Of a loop that has finished."""
-    (folder / _FILE).unlink(missing_ok=True)
+    """Of a loop that has finished.
+
+    Raises:
+        MachineError: If it cannot be deleted.
+    """
+    with machine_faults(folder / SAMPLE_FILE):
+        (folder / SAMPLE_FILE).unlink(missing_ok=True)
