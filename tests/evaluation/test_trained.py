@@ -151,9 +151,9 @@ def test_where_images_lie_is_not_taken_from_a_file(tmp_path):
 
 
 def test_a_recipe_is_written_for_others_without_the_place_of_the_images():
-    parsed = config.parse({"data": {"name": "folder", "path": "private"}})
+    parsed = config.parse({"data": {"name": "folder", "path": "of-patients"}})
     assert (
         config.shareable(parsed).data.path is None
-        and parsed.data.path == "private"
-        and "private" not in config.to_toml(config.shareable(parsed))
+        and parsed.data.path == "of-patients"
+        and "of-patients" not in config.to_toml(config.shareable(parsed))
     )
