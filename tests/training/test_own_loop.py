@@ -908,6 +908,27 @@ def test_a_folder_whose_waiting_sample_is_not_known_is_not_gone_on_with(tmp_path
     assert len(Ledger.open(tmp_path / "ledger.jsonl").lines) == count
 
 
+def test_no_two_loops_write_equal_lines(tmp_path):
+    """Where locks do not hold between machines, neither takes the other's lines for its own."""
+    heads = set()
+    for number in (1, 2):
+        loop = begin(tmp_path / str(number))
+        heads.add(json.dumps(loop._ledger.lines[1]["environment"]))
+    assert len(heads) == 2
+
+
+def test_a_file_system_without_locks_is_named_in_one_line(tmp_path, monkeypatch):
+    import fcntl
+
+    def no_locks(descriptor, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with monkeypatch.context() as there:
+        there.setattr(fcntl, "flock", no_locks)
+        with pytest.raises(MachineError, match="cannot be locked: No locks available"):
+            begin(tmp_path)
+
+
 def test_a_copied_process_that_states_another_sensitivity_has_other_noise(tmp_path, monkeypatch):
     from sfumato.training import own_loop
 

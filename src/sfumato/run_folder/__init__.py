@@ -18,6 +18,7 @@ metrics.csv         the same as metrics.jsonl (`run.log`)    `sfumato.training.l
 metrics_private.csv losses and gradient norms, if asked for  the same                     no
 tensorboard/        event files (`run.log`)                  the same                     no
 checkpoints/        states to go on from, authenticated      `checkpoint`                 no
+sample.json         of an own loop: the sample that waits    `training.waiting_sample`    no
 key                 what all randomness follows from         `key_file`                   no
 data_root           where the images lie                     `session`, `files`           no
 =================== ======================================== ============================ =======

@@ -74,7 +74,7 @@ class Ledger:
             with machine_faults(path):
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(descriptor, path)
                 with machine_faults(path):
                     sync_folder(path.parent)
                 ledger = cls.open(path)
@@ -260,6 +260,19 @@ class Ledger:
     def is_open(self) -> bool:
         """To append."""
         return self._descriptor is not None
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Raises BlockingIOError if another process has it, MachineError if the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise MachineError(
+            f"{path} cannot be locked: {error.strerror}. Two processes might write there; choose a folder on a disk "
+            "whose file system has locks."
+        ) from error
 
 
 def is_in_use(path: Path) -> bool:

@@ -1,6 +1,7 @@
 """A training loop of one's own, made private: its samples, its noise, its ledger and its certificate."""
 
 import functools
+import secrets
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -34,7 +35,7 @@ from sfumato.run_folder.entries import (
     spent_mechanism,
     step_line,
 )
-from sfumato.run_folder.files import machine_faults, read_json, write_json
+from sfumato.run_folder.files import machine_faults, read_json, sync_folder, write_json
 from sfumato.run_folder.key_file import delete_key, has_key, read_key, write_key
 from sfumato.run_folder.ledger import Ledger, this_process
 from sfumato.run_folder.record import CERTIFICATE_FILE, LoopCertificate
@@ -54,7 +55,9 @@ from sfumato.training.waiting_sample import WaitingSample
 OF_THE_LOOP = (
     "what the loop did: that each release was the sum over the sample that was drawn for it, each image clipped alone "
     "to the stated sensitivity, which was chosen without looking at the images, that nothing else of them left it, and "
-    "that nobody put an older copy of its folder or of its process back or went on in two copies, is its author's word"
+    "that nobody put an older copy of its folder, of a file of it or of its process back or went on in two copies, and "
+    "that the folder's locks hold for all that reach it (on some network file systems they do not), is its author's "
+    "word"
 )
 STOPPED = (
     "a number of updates that was chosen by samples or by what earlier updates released: the epsilon stated is that of "
@@ -153,6 +156,7 @@ class OwnLoop:
         path = self._path("ledger.jsonl")
         with machine_faults(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
+            sync_folder(self._folder.parent)
             if not path.exists() and any(self._folder.iterdir()):
                 raise InputError(f"{folder} is not empty, and no loop was begun there. Name a new folder.")
             before = _opened.get(_place(path)) if path.exists() else None
@@ -368,7 +372,8 @@ class OwnLoop:
         self._planned = self._released() + stated.num_steps
         refuse_beyond_reach(stated.replace(num_steps=self._planned), self._delta)
         if len(ledger.lines) == 1:
-            ledger.append(first_session_line({}))
+            # Bytes of its own: where locks do not hold, two processes that begin at once would write equal lines.
+            ledger.append(first_session_line({"begun": secrets.token_hex(16)}))
         else:
             ledger.append(next_session_line(last_session(ledger.lines), 0, None, {}))
         self._session: int = last_session(ledger.lines)["session"]

@@ -61,8 +61,7 @@ def kept(folder: Path, last_releases: list[str]) -> WaitingSample | None:
     if not fits or salt is not None and after not in last_releases:
         raise InputError(
             f"{path} is missing, damaged or of another time, so it is not known whether a sample waits for its "
-            "release. Put it back from where the folder's other files come from; or begin in a new folder: epsilons "
-            "add up."
+            "release. Begin in a new folder; the epsilons of both add up."
         )
     return WaitingSample(salt) if salt is not None and after == last_releases[-1] else None
 
