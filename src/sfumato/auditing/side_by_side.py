@@ -260,14 +260,36 @@ class Models:
             RuntimeError: If they differ: then nothing that is audited here is the product's.
         """
         own = {name: value[model] for name, value in parameters.items()}
-        true = self._product.collect(self.step, own, self._images[takes_part[model]], drawn[model])
-        difference = sum(float((sums[name][model] - value).square().sum()) for name, value in true.items()) ** 0.5
-        size = sum(float(value.square().sum()) for value in true.values()) ** 0.5
-        if not difference <= _CLOSE * max(1.0, size):
+        took, randomness = takes_part[model], drawn[model]
+        true = self._product.collect(self.step, own, self._images[took], randomness)
+        share = _share_of_difference({name: value[model] for name, value in sums.items()}, true)
+        if share > _CLOSE:
+            # A pixel of a feature map that is nearly zero may round to either side of a kink; in float64 none does.
+            share = self._difference_in_float64(own, took, randomness)
+        if not share <= _CLOSE:
             raise RuntimeError(
-                f"the clipped sum of models side by side differs from that of the product's step by {difference:.3g} "
-                f"at a norm of {size:.3g}: one of the two is wrong"
+                f"the clipped sum of models side by side differs from that of the product's step by {share:.3g} of its "
+                "norm: one of the two is wrong"
             )
+
+    def _difference_in_float64(self, parameters: dict[str, torch.Tensor], took: bool, randomness: Randomness) -> float:
+        """Of one update of one model, as a share of the sum's norm."""
+        precise, own = copy.copy(self), {name: value.double() for name, value in parameters.items()}
+        product = Product(
+            copy.deepcopy(self._product.network).double(), self._product.grad_fn.clipping_norm, self._product.augmult
+        )
+        product.prepare(self._images[took])
+        precise._product, precise._stacked, precise._columns = product, Stacked(product.network), None
+        rows = randomness.indices[self._images[took].readable.numpy()[randomness.indices]]
+        sums = precise._clipped_sums({name: value[None] for name, value in own.items()}, [randomness], [rows])
+        true = product.collect(product.step(self.mechanism), own, self._images[took], randomness)
+        return _share_of_difference({name: value[0] for name, value in sums.items()}, true)
+
+
+def _share_of_difference(sums: Mapping[str, torch.Tensor], true: Mapping[str, torch.Tensor]) -> float:
+    difference = sum(float((sums[name] - value).square().sum()) for name, value in true.items()) ** 0.5
+    size = sum(float(value.square().sum()) for value in true.values()) ** 0.5
+    return difference / max(1.0, size)
 
 
 @pure
