@@ -209,7 +209,7 @@ class Models:
         if self._columns is None:
             columns = self._stacked.columns(self._batch(rows)).unflatten(0, rows.shape)
         else:
-            columns = self._columns[rows]
+            columns = self._columns.index_select(0, rows.flatten()).unflatten(0, rows.shape)
         labels = self._images[True].labels[rows]
         return self._stacked.clipped_sum(
             parameters, columns, labels, is_real, clipping_norm=self._product.grad_fn.clipping_norm

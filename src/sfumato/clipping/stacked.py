@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from sfumato.clipping.coefficient import Clip
 from sfumato.clipping.norms import global_norms
+from sfumato.clipping.small_maps import columns_of, max_pool
 
 _PLAIN = (nn.ReLU, nn.Tanh)
 
@@ -50,7 +51,7 @@ class Stacked:
         """What the first layer multiplies of each image: (N, n, L) of (N, C, H, W). It belongs to the
         images alone, so it is computed once for all steps.
         """
-        return _columns(self._layers[0], images)
+        return columns_of(self._layers[0], images)
 
     def losses(
         self, parameters: Mapping[str, torch.Tensor], columns: torch.Tensor, labels: torch.Tensor
@@ -111,7 +112,7 @@ class Stacked:
                 else:
                     inputs = values  # (M, B, n, L)
                     if number:
-                        inputs = _columns(layer, values.flatten(0, 1)).unflatten(0, values.shape[:2])
+                        inputs = columns_of(layer, values.flatten(0, 1)).unflatten(0, values.shape[:2])
                     outputs = (weight.flatten(2).unsqueeze(1) @ inputs).add_(bias[:, None, :, None])  # (M, B, O, L)
                 if not outputs.requires_grad:
                     outputs.requires_grad_()
@@ -121,7 +122,7 @@ class Stacked:
                     side = math.isqrt(outputs.shape[3])
                     values = outputs.unflatten(3, (side, side))
             elif isinstance(layer, nn.MaxPool2d):
-                values = layer(values.flatten(0, 1)).unflatten(0, values.shape[:2])
+                values = max_pool(layer, values.flatten(0, 1)).unflatten(0, values.shape[:2])
             elif isinstance(layer, nn.Flatten):
                 values = values.flatten(2)
             else:
@@ -172,11 +173,6 @@ def _sums(
             found[f"{number}.weight"] = (coefficients.unsqueeze(1) @ first.flatten(2)).view(shape)
             found[f"{number}.bias"] = (coefficients.unsqueeze(1) @ second).squeeze(1)
     return found
-
-
-def _columns(layer: nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
-    assert not isinstance(layer.padding, str)
-    return F.unfold(images, layer.kernel_size, padding=layer.padding, stride=layer.stride)
 
 
 def _cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
