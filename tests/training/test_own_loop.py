@@ -10,6 +10,7 @@ import os
 import pickle
 import shutil
 import signal
+import sys
 import threading
 
 import jsonschema
@@ -20,7 +21,10 @@ import torch
 import sfumato
 from sfumato.accounting.rounding import epsilon_text
 from sfumato.errors import InputError, MachineError
+from sfumato.randomness import key_from_seed
+from sfumato.run_folder import files
 from sfumato.run_folder.entries import releases
+from sfumato.run_folder.key_file import read_key, write_key
 from sfumato.run_folder.ledger import Ledger
 from sfumato.run_folder.record import LoopCertificate
 from sfumato.run_folder.schemas import SCHEMAS, schema_of
@@ -808,7 +812,7 @@ def test_a_refused_opening_leaves_the_key_as_it_was(tmp_path):
     kept = {name: (tmp_path / name).read_bytes() for name in ("ledger.jsonl", "ledger.head", "key")}
     (tmp_path / "ledger.jsonl").write_bytes(b"")
     (tmp_path / "ledger.head").unlink()
-    with pytest.raises(InputError, match="an older copy was put back"):
+    with pytest.raises(InputError, match="has no ledger of a loop"):
         begin(tmp_path)
     assert (tmp_path / "key").read_bytes() == kept["key"]
     for name, content in kept.items():
@@ -1063,3 +1067,123 @@ def test_a_large_sum_is_released_in_inference_mode(tmp_path):
     with torch.inference_mode():
         noisy = loop.release(1, {"x": torch.zeros(200_000)}, sensitivity=1.0)["x"]
     assert abs(float(noisy.std()) - 2.0) < 0.05
+
+
+def forked_at_line(count, call):
+    """What a call returns in this process, and in one that a signal's handler forks off at its line number ``count``
+    and that goes on once this one has ended; None where that is refused. The last: whether there are so many lines.
+    """
+    left, child, (read, write), (go_read, go_write) = [count], [None], os.pipe(), os.pipe()
+
+    def traced(frame, event, argument):
+        if child[0] is None and "sfumato" in frame.f_code.co_filename and event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                child[0] = os.fork()
+                if child[0] == 0:
+                    os.close(go_write)
+                    os.read(go_read, 1)
+        return traced if child[0] is None else None
+
+    sys.settrace(traced)
+    try:
+        found = call()
+    except Exception:
+        found = None
+    finally:
+        sys.settrace(None)
+        if child[0] == 0:
+            os.write(write, pickle.dumps(found))
+            os._exit(0)
+    for end in (go_read, go_write, write):
+        os.close(end)
+    with os.fdopen(read, "rb") as file:
+        theirs = file.read()
+    if child[0] is not None:
+        os.waitpid(child[0], 0)
+    return found, pickle.loads(theirs) if theirs else None, child[0] is not None
+
+
+def test_a_process_that_is_forked_amid_a_release_has_no_other_noise_and_spoils_no_count(tmp_path):
+    others, count = 0, 1
+    while True:
+        folder = tmp_path / f"{count}"
+        loop = begin(folder)
+        loop.batch(1)
+        ours, theirs, is_forked = forked_at_line(count, functools.partial(loop.release, 1, ZEROS, sensitivity=1.0))
+        if not is_forked:
+            break
+        assert ours is not None
+        if theirs is not None:
+            others += 1
+            assert torch.equal(theirs["weight"], ours["weight"])
+        loop.close()
+        with contextlib.suppress(InputError):  # what two wrote at once may be damaged
+            again = begin(folder)
+            again.close()
+            assert len(releases(again._ledger.lines)) == 1
+        count += 7
+    assert count > 100 and others  # forked after the noise was drawn: the very same
+
+
+def test_a_process_that_is_forked_amid_a_draw_draws_no_other_sample(tmp_path):
+    others, count = 0, 1
+    while True:
+        folder = tmp_path / f"{count}"
+        loop = begin(folder)
+        ours, theirs, is_forked = forked_at_line(count, functools.partial(loop.batch, 1))
+        if not is_forked:
+            break
+        if theirs is not None:
+            others += 1
+            assert theirs.tolist() == ours.tolist()
+        loop.close()
+        with contextlib.suppress(InputError):
+            again = begin(folder)
+            assert again.batch(1).tolist() == ours.tolist()
+            again.close()
+        count += 3
+    assert count > 30 and others
+
+
+def test_what_a_loop_without_its_ledger_left_and_what_a_run_left_is_not_taken_for_a_new_folder(tmp_path):
+    for name in ("lost", "run"):
+        folder = tmp_path / name
+        loop = begin(folder)
+        release(loop, 1)
+        loop.close()
+        if name == "lost":
+            (folder / "ledger.jsonl").unlink()
+        else:  # a run that was killed as it began
+            for path in folder.iterdir():
+                path.unlink()
+            (folder / "ledger.jsonl").touch()
+            (folder / "recipe.toml").touch()
+            write_key(folder, key_from_seed(7))
+        with pytest.raises(InputError, match="has no ledger of a loop .* the epsilons of both add up"):
+            begin(folder)
+
+
+def test_a_beginning_that_was_cut_short_goes_on_under_a_new_key(tmp_path):
+    (tmp_path / "ledger.jsonl").touch()
+    write_key(tmp_path, key_from_seed(7))
+    begin(tmp_path).close()
+    assert read_key(tmp_path) != key_from_seed(7)
+
+
+def test_a_certificate_that_is_damaged_is_named_with_what_helps(tmp_path):
+    release(loop := begin(tmp_path), 1)
+    loop.close()
+    (tmp_path / "privacy.json").write_text("{")
+    with pytest.raises(InputError, match="delete it"):
+        begin(tmp_path)
+    (tmp_path / "privacy.json").unlink()
+    begin(tmp_path)
+    assert written(tmp_path).num_steps == 13
+
+
+def test_names_of_all_folders_that_are_made_are_synced(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(files, "sync_folder", synced.append)
+    files.make_folder(tmp_path / "runs" / "a" / "mine")
+    assert {tmp_path, tmp_path / "runs", tmp_path / "runs" / "a"} <= set(synced)

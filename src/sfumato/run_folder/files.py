@@ -48,6 +48,22 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
         sync_folder(path.parent)
 
 
+def make_folder(path: Path) -> None:
+    """Makes a folder, and those above it that are missing, so that their names last through a crash.
+
+    Raises:
+        MachineError: If it cannot be made.
+    """
+    with machine_faults(path):
+        missing = [above for above in (path, *path.parents) if not above.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        for made in missing:
+            sync_folder(made.parent)
+        if not missing:  # perhaps made by a process that was killed before it came so far
+            with contextlib.suppress(PermissionError):  # a folder above that only leads here, and cannot be listed
+                sync_folder(path.parent)
+
+
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
     """Writes strict JSON (no NaN, no Infinity) atomically."""
     write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), mode)

@@ -29,7 +29,8 @@ def read_key(folder: Path) -> bytes:
         key = b""
     if len(key) != 32:
         raise InputError(
-            f"{path} is missing or damaged: without the run's key its updates cannot be repeated. Start a new run."
+            f"{path} is missing or damaged: without the run's key its updates cannot be repeated. Start a "
+            "new run; the epsilons of both add up."
         )
     return key
 

@@ -1,6 +1,5 @@
 """The record of every release of a run, which nobody can shorten or alter unnoticed."""
 
-import contextlib
 import fcntl
 import hashlib
 import hmac
@@ -133,7 +132,7 @@ class Ledger:
         path = self.head_path
         restore = (
             "so what was spent is not known. Restore both files from one copy since which nothing was released, or "
-            "start a new run."
+            "start a new run; the epsilons of both add up."
         )
         if not path.exists():
             if self.lines:
@@ -217,7 +216,9 @@ class Ledger:
         moved, another working folder, where the files beside it would be another run's; or a file that was cut,
         or that somebody else wrote to.
         """
-        own = os.fstat(descriptor)
+        with machine_faults(self.path):
+            own = os.fstat(descriptor)
+            beyond = os.pread(descriptor, max(0, own.st_size - size), size)
         try:
             there = os.stat(self.path)
         except OSError:
@@ -225,9 +226,8 @@ class Ledger:
         if there is None or (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino) or own.st_size < size:
             raise MachineError(
                 f"{self.path} was moved, deleted or replaced while it was in use, so nothing more is released. Put it "
-                "back, then go on."
+                "back as it was, and open its folder again."
             )
-        beyond = os.pread(descriptor, own.st_size - size, size)
         pending = b"".join(map(_as_bytes, self.lines[self._on_disk[0] :]))
         if beyond != self._torn and not pending.startswith(beyond):
             raise MachineError(
@@ -253,8 +253,10 @@ class Ledger:
 
     def __del__(self) -> None:
         # An interrupt may fall between the opening of the file and whoever would close it.
-        with contextlib.suppress(Exception):
+        try:  # not by contextlib, which is gone when the interpreter ends
             self.close()
+        except Exception:
+            pass
 
     @property
     def is_open(self) -> bool:

@@ -35,7 +35,7 @@ from sfumato.run_folder.entries import (
     spent_mechanism,
     step_line,
 )
-from sfumato.run_folder.files import machine_faults, read_json, sync_folder, write_json
+from sfumato.run_folder.files import machine_faults, make_folder, read_json, write_json
 from sfumato.run_folder.key_file import delete_key, has_key, read_key, write_key
 from sfumato.run_folder.ledger import Ledger, this_process
 from sfumato.run_folder.record import CERTIFICATE_FILE, LoopCertificate
@@ -47,6 +47,7 @@ from sfumato.training.own_loop_arguments import (
     integer,
     length,
     path_of,
+    refuse_other_files,
     sum_that_noise_fits,
     whole_mechanism,
 )
@@ -155,10 +156,8 @@ class OwnLoop:
         claims_of(self._mechanism, self._delta, accountant)  # refused before anything is written
         path = self._path("ledger.jsonl")
         with machine_faults(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            sync_folder(self._folder.parent)
-            if not path.exists() and any(self._folder.iterdir()):
-                raise InputError(f"{folder} is not empty, and no loop was begun there. Name a new folder.")
+            make_folder(self._folder)
+            refuse_other_files(self._folder)
             before = _opened.get(_place(path)) if path.exists() else None
         if before is not None and before._process == self._process and before._ledger.is_open:
             self._refuse_another(before._ledger.lines, before._key)
@@ -170,7 +169,8 @@ class OwnLoop:
             self._lock, self._is_called = threading.RLock(), False
             self._last_step, self._num_noises, self._ends = 0, 0, False
             self._certificate: LoopCertificate | None = None  # of a loop that has finished
-            _opened[_place(path)] = self
+            with machine_faults(path):
+                _opened[_place(path)] = self
         except BaseException:
             self._ledger.close()
             raise
@@ -244,7 +244,7 @@ class OwnLoop:
             self._ledger.append(step_line(self._session, number, None))
         self._num_noises += 1  # not the step: what is tried again, since it was interrupted, has other noise
         # A key of its own for each, and bound to the sum: a process that was copied whole may draw the same key.
-        streams = Streams(new_key(), context={}, session={"number": self._session})
+        streams = Streams(self._fresh_key(), context={}, session={"number": self._session})
         noisy = add_noise(whole, noise_stddev, streams.stream("noise", self._num_noises, sum_mac=sum_mac))
         self._last_step, self._waiting = number, None
         return noisy
@@ -305,7 +305,7 @@ class OwnLoop:
         self._refuse_pending(number)
         if self._waiting is None:
             self._ledger.settle()  # which says if nothing can be released any more
-            self._waiting = waiting_sample.new(self._folder, self._last_release())
+            self._waiting = waiting_sample.new(self._folder, self._fresh_key().hex(), self._last_release())
         self._waiting.number = number
         indices = poisson_batch(self._mechanism, self._stream_of_sample("sampling"))
         self._waiting.size = len(indices)
@@ -344,6 +344,14 @@ class OwnLoop:
         if not self._ledger.is_open:
             raise InputError("this loop was closed, and another may go on in its folder. Open the folder again.")
 
+    def _fresh_key(self) -> bytes:
+        """Random bytes that no process has which was forked before, as by a signal's handler amid a call; one that is
+        forked later goes on with the same bytes, so it makes no other sample and no other noise of them.
+        """
+        key = new_key()
+        self._refuse_another_process()
+        return key
+
     def _refuse_another_process(self) -> None:
         if this_process() != self._process:
             raise InputError(
@@ -356,8 +364,7 @@ class OwnLoop:
         ledger, stated = self._ledger, self._mechanism
         if not ledger.lines and not ledger.head_path.exists():
             self._refuse_older_copy()
-            if not has_key(self._folder):  # of a beginning that was cut short
-                write_key(self._folder, new_key())
+            write_key(self._folder, self._fresh_key())  # whatever a beginning that was cut short left
         elif not has_key(self._folder):
             raise InputError(f"{self._folder} holds a loop that has finished, or another run. Name a new folder.")
         key = read_key(self._folder)
@@ -394,7 +401,13 @@ class OwnLoop:
     def _refuse_older_copy(self) -> None:
         """Raises InputError where the certificate counts lines that the ledger has not: it is a copy from before."""
         path = self._path(CERTIFICATE_FILE)
-        stated = read_json(path) if path.exists() else {}
+        try:
+            stated = read_json(path) if path.exists() else {}
+        except InputError:
+            raise InputError(
+                f"{path} is damaged, so it does not tell whether an older copy of the ledger was put back. Restore it; "
+                "if no copy was put back since the last release, delete it."
+            ) from None
         lines = stated.get("ledger_lines") if isinstance(stated, dict) else None
         if isinstance(lines, int) and lines > len(self._ledger.lines):
             raise InputError(

@@ -13,6 +13,8 @@ import torch
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
+from sfumato.run_folder.key_file import KEY_FILE
+from sfumato.training.waiting_sample import SAMPLE_FILE
 
 _LARGEST, _MOST_NOISE, _LEAST_STDDEV = 2**62, 1e12, 1e-30
 _FLOATS = (torch.float32, torch.float64)
@@ -36,6 +38,20 @@ def path_of(folder: Any) -> Path:
     if not above.is_dir():
         raise InputError(f"{above} is no folder. Name another folder.")
     return path
+
+
+def refuse_other_files(folder: Path) -> None:
+    """Raises InputError where a folder has no ledger, but more than a beginning that was cut short leaves."""
+    ledger = folder / "ledger.jsonl"
+    if ledger.exists() and (ledger.stat().st_size or (folder / "ledger.head").exists()):
+        return
+    begun = (ledger.name, KEY_FILE, SAMPLE_FILE)
+    others = sorted(name for name in os.listdir(folder) if name not in begun and not name.endswith(".part"))
+    if others:
+        raise InputError(
+            f"{folder} is not empty, and has no ledger of a loop ({others[0]} is there). Name a new folder; if a "
+            "loop's ledger was lost here, put it back, or the epsilons of both add up."
+        )
 
 
 def sum_that_noise_fits(grad_sum: Any, noise_stddev: float) -> Mapping[str, torch.Tensor]:

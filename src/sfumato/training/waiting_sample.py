@@ -8,7 +8,6 @@ import dataclasses
 from pathlib import Path
 
 from sfumato.errors import InputError
-from sfumato.randomness import new_key
 from sfumato.run_folder.files import machine_faults, read_json, write_json
 
 SAMPLE_FILE = "sample.json"
@@ -34,9 +33,8 @@ def begin(folder: Path) -> None:
         write_json(folder / SAMPLE_FILE, {"salt": None, "after": None}, 0o600)
 
 
-def new(folder: Path, last_release: str) -> WaitingSample:
+def new(folder: Path, salt: str, last_release: str) -> WaitingSample:
     """One that comes after a release, given by its line's hash."""
-    salt = new_key().hex()
     write_json(folder / SAMPLE_FILE, {"salt": salt, "after": last_release}, 0o600)
     return WaitingSample(salt)
 
