@@ -5,6 +5,9 @@
 LeNet on 100 MNIST digits and z, B = 64 by Poisson sampling, noise as in an audit. One at a time means
 the product's step in a loop, with as many threads as PyTorch takes. Both train the same models, in turn; the median of
 each is told, and that they end at the same parameters.
+
+The arithmetic limit is the time in which this machine would do the multiplications of ordinary gradients of the
+same examples (forward and backward, as PyTorch counts them), at the rate of one large float32 product.
 """
 
 import argparse
@@ -15,6 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.machine import machine
 from sfumato.accounting.mechanism import Mechanism
@@ -58,6 +62,26 @@ def side_by_side(
     return [each for part in threads.map(one, range(0, len(keys), models.at_once)) for each in part]
 
 
+def flops_of_an_example(product: Product, example: torch.Tensor) -> float:
+    """Of an ordinary gradient."""
+    counter = FlopCounterMode(display=False)
+    with counter:
+        product.network(example[None].to(product.dtype)).sum().backward()
+    product.network.zero_grad(set_to_none=True)
+    return float(counter.get_total_flops())
+
+
+def flops_per_second(size: int = 2048, repeats: int = 10) -> float:
+    """Of a large float32 product, with all threads: the best of some."""
+    first, second = torch.randn(size, size), torch.randn(size, size)
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        first @ second
+        seconds.append(time.perf_counter() - began)
+    return 2 * size**3 / min(seconds)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-models", type=int, default=256)
@@ -84,6 +108,10 @@ def main() -> int:
         torch.set_num_threads(count)
     apart = max(float((a[name] - b[name]).abs().max()) for a, b in zip(alone, together, strict=True) for name in a)
     middle = {name: statistics.median(each) for name, each in seconds.items()}
+    num_gradients = arguments.num_models * arguments.num_steps * mechanism.batch_size
+    limit = (
+        num_gradients * flops_of_an_example(product, problem.images.batch(torch.tensor([0]))[0]) / flops_per_second()
+    )
     found = {
         "models": arguments.num_models,
         "updates of each": arguments.num_steps,
@@ -91,6 +119,9 @@ def main() -> int:
         "seconds": {name: round(each, 2) for name, each in middle.items()},
         "all seconds": {name: [round(value, 2) for value in each] for name, each in seconds.items()},
         "times as fast": round(middle["one at a time"] / middle["side by side"], 2),
+        "gradients a second": round(num_gradients / middle["side by side"]),
+        "arithmetic limit, seconds": round(limit, 3),
+        "times the arithmetic limit": round(middle["side by side"] / limit, 1),
         "largest difference of a parameter": apart,
         "machine": machine(),
     }

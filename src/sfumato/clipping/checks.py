@@ -116,6 +116,16 @@ def random_state_kept(on: torch.Tensor) -> Iterator[None]:
         yield
 
 
+def seed_generators(seed: int, on: torch.Tensor) -> None:
+    """`torch.manual_seed`, of the CPU alone for a tensor there: for each kind of device that a machine lacks that notes
+    where it was called, which takes longer than a small network's forward pass.
+    """
+    if on.device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
 def _shift_parameters(probe: nn.Module) -> None:
     with torch.no_grad():
         for parameter in probe.parameters():

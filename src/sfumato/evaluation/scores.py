@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sfumato.clipping.checks import random_state_kept
+from sfumato.clipping.checks import random_state_kept, seed_generators
 from sfumato.clipping.stand_in import grads_kept, model_kept
 from sfumato.data.examples import Examples
 from sfumato.data.images import ImageSet
@@ -83,7 +83,7 @@ def predict_each_alone(model: nn.Module, images: ImageSet) -> torch.Tensor:
     with random_state_kept(next(model.parameters())), grads_kept(model):
         for place in range(len(images)):
             row = images.batch(torch.tensor([place]), device)
-            torch.manual_seed(place)
+            seed_generators(place, row)
             with model_kept(model):
                 outputs.append(model(row).float().cpu())
     model.train(was_training)
