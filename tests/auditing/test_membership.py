@@ -4,6 +4,7 @@ import functools
 import math
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import problem as problem_module
 from sfumato.auditing.choice import SHARE, Setting, choose, distance, settings_of
 from sfumato.auditing.kept import Kept
-from sfumato.auditing.membership import Audit, audit_membership
+from sfumato.auditing.membership import Audit, _name, audit_membership
 from sfumato.auditing.problem import TARGETS, Problem
 from sfumato.auditing.side_by_side import Models, Product, Stopped
 from sfumato.clipping import GradFn
@@ -165,17 +166,19 @@ def test_an_interrupted_audit_goes_on_to_the_same_scores(tmp_path):
         keys.extend(given)
         raise KeyboardInterrupt
 
+    first_of = f"models-{_name(settings_of([4])[0])}-0000000"
     with pytest.raises(KeyboardInterrupt):
-        kept.losses("models-0000000", 16, killed)
+        kept.losses(first_of, 16, killed)
     assert folder.stat().st_mode & 0o777 == 0o700
     assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600, 0o600]
     first = audit.run(0.9, folder)
     setting = Setting(**{name: value for name, value in dict(first.winner).items() if name != "distance"})
+    assert _name(setting) in first_of
     expected = an_audit().models(setting).trained_losses(keys, [True] * 8 + [False] * 8)
-    assert Kept(folder, audit._settings(0.9)).losses("models-0000000", 16, killed) == pytest.approx(expected, rel=1e-4)
+    assert Kept(folder, audit._settings(0.9)).losses(first_of, 16, killed) == pytest.approx(expected, rel=1e-4)
     assert not list(folder.glob("*.keys"))
     again = an_audit().run(0.9, folder)
-    assert again.bounds == first.bounds and again.auc == first.auc
+    assert again.bounds == first.bounds and again.auc == first.auc and again.split_seed == first.split_seed
     with pytest.raises(InputError, match=r"other settings \(epsilon\)"):
         an_audit(epsilon=1.0).run(0.9, folder)
 
@@ -266,3 +269,41 @@ def test_settings_that_no_audit_has_are_refused_in_one_line(change, words):
     with pytest.raises(InputError, match=words) as refusal:
         audit_membership(**{"epsilon": 1.0, "num_models": 100, "data_root": os.devnull, **change})
     assert "\n" not in str(refusal.value)
+
+
+def test_models_of_one_setting_are_not_judged_as_another_s(tmp_path):
+    """Whatever phase I finds when its files are gone: each file of phase II names its setting."""
+    audit, kept = an_audit(), Kept(tmp_path, {})
+    threads, chosen = ThreadPoolExecutor(1), settings_of([4])[:2]
+    found = [audit._many(setting, kept, threads) for setting in chosen]
+    assert found[0] != found[1]
+    assert [audit._many(setting, kept, threads) for setting in chosen] == found
+    threads.shutdown()
+
+
+def test_an_audit_of_other_code_weights_or_candidates_does_not_go_on(tmp_path):
+    audit = an_audit()
+    Kept(tmp_path, audit._settings(0.9))
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        others = LeNet(10, image_size=SIDE)
+    with pytest.raises(InputError, match=r"other settings \(network\)"):
+        Kept(tmp_path, Audit(made_up_problem(), others, 4.0, 0.05, 40)._settings(0.9))
+    another = made_up_problem()
+    another.candidates["blank"] = (another.candidates["noise"][0], 0)
+    with pytest.raises(InputError, match=r"other settings \(candidates\)"):
+        Kept(tmp_path, Audit(another, network(), 4.0, 0.05, 40)._settings(0.9))
+    with pytest.raises(InputError, match=r"other settings \(code\)"):
+        Kept(tmp_path, {**audit._settings(0.9), "code": "another"})
+
+
+@pytest.mark.parametrize(
+    "content", ['["x", 1.0]', "[null, 1.0]", "[[1.0], 2.0]", "[true, false]", "[1.0", "[1.0]", "{}"]
+)
+def test_a_damaged_file_of_losses_is_named(tmp_path, content):
+    kept = Kept(tmp_path, {})
+    (tmp_path / "models.json").write_text(content)
+    with pytest.raises(InputError, match="is damaged. Delete it"):
+        kept.losses("models", 2, lambda keys: [0.0, 0.0])
+    (tmp_path / "models.json").unlink()
+    assert kept.losses("models", 2, lambda keys: [0.5, math.inf]) == kept.losses("models", 2, list) == [0.5, math.inf]

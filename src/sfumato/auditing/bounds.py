@@ -1,8 +1,8 @@
 """From scores and membership to lower bounds on epsilon: nothing else of an attack is looked at."""
 
 import dataclasses
-import hashlib
 import math
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +27,7 @@ SHARE = 0.2
 """Of the games of each side, those that choose thresholds. No bound uses them."""
 _MOST_THRESHOLDS = 2000
 _LARGEST = 1e300
+_MOST_EPSILON = 100_000
 _CAREFUL = 1e-3
 """Many thresholds show almost the same mu. Where few scores lie above, luck would decide, so that mu is
 compared at a smaller error than it is stated at: the threshold then lies where the rates are known well."""
@@ -68,6 +69,7 @@ def audit_scores(
     confidence: float = 0.95,
     nominal_epsilon: float | None = None,
     mechanism: Mechanism | None = None,
+    split_seed: int | None = None,
 ) -> AuditResult:
     """Lower bounds on epsilon from anybody's attack.
 
@@ -85,6 +87,8 @@ def audit_scores(
         confidence: In (0.5, 1).
         nominal_epsilon: That is claimed at ``delta``, if any.
         mechanism: That is claimed, if it is known: its trade-off gives one bound more.
+        split_seed: Of an audit that is computed once more: which games chose. None, for every new audit: from the
+            operating system. Who tries several and takes one has no confidence left.
 
     Raises:
         InputError: If scores and members are no such arrays, an argument is out of range, or there
@@ -98,7 +102,8 @@ def audit_scores(
     require_levels(delta, confidence, nominal_epsilon)
     inside, outside = sides(scores, members)
     require_enough(len(inside), len(outside), confidence, delta)
-    chooses, used = _parted(inside, outside)
+    split_seed = new_split_seed() if split_seed is None else split_seed
+    chooses, used = _parted(inside, outside, split_seed)
     error = (1 - confidence) / 2
     candidates = _thresholds(chooses)
     for_ratio = float(candidates[np.argmax(log_ratio(*chooses.rates(candidates, error), delta=delta))])
@@ -137,14 +142,15 @@ def audit_scores(
         epsilon_lower_bound=found[0].epsilon or 0.0,
         bounds=found,
         confidence=confidence,
-        nominal_epsilon=nominal_epsilon,
+        nominal_epsilon=None if nominal_epsilon is None else float(nominal_epsilon),
         delta=delta,
-        violated=None if nominal_epsilon is None else max(decide) > nominal_epsilon,
+        violated=None if nominal_epsilon is None else bool(max(decide) > nominal_epsilon),
         num_games=len(inside) + len(outside),
         auc=auc(inside, outside),
         advantage=_advantage(chooses, used, candidates),
         advantage_upper_bound=None if nominal_epsilon is None else advantage_bound(nominal_epsilon, delta),
         power=power(len(used.members), len(used.non_members), confidence, delta, nominal_epsilon, SHARE),
+        split_seed=split_seed,
     )
 
 
@@ -158,14 +164,15 @@ def auc(members: np.ndarray, non_members: np.ndarray) -> float:
 def require_levels(delta: float, confidence: float, nominal_epsilon: float | None) -> None:
     """Raises InputError where one of them is out of range."""
     if not 0 < delta < 1:
-        raise InputError(
-            f"delta must lie between 0 and 1, not {delta}: no mechanism with Gaussian noise has a finite epsilon at 0. "
-            "Give the delta of the claim."
-        )
+        because = ": no mechanism with Gaussian noise has a finite epsilon at 0" if delta == 0 else ""
+        raise InputError(f"delta must lie between 0 and 1, not {delta}{because}. Give the delta of the claim.")
     if not 0.5 < confidence < 1:
         raise InputError(f"confidence must lie between 0.5 and 1, not {confidence}. Usual are 0.95 and 0.999.")
-    if nominal_epsilon is not None and not (math.isfinite(nominal_epsilon) and nominal_epsilon >= 0):
-        raise InputError(f"the claimed epsilon must be a finite number, at least 0, not {nominal_epsilon}.")
+    if nominal_epsilon is not None and not 0 <= nominal_epsilon <= _MOST_EPSILON:
+        raise InputError(
+            f"the claimed epsilon must be a number from 0 to {_MOST_EPSILON:,}, not {nominal_epsilon}: a larger one "
+            "promises nothing that games could refute."
+        )
 
 
 def require_enough(num_members: int, num_non_members: int, confidence: float, delta: float) -> None:
@@ -216,17 +223,18 @@ def _num_chosen(count: int) -> int:
     return min(count, max(1, int(count * SHARE)))
 
 
-def _parted(inside: np.ndarray, outside: np.ndarray) -> tuple[Games, Games]:
+def new_split_seed() -> int:
+    return secrets.randbits(48)  # any JSON reader keeps it whole
+
+
+def _parted(inside: np.ndarray, outside: np.ndarray, split_seed: int) -> tuple[Games, Games]:
     """The games that choose, and those that bounds use.
 
-    Sorted scores are parted at random places: the order of the games does not matter. Places that are
-    the same in all audits would be wrong, since then the highest scores always choose or never do. So
-    they follow from the ranks of the scores, by a digest: the same scores give the same audit, on
-    whatever scale.
+    Sorted scores are parted at random places: the order of the games does not matter. The places must be new in each
+    audit. Where they are the same, or follow from scores of which many are equal, some counts of right answers always
+    meet the same split, and bounds fail more often than is stated.
     """
-    _, ranks = np.unique(np.concatenate([inside, outside]), return_inverse=True)
-    digest = hashlib.sha256(len(inside).to_bytes(8, "little") + ranks.astype("<i8").tobytes())
-    rng = np.random.default_rng(np.frombuffer(digest.digest(), dtype="<u4"))
+    rng = np.random.default_rng(split_seed)
     parts = []
     for side in (inside, outside):
         chosen = np.zeros(len(side), dtype=bool)

@@ -5,18 +5,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sfumato.auditing.bounds import new_split_seed
 from sfumato.errors import InputError
 from sfumato.randomness import KEY_BYTES, new_key
 from sfumato.run_folder.files import machine_faults, read_json, write_atomically, write_first_json
 
-_SETTINGS = "settings.json"
+_SETTINGS, _SPLIT = "settings.json", "split_seed"
 
 
 class Kept:
     """Losses by the name of their chunk, on disk if a folder is given.
 
     Keys come from the operating system before a chunk is trained, and stay in the folder until its losses are
-    there. So whoever goes on after an interrupt trains the very same models.
+    there. So whoever goes on after an interrupt trains the very same models, and has them judged by the same split.
 
     Args:
         folder: Made with mode 0700; None: nothing outlives the process.
@@ -27,19 +28,22 @@ class Kept:
     """
 
     def __init__(self, folder: Path | None, settings: dict[str, Any]) -> None:
-        self.folder = folder
+        self.folder, self.split_seed = folder, new_split_seed()
         if folder is None:
             return
-        write_first_json(folder / _SETTINGS, settings, "membership audit", 0o600)
+        first = {**settings, _SPLIT: self.split_seed}
+        write_first_json(folder / _SETTINGS, first, "membership audit", 0o600)
         with machine_faults(folder):
             folder.chmod(0o700)
         before = read_json(folder / _SETTINGS)
-        if before != settings:
+        split = before.pop(_SPLIT, None) if isinstance(before, dict) else None
+        if before != settings or not isinstance(split, int):
             keys = [key for key in settings if not isinstance(before, dict) or before.get(key) != settings[key]]
             raise InputError(
                 f"{folder} holds an audit with other settings ({', '.join(keys) or 'others'}). Give those again, or "
                 "choose another --output."
             )
+        self.split_seed = split
 
     def losses(self, name: str, count: int, train: Callable[[Sequence[bytes]], list[float]]) -> list[float]:
         """Those of a chunk: as they were kept, or trained now.
@@ -53,8 +57,11 @@ class Kept:
             return train([new_key() for _ in range(count)])
         path, secret = self.folder / f"{name}.json", self.folder / f"{name}.keys"
         if path.exists():
-            found = read_json(path)
-            if not isinstance(found, list) or len(found) != count:
+            try:
+                found = read_json(path)
+            except InputError:
+                found = None
+            if not isinstance(found, list) or len(found) != count or {type(loss) for loss in found} - {float}:
                 raise InputError(f"{path} is damaged. Delete it: its models are then trained anew.")
         else:
             if not secret.exists():

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import sfumato
 from sfumato.accounting import accountants
 from sfumato.accounting.calibration import solve_noise_multiplier
 from sfumato.accounting.mechanism import Mechanism
@@ -28,6 +29,7 @@ from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError
 from sfumato.models.lenet import LeNet
 from sfumato.randomness import Streams, digest, key_from_seed
+from sfumato.run_folder.environment import digest_of_code
 
 _CHUNK = 8
 """Models a side that are trained, and kept, together."""
@@ -145,6 +147,7 @@ class Audit:
             confidence=confidence,
             nominal_epsilon=nominal,
             mechanism=claim,
+            split_seed=kept.split_seed,
         )
         facts: dict[str, Any] = {**dict(found), "audit": "membership"}
         return MembershipResult(
@@ -216,7 +219,7 @@ class Audit:
         )
 
     def _settings(self, confidence: float) -> dict[str, Any]:
-        images = self.problem.images
+        images, candidates = self.problem.images, self.problem.candidates
         return {
             "num_examples": len(images),
             "epsilon": self.epsilon,
@@ -226,6 +229,9 @@ class Audit:
             "augmult": self.augmult,
             "confidence": confidence,
             "data": digest([part.hex() for part in images.content()]),
+            "candidates": digest([[name, *_bytes_of(pixels, label)] for name, (pixels, label) in candidates.items()]),
+            "network": digest([[name, *_bytes_of(value)] for name, value in self.network.named_parameters()]),
+            "code": digest_of_code(Path(sfumato.__file__).parent),
         }
 
     def _tried(
@@ -237,9 +243,7 @@ class Audit:
 
         def one(place: int) -> tuple[list[float], list[float]]:
             setting, number, more = tries[place]
-            name = f"choice-{setting.target}-{setting.learning_rate:g}-{setting.clipping_norm:g}"
-            name = f"{name}-{setting.num_steps}-{number}".replace(" ", "-")
-            return _chunk(models[place], kept, name, more, progress)
+            return _chunk(models[place], kept, f"choice-{_name(setting)}-{number}", more, progress)
 
         return list(threads.map(one, range(len(tries))))
 
@@ -250,13 +254,25 @@ class Audit:
         progress = _Progress("phase II", 2 * self.num_models * setting.num_steps, self.report)
 
         def one(first: int) -> tuple[list[float], list[float]]:
-            return _chunk(models, kept, f"models-{first:07}", min(size, self.num_models - first), progress)
+            return _chunk(
+                models, kept, f"models-{_name(setting)}-{first:07}", min(size, self.num_models - first), progress
+            )
 
         members, non_members = [], []
         for inside, outside in threads.map(one, range(0, self.num_models, size)):
             members += inside
             non_members += outside
         return members, non_members
+
+
+def _name(setting: Setting) -> str:
+    """In names of files: models of one setting are never taken for those of another."""
+    parts = setting.target, f"{setting.learning_rate:g}", f"{setting.clipping_norm:g}", str(setting.num_steps)
+    return "-".join(parts).replace(" ", "-")
+
+
+def _bytes_of(value: torch.Tensor, *others: int) -> list[Any]:
+    return [list(value.shape), value.detach().numpy().tobytes().hex(), *others]
 
 
 def _chunk(

@@ -42,7 +42,8 @@ def audit_guesses(
 
     Guarantee: if the coins were fair, independent of each other and unknown to whoever made the scores, and what the
     scores were made of is (epsilon, delta)-private in each canary, then the bound is above epsilon with probability at
-    most 1 - ``confidence``. It assumes nothing else of the mechanism, nor of the scores.
+    most 1 - ``confidence``. It assumes nothing else of the mechanism, nor of the scores; but the order in which the
+    canaries are given must not depend on the coins, since it decides among equal scores.
 
     Args:
         scores: (m,): higher where the attacker believes more that the canary took part.
@@ -67,9 +68,11 @@ def audit_guesses(
     count, error = len(coins), 1 - confidence
     reach = power(count, confidence, delta, nominal_epsilon)
     if not reach.perfect > 0:
+        few = num_guesses(count) < _LEAST or 2 * count * delta < 1 - confidence
         raise InputError(
-            f"{count} canaries are too few for confidence {confidence:g} at delta {rounding.delta_text(delta)}: an "
-            "attack that is never wrong would show nothing. Train with more (audit.canaries)."
+            f"{count} canaries at delta {rounding.delta_text(delta)} and confidence {confidence:g}: an attack that is "
+            f"never wrong would show nothing. Train with {'more' if few else 'fewer'} (audit.canaries), or claim a "
+            "smaller delta."
         )
     half = num_guesses(count) // 2
     order = np.argsort(values, kind="stable")  # of equal scores the first is the lower, whatever the coins
@@ -91,7 +94,7 @@ def audit_guesses(
         confidence=confidence,
         nominal_epsilon=nominal_epsilon,
         delta=delta,
-        violated=None if nominal_epsilon is None else bound.epsilon > nominal_epsilon,
+        violated=None if nominal_epsilon is None else bool(bound.epsilon > nominal_epsilon),
         num_games=count,
         auc=auc(inside, outside),
         advantage=float(coins[upper].sum() / len(inside) - (~coins[upper]).sum() / len(outside)),

@@ -84,11 +84,13 @@ class AuditResult(Shown):
         bounds: Each holds with `confidence` by itself. `epsilon_lower_bound` is Clopper-Pearson's; the claim is
             `violated` where that is above the claimed epsilon, or the rates break the claimed mechanism's own
             trade-off. `num_games` are all, those for the threshold included.
+        split_seed: Which games chose thresholds follows from it.
     """
 
     audit: Literal["bounds", "canary", "membership"]
     bounds: list[Bound]
     power: Power
+    split_seed: int
 
 
 class GuessBound(Record):

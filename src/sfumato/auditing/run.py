@@ -57,7 +57,7 @@ def audit_one_run(run: Path | str, *, confidence: float = 0.95, trust: Collectio
 
 
 def scores(model: Trained, count: int) -> np.ndarray:
-    """(m,): minus the loss of each canary."""
+    """(m,): minus the loss of each canary; of a model that diverged, which has none, minus infinity."""
     images = canary_images(
         count,
         len(model.classes),
@@ -67,7 +67,8 @@ def scores(model: Trained, count: int) -> np.ndarray:
         stored_size=model.recipe.data.stored_size(model.image_size),
     )
     log_probabilities = torch.log_softmax(predict_logits(model.model, images).double(), 1)
-    return log_probabilities.gather(1, images.labels[:, None])[:, 0].numpy()
+    found = log_probabilities.gather(1, images.labels[:, None])[:, 0].numpy()
+    return np.nan_to_num(found, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
 
 
 def _claim(folder: Path) -> Certificate:

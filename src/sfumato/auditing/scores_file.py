@@ -27,6 +27,9 @@ def read_scores(path: Path) -> tuple[list[float], list[int]]:
                     f"{path} has no column {' and no column '.join(missing)}. Its first line must name the columns: "
                     "score,member."
                 )
+            twice = [name for name in _COLUMNS if list(reader.fieldnames or []).count(name) > 1]
+            if twice:
+                raise InputError(f"{path} has more than one column {twice[0]}. Leave one.")
             rows = [(row["score"], row["member"]) for row in reader]
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}. Name a CSV file.") from None
@@ -35,6 +38,8 @@ def read_scores(path: Path) -> tuple[list[float], list[int]]:
     scores, members = [], []
     for number, (score, member) in enumerate(rows, start=2):
         try:
+            if "_" in score:  # Python reads 1_000 as a number
+                raise ValueError
             scores.append(float(score))
         except (TypeError, ValueError):
             raise InputError(f"{path}, line {number}: score must be a number, not {score!r}. Mend that line.") from None
