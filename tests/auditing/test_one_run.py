@@ -175,7 +175,7 @@ def test_power_of_a_tight_attack_is_what_it_shows_in_the_middle():
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"scores": [0.0] * 4, "took_part": [0, 1, 0, 1]}, "4 canaries at delta 1e-5 .* Train with more"),
+        ({"scores": [0.0] * 4, "took_part": [0, 1, 0, 1]}, "4 canaries at delta 1e-5 .* Train with 6 "),
         ({"scores": [0.0, math.nan] * 50}, "not a number"),
         ({"scores": [0.0] * 99}, "do not belong together"),
         ({"took_part": [1] * 100}, "no games without"),
@@ -183,7 +183,7 @@ def test_power_of_a_tight_attack_is_what_it_shows_in_the_middle():
         ({"delta": 0.0}, "delta must lie"),
         ({"confidence": 1.0}, "confidence must lie"),
         ({"nominal_epsilon": math.inf}, "a number from 0 to"),
-        ({"delta": 0.01, "confidence": 0.9999}, "Train with fewer"),
+        ({"delta": 0.01, "confidence": 0.9999}, "nothing. Claim a smaller delta"),
     ],
 )
 def test_what_is_no_audit_is_refused(change, words):

@@ -127,6 +127,7 @@ def test_all_code_that_runs_in_an_update_is_in_the_digest(tmp_path):
     assert ours - computing <= {
         "run_folder/ledger.py",
         "run_folder/files.py",
+        "run_folder/process.py",
         "run_folder/entries.py",
         "json_record.py",
         "config/__init__.py",

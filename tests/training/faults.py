@@ -154,6 +154,17 @@ def _plant(where: str, count: int, share: float) -> None:
         return file
 
     os.fdopen = opened  # type: ignore[assignment]
+    real_pwrite = os.pwrite
+
+    def placed(descriptor, data, place):
+        def through(_, part):
+            real_pwrite(descriptor, part, place)
+            os.fsync(descriptor)
+            return len(part)
+
+        return dies(through, descriptor, data)
+
+    os.pwrite = placed
 
 
 class _Dying:

@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-import sfumato
 from sfumato.accounting import accountants
 from sfumato.accounting.calibration import solve_noise_multiplier
 from sfumato.accounting.mechanism import Mechanism
@@ -29,7 +29,6 @@ from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError
 from sfumato.models.lenet import LeNet
 from sfumato.randomness import Streams, digest, key_from_seed
-from sfumato.run_folder.environment import digest_of_code
 
 _CHUNK = 8
 """Models a side that are trained, and kept, together."""
@@ -231,7 +230,7 @@ class Audit:
             "data": digest([part.hex() for part in images.content()]),
             "candidates": digest([[name, *_bytes_of(pixels, label)] for name, (pixels, label) in candidates.items()]),
             "network": digest([[name, *_bytes_of(value)] for name, value in self.network.named_parameters()]),
-            "code": digest_of_code(Path(sfumato.__file__).parent),
+            "code": _digest_of_code(),
         }
 
     def _tried(
@@ -263,6 +262,13 @@ class Audit:
             members += inside
             non_members += outside
         return members, non_members
+
+
+def _digest_of_code() -> str:
+    """Of the whole package, and what noise is solved for and added with."""
+    package = Path(__file__).parents[1]
+    files = [[str(path.relative_to(package)), path.read_text("utf-8")] for path in sorted(package.rglob("*.py"))]
+    return digest([files, *(metadata.version(name) for name in ("torch", "numpy", "scipy", "dp-accounting"))])
 
 
 def _name(setting: Setting) -> str:

@@ -68,11 +68,11 @@ def audit_guesses(
     count, error = len(coins), 1 - confidence
     reach = power(count, confidence, delta, nominal_epsilon)
     if not reach.perfect > 0:
-        few = num_guesses(count) < _LEAST or 2 * count * delta < 1 - confidence
+        enough = _needed(0.0, delta, error)
+        remedy = f"Train with {enough:,} (audit.canaries), or claim" if enough else "Claim"
         raise InputError(
-            f"{count} canaries at delta {rounding.delta_text(delta)} and confidence {confidence:g}: an attack that is "
-            f"never wrong would show nothing. Train with {'more' if few else 'fewer'} (audit.canaries), or claim a "
-            "smaller delta."
+            f"{count:,} canaries at delta {rounding.delta_text(delta)} and confidence {confidence:g}: an attack that "
+            f"is never wrong would show nothing. {remedy} a smaller delta."
         )
     half = num_guesses(count) // 2
     order = np.argsort(values, kind="stable")  # of equal scores the first is the lower, whatever the coins
@@ -204,16 +204,26 @@ def _expected_right(count: int, guesses: int, mu: float) -> float:
 
 
 def _needed(epsilon: float, delta: float, error: float) -> int | None:
-    """The fewest canaries with which an attack that is never wrong shows more than epsilon; None where none do, or
-    more than 10^9. (Delta weighs more, the more canaries there are: at some number they show less again.)
+    """So many canaries with which an attack that is never wrong shows more than epsilon: few, if not the fewest. None
+    where none were found up to 10^9.
+
+    Delta weighs more, the more canaries there are. So of all that have equally many guesses the fewest show most: as
+    many as are guessed, up to 40; beyond, five times as many.
     """
-    high = 2
-    while _perfect(high, delta, error) <= epsilon:
+
+    def is_enough(count: int) -> bool:
+        return _perfect(count, delta, error) > epsilon
+
+    found = next((count for count in range(2, _LEAST + 1, 2) if is_enough(count)), None)
+    if found is not None:
+        return found
+    high = _LEAST
+    while not is_enough(_SHARE * high):
         high *= 2
-        if high > _MOST_CANARIES or 2 * high * delta > 1:
+        if _SHARE * high > _MOST_CANARIES or 2 * _SHARE * high * delta > 1:
             return None
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _perfect(middle, delta, error) > epsilon else (middle, high)
-    return high
+        low, high = (low, middle) if is_enough(_SHARE * middle) else (middle, high)
+    return _SHARE * high

@@ -45,6 +45,12 @@ def has_key(folder: Path) -> bool:
     return os.path.lexists(path) and not (path.is_file() and path.read_bytes() == _ERASED)
 
 
+def is_key(folder: Path) -> bool:
+    """Whether what bears the key's name is a key that this tool wrote."""
+    path = folder / KEY_FILE
+    return path.is_file() and not path.is_symlink() and _KEY.fullmatch(path.read_bytes()) is not None
+
+
 def delete_key(folder: Path) -> None:
     """Overwrites the key and removes it, so that the noise cannot be regenerated.
 

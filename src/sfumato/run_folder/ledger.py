@@ -12,22 +12,9 @@ from sfumato.errors import InputError, MachineError
 from sfumato.randomness import canonical, subkey
 from sfumato.run_folder.files import machine_faults, read_json, sync_folder, write_json
 from sfumato.run_folder.key_file import KEY_FILE
+from sfumato.run_folder.process import this_process
 
 GENESIS = "0" * 64
-_num_forks = 0
-
-
-def _forked() -> None:
-    global _num_forks
-    _num_forks += 1
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
-def this_process() -> tuple[int, int]:
-    """Tells a process from those that it was forked from: in a container, both may have one number."""
-    return os.getpid(), _num_forks
 
 
 class Ledger:
@@ -201,7 +188,8 @@ class Ledger:
             return
         assert self._descriptor is not None, "opened to read only"
         entry = self.lines[count]
-        write_json(self.head_path, {"lines": count + 1, "line": entry, "mac": self._head_mac(count + 1, entry)})
+        head = {"lines": count + 1, "line": entry, "mac": self._head_mac(count + 1, entry)}
+        write_json(self.head_path, head, process=self._process)
         line = data = _as_bytes(entry)
         with machine_faults(self.path):
             os.ftruncate(self._descriptor, size)  # a part of a line

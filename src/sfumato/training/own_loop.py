@@ -36,8 +36,9 @@ from sfumato.run_folder.entries import (
     step_line,
 )
 from sfumato.run_folder.files import machine_faults, make_folder, read_json, write_json
-from sfumato.run_folder.key_file import delete_key, has_key, read_key, write_key
-from sfumato.run_folder.ledger import Ledger, this_process
+from sfumato.run_folder.key_file import KEY_FILE, delete_key, has_key, read_key, write_key
+from sfumato.run_folder.ledger import Ledger
+from sfumato.run_folder.process import this_process
 from sfumato.run_folder.record import CERTIFICATE_FILE, LoopCertificate
 from sfumato.run_folder.tensor_mac import tensor_mac
 from sfumato.training import waiting_sample
@@ -305,7 +306,8 @@ class OwnLoop:
         self._refuse_pending(number)
         if self._waiting is None:
             self._ledger.settle()  # which says if nothing can be released any more
-            self._waiting = waiting_sample.new(self._folder, self._fresh_key().hex(), self._last_release())
+            salt = self._fresh_key().hex()
+            self._waiting = waiting_sample.new(self._folder, salt, self._last_release(), self._process)
         self._waiting.number = number
         indices = poisson_batch(self._mechanism, self._stream_of_sample("sampling"))
         self._waiting.size = len(indices)
@@ -366,7 +368,10 @@ class OwnLoop:
             self._refuse_older_copy()
             write_key(self._folder, self._fresh_key())  # whatever a beginning that was cut short left
         elif not has_key(self._folder):
-            raise InputError(f"{self._folder} holds a loop that has finished, or another run. Name a new folder.")
+            raise InputError(
+                f"{self._folder} holds a loop that has finished, another run, or a loop that has lost its {KEY_FILE}: "
+                "put that back. Or name a new folder; the epsilons of both add up."
+            )
         key = read_key(self._folder)
         ledger.appends_under(key)
         self._refuse_older_copy()
@@ -449,7 +454,7 @@ class OwnLoop:
                 RUNNING_TIME,
             ],
         )
-        write_json(self._path(CERTIFICATE_FILE), written.as_json())
+        write_json(self._path(CERTIFICATE_FILE), written.as_json(), process=self._process)
         return written
 
     def _path(self, name: str) -> Path:

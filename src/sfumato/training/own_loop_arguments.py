@@ -13,8 +13,8 @@ import torch
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
-from sfumato.run_folder.key_file import KEY_FILE
-from sfumato.training.waiting_sample import SAMPLE_FILE
+from sfumato.run_folder.key_file import KEY_FILE, is_key
+from sfumato.training.waiting_sample import SAMPLE_FILE, is_fresh
 
 _LARGEST, _MOST_NOISE, _LEAST_STDDEV = 2**62, 1e12, 1e-30
 _FLOATS = (torch.float32, torch.float64)
@@ -42,11 +42,16 @@ def path_of(folder: Any) -> Path:
 
 def refuse_other_files(folder: Path) -> None:
     """Raises InputError where a folder has no ledger, but more than a beginning that was cut short leaves."""
+    names = sorted(os.listdir(folder))  # before anything is looked for: another process may just begin
     ledger = folder / "ledger.jsonl"
-    if ledger.exists() and (ledger.stat().st_size or (folder / "ledger.head").exists()):
+    if ledger.exists() and not ledger.is_file():
+        raise InputError(f"{ledger} is no file. Name a new folder.")
+    content = ledger.read_bytes() if ledger.exists() else None
+    if content is not None and (b"\n" in content or (folder / "ledger.head").exists()):
         return
-    begun = (ledger.name, KEY_FILE, SAMPLE_FILE)
-    others = sorted(name for name in os.listdir(folder) if name not in begun and not name.endswith(".part"))
+    # The ledger's first byte comes after its head; a key is written whole; a sample is drawn after two lines.
+    begun = {ledger.name: content == b"", KEY_FILE: is_key(folder), SAMPLE_FILE: is_fresh(folder)}
+    others = [name for name in names if not begun.get(name, name.endswith(".part"))]
     if others:
         raise InputError(
             f"{folder} is not empty, and has no ledger of a loop ({others[0]} is there). Name a new folder; if a "

@@ -11,6 +11,7 @@ from sfumato.errors import InputError
 from sfumato.run_folder.files import machine_faults, read_json, write_json
 
 SAMPLE_FILE = "sample.json"
+_FRESH = {"salt": None, "after": None}
 
 
 @dataclasses.dataclass
@@ -30,12 +31,21 @@ class WaitingSample:
 def begin(folder: Path) -> None:
     """Of a loop that has released nothing, and drawn nothing unless the file is there."""
     if not (folder / SAMPLE_FILE).exists():
-        write_json(folder / SAMPLE_FILE, {"salt": None, "after": None}, 0o600)
+        write_json(folder / SAMPLE_FILE, _FRESH, 0o600)
 
 
-def new(folder: Path, salt: str, last_release: str) -> WaitingSample:
+def is_fresh(folder: Path) -> bool:
+    """Whether there is none, nor the file of a loop that drew one."""
+    path = folder / SAMPLE_FILE
+    try:
+        return not path.exists() or read_json(path) == _FRESH
+    except InputError:
+        return False
+
+
+def new(folder: Path, salt: str, last_release: str, process: tuple[int, int]) -> WaitingSample:
     """One that comes after a release, given by its line's hash."""
-    write_json(folder / SAMPLE_FILE, {"salt": salt, "after": last_release}, 0o600)
+    write_json(folder / SAMPLE_FILE, {"salt": salt, "after": last_release}, 0o600, process)
     return WaitingSample(salt)
 
 
