@@ -289,3 +289,15 @@ def test_a_claim_from_numpy_is_judged_as_any_other():
     members = np.repeat([0, 1], 500)
     for epsilon in (np.float64(0.5), np.float32(0.5)):
         assert audit_scores(members, members, delta=DELTA, nominal_epsilon=epsilon).violated is True
+
+
+def test_a_tiny_claim_is_judged():
+    members = np.repeat([0, 1], 500)
+    assert audit_scores(members, members, delta=1e-12, nominal_epsilon=1e-9).violated is True
+
+
+@pytest.mark.parametrize("split_seed", [-1, 1.5, "a", True])
+def test_a_split_seed_is_a_whole_number(split_seed):
+    members = np.repeat([0, 1], 500)
+    with pytest.raises(InputError, match="split_seed must be that of a result"):
+        audit_scores(members, members, delta=DELTA, split_seed=split_seed)

@@ -490,3 +490,17 @@ def test_a_folder_that_cannot_be_audited_is_refused(run, tmp_path):
         sfumato.audit_one_run(shared)
     with pytest.raises(InputError, match="confidence must lie"):
         sfumato.audit_one_run(run, confidence=0.0)
+
+
+def test_what_forty_canaries_show_is_not_called_out_of_reach():
+    """At this delta more canaries show less: powers of two alone would miss it."""
+    took_part = np.arange(40) < 20
+    found = audit_guesses(took_part.astype(float), took_part, delta=1e-3, nominal_epsilon=2.4)
+    assert found.violated and found.power.games_needed is not None
+    assert power(found.power.games_needed, 0.95, 1e-3, None).perfect > 2.4
+
+
+def test_coins_that_are_words_are_read_as_numbers():
+    took_part = np.arange(200) < 100
+    found = audit_guesses(took_part.astype(float), took_part.astype(int).astype(str), delta=DELTA)
+    assert found.bounds[0].num_right == found.bounds[0].num_guesses

@@ -134,6 +134,12 @@ def test_a_table_that_is_none_is_refused_in_one_line(capsys, tmp_path, header, r
     assert words in refused(capsys, "audit", "bounds", path, "--delta", "0.01")
 
 
+def test_the_line_that_is_to_be_mended_is_named_where_others_are_blank(capsys, tmp_path):
+    path = tmp_path / "scores.csv"
+    path.write_text("score,member\n0.5,1\n\n\n0.1,0\nx,1\n", encoding="utf-8")
+    assert "line 6: score" in refused(capsys, "audit", "bounds", path, "--delta", "0.01")
+
+
 def test_files_and_settings_that_are_none_are_refused_in_one_line(capsys, tmp_path, table):
     refused(capsys, "audit", "bounds", tmp_path / "absent.csv", "--delta", "0.01")
     refused(capsys, "audit", "bounds", tmp_path, "--delta", "0.01")

@@ -83,6 +83,9 @@ def test_one_example_moves_the_sum_by_its_clipped_gradient_at_most():
         [nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(4, 2)],
         [nn.Conv2d(1, 2, 3, padding="same"), nn.Flatten(), nn.Linear(4, 2)],
         [nn.Conv2d(1, 2, 3), nn.Dropout(), nn.Flatten(), nn.Linear(4, 2)],
+        [nn.Conv2d(1, 2, (16, 4)), nn.Flatten(), nn.Linear(128, 2)],
+        [nn.Conv2d(1, 2, 3, stride=(1, 2)), nn.Flatten(), nn.Linear(4, 2)],
+        [nn.Conv2d(1, 2, 3), nn.MaxPool2d((2, 1)), nn.Flatten(), nn.Linear(4, 2)],
     ],
 )
 def test_networks_with_other_layers_are_not_taken(layers):

@@ -103,6 +103,8 @@ def audit_scores(
     inside, outside = sides(scores, members)
     require_enough(len(inside), len(outside), confidence, delta)
     split_seed = new_split_seed() if split_seed is None else split_seed
+    if type(split_seed) is not int or split_seed < 0:
+        raise InputError(f"split_seed must be that of a result, a whole number from 0 on, not {split_seed!r}.")
     chooses, used = _parted(inside, outside, split_seed)
     error = (1 - confidence) / 2
     candidates = _thresholds(chooses)

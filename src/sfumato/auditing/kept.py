@@ -36,8 +36,10 @@ class Kept:
         with machine_faults(folder):
             folder.chmod(0o700)
         before = read_json(folder / _SETTINGS)
-        split = before.pop(_SPLIT, None) if isinstance(before, dict) else None
-        if before != settings or not isinstance(split, int):
+        split: Any = before.pop(_SPLIT, None) if isinstance(before, dict) else None
+        if before == settings and (type(split) is not int or split < 0):
+            raise InputError(f"{folder / _SETTINGS} is damaged. Restore it, or choose another --output.")
+        if before != settings:
             keys = [key for key in settings if not isinstance(before, dict) or before.get(key) != settings[key]]
             raise InputError(
                 f"{folder} holds an audit with other settings ({', '.join(keys) or 'others'}). Give those again, or "

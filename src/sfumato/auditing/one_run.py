@@ -64,7 +64,7 @@ def audit_guesses(
     """
     require_levels(delta, confidence, nominal_epsilon)
     inside, outside = sides(scores, took_part)
-    values, coins = np.asarray(scores, dtype=np.float64), np.asarray(took_part).astype(bool)
+    values, coins = np.asarray(scores, dtype=np.float64), np.asarray(took_part, dtype=np.float64) == 1
     count, error = len(coins), 1 - confidence
     reach = power(count, confidence, delta, nominal_epsilon)
     if not reach.perfect > 0:

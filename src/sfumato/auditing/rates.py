@@ -11,6 +11,7 @@ import numpy as np
 from sfumato.accounting.gaussian import epsilon_gaussian
 
 Number = Any  # a float, or an array of them
+_LEAST_MU = 1e-9
 
 
 def upper_rate(count: Number, total: Number, error: float) -> Number:
@@ -75,7 +76,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def mu_of(epsilon: float, delta: float) -> float:
-    """The mu whose Gaussian mechanism spends exactly (epsilon, delta).
+    """The mu whose Gaussian mechanism spends exactly (epsilon, delta); the least that is tried is 1e-9.
 
     Example:
         >>> round(gaussian_epsilon(mu_of(2.0, 1e-5), 1e-5), 6)
@@ -83,10 +84,12 @@ def mu_of(epsilon: float, delta: float) -> float:
     """
     from scipy.optimize import brentq
 
+    if epsilon_gaussian(_LEAST_MU, delta) >= epsilon:
+        return _LEAST_MU
     high = 1.0
     while epsilon_gaussian(high, delta) < epsilon:
         high *= 2
-    return float(brentq(lambda mu: epsilon_gaussian(mu, delta) - epsilon, 1e-9, high, xtol=1e-12))
+    return float(brentq(lambda mu: epsilon_gaussian(mu, delta) - epsilon, _LEAST_MU, high, xtol=1e-12))
 
 
 def advantage_bound(epsilon: float, delta: float) -> float:

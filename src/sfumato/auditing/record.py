@@ -42,8 +42,9 @@ class Power(Record):
             the claimed epsilon; None without a claim. 0 where even that attack shows nothing.
         tight_gaussian: The Gaussian bound of the same attack.
         games_needed: Games, both sides and those for the threshold included, from which on an attack
-            that is never wrong shows the claimed epsilon; with fewer, no attack can. None without a
-            claim, or where no number of games is enough or there are more than 10^15.
+            that is never wrong shows the claimed epsilon, if half of them are on each side: up to rounding the fewest.
+            Of sides that are unlike, the smaller one decides. None without a claim, or where no number up to 10^15 is
+            enough.
     """
 
     perfect: float
@@ -119,8 +120,8 @@ class GuessPower(Record):
         perfect: The bound of an attacker who is never wrong.
         tight: The bound of the best attack on a Gaussian mechanism that spends exactly the claimed
             epsilon, if each canary were alone; None without a claim.
-        games_needed: Canaries from which on an attacker who is never wrong shows the claimed epsilon.
-            None without a claim, or where no number of them is enough.
+        games_needed: So many canaries with which an attacker who is never wrong shows the claimed epsilon. None
+            without a claim, or where none were found up to 10^9.
     """
 
     perfect: float

@@ -30,13 +30,13 @@ def read_scores(path: Path) -> tuple[list[float], list[int]]:
             twice = [name for name in _COLUMNS if list(reader.fieldnames or []).count(name) > 1]
             if twice:
                 raise InputError(f"{path} has more than one column {twice[0]}. Leave one.")
-            rows = [(row["score"], row["member"]) for row in reader]
+            rows = [(reader.line_num, row["score"], row["member"]) for row in reader]
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}. Name a CSV file.") from None
     except (UnicodeDecodeError, csv.Error):
         raise InputError(f"{path} is no CSV file in UTF-8. Save it as one.") from None
     scores, members = [], []
-    for number, (score, member) in enumerate(rows, start=2):
+    for number, score, member in rows:
         try:
             if "_" in score:  # Python reads 1_000 as a number
                 raise ValueError

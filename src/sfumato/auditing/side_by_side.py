@@ -269,7 +269,7 @@ class Models:
         if not share <= _CLOSE:
             raise RuntimeError(
                 f"the clipped sum of models side by side differs from that of the product's step by {share:.3g} of its "
-                "norm: one of the two is wrong"
+                "norm, or of C: one of the two is wrong"
             )
 
     def _difference_in_float64(self, parameters: dict[str, torch.Tensor], took: bool, randomness: Randomness) -> float:

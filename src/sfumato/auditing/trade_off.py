@@ -18,8 +18,9 @@ def epsilon(mechanism: Mechanism, delta: float, false_positives: float, true_pos
     """The certificate's epsilon at the most noise that two rates leave possible; 0 where every amount
     of noise is possible.
 
-    Only the noise may differ from what is claimed. It is above the epsilon of the claimed mechanism
-    exactly where the rates break its trade-off, as the accountant that certifies states it.
+    Only the noise may differ from what is claimed. Where it is above the epsilon of the claimed mechanism, the rates
+    break its trade-off, as the accountant that certifies states it; where they break it by so little that noise half a
+    percent less would allow them, it may not be above.
 
     Args:
         false_positives: Upper bound on the rate.

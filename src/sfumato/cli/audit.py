@@ -40,8 +40,8 @@ def bounds(
     given, members = read_scores(scores)
     kept(given, members)
     found = audit_scores(given, members, delta=delta, confidence=confidence, nominal_epsilon=epsilon)
-    kept.write(found)
     _print(found, json_)
+    kept.write(found)
 
 
 @app.command()
@@ -76,8 +76,8 @@ def canary(
             f"{found.num_runs} runs of {found.games_per_run:,} canaries: {found.num_steps} updates, q "
             f"{found.sampling_prob:g}, noise multiplier {found.noise_multiplier:g}"
         )
-    kept.write(found)
     _print(found, json_)
+    kept.write(found)
 
 
 @app.command()
@@ -131,8 +131,8 @@ def membership(
                 f"the claim is without amplification by sampling: epsilon {epsilon_text(found.nominal_epsilon)} of the "
                 f"{found.num_claimed_steps} updates whose batches hold z"
             )
-    kept.write(found)
     _print(found, json_)
+    kept.write(found)
 
 
 class _Kept:
@@ -202,7 +202,8 @@ def _print(found: "AuditResult | OneRunResult", json_: bool) -> None:
             "power: the best attack on a Gaussian mechanism that spends all that is claimed shows about "
             f"{lower_epsilon_text(power.tight)}{beside}"
         )
-    needed = "no number of games is enough" if power.games_needed is None else f"{power.games_needed:,} games or more"
-    output.say(f"power: to show the claimed epsilon, whatever the attack: {needed}")
+    half = ", half of them with the example," if isinstance(power, Power) else ""
+    with_so_many = f"with {power.games_needed:,} games{half}" if power.games_needed else "with no number of games tried"
+    output.say(f"power: an attack that is never wrong shows the claimed epsilon {with_so_many}")
     claim = f"the claim of epsilon {epsilon_text(found.nominal_epsilon)}"
     output.say(f"VIOLATED: {claim} is refuted" if found.violated else f"{claim} is not refuted; that is no proof of it")

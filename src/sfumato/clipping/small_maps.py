@@ -1,6 +1,8 @@
-"""Columns and pooling of many small feature maps: values and gradients as PyTorch's, several times as fast on a CPU.
+"""Columns and pooling of many small feature maps, several times as fast on a CPU as PyTorch's, which go through one
+pixel after another; these copy rows of pixels.
 
-PyTorch's own go through one pixel after another; these copy rows of pixels.
+Values and gradients are PyTorch's, of finite maps and gradients: up to the sign of a zero. Where a map or a gradient is
+not finite, which pixel gets what may differ; then the norm of that image's own gradient is not finite either.
 """
 
 from typing import Any
@@ -11,13 +13,13 @@ from torch.nn import functional as F
 
 
 def columns_of(layer: nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
-    """What a plain convolution multiplies: (N, C, H, W) -> (N, n, L), equal to `F.unfold` bit for bit."""
+    """What a plain convolution multiplies: (N, C, H, W) -> (N, n, L), as `F.unfold`. The kernel fits into the image."""
     return _Columns.apply(images, layer.kernel_size, layer.padding, layer.stride)
 
 
 def max_pool(layer: nn.MaxPool2d, images: torch.Tensor) -> torch.Tensor:
-    """(N, C, H, W) -> (N, C, h, w), equal to the layer bit for bit; where values of a window are equal, the first one
-    has the gradient.
+    """(N, C, H, W) -> (N, C, h, w), as the layer; where values of a window are equal, the first one has the gradient.
+    There is a window at least.
     """
     halves = layer.kernel_size in (2, (2, 2)) and layer.stride in (2, (2, 2)) and layer.padding in (0, (0, 0))
     if halves and layer.dilation in (1, (1, 1)) and not layer.ceil_mode and not layer.return_indices:

@@ -31,7 +31,9 @@ def is_stackable(model: nn.Module) -> bool:
         if isinstance(layer, nn.Conv2d)
         else layer.bias is not None
         if isinstance(layer, nn.Linear)
-        else isinstance(layer, (nn.MaxPool2d, *_PLAIN)) or (isinstance(layer, nn.Flatten) and layer.start_dim == 1)
+        else isinstance(layer, _PLAIN)
+        or (isinstance(layer, nn.MaxPool2d) and _is_square(layer.kernel_size, layer.stride, layer.padding))
+        or (isinstance(layer, nn.Flatten) and layer.start_dim == 1)
         for layer in model
     )
 
@@ -185,5 +187,11 @@ def _is_plain_convolution(layer: nn.Conv2d) -> bool:
         and layer.dilation == (1, 1)
         and layer.padding_mode == "zeros"
         and not isinstance(layer.padding, str)
+        and _is_square(layer.kernel_size, layer.stride, layer.padding)
         and layer.bias is not None
     )
+
+
+def _is_square(*sizes: Any) -> bool:
+    """Then square maps stay square."""
+    return all(isinstance(size, int) or len(set(size)) == 1 for size in sizes)
