@@ -1104,7 +1104,7 @@ def forked_at_line(count, call, then):
     finally:
         sys.settrace(None)
         if child[0] == 0:
-            os.write(write, pickle.dumps(found))
+            os.write(write, pickle.dumps(None if isinstance(found, sfumato.OwnLoop) else found))
             os._exit(0)
     then()
     for end in (go_read, go_write, write):
@@ -1174,6 +1174,29 @@ def test_a_process_forked_amid_a_draw_draws_no_other_sample_and_puts_none_back(t
         again.close()
         count += 2
     assert count > 30 and others
+
+
+def test_a_process_forked_amid_an_opening_puts_nothing_back(tmp_path, one_thread):
+    count, refused = 1, 0
+    while True:
+        folder, seen = tmp_path / f"{count}", []
+
+        def then(folder=folder, seen=seen):
+            loop = begin(folder)  # what the first call opened is closed thereby
+            seen.append(loop.batch(1).tolist())
+            loop.close()
+
+        *_, is_forked = forked_at_line(count, functools.partial(begin, folder), then)
+        if not is_forked:
+            break
+        try:
+            again = begin(folder)
+            assert again.batch(1).tolist() == seen[0]
+            again.close()
+        except InputError:
+            refused += 1
+        count += 7
+    assert count > 200 and refused < count / 50
 
 
 def test_what_a_loop_without_its_ledger_left_and_what_a_run_left_is_not_taken_for_a_new_folder(tmp_path):

@@ -366,7 +366,8 @@ class OwnLoop:
         ledger, stated = self._ledger, self._mechanism
         if not ledger.lines and not ledger.head_path.exists():
             self._refuse_older_copy()
-            write_key(self._folder, self._fresh_key())  # whatever a beginning that was cut short left
+            # In place of what a beginning that was cut short left.
+            write_key(self._folder, self._fresh_key(), self._process)
         elif not has_key(self._folder):
             raise InputError(
                 f"{self._folder} holds a loop that has finished, another run, or a loop that has lost its {KEY_FILE}: "
@@ -377,7 +378,7 @@ class OwnLoop:
         self._refuse_older_copy()
         ledger.settle()
         if not ledger.lines:
-            waiting_sample.begin(self._folder)
+            waiting_sample.begin(self._folder, self._process)
             ledger.append(self._run_line(key))
         self._refuse_another(ledger.lines, key)
         self._waiting = self._kept_sample()

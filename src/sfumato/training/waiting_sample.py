@@ -28,10 +28,10 @@ class WaitingSample:
     size: int = 0
 
 
-def begin(folder: Path) -> None:
+def begin(folder: Path, process: tuple[int, int]) -> None:
     """Of a loop that has released nothing, and drawn nothing unless the file is there."""
     if not (folder / SAMPLE_FILE).exists():
-        write_json(folder / SAMPLE_FILE, _FRESH, 0o600)
+        write_json(folder / SAMPLE_FILE, _FRESH, 0o600, process)
 
 
 def is_fresh(folder: Path) -> bool:
