@@ -192,6 +192,8 @@ class Ledger:
         write_json(self.head_path, head, process=self._process)
         line = data = _as_bytes(entry)
         with machine_faults(self.path):
+            if this_process() != self._process:  # forked since; it would cut off what its parent wrote meanwhile
+                raise MachineError(f"{self.path} is for the process that opened it, not for one forked off it.")
             os.ftruncate(self._descriptor, size)  # a part of a line
             os.lseek(self._descriptor, size, os.SEEK_SET)
             while data:
