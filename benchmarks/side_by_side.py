@@ -27,6 +27,7 @@ from sfumato.auditing.side_by_side import Models, Product
 from sfumato.data.sampling import poisson_batch
 from sfumato.models.lenet import LeNet
 from sfumato.randomness import Streams, key_from_seed
+from sfumato.training.allocator import keep_freed_memory
 from sfumato.training.step import draw
 
 RATE = 0.5
@@ -88,6 +89,7 @@ def main() -> int:
     parser.add_argument("--num-steps", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
+    keep_freed_memory()  # as an audit does
     problem, mechanism = mnist(100, None), Mechanism(101, 64, 2.0, arguments.num_steps)
     torch.manual_seed(0)
     product = Product(LeNet(10), 1.0)

@@ -29,6 +29,7 @@ from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError
 from sfumato.models.lenet import LeNet
 from sfumato.randomness import Streams, digest, key_from_seed
+from sfumato.training.allocator import keep_freed_memory
 
 _CHUNK = 8
 """Models a side that are trained, and kept, together."""
@@ -119,6 +120,7 @@ class Audit:
     ) -> MembershipResult:
         """Both phases, and the judgement."""
         started = time.perf_counter()
+        keep_freed_memory()
         kept = Kept(folder, self._settings(confidence))
         with _one_thread_each() as threads:
             try:
