@@ -5,6 +5,7 @@ import copy
 import errno
 import functools
 import json
+import linecache
 import multiprocessing
 import os
 import pickle
@@ -28,6 +29,7 @@ from sfumato.run_folder.key_file import read_key, write_key
 from sfumato.run_folder.ledger import Ledger
 from sfumato.run_folder.record import LoopCertificate
 from sfumato.run_folder.schemas import SCHEMAS, schema_of
+from sfumato.training import waiting_sample
 
 MECHANISM = sfumato.Mechanism(num_examples=1000, batch_size=100, noise_multiplier=2.0, num_steps=12)
 DELTA = 1e-5
@@ -1272,3 +1274,79 @@ def test_names_of_all_folders_that_are_made_are_synced(tmp_path, monkeypatch):
         files.make_folder(tmp_path / "runs" / "a" / "mine")
         assert {tmp_path, tmp_path / "runs", tmp_path / "runs" / "a"} <= set(synced)
         synced.clear()
+
+
+def interrupted_at(function, text):
+    """Traces that raise KeyboardInterrupt at the line of a function that holds a text."""
+
+    def traced(frame, event, argument):
+        if frame.f_code.co_name != function:
+            return traced
+
+        def in_it(frame, event, argument):
+            if event == "line" and text in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
+                raise KeyboardInterrupt
+            return in_it
+
+        return in_it
+
+    return traced
+
+
+@pytest.mark.parametrize("text", ["descriptor = self._descriptor", "flock(", "self._descriptor = None", "os.close("])
+@pytest.mark.parametrize("by", ["close", "begin"])
+def test_a_loop_whose_closing_was_interrupted_releases_no_more_and_the_folder_is_free(tmp_path, text, by):
+    """Else it would go on without its lock, beside whoever opens the folder next."""
+    loop = begin(tmp_path)
+    release(loop, 1)
+    sys.settrace(interrupted_at("close", text))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.close() if by == "close" else begin(tmp_path)
+    finally:
+        sys.settrace(None)
+    with pytest.raises(InputError, match="was closed"):
+        loop.batch(2)
+    again = begin(tmp_path)
+    release(again, 1)
+    assert again.finish().num_steps == 2
+
+
+def test_a_sum_in_shared_memory_is_read_once(tmp_path, one_thread):
+    """A process that is forked amid a release must not add the same noise to what the memory holds later."""
+    count, others = 1, 0
+    while True:
+        loop, shared = begin(tmp_path / f"{count}"), torch.zeros(4).share_memory_()
+        loop.batch(1)
+        call = functools.partial(loop.release, 1, {"weight": shared}, sensitivity=1.0)
+        ours, theirs, is_forked = forked_at_line(count, call, lambda shared=shared: shared.fill_(7.0))
+        if not is_forked:
+            break
+        if theirs is not None:
+            others += 1
+            assert torch.equal(theirs["weight"], ours["weight"])
+        loop.close()
+        count += 7
+    assert count > 100 and others
+
+
+def test_a_sample_whose_file_could_not_be_written_is_the_same_when_it_is_tried_again(tmp_path, monkeypatch):
+    """A process forked amid the writing may have seen it."""
+    loop, written, write = begin(tmp_path), [], waiting_sample.write_json
+    release(loop, 1)
+    with monkeypatch.context() as patch:
+
+        def fails(path, value, *rest):
+            written.append(value["salt"])
+            raise MachineError("the disk is full")
+
+        patch.setattr(waiting_sample, "write_json", fails)
+        for _ in range(2):
+            with pytest.raises(MachineError):
+                loop.batch(2)
+        patch.setattr(waiting_sample, "write_json", write)
+        loop.batch(2)
+        assert written == [json.loads((tmp_path / "sample.json").read_text())["salt"]] * 2
+    loop.release(2, ZEROS, sensitivity=1.0)
+    loop.batch(3)
+    assert json.loads((tmp_path / "sample.json").read_text())["salt"] != written[0]

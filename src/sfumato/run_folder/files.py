@@ -52,9 +52,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644, process: tuple[
                 os.close(descriptor)
             # Asked once the part is there: who is forked later finds that its parent has renamed it.
             if process is not None and process != this_process():
-                raise MachineError(
-                    f"{path} is written by the process that began to, not by one that was forked off it."
-                )
+                raise MachineError(f"{path} is for the process that began to write it. End the one forked off it.")
             os.replace(part, path)
         except BaseException:
             if process is None or process == this_process():  # else it may be the parent's

@@ -35,6 +35,7 @@ class Ledger:
         self._on_disk = len(lines), size
         self._torn = torn  # what follows: a part of a line, which a crash left
         self._descriptor: int | None = None
+        self._is_closed = False
         self._process = this_process()
         self._key: bytes | None = None
 
@@ -182,6 +183,7 @@ class Ledger:
             MachineError: If it cannot be written.
         """
         count, size = self._on_disk
+        assert not self._is_closed or count == len(self.lines), "closed"
         if self._descriptor is not None:
             self._require_place(self._descriptor, size)
         if count == len(self.lines):
@@ -193,7 +195,7 @@ class Ledger:
         line = data = _as_bytes(entry)
         with machine_faults(self.path):
             if this_process() != self._process:  # forked since; it would cut off what its parent wrote meanwhile
-                raise MachineError(f"{self.path} is for the process that opened it, not for one forked off it.")
+                raise MachineError(f"{self.path} is for the process that opened it. End the one forked off it.")
             os.ftruncate(self._descriptor, size)  # a part of a line
             os.lseek(self._descriptor, size, os.SEEK_SET)
             while data:
@@ -234,6 +236,7 @@ class Ledger:
         return hmac.digest(self._key, canonical([count, line]), "sha256").hex()
 
     def close(self) -> None:
+        self._is_closed = True  # first: what is interrupted further down goes on without the lock otherwise
         descriptor = self._descriptor
         if descriptor is not None:
             if this_process() == self._process:  # a forked process that lives on would hold the lock
@@ -250,8 +253,8 @@ class Ledger:
 
     @property
     def is_open(self) -> bool:
-        """To append."""
-        return self._descriptor is not None
+        """To append. One whose closing was interrupted is not; `close` is called again."""
+        return self._descriptor is not None and not self._is_closed
 
 
 def _lock(descriptor: int, path: Path) -> None:

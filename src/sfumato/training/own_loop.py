@@ -160,15 +160,17 @@ class OwnLoop:
             make_folder(self._folder)
             refuse_other_files(self._folder)
             before = _opened.get(_place(path)) if path.exists() else None
-        if before is not None and before._process == self._process and before._ledger.is_open:
-            self._refuse_another(before._ledger.lines, before._key)
-            before.close()
+        if before is not None and before._process == self._process:
+            if before._ledger.is_open:
+                self._refuse_another(before._ledger.lines, before._key)
+            before.close()  # again, where that was interrupted
         self._ledger = Ledger.open(path, exclusive=True)  # closed by itself where nothing holds it any more
         try:
             self._key = self._begin()
             # Of one thread; a signal's handler runs in the thread that it interrupts, and is told so.
             self._lock, self._is_called = threading.RLock(), False
             self._last_step, self._num_noises, self._ends = 0, 0, False
+            self._salt = "", ""  # the hash of the last release, and what the sample after it follows from
             self._certificate: LoopCertificate | None = None  # of a loop that has finished
             with machine_faults(path):
                 _opened[_place(path)] = self
@@ -306,8 +308,10 @@ class OwnLoop:
         self._refuse_pending(number)
         if self._waiting is None:
             self._ledger.settle()  # which says if nothing can be released any more
-            salt = self._fresh_key().hex()
-            self._waiting = waiting_sample.new(self._folder, salt, self._last_release(), self._process)
+            last = self._last_release()
+            if self._salt[0] != last:  # else its writing failed, and a process forked amid it may have seen the sample
+                self._salt = last, self._fresh_key().hex()
+            self._waiting = waiting_sample.new(self._folder, self._salt[1], last, self._process)
         self._waiting.number = number
         indices = poisson_batch(self._mechanism, self._stream_of_sample("sampling"))
         self._waiting.size = len(indices)

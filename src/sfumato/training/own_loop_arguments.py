@@ -60,11 +60,16 @@ def refuse_other_files(folder: Path) -> None:
 
 
 def sum_that_noise_fits(grad_sum: Any, noise_stddev: float) -> Mapping[str, torch.Tensor]:
-    """Raises InputError where noise cannot be added to a sum."""
+    """A copy of a sum, which nobody else writes to: not through shared memory either, as a process that was forked off.
+
+    Raises:
+        InputError: If noise cannot be added to it.
+    """
     if torch.jit.is_tracing():
         raise InputError("a release cannot be traced: what is traced would be released again without being counted.")
     if not isinstance(grad_sum, Mapping) or not grad_sum:
         raise InputError(f"grad_sum must be a dictionary of tensors, not {type(grad_sum).__name__} or empty.")
+    grad_sum = dict(grad_sum.items())  # once: a mapping may make its values anew
     for name, value in grad_sum.items():
         if (
             not isinstance(value, torch.Tensor)
@@ -88,7 +93,7 @@ def sum_that_noise_fits(grad_sum: Any, noise_stddev: float) -> Mapping[str, torc
             f"noise of standard deviation {noise_stddev:g} is no noise in float32. State sensitivity in units in which "
             "gradients are of usual size."
         )
-    return grad_sum
+    return {name: value.detach().clone() for name, value in grad_sum.items()}
 
 
 def length(grad_sum: Mapping[str, torch.Tensor]) -> float:
