@@ -1102,6 +1102,8 @@ def forked_at_line(count, call, then):
     try:
         found = call()
     except Exception:
+        if child[0] != 0:  # nothing befalls who was there first
+            raise
         found = None
     finally:
         sys.settrace(None)
