@@ -30,6 +30,7 @@ from sfumato.run_folder.ledger import Ledger
 from sfumato.run_folder.record import LoopCertificate
 from sfumato.run_folder.schemas import SCHEMAS, schema_of
 from sfumato.training import waiting_sample
+from sfumato.training.own_loop_arguments import length, sum_that_noise_fits
 
 MECHANISM = sfumato.Mechanism(num_examples=1000, batch_size=100, noise_multiplier=2.0, num_steps=12)
 DELTA = 1e-5
@@ -1080,10 +1081,14 @@ def one_thread():
     torch.set_num_threads(count)
 
 
-def forked_at_line(count, call, then):
+def forked_at_line(count, call, then, *, stalls_in=None, interrupts=False):
     """What a call returns in this process, and in one that a signal's handler forks off at its line number ``count``
     and that goes on once this one has done what comes ``then``; None where that is refused. The last: whether there
     are so many lines.
+
+    Args:
+        stalls_in: The function in which the other process waits, not where it was forked.
+        interrupts: The handler raises KeyboardInterrupt in this process.
     """
     left, child, (read, write), (go_read, go_write) = [count], [None], os.pipe(), os.pipe()
 
@@ -1095,15 +1100,21 @@ def forked_at_line(count, call, then):
                 if child[0] == 0:
                     signal.alarm(60)
                     os.close(go_write)
-                    os.read(go_read, 1)
-        return traced if child[0] is None else None
+                    if stalls_in is None:
+                        os.read(go_read, 1)
+                elif interrupts:
+                    raise KeyboardInterrupt
+        elif child[0] == 0 and stalls_in == frame.f_code.co_name:
+            os.read(go_read, 1)
+            return None
+        return traced if child[0] is None or child[0] == 0 and stalls_in else None
 
     sys.settrace(traced)
     try:
         found = call()
-    except Exception:
-        if child[0] != 0:  # nothing befalls who was there first
-            raise
+    except (Exception, KeyboardInterrupt) as error:
+        if child[0] != 0 and not (interrupts and isinstance(error, KeyboardInterrupt)):
+            raise  # nothing else befalls who was there first
         found = None
     finally:
         sys.settrace(None)
@@ -1124,7 +1135,7 @@ def forked_at_line(count, call, then):
 def test_a_process_that_is_forked_amid_a_release_has_no_other_noise_and_takes_no_count_back(
     tmp_path, goes_on, one_thread
 ):
-    others, refused, count = 0, 0, 1
+    refused, count = 0, 1
     while True:
         folder = tmp_path / f"{count}"
         loop = begin(folder)
@@ -1139,9 +1150,7 @@ def test_a_process_that_is_forked_amid_a_release_has_no_other_noise_and_takes_no
         ours, theirs, is_forked = forked_at_line(count, call, then)
         if not is_forked:
             break
-        if theirs is not None:
-            others += 1
-            assert torch.equal(theirs["weight"], ours["weight"])
+        assert theirs is None or torch.equal(theirs["weight"], ours["weight"])
         try:
             again = begin(folder)
             again.close()
@@ -1149,8 +1158,31 @@ def test_a_process_that_is_forked_amid_a_release_has_no_other_noise_and_takes_no
         except InputError:
             refused += 1
         count += 5
-    assert count > 100 and others  # forked after the noise was drawn: the very same
+    assert count > 100
     assert refused < count / 50
+
+
+def test_a_release_that_a_forking_handler_interrupts_is_seen_once(tmp_path, one_thread):
+    """Tried again it has other noise, so the forked process must not have seen the first."""
+    count, num_seen = 1, 0
+    while True:
+        loop, seen = begin(tmp_path / f"{count}"), []
+        loop.batch(1)
+        call = functools.partial(loop.release, 1, ZEROS, sensitivity=1.0)
+
+        def then(call=call, seen=seen):
+            with contextlib.suppress(InputError):  # it did count, and may not be tried again
+                seen.append(call())
+
+        ours, theirs, is_forked = forked_at_line(count, call, then, interrupts=True)
+        if not is_forked:
+            break
+        seen += [each for each in (ours, theirs) if each is not None]
+        assert len({tuple(each["weight"].tolist()) for each in seen}) <= 1
+        num_seen += len(seen)
+        loop.close()
+        count += 4
+    assert count > 100 and num_seen
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
@@ -1180,27 +1212,42 @@ def test_a_process_forked_amid_a_draw_draws_no_other_sample_and_puts_none_back(t
     assert count > 30 and others
 
 
-def test_a_process_forked_amid_an_opening_puts_nothing_back(tmp_path, one_thread):
-    count, refused = 1, 0
+@pytest.mark.parametrize("num_before, stalls_in", [(0, None), (3, None), (3, "write_atomically")])
+def test_a_process_forked_amid_an_opening_puts_nothing_back(tmp_path, one_thread, num_before, stalls_in):
+    count, num_seen, refused = 1, 0, 0
+    original = begin(tmp_path / "original")
+    for step in range(1, num_before + 1):
+        release(original, step)
+    original.close()
     while True:
         folder, seen = tmp_path / f"{count}", []
+        if num_before:
+            shutil.copytree(tmp_path / "original", folder)
 
         def then(folder=folder, seen=seen):
-            loop = begin(folder)  # what the first call opened is closed thereby
-            seen.append(loop.batch(1).tolist())
-            loop.close()
+            with contextlib.suppress(InputError):  # who was forked off first of all may have opened it before
+                loop = begin(folder)  # what the first call opened is closed thereby
+                release(loop, 1)
+                seen.append(loop.batch(2).tolist())
+                loop.close()
 
-        *_, is_forked = forked_at_line(count, functools.partial(begin, folder), then)
+        def call(folder=folder):
+            with contextlib.suppress(InputError):  # the same
+                return begin(folder)
+
+        *_, is_forked = forked_at_line(count, call, then, stalls_in=stalls_in)
         if not is_forked:
             break
         try:
             again = begin(folder)
-            assert again.batch(1).tolist() == seen[0]
+            assert not seen or len(releases(again._ledger.lines)) == num_before + 1
+            assert not seen or again.batch(1).tolist() == seen[0]
             again.close()
         except InputError:
             refused += 1
-        count += 7
-    assert count > 200 and refused < count / 50
+        num_seen += len(seen)
+        count += 23
+    assert num_seen > 15 and refused < count / 50
 
 
 def test_what_a_loop_without_its_ledger_left_and_what_a_run_left_is_not_taken_for_a_new_folder(tmp_path):
@@ -1314,22 +1361,19 @@ def test_a_loop_whose_closing_was_interrupted_releases_no_more_and_the_folder_is
     assert again.finish().num_steps == 2
 
 
-def test_a_sum_in_shared_memory_is_read_once(tmp_path, one_thread):
-    """A process that is forked amid a release must not add the same noise to what the memory holds later."""
-    count, others = 1, 0
-    while True:
-        loop, shared = begin(tmp_path / f"{count}"), torch.zeros(4).share_memory_()
-        loop.batch(1)
-        call = functools.partial(loop.release, 1, {"weight": shared}, sensitivity=1.0)
-        ours, theirs, is_forked = forked_at_line(count, call, lambda shared=shared: shared.fill_(7.0))
-        if not is_forked:
-            break
-        if theirs is not None:
-            others += 1
-            assert torch.equal(theirs["weight"], ours["weight"])
-        loop.close()
-        count += 7
-    assert count > 100 and others
+def test_a_sum_is_read_once():
+    """Else memory that others write to, or a mapping that makes its values anew, would be noised unmeasured."""
+
+    class Anew(dict):
+        def items(self):
+            return [("weight", torch.randn(4))]
+
+    shared = torch.ones(4).share_memory_()
+    whole = sum_that_noise_fits({"weight": shared}, 1.0)
+    shared.fill_(7.0)
+    assert torch.equal(whole["weight"], torch.ones(4))
+    anew = sum_that_noise_fits(Anew(weight=torch.zeros(4)), 1.0)
+    assert torch.equal(anew["weight"], anew["weight"]) and length(anew) == length(anew)
 
 
 def test_a_sample_whose_file_could_not_be_written_is_the_same_when_it_is_tried_again(tmp_path, monkeypatch):

@@ -54,6 +54,7 @@ class Ledger:
                 process appends to it.
             MachineError: If it cannot be written.
         """
+        process = this_process()  # before there is a descriptor: one that is forked amid this shares it, and the lock
         with machine_faults(path):
             if path.exists() and not path.is_file():
                 raise InputError(f"{path} is no file. Give the folder of a run that this tool wrote.")
@@ -74,7 +75,7 @@ class Ledger:
             except BaseException:
                 os.close(descriptor)
                 raise
-            ledger._descriptor = descriptor
+            ledger._descriptor, ledger._process = descriptor, process
             return ledger
         try:
             content = path.read_bytes()

@@ -250,6 +250,8 @@ class OwnLoop:
         streams = Streams(self._fresh_key(), context={}, session={"number": self._session})
         noisy = add_noise(whole, noise_stddev, streams.stream("noise", self._num_noises, sum_mac=sum_mac))
         self._last_step, self._waiting = number, None
+        # Who was forked off before this line sees no noise: the parent may be interrupted, and try again with other.
+        self._refuse_another_process()
         return noisy
 
     @_one_at_a_time
@@ -352,7 +354,7 @@ class OwnLoop:
 
     def _fresh_key(self) -> bytes:
         """Random bytes that no process has which was forked before, as by a signal's handler amid a call; one that is
-        forked later goes on with the same bytes, so it makes no other sample and no other noise of them.
+        forked later goes on with the same bytes, so it makes no other sample of them.
         """
         key = new_key()
         self._refuse_another_process()
@@ -367,6 +369,7 @@ class OwnLoop:
 
     def _begin(self) -> bytes:
         """Reads what was released before, and begins a session. Returns the folder's key."""
+        self._refuse_another_process()
         ledger, stated = self._ledger, self._mechanism
         if not ledger.lines and not ledger.head_path.exists():
             self._refuse_older_copy()
