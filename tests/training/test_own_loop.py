@@ -1081,19 +1081,20 @@ def one_thread():
     torch.set_num_threads(count)
 
 
-def forked_at_line(count, call, then, *, stalls_in=None, interrupts=False):
+def forked_at_line(count, call, then, *, within="sfumato", stalls_in=None, interrupts=False):
     """What a call returns in this process, and in one that a signal's handler forks off at its line number ``count``
     and that goes on once this one has done what comes ``then``; None where that is refused. The last: whether there
     are so many lines.
 
     Args:
+        within: Part of the names of the files whose lines are counted.
         stalls_in: The function in which the other process waits, not where it was forked.
         interrupts: The handler raises KeyboardInterrupt in this process.
     """
     left, child, (read, write), (go_read, go_write) = [count], [None], os.pipe(), os.pipe()
 
     def traced(frame, event, argument):
-        if child[0] is None and "sfumato" in frame.f_code.co_filename and event == "line":
+        if child[0] is None and within in frame.f_code.co_filename and event == "line":
             left[0] -= 1
             if left[0] == 0:
                 child[0] = os.fork()
@@ -1212,8 +1213,13 @@ def test_a_process_forked_amid_a_draw_draws_no_other_sample_and_puts_none_back(t
     assert count > 30 and others
 
 
-@pytest.mark.parametrize("num_before, stalls_in", [(0, None), (3, None), (3, "write_atomically")])
-def test_a_process_forked_amid_an_opening_puts_nothing_back(tmp_path, one_thread, num_before, stalls_in):
+@pytest.mark.parametrize(
+    "num_before, within, stride, stalls_in",
+    [(0, "sfumato", 23, None), (3, "sfumato", 23, None), (3, "run_folder/ledger.py", 5, "write_atomically")],
+)
+def test_a_process_forked_amid_an_opening_puts_nothing_back(
+    tmp_path, one_thread, num_before, within, stride, stalls_in
+):
     count, num_seen, refused = 1, 0, 0
     original = begin(tmp_path / "original")
     for step in range(1, num_before + 1):
@@ -1235,7 +1241,7 @@ def test_a_process_forked_amid_an_opening_puts_nothing_back(tmp_path, one_thread
             with contextlib.suppress(InputError):  # the same
                 return begin(folder)
 
-        *_, is_forked = forked_at_line(count, call, then, stalls_in=stalls_in)
+        *_, is_forked = forked_at_line(count, call, then, within=within, stalls_in=stalls_in)
         if not is_forked:
             break
         try:
@@ -1246,7 +1252,7 @@ def test_a_process_forked_amid_an_opening_puts_nothing_back(tmp_path, one_thread
         except InputError:
             refused += 1
         num_seen += len(seen)
-        count += 23
+        count += stride
     assert num_seen > 15 and refused < count / 50
 
 
