@@ -1215,7 +1215,7 @@ def test_a_process_forked_amid_a_draw_draws_no_other_sample_and_puts_none_back(t
 
 @pytest.mark.parametrize(
     "num_before, within, stride, stalls_in",
-    [(0, "sfumato", 23, None), (3, "sfumato", 23, None), (3, "run_folder/ledger.py", 5, "write_atomically")],
+    [(0, "sfumato", 37, None), (3, "sfumato", 37, None), (3, "run_folder/ledger.py", 5, "write_atomically")],
 )
 def test_a_process_forked_amid_an_opening_puts_nothing_back(
     tmp_path, one_thread, num_before, within, stride, stalls_in
