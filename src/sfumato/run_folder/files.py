@@ -10,7 +10,6 @@ from typing import Any
 
 from sfumato.config import DataConfig
 from sfumato.errors import InputError, MachineError
-from sfumato.run_folder.process import this_process
 
 DATA_ROOT_FILE = "data_root"
 INIT_FILE = "init_from"
@@ -28,44 +27,30 @@ def machine_faults(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o644, process: tuple[int, int] | None = None) -> None:
+def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Writes a whole file or leaves the old one: a new file, synced, then renamed over it.
 
     Args:
         path: The file.
         data: All of it.
         mode: Of the file.
-        process: That may write it, if no other may. One that was forked amid the call which writes may come here
-            long after its parent did: what it would write is of the past.
 
     Raises:
-        MachineError: If the disk is full, read-only or failing, or this is another process.
+        MachineError: If the disk is full, read-only or failing.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     with machine_faults(path):
         try:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            try:
-                _write_at(descriptor, data, 0)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
                 os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            # Asked once the part is there: who is forked later finds that its parent has renamed it.
-            if process is not None and process != this_process():
-                raise MachineError(f"{path} is for the process that began to write it. End the one forked off it.")
             os.replace(part, path)
         except BaseException:
-            if process is None or process == this_process():  # else it may be the parent's
-                part.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
-
-
-def _write_at(descriptor: int, data: bytes, place: int) -> None:
-    """Writes at a place, not where the file's position is: forked processes share that."""
-    while data:
-        count = os.pwrite(descriptor, data, place)
-        data, place = data[count:], place + count
 
 
 def make_folder(path: Path) -> None:
@@ -83,9 +68,9 @@ def make_folder(path: Path) -> None:
                 sync_folder(above.parent)
 
 
-def write_json(path: Path, value: Any, mode: int = 0o644, process: tuple[int, int] | None = None) -> None:
+def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
     """Writes strict JSON (no NaN, no Infinity), as `write_atomically`."""
-    write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), mode, process)
+    write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), mode)
 
 
 def write_first_json(path: Path, value: Any, what: str, mode: int = 0o644) -> None:

@@ -11,9 +11,9 @@ from sfumato.run_folder.files import machine_faults, sync_folder, write_atomical
 KEY_FILE = "key"
 
 
-def write_key(folder: Path, key: bytes, process: tuple[int, int] | None = None) -> None:
-    """Puts the run's key on disk, readable by its owner alone. `process`: as of `write_atomically`."""
-    write_atomically(folder / KEY_FILE, key.hex().encode() + b"\n", 0o600, process)
+def write_key(folder: Path, key: bytes) -> None:
+    """Puts the run's key on disk, readable by its owner alone."""
+    write_atomically(folder / KEY_FILE, key.hex().encode() + b"\n", 0o600)
 
 
 def read_key(folder: Path) -> bytes:

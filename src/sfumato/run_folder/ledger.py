@@ -190,13 +190,13 @@ class Ledger:
         if count == len(self.lines):
             return
         assert self._descriptor is not None, "opened to read only"
+        if this_process() != self._process:
+            raise MachineError(f"{self.path} is for the process that opened it. End the one forked off it.")
         entry = self.lines[count]
         head = {"lines": count + 1, "line": entry, "mac": self._head_mac(count + 1, entry)}
-        write_json(self.head_path, head, process=self._process)
+        write_json(self.head_path, head)
         line = data = _as_bytes(entry)
         with machine_faults(self.path):
-            if this_process() != self._process:  # forked since; it would cut off what its parent wrote meanwhile
-                raise MachineError(f"{self.path} is for the process that opened it. End the one forked off it.")
             os.ftruncate(self._descriptor, size)  # a part of a line
             os.lseek(self._descriptor, size, os.SEEK_SET)
             while data:

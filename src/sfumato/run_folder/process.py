@@ -1,4 +1,4 @@
-"""Which process this is: what one began, another that was forked off it amid a call must not end."""
+"""Which process this is: what one opened, another that was forked off it has no part in."""
 
 import os
 

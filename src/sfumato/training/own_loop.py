@@ -1,11 +1,14 @@
 """A training loop of one's own, made private: its samples, its noise, its ledger and its certificate."""
 
 import functools
+import os
 import secrets
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar, get_args
 
 import numpy as np
@@ -73,6 +76,10 @@ _opened: "weakref.WeakValueDictionary[tuple[int, int], OwnLoop]" = weakref.WeakV
 """In this process, by device and number of the ledger's file. A notebook's cell that is run again opens the
 folder anew, and closes the object that it had before.
 """
+_FORKED_AMID_A_CALL = (
+    "sfumato: this process was forked amid a call of an own loop, as by a signal's handler. Two processes would go on "
+    "with that call, so the new one ends. Have the handler set a flag that the loop looks at.\n"
+)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -108,7 +115,8 @@ class OwnLoop:
     drawn for one release, and the next one is drawn once it was released, whoever goes on in between: a sample on
     which a loop died is drawn again. A folder that is opened again goes on: what was released before counts, and
     updates that are repeated count again, on other samples with other noise; an object that this process had open
-    there is closed. One process uses the object, from any of its threads; in a forked one it refuses.
+    there is closed. One process uses the object, from any of its threads; in a forked one it refuses, and one
+    that is forked amid a call by the thread that makes it, as by a signal's handler, ends at once.
 
     Example:
         >>> loop = sfumato.OwnLoop("runs/mine", mechanism, clipping_norm=1.0, delta=1e-5)  # doctest: +SKIP
@@ -170,7 +178,6 @@ class OwnLoop:
             # Of one thread; a signal's handler runs in the thread that it interrupts, and is told so.
             self._lock, self._is_called = threading.RLock(), False
             self._last_step, self._num_noises, self._ends = 0, 0, False
-            self._salt = "", ""  # the hash of the last release, and what the sample after it follows from
             self._certificate: LoopCertificate | None = None  # of a loop that has finished
             with machine_faults(path):
                 _opened[_place(path)] = self
@@ -247,11 +254,9 @@ class OwnLoop:
             self._ledger.append(step_line(self._session, number, None))
         self._num_noises += 1  # not the step: what is tried again, since it was interrupted, has other noise
         # A key of its own for each, and bound to the sum: a process that was copied whole may draw the same key.
-        streams = Streams(self._fresh_key(), context={}, session={"number": self._session})
+        streams = Streams(new_key(), context={}, session={"number": self._session})
         noisy = add_noise(whole, noise_stddev, streams.stream("noise", self._num_noises, sum_mac=sum_mac))
         self._last_step, self._waiting = number, None
-        # Who was forked off before this line sees no noise: the parent may be interrupted, and try again with other.
-        self._refuse_another_process()
         return noisy
 
     @_one_at_a_time
@@ -310,10 +315,7 @@ class OwnLoop:
         self._refuse_pending(number)
         if self._waiting is None:
             self._ledger.settle()  # which says if nothing can be released any more
-            last = self._last_release()
-            if self._salt[0] != last:  # else its writing failed, and a process forked amid it may have seen the sample
-                self._salt = last, self._fresh_key().hex()
-            self._waiting = waiting_sample.new(self._folder, self._salt[1], last, self._process)
+            self._waiting = waiting_sample.new(self._folder, new_key().hex(), self._last_release())
         self._waiting.number = number
         indices = poisson_batch(self._mechanism, self._stream_of_sample("sampling"))
         self._waiting.size = len(indices)
@@ -352,14 +354,6 @@ class OwnLoop:
         if not self._ledger.is_open:
             raise InputError("this loop was closed, and another may go on in its folder. Open the folder again.")
 
-    def _fresh_key(self) -> bytes:
-        """Random bytes that no process has which was forked before, as by a signal's handler amid a call; one that is
-        forked later goes on with the same bytes, so it makes no other sample of them.
-        """
-        key = new_key()
-        self._refuse_another_process()
-        return key
-
     def _refuse_another_process(self) -> None:
         if this_process() != self._process:
             raise InputError(
@@ -369,12 +363,11 @@ class OwnLoop:
 
     def _begin(self) -> bytes:
         """Reads what was released before, and begins a session. Returns the folder's key."""
-        self._refuse_another_process()
         ledger, stated = self._ledger, self._mechanism
         if not ledger.lines and not ledger.head_path.exists():
             self._refuse_older_copy()
             # In place of what a beginning that was cut short left.
-            write_key(self._folder, self._fresh_key(), self._process)
+            write_key(self._folder, new_key())
         elif not has_key(self._folder):
             raise InputError(
                 f"{self._folder} holds a loop that has finished, another run, or a loop that has lost its {KEY_FILE}: "
@@ -385,7 +378,7 @@ class OwnLoop:
         self._refuse_older_copy()
         ledger.settle()
         if not ledger.lines:
-            waiting_sample.begin(self._folder, self._process)
+            waiting_sample.begin(self._folder)
             ledger.append(self._run_line(key))
         self._refuse_another(ledger.lines, key)
         self._waiting = self._kept_sample()
@@ -462,7 +455,7 @@ class OwnLoop:
                 RUNNING_TIME,
             ],
         )
-        write_json(self._path(CERTIFICATE_FILE), written.as_json(), process=self._process)
+        write_json(self._path(CERTIFICATE_FILE), written.as_json())
         return written
 
     def _path(self, name: str) -> Path:
@@ -473,3 +466,21 @@ def _place(path: Path) -> tuple[int, int]:
     """Of a file, whatever it is called."""
     status = path.stat()
     return status.st_dev, status.st_ino
+
+
+def _end_amid_a_call() -> None:
+    """Ends a new process that would go on with a call which its parent goes on with, too."""
+    ends = True  # also if its stderr is closed, or a signal comes
+    try:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_globals is not globals():
+            frame = frame.f_back
+        ends = frame is not None
+        if ends:
+            os.write(2, _FORKED_AMID_A_CALL.encode())
+    finally:
+        if ends:
+            os._exit(1)
+
+
+os.register_at_fork(after_in_child=_end_amid_a_call)

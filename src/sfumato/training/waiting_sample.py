@@ -28,10 +28,10 @@ class WaitingSample:
     size: int = 0
 
 
-def begin(folder: Path, process: tuple[int, int]) -> None:
+def begin(folder: Path) -> None:
     """Of a loop that has released nothing, and drawn nothing unless the file is there."""
     if not (folder / SAMPLE_FILE).exists():
-        write_json(folder / SAMPLE_FILE, _FRESH, 0o600, process)
+        write_json(folder / SAMPLE_FILE, _FRESH, 0o600)
 
 
 def is_fresh(folder: Path) -> bool:
@@ -43,9 +43,9 @@ def is_fresh(folder: Path) -> bool:
         return False
 
 
-def new(folder: Path, salt: str, last_release: str, process: tuple[int, int]) -> WaitingSample:
+def new(folder: Path, salt: str, last_release: str) -> WaitingSample:
     """One that comes after a release, given by its line's hash."""
-    write_json(folder / SAMPLE_FILE, {"salt": salt, "after": last_release}, 0o600, process)
+    write_json(folder / SAMPLE_FILE, {"salt": salt, "after": last_release}, 0o600)
     return WaitingSample(salt)
 
 
