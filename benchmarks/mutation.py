@@ -108,6 +108,8 @@ _OF_TRAINING = [
 
 _WITH_TESTS_OF_THEIR_OWN = ("attacker", "calibration", "pld", "rdp", "selection", "tan", "user_level")
 
+_OF_LOOP = [*_OF_TRAINING, *_RESUMED, *_tests("training", "replay"), *_tests("cli", "cli")]
+
 _SOLVED = ("least_squares", "moments", "preconditioner")
 
 # The tests that should notice, fastest first; the longest path that a file's path begins with counts.
@@ -127,7 +129,7 @@ TESTS = {
     **{f"training/{name}.py": _tests("training", "least_squares preconditioner") for name in _SOLVED},
     "training/features.py": _tests("training", "features"),
     "training/nonprivate.py": _tests("training", "nonprivate"),
-    "training/loop.py": [*_OF_TRAINING, *_RESUMED, *_tests("training", "replay"), *_tests("cli", "cli")],
+    **{f"training/{name}.py": _OF_LOOP for name in ("loop", "budget", "held_out", "outcome")},
     "run_folder/": [
         *_tests("run_folder", "ledger_and_files session environment"),
         *_OF_TRAINING,

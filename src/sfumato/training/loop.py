@@ -2,41 +2,39 @@
 
 import dataclasses
 import datetime
-import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sfumato import config
-from sfumato.accounting.accountants import EpsilonCurve
-from sfumato.accounting.mechanism import Mechanism
-from sfumato.clipping.checks import random_state_kept
-from sfumato.clipping.stand_in import grads_kept, model_kept
 from sfumato.collector import collecting_rarely, collecting_usually
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
-from sfumato.evaluation.augtest import WithViews, augtest
-from sfumato.evaluation.calibration import Calibration, fit_temperature, with_offsets
-from sfumato.evaluation.scores import Scores, interval, only_class, predict_logits, score
 from sfumato.json_record import finite
 from sfumato.models.weights import Weights, read_weights
-from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
-from sfumato.run_folder import coins, files, key_file, record, weights_file
+from sfumato.run_folder import coins, files, key_file, record
 from sfumato.run_folder import session as sessions
-from sfumato.run_folder.certificate import certificate, finished, released, result_claims, weights_facts
+from sfumato.run_folder.certificate import certificate, finished, released
 from sfumato.run_folder.checkpoint import Checkpoint
-from sfumato.run_folder.entries import together
 from sfumato.run_folder.environment import describe, pick_device
-from sfumato.run_folder.record import Certificate, Metrics, PrivateMetrics, RecordLines, Result
+from sfumato.run_folder.record import Metrics, PrivateMetrics, RecordLines, Result
 from sfumato.run_folder.verification import verify_finished
 from sfumato.training.allocator import give_freed_memory_back
+from sfumato.training.budget import Budget
 from sfumato.training.draws import Draws, SumChanged
+from sfumato.training.held_out import (
+    HeldOutScores,
+    accuracy_on_training_images,
+    held_out_scores,
+    scores_with_views,
+    warning_of_chance,
+)
 from sfumato.training.interrupt import Interrupted, watch_for_interrupts
 from sfumato.training.learner import Learner, build_learner
 from sfumato.training.logs import Logs, log_kinds
+from sfumato.training.outcome import result, save_weights
 from sfumato.training.step import Statistics
 
 
@@ -223,23 +221,6 @@ def refuse_large_groups(plan: Plan, largest: tuple[str, int] | None) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class HeldOutScores:
-    """Of the averaged weights, and the accuracy of the last ones.
-
-    Attributes:
-        interval: Of their accuracy, 95 %.
-        temperature: By which the averaged weights' outputs are best divided; None: not known.
-        only_class: That the averaged weights name whatever they are shown; None: there are several.
-    """
-
-    averaged: Scores
-    interval: list[float] | None
-    accuracy_last: float
-    temperature: float | None
-    only_class: int | None
-
-
 class _Run:
     """The loop's variables; ``finish`` reads from top to bottom."""
 
@@ -284,6 +265,7 @@ class _Run:
             self.state.load(checkpoint.tensors)
             self.first_step = checkpoint.facts["step"] + 1
             self.seconds_before = checkpoint.facts["seconds"]
+        self.budget = Budget(self.plan, self.draws, self.first_step, self._lacks_first())
         self.started = time.perf_counter()
         self.metrics.keep_up_to(self.first_step - 1)
         self.metrics_private.keep_up_to(self.first_step - 1)
@@ -310,7 +292,7 @@ class _Run:
         evaluate_every = recipe.training.evaluate_every or max(num_steps // 10, 1)
         checkpoint_every = recipe.training.checkpoint_every or max(num_steps // 20, 1)
         self._state_what_is_planned()
-        curve = self._curve()
+        curve = self.budget.curve()
         if self.session.checkpoint is None:
             self._checkpoint(0)
         self._release_first()
@@ -320,7 +302,7 @@ class _Run:
         evaluated = False
         with watch_for_interrupts() as interrupted, collecting_usually():
             for step in range(self.first_step, num_steps + 1):
-                if not self._budget_covers(step):
+                if not self.budget.covers(step):
                     if step == 1:
                         raise InputError(
                             "the budget pays for what was released in another environment and is not kept, and for "
@@ -346,13 +328,14 @@ class _Run:
                 evaluated = asked or step % evaluate_every == 0
                 if evaluated:
                     with self._timed("evaluation"):
-                        scores = self._evaluate()
+                        scores = held_out_scores(self.learner, self.dataset)
                     reached = {"accuracy": scores.averaged.accuracy, "accuracy_last": scores.accuracy_last}
                     line = Metrics(step=step, epsilon=curve(step), **reached)
                     self.metrics.append(line)
                     self.logs.public(line)
                 if evaluated or statistics.norms is not None:
-                    on_training_images = self._train_accuracy() if asked and self.looks.training_images else None
+                    looks = asked and self.looks.training_images
+                    on_training_images = accuracy_on_training_images(self.learner) if looks else None
                     noted = self._noted(step, statistics, on_training_images)
                     self.metrics_private.append(noted)
                     self.logs.private(noted)
@@ -366,12 +349,12 @@ class _Run:
                 if step % checkpoint_every == 0 or step == num_steps:
                     with self._timed("checkpoint"):
                         self._checkpoint(step)
-        return last_step, scores if evaluated and scores else self._evaluate()
+        return last_step, scores if evaluated and scores else held_out_scores(self.learner, self.dataset)
 
     def _release_first(self) -> None:
         """What is released of all examples before update 1, where there is such a thing; on the ledger as step 0."""
-        if not self._first_is_to_come():
-            if self.first_step == 1 and self.learner.first_release and not self.state.preconditioners:
+        if not self.budget.covers_first():
+            if self._lacks_first():
                 self.progress.message(
                     "second moments were released already, but not kept, and the budget pays for them once: going on "
                     "without them"
@@ -385,88 +368,15 @@ class _Run:
         self.learner.straighten(sums, noise)
         self._checkpoint(0)
 
-    def _first_is_to_come(self) -> bool:
-        """Whether the first release is still to be made, for the first time or as a repetition, or again where no
-        target forbids it.
-        """
-        if self.learner.first_release is None or self.first_step > 1 or self.state.preconditioners:
-            return False
-        return self.draws.is_recorded(0) or self.draws.num_first_releases == 0 or not self._is_bounded()
-
-    def _planned_mechanism(self) -> Mechanism:
-        """What will have been released at the end."""
-        is_new = self._first_is_to_come() and not self.draws.is_recorded(0)
-        count = self.draws.num_first_releases + is_new
-        noise = together(self.mechanism.first_release_noise, count)
-        return self.mechanism.replace(num_steps=self._planned(), first_release_noise=noise)
-
-    def _budget_covers(self, step: int) -> bool:
-        """Whether an update is a repetition, or fits the target beside everything in the ledger."""
-        privacy = self.plan.recipe.privacy
-        if self.draws.is_recorded(step) or privacy is None or not self._is_bounded():
-            return True
-        return self.draws.num_updates < self.mechanism.num_steps
-
-    def _planned(self) -> int:
-        """How many releases there will have been at the end; updates, where nothing is accounted."""
-        if self.plan.recipe.privacy is None:
-            return self.mechanism.num_steps
-        steps = range(self.first_step, self.mechanism.num_steps + 1)
-        planned = self.draws.num_updates + sum(not self.draws.is_recorded(step) for step in steps)
-        return min(planned, self.mechanism.num_steps) if self._is_bounded() else planned
-
-    def _is_bounded(self) -> bool:
-        """Whether there may be no more releases than planned: under a target, and where others rely
-        on it for their own epsilon.
-        """
-        privacy = self.plan.recipe.privacy
-        return privacy is not None and (privacy.target_epsilon is not None or self.plan.selection is not None)
+    def _lacks_first(self) -> bool:
+        return self.first_step == 1 and self.learner.first_release is not None and not self.state.preconditioners
 
     def _state_what_is_planned(self) -> None:
         """Writes a certificate that holds whenever the run ends: it counts all that is planned."""
         record.write(
             self.folder / record.CERTIFICATE_FILE,
-            certificate(self.plan, self._planned_mechanism(), self.session.ledger, "running", self.dataset),
+            certificate(self.plan, self.budget.planned_mechanism(), self.session.ledger, "running", self.dataset),
         )
-
-    def _curve(self) -> Callable[[int], float | None]:
-        """Epsilon after a step, counting releases that an earlier session spent besides."""
-        if not self.plan.private:
-            return lambda step: None
-        if self.plan.selection is not None:  # what the best of all runs spends in the end bounds every step before
-            total = claims(self.plan, self._planned_mechanism()).epsilon
-            return lambda step: total
-        curve = EpsilonCurve(self._planned_mechanism(), self.plan.delta, self.plan.recipe.budget.accountant)
-        draws = self.draws
-        return lambda step: curve.at(max(draws.num_updates, step))
-
-    def _evaluate(self) -> HeldOutScores:
-        """Scores of the averaged weights, and the accuracy of the last ones."""
-        learner, decide = self.learner, self.learner.objective.decision_logits
-        labels = learner.held_out.labels
-        last = score(decide(predict_logits(learner.trained, learner.held_out)), labels)
-        with self.state.averaged_weights():
-            logits = decide(predict_logits(learner.trained, learner.held_out))
-        temperature = fit_temperature(with_offsets(logits, learner.objective.offsets), labels)
-        return HeldOutScores(
-            score(logits, labels),
-            interval(logits.argmax(1) == labels, self.dataset.held_out.groups),
-            last.accuracy,
-            temperature,
-            only_class(logits),
-        )
-
-    def _train_accuracy(self) -> float | None:
-        """Of the averaged weights on the training images that can be read, each as it is; None without any.
-
-        Whatever a model keeps of images that it has seen is put back: it would be in what is released later.
-        """
-        learner, train = self.learner, self.learner.train
-        kept = model_kept(learner.trained), grads_kept(learner.trained)
-        with self.state.averaged_weights(), random_state_kept(next(learner.trained.parameters())), kept[0], kept[1]:
-            decided = learner.objective.decision_logits(predict_logits(learner.trained, train)).argmax(1)
-        right = (decided == train.labels)[train.readable]
-        return float(right.double().mean()) if len(right) else None
 
     def _noted(self, step: int, statistics: Statistics, train_accuracy: float | None) -> PrivateMetrics:
         """For the owner; what a diverged run has no finite number for is None, and no reason to
@@ -483,15 +393,6 @@ class _Run:
             seconds=self._elapsed(),
             phases=self.seconds,
         )
-
-    def _augtest(self) -> WithViews:
-        learner, num_views = self.learner, self.plan.recipe.augmentation.test_views
-        if num_views and learner.views.kind != "none":
-            self.progress.message(f"testing with {num_views} views of each held-out image")
-        with self.state.averaged_weights():
-            return augtest(
-                self.state.model, self.dataset.held_out, learner.views, num_views, learner.objective.decision_logits
-            )
 
     def _checkpoint(self, step: int) -> None:
         self.session.save(self.state.tensors(), step, self._elapsed() if step else 0.0)
@@ -510,71 +411,30 @@ class _Run:
         """Writes weights, certificate and result, then deletes the key."""
         spent = released(self.plan, self.session.ledger)
         claim = certificate(self.plan, spent, self.session.ledger, "complete", self.dataset)
-        self._save_weights(claim, scores.temperature)
+        weights = self.folder / "model.safetensors"
+        save_weights(weights, self.plan, self.learner, claim, scores.temperature)
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        claim = finished(claim, self.folder / "model.safetensors", today)
+        claim = finished(claim, weights, today)
         record.write(self.folder / record.CERTIFICATE_FILE, claim)
-        self._warn_of_chance(scores)
-        with_views = self._augtest()
-        seconds, averaged, held_out = self._elapsed(), scores.averaged, self.dataset.held_out_name
-        on_test = held_out == "test"
-        result = Result(
-            **dict(result_claims(claim)),
-            run=str(self.folder),
-            held_out=held_out,
-            **dataclasses.asdict(averaged),
-            accuracy_interval=scores.interval,
-            accuracy_last=scores.accuracy_last,
-            test_accuracy=averaged.accuracy if on_test else None,
-            test_accuracy_last=scores.accuracy_last if on_test else None,
-            test_accuracy_top5=averaged.accuracy_top5 if on_test else None,
-            test_views=with_views.views,
-            accuracy_augtest_vote=with_views.vote,
-            accuracy_augtest_mean=with_views.mean,
+        if warning := warning_of_chance(self.learner, self.dataset.classes, scores):
+            self.progress.message(warning)
+        test_views = self.plan.recipe.augmentation.test_views
+        with_views = scores_with_views(self.learner, self.dataset, test_views, self.progress.message)
+        seconds = self._elapsed()
+        found = result(
+            claim,
+            self.folder,
+            self.dataset,
+            scores,
+            with_views,
             num_parameters=self.learner.num_parameters,
             images_per_second=self.mechanism.batch_size * max(last_step, 1) / max(seconds, 1e-9),
             seconds=seconds,
         )
-        record.write(self.folder / record.RESULT_FILE, result)
+        record.write(self.folder / record.RESULT_FILE, found)
         if not self.plan.recipe.run.keep_key:
             key_file.delete_key(self.folder)
-        return result
-
-    def _warn_of_chance(self, scores: HeldOutScores) -> None:
-        """Says so where the model has learned nothing that shows."""
-        classes, only = self.dataset.classes, scores.only_class
-        labels, balanced, chance = self.learner.held_out.labels, scores.averaged.balanced_accuracy, 1 / len(classes)
-        if len(labels.unique()) < 2:
-            return
-        if only is not None:
-            what = f"the model names one class alone, {classes[only]}, whatever it is shown"
-        elif balanced < chance + 2 * math.sqrt(chance * (1 - chance) / len(labels)):
-            what = f"a balanced accuracy of {100 * balanced:.2f} % is not above chance, {100 * chance:.2f} %"
-        else:
-            return
-        self.progress.message(
-            f"warning: {what}. More images, a larger epsilon, or weights that others trained on public images help."
-        )
-
-    def _save_weights(self, claim: Certificate, temperature: float | None) -> None:
-        """model.safetensors: the averaged weights, with what is needed to use and to judge them."""
-        from safetensors.torch import save as to_bytes
-
-        tensors = {name: value.detach().cpu().contiguous() for name, value in self.state.averaged_state_dict().items()}
-        metadata = {
-            "sfumato": weights_facts(claim).model_dump_json(),
-            "recipe": config.to_toml(config.shareable(self.plan.recipe)),
-        }
-        if temperature is not None:
-            fitted = Calibration(
-                temperature=temperature,
-                offsets=self.learner.objective.offsets,
-                fitted_on="held-out",
-                num_images=len(self.learner.held_out.labels),
-            )
-            metadata["calibration"] = fitted.model_dump_json()
-        weights = weights_file.with_metadata(to_bytes(tensors), metadata)
-        files.write_atomically(self.folder / "model.safetensors", weights)
+        return found
 
 
 class _Timed:
