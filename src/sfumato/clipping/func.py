@@ -9,7 +9,8 @@ from torch.func import functional_call, grad, vjp, vmap
 
 from sfumato.clipping.agreement import first_line
 from sfumato.clipping.draws import KeyedDraws
-from sfumato.clipping.loss import ErrorsSeen, ExampleLosses, KernelErrorsSeen
+from sfumato.clipping.errors_seen import ErrorsSeen, KernelErrorsSeen
+from sfumato.clipping.loss import ExampleLosses
 from sfumato.clipping.norms import at_least_float32, global_norms
 from sfumato.clipping.outputs import tensors_of
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss

@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from torch import nn
 
-from sfumato.clipping.loss import pure
+from sfumato.clipping.loss_promise import pure
 from sfumato.evaluation.objective import Objective
 
 NETWORK = "network."

@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from torch.nn import functional as F
 
-from sfumato.clipping.loss import pure
+from sfumato.clipping.loss_promise import pure
 
 
 @dataclasses.dataclass(frozen=True)
