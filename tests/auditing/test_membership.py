@@ -1,9 +1,12 @@
 """The membership audit: models side by side are the product's own runs, and a claim that holds is not refuted."""
 
 import functools
+import json
 import math
+import multiprocessing
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -307,3 +310,58 @@ def test_a_damaged_file_of_losses_is_named(tmp_path, content):
         kept.losses("models", 2, lambda keys: [0.0, 0.0])
     (tmp_path / "models.json").unlink()
     assert kept.losses("models", 2, lambda keys: [0.5, math.inf]) == kept.losses("models", 2, list) == [0.5, math.inf]
+
+
+def test_what_another_process_trains_is_waited_for_and_taken_over_if_it_ends(tmp_path):
+    kept, others, seen = Kept(tmp_path, {}), Kept(tmp_path, {}), []
+
+    def trained(keys):
+        seen.append(list(keys))
+        assert others.losses("a", 2, list) is None  # while it is trained, as by another process
+        return [0.5, 1.5]
+
+    assert kept.losses("a", 2, trained) == [0.5, 1.5] == others.losses("a", 2, list)
+
+    def dies(keys):
+        seen.append(list(keys))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kept.losses("b", 2, dies)
+    assert others.losses("b", 2, lambda keys: seen.append(list(keys)) or [0.0, 0.0]) == [0.0, 0.0]
+    assert seen[1] == seen[2] != seen[0]
+
+
+def test_a_process_that_died_while_it_wrote_keys_trained_nothing_with_them(tmp_path):
+    seen = []
+    (tmp_path / "settings.json").write_text(json.dumps({"split_seed": 1}))
+    (tmp_path / "a.keys").write_bytes(bytes(40))
+    Kept(tmp_path, {}).losses("a", 2, lambda keys: seen.extend(keys) or [0.0, 0.0])
+    assert len(set(seen)) == 2 and bytes(32) not in seen and not list(tmp_path.glob("*.keys"))
+
+
+def shares(folder):
+    an_audit().run(0.9, folder)
+
+
+def test_two_processes_share_one_audit_and_find_the_same(tmp_path):
+    folder = tmp_path / "audit"
+    other = multiprocessing.get_context("spawn").Process(target=shares, args=(folder,))
+    other.start()
+    while not (folder / "settings.json").exists():
+        time.sleep(0.01)
+        assert other.is_alive() or other.exitcode == 0
+    found = an_audit().run(0.9, folder)
+    other.join()
+    again = an_audit().run(0.9, folder)
+    assert other.exitcode == 0 and found.bounds == again.bounds and found.auc == again.auc
+    assert not list(folder.glob("*.keys"))
+
+
+def test_fixed_batches_without_z_are_refused_before_anything_is_trained(tmp_path, monkeypatch):
+    audit, mechanism = an_audit(fixed_batches=True), Mechanism(21, 8, 1.0, 4)
+    monkeypatch.setattr(audit, "mechanism", lambda setting: mechanism)
+    monkeypatch.setattr(audit, "batches", lambda setting: 4 * [np.arange(20)])
+    with pytest.raises(InputError, match="no batch has z"):
+        audit.run(0.9, tmp_path / "audit")
+    assert [path.name for path in (tmp_path / "audit").iterdir()] == ["settings.json"]

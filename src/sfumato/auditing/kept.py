@@ -1,7 +1,9 @@
 """The folder of a membership audit: what is trained already, and the keys of what is being trained."""
 
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from sfumato.auditing.bounds import new_split_seed
 from sfumato.errors import InputError
 from sfumato.randomness import KEY_BYTES, new_key
 from sfumato.run_folder.files import machine_faults, read_json, write_atomically, write_first_json
+from sfumato.run_folder.locks import lock
 
 _SETTINGS, _SPLIT = "settings.json", "split_seed"
 
@@ -18,6 +21,7 @@ class Kept:
 
     Keys come from the operating system before a chunk is trained, and stay in the folder until its losses are
     there. So whoever goes on after an interrupt trains the very same models, and has them judged by the same split.
+    Several processes may work in one folder: each chunk is trained by one of them.
 
     Args:
         folder: Made with mode 0700; None: nothing outlives the process.
@@ -47,32 +51,65 @@ class Kept:
             )
         self.split_seed = split
 
-    def losses(self, name: str, count: int, train: Callable[[Sequence[bytes]], list[float]]) -> list[float]:
-        """Those of a chunk: as they were kept, or trained now.
+    def losses(self, name: str, count: int, train: Callable[[Sequence[bytes]], list[float]]) -> list[float] | None:
+        """Those of a chunk: as they were kept, or trained now; None while another process trains them.
 
         Args:
             name: Of the chunk.
             count: Its models.
             train: From a key for each model to the losses.
+
+        Raises:
+            InputError: If its file is damaged.
+            MachineError: If the folder cannot be written, or its file system has no locks.
         """
         if self.folder is None:
             return train([new_key() for _ in range(count)])
         path, secret = self.folder / f"{name}.json", self.folder / f"{name}.keys"
-        if path.exists():
-            try:
-                found = read_json(path)
-            except InputError:
-                found = None
-            if not isinstance(found, list) or len(found) != count or {type(loss) for loss in found} - {float}:
-                raise InputError(f"{path} is damaged. Delete it: its models are then trained anew.")
-        else:
-            if not secret.exists():
-                write_atomically(secret, b"".join(new_key() for _ in range(count)), 0o600)
-            keys = secret.read_bytes()
-            if len(keys) != count * KEY_BYTES:
-                raise InputError(f"{secret} is damaged. Delete it: its models are then trained anew.")
-            found = train([keys[first : first + KEY_BYTES] for first in range(0, len(keys), KEY_BYTES)])
-            # Python's own spelling of numbers that JSON has not: a model may diverge.
-            write_atomically(path, json.dumps(found).encode(), 0o600)
+        if not path.exists():
+            with _alone(secret) as descriptor:
+                if descriptor is None:
+                    return None
+                if not path.exists():  # another process may have ended between
+                    found = train(_keys(descriptor, secret, count))
+                    # Python's own spelling of numbers that JSON has not: a model may diverge.
+                    write_atomically(path, json.dumps(found).encode(), 0o600)
+        try:
+            kept = read_json(path)
+        except InputError:
+            kept = None
+        if not isinstance(kept, list) or len(kept) != count or {type(loss) for loss in kept} - {float}:
+            raise InputError(f"{path} is damaged. Delete it: its models are then trained anew.")
         secret.unlink(missing_ok=True)
-        return [float(loss) for loss in found]
+        return kept
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[int | None]:
+    """A descriptor of a file, made if need be, that no other process has meanwhile; None if one has it."""
+    with machine_faults(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            lock(descriptor, path)
+        except BlockingIOError:
+            yield None
+        else:
+            yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _keys(descriptor: int, path: Path, count: int) -> list[bytes]:
+    """Those in a chunk's file; new ones where a process died before it had written them all, and so trained nothing."""
+    size = count * KEY_BYTES
+    with machine_faults(path):
+        keys = os.pread(descriptor, size, 0)
+        if len(keys) < size:
+            keys = b"".join(new_key() for _ in range(count))
+            os.ftruncate(descriptor, 0)
+            with os.fdopen(os.dup(descriptor), "wb") as file:
+                file.write(keys)
+                file.flush()
+                os.fsync(descriptor)
+    return [keys[first : first + KEY_BYTES] for first in range(0, size, KEY_BYTES)]

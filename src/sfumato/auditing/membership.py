@@ -20,7 +20,7 @@ from sfumato.accounting.calibration import solve_noise_multiplier
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import problem as problems
 from sfumato.auditing.bounds import audit_scores, require_enough, require_levels
-from sfumato.auditing.choice import Setting, choose
+from sfumato.auditing.choice import Setting, choose, settings_of
 from sfumato.auditing.kept import Kept
 from sfumato.auditing.problem import Problem
 from sfumato.auditing.record import MembershipResult, Winner
@@ -31,6 +31,8 @@ from sfumato.models.lenet import LeNet
 from sfumato.randomness import Streams, digest, key_from_seed
 from sfumato.training.allocator import keep_freed_memory
 
+_Losses = tuple[list[float], list[float]]
+"""On z: of members, and of non-members."""
 _CHUNK = 8
 """Models a side that are trained, and kept, together."""
 _MOST_CHUNKS = 1000
@@ -67,7 +69,8 @@ def audit_membership(
             is random. The claim is then that of the updates with z without any sampling.
         augmult: K, views of each image; 0: none.
         confidence: Of each bound.
-        output: A folder that keeps what is trained, so that the same call goes on; only its owner reads it.
+        output: A folder that keeps what is trained, so that the same call goes on; only its owner reads it. Several
+            processes that are given one folder share the work.
         report: Is told how far it has come.
         keep: Is given minus the loss on z, and membership, of every model.
 
@@ -110,6 +113,7 @@ class Audit:
         self.epsilon, self.delta, self.num_models = epsilon, delta, num_models
         self.fixed_batches, self.augmult, self.report = fixed_batches, augmult, report
         self._products: dict[float, Product] = {}
+        self._mechanisms: dict[int, Mechanism] = {}  # by number of updates
         self._stopped = threading.Event()
 
     def run(
@@ -124,6 +128,8 @@ class Audit:
         kept = Kept(folder, self._settings(confidence))
         with _one_thread_each() as threads:
             try:
+                for setting in settings_of(self.problem.num_steps):  # refused before anything is trained
+                    self.claim(setting)
                 setting, num_choosing, distance = choose(
                     self.problem.num_steps, self.num_models, lambda tries: self._tried(tries, kept, threads)
                 )
@@ -169,15 +175,17 @@ class Audit:
 
     def mechanism(self, setting: Setting) -> Mechanism:
         """What every model runs: z is one of its examples."""
-        mechanism = Mechanism(len(self.problem.images) + 1, self.problem.batch_size, 1.0, setting.num_steps)
-        sigma = solve_noise_multiplier(
-            num_examples=mechanism.num_examples,
-            batch_size=mechanism.batch_size,
-            num_steps=mechanism.num_steps,
-            target_epsilon=self.epsilon,
-            delta=self.delta,
-        )
-        return mechanism.replace(noise_multiplier=sigma)
+        if setting.num_steps not in self._mechanisms:
+            mechanism = Mechanism(len(self.problem.images) + 1, self.problem.batch_size, 1.0, setting.num_steps)
+            sigma = solve_noise_multiplier(
+                num_examples=mechanism.num_examples,
+                batch_size=mechanism.batch_size,
+                num_steps=mechanism.num_steps,
+                target_epsilon=self.epsilon,
+                delta=self.delta,
+            )
+            self._mechanisms[setting.num_steps] = mechanism.replace(noise_multiplier=sigma)
+        return self._mechanisms[setting.num_steps]
 
     def claim(self, setting: Setting) -> Mechanism:
         """What the attack is judged by. With batches that are fixed there is no sampling: the updates
@@ -237,33 +245,43 @@ class Audit:
 
     def _tried(
         self, tries: Sequence[tuple[Setting, int, int]], kept: Kept, threads: ThreadPoolExecutor
-    ) -> list[tuple[list[float], list[float]]]:
+    ) -> list[_Losses]:
         """A round of phase I."""
         progress = _Progress("phase I", sum(2 * more * setting.num_steps for setting, _, more in tries), self.report)
         models = [self.models(setting) for setting, _, _ in tries]
 
-        def one(place: int) -> tuple[list[float], list[float]]:
+        def one(place: int) -> _Losses | None:
             setting, number, more = tries[place]
             return _chunk(models[place], kept, f"choice-{_name(setting)}-{number}", more, progress)
 
-        return list(threads.map(one, range(len(tries))))
+        return self._each(one, range(len(tries)), threads)
 
-    def _many(self, setting: Setting, kept: Kept, threads: ThreadPoolExecutor) -> tuple[list[float], list[float]]:
-        """Phase II: losses of members and of non-members."""
+    def _many(self, setting: Setting, kept: Kept, threads: ThreadPoolExecutor) -> _Losses:
+        """Phase II."""
         models = self.models(setting)
         size = max(_CHUNK, -(-self.num_models // _MOST_CHUNKS))
         progress = _Progress("phase II", 2 * self.num_models * setting.num_steps, self.report)
 
-        def one(first: int) -> tuple[list[float], list[float]]:
+        def one(first: int) -> _Losses | None:
             return _chunk(
                 models, kept, f"models-{_name(setting)}-{first:07}", min(size, self.num_models - first), progress
             )
 
         members, non_members = [], []
-        for inside, outside in threads.map(one, range(0, self.num_models, size)):
+        for inside, outside in self._each(one, range(0, self.num_models, size), threads):
             members += inside
             non_members += outside
         return members, non_members
+
+    def _each(
+        self, one: Callable[[int], _Losses | None], numbers: Sequence[int], threads: ThreadPoolExecutor
+    ) -> list[_Losses]:
+        """All chunks, in order. What another process trains is waited for, and trained here if that process ends."""
+        found = dict(zip(numbers, threads.map(one, numbers), strict=True))
+        while left := [number for number, losses in found.items() if losses is None]:
+            time.sleep(1)
+            found |= zip(left, threads.map(one, left), strict=True)
+        return [losses for losses in found.values() if losses is not None]
 
 
 def _digest_of_code() -> str:
@@ -283,10 +301,8 @@ def _bytes_of(value: torch.Tensor, *others: int) -> list[Any]:
     return [list(value.shape), value.detach().numpy().tobytes().hex(), *others]
 
 
-def _chunk(
-    models: Models, kept: Kept, name: str, a_side: int, progress: "_Progress"
-) -> tuple[list[float], list[float]]:
-    """Losses of as many members as non-members."""
+def _chunk(models: Models, kept: Kept, name: str, a_side: int, progress: "_Progress") -> _Losses | None:
+    """Losses of as many members as non-members; None while another process trains them."""
     takes_part = [number < a_side for number in range(2 * a_side)]
     trained = False
 
@@ -296,6 +312,8 @@ def _chunk(
         return models.trained_losses(keys, takes_part)
 
     losses = kept.losses(name, 2 * a_side, train)
+    if losses is None:
+        return None
     progress.add(2 * a_side * models.mechanism.num_steps, trained)
     return losses[:a_side], losses[a_side:]
 

@@ -1,5 +1,7 @@
 """`sfumato audit`: what attacks show, beside what a certificate promises."""
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,7 +95,10 @@ def membership(
     augmult: Annotated[int, typer.Option(help="Views of each image; 0: none.")] = 0,
     confidence: Confidence = 0.999,
     output_: Annotated[
-        Path | None, typer.Option("--output", help="A folder that keeps what is trained: the same command goes on.")
+        Path | None,
+        typer.Option(
+            "--output", help="A folder that keeps what is trained: the same command goes on, or helps where one works."
+        ),
     ] = None,
     page: Page = None,
     json_: options.Json = False,
@@ -102,21 +107,32 @@ def membership(
     loss on it (De et al. 2022, Appendix A.2).
     """
     from sfumato.auditing.membership import audit_membership
+    from sfumato.training.interrupt import stop_on_sigterm
 
     kept = _Kept(page)
-    found = audit_membership(
-        epsilon=epsilon,
-        num_models=num_models,
-        num_examples=num_examples,
-        delta=delta,
-        data_root=data_root,
-        fixed_batches=fixed_batches,
-        augmult=augmult,
-        confidence=confidence,
-        output=output_,
-        report=output.note,
-        keep=kept,
-    )
+    try:
+        with stop_on_sigterm():
+            found = audit_membership(
+                epsilon=epsilon,
+                num_models=num_models,
+                num_examples=num_examples,
+                delta=delta,
+                data_root=data_root,
+                fixed_batches=fixed_batches,
+                augmult=augmult,
+                confidence=confidence,
+                output=output_,
+                report=output.note,
+                keep=kept,
+            )
+    except KeyboardInterrupt:
+        again = shlex.join(["sfumato", *sys.argv[1:]])
+        output.note(
+            "interrupted; nothing is kept of an audit without --output. Give it, to go on after the next interrupt."
+            if output_ is None
+            else f"interrupted; what is trained is kept. Go on with the same command: {again}"
+        )
+        raise typer.Exit(1) from None
     if not json_:
         won = found.winner
         output.say(

@@ -12,6 +12,7 @@ from sfumato.errors import InputError, MachineError
 from sfumato.randomness import canonical, subkey
 from sfumato.run_folder.files import machine_faults, read_json, sync_folder, write_json
 from sfumato.run_folder.key_file import KEY_FILE
+from sfumato.run_folder.locks import lock
 from sfumato.run_folder.process import this_process
 
 GENESIS = "0" * 64
@@ -62,7 +63,7 @@ class Ledger:
             with machine_faults(path):
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
-                _lock(descriptor, path)
+                lock(descriptor, path)
                 with machine_faults(path):
                     sync_folder(path.parent)
                 ledger = cls.open(path)
@@ -256,19 +257,6 @@ class Ledger:
     def is_open(self) -> bool:
         """To append. One whose closing was interrupted is not; `close` is called again."""
         return self._descriptor is not None and not self._is_closed
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    """Raises BlockingIOError if another process has it, MachineError if the file system has no locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError as error:
-        raise MachineError(
-            f"{path} cannot be locked: {error.strerror}. Two processes might write there; choose a folder on a disk "
-            "whose file system has locks."
-        ) from error
 
 
 def is_in_use(path: Path) -> bool:
