@@ -1,6 +1,10 @@
 """`sfumato audit` as others rely on it: keys, exit status, one line or one JSON object."""
 
 import json
+import os
+import signal
+import threading
+import time
 
 import jsonschema
 import numpy as np
@@ -112,6 +116,27 @@ def test_a_membership_audit_states_what_it_ran_keeps_its_schema_and_goes_on(caps
     assert "other settings (delta)" in said
     status, out, _ = call(capsys, *membership, "--output", tmp_path / "fixed", "--fixed-batches")
     assert status == 0 and "without amplification by sampling" in out and "2 x 24 models" in out
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_membership_audit_that_is_stopped_says_how_to_go_on(capsys, tmp_path, monkeypatch, keeps):
+    monkeypatch.setattr(problem_module, "mnist", lambda num_examples, data_root: made_up_problem(side=28))
+    before, output = signal.getsignal(signal.SIGTERM), ["--output", tmp_path / "audit"] if keeps else []
+
+    def stop():
+        while signal.getsignal(signal.SIGTERM) == before:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop).start()
+    status, out, err = call(capsys, "audit", "membership", "--epsilon", "8", "--num-models", "5000", *output)
+    assert status == 1 and not out
+    assert err.splitlines()[-1].startswith(
+        "interrupted; what is trained is kept. Go on with the same command: sfumato "
+        if keeps
+        else "interrupted; nothing is kept of an audit without --output"
+    )
 
 
 @pytest.mark.parametrize(
