@@ -128,7 +128,7 @@ TESTS = {
     "planning/": [*_tests("planning", "defaults resolve"), *_OF_TRAINING, *_tests("cli", "cli")],
     "evaluation/": [*_tests("evaluation", "scores trained augtest"), *_OF_TRAINING, *_tests("cli", "cli"), *_RESUMED],
     "training/": [*_OF_TRAINING, *_tests("cli", "cli"), *_RESUMED],
-    "training/own_loop.py": _tests("training", "own_loop"),
+    "training/own_loop.py": _tests("training", "own_loop own_loop_faults own_loop_folder"),
     **{f"training/{name}.py": _tests("training", "least_squares preconditioner") for name in _SOLVED},
     "training/features.py": _tests("training", "features"),
     "training/nonprivate.py": _tests("training", "nonprivate"),

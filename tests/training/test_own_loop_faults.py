@@ -1,0 +1,576 @@
+"""Whatever befalls an own loop, what was released is on disk before it is used, and no noise is shared by two sums."""
+
+import contextlib
+import copy
+import errno
+import functools
+import json
+import linecache
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import sfumato
+from sfumato.errors import InputError, MachineError
+from sfumato.run_folder.entries import releases
+from sfumato.run_folder.ledger import Ledger
+from tests.training.loops import DELTA, MECHANISM, ZEROS, begin, release, spent, written
+
+
+def killed_after(folder, steps, draws):
+    loop = begin(folder)
+    np.save(draws, [release(loop, step)["weight"].numpy() for step in range(1, steps + 1)])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_after_kill_9_what_was_released_counts_and_what_is_repeated_counts_again_under_other_noise(tmp_path):
+    folder, draws = tmp_path / "run", tmp_path / "draws.npy"
+    process = multiprocessing.get_context("spawn").Process(target=killed_after, args=(folder, 5, draws))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    loop = begin(folder)
+    assert written(folder).num_steps == 5 + 12
+    again = np.stack([release(loop, step)["weight"].numpy() for step in range(4, 13)])
+    assert abs(np.corrcoef(np.concatenate([np.load(draws), again]))[np.triu_indices(14, 1)]).max() < 0.5
+    assert loop.finish().num_steps == 5 + 9 and written(folder).epsilon == spent(14)
+
+
+def refused_elsewhere(folder, says):
+    try:
+        begin(folder)
+    except InputError as error:
+        says.put(str(error))
+
+
+def test_two_processes_do_not_count_in_one_folder(tmp_path):
+    loop, context = begin(tmp_path), multiprocessing.get_context("spawn")
+    says = context.Queue()
+    process = context.Process(target=refused_elsewhere, args=(tmp_path, says))
+    process.start()
+    assert "another process" in says.get(timeout=120)
+    process.join()
+    release(loop, 1)
+    assert loop.finish().num_steps == 1
+
+
+def test_a_forked_process_has_no_part_in_it(tmp_path):
+    loop, (reads, writes) = begin(tmp_path), os.pipe()
+    if os.fork() == 0:
+        said = []
+        for call in (lambda: release(loop, 1), loop.finish, loop.close, lambda: loop.batch(1)):
+            try:
+                call()
+            except InputError as error:
+                said.append(str(error))
+        os.write(writes, json.dumps(said).encode())
+        os._exit(0)
+    said = json.loads(os.read(reads, 10_000))
+    assert len(said) == 4 and all("another process" in line for line in said)
+    release(loop, 1)
+    assert loop.finish().num_steps == 1
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(InputError, match="cannot be copied"):
+            copied(loop)
+
+
+def test_threads_lose_no_line_and_release_no_update_twice(tmp_path):
+    mechanism = MECHANISM.replace(num_steps=200)
+    loop, returned = begin(tmp_path, mechanism), []
+
+    def work():
+        for step in range(1, 201):
+            with contextlib.suppress(InputError):
+                release(loop, step)
+                returned.append(step)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(returned) == len(set(returned)) == loop.finish().num_steps
+    assert releases(Ledger.open(tmp_path / "ledger.jsonl").lines) == {(0, step) for step in returned}
+
+
+def test_a_full_disk_counts_a_release_once_whether_it_is_tried_again_or_not(tmp_path, monkeypatch):
+    for again in (True, False):
+        folder = tmp_path / str(again)
+        loop, real = begin(folder), os.write
+        release(loop, 1)
+        with monkeypatch.context() as full:
+            full.setattr(os, "write", functools.partial(_half_written, real))
+            with pytest.raises(MachineError, match="No space left"):
+                release(loop, 2)
+        for step in (2, 3) if again else ():
+            release(loop, step)
+        number = 3 if again else 2
+        assert loop.finish().num_steps == number  # the one that failed may have been used
+        assert len(releases(Ledger.open(folder / "ledger.jsonl").lines)) == number
+
+
+def _half_written(write, descriptor, data):
+    write(descriptor, bytes(data)[:5])
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def interrupted(*arguments, **options):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("place", ["_write", "delete_key", "settle"])
+def test_an_interrupted_finish_is_called_again_and_the_folder_takes_no_more_after_it(tmp_path, monkeypatch, place):
+    from sfumato.training import own_loop
+
+    loop = begin(tmp_path)
+    release(loop, 1)
+    owner = {"_write": sfumato.OwnLoop, "delete_key": own_loop, "settle": Ledger}[place]
+    with monkeypatch.context() as there:
+        there.setattr(owner, place, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loop.finish()
+    with pytest.raises(InputError, match="finish did not return"):
+        release(loop, 2)
+    assert loop.finish().num_steps == 1
+    with pytest.raises(InputError, match="has finished"):
+        begin(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["write", "fsync", "ftruncate", "lseek"])
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupted_release_is_tried_again_and_the_ledger_stays_whole(tmp_path, monkeypatch, name, after):
+    """At whatever call Ctrl-C arrives, before it or after."""
+    for turn in range(4):  # write and fsync are called for the head's file, too
+        folder = tmp_path / str(turn)
+        loop, real, calls = begin(folder), getattr(os, name), []
+        release(loop, 1)
+
+        def stops(*arguments, real=real, calls=calls, turn=turn):
+            calls.append(arguments)
+            if len(calls) != turn + 1:
+                return real(*arguments)
+            if after:
+                real(*arguments)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as there, contextlib.suppress(KeyboardInterrupt):
+            there.setattr(os, name, stops)
+            release(loop, 2)
+        with contextlib.suppress(InputError):  # it did return
+            release(loop, 2)
+        release(loop, 3)
+        assert loop.finish().num_steps == 3
+        assert releases(Ledger.open(folder / "ledger.jsonl").lines) == {(0, 1), (0, 2), (0, 3)}
+
+
+class Stopped(BaseException):
+    """By a signal, wherever the code is."""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file that was being opened
+def test_real_signals_leave_the_ledger_whole(tmp_path):
+    """Whatever line of code they meet: each release that is tried until it returns counts once."""
+    loop, met, delay = begin(tmp_path, MECHANISM.replace(num_steps=60)), 0, np.random.default_rng(0)
+
+    def stop(*arguments):
+        raise Stopped
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        for step in range(1, 61):
+            counted, longest = False, 1e-3
+            while not counted:
+                try:
+                    longest *= 1.5  # a disk may be slow
+                    signal.setitimer(signal.ITIMER_REAL, delay.uniform(1e-5, longest))
+                    with contextlib.suppress(InputError):  # it had counted, and was stopped on its way back
+                        release(loop, step)
+                    counted = True
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except Stopped:
+                    met += 1
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert met > 5
+    assert loop.finish().num_steps == 60
+    assert len(Ledger.open(tmp_path / "ledger.jsonl").lines) == 62
+
+
+def test_a_signal_s_handler_that_calls_it_is_refused_and_a_forked_process_does_not_wait(tmp_path, monkeypatch):
+    loop, said, real = begin(tmp_path), [], os.fsync
+
+    def handles(*arguments):
+        for call in (loop.close, loop.finish, lambda: release(loop, 2)):
+            try:
+                call()
+            except InputError as error:
+                said.append(str(error))
+
+    before = signal.signal(signal.SIGUSR1, handles)
+    try:
+        with monkeypatch.context() as there:
+            there.setattr(os, "fsync", lambda descriptor: (os.kill(os.getpid(), signal.SIGUSR1), real(descriptor)))
+            release(loop, 1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(said) >= 3 and all("under way in this thread" in line for line in said)
+
+    held, free = threading.Event(), threading.Event()
+    with monkeypatch.context() as there:
+        there.setattr(os, "fsync", lambda descriptor: (held.set(), free.wait(), real(descriptor)))
+        thread = threading.Thread(target=release, args=(loop, 2))
+        thread.start()
+        held.wait()
+        if (child := os.fork()) == 0:
+            try:
+                release(loop, 3)
+            except InputError:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        free.set()
+        thread.join()
+    assert loop.finish().num_steps == 2
+
+
+def test_a_forked_process_that_lives_on_keeps_no_folder_locked(tmp_path):
+    loop, (reads, writes) = begin(tmp_path), os.pipe()
+    if (child := os.fork()) == 0:
+        os.close(writes)
+        os.read(reads, 1)
+        os._exit(0)
+    loop.close()
+    begin(tmp_path).finish()
+    os.close(writes)
+    os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("name", ["close", "getpid"])
+def test_an_interrupted_close_is_called_again_and_the_folder_is_free(tmp_path, monkeypatch, name):
+    loop = begin(tmp_path)
+    with monkeypatch.context() as there:
+        there.setattr(os, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loop.close()
+    loop.close()
+    del loop
+    begin(tmp_path).finish()
+
+
+def test_what_interrupted_it_may_be_held_while_it_is_tried_again(tmp_path, monkeypatch):
+    loop = begin(tmp_path)
+    with monkeypatch.context() as there:
+        there.setattr(os, "fsync", interrupted)
+        try:
+            release(loop, 1)
+        except KeyboardInterrupt as held:
+            there.undo()
+            release(loop, 1)
+            assert held.__traceback__ is not None
+    assert loop.finish().num_steps == 1
+
+
+def test_a_release_that_was_interrupted_and_not_tried_again_counts_in_all_files(tmp_path, monkeypatch):
+    for number, name in enumerate(["replace", "fsync", "ftruncate"]):
+        folder = tmp_path / str(number)
+        loop, real = begin(folder), getattr(os, name)
+        release(loop, 1)
+        loop.batch(2)
+        with monkeypatch.context() as there:
+            there.setattr(os, name, lambda *arguments, real=real: (real(*arguments), interrupted()))
+            with pytest.raises(KeyboardInterrupt):
+                loop.release(2, ZEROS, sensitivity=1.0)
+        claim = loop.finish()
+        ledger = Ledger.open(folder / "ledger.jsonl")
+        ledger.refuse_another_head()
+        assert claim.num_steps == len(releases(ledger.lines)) == 2 and claim.ledger_head == ledger.head
+
+
+def test_a_release_that_was_stopped_within_its_noise_is_tried_again_with_other_noise(tmp_path, monkeypatch):
+    from sfumato.training import own_loop
+
+    loop, real, seen = begin(tmp_path), own_loop.add_noise, []
+
+    def stops(*arguments):
+        seen.append(real(*arguments)["weight"])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as there:
+        there.setattr(own_loop, "add_noise", stops)
+        with pytest.raises(KeyboardInterrupt):
+            release(loop, 1)
+    assert not release(loop, 1)["weight"].eq(seen[0]).any()
+    assert loop.finish().num_steps == 1
+
+
+def test_an_opening_that_is_interrupted_anywhere_leaves_the_folder_free(tmp_path, monkeypatch):
+    from sfumato.training import own_loop
+
+    for number, place in enumerate(["write_key", "claims_of", "read_key", "_place", "write_json"]):
+        folder = tmp_path / str(number)
+        with monkeypatch.context() as there:
+            there.setattr(own_loop, place, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                begin(folder)
+        loop = begin(folder)
+        release(loop, 1)
+        assert loop.finish().num_steps == 1
+
+
+def test_a_finish_that_was_stopped_after_the_key_was_overwritten_has_finished(tmp_path, monkeypatch):
+    loop = begin(tmp_path)
+    release(loop, 1)
+    monkeypatch.setattr("sfumato.run_folder.key_file.Path.unlink", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loop.finish()
+    loop.close()
+    with pytest.raises(InputError, match="has finished"):
+        begin(tmp_path)
+
+
+def test_a_release_whose_noise_fails_is_tried_again_and_counts_once(tmp_path, monkeypatch):
+    from sfumato.training import own_loop
+
+    loop = begin(tmp_path)
+    release(loop, 1)
+    with monkeypatch.context() as there:
+        there.setattr(own_loop, "add_noise", lambda *arguments: (_ for _ in ()).throw(RuntimeError("out of memory")))
+        for step in (2, 3):
+            with pytest.raises((RuntimeError, InputError)):
+                release(loop, step)
+    for step in (2, 3, 4):
+        release(loop, step)
+    assert loop.finish().num_steps == 4
+
+
+def test_a_process_that_was_forked_has_no_part_in_it_whatever_its_number(tmp_path, monkeypatch):
+    loop, number = begin(tmp_path), os.getpid()
+    if (child := os.fork()) == 0:
+        os.getpid = lambda: number  # as in a container of its own
+        try:
+            loop.batch(1)
+        except InputError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert loop.finish().num_steps == 0
+
+
+def test_a_sample_on_which_a_loop_died_is_drawn_again_whoever_goes_on(tmp_path):
+    """Else whoever dies on some samples and is started again has others than the mechanism's."""
+    loop = begin(tmp_path)
+    for step in (1, 2):
+        pending = loop.batch(step)
+        for again in (1, step, 7):  # a restart begins at whatever step it likes
+            loop = begin(tmp_path)
+            assert np.array_equal(loop.batch(again), pending)
+        loop = begin(tmp_path)
+        loop.batch(step)
+        loop.release(step, ZEROS, sensitivity=1.0)
+        assert not np.array_equal(loop.batch(step + 1), pending)
+        loop = begin(tmp_path)
+
+
+def test_copies_of_a_folder_draw_samples_of_their_own(tmp_path):
+    begin(tmp_path / "0").close()
+    for number in (1, 2):
+        shutil.copytree(tmp_path / "0", tmp_path / str(number))
+    samples = [begin(tmp_path / str(number)).batch(1).tolist() for number in range(3)]
+    assert len(set(map(tuple, samples))) == 3
+
+
+@pytest.mark.parametrize("name", ["add_noise", "tensor_mac", "new_key"])
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, MemoryError])
+def test_a_release_that_fails_and_is_tried_again_from_its_sample_on_is_of_the_same_sample(
+    tmp_path, monkeypatch, name, fault
+):
+    from sfumato.training import own_loop
+
+    loop, samples = begin(tmp_path), []
+
+    def fails(*arguments):
+        raise fault
+
+    for step in (1, 2, 3):
+        samples.append(loop.batch(step))
+        keys = {loop.model_key(step)}
+        with monkeypatch.context() as there:
+            there.setattr(own_loop, name, fails)
+            with pytest.raises(fault):
+                loop.release(step, ZEROS, sensitivity=1.0)
+        assert np.array_equal(loop.batch(step), samples[-1]) and {loop.model_key(step)} == keys
+        loop.release(step, ZEROS, sensitivity=1.0)
+    assert len({tuple(sample) for sample in samples}) == 3
+    assert loop.finish().num_steps == len(releases(Ledger.open(tmp_path / "ledger.jsonl").lines)) == 3
+
+
+def test_no_two_loops_write_equal_lines(tmp_path):
+    """Where locks do not hold between machines, neither takes the other's lines for its own."""
+    heads = set()
+    for number in (1, 2):
+        loop = begin(tmp_path / str(number))
+        heads.add(json.dumps(loop._ledger.lines[1]["environment"]))
+    assert len(heads) == 2
+
+
+def test_a_file_system_without_locks_is_named_in_one_line(tmp_path, monkeypatch):
+    import fcntl
+
+    def no_locks(descriptor, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with monkeypatch.context() as there:
+        there.setattr(fcntl, "flock", no_locks)
+        with pytest.raises(MachineError, match="cannot be locked: No locks available"):
+            begin(tmp_path)
+
+
+def test_a_copied_process_that_states_another_sensitivity_has_other_noise(tmp_path, monkeypatch):
+    from sfumato.training import own_loop
+
+    begin(tmp_path / "0").close()
+    shutil.copytree(tmp_path / "0", tmp_path / "1")
+    monkeypatch.setattr(own_loop, "new_key", lambda: bytes(32))
+    noisy = []
+    for number, sensitivity in enumerate((1.0, 2.0)):
+        loop = begin(tmp_path / str(number))
+        loop.batch(1)
+        noisy.append(loop.release(1, {"x": torch.zeros(1000)}, sensitivity=sensitivity)["x"])
+    assert (noisy[1] - 2 * noisy[0]).std() > 1.0
+
+
+def test_a_loop_that_starts_anew_on_each_error_has_the_samples_of_the_mechanism(tmp_path):
+    mechanism = sfumato.Mechanism(num_examples=1000, batch_size=1, noise_multiplier=0.6, num_steps=30)
+    loop, empty = begin(tmp_path, mechanism), 0
+    for step in range(1, 31):
+        if len(loop.batch(step)) == 0:  # the user's code dies of it, and a supervisor starts it again
+            loop = begin(tmp_path, mechanism)
+        empty += len(loop.batch(step)) == 0
+        loop.release(step, ZEROS, sensitivity=1.0)
+    assert 0 < empty < 26  # binomial of 30 and 0.368: outside of this once in a million
+
+
+def test_a_process_that_was_copied_whole_has_one_noise_for_one_sum_alone(tmp_path, monkeypatch):
+    """A snapshot that is restored twice may draw the same bytes from the system."""
+    from sfumato.training import own_loop
+
+    begin(tmp_path / "0").close()
+    for number in (1, 2, 3):
+        shutil.copytree(tmp_path / "0", tmp_path / str(number))
+    released = []
+    with monkeypatch.context() as copied:
+        copied.setattr(own_loop, "new_key", lambda: bytes(32))
+        for number, value in enumerate((0.0, 0.0, 0.25)):
+            loop = begin(tmp_path / str(number))
+            loop.batch(1)
+            loop._waiting.size = 100  # whatever was drawn
+            released.append(loop.release(1, {"x": torch.full((1000,), value / 10)}, sensitivity=1.0)["x"])
+    assert torch.equal(released[0], released[1])
+    assert (released[2] - released[0]).std() > 1.0
+    loop = begin(tmp_path / "3")
+    loop.batch(1)
+    assert (loop.release(1, {"x": torch.zeros(1000)}, sensitivity=1.0)["x"] - released[0]).std() > 1.0
+
+
+def test_a_forked_process_with_its_parent_s_number_frees_no_lock(tmp_path):
+    loop, parent = begin(tmp_path), os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.getpid = lambda: parent  # as in a container
+        loop._ledger.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    with pytest.raises(InputError, match="another process"):
+        Ledger.open(tmp_path / "ledger.jsonl", exclusive=True)
+    release(loop, 1)
+    assert loop.finish().num_steps == 1
+
+
+def test_a_process_that_is_forked_amid_a_call_ends_at_once(tmp_path, capfd):
+    """As by a signal's handler, which may run at any line. Else two would go on with one call."""
+    class_of_loops, package, count, ended = sfumato.OwnLoop, str(Path(sfumato.__file__).parent), 0, []
+
+    def traced(frame, event, argument):
+        nonlocal count
+        if event == "line" and frame.f_code.co_filename.startswith(package):
+            count += 1
+            if count % 5 == 0:
+                if (child := os.fork()) == 0:
+                    os._exit(0)
+                ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return traced
+
+    sys.settrace(traced)
+    try:
+        loop = class_of_loops(tmp_path, MECHANISM, clipping_norm=1.0, delta=DELTA)
+        batch = loop.batch(1)
+        noisy = loop.release(1, ZEROS, sensitivity=1.0)
+        loop.close()
+        again = class_of_loops(tmp_path, MECHANISM, clipping_norm=1.0, delta=DELTA)
+        certificate = again.finish()
+    finally:
+        sys.settrace(None)
+    assert set(ended) == {1} and len(ended) > 100
+    assert capfd.readouterr().err.count("set a flag that the loop looks at.\n") == len(ended)
+    assert len(batch) and noisy["weight"].std() > 1.0 and certificate.num_steps == 1
+
+
+def test_a_signal_s_handler_may_run_another_program_amid_a_call(tmp_path, monkeypatch):
+    loop, said, real = begin(tmp_path), [], os.fsync
+    program = [sys.executable, "-c", "print('saved')"]
+
+    def synced(descriptor):
+        said.append(subprocess.run(program, capture_output=True, check=True).stdout)
+        return real(descriptor)
+
+    with monkeypatch.context() as there:
+        there.setattr(os, "fsync", synced)
+        loop.batch(1)
+    assert set(said) == {b"saved\n"}
+    loop.close()
+
+
+def interrupted_at(function, text):
+    """Traces that raise KeyboardInterrupt at the line of a function that holds a text."""
+
+    def traced(frame, event, argument):
+        if frame.f_code.co_name != function:
+            return traced
+
+        def in_it(frame, event, argument):
+            if event == "line" and text in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
+                raise KeyboardInterrupt
+            return in_it
+
+        return in_it
+
+    return traced
+
+
+@pytest.mark.parametrize("text", ["descriptor = self._descriptor", "flock(", "self._descriptor = None", "os.close("])
+@pytest.mark.parametrize("by", ["close", "begin"])
+def test_a_loop_whose_closing_was_interrupted_releases_no_more_and_the_folder_is_free(tmp_path, text, by):
+    """Else it would go on without its lock, beside whoever opens the folder next."""
+    loop = begin(tmp_path)
+    release(loop, 1)
+    sys.settrace(interrupted_at("close", text))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.close() if by == "close" else begin(tmp_path)
+    finally:
+        sys.settrace(None)
+    with pytest.raises(InputError, match="was closed"):
+        loop.batch(2)
+    again = begin(tmp_path)
+    release(again, 1)
+    assert again.finish().num_steps == 2
