@@ -37,7 +37,7 @@ def test_every_recipe_is_transcribed_and_every_table_and_figure_has_one():
         "Tables 1" in sources
         and "Tables 2 and 4" in sources
         and "Figures 1 and 4 (right)" in sources
-        and "Figures 4 (left) and 5" in sources
+        and "Figures 5 and 4 (left)" in sources
     )
 
 

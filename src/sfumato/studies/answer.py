@@ -64,7 +64,7 @@ def answer(
         made,
         study.recipe,
         settings=settings_of(study),
-        paired=paired,
+        paired=paired or study.paired,
         name=name,
         axes=study.axes,
         workers=workers,

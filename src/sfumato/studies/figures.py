@@ -43,6 +43,8 @@ class Study(_Closed):
     axes: list[str] = Field(default_factory=list)
     """The key of the plot's axis, then those that make its lines; without any, labels stand on the axis."""
     seeds: int = Field(ge=1, le=1000)
+    paired: bool = False
+    """Whether its runs have public seeds in any case: simulations, whose noise is too small for any epsilon."""
     tuned: list[str] = Field(default_factory=list)
     """Keys of the grid of which each point shows the best value, by the held-out accuracy of one run of each cell;
     `seeds` runs of the best cell are then made anew."""
@@ -143,7 +145,7 @@ def plan_figure(study: Study, *, seeds: int | None = None, paired: bool = False)
         [flat(cell) for cell in study.cells],
         settings=settings_of(study),
         seeds=1 if study.tuned else runs,
-        paired=paired,
+        paired=paired or study.paired,
         data_root=None,
         report=note,
     )
