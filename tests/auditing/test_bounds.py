@@ -1,6 +1,7 @@
 """Bounds on epsilon from scores: they are valid, they are not empty, and they say what they assume."""
 
 import math
+import re
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ from scipy.stats import binom, norm
 from sklearn.metrics import roc_auc_score
 
 from sfumato.accounting.gaussian import epsilon_gaussian
-from sfumato.auditing.bounds import _parted, audit_scores, new_split_seed
+from sfumato.auditing.bounds import _parted, audit_scores, new_split_seed, require_enough
 from sfumato.auditing.power import games_needed, perfect, power
 from sfumato.auditing.rates import advantage_bound, log_ratio, lower_rate, mu_of, upper_rate
 from sfumato.errors import InputError
@@ -301,3 +302,23 @@ def test_a_split_seed_is_a_whole_number(split_seed):
     members = np.repeat([0, 1], 500)
     with pytest.raises(InputError, match="split_seed must be that of a result"):
         audit_scores(members, members, delta=DELTA, split_seed=split_seed)
+
+
+@pytest.mark.parametrize("confidence", [0.55, 0.7, 0.8, 0.9, 0.999])
+@pytest.mark.parametrize("delta", [1e-5, 0.01, 0.3])
+def test_so_many_games_as_a_refusal_asks_for_are_enough_at_any_level(confidence, delta):
+    with pytest.raises(InputError, match="Play at least") as refusal:
+        require_enough(1, 1, confidence, delta)
+    count = int(re.search(r"at least ([\d,]+), half", str(refusal.value))[1].replace(",", ""))
+    require_enough(count // 2, count // 2, confidence, delta)
+
+
+@pytest.mark.parametrize("change", [{"delta": "a"}, {"delta": None}, {"confidence": "x"}, {"nominal_epsilon": "4"}])
+def test_levels_that_are_no_numbers_are_refused_in_one_line(change):
+    with pytest.raises(InputError, match="must be a number"):
+        audit_scores([0.0, 1.0], [0, 1], **{"delta": 0.1, **change})
+
+
+def test_a_score_that_no_float_holds_is_refused_in_one_line():
+    with pytest.raises(InputError, match="must be numbers"):
+        audit_scores([10**400, 1.0], [0, 1], delta=0.1)

@@ -154,6 +154,8 @@ def test_forty_sound_audits_are_accused_no_more_often_than_stated():
         ({"sampling_prob": (math.sqrt(2) - 1) / 1000}, "denominator"),
         ({"num_games": 4}, "too few"),
         ({"num_games": 0}, "num_games must be"),
+        ({"num_games": 10**400}, "num_games must be at most"),
+        ({"num_steps": 10**8}, "do not fit into memory"),
         ({"num_steps": 0}, "num_steps must be"),
         ({"epsilon": 0.0}, "epsilon"),
         ({"epsilon": math.inf}, "epsilon"),

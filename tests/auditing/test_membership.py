@@ -1,5 +1,8 @@
 """The membership audit: models side by side are the product's own runs, and a claim that holds is not refuted."""
 
+import copy
+import dataclasses
+import errno
 import functools
 import json
 import math
@@ -28,7 +31,7 @@ from sfumato.clipping import GradFn
 from sfumato.clipping import stacked as stacked_module
 from sfumato.data.images import ImageSet
 from sfumato.data.sampling import poisson_batch
-from sfumato.errors import InputError
+from sfumato.errors import InputError, MachineError
 from sfumato.models.lenet import LeNet
 from sfumato.randomness import Streams, key_from_seed
 from sfumato.training import step as step_module
@@ -365,3 +368,64 @@ def test_fixed_batches_without_z_are_refused_before_anything_is_trained(tmp_path
     with pytest.raises(InputError, match="no batch has z"):
         audit.run(0.9, tmp_path / "audit")
     assert [path.name for path in (tmp_path / "audit").iterdir()] == ["settings.json"]
+
+
+def test_a_folder_that_is_refused_is_left_as_it_was(tmp_path):
+    (tmp_path / "settings.json").write_text('{"editor.tabSize": 4}')
+    (tmp_path / "models.json").write_text("[]")
+    tmp_path.chmod(0o755)
+    with pytest.raises(InputError, match="other settings"):
+        Kept(tmp_path, {"epsilon": 1.0})
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_link_in_the_folder_is_refused_and_not_followed(tmp_path):
+    words = tmp_path / "words"
+    words.write_text("precious")
+    kept = Kept(tmp_path / "audit", {})
+    (tmp_path / "audit" / "models.keys").symlink_to(words)
+    with pytest.raises(InputError, match="symbolic link"):
+        Kept(tmp_path / "audit", {})
+    with pytest.raises(MachineError):
+        kept.losses("models", 2, lambda keys: [0.0, 0.0])
+    assert words.read_text() == "precious"
+
+
+def test_a_fault_of_the_disk_is_no_damage_of_a_file(tmp_path, monkeypatch):
+    kept = Kept(tmp_path, {})
+    kept.losses("models", 2, lambda keys: [0.0, 1.0])
+
+    def fails(path):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as there:
+        there.setattr(type(tmp_path), "read_bytes", fails)
+        with pytest.raises(MachineError, match="cannot be read: Too many open files"):
+            kept.losses("models", 2, list)
+    assert kept.losses("models", 2, list) == [0.0, 1.0]
+
+
+def test_models_of_another_mechanism_or_architecture_are_another_audit(tmp_path):
+    audit = an_audit()
+    Kept(tmp_path, audit._settings(0.9))
+    problem = made_up_problem()
+    for changed in (dataclasses.replace(problem, batch_size=9), dataclasses.replace(problem, num_steps=(5,))):
+        with pytest.raises(InputError, match=r"other settings \((batch_size|num_steps)\)"):
+            Kept(tmp_path, Audit(changed, network(), 4.0, 0.05, 40)._settings(0.9))
+    other = copy.deepcopy(network())
+    other[next(place for place, layer in enumerate(other) if isinstance(layer, (torch.nn.ReLU, torch.nn.Tanh)))] = (
+        torch.nn.Sigmoid()
+    )
+    with pytest.raises(InputError, match=r"other settings \(network\)"):
+        Kept(tmp_path, Audit(problem, other, 4.0, 0.05, 40)._settings(0.9))
+
+
+def test_the_rate_is_that_of_what_was_trained_and_waiting_is_told(tmp_path):
+    first = an_audit().run(0.9, tmp_path / "audit")
+    said = []
+    again = an_audit(report=said.append).run(0.9, tmp_path / "audit")
+    assert first.models_per_second > 0 and again.models_per_second is None
+    answers = iter([None, ([0.0], [1.0])])
+    with ThreadPoolExecutor(1) as threads:
+        assert an_audit(report=said.append)._each(lambda number: next(answers), [0], threads) == [([0.0], [1.0])]
+    assert said[-1].startswith("waiting for another process, which trains 1 parts")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import numbers
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -164,7 +165,10 @@ def auc(members: np.ndarray, non_members: np.ndarray) -> float:
 
 
 def require_levels(delta: float, confidence: float, nominal_epsilon: float | None) -> None:
-    """Raises InputError where one of them is out of range."""
+    """Raises InputError where one of them is out of range, or no number."""
+    for name, value in (("delta", delta), ("confidence", confidence), ("nominal_epsilon", nominal_epsilon or 0.0)):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise InputError(f"{name} must be a number, not {value!r}.")
     if not 0 < delta < 1:
         because = ": no mechanism with Gaussian noise has a finite epsilon at 0" if delta == 0 else ""
         raise InputError(f"delta must lie between 0 and 1, not {delta}{because}. Give the delta of the claim.")
@@ -179,10 +183,18 @@ def require_levels(delta: float, confidence: float, nominal_epsilon: float | Non
 
 def require_enough(num_members: int, num_non_members: int, confidence: float, delta: float) -> None:
     """Raises InputError where no attack could show anything; it says how many games could."""
-    used = [side - _num_chosen(side) for side in (num_members, num_non_members)]
-    if min(used) >= 1 and perfect(used[0], used[1], confidence, delta) > 0:
+
+    def shows(*sides: int) -> bool:
+        used = [side - _num_chosen(side) for side in sides]
+        return min(used) >= 1 and perfect(used[0], used[1], confidence, delta) > 0
+
+    if shows(num_members, num_non_members):
         return
     needed = games_needed(0.0, confidence, delta, SHARE)
+    if needed:
+        needed += needed % 2
+        while not shows(needed // 2, needed // 2):  # whole games choose the threshold
+            needed += 2
     remedy = (
         f"Play at least {needed:,}, half of them with the example"
         if needed
@@ -199,7 +211,7 @@ def sides(scores: Any, members: Any) -> tuple[np.ndarray, np.ndarray]:
     """The sorted scores of either side."""
     try:
         values, took_part = np.asarray(scores, dtype=np.float64), np.asarray(members, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError("scores and members must be numbers, one of each for every game.") from None
     if values.ndim != 1 or values.shape != took_part.shape:
         raise InputError(

@@ -40,6 +40,7 @@ SIDE = 64
 """Of a canary's image, in pixels. One weight belongs to each pixel, and noise is drawn in blocks of as
 many weights."""
 _MOST_CANARIES = SIDE * SIDE
+_MOST_GAMES, _MOST_SEEN = 10**12, 10**9
 _VIEWS = Views("none", 0, 0)
 _CLIPPING_NORM = 1.0
 _MICROBATCH = 64
@@ -92,7 +93,13 @@ def audit_canary(
     require_levels(delta, confidence, epsilon)
     _require_whole("num_steps", num_steps)
     _require_whole("num_games", num_games)
+    if num_games > _MOST_GAMES:
+        raise InputError(f"num_games must be at most {_MOST_GAMES:,}, not more: nobody waits for them.")
     num_canaries, num_runs = _games(sampling_prob, num_games)
+    if num_steps * num_canaries > _MOST_SEEN:
+        raise InputError(
+            f"{num_steps:,} updates that see {num_canaries:,} canaries each do not fit into memory. Take fewer updates."
+        )
     # The coins fall near one half: one game less on each side is not what is refused here.
     require_enough(num_games // 2, num_games // 2, confidence, delta)
     started = time.perf_counter()

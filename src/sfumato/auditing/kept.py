@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.auditing.bounds import new_split_seed
-from sfumato.errors import InputError
+from sfumato.errors import InputError, MachineError
 from sfumato.randomness import KEY_BYTES, new_key
-from sfumato.run_folder.files import machine_faults, read_json, write_atomically, write_first_json
+from sfumato.run_folder.files import machine_faults, read_json, refuse_links, write_atomically, write_first_json
 from sfumato.run_folder.locks import lock
 
 _SETTINGS, _SPLIT = "settings.json", "split_seed"
@@ -35,10 +35,9 @@ class Kept:
         self.folder, self.split_seed = folder, new_split_seed()
         if folder is None:
             return
+        refuse_links(folder)
         first = {**settings, _SPLIT: self.split_seed}
         write_first_json(folder / _SETTINGS, first, "membership audit", 0o600)
-        with machine_faults(folder):
-            folder.chmod(0o700)
         before = read_json(folder / _SETTINGS)
         split: Any = before.pop(_SPLIT, None) if isinstance(before, dict) else None
         if before == settings and (type(split) is not int or split < 0):
@@ -49,6 +48,8 @@ class Kept:
                 f"{folder} holds an audit with other settings ({', '.join(keys) or 'others'}). Give those again, or "
                 "choose another --output."
             )
+        with machine_faults(folder):
+            folder.chmod(0o700)
         self.split_seed = split
 
     def losses(self, name: str, count: int, train: Callable[[Sequence[bytes]], list[float]]) -> list[float] | None:
@@ -61,7 +62,7 @@ class Kept:
 
         Raises:
             InputError: If its file is damaged.
-            MachineError: If the folder cannot be written, or its file system has no locks.
+            MachineError: If the folder cannot be read or written, or its file system has no locks.
         """
         if self.folder is None:
             return train([new_key() for _ in range(count)])
@@ -75,8 +76,10 @@ class Kept:
                     # Python's own spelling of numbers that JSON has not: a model may diverge.
                     write_atomically(path, json.dumps(found).encode(), 0o600)
         try:
-            kept = read_json(path)
-        except InputError:
+            kept = json.loads(path.read_bytes())
+        except OSError as error:
+            raise MachineError(f"{path} cannot be read: {error.strerror}. Mend that; the same call goes on.") from None
+        except (ValueError, RecursionError):  # lists within lists
             kept = None
         if not isinstance(kept, list) or len(kept) != count or {type(loss) for loss in kept} - {float}:
             raise InputError(f"{path} is damaged. Delete it: its models are then trained anew.")
@@ -88,7 +91,7 @@ class Kept:
 def _alone(path: Path) -> Iterator[int | None]:
     """A descriptor of a file, made if need be, that no other process has meanwhile; None if one has it."""
     with machine_faults(path):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         try:
             lock(descriptor, path)

@@ -115,6 +115,7 @@ class Audit:
         self._products: dict[float, Product] = {}
         self._mechanisms: dict[int, Mechanism] = {}  # by number of updates
         self._stopped = threading.Event()
+        self._num_trained = 0  # in phase II
 
     def run(
         self,
@@ -170,7 +171,7 @@ class Audit:
             num_models=self.num_models,
             num_choosing_models=num_choosing,
             seconds=time.perf_counter() - started,
-            models_per_second=2 * self.num_models / seconds,
+            models_per_second=self._num_trained / seconds if self._num_trained else None,
         )
 
     def mechanism(self, setting: Setting) -> Mechanism:
@@ -231,6 +232,8 @@ class Audit:
         images, candidates = self.problem.images, self.problem.candidates
         return {
             "num_examples": len(images),
+            "batch_size": self.problem.batch_size,
+            "num_steps": list(self.problem.num_steps),
             "epsilon": self.epsilon,
             "delta": self.delta,
             "num_models": self.num_models,
@@ -239,7 +242,9 @@ class Audit:
             "confidence": confidence,
             "data": digest([part.hex() for part in images.content()]),
             "candidates": digest([[name, *_bytes_of(pixels, label)] for name, (pixels, label) in candidates.items()]),
-            "network": digest([[name, *_bytes_of(value)] for name, value in self.network.named_parameters()]),
+            "network": digest(
+                [str(self.network), *([name, *_bytes_of(value)] for name, value in self.network.named_parameters())]
+            ),
             "code": _digest_of_code(),
         }
 
@@ -271,6 +276,7 @@ class Audit:
         for inside, outside in self._each(one, range(0, self.num_models, size), threads):
             members += inside
             non_members += outside
+        self._num_trained = progress.trained // setting.num_steps
         return members, non_members
 
     def _each(
@@ -278,7 +284,11 @@ class Audit:
     ) -> list[_Losses]:
         """All chunks, in order. What another process trains is waited for, and trained here if that process ends."""
         found = dict(zip(numbers, threads.map(one, numbers), strict=True))
+        told = -math.inf
         while left := [number for number, losses in found.items() if losses is None]:
+            if time.perf_counter() - told >= 60:
+                told = time.perf_counter()
+                self.report(f"waiting for another process, which trains {len(left)} parts of the audit in this folder")
             time.sleep(1)
             found |= zip(left, threads.map(one, left), strict=True)
         return [losses for losses in found.values() if losses is not None]
@@ -324,23 +334,26 @@ class _Progress:
     Args:
         what: Is done.
         total: Updates.
+
+    Attributes:
+        trained: Updates that this process took; the others were kept.
     """
 
     def __init__(self, what: str, total: int, report: Callable[[str], None]) -> None:
         self._what, self._total, self._report = what, total, report
-        self._done = self._trained = 0
+        self._done = self.trained = 0
         self._started = self._told = time.perf_counter()
         self._alone = threading.Lock()
 
     def add(self, updates: int, trained: bool) -> None:
         with self._alone:
             self._done += updates
-            self._trained += updates * trained
+            self.trained += updates * trained
             now = time.perf_counter()
-            if now - self._told < 10 or not self._trained:
+            if now - self._told < 10 or not self.trained:
                 return
             self._told = now
-            left = (self._total - self._done) * (now - self._started) / self._trained
+            left = (self._total - self._done) * (now - self._started) / self.trained
             self._report(f"{self._what}: {self._done / self._total:.0%} done; about {left:.0f} s left")
 
 

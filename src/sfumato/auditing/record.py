@@ -189,7 +189,7 @@ class MembershipResult(AuditResult):
         num_models: On each side, in phase II.
         num_choosing_models: On both sides together, in phase I.
         seconds: Of this call; what an earlier one trained is not in it.
-        models_per_second: In phase II.
+        models_per_second: That this process trained in phase II; None where all were kept from before.
     """
 
     target_epsilon: float
@@ -203,4 +203,4 @@ class MembershipResult(AuditResult):
     num_models: int
     num_choosing_models: int
     seconds: float
-    models_per_second: float
+    models_per_second: float | None

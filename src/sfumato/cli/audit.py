@@ -134,9 +134,10 @@ def membership(
         )
         raise typer.Exit(1) from None
     if not json_:
-        won = found.winner
+        won, rate = found.winner, found.models_per_second
+        speed = "kept from before" if rate is None else f"{rate:.2g} in a second"
         output.say(
-            f"2 x {found.num_models:,} models, {found.models_per_second:.2g} in a second; z: {won.target}, learning "
+            f"2 x {found.num_models:,} models, {speed}; z: {won.target}, learning "
             f"rate {won.learning_rate:g}, C {won.clipping_norm:g}, {won.num_steps} updates, noise multiplier "
             f"{found.noise_multiplier:g}"
         )
