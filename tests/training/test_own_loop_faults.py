@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -574,3 +575,55 @@ def test_a_loop_whose_closing_was_interrupted_releases_no_more_and_the_folder_is
     again = begin(tmp_path)
     release(again, 1)
     assert again.finish().num_steps == 2
+
+
+def waits_beside_a_child(folder, children):
+    """The child goes on in its own way, as the workers of a pool."""
+    loop = begin(folder)
+    loop.batch(1)
+    if (child := os.fork()) == 0:
+        time.sleep(60)
+        os._exit(0)
+    children.put(child)
+    time.sleep(60)
+
+
+def test_a_loop_that_was_killed_is_opened_again_though_its_children_live(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    children = context.Queue()
+    process = context.Process(target=waits_beside_a_child, args=(tmp_path, children))
+    process.start()
+    child = children.get(timeout=60)
+    try:
+        with pytest.raises(InputError, match="another process is training"):
+            begin(tmp_path)
+        process.kill()
+        process.join()
+        begin(tmp_path).close()
+        os.kill(child, 0)  # it lives
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def goes_on_in_the_background(folder):
+    loop = begin(folder)
+    release(loop, 1)
+    parent = os.getpid()
+    if os.fork() != 0:
+        os._exit(0)  # as a daemon's parent does
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    again = begin(folder)
+    release(again, 1)
+    again.finish()
+    os._exit(0)
+
+
+def test_a_process_that_goes_on_in_the_background_opens_its_folder_again(tmp_path):
+    process = multiprocessing.get_context("spawn").Process(target=goes_on_in_the_background, args=(tmp_path,))
+    process.start()
+    process.join()
+    until = time.monotonic() + 30
+    while written(tmp_path).status != "complete" and time.monotonic() < until:
+        time.sleep(0.05)
+    assert written(tmp_path).status == "complete" and written(tmp_path).num_steps == 2

@@ -1,7 +1,9 @@
 """The folder of an own loop: what may go on in it, and what is refused."""
 
+import errno
 import multiprocessing
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -367,3 +369,28 @@ def test_names_of_all_folders_that_are_made_are_synced(tmp_path, monkeypatch):
         files.make_folder(tmp_path / "runs" / "a" / "mine")
         assert {tmp_path, tmp_path / "runs", tmp_path / "runs" / "a"} <= set(synced)
         synced.clear()
+
+
+def test_a_key_of_somebody_else_is_no_beginning_that_was_cut_short(tmp_path):
+    (tmp_path / "key").write_text(64 * "a" + "\n")
+    with pytest.raises(InputError, match="has no ledger of a loop .key is there"):
+        begin(tmp_path)
+    assert (tmp_path / "key").read_text() == 64 * "a" + "\n"
+
+
+@pytest.mark.parametrize("name", ["key", "sample.json", "privacy.json"])
+def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch, name):
+    begin(tmp_path).close()
+    real = {each: getattr(Path, each) for each in ("read_text", "read_bytes")}
+
+    def read(each, path, **options):
+        if path.name == name:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real[each](path, **options)
+
+    with monkeypatch.context() as there:
+        for each in real:
+            there.setattr(Path, each, lambda path, each=each, **options: read(each, path, **options))
+        with pytest.raises(MachineError, match="cannot be read: Permission denied"):
+            begin(tmp_path)
+    assert begin(tmp_path).finish().num_steps == 0

@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.auditing.bounds import new_split_seed
-from sfumato.errors import InputError, MachineError
+from sfumato.errors import InputError
 from sfumato.randomness import KEY_BYTES, new_key
-from sfumato.run_folder.files import machine_faults, read_json, refuse_links, write_atomically, write_first_json
+from sfumato.run_folder.files import (
+    NO_FILE,
+    machine_faults,
+    read_json,
+    reading_faults,
+    refuse_links,
+    write_atomically,
+    write_first_json,
+)
 from sfumato.run_folder.locks import lock
 
 _SETTINGS, _SPLIT = "settings.json", "split_seed"
@@ -76,10 +84,9 @@ class Kept:
                     # Python's own spelling of numbers that JSON has not: a model may diverge.
                     write_atomically(path, json.dumps(found).encode(), 0o600)
         try:
-            kept = json.loads(path.read_bytes())
-        except OSError as error:
-            raise MachineError(f"{path} cannot be read: {error.strerror}. Mend that; the same call goes on.") from None
-        except (ValueError, RecursionError):  # lists within lists
+            with reading_faults(path):
+                kept = json.loads(path.read_bytes())
+        except (*NO_FILE, ValueError, RecursionError):  # lists within lists
             kept = None
         if not isinstance(kept, list) or len(kept) != count or {type(loss) for loss in kept} - {float}:
             raise InputError(f"{path} is damaged. Delete it: its models are then trained anew.")

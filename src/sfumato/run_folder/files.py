@@ -13,6 +13,7 @@ from sfumato.errors import InputError, MachineError
 
 DATA_ROOT_FILE = "data_root"
 INIT_FILE = "init_from"
+NO_FILE = FileNotFoundError, IsADirectoryError, NotADirectoryError
 
 
 @contextlib.contextmanager
@@ -25,6 +26,17 @@ def machine_faults(path: Path) -> Iterator[None]:
             f"{path} cannot be written: {error.strerror}. What was written before is intact; make "
             "room or make it writable, then go on; a run does by `sfumato resume`."
         ) from error
+
+
+@contextlib.contextmanager
+def reading_faults(path: Path) -> Iterator[None]:
+    """The same for a file that cannot be read though it is there: that is no damage of it. `NO_FILE` passes."""
+    try:
+        yield
+    except NO_FILE:
+        raise
+    except OSError as error:
+        raise MachineError(f"{path} cannot be read: {error.strerror}. Mend that, then try again.") from error
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
@@ -113,10 +125,12 @@ def read_json(path: Path) -> Any:
 
     Raises:
         InputError: If it is missing or damaged.
+        MachineError: If it cannot be read.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # lists within lists
+        with reading_faults(path):
+            return json.loads(path.read_text(encoding="utf-8"))
+    except (*NO_FILE, ValueError, RecursionError) as error:  # lists within lists
         raise InputError(
             f"{path} is missing or damaged ({type(error).__name__}). Give the folder of a run that this tool wrote."
         ) from None

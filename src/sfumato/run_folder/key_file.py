@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 from sfumato.errors import InputError
-from sfumato.run_folder.files import machine_faults, sync_folder, write_atomically
+from sfumato.run_folder.files import NO_FILE, machine_faults, reading_faults, sync_folder, write_atomically
 
 KEY_FILE = "key"
 
@@ -21,11 +21,13 @@ def read_key(folder: Path) -> bytes:
 
     Raises:
         InputError: If it is missing or damaged: the run cannot be continued without it.
+        MachineError: If it cannot be read.
     """
     path = folder / KEY_FILE
     try:
-        key = bytes.fromhex(path.read_text().strip())
-    except (OSError, ValueError):
+        with reading_faults(path):
+            key = bytes.fromhex(path.read_text().strip())
+    except (*NO_FILE, ValueError):
         key = b""
     if len(key) != 32:
         raise InputError(
@@ -40,9 +42,14 @@ _ERASED = b"0" * 65
 
 
 def has_key(folder: Path) -> bool:
-    """Whether a run's key is there; one that was overwritten, but whose file a crash left, is not."""
+    """Whether a run's key is there; one that was overwritten, but whose file a crash left, is not.
+
+    Raises:
+        MachineError: If it cannot be read.
+    """
     path = folder / KEY_FILE
-    return os.path.lexists(path) and not (path.is_file() and path.read_bytes() == _ERASED)
+    with reading_faults(path):
+        return os.path.lexists(path) and not (path.is_file() and path.read_bytes() == _ERASED)
 
 
 def is_key(folder: Path) -> bool:

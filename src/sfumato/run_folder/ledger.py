@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import json
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sfumato.run_folder.locks import lock
 from sfumato.run_folder.process import this_process
 
 GENESIS = "0" * 64
+_all: "weakref.WeakSet[Ledger]" = weakref.WeakSet()
 
 
 class Ledger:
@@ -38,6 +40,7 @@ class Ledger:
         self._descriptor: int | None = None
         self._is_closed = False
         self._process = this_process()
+        _all.add(self)
         self._key: bytes | None = None
 
     @classmethod
@@ -170,8 +173,8 @@ class Ledger:
         Raises:
             MachineError: If it cannot be written; the update must then not be applied.
         """
-        assert self._descriptor is not None, "opened to read only"
         self.settle()
+        assert self._descriptor is not None, "opened to read only"
         line = chained_line(entry, self.head)
         self.lines.append(line)  # counted from here on, whatever stops what follows
         self.settle()
@@ -184,6 +187,8 @@ class Ledger:
         Raises:
             MachineError: If it cannot be written.
         """
+        if this_process() != self._process:
+            raise MachineError(f"{self.path} is for the process that opened it. End the one forked off it.")
         count, size = self._on_disk
         assert not self._is_closed or count == len(self.lines), "closed"
         if self._descriptor is not None:
@@ -191,8 +196,6 @@ class Ledger:
         if count == len(self.lines):
             return
         assert self._descriptor is not None, "opened to read only"
-        if this_process() != self._process:
-            raise MachineError(f"{self.path} is for the process that opened it. End the one forked off it.")
         entry = self.lines[count]
         head = {"lines": count + 1, "line": entry, "mac": self._head_mac(count + 1, entry)}
         write_json(self.head_path, head)
@@ -241,17 +244,20 @@ class Ledger:
         self._is_closed = True  # first: what is interrupted further down goes on without the lock otherwise
         descriptor = self._descriptor
         if descriptor is not None:
-            if this_process() == self._process:  # a forked process that lives on would hold the lock
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            self._descriptor = None
-            os.close(descriptor)
+            try:
+                if this_process() == self._process:  # one that was forked by no Python code would hold the lock
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+            finally:
+                self._descriptor = None
+                os.close(descriptor)
 
     def __del__(self) -> None:
-        # An interrupt may fall between the opening of the file and whoever would close it.
-        try:  # not by contextlib, which is gone when the interpreter ends
-            self.close()
-        except Exception:
-            pass
+        # An interrupt may fall between the opening of the file and whoever would close it, or in here.
+        for _ in range(2):
+            try:  # not by contextlib, which is gone when the interpreter ends
+                self.close()
+            except BaseException:
+                pass
 
     @property
     def is_open(self) -> bool:
@@ -287,3 +293,14 @@ def _as_bytes(line: dict[str, Any]) -> bytes:
 def _line_hash(line: dict[str, Any]) -> str:
     content = {key: value for key, value in line.items() if key != "hash"}
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def _leave_to_the_parent() -> None:
+    """In a forked process: one that lives longer than its parent would hold the lock. The parent's stays."""
+    for ledger in list(_all):
+        descriptor, ledger._descriptor = ledger._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)

@@ -49,8 +49,10 @@ def refuse_other_files(folder: Path) -> None:
     content = ledger.read_bytes() if ledger.exists() else None
     if content is not None and (b"\n" in content or (folder / "ledger.head").exists()):
         return
-    # The ledger's first byte comes after its head; a key is written whole; a sample is drawn after two lines.
-    begun = {ledger.name: content == b"", KEY_FILE: is_key(folder), SAMPLE_FILE: is_fresh(folder)}
+    # An empty ledger comes first, and its first byte after its head; a key is written whole; a sample is drawn after
+    # two lines.
+    is_begun = content == b""
+    begun = {ledger.name: is_begun, KEY_FILE: is_begun and is_key(folder), SAMPLE_FILE: is_begun and is_fresh(folder)}
     others = [name for name in names if not begun.get(name, name.endswith(".part"))]
     if others:
         raise InputError(
