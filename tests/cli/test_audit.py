@@ -133,7 +133,7 @@ def test_a_membership_audit_that_is_stopped_says_how_to_go_on(capsys, tmp_path, 
     status, out, err = call(capsys, "audit", "membership", "--epsilon", "8", "--num-models", "5000", *output)
     assert status == 1 and not out
     assert err.splitlines()[-1].startswith(
-        "interrupted; what is trained is kept. Go on with the same command: sfumato "
+        "interrupted; what is trained is kept. Go on with the same command: sfumato"
         if keeps
         else "interrupted; nothing is kept of an audit without --output"
     )

@@ -378,7 +378,7 @@ def test_a_key_of_somebody_else_is_no_beginning_that_was_cut_short(tmp_path):
     assert (tmp_path / "key").read_text() == 64 * "a" + "\n"
 
 
-@pytest.mark.parametrize("name", ["key", "sample.json", "privacy.json"])
+@pytest.mark.parametrize("name", ["key", "ledger.head", "sample.json", "privacy.json"])
 def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch, name):
     begin(tmp_path).close()
     real = {each: getattr(Path, each) for each in ("read_text", "read_bytes")}

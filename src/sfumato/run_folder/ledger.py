@@ -11,7 +11,7 @@ from typing import Any
 
 from sfumato.errors import InputError, MachineError
 from sfumato.randomness import canonical, subkey
-from sfumato.run_folder.files import machine_faults, read_json, sync_folder, write_json
+from sfumato.run_folder.files import machine_faults, read_json, reading_faults, sync_folder, write_json
 from sfumato.run_folder.key_file import KEY_FILE
 from sfumato.run_folder.locks import lock
 from sfumato.run_folder.process import this_process
@@ -120,6 +120,7 @@ class Ledger:
 
         Raises:
             InputError: If the head's file is missing, not of this key, or not of this ledger.
+            MachineError: If it cannot be read.
         """
         self._key = subkey(key, "ledger head")
         path = self.head_path
@@ -132,7 +133,8 @@ class Ledger:
                 raise InputError(f"{path} is missing: lines of {self.path} may be, too, {restore}")
             return
         try:
-            content = json.loads(path.read_bytes())
+            with reading_faults(path):
+                content = json.loads(path.read_bytes())
             count, line = content["lines"], content["line"]
             authentic = hmac.compare_digest(content["mac"], self._head_mac(count, line))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):

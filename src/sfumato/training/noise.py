@@ -79,7 +79,9 @@ def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream:
     if len(firsts) <= 1:
         list(map(add, firsts))  # a thread takes longer to begin
     else:
-        with ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,)) as threads:
+        count = torch.get_num_threads()
+        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as threads:
             list(threads.map(add, firsts))
+        torch.set_num_threads(count)  # else every thread that begins later would compute alone, too
     parts = noisy.split([value.numel() for value in grad_sum.values()])
     return {name: part.view(value.shape) for (name, value), part in zip(grad_sum.items(), parts, strict=True)}
