@@ -6,6 +6,7 @@ to the product's own `PrivateStep.collect` while the models train.
 """
 
 import copy
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -192,8 +193,10 @@ class Models:
             filled[model, : len(each)] = torch.from_numpy(each)
             is_real[model, : len(each)] = True
         sums = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        for first in range(0, longest, max(1, _EXAMPLES_AT_ONCE // len(rows))):
-            part = slice(first, first + max(1, _EXAMPLES_AT_ONCE // len(rows)))
+        passes = max(1, round(len(rows) * longest / _EXAMPLES_AT_ONCE))
+        size = max(1, math.ceil(longest / passes))  # no pass for the few rows that a batch is longer than B
+        for first in range(0, longest, size):
+            part = slice(first, first + size)
             of_part = self._views_sum if self._views.augmult else self._stacked_sum
             for name, value in of_part(parameters, drawn, filled[:, part], is_real[:, part]).items():
                 sums[name] += value
