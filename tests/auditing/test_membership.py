@@ -265,6 +265,8 @@ def test_all_of_table_7_is_tried():
         ({"num_models": 3}, "Play at least"),
         ({"num_models": 0}, "num_models must be"),
         ({"augmult": -1}, "augmult must be"),
+        ({"num_steps": 0}, "num_steps must be"),
+        ({"num_steps": 2.5}, "num_steps must be"),
         ({"num_examples": 0}, "num_examples must be"),
         ({"num_examples": 70_000}, "num_examples must be"),
         ({"confidence": 1.0}, "confidence must lie"),

@@ -114,6 +114,10 @@ def test_a_membership_audit_states_what_it_ran_keeps_its_schema_and_goes_on(caps
     assert again["bounds"] == found["bounds"]
     said = refused(capsys, *membership, "--output", tmp_path / "audit", "--delta", "0.02")
     assert "other settings (delta)" in said
+    assert "other settings (num_steps)" in refused(
+        capsys, *membership, "--output", tmp_path / "audit", "--num-steps", "3"
+    )
+    assert json_of(capsys, *membership, "--num-steps", "3")["winner"]["num_steps"] == 3
     status, out, _ = call(capsys, *membership, "--output", tmp_path / "fixed", "--fixed-batches")
     assert status == 0 and "without amplification by sampling" in out and "2 x 24 models" in out
 

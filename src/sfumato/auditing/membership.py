@@ -3,6 +3,7 @@ and an attacker who sees the loss on z alone.
 """
 
 import contextlib
+import dataclasses
 import math
 import threading
 import time
@@ -49,6 +50,7 @@ def audit_membership(
     data_root: Path | str | None = None,
     fixed_batches: bool = False,
     augmult: int = 0,
+    num_steps: int | None = None,
     confidence: float = 0.999,
     output: Path | str | None = None,
     report: Callable[[str], None] = lambda text: None,
@@ -68,6 +70,7 @@ def audit_membership(
         fixed_batches: The paper's stricter reading: the same batches for all models, so that only noise
             is random. The claim is then that of the updates with z without any sampling.
         augmult: K, views of each image; 0: none.
+        num_steps: T of every model; default: phase I tries both of Table 7.
         confidence: Of each bound.
         output: A folder that keeps what is trained, so that the same call goes on; only its owner reads it. Several
             processes that are given one folder share the work.
@@ -83,11 +86,15 @@ def audit_membership(
     require_levels(delta, confidence, epsilon)
     if epsilon == 0:
         raise InputError("epsilon must be above 0: at 0 nothing is learnt, and no attack can show anything.")
-    for name, value, least in (("num_models", num_models, 1), ("augmult", augmult, 0)):
+    whole = [("num_models", num_models, 1), ("augmult", augmult, 0)]
+    whole += [] if num_steps is None else [("num_steps", num_steps, 1)]
+    for name, value, least in whole:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InputError(f"{name} must be a whole number, at least {least}, not {value}.")
     require_enough(num_models, num_models, confidence, delta)
     problem = problems.mnist(num_examples, None if data_root is None else Path(data_root))
+    if num_steps is not None:
+        problem = dataclasses.replace(problem, num_steps=(num_steps,))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         network = LeNet(10)

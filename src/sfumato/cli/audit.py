@@ -93,6 +93,7 @@ def membership(
         bool, typer.Option("--fixed-batches", help="The same batches for all models; judged without sampling.")
     ] = False,
     augmult: Annotated[int, typer.Option(help="Views of each image; 0: none.")] = 0,
+    num_steps: Annotated[int | None, typer.Option(help="Updates of a model; default: two numbers are tried.")] = None,
     confidence: Confidence = 0.999,
     output_: Annotated[
         Path | None,
@@ -120,6 +121,7 @@ def membership(
                 data_root=data_root,
                 fixed_batches=fixed_batches,
                 augmult=augmult,
+                num_steps=num_steps,
                 confidence=confidence,
                 output=output_,
                 report=output.note,
