@@ -1,5 +1,6 @@
 """Archives of images: what tar shards and Parquet files hold is the folder that they were made of."""
 
+import hashlib
 import io
 import json
 import os
@@ -136,6 +137,105 @@ def test_bad_members_keep_their_place_and_a_cut_shard_says_what_is_lost(tmp_path
         assert 0 < len(part.train) + len(part.held_out_files) < 12
 
 
+def shard_of(root, numbers, name="a"):
+    root.mkdir(exist_ok=True)
+    write_tar(root / f"{name}.tar", by_class_file(numbers))
+    return root / f"{name}.tar"
+
+
+def test_what_stands_behind_a_tar_s_end_is_never_lost_without_a_word(tmp_path):
+    """By cat two archives become one file, of which tar shows the first; a header of zeros looks like an end."""
+    root = tmp_path / "shards"
+    path, other = shard_of(root, range(12)), shard_of(tmp_path / "other", range(12, 20))
+    content = path.read_bytes()
+    with tarfile.open(path) as tar:
+        middle = tar.getmembers()[12]
+    for damaged in (
+        content + other.read_bytes(),
+        content[: middle.offset] + bytes(512) + content[middle.offset + 512 :],
+        content + b"a note",
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match=r"a\.tar goes on behind its end"):
+            load_folder(CONFIG, root, quiet)
+    lines = []
+    path.write_bytes(content[: middle.offset] + bytes(3 * tarfile.RECORDSIZE))
+    assert len(load_folder(CONFIG, root, lines.append).train) < 6
+    assert any("is cut short or damaged" in line for line in lines)
+    path.write_bytes(content)
+    with tarfile.open(path) as tar:
+        behind = tar.getmembers()[-1].offset_data + 512
+    for zeros in (2 * 512, 9 * 512, tarfile.RECORDSIZE):  # however much of the last record was free
+        path.write_bytes(content[:behind] + bytes(zeros))
+        lines.clear()
+        assert len(load_folder(CONFIG, root, lines.append).train) > 6
+        assert not any("cut" in line for line in lines)
+
+
+def test_a_link_in_an_archive_is_refused_by_name(tmp_path):
+    path = shard_of(tmp_path / "shards", range(12))
+    with tarfile.open(path, "a") as tar:
+        link = tarfile.TarInfo("images/cat/link.png")
+        link.type, link.linkname = tarfile.SYMTYPE, "0000.png"
+        tar.addfile(link)
+    with pytest.raises(InputError, match=r"link\.png is a link"):
+        load_folder(CONFIG, tmp_path / "shards", quiet)
+
+
+def test_members_beside_images_are_passed_over_with_a_line(tmp_path):
+    root, lines = tmp_path / "shards", []
+    members = [*by_class_file(range(12)), ("0003.txt", b"a cat"), ("0003.seg.npy", b""), ("README.md", b"")]
+    root.mkdir()
+    write_tar(root / "a.tar", sorted(members))
+    assert len(load_folder(CONFIG, root, lines.append).train) >= 6
+    assert any("members that are no image: 1 of .md, 1 of .npy, 1 of .txt" in line for line in lines)
+
+
+@pytest.mark.parametrize("change", ["index cut", "half a line", "label", "image", "no image", "no digest", "no index"])
+def test_what_was_changed_among_unpacked_images_is_unpacked_anew(tmp_path, change):
+    root = tmp_path / "shards"
+    shard_of(root, range(12))
+    whole = load_folder(CONFIG, root, quiet)
+    (index,) = (tmp_path / "cache_home").rglob("index.jsonl")
+    text, images = index.read_text(), sorted(index.parent.glob("*.png"))
+    match change:
+        case "index cut":
+            index.write_text("".join(text.splitlines(keepends=True)[:-2]))
+        case "half a line":
+            index.write_text(text[:-20])
+        case "label":
+            index.write_text(text.replace('"label": "cat"', '"label": "dog"', 1))
+        case "image":
+            images[0].write_bytes(image(99))
+        case "no image":
+            images[0].unlink()
+        case "no digest":
+            (index.parent / "done.json").write_text("{}")
+        case "no index":
+            index.unlink()
+    again = load_folder(CONFIG, root, quiet)
+    for one, other in ((whole.train, again.train), (whole.held_out_files, again.held_out_files)):
+        assert torch.equal(one.labels, other.labels) and torch.equal(one.integers(), other.integers())
+
+
+def test_shards_named_in_camel_case_are_the_parts_that_they_say(tmp_path):
+    for name, numbers in (("petsTrain-0", range(6)), ("petsTest-0", range(6, 12))):
+        shard_of(tmp_path / "shards", numbers, name)
+    data = load_folder(CONFIG, tmp_path / "shards", quiet)
+    assert (len(data.train), len(data.held_out_files), data.held_out_name) == (6, 6, "test")
+
+
+def test_an_image_of_a_parquet_file_without_a_path_is_told_by_its_bytes(parquet):
+    rows = [{"image": image(number), "label": number % 2} for number in range(40)]
+    config, lines = CONFIG.model_copy(update={"classes": ["0", "1"]}), []
+    rows[3]["image"] = b"cut"
+    load_folder(config, parquet("a.parquet", rows), lines.append)
+    (named,) = [line for line in lines if "unreadable image" in line]
+    assert hashlib.sha256(b"cut").hexdigest() in named
+    with pytest.raises(InputError, match='row 0 has an "image" that is str, not bytes'):
+        load_folder(config, parquet("b.parquet", [{"image": "0.png", "label": 1}]), quiet)
+
+
 @pytest.mark.parametrize(
     ("members", "says"),
     [
@@ -143,7 +243,13 @@ def test_bad_members_keep_their_place_and_a_cut_shard_says_what_is_lost(tmp_path
         ([("0.png", image(0)), ("0.jpg", image(0, "JPEG")), ("0.cls", b"cat")], "has 2 images"),
         ([("a/0.png", image(0)), ("a/0.png", image(1))], "is there a second time"),
         ([("0.png", image(0)), ("0.json", b"{")], "is no JSON"),
-        ([("0.gif", image(0)), ("0.cls", b"cat")], "has no image of a known kind"),
+        ([("0.gif", image(0)), ("0.cls", b"cat")], "0.gif is of no known kind of image"),
+        ([("cat/0.png", image(0)), ("cat/1.jfif", image(1, "JPEG"))], "1.jfif is of no known kind of image"),
+        ([("cat/0.png", image(0)), ("cat/img1", image(1))], "img1 is of no known kind of image"),
+        ([("cat/0.png", image(0)), ("more.tar", b"")], "more.tar is of no known kind of image"),
+        ([("cat/0.png", image(0)), ("labels.csv", b"file,label")], "labels.csv is a table of labels"),
+        ([("0.txt", b"a cat"), ("0.cls", b"cat")], "has no image of a known kind"),
+        ([("cat/Zo\u00eb.png", image(0)), ("cat/Zoe\u0308.png", image(1))], "is there a second time"),
         ([("0.png", image(0)), ("0.cls", b"cat"), ("0.json", b'{"label": "dog"}')], "has two labels, 'cat' and 'dog'"),
         ([("cat/0.png", image(0)), ("cat/0.json", b'{"label": [1.0]}')], r"has the label '\[1.0\]', no name"),
         ([("0.png", image(0)), ("0.json", b'{"label": "\\ud800"}')], "no name or whole number"),

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from sfumato.data import cache, imagenet_tars, store
+from sfumato.data import cache, store
+from sfumato.data.archives import imagenet
 from sfumato.data.cache import decode_cached
 from sfumato.data.catalogue import NamedSet
 from sfumato.data.images import Digests
@@ -295,7 +296,7 @@ def _of_folders(name: str, named: NamedSet, root: Path, image_size: int, report:
     return Raw(decoded.images, torch.tensor(labels), decoded.readable, decoded.digests)
 
 
-_ARCHIVES = {"train": imagenet_tars.TRAIN, "val": imagenet_tars.VALIDATION}
+_ARCHIVES = {"train": imagenet.TRAIN, "val": imagenet.VALIDATION}
 
 
 def _part_of_set(name: str, named: NamedSet, home: Path, part: str) -> tuple[list[tuple[FoundFile, str]], Path | None]:
@@ -304,7 +305,7 @@ def _part_of_set(name: str, named: NamedSet, home: Path, part: str) -> tuple[lis
         found = find_images(home / part) if (home / part).is_dir() else []
         return [(file, file.name.split("/")[0] if "/" in file.name else "") for file in found], None
     is_train = part == named.folders[1]
-    listed = imagenet_tars.training_images(home) if is_train else imagenet_tars.validation_images(home)
+    listed = imagenet.training_images(home) if is_train else imagenet.validation_images(home)
     return listed, home / _ARCHIVES[part] if listed else None
 
 

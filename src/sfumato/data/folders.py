@@ -20,20 +20,19 @@ import numpy as np
 import torch
 
 from sfumato.config import DataConfig
-from sfumato.data import archives, decoding, tables
+from sfumato.data import decoding
+from sfumato.data.archives import unpacking
 from sfumato.data.cache import decode_cached
 from sfumato.data.catalogue import Facts
 from sfumato.data.examples import Dataset, check_proportions
+from sfumato.data.folder_labels import MOST_NAMED, classes_of, files_with_labels, of_archives
 from sfumato.data.images import ImageSet, normalisation
-from sfumato.data.listing import LabelledFile, find_labelled, find_notes, group_name, with_groups
+from sfumato.data.listing import LabelledFile, find_notes
 from sfumato.data.splitting import HELD_OUT_FRACTION, hash_fraction, is_held_out
 from sfumato.errors import InputError
 
 DEFAULT_IMAGE_SIZE = 32
 DEFAULT_CHANNELS = 3
-
-# Names that a line for the user gives as examples.
-_MOST_NAMED = 5
 
 Part = Literal["train", "valid", "test"]
 
@@ -211,15 +210,15 @@ def labelled_images(
     """
     config = DataConfig(name="folder", classes=list(classes), group_by=group_by)
     size = round(resize_ratio * image_size)
-    found = archives.shards(root)
+    found = unpacking.shards(root)
     with tempfile.TemporaryDirectory(prefix="sfumato-") as own:  # for its owner alone
         if found:
-            archives.unpack(found, Path(own), report)
+            unpacking.unpack(found, Path(own), report)
 
         def listed(config: DataConfig) -> list[LabelledFile]:
             if found:
-                return _of_archives(config, root, archives.labelled(Path(own)), report)
-            return _labelled(config, root, report, needs_train=False)
+                return of_archives(config, root, unpacking.labelled(Path(own)) or [], report)
+            return files_with_labels(config, root, report, needs_train=False)
 
         try:
             files = listed(config)
@@ -228,7 +227,7 @@ def labelled_images(
                 raise
             files = listed(config.model_copy(update={"group_by": None}))
             report(f"intervals take images to be of different people: {error}")
-        _classes(config, root, files)
+        classes_of(config, root, files)
         decoded = decoding.decode_images([item.file.path for item in files], image_size=size, channels=channels)
     _report_unreadable([str(root / item.file.name) for item in files], decoded, report)
     labels = torch.tensor([tuple(classes).index(item.label) for item in files], dtype=torch.int64)
@@ -293,8 +292,8 @@ class _Listing:
 
 
 def _list(config: DataConfig, root: Path, report: Callable[[str], None]) -> _Listing:
-    files = _labelled(config, root, report)
-    classes = _classes(config, root, files)
+    files = files_with_labels(config, root, report)
+    classes = classes_of(config, root, files)
     check_proportions(config, len(classes))
     if config.classes is None:
         report(f"classes, public because folders are named so: {', '.join(classes)}")
@@ -314,8 +313,8 @@ def _list(config: DataConfig, root: Path, report: Callable[[str], None]) -> _Lis
         else f"{HELD_OUT_FRACTION:.0%}, by a fixed hash of each {what}'s name"
     )
     counts = collections.Counter(item.label for item in train)
-    shown = ", ".join(f"{name} {counts[name]}" for name in classes[:_MOST_NAMED])
-    shown += ", ..." if len(classes) > _MOST_NAMED else ""
+    shown = ", ".join(f"{name} {counts[name]}" for name in classes[:MOST_NAMED])
+    shown += ", ..." if len(classes) > MOST_NAMED else ""
     report(f"{len(train)} images to train on ({shown}), {len(held_out)} held out as {held_out_name} ({how})")
     if config.group_by is not None:
         sizes = collections.Counter(str(item.group) for item in train)
@@ -345,90 +344,6 @@ def _list(config: DataConfig, root: Path, report: Callable[[str], None]) -> _Lis
     )
 
 
-def _labelled(
-    config: DataConfig, root: Path, report: Callable[[str], None], *, needs_train: bool = True
-) -> list[LabelledFile]:
-    listed = None if config.classes is None else _listed_classes(config.classes)
-    in_archives = archives.unpacked(root, report)
-    if in_archives is not None:
-        return _of_archives(config, root, archives.labelled(in_archives), report)
-    found_tables = tables.find_tables(root)
-    if not found_tables:
-        files = find_labelled(root, listed, needs_train=needs_train)
-        return files if config.group_by is None else with_groups(files, config.group_by)
-    by_column = config.group_by == "group"
-    files = tables.read_labels(root, with_groups=by_column, classes=listed, needs_train=needs_train)
-    _require_classes(config, str(found_tables[0]), files)
-    if config.group_by is None and tables.has_groups(root):
-        report(
-            f'{found_tables[0]} has a column "group", which is not used: data.group_by = "group" keeps the '
-            "images of a group on one side"
-        )
-    return files if by_column or config.group_by is None else with_groups(files, config.group_by)
-
-
-def _of_archives(
-    config: DataConfig, root: Path, files: list[LabelledFile], report: Callable[[str], None]
-) -> list[LabelledFile]:
-    _require_classes(config, str(root), files)
-    if config.group_by is None and any(item.group for item in files):
-        report(f'{root} names groups, which are not used: data.group_by = "group" keeps a group on one side')
-    if config.group_by == "group":
-        without = next((item for item in files if not group_name(item.group or "")), None)
-        if without is not None:
-            raise InputError(f"{root}: {without.file.name} names no group. Give it to all, or take data.group_by out.")
-        return [dataclasses.replace(item, group=group_name(str(item.group))) for item in files]
-    plain = [dataclasses.replace(item, group=None) for item in files]
-    return plain if config.group_by is None else with_groups(plain, config.group_by)
-
-
-def _require_classes(config: DataConfig, source: str, files: Sequence[LabelledFile]) -> None:
-    if config.classes is None:
-        found = sorted({item.label for item in files})
-        shown = ", ".join(map(repr, found[:_MOST_NAMED])) + (", ..." if len(found) > _MOST_NAMED else "")
-        raise InputError(
-            f"{source} gives labels, but data.classes does not state the classes. "
-            "They are published, and no noise hides that an image of a class is there: a list "
-            f"read from the private labels would tell. It holds {shown}. State the classes that "
-            "may be known: "
-            '--set \'data.classes=["A", "B"]\''
-        )
-
-
-def _classes(config: DataConfig, root: Path, files: Sequence[LabelledFile]) -> tuple[str, ...]:
-    classes = (
-        tuple(sorted({item.label for item in files})) if config.classes is None else _listed_classes(config.classes)
-    )
-    if len(classes) < 2:
-        found = ", ".join(classes) or "no image was found"
-        inner = sorted({item.file.name.split("/")[1] for item in files if item.file.name.count("/") >= 2})
-        deeper = f", or name {root / classes[0]} if {', '.join(inner[:3])} in it are the classes" if inner[1:] else ""
-        raise InputError(
-            f"there must be two classes or more, not {len(classes)} ({found}). Add images of others{deeper}."
-        )
-    for item in files:
-        if item.label not in classes:
-            listed = ", ".join(classes)
-            if any(set(map(str.strip, item.label.split(sign))) & set(classes) for sign in "|;,"):
-                raise InputError(
-                    f"{root / item.file.name} has several labels ({item.label}): each image has one here. Leave "
-                    "such images out, or make the combination a class of its own in data.classes."
-                )
-            raise InputError(
-                f"{root / item.file.name} has the label {item.label}, which is not in data.classes "
-                f"({listed}). Correct one of them."
-            )
-    return classes
-
-
-def _listed_classes(classes: Sequence[str]) -> tuple[str, ...]:
-    listed = tuple(unicodedata.normalize("NFC", name) for name in classes)
-    for name in listed:
-        if not name or listed.count(name) > 1:
-            raise InputError(f"data.classes names {name!r} more than once or not at all. List each class once.")
-    return listed
-
-
 def _report_unreadable(names: Sequence[str], decoded: decoding.Decoded, report: Callable[[str], None]) -> None:
     for name, reason in zip(names, decoded.reasons, strict=True):
         if reason is not None:
@@ -445,7 +360,7 @@ def _report_copies(names: Sequence[str], decoded: decoding.Decoded, report: Call
             alike.setdefault(hashlib.sha256(pixels.tobytes()).digest(), []).append(name)
     copied = [same for same in alike.values() if len(same) > 1]
     if copied:
-        shown = "; ".join(" = ".join(same[:_MOST_NAMED]) for same in copied[:_MOST_NAMED])
+        shown = "; ".join(" = ".join(same[:MOST_NAMED]) for same in copied[:MOST_NAMED])
         count = sum(map(len, copied)) - len(copied)
         report(
             f"warning: files that are copies of others, the same pixels after resizing: {count} "
@@ -466,5 +381,5 @@ def _warn_of_like_groups(groups: set[str], report: Callable[[str], None]) -> Non
     if same:
         report(
             "warning: groups that differ by upper and lower case or the like are different "
-            f"people here: {', '.join(same[:_MOST_NAMED])}"
+            f"people here: {', '.join(same[:MOST_NAMED])}"
         )

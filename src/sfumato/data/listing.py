@@ -155,7 +155,7 @@ def find_labelled(root: Path, classes: Sequence[str] | None, *, needs_train: boo
         {
             unicodedata.normalize("NFC", entry.name)
             for entry in root.iterdir()
-            if entry.is_dir() and not _is_left_out(entry.name)
+            if entry.is_dir() and not is_left_out(entry.name)
         }
     )
     parts = parts_of(root, files, folders, classes, needs_train=needs_train)
@@ -187,7 +187,7 @@ def _class_folders(root: Path, folders: Sequence[str], in_parts: bool) -> Iterat
             yield root / folder
         elif (root / folder).is_dir():
             inner = sorted((root / folder).iterdir())
-            yield from (path for path in inner if path.is_dir() and not _is_left_out(path.name))
+            yield from (path for path in inner if path.is_dir() and not is_left_out(path.name))
 
 
 # Default_Ignorable_Code_Point of Unicode 16.0's DerivedCoreProperties.txt (as in 14.0), which no
@@ -265,10 +265,11 @@ def with_groups(files: Sequence[LabelledFile], pattern: str) -> list[LabelledFil
 
 
 def words_of(name: str) -> list[str]:
-    """The words of a name, as `pets_train-01`; a number or "set" at a word's end left out, as of
+    """The words of a name, as `pets_train-01` or `petsTrain`; a number or "set" at a word's end left out, as of
     `train2017` and `testset`.
     """
-    words = (word.rstrip("0123456789").removesuffix("set") for word in re.split(r"[-_. ]+", name.casefold()))
+    parts = re.split(r"[-_. ]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name))
+    words = (word.casefold().rstrip("0123456789").removesuffix("set") for word in parts)
     return [word for word in words if word]
 
 
@@ -323,7 +324,7 @@ def _walk(folder: Path) -> Iterator[Path]:
         raise InputError(f"folder {folder} cannot be read: {error.strerror}. Make it readable.") from None
     for entry in entries:
         path = folder / entry.name
-        if _is_left_out(entry.name):
+        if is_left_out(entry.name):
             continue
         if entry.is_symlink() and entry.is_dir():
             raise InputError(
@@ -346,7 +347,8 @@ def _status(path: Path) -> os.stat_result:
         ) from None
 
 
-def _is_left_out(name: str) -> bool:
+def is_left_out(name: str) -> bool:
+    """Whether a system left a file or folder of that name behind."""
     return name.startswith(".") or name.lower() in _LEFT_OUT
 
 

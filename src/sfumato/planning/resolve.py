@@ -1,16 +1,13 @@
 """From a recipe and the public numbers of a data set to the run that will happen."""
 
 import dataclasses
-import math
-from typing import Any
 
-from sfumato.accounting import rounding, tan
-from sfumato.accounting.mechanism import Accountant, Mechanism
+from sfumato.accounting import rounding
+from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.reach import refuse_beyond_reach
 from sfumato.accounting.selection import Selection
 from sfumato.config import (
     FilledPrivacy,
-    FilledRecipe,
     PrivacyConfig,
     Recipe,
     ResolvedAugmentation,
@@ -20,18 +17,14 @@ from sfumato.config import (
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
 from sfumato.planning import canaries, classifiers
-from sfumato.planning.defaults import Choice, delta_default, fill_in
-from sfumato.planning.solve import Budget, Solved, solve
+from sfumato.planning.advice import warnings_of_delta, warnings_of_signal
+from sfumato.planning.budgets import budget_of, counted, selection_of
+from sfumato.planning.defaults import Choice, fill_in
+from sfumato.planning.solve import Solved, solve
 
 ORDINARY = "this is ordinary training, without a budget and without noise"
 MOST_IMAGES_TOGETHER = 256
 """Of a person who is drawn (`sfumato.data.people`)."""
-FEW_IMAGES = 1_000
-"""Below, training with noise is warned about."""
-_TRIES = 10
-_WEAK = 20.0  # an epsilon beyond says nothing worth a warning's advice
-LEAST_SIGNAL = 30
-"""For each class but one: below, accuracy is hardly above chance (docs/defaults.md has the evidence)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +112,7 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
         )
     if training.batch_size is not None and training.batch_size > n:
         raise InputError(
-            f"training.batch_size = {training.batch_size} is more than the {n} {_counted(privacy)}. Choose a "
+            f"training.batch_size = {training.batch_size} is more than the {n} {counted(privacy)}. Choose a "
             "smaller one."
         )
     if privacy.max_images_per_person is not None and privacy.sampling == "shuffled":
@@ -134,7 +127,7 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
             "noise_multiplier 0 has no finite epsilon, so it cannot meet a target_epsilon. Leave one of them out."
         )
 
-    budget = _budget(recipe, n)
+    budget = budget_of(recipe, n)
     mechanism, solved_for = solve(budget)
     if target is not None:
         if solved_for is not None:
@@ -158,7 +151,7 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
                 )
                 mechanism = most
             mechanism = _within(mechanism, target, privacy, warnings)
-    warnings += _warnings_of_signal(mechanism, asked, facts)
+    warnings += warnings_of_signal(mechanism, asked, facts)
     mechanism = mechanism.replace(sampling=privacy.sampling)
     values = recipe.model_dump()
     values["privacy"]["noise_multiplier"] = mechanism.noise_multiplier
@@ -218,118 +211,6 @@ def _drawn(recipe: Recipe, facts: Facts) -> tuple[Recipe, Facts, list[Choice]]:
     return recipe, dataclasses.replace(facts, num_examples=facts.num_people), choices
 
 
-def _counted(privacy: PrivacyConfig) -> str:
-    return "people" if privacy.person_sampling == "persons" else "training images"
-
-
-def _budget(recipe: FilledRecipe, num_examples: int) -> Budget:
-    """Of a filled recipe with a [privacy] section, for so many images or people."""
-    privacy, training = recipe.privacy, recipe.training
-    assert privacy is not None
-    return Budget(
-        num_examples=num_examples,
-        delta=privacy.delta,
-        target_epsilon=privacy.target_epsilon,
-        batch_size=training.batch_size,
-        num_steps=training.num_steps,
-        noise_multiplier=privacy.noise_multiplier,
-        accountant=privacy.accountant,
-        selection=selection_of(privacy),
-        images_per_unit=privacy.images_per_unit,
-        first_release_noise=privacy.first_release_noise,
-    )
-
-
-def _warnings_of_signal(mechanism: Mechanism, asked: Recipe, facts: Facts) -> list[str]:
-    """What to say where noise leaves little to learn, in numbers that would help, which are tried."""
-    n, needed, privacy = mechanism.num_examples, LEAST_SIGNAL * (facts.num_classes - 1), asked.privacy
-    assert privacy is not None
-    counted, signal = _counted(privacy), _signal(mechanism)
-    if signal >= needed:
-        if n >= FEW_IMAGES:
-            return []
-        helps = [f"{FEW_IMAGES} or more", "a larger epsilon"]
-        text = f"{n} {counted} are few for training with noise: expect a weak classifier"
-    else:
-        helps = []
-
-        def reaches(recipe: Recipe, facts: Facts) -> bool:
-            return _allows(_budget(fill_in(recipe, facts)[0], facts.num_examples), needed)
-
-        for factor in (needed / max(signal, 1e-9) * 1.3**power for power in range(_TRIES)):
-            more = dataclasses.replace(facts, num_examples=math.ceil(factor * n))
-            if reaches(asked, more):
-                helps.append(f"{more.num_examples} {counted}")
-                break
-        target = privacy.target_epsilon
-        for factor in (needed / max(signal, 1e-9) * 1.3**power for power in range(_TRIES)):
-            if target is None or factor * target > _WEAK:
-                break
-            larger = privacy.model_copy(update={"target_epsilon": factor * target})
-            if reaches(asked.model_copy(update={"privacy": larger}), facts):
-                helps.append(f"an epsilon of {rounding.epsilon_text(factor * target)}")
-                break
-        text = f"the noise drowns what {n} {counted} teach: expect a classifier hardly better than chance"
-        helps = helps or ["a larger batch, more updates or less noise"]
-    if not asked.model.init_from:
-        helps.append("a network that others trained (model.name = efficientnet_lite0)")
-    return [f"{text}. What would help: {'; or '.join(helps)}."]
-
-
-def _allows(budget: Budget, signal: float) -> bool:
-    """Whether a budget allows a mechanism of that signal. One epsilon says so, where solving takes dozens: what the
-    budget leaves open is set to what the signal needs.
-    """
-    from sfumato.accounting.accountants import epsilon
-
-    signal *= 1.001  # noise is solved for in four digits
-    n, batch_size, num_steps, sigma = budget.num_examples, budget.batch_size, budget.num_steps, budget.noise_multiplier
-    match sigma, batch_size, num_steps:
-        case None, int(), int():
-            sigma = batch_size * math.sqrt(num_steps) / signal
-        case float() | int(), None, int():
-            batch_size = math.ceil(signal * sigma / math.sqrt(max(num_steps, 1)))
-        case float() | int(), int(), _:
-            most, num_steps = num_steps, math.ceil((signal * sigma / batch_size) ** 2)
-            if most is not None and num_steps > most:
-                return False
-        case _:
-            return False
-    if batch_size > n:
-        return False
-    beside: dict[str, Any] = {
-        "images_per_unit": budget.images_per_unit,
-        "first_release_noise": budget.first_release_noise,
-    }
-    mechanism = Mechanism(n, batch_size, sigma, num_steps, **beside)
-    # RDP, where there is one, takes milliseconds, and what it allows PLD allows.
-    accountant: Accountant = "pld" if budget.images_per_unit > 1 else "rdp"
-    target = math.inf if budget.target_epsilon is None else budget.target_epsilon
-    return epsilon(mechanism, budget.delta, accountant, budget.selection).epsilon <= target
-
-
-def _signal(mechanism: Mechanism) -> float:
-    """The longest sum of clipped gradients over the noise that all updates add in its direction: B sqrt(T)
-    / sigma, that is sqrt(2) N eta of Sander et al. (2022, Definition 3.1).
-    """
-    return math.sqrt(2) * mechanism.num_examples * tan.snr(mechanism)
-
-
-def warnings_of_delta(delta: float, num_examples: int, what: str = "image") -> list[str]:
-    """What to say of a delta that is no small fraction of 1/N."""
-    if delta > 1 / num_examples:
-        return [
-            f"delta = {rounding.delta_text(delta)} is more than 1/N = {1 / num_examples:.3g}: publishing one "
-            f"{what} at random would satisfy it. Choose a smaller delta."
-        ]
-    if delta > 0.1 / num_examples:
-        return [
-            f"delta = {rounding.delta_text(delta)} is within a factor of ten of 1/N = {1 / num_examples:.3g}: it "
-            f"should be well below. {rounding.delta_text(delta_default(num_examples))} is the default."
-        ]
-    return []
-
-
 def _within(mechanism: Mechanism, target: float, privacy: FilledPrivacy, warnings: list[str]) -> Mechanism:
     """At most so many steps that what the accountant certifies for them is within the target.
 
@@ -354,13 +235,6 @@ _SOLVED: dict[Solved, tuple[str, str]] = {
     "batch_size": ("training.batch_size", "the largest batch"),
     "num_steps": ("training.num_steps", "the most updates"),
 }
-
-
-def selection_of(privacy: PrivacyConfig | None) -> Selection | None:
-    """How a run under this budget is selected from others; None where nothing is selected."""
-    if privacy is None or privacy.selected_from is None:
-        return None
-    return Selection(privacy.selected_from, privacy.selection_shape, privacy.score_noise)
 
 
 def _refuse_what_selection_does_not_cover(recipe: Recipe, privacy: PrivacyConfig) -> None:

@@ -7,9 +7,9 @@ from sfumato.accounting import accountants, tan
 from sfumato.accounting.mechanism import Accountant
 from sfumato.errors import InputError
 from sfumato.json_record import finite
+from sfumato.planning.advice import warnings_of_delta
 from sfumato.planning.claims import unit_in_words
 from sfumato.planning.defaults import DEFAULT_STEPS, default_batch_size, delta_default
-from sfumato.planning.resolve import warnings_of_delta
 from sfumato.planning.solve import Budget, solve
 from sfumato.scaling import equal_noise as trade
 

@@ -26,7 +26,7 @@ from sfumato.accounting.selection import Selection
 from sfumato.config import Recipe, ResolvedRecipe
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
-from sfumato.planning.resolve import selection_of
+from sfumato.planning.budgets import selection_of
 from sfumato.randomness import Stream, Streams
 from sfumato.run_folder import files, key_file
 from sfumato.run_folder.files import read_json, write_atomically

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from sfumato.data.archives import DAMAGED, MOST_BYTES, is_ended, next_member
+from sfumato.data.archives.tar import DAMAGED, MOST_BYTES, End, end_of, next_member
 from sfumato.data.listing import EXTENSIONS, FoundFile, stamp_of
 from sfumato.errors import InputError
 
@@ -121,7 +121,7 @@ def _files(path: Path, name: str, tar: tarfile.TarFile, size: int | None = None)
         if isinstance(error, InputError):
             raise
         raise _damaged(path, name) from error
-    if not is_ended(tar):
+    if end_of(tar) is not End.WHOLE:
         raise _damaged(path, name)
 
 

@@ -10,14 +10,14 @@ import torch
 from PIL import Image
 
 from sfumato.config import DataConfig
-from sfumato.data import imagenet_tars
+from sfumato.data.archives import imagenet
 from sfumato.data.loading import load
 from sfumato.errors import InputError
 from tests.data.test_benchmarks import small
 
 SYNSETS = ("n01440764", "n02102040")
 CONFIG = DataConfig(name="imagenet", image_size=48)
-TRAIN, VALIDATION = imagenet_tars.TRAIN, imagenet_tars.VALIDATION
+TRAIN, VALIDATION = imagenet.TRAIN, imagenet.VALIDATION
 
 
 def quiet(line):
