@@ -11,6 +11,7 @@ from PIL import Image
 
 from sfumato.config import DataConfig
 from sfumato.data.archives import imagenet
+from sfumato.data.catalogue import missing
 from sfumato.data.loading import load
 from sfumato.errors import InputError
 from tests.data.test_benchmarks import small
@@ -232,6 +233,30 @@ def test_labels_that_are_missing_or_damaged_are_refused(home, table, words):
         (home / "LOC_val_solution.csv").write_text(table)
     with pytest.raises(InputError, match=words):
         load(CONFIG, home.parent, quiet)
+
+
+def test_labels_of_more_images_than_the_archive_holds_are_refused(home):
+    """A line too many somewhere would give all later images labels of others."""
+    (home / "LOC_val_solution.csv").unlink()
+    files = kit()
+    files["ILSVRC2012_validation_ground_truth.txt"] = b"2\n2\n1\n1\n2\n"
+    members = {f"ILSVRC2012_devkit_t12/data/{each}": content for each, content in files.items()}
+    (home / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(tar_of(members, "w:gz"))
+    with pytest.raises(InputError, match="holds 4 images, and there are labels of 5"):
+        load(CONFIG, home.parent, quiet)
+
+
+@pytest.mark.parametrize("behind", [b"a note", bytes(3 * tarfile.RECORDSIZE), tar_of({"n1.tar": b""})])
+def test_what_stands_behind_the_end_of_an_archive_is_refused(home, behind):
+    (home / TRAIN).write_bytes((home / TRAIN).read_bytes() + behind)
+    with pytest.raises(InputError, match="is cut short, damaged or compressed"):
+        load(CONFIG, home.parent, quiet)
+
+
+def test_archives_stand_in_the_place_of_folders_for_what_can_be_trained_here(home):
+    assert missing("imagenet", home.parent) is None
+    (home / VALIDATION).unlink()
+    assert missing("imagenet", home.parent) == str(home / "val")
 
 
 @pytest.mark.parametrize("name", list(kit()))

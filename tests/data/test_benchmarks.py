@@ -10,7 +10,8 @@ from PIL import Image
 from scipy.io import savemat
 
 from sfumato.config import DataConfig, parse
-from sfumato.data import benchmarks, catalogue
+from sfumato.data import benchmarks, cache, catalogue
+from sfumato.data import imagenet32 as imagenet32_files
 from sfumato.data.loading import load, load_for
 from sfumato.errors import InputError
 
@@ -53,6 +54,30 @@ def test_a_damaged_svhn_file_is_named(svhn):
         load(DataConfig(name="svhn"), svhn, quiet)
 
 
+def arrays(count, **changed):
+    rng = np.random.default_rng(1)
+    pixels, digits = rng.integers(0, 256, (32, 32, 3, count), dtype=np.uint8), np.arange(count) % 10 + 1
+    return {"X": pixels, "y": digits[:, None]} | changed
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        arrays(40),  # as many as the other part
+        arrays(20, y=np.arange(20)),
+        arrays(20, y=np.arange(20) % 10 + 1.5),
+        arrays(20, y=np.arange(19) % 10 + 1),
+        arrays(20, X=np.zeros((32, 32, 3, 20))),
+        arrays(20, X=np.zeros((32, 32, 20), np.uint8)),
+        {"X": np.zeros((32, 32, 3, 20), np.uint8)},
+    ],
+)
+def test_an_svhn_file_of_other_contents_is_refused_by_name(svhn, held):
+    savemat(svhn / "test_32x32.mat", held)
+    with pytest.raises(InputError, match=r"test_32x32\.mat is damaged"):
+        load(DataConfig(name="svhn"), svhn, quiet)
+
+
 @pytest.fixture
 def imagenet32(tmp_path, monkeypatch):
     small(monkeypatch, "imagenet32", num_train=100, num_valid=10, num_test=20)
@@ -85,6 +110,36 @@ def test_imagenet_32_is_read_once_to_a_map_and_scaled_from_minus_one_to_one(imag
     part = load(DataConfig(name="imagenet32", split="train"), imagenet32, quiet)
     same = load(DataConfig(name="imagenet32", num_examples=90), imagenet32, quiet)
     assert torch.equal(part.train.integers(), same.train.integers())
+
+
+@pytest.mark.parametrize("change", ["cut", "gone", "other", "null"])
+def test_labels_of_imagenet_32_that_were_changed_in_the_cache_are_read_anew(imagenet32, change):
+    whole = load(DataConfig(name="imagenet32"), imagenet32, quiet)
+    (path,) = cache.cache_folder().rglob("labels.json")
+    text = path.read_text()
+    path.write_text({"cut": text[:-30], "gone": "", "other": text.replace(", 1", ", 2"), "null": "null"}[change])
+    again = load(DataConfig(name="imagenet32"), imagenet32, quiet)
+    assert torch.equal(again.train.labels, whole.train.labels)
+
+
+def test_batches_of_imagenet_32_that_are_copies_or_stand_in_each_other_s_place_are_refused(imagenet32, monkeypatch):
+    folder = imagenet32 / "imagenet32"
+    contents = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / "train_data_batch_7").write_bytes(contents["train_data_batch_2"])
+    with pytest.raises(InputError, match=r"batch_7 is damaged \(it holds the images of train_data_batch_2\)"):
+        load(DataConfig(name="imagenet32"), imagenet32, quiet)
+    (folder / "train_data_batch_7").write_bytes(contents["val_data"])
+    (folder / "val_data").write_bytes(contents["train_data_batch_7"])
+    with pytest.raises(InputError, match="batch_10 is damaged .* images after 100 others"):
+        load(DataConfig(name="imagenet32"), imagenet32, quiet)
+    (folder / "train_data_batch_7").write_bytes(pickle.dumps(batch(data=np.zeros((9, 3072), np.uint8), labels=[1] * 9)))
+    (folder / "val_data").write_bytes(contents["val_data"])
+    with pytest.raises(InputError, match="its training files hold 99 images, not 100"):
+        load(DataConfig(name="imagenet32"), imagenet32, quiet)
+    (folder / "train_data_batch_7").write_bytes(contents["train_data_batch_7"])
+    (folder / "val_data").write_bytes(pickle.dumps(batch()))
+    with pytest.raises(InputError, match=r"val_data is damaged \(it holds 10 images, not 20\)"):
+        load(DataConfig(name="imagenet32"), imagenet32, quiet)
 
 
 class Runs:
@@ -131,7 +186,7 @@ def test_arrays_of_every_layout_are_read(imagenet32, protocol):
     labels = np.arange(1, 11, dtype=">i4")
     path = imagenet32 / "imagenet32/train_data_batch_4"
     path.write_bytes(pickle.dumps({"data": np.asfortranarray(pixels), "labels": labels}, protocol=protocol))
-    found, given = benchmarks._pickled_batch("imagenet32", path)
+    found, given = imagenet32_files._batch("imagenet32", catalogue.NAMED["imagenet32"], path)
     assert np.array_equal(found, pixels) and given.tolist() == list(range(1, 11))
 
 

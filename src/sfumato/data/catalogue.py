@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from sfumato.config import DataConfig
+from sfumato.data.archives.imagenet import ARCHIVES
 from sfumato.errors import InputError
 
 
@@ -174,10 +175,12 @@ def missing(name: str, root: Path | None) -> str | None:
     named = NAMED[name]
     if root is None:
         return "a data root: --data-root or the variable SFUMATO_DATA" if named.files or named.folders else None
-    wanted = [root / relative for relative, _ in named.files]
+    wanted = [[root / relative] for relative, _ in named.files]
     if named.folders:
-        wanted += [root / named.folders[0] / part for part in named.folders[1:]]
-    return next((str(path) for path in wanted if not path.exists()), None)
+        home, *parts = named.folders
+        archives = ARCHIVES if name == "imagenet" else {}
+        wanted += [[root / home / each for each in (part, archives.get(part, part))] for part in parts]
+    return next((str(places[0]) for places in wanted if not any(place.exists() for place in places)), None)
 
 
 def public_facts(config: DataConfig) -> Facts | None:

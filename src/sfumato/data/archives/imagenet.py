@@ -24,6 +24,8 @@ from sfumato.data.listing import EXTENSIONS, FoundFile, stamp_of
 from sfumato.errors import InputError
 
 TRAIN, VALIDATION = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+ARCHIVES = {"train": TRAIN, "val": VALIDATION}
+"""What stands in the place of each folder."""
 _SOLUTION, _KIT = "LOC_val_solution.csv", "ILSVRC2012_devkit_t12"
 _NUMBERS, _SYNSETS = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
 _SYNSET = re.compile(r"n\d{8}")
@@ -71,6 +73,11 @@ def validation_images(home: Path) -> list[tuple[FoundFile, str]]:
             if synset is None:
                 raise InputError(f"{path}: {name} has no label. Put the original archive and its labels there.")
             found.append((FoundFile(path, f"{synset}/{name}", stamp, (image.offset_data, image.size)), synset))
+    if len(synsets) != len(found):
+        raise InputError(
+            f"{path} holds {len(found)} images, and there are labels of {len(synsets)}. Put the original archive and its "
+            "labels there."
+        )
     return _in_order(path, found)
 
 
