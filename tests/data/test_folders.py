@@ -5,10 +5,10 @@ import pytest
 import torch
 from PIL import Image
 
-from sfumato.config import DataConfig
+from sfumato.config import DataConfig, parse
 from sfumato.data.folders import decode_files, labelled_images, split
 from sfumato.data.listing import FoundFile, LabelledFile
-from sfumato.data.loading import facts, load
+from sfumato.data.loading import facts, load, load_for
 from sfumato.data.splitting import HELD_OUT_FRACTION, hash_fraction, hold_out, is_held_out
 from sfumato.data.views import Views
 from sfumato.errors import InputError
@@ -96,6 +96,8 @@ def test_a_group_on_both_sides_of_a_given_split_is_refused():
         ("train valid test", "train+valid", {"train": "train valid", "test": "test"}),
         ("train valid test", "train", {"train": "train", "valid": "valid", "test": "test"}),
         ("train test", "train+valid", {"train": "train", "test": "test"}),
+        ("train valid", "train+valid", {"train": "train", "valid": "valid"}),
+        ("train valid", "train", {"train": "train", "valid": "valid"}),
     ],
 )
 def test_given_parts_are_kept(present, which, expected):
@@ -106,16 +108,23 @@ def test_given_parts_are_kept(present, which, expected):
 
 
 def test_what_the_folder_does_not_hold_out_is_held_out_by_hash():
-    files = [labelled(f"{part}/cat/{i}.png", part) for part in ("train", "valid") for i in range(200)]
-    parts = split(files, "train")
-    assert {item.part for item in parts["valid"]} == {"valid"}
-    assert {item.file.name for item in parts["test"]} == {
-        f.file.name for f in files if is_held_out("test", f.file.name)
-    }
     files = [labelled(f"{part}/cat/{i}.png", part) for part in ("train", "test") for i in range(200)]
     assert {item.part for item in split(files, "train")["valid"]} == {"train"} and len(
         split(files, "train")["test"]
     ) == 200
+
+
+def test_a_folder_with_valid_and_no_test_holds_out_valid_and_has_no_test_images(tmp_path, write_image):
+    for part, count in (("train", 8), ("val", 4)):
+        for label in ("cat", "dog"):
+            for number in range(count):
+                write_image(f"{part}/{label}/{number}.png")
+    for which in ("train", "train+valid"):
+        data = load(config(split=which), tmp_path / "images", quiet)
+        assert (len(data.train), len(data.held_out_files), data.held_out_name) == (16, 8, "valid")
+    values = {"data": {"name": "folder", "path": str(tmp_path / "images"), "split": "train", "held_out": "test"}}
+    with pytest.raises(InputError, match="has valid/ but no test/. Add test/"):
+        load_for(parse(values), None, quiet)
 
 
 def test_a_folder_of_classes_is_a_data_set(two_classes):

@@ -55,7 +55,8 @@ def load_folder(
     Returns:
         The data set. `split = "train+valid"` holds out "test": test/ if there is one, else
         20 %. `split = "train"` leaves those out and holds out "valid": valid/ if there is
-        one, else 20 % of the rest.
+        one, else 20 % of the rest. A folder with valid/ and no test/ holds out valid/ in
+        either case.
 
     Raises:
         InputError: If a file is refused, a class has no training image, a group stands on
@@ -253,18 +254,22 @@ def split(files: Sequence[LabelledFile], which: Literal["train", "train+valid"])
 
     Args:
         files: The listed images; their groups, where given, are hashed instead of their paths.
-        which: "train" sets "valid" apart from the training images; "train+valid" does not.
+        which: "train" sets "valid" apart from the training images; "train+valid" does not, unless
+            the folder has valid/ and no test/: that is then its only held-out part.
 
     Raises:
         InputError: If a group would have images on both sides.
     """
     given = {item.part for item in files}
+    valid_alone = _holds_out_valid_alone(files)
     parts: dict[Part, list[LabelledFile]] = {"train": [], "valid": [], "test": []}
     sides: dict[str, tuple[Part, LabelledFile]] = {}
     for item in files:
         name = item.group or item.hashed or item.file.name
         part: Part = "train"
-        if item.part == "test" if "test" in given else is_held_out("test", name):
+        if valid_alone:
+            part = "valid" if item.part == "valid" else "train"
+        elif item.part == "test" if "test" in given else is_held_out("test", name):
             part = "test"
         elif which == "train" and (item.part == "valid" if "valid" in given else is_held_out("valid", name)):
             part = "valid"
@@ -277,6 +282,12 @@ def split(files: Sequence[LabelledFile], which: Literal["train", "train+valid"])
                 )
         parts[part].append(item)
     return parts
+
+
+def _holds_out_valid_alone(files: Sequence[LabelledFile]) -> bool:
+    """Whether the folder's owner held out valid/ and nothing else: training on it would surprise."""
+    given = {item.part for item in files}
+    return "valid" in given and "test" not in given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,7 +315,8 @@ def _list(config: DataConfig, root: Path, report: Callable[[str], None]) -> _Lis
         more = f" and {len(notes) - 3} more" if len(notes) > 3 else ""
         report(f"passed over: {', '.join(notes[:3])}{more}")
     parts = split(files, config.split)
-    held_out_name: Literal["test", "valid"] = "valid" if config.split == "train" else "test"
+    on_valid = config.split == "train" or _holds_out_valid_alone(files)
+    held_out_name: Literal["test", "valid"] = "valid" if on_valid else "test"
     train, held_out = parts["train"], parts[held_out_name]
     what = "image" if config.group_by is None else "group"
     how = (

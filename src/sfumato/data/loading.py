@@ -71,8 +71,17 @@ def load_for(recipe: Recipe, data_root: Path | None, report: Callable[[str], Non
 def tested_on_test_images(
     dataset: Dataset, config: DataConfig, data_root: Path | None, report: Callable[[str], None]
 ) -> Dataset:
-    """The same training images, but the test images held out in place of the validation images."""
+    """The same training images, but the test images held out in place of the validation images.
+
+    Raises:
+        InputError: If there are none.
+    """
     whole = load(config.model_copy(update={"split": "train+valid"}), data_root, report)
+    if whole.held_out_name != "test":
+        raise InputError(
+            "accuracies are to be measured on test images, and the folder has valid/ but no test/. Add test/, or leave "
+            'data.held_out = "test" and privacy.score_noise out.'
+        )
     return dataclasses.replace(dataset, held_out_files=whole.held_out_files, held_out_name=whole.held_out_name)
 
 
