@@ -66,6 +66,7 @@ MAY_IMPORT = {
         "nn",
     },
     "studies": {
+        "models",
         "scaling",
         "reporting",
         "training",

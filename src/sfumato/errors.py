@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Sequence
 
+_MOST_SHOWN = 40  # a line of a thousand names is none
+
 
 class InputError(ValueError):
     """The user's input is wrong: exit status 2.
@@ -26,4 +28,5 @@ def nearest(name: str, known: Sequence[str], cutoff: float = 0.4) -> str:
     )
     if near:
         return f"Did you mean {near[0]}?"
-    return f"Known are {', '.join(known)}." if known else "It has none."
+    more = f" and {len(known) - _MOST_SHOWN} more" if len(known) > _MOST_SHOWN else ""
+    return f"Known are {', '.join(known[:_MOST_SHOWN])}{more}." if known else "It has none."

@@ -175,7 +175,12 @@ def test_the_best_of_tuned_keys_is_the_one_with_the_highest_mean_for_each_settin
     means = dict(zip([run.key for run in sweep.runs], [0.1, 0.3, 0.2, 0.6, 0.5, 0.4], strict=True))
     finished = {
         run.key: sweep.read(
-            {"settings": run.settings, "updates": 3, "looks": [{"accuracy": means[run.key], "accuracy_last": 0.0}]},
+            {
+                "settings": run.settings,
+                "updates": 3,
+                "looks": [{"accuracy": means[run.key], "accuracy_last": 0.0}],
+                "held_out": "test",
+            },
             given_up=False,
         )
         for run in sweep.runs
@@ -204,3 +209,37 @@ def test_a_choice_that_decides_the_mechanism_is_covered_by_no_epsilon():
     assert "chosen by looking" in why_not_covered(tuning(*same, noisier), [rate])
     shared = ({batch: 32, rate: 4.0}, (32, 1.0, 5, True))
     assert "how many runs" in why_not_covered(tuning(*same, shared), [rate])
+
+
+FIGURE = """
+source = "here"
+caption = "a figure"
+[full]
+recipe = "demo/digits"
+seeds = 2
+grid = { "training.batch_size" = [32, 64, 128], "optimizer.learning_rate" = [1.0, 2.0] }
+tuned = ["optimizer.learning_rate"]
+"""
+ABOVE = 'says = "s", rule = "above", these = { "training.batch_size" = 64 }, those = { "training.batch_size" = 32 }'
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ('axes = ["optimizer.learning_rat"]', "axes names optimizer.learning_rat, which is not swept. Did you mean"),
+        ('tuned = ["ema.decay"]', "tuned names ema.decay, which is not swept"),
+        ('labels = ["a", "b", "c", "d"]', "4 labels are more than its 3 cells"),
+        (f"claims = [{{ {ABOVE.replace('64', '65')} }}]", "is about one cell at .*65.*, and the sweep has 0"),
+        (f"claims = [{{ {ABOVE.replace('64', '64, a.b = 1')} }}]", "and the sweep has 0"),
+        ('claims = [{ says = "s", rule = "peak", along = "optimizer.learning_rate" }]', "three or more numbers"),
+        ('claims = [{ says = "s", rule = "best rises", of = "ema.decay" }]', "a number above 0 of ema.decay"),
+    ],
+)
+def test_what_no_sweep_of_a_figure_can_show_is_refused_when_its_file_is_read(tmp_path, lines, says):
+    path = tmp_path / "figure.toml"
+    path.write_text(f"{FIGURE}claims = [{{ {ABOVE} }}]\n")
+    assert read_figure(str(path)).full is not None
+    kept = [line for line in FIGURE.splitlines() if not line.startswith(lines.split(" ")[0])]
+    path.write_text("\n".join([*kept, lines]))
+    with pytest.raises(InputError, match=says):
+        read_figure(str(path))

@@ -94,3 +94,14 @@ def test_a_file_of_cells_takes_keys_with_dots_and_as_tables(tmp_path):
     path.write_text("[ema]\ndecay = 0.9\n")
     with pytest.raises(InputError, match="no list of cells"):
         read_cells(path)
+
+
+@pytest.mark.parametrize("key", ["data.split", "data.held_out"])
+def test_what_is_held_out_is_not_swept(key):
+    with pytest.raises(InputError, match=f"{key} cannot be swept: cells would be compared on other images"):
+        cells_of({key: ["train", "test"]})
+
+
+def test_weights_of_one_name_in_two_places_are_no_two_cells():
+    with pytest.raises(InputError, match="have one name"):
+        cells_of({"model.init_from": ["/a/model.pth", "/b/model.pth"]})

@@ -168,7 +168,6 @@ def test_one_accountant_for_all_is_the_one_that_was_asked_for():
     [
         ({"privacy.delta": [1e-5, 1e-6]}, "different deltas"),
         ({"data.num_examples": [1000, 1100]}, "same images"),
-        ({"data.split": ["train", "train+valid"]}, "same images"),
     ],
 )
 def test_no_epsilon_covers_cells_of_other_images_or_deltas(grid, says):
@@ -197,6 +196,7 @@ def finished_of(sweep, updates=None):
                 "settings": run.settings,
                 "updates": updates or sweep.steps_of(run)[-1],
                 "looks": [look] * len(run.cells),
+                "held_out": "valid",
             },
             given_up=False,
         )
@@ -267,12 +267,14 @@ def test_a_storage_that_claims_fewer_updates_than_were_planned_is_not_believed(t
         {"looks": [{"accuracy": 2.0, "accuracy_last": 0.5}]},
         {"looks": [{"accuracy": 0.5}]},
         {"settings": {"model.name": "os:system"}},
+        {"held_out": "all"},
     ],
 )
 def test_what_no_run_of_a_sweep_finds_is_not_read(change):
     sweep = planned({"ema.decay": [0.5, 0.9]})
     run = sweep.runs[0]
-    facts = {"settings": run.settings, "updates": 60, "looks": [{"accuracy": 0.5, "accuracy_last": 0.5}]}
+    looks = [{"accuracy": 0.5, "accuracy_last": 0.5}]
+    facts = {"settings": run.settings, "updates": 60, "looks": looks, "held_out": "test"}
     assert sweep.fits(run, sweep.read(facts, given_up=False))
     try:
         found: Reached = sweep.read({**facts, **change}, given_up=False)

@@ -8,10 +8,13 @@ import stat
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 import sfumato
 from sfumato.accounting.accountants import epsilon
 from sfumato.errors import InputError
+from sfumato.models import registry
 from sfumato.run_folder.ledger import Ledger
 from sfumato.training.state import State
 
@@ -211,3 +214,99 @@ def test_two_workers_make_each_cell_once(tmp_path):
         lines = Ledger.open(folder / "ledger.jsonl").lines
         assert [line["step"] for line in lines if line["kind"] == "step"] == [1, 2, 3]
     json.dumps(found.as_json(), allow_nan=False)
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Two folders of images with the same names."""
+    rng = np.random.default_rng(0)
+    for name in ("one", "other"):
+        for label in ("cat", "dog"):
+            for number in range(20):
+                path = tmp_path / name / label / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(rng.integers(0, 256, (12, 12), dtype=np.uint8)).save(path)
+    return tmp_path
+
+
+OF_FOLDER = {
+    "privacy.noise_multiplier": 1.0,
+    "model.name": "small_cnn",
+    "model.options.width": 8,
+    "data.image_size": 12,
+    "data.channels": 1,
+    "training.batch_size": 8,
+    "training.num_steps": 2,
+}
+
+
+def of_folder(root, folder, grid=None, settings=OF_FOLDER, **options):
+    return sfumato.sweep(
+        "image-folder",
+        grid or {"optimizer.learning_rate": [1.0, 2.0]},
+        settings=settings,
+        output=folder,
+        data_root=root,
+        paired=True,
+        report=lambda line: None,
+        **options,
+    )
+
+
+def test_a_finished_sweep_does_not_answer_for_other_images(images):
+    found = of_folder(images / "one", images / "sweep")
+    assert of_folder(images / "one", images / "sweep") == found
+    with pytest.raises(InputError, match="was begun with other images"):
+        of_folder(images / "other", images / "sweep")
+    (images / "one/cat/3.png").write_bytes((images / "other/cat/3.png").read_bytes())
+    with pytest.raises(InputError, match="was begun with other images"):
+        of_folder(images / "one", images / "sweep")
+
+
+@pytest.mark.parametrize(
+    ("place", "storage"), [("one/sweep", None), ("sweep", "sqlite:///{}/one/s.db"), ("sweep", "journal:{}/one/s.log")]
+)
+def test_nothing_of_a_sweep_is_written_among_its_images(images, place, storage):
+    before = sorted(images.rglob("*"))
+    with pytest.raises(InputError, match="lies in the folder of images"):
+        of_folder(images / "one", images / place, storage=storage and storage.format(images))
+    assert sorted(images.rglob("*")) == before
+
+
+def test_cells_start_from_the_weights_that_the_sweep_was_begun_with(images):
+    path, others = images / "deep/home/weights.pth", images / "others.pth"
+    path.parent.mkdir(parents=True)
+    for seed, file in enumerate((path, others)):
+        options = {"image_size": 12, "channels": 1, "num_classes": 2, "options": {"width": 8}}
+        torch.save(registry.build("small_cnn", **options, seed=seed).state_dict(), file)
+    grid = {"model.init_from": [str(path), None]}
+    settings = {**OF_FOLDER, "model.pretrained_on": "nothing"}
+    found = of_folder(images / "one", images / "sweep", grid, settings)
+    assert found.cells[0].settings == {"model.init_from": "weights.pth"}
+    shared = [images / "sweep" / name for name in ("plan.json", "sweep.json", "sweep.csv", "sweep.html", "study.db")]
+    assert not any(b"deep/home" in file.read_bytes() for file in shared)
+    path.write_bytes(others.read_bytes())
+    with pytest.raises(InputError, match="holds another sweep: its weights is another"):
+        of_folder(images / "one", images / "sweep", grid, settings)
+
+
+@pytest.mark.parametrize(
+    ("grid", "says"),
+    [
+        ({"model.name": ["small_cnn", "nope"]}, 'the cell model.name=nope cannot be: model "nope" is unknown'),
+        ({"model.options.width": [8, -1]}, "the cell model.options.width=-1 cannot be: small_cnn: width must be"),
+        ({"model.init_from": [None, "nowhere.pth"]}, "there is no such file"),
+    ],
+)
+def test_a_cell_that_cannot_be_is_named_before_anything_runs(tmp_path, grid, says):
+    settings = {**TINY, "model.options.width": None} if "model.name" in grid else TINY
+    with pytest.raises(InputError, match=says):
+        sweep(tmp_path / "sweep", grid, {**settings, "model.pretrained_on": "nothing"})
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize("name", ["what?mode=memory", "a%20b", "c#d", "e;f & g"])
+def test_a_sweep_s_storage_lies_in_its_folder_whatever_its_name(tmp_path, name):
+    sweep(tmp_path / name, {"optimizer.learning_rate": [1.0]})
+    assert (tmp_path / name / "study.db").stat().st_size
+    assert [path.name for path in tmp_path.iterdir()] == [name]

@@ -135,8 +135,12 @@ def why_impossible(key: str, value: Any) -> str | None:
     return None
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path, what: str = "recipe") -> dict[str, Any]:
     """The nested dictionaries of a TOML file, not yet validated.
+
+    Args:
+        path: The file.
+        what: It is meant to be.
 
     Raises:
         InputError: If the file cannot be read or is no TOML.
@@ -144,12 +148,12 @@ def read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # "-sig": some editors put a mark at the start
     except OSError as error:
-        raise InputError(
-            f"recipe {path} cannot be read: {error.strerror}. `sfumato recipes list` names the "
-            "recipes that are shipped."
-        ) from None
+        known = (
+            "`sfumato recipes list` names the recipes that are shipped." if what == "recipe" else "Correct the name."
+        )
+        raise InputError(f"{what} {path} cannot be read: {error.strerror}. {known}") from None
     except (ValueError, RecursionError) as error:  # whole numbers of thousands of digits, tables within tables
-        raise InputError(f"recipe {path} is not valid TOML: {error}. Correct that line.") from None
+        raise InputError(f"{what} {path} is not valid TOML: {error}. Correct that line.") from None
 
 
 def set_value(values: dict[str, Any], assignment: str) -> None:

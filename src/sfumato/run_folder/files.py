@@ -196,11 +196,14 @@ def create(path: Path) -> None:
 
 
 def refuse_name(folder: Path) -> None:
-    """Refuses a run folder whose path is not UTF-8: its files name it, and could not be read again.
+    """Refuses a run folder whose path is not UTF-8: its files name it, and could not be read again. And one whose
+    name no file system takes.
 
     Raises:
-        InputError: If it is not.
+        InputError: If it is not, or too long.
     """
+    if any(len(os.fsencode(part)) > 255 for part in folder.parts):
+        raise InputError(f"a name in {str(folder)[:60]}... has more than 255 bytes. Choose a shorter --output.")
     try:
         str(folder).encode()
     except UnicodeEncodeError:
@@ -209,20 +212,22 @@ def refuse_name(folder: Path) -> None:
         ) from None
 
 
-def refuse_among_images(folder: Path, data: DataConfig) -> None:
+def refuse_among_images(folder: Path, data: DataConfig, root: Path | None = None) -> None:
     """Refuses to write a run into the folder of images that it trains on: its files would be taken
     for images from then on.
 
     Args:
-        folder: Of the run or of a search.
+        folder: Of the run, of a search, or a file of theirs.
         data: Says where a folder of images lies.
+        root: Where it lies; None: as `data` says.
 
     Raises:
         InputError: If it lies there.
     """
-    if data.name == "folder" and data.path is not None and folder.resolve().is_relative_to(Path(data.path).resolve()):
+    images = data.path if root is None else root
+    if data.name == "folder" and images is not None and folder.resolve().is_relative_to(Path(images).resolve()):
         raise InputError(
-            f"{folder} lies in the folder of images {data.path}: its files would be taken for "
+            f"{folder} lies in the folder of images {images}: its files would be taken for "
             "images. Choose an --output elsewhere."
         )
 

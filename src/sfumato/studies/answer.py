@@ -10,7 +10,7 @@ from sfumato.reporting.lines import note
 from sfumato.run_folder.files import write_json
 from sfumato.studies.claims import Verdict, judge
 from sfumato.studies.figures import Study, best_cells, settings_of, why_not_covered
-from sfumato.studies.grid import flat
+from sfumato.studies.grid import cells_of, flat, for_sharing, in_words
 from sfumato.studies.result import Sweep
 from sfumato.studies.sweep import PLAN_FILE, made
 
@@ -81,7 +81,8 @@ def answer(
                 f"{folder} holds another sweep, and this figure's are two below it. Give another --output."
             )
         tuning, spent = make(study.grid, cells=cells, labels=[], seeds=1, output=folder / TUNING)
-        best = [cell.settings for cell in best_cells(tuning, study.tuned)]
+        asked = {in_words(for_sharing(each)): each for each in cells_of(study.grid, cells)}
+        best = [asked[in_words(cell.settings)] for cell in best_cells(tuning, study.tuned)]
         report(f"tuned: {', '.join(study.tuned)}; {len(best)} of {len(tuning.cells)} cells are run again")
         place = folder / BEST
         found, _ = make(

@@ -6,8 +6,8 @@ A statement "holds" where the whole interval agrees with it, is "opposite" where
 
 import math
 import statistics
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import pydantic
 from pydantic import Field
@@ -84,6 +84,37 @@ class Verdict(Record):
     where: dict[str, Any] | None = None
 
 
+class Place(Protocol):
+    """A cell, finished or planned."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+    @property
+    def label(self) -> str | None: ...
+
+
+_Place = TypeVar("_Place", bound=Place)
+
+
+def refuse_unanswerable(claim: Claim, cells: Sequence[Place]) -> None:
+    """Looks, before anything runs, whether a sweep of these cells can answer a claim.
+
+    Raises:
+        InputError: If it names no cell of them, or several where one is meant, or values that have no octaves.
+    """
+    if claim.rule == "peak":
+        _along(claim, cells)
+    elif claim.rule in ("above", "near"):
+        for where in (claim.these, claim.those):
+            _one(claim, cells, where)
+    else:
+        for where in (claim.these, claim.those):
+            for cell in _several(claim, cells, where):
+                value = 1 if claim.of == EPOCHS else cell.settings.get(claim.of or "")
+                if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                    raise InputError(f"the claim {claim.says!r} needs a number above 0 of {claim.of} in each cell.")
+
+
 def judge(claim: Claim, sweep: Sweep) -> Verdict:
     """Asks one claim of a sweep.
 
@@ -93,7 +124,7 @@ def judge(claim: Claim, sweep: Sweep) -> Verdict:
     if claim.rule == "peak":
         return _peak(claim, sweep)
     if claim.rule in ("above", "near"):
-        found = difference(_one(claim, sweep, claim.these), _one(claim, sweep, claim.those), sweep.paired)
+        found = difference(_one(claim, sweep.cells, claim.these), _one(claim, sweep.cells, claim.those), sweep.paired)
         return _said(claim, found, "accuracy")
     these, those = (_best(claim, sweep, where) for where in (claim.these, claim.those))
     return _said(claim, interval([math.log2(new / old) for new, old in zip(these, those, strict=True)]), "octaves")
@@ -154,11 +185,7 @@ def _peak(claim: Claim, sweep: Sweep) -> Verdict:
     below it, which needs no smaller one.
     """
     key = claim.along or ""
-    cells = [cell for cell in sweep.cells if _fits(cell, claim.these) and key in cell.settings]
-    cells.sort(key=lambda cell: cell.settings[key])
-    if len(cells) < 3 or len({cell.settings[key] for cell in cells}) < len(cells):
-        raise InputError(f"the claim {claim.says!r} needs one cell for each of three or more values of {key}.")
-    first, *between, last = cells
+    first, *between, last = _along(claim, sweep.cells)
     confidence = 1 - (1 - CONFIDENCE) / len(between)
     over = [
         _less(*(difference(cell, end, sweep.paired, confidence) for end in (first, last)))  # over the higher end
@@ -190,10 +217,7 @@ def _best(claim: Claim, sweep: Sweep, where: dict[str, Any] | str) -> list[float
     """For each run of the cells the value of `of` in the cell with the best one: run n of all cells is one trial. Where
     several are equally good, as of few held-out images they often are, the middle of them in octaves.
     """
-    cells = [cell for cell in sweep.cells if _fits(cell, where)]
-    if len(cells) < 2:
-        raise InputError(f"the claim {claim.says!r} needs several cells at {where}.")
-    chosen = []
+    cells, chosen = _several(claim, sweep.cells, where), []
     for number in range(sweep.seeds):
         reached = [cell.runs[number].accuracy for cell in cells]
         best = [cell for cell, accuracy in zip(cells, reached, strict=True) if accuracy == max(reached)]
@@ -209,14 +233,32 @@ def _epochs(cell: Cell) -> float:
     return cell.num_steps * cell.batch_size / cell.num_examples
 
 
-def _one(claim: Claim, sweep: Sweep, where: dict[str, Any] | str) -> Cell:
-    found = [cell for cell in sweep.cells if _fits(cell, where)]
+def _along(claim: Claim, cells: Sequence[_Place]) -> list[_Place]:
+    """Of which a peak is asked, in their order."""
+    key = claim.along or ""
+    found = [cell for cell in cells if _fits(cell, claim.these) and key in cell.settings]
+    values = [cell.settings[key] for cell in found]
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    if not numbers or len(found) < 3 or len(set(values)) < len(found):
+        raise InputError(f"the claim {claim.says!r} needs one cell for each of three or more numbers of {key}.")
+    return sorted(found, key=lambda cell: cell.settings[key])
+
+
+def _several(claim: Claim, cells: Sequence[_Place], where: dict[str, Any] | str) -> list[_Place]:
+    found = [cell for cell in cells if _fits(cell, where)]
+    if len(found) < 2:
+        raise InputError(f"the claim {claim.says!r} needs several cells at {where}.")
+    return found
+
+
+def _one(claim: Claim, cells: Sequence[_Place], where: dict[str, Any] | str) -> _Place:
+    found = [cell for cell in cells if _fits(cell, where)]
     if len(found) != 1:
         raise InputError(f"the claim {claim.says!r} is about one cell at {where}, and the sweep has {len(found)}.")
     return found[0]
 
 
-def _fits(cell: Cell, where: dict[str, Any] | str) -> bool:
+def _fits(cell: Place, where: dict[str, Any] | str) -> bool:
     if isinstance(where, str):
         return cell.label == where
     return all(key in cell.settings and cell.settings[key] == value for key, value in where.items())

@@ -1,10 +1,11 @@
 """The papers' figures and tables as files: which sweep answers them, at full size and as a small twin."""
 
 import dataclasses
+import itertools
 import operator
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pydantic
 from pydantic import Field
@@ -13,8 +14,8 @@ from sfumato import config
 from sfumato.errors import InputError, nearest
 from sfumato.planning.resolve import Plan
 from sfumato.reporting.lines import note
-from sfumato.studies.claims import Claim
-from sfumato.studies.grid import Settings, flat
+from sfumato.studies.claims import Claim, refuse_unanswerable
+from sfumato.studies.grid import Settings, cells_of, flat
 from sfumato.studies.plan import Planned, plan_sweep
 from sfumato.studies.result import Cell, Sweep
 
@@ -54,6 +55,31 @@ class Study(_Closed):
     """What must be there first: weights, or images that are not public."""
     assumed: list[str] = Field(default_factory=list)
     """What the paper does not state and this file had to choose."""
+
+    @pydantic.model_validator(mode="after")
+    def _refuse_what_its_sweep_cannot_show(self) -> "Study":
+        if not self.grid and not self.cells:
+            return self  # `sweep` refuses it
+        cells = cells_of(self.grid, [flat(cell) for cell in self.cells])
+        known = list(dict.fromkeys(key for cell in cells for key in cell))
+        for name, keys in (("tuned", self.tuned), ("axes", self.axes)):
+            other = next((key for key in keys if key not in known), None)
+            if other is not None:
+                raise ValueError(f"{name} names {other}, which is not swept. {nearest(other, known)}")
+        shown: dict[str, Settings] = {}  # of tuned keys one value is left at each point
+        for cell in cells:
+            shown.setdefault(_point(cell, self.tuned), {key: cell[key] for key in cell if key not in self.tuned})
+        if len(self.labels) > len(shown):
+            raise ValueError(f"{len(self.labels)} labels are more than its {len(shown)} cells")
+        places = [_Place(settings, label) for settings, label in itertools.zip_longest(shown.values(), self.labels)]
+        for claim in self.claims:
+            refuse_unanswerable(claim, places)
+        return self
+
+
+class _Place(NamedTuple):
+    settings: Settings
+    label: str | None
 
 
 class Figure(_Closed):
@@ -117,8 +143,8 @@ def _explain(path: Path, error: pydantic.ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         model = Claim if "claims" in where else Study if len(where) > 1 else Figure
         return f"{path}: {'.'.join(where)} is no key of a figure. {nearest(where[-1], list(model.model_fields))}"
-    message = first["msg"][0].lower() + first["msg"][1:]
-    return f"{path}: {'.'.join(where)} is not possible: {message}. Correct it."
+    message = first["msg"].removeprefix("Value error, ").rstrip(".")
+    return f"{path}: {'.'.join(where)} is not possible: {message[0].lower()}{message[1:]}. Correct it."
 
 
 def study_of(name: str, figure: Figure, scale: Scale) -> Study:

@@ -12,10 +12,10 @@ from sfumato.errors import InputError, nearest
 # From a recipe key to its value; JSON.
 Settings = dict[str, Any]
 
-NUM_STEPS = "training.num_steps"
+NUM_STEPS, WEIGHTS = "training.num_steps", "model.init_from"
 _SELECTION = ("privacy.selected_from", "privacy.selection_shape", "privacy.score_noise")
 # Marked as keys that change no result, which these may all the same: by rounding, or by other weights.
-_MAY_BE_SWEPT = ("training.precision", "model.init_from")
+_MAY_BE_SWEPT = ("training.precision", WEIGHTS)
 
 
 def parse_grid(texts: Iterable[str]) -> dict[str, list[Any]]:
@@ -61,7 +61,7 @@ def read_cells(path: Path) -> list[Settings]:
     Raises:
         InputError: If it holds anything else.
     """
-    values = config.read(path)
+    values = config.read(path, "list of cells")
     listed = values.get("cell")
     if set(values) != {"cell"} or not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
         raise InputError(f"{path} is no list of cells. Write a [[cell]] table for each, with keys of a recipe.")
@@ -100,9 +100,24 @@ def cells_of(grid: Mapping[str, Sequence[Any]], listed: Sequence[Mapping[str, An
     combined = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     cells = [{**settings, **each} for settings in listed or [{}] for each in combined]
     for number, settings in enumerate(cells):
-        if any(_same(settings, other) for other in cells[:number]):
+        other = next((each for each in cells[:number] if _same(for_sharing(settings), for_sharing(each))), None)
+        if other is not None and _same(settings, other):
             raise InputError(f"two cells are the same ({in_words(settings)}): each stands once. Take one out.")
+        if other is not None:
+            names = f"{settings[WEIGHTS]} and {other[WEIGHTS]}"
+            raise InputError(f"{names} have one name, by which a sweep's files tell cells. Rename one.")
     return cells
+
+
+def for_sharing(settings: Mapping[str, Any]) -> Settings:
+    """Settings as a sweep's files state them: where weights lie on their owner's machine goes into none.
+
+    Example:
+        >>> for_sharing({"model.init_from": "/home/me/weights.pth", "optimizer.learning_rate": 2.0})
+        {'model.init_from': 'weights.pth', 'optimizer.learning_rate': 2.0}
+    """
+    source = settings.get(WEIGHTS)
+    return {**settings, **({WEIGHTS: Path(source).name} if isinstance(source, str) else {})}
 
 
 def in_words(settings: Mapping[str, Any]) -> str:
@@ -128,6 +143,8 @@ def _refuse_key(key: str) -> None:
         )
     if key == "data.path":
         raise InputError("data.path cannot be swept: where images lie is --data-root.")
+    if key in ("data.split", "data.held_out"):
+        raise InputError(f"{key} cannot be swept: cells would be compared on other images. Use --set.")
     if key in _SELECTION:
         raise InputError(
             f"{key} cannot be swept: a run selected from others stands for itself. Leave it out, or use `sfumato "

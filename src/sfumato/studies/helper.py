@@ -12,6 +12,7 @@ from sfumato.errors import InputError, MachineError
 from sfumato.reporting.lines import note
 from sfumato.studies.plan import plan_sweep
 from sfumato.studies.runs import work
+from sfumato.studies.settled import settle
 from sfumato.training.interrupt import Interrupted, stop_on_sigterm
 
 
@@ -51,6 +52,7 @@ def help_with(asked: dict[str, Any]) -> None:
         report=lambda line: None,
         first_seed=asked["first_seed"],
     )
+    planned = settle(planned, asked["trust"])
     work(planned, Path(asked["folder"]), asked["storage"], root, asked["device"], asked["trust"], note)
 
 

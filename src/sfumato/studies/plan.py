@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from sfumato import config
 from sfumato.config import Recipe
@@ -16,7 +16,7 @@ from sfumato.planning.resolve import Plan, resolve
 from sfumato.randomness import digest
 from sfumato.recipes import recipe_of
 from sfumato.scaling.search.work import Key
-from sfumato.studies.grid import NUM_STEPS, Settings, cells_of, in_words
+from sfumato.studies.grid import NUM_STEPS, Settings, cells_of, for_sharing, in_words
 
 MOST_RUNS = 10_000
 
@@ -26,7 +26,7 @@ class PlannedCell:
     """One cell.
 
     Attributes:
-        settings: What differs from the recipe.
+        settings: What differs from the recipe, for sharing.
         plan: Of its runs; of paired ones, of that with seed 0.
         facts: Of its data.
     """
@@ -87,11 +87,13 @@ class Reached:
         settings: Its own.
         updates: Releases on its ledger.
         looks: For each of its cells.
+        held_out: The split that accuracies were measured on.
     """
 
     settings: Settings
     updates: int
     looks: tuple[Look, ...]
+    held_out: Literal["test", "valid"]
 
     @property
     def score(self) -> float:
@@ -100,7 +102,8 @@ class Reached:
 
     def facts(self) -> dict[str, Any]:
         """What the storage keeps of it."""
-        return {"updates": self.updates, "looks": [look.as_json() for look in self.looks]}
+        looks = [look.as_json() for look in self.looks]
+        return {"updates": self.updates, "looks": looks, "held_out": self.held_out}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +151,7 @@ class Planned:
         return {
             "recipe": config.shareable(self.recipe).model_dump(mode="json"),
             "cells": [cell.settings for cell in self.cells],
+            "weights": [cell.plan.recipe.model.init_sha256 for cell in self.cells],
             "seeds": self.seeds,
             "paired": self.paired,
             **({"first_seed": self.first_seed} if self.paired else {}),
@@ -167,10 +171,12 @@ class Planned:
             ValueError, KeyError, TypeError: If no run of a sweep finds that.
         """
         looks = tuple(Look.model_validate(look) for look in facts["looks"])
-        updates = facts["updates"]
+        updates, held_out = facts["updates"], facts["held_out"]
+        if held_out not in ("test", "valid"):
+            raise ValueError("not of a sweep")
         if given_up or type(updates) is not int or updates < 0 or not all(look.is_possible() for look in looks):
             raise ValueError("not of a sweep")
-        return Reached(facts["settings"], updates, looks)
+        return Reached(facts["settings"], updates, looks, held_out)
 
     def fits(self, task: Run, found: Reached) -> bool:
         """Whether that can be of this run."""
@@ -260,7 +266,7 @@ def _resolved(
         identity = digest([recipe.data.model_dump(mode="json"), limit])
         if identity not in known:
             known[identity] = loading.facts(recipe.data, data_root, report, limit)
-        return PlannedCell(settings, resolve(recipe, known[identity]), known[identity])
+        return PlannedCell(for_sharing(settings), resolve(recipe, known[identity]), known[identity])
     except InputError as error:
         raise InputError(f"the cell {in_words(settings)} cannot be: {error}") from None
 

@@ -45,6 +45,7 @@ def work(
     study = f"sweep {planned.digest()[:16]}"
     with Worker[Run, Reached](planned, url, study, report, place=place_of(folder), is_anew=maker.is_anew) as worker:
         worker.run(maker)
+        maker.look_at_images()
         return worker.finished(), worker.begun()
 
 
@@ -74,6 +75,7 @@ class Maker:
         self._data_root, self._device, self._trust = data_root, device, trust
         self._threads = torch.get_num_threads()
         self._trainer: tuple[str, Trainer] | None = None
+        self._seen: set[str] = set()
 
     def __call__(self, number: int, settings: Settings, run: Run, watch: Callable[[int, float], None]) -> Reached:
         """Trains a run, or goes on with it, and says what it reached."""
@@ -91,7 +93,15 @@ class Maker:
             looks=Looks(frozenset(steps), training_images=True),
         )
         write_report(place)
-        return Reached(run.settings, result.num_steps, looks_at(place, result, steps))
+        return Reached(run.settings, result.num_steps, looks_at(place, result, steps), result.held_out)
+
+    def look_at_images(self) -> None:
+        """Loads what no run of this process did: a sweep that is finished answers for the images that it was begun
+        with, and for no others.
+        """
+        for cell in self.planned.cells:
+            if self._identity(cell.plan.recipe) not in self._seen:
+                self._trainer_of(cell.plan.recipe, cell.facts)
 
     def is_anew(self, run: Run) -> bool:
         """Whether a run has no folder here: it never had one, or somebody took it away with all that it had released.
@@ -105,18 +115,22 @@ class Maker:
 
     def _trainer_of(self, recipe: Recipe, facts: Facts) -> Trainer:
         """With the images of this recipe; those of the last one are kept."""
-        limit = loading.images_per_person(recipe)
-        identity = digest([recipe.data.model_dump(mode="json"), limit])
+        identity = self._identity(recipe)
         if self._trainer is None or self._trainer[0] != identity:
             self._trainer = None  # two data sets may not fit
             dataset = loading.load_for(recipe, self._data_root, self.report)
             if dataset.facts != facts:
                 raise InputError("the images changed since the sweep was planned. Restore them, or begin a new sweep.")
             stated = config.shareable(recipe).data.model_dump(mode="json")  # wherever they lie
-            refuse_other_images(self.folder, digest([stated, limit]), dataset)
+            refuse_other_images(self.folder, digest([stated, loading.images_per_person(recipe)]), dataset)
+            self._seen.add(identity)
             progress = Progress(message=self.report)
             self._trainer = identity, Trainer(dataset, device=self._device, trust=self._trust, progress=progress)
         return self._trainer[1]
+
+    def _identity(self, recipe: Recipe) -> str:
+        """Of what is loaded for it."""
+        return digest([recipe.data.model_dump(mode="json"), loading.images_per_person(recipe)])
 
     def _wait_for(self, place: Path) -> None:
         """A worker that gave no sign for long may train there still; two never do."""

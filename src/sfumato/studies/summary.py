@@ -62,8 +62,7 @@ def summary(
         lines.insert(0, f"choosing among these cells, and seeing more than one run: {why_not}")
     elif not private:
         lines.insert(0, "choosing among these cells: not every one is private")
-    held_out = "test" if planned.cells[0].plan.recipe.data.held_out == "test" else None
-    split = planned.cells[0].plan.recipe.data.split
+    held_out = finished[planned.runs[0].key].held_out
     keys = list(dict.fromkeys(key for cell in planned.cells for key in cell.settings))
     for number, label in enumerate(labels[: len(cells)]):
         cells[number] = cells[number].model_copy(update={"label": label})
@@ -75,7 +74,7 @@ def summary(
         axes=keys if axes is None else list(axes),
         seeds=planned.seeds,
         paired=planned.paired,
-        held_out="test" if held_out == "test" or split == "train+valid" else "valid",
+        held_out=held_out,
         private=private,
         epsilon_together=together,
         delta=spent[0].plan.delta if together is not None else None,
@@ -83,7 +82,7 @@ def summary(
         begun_again=again,
         cells=cells,
         not_covered=lines,
-        warnings=_warnings(planned, again, private),
+        warnings=_warnings(planned, again, private, held_out),
     )
 
 
@@ -158,14 +157,14 @@ def _runs_of(planned: Planned, finished: Mapping[Key, Reached], number: int) -> 
     return [(run, finished[run.key]) for run in planned.runs if number in run.cells]
 
 
-def _warnings(planned: Planned, again: Sequence[str], private: bool) -> list[str]:
+def _warnings(planned: Planned, again: Sequence[str], private: bool, held_out: str) -> list[str]:
     warnings = [
         f"{name} was begun again, in another folder or since its own was gone: its first beginning counts in "
         "epsilon_together, too"
         for name in again
         if private
     ]
-    if any(cell.plan.recipe.data.split == "train+valid" for cell in planned.cells):
+    if held_out == "test":
         warnings.append(
             "cells are compared on test images: choosing among them makes test accuracy too good. Set data.split = "
             '"train" where there are validation images.'

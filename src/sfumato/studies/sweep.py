@@ -19,13 +19,14 @@ from sfumato.run_folder.files import (
     write_first_json,
     write_json,
 )
-from sfumato.scaling.search.storage import shown
+from sfumato.scaling.search.storage import file_in, file_of, shown
 from sfumato.studies import crew
 from sfumato.studies.page import render
 from sfumato.studies.plan import Planned, plan_sweep
 from sfumato.studies.price import Spent
 from sfumato.studies.result import Sweep
 from sfumato.studies.runs import work
+from sfumato.studies.settled import settle
 from sfumato.studies.summary import spending, summary, write_for_owner
 from sfumato.training.interrupt import stop_on_sigterm
 
@@ -144,10 +145,14 @@ def made(
         report=report,
         first_seed=first_seed,
     )
+    planned = settle(planned, trust)
     name = name_of(recipe) if name is None else name
     folder = session.new_folder(f"{name}-sweep") if output is None else Path(output)
+    url = storage or file_in(folder)
+    for written in (folder, file_of(url) or folder):
+        for cell in planned.cells:
+            refuse_among_images(written, cell.plan.recipe.data, root)
     prepare(folder, planned)
-    url = storage or f"sqlite:///{folder / 'study.db'}"
     place = None if root is None else str(root)
     asked = crew.Asked(planned.recipe, grid, cells, seeds, paired, first_seed, str(folder), url, place, device, trust)
     with stop_on_sigterm():
@@ -181,8 +186,6 @@ def prepare(folder: Path, planned: Planned) -> None:
         InputError: If something else is there.
     """
     refuse_name(folder)
-    for cell in planned.cells:
-        refuse_among_images(folder, cell.plan.recipe.data)
     path, mine = folder / PLAN_FILE, planned.as_json()
     write_first_json(path, mine, "sweep")
     refuse_links(folder)

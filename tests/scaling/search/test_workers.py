@@ -225,10 +225,14 @@ def test_a_study_whose_space_changed_is_refused_by_name(Worker, tmp_path):
     ("url", "says"),
     [
         ("postgresql://me:secret@127.0.0.1:1/none", "cannot be reached"),
+        ("sqlite://", "keeps nothing"),
+        ("sqlite:///:memory:", "keeps nothing"),
+        ("mysql://host/name", "is of no known kind"),
+        ("nothing://host/name", "is of no known kind"),
         ("sqlite:////proc/no/such/folder/study.db", "cannot be reached"),
         ("journal:/proc/no/such/study.journal", "cannot be reached"),
         ("nonsense", "is no URL"),
-        ("redis://localhost", "is no URL"),
+        ("redis://localhost", "is of no known kind"),
     ],
 )
 def test_a_storage_that_cannot_be_reached_is_one_line_without_the_password(url, says):
@@ -372,3 +376,15 @@ def test_drawn_values_outside_of_the_space_are_not_run(Worker, tmp_path, other):
 
         with pytest.raises(InputError, match="none of this search"):
             worker.run(evaluate)
+
+
+def test_a_file_of_something_else_is_no_storage_and_stays_as_it_was(tmp_path):
+    journal, database = tmp_path / "notes.log", tmp_path / "other.db"
+    journal.write_text("my notes\n")
+    with contextlib.closing(sqlite3.connect(database)) as other:
+        other.execute("CREATE TABLE patients (name TEXT)")
+    before = journal.read_bytes(), database.read_bytes()
+    for url, says in ((f"journal:{journal}", "is no journal of trials"), (f"sqlite:///{database}", "another database")):
+        with pytest.raises(InputError, match=says):
+            open_storage(url)
+    assert (journal.read_bytes(), database.read_bytes()) == before

@@ -75,8 +75,8 @@ def validation_images(home: Path) -> list[tuple[FoundFile, str]]:
             found.append((FoundFile(path, f"{synset}/{name}", stamp, (image.offset_data, image.size)), synset))
     if len(synsets) != len(found):
         raise InputError(
-            f"{path} holds {len(found)} images, and there are labels of {len(synsets)}. Put the original archive and its "
-            "labels there."
+            f"{path} holds {len(found)} images, and there are labels of {len(synsets)}. Put the original archive and "
+            "its labels there."
         )
     return _in_order(path, found)
 

@@ -20,7 +20,7 @@ from sfumato.scaling.search import final_recipe as final
 from sfumato.scaling.search.result import SearchResult
 from sfumato.scaling.search.schedule import plan_search
 from sfumato.scaling.search.space import Space, paper_space, read_space
-from sfumato.scaling.search.storage import shown
+from sfumato.scaling.search.storage import file_in, file_of, shown
 from sfumato.scaling.search.trials import evaluator, searched_data
 from sfumato.scaling.search.worker import Worker
 from sfumato.training import loop
@@ -82,7 +82,9 @@ def search(
         raise InputError(
             f"--data {data} are the private images themselves. Name other, public images, or leave --data out."
         )
-    refuse_among_images(folder, parsed.data)
+    refuse_among_images(folder, parsed.data, root)
+    if storage is not None and (file := file_of(storage)) is not None:
+        refuse_among_images(file, parsed.data, root)
     if (folder / "ledger.jsonl").exists():
         raise InputError(f"{folder} is a run's folder. Name a folder for the search by --output.")
     parsed.model.refuse_missing_weights()
@@ -110,7 +112,7 @@ def search(
     trials_folder = folder / ".sfumato-trials"
     refuse_links(folder)
     trials_folder.mkdir(parents=True, exist_ok=True)
-    url = storage or f"sqlite:///{folder / 'study.db'}"
+    url = storage or file_in(folder)
 
     def train(recipe: ResolvedRecipe, name: str, watch: Callable[[int, float], None]) -> Result:
         def step(facts: loop.StepFacts) -> None:

@@ -1,6 +1,8 @@
 """Where a study's trials are kept: Optuna's storages, one file or one server for all workers."""
 
 import contextlib
+import json
+import sqlite3
 import time
 import warnings
 from collections.abc import Iterator
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
 _JOURNAL = "journal:"
+_TABLES = {"studies", "trials", "version_info", "study_directions", "alembic_version"}
+"""Of Optuna's: one of them is among those that any storage has."""
 _FORMS = "sqlite:///FILE, journal:FILE and postgresql://USER@HOST/DATABASE"
 
 
@@ -33,6 +37,28 @@ def open_storage(url: str) -> "BaseStorage":
         if url.startswith(_JOURNAL):
             return _journal(Path(url.removeprefix(_JOURNAL)))
         return _database(url)
+
+
+def file_in(folder: Path) -> str:
+    """The URL of a search's or sweep's own storage: a file in its folder, whatever signs the folder's name has."""
+    from sqlalchemy.engine import URL
+
+    return URL.create("sqlite", database=str(folder / "study.db")).render_as_string()
+
+
+def file_of(url: str) -> Path | None:
+    """The file that a storage is; None: it is a server.
+
+    Raises:
+        InputError: If it is no URL of a storage.
+    """
+    if url.startswith(_JOURNAL):
+        return Path(url.removeprefix(_JOURNAL))
+    from sqlalchemy.engine import make_url
+
+    with _said_plainly(url):
+        parsed = make_url(url)
+        return Path(str(parsed.database)) if parsed.get_backend_name() == "sqlite" else None
 
 
 def close_storage(storage: "BaseStorage") -> None:
@@ -56,9 +82,38 @@ def _journal(path: Path) -> "BaseStorage":
     from optuna.storages.journal import JournalFileBackend
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    _refuse_other_content(path)
     # Absolute: the backend's lock is a link beside the file, which would not resolve a path
     # relative to somewhere else.
     return JournalStorage(JournalFileBackend(str(path.absolute())))
+
+
+def _refuse_other_content(path: Path) -> None:
+    """A journal is lines of JSON, each an operation."""
+    first = b""
+    if path.exists():
+        with open(path, "rb") as file:
+            first = file.readline(2**20)
+    try:
+        if first and "op_code" not in json.loads(first):
+            raise ValueError
+    except (ValueError, TypeError):
+        raise InputError(
+            f"--storage {_JOURNAL}{path} is no journal of trials. Name a file that is not there."
+        ) from None
+
+
+def _refuse_other_tables(path: Path) -> None:
+    """A database of somebody else gets no tables of ours."""
+    if not path.is_file():
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            names = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.Error:  # no database, or in use: said when it is opened
+        return
+    if names and not names & _TABLES:
+        raise InputError(f"--storage {path} is another database. Name a new file.")
 
 
 def _database(url: str) -> "BaseStorage":
@@ -69,7 +124,12 @@ def _database(url: str) -> "BaseStorage":
     if parsed.drivername == "postgresql":  # releases of SQLAlchemy differ in the driver that this means
         parsed = parsed.set(drivername="postgresql+psycopg")
     is_file = parsed.get_backend_name() == "sqlite"
+    if not is_file and parsed.get_backend_name() != "postgresql":
+        raise InputError(f"--storage {shown(url)} is of no known kind. Possible are {_FORMS}.")
+    if is_file and parsed.database in (None, "", ":memory:"):
+        raise InputError(f"--storage {url} keeps nothing: it names no file. Possible are {_FORMS}.")
     if is_file and parsed.database:
+        _refuse_other_tables(Path(parsed.database))
         Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
     attempts = 20
     for attempt in range(attempts):
@@ -140,6 +200,8 @@ def _said_plainly(url: str) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # on what Optuna calls experimental
             yield
+    except sqlalchemy.exc.NoSuchModuleError:  # a kind of database that SQLAlchemy does not know
+        raise InputError(f"--storage {shown(url)} is of no known kind. Possible are {_FORMS}.") from None
     except sqlalchemy.exc.ArgumentError:
         raise InputError(f"--storage {url!r} is no URL of a storage. Possible are {_FORMS}.") from None
     except ImportError:
