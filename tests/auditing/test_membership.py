@@ -337,10 +337,12 @@ def test_what_another_process_trains_is_waited_for_and_taken_over_if_it_ends(tmp
     assert seen[1] == seen[2] != seen[0]
 
 
-def test_a_process_that_died_while_it_wrote_keys_trained_nothing_with_them(tmp_path):
+@pytest.mark.parametrize("left", [b"", bytes(40), bytes(64), bytes(96)])
+def test_a_process_that_died_while_it_wrote_keys_trained_nothing_with_them(tmp_path, left):
+    """After a power cut a file may have its length, and zeros in it."""
     seen = []
     (tmp_path / "settings.json").write_text(json.dumps({"split_seed": 1}))
-    (tmp_path / "a.keys").write_bytes(bytes(40))
+    (tmp_path / "a.keys").write_bytes(left)
     Kept(tmp_path, {}).losses("a", 2, lambda keys: seen.extend(keys) or [0.0, 0.0])
     assert len(set(seen)) == 2 and bytes(32) not in seen and not list(tmp_path.glob("*.keys"))
 
@@ -389,6 +391,15 @@ def test_a_link_in_the_folder_is_refused_and_not_followed(tmp_path):
     with pytest.raises(InputError, match="symbolic link"):
         Kept(tmp_path / "audit", {})
     with pytest.raises(MachineError):
+        kept.losses("models", 2, lambda keys: [0.0, 0.0])
+    assert words.read_text() == "precious"
+
+
+def test_a_file_of_keys_with_another_name_elsewhere_is_left_as_it_is(tmp_path):
+    kept, words = Kept(tmp_path / "audit", {}), tmp_path / "words"
+    words.write_text("precious")
+    (tmp_path / "audit" / "models.keys").hardlink_to(words)
+    with pytest.raises(InputError, match="has another name elsewhere"):
         kept.losses("models", 2, lambda keys: [0.0, 0.0])
     assert words.read_text() == "precious"
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import ctypes
 import errno
 import functools
 import json
@@ -25,6 +26,7 @@ import sfumato
 from sfumato.errors import InputError, MachineError
 from sfumato.run_folder.entries import releases
 from sfumato.run_folder.ledger import Ledger
+from sfumato.training.noise import add_noise
 from tests.training.loops import DELTA, MECHANISM, ZEROS, begin, release, spent, written
 
 
@@ -495,6 +497,27 @@ def test_a_forked_process_with_its_parent_s_number_frees_no_lock(tmp_path):
         Ledger.open(tmp_path / "ledger.jsonl", exclusive=True)
     release(loop, 1)
     assert loop.finish().num_steps == 1
+
+
+def test_a_process_that_c_forks_amid_a_release_sees_no_noise(tmp_path, monkeypatch):
+    """No hook of Python runs there, so the new process goes on with the call."""
+    loop, forked = begin(tmp_path / "loop"), []
+    loop.batch(1)
+
+    def fork(*arguments):
+        noisy = add_noise(*arguments)
+        forked.append(ctypes.CDLL(None).fork())
+        return noisy
+
+    monkeypatch.setattr("sfumato.training.own_loop.add_noise", fork)
+    sees_nothing = False
+    try:
+        loop.release(1, ZEROS, sensitivity=1.0)
+    except InputError:
+        sees_nothing = True
+    if forked == [0]:
+        os._exit(0 if sees_nothing else 1)
+    assert os.waitpid(forked[0], 0)[1] == 0 and not sees_nothing
 
 
 def test_a_process_that_is_forked_amid_a_call_ends_at_once(tmp_path, capfd):

@@ -1,6 +1,7 @@
 """The folder of a membership audit: what is trained already, and the keys of what is being trained."""
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -100,6 +101,10 @@ def _alone(path: Path) -> Iterator[int | None]:
     with machine_faults(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
+        if os.fstat(descriptor).st_nlink != 1:  # its bytes are those of another file, too
+            raise InputError(
+                f"{path} is a file that has another name elsewhere. Copy the folder anew, and go on there."
+            )
         try:
             lock(descriptor, path)
         except BlockingIOError:
@@ -111,15 +116,19 @@ def _alone(path: Path) -> Iterator[int | None]:
 
 
 def _keys(descriptor: int, path: Path, count: int) -> list[bytes]:
-    """Those in a chunk's file; new ones where a process died before it had written them all, and so trained nothing."""
+    """Those in a chunk's file; new ones where a process died before it had written them all, and so trained nothing.
+
+    A digest stands behind them: a file that a power cut left as zeros would give all models one key.
+    """
     size = count * KEY_BYTES
     with machine_faults(path):
-        keys = os.pread(descriptor, size, 0)
-        if len(keys) < size:
+        held = os.pread(descriptor, size + 32, 0)
+        keys = held[:size]
+        if held[size:] != hashlib.sha256(keys).digest():
             keys = b"".join(new_key() for _ in range(count))
             os.ftruncate(descriptor, 0)
             with os.fdopen(os.dup(descriptor), "wb") as file:
-                file.write(keys)
+                file.write(keys + hashlib.sha256(keys).digest())
                 file.flush()
                 os.fsync(descriptor)
     return [keys[first : first + KEY_BYTES] for first in range(0, size, KEY_BYTES)]

@@ -152,7 +152,7 @@ def _scores(found: AuditResult, inside: np.ndarray, outside: np.ndarray) -> Html
     what = "Loss on the example" if is_loss else "Score"
     known = np.concatenate(sides)
     low, high = np.quantile(known, [_TAIL, 1 - _TAIL]) if len(known) else (0.0, 1.0)
-    edges = np.linspace(low, high if high > low else low + 1, _BINS + 1)
+    edges = np.linspace(low, high if high - low > _BINS * np.finfo(float).tiny else low + 1, _BINS + 1)
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()

@@ -80,8 +80,10 @@ def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream:
         list(map(add, firsts))  # a thread takes longer to begin
     else:
         count = torch.get_num_threads()
-        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as threads:
-            list(threads.map(add, firsts))
-        torch.set_num_threads(count)  # else every thread that begins later would compute alone, too
+        try:
+            with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as threads:
+                list(threads.map(add, firsts))
+        finally:
+            torch.set_num_threads(count)  # else every thread that begins later would compute alone, too
     parts = noisy.split([value.numel() for value in grad_sum.values()])
     return {name: part.view(value.shape) for (name, value), part in zip(grad_sum.items(), parts, strict=True)}

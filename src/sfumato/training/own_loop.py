@@ -100,7 +100,10 @@ def _one_at_a_time(
                 )
             try:
                 self._is_called = True
-                return method(self, *args, **kwargs)
+                found = method(self, *args, **kwargs)
+                # Nothing is handed out twice, though a fork by C, or one too deep to call anything, runs no hook.
+                self._refuse_another_process()
+                return found
             finally:  # at once, though an exception may be held for long
                 self._is_called = False
 
