@@ -395,6 +395,20 @@ def test_a_link_in_the_folder_is_refused_and_not_followed(tmp_path):
     assert words.read_text() == "precious"
 
 
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"epsilon": 1.0}', '{"epsilon": 1.0, "split_seed": -1}'])
+def test_damaged_settings_are_said_to_be_damaged(tmp_path, content):
+    Kept(tmp_path, {"epsilon": 1.0})
+    (tmp_path / "settings.json").write_text(content)
+    with pytest.raises(InputError, match=r"settings\.json is damaged. Restore it, or choose another --output"):
+        Kept(tmp_path, {"epsilon": 1.0})
+
+
+def test_a_folder_below_a_file_is_none(tmp_path):
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(InputError, match="file is no folder. Choose another --output"):
+        Kept(tmp_path / "file" / "below" / "audit", {})
+
+
 def test_a_file_of_keys_with_another_name_elsewhere_is_left_as_it_is(tmp_path):
     kept, words = Kept(tmp_path / "audit", {}), tmp_path / "words"
     words.write_text("precious")

@@ -47,10 +47,14 @@ class Kept:
         refuse_links(folder)
         first = {**settings, _SPLIT: self.split_seed}
         write_first_json(folder / _SETTINGS, first, "membership audit", 0o600)
-        before = read_json(folder / _SETTINGS)
+        damaged = InputError(f"{folder / _SETTINGS} is damaged. Restore it, or choose another --output.")
+        try:
+            before = read_json(folder / _SETTINGS)
+        except InputError:
+            raise damaged from None
         split: Any = before.pop(_SPLIT, None) if isinstance(before, dict) else None
-        if before == settings and (type(split) is not int or split < 0):
-            raise InputError(f"{folder / _SETTINGS} is damaged. Restore it, or choose another --output.")
+        if not isinstance(before, dict) or before == settings and (type(split) is not int or split < 0):
+            raise damaged
         if before != settings:
             keys = [key for key in settings if not isinstance(before, dict) or before.get(key) != settings[key]]
             raise InputError(

@@ -142,7 +142,11 @@ class Audit:
                     self.problem.num_steps, self.num_models, lambda tries: self._tried(tries, kept, threads)
                 )
                 mechanism, claim = self.mechanism(setting), self.claim(setting)
-                self.report(f"chosen: {setting}, noise multiplier {mechanism.noise_multiplier:g}")
+                self.report(
+                    f"chosen: z {setting.target}, learning rate {setting.learning_rate:g}, "
+                    f"C {setting.clipping_norm:g}, {setting.num_steps} updates, "
+                    f"noise multiplier {mechanism.noise_multiplier:g}"
+                )
                 before = time.perf_counter()
                 members, non_members = self._many(setting, kept, threads)
             except BaseException:

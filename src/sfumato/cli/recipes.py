@@ -121,9 +121,9 @@ def calibrated(name: str, accountant: Accountant) -> dict[str, Any]:
 
     values = config.read(recipes.find(name))
     printed = values.get("privacy", {}).get("noise_multiplier")
-    calibrate(values, accountant)
     if printed is None:
         raise InputError(f"recipe {name} prints no noise multiplier: it is solved for as it is. Leave --calibrate out.")
+    calibrate(values, accountant)
     parsed = config.parse(values)
     facts = public_facts(parsed.data)
     assert facts is not None  # a recipe with printed noise is of a named data set

@@ -100,8 +100,9 @@ def write_first_json(path: Path, value: Any, what: str, mode: int = 0o644) -> No
         MachineError: If it cannot be written.
     """
     folder, parts = path.parent, f"{path.name}."  # after dots
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise InputError(f"{folder} is no folder. Choose another --output.")
+    for place in (folder, *folder.parents):
+        if os.path.lexists(place) and not place.is_dir():
+            raise InputError(f"{place} is no folder. Choose another --output.")
     # Listed before the file is looked for: another process writes it before all else.
     others = folder.is_dir() and any(not name.lstrip(".").startswith(parts) for name in os.listdir(folder))
     if path.exists():
