@@ -395,6 +395,20 @@ def test_a_link_in_the_folder_is_refused_and_not_followed(tmp_path):
     assert words.read_text() == "precious"
 
 
+def test_a_chunk_that_another_process_ends_while_this_one_opens_its_keys_is_read(tmp_path, monkeypatch):
+    kept, others, opened = Kept(tmp_path, {}), Kept(tmp_path, {}), os.open
+
+    def slow(path, *arguments):
+        descriptor = opened(path, *arguments)
+        if str(path).endswith("a.keys"):
+            monkeypatch.setattr(os, "open", opened)
+            assert others.losses("a", 2, lambda keys: [0.5, 1.5]) == [0.5, 1.5]
+        return descriptor
+
+    monkeypatch.setattr(os, "open", slow)
+    assert kept.losses("a", 2, lambda keys: pytest.fail("trained twice")) == [0.5, 1.5]
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"epsilon": 1.0}', '{"epsilon": 1.0, "split_seed": -1}'])
 def test_damaged_settings_are_said_to_be_damaged(tmp_path, content):
     Kept(tmp_path, {"epsilon": 1.0})

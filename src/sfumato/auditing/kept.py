@@ -105,10 +105,8 @@ def _alone(path: Path) -> Iterator[int | None]:
     with machine_faults(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        if os.fstat(descriptor).st_nlink != 1:  # its bytes are those of another file, too
-            raise InputError(
-                f"{path} is a file that has another name elsewhere. Copy the folder anew, and go on there."
-            )
+        if os.fstat(descriptor).st_nlink > 1:  # its bytes are those of another file, too; of one just deleted it is 0
+            raise InputError(f"{path} has another name elsewhere. Copy the folder as a whole, and go on in the copy.")
         try:
             lock(descriptor, path)
         except BlockingIOError:
