@@ -650,3 +650,71 @@ def test_a_process_that_goes_on_in_the_background_opens_its_folder_again(tmp_pat
     while written(tmp_path).status != "complete" and time.monotonic() < until:
         time.sleep(0.05)
     assert written(tmp_path).status == "complete" and written(tmp_path).num_steps == 2
+
+
+@pytest.mark.parametrize("call", ["open", "batch", "release", "finish"])
+def test_what_a_signal_s_handler_raises_is_no_fault_of_the_disk(tmp_path, call):
+    """An alarm's handler often raises TimeoutError, which is an OSError. At every seventh line it passes as it is."""
+    package, place = str(Path(sfumato.__file__).parent), 0
+
+    def runs(folder, at):
+        lines = 0
+
+        def trace(frame, event, argument):
+            nonlocal lines
+            if not frame.f_code.co_filename.startswith(package) or frame.f_code.co_name == "__del__":
+                return None
+            if event == "line":
+                lines += 1
+                if lines == at:
+                    sys.settrace(None)
+                    raise TimeoutError("too slow")
+            return trace
+
+        loop = None if call == "open" else begin(folder)
+        if call in ("release", "finish"):
+            loop.batch(1)
+        if call == "finish":
+            loop.release(1, ZEROS, sensitivity=1.0)
+        calls = {
+            "open": lambda: begin(folder),
+            "batch": lambda: loop.batch(1),
+            "release": lambda: loop.release(1, ZEROS, sensitivity=1.0),
+            "finish": lambda: loop.finish(),
+        }
+        sys.settrace(trace)
+        try:
+            calls[call]()
+        finally:
+            sys.settrace(None)
+
+    while True:
+        place += 7
+        try:
+            runs(tmp_path / str(place), place)
+        except TimeoutError as error:
+            assert str(error) == "too slow"
+        else:
+            break
+    assert place > 70
+
+
+def odd_sums():
+    plain = torch.zeros(4)
+    yield torch.nested.nested_tensor([plain, torch.zeros(3)], layout=torch.strided)
+    yield torch.nn.parameter.UninitializedParameter()
+    yield torch.nn.parameter.UninitializedBuffer()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("number", range(3))
+def test_tensors_without_plain_numbers_are_refused_in_one_line_and_count_nothing(tmp_path, number):
+    loop = begin(tmp_path)
+    loop.batch(1)
+    with pytest.raises(InputError) as refusal:
+        loop.release(1, {"weight": list(odd_sums())[number]}, sensitivity=1.0)
+    assert "\n" not in str(refusal.value)
+    with pytest.raises(InputError, match="Give plain tensors"):
+        torch.func.vmap(lambda value: loop.release(1, {"weight": value}, sensitivity=1.0)["weight"])(torch.zeros(2, 4))
+    loop.release(1, ZEROS, sensitivity=1.0)
+    assert loop.finish().num_steps == 1

@@ -279,7 +279,7 @@ def test_a_folder_whose_waiting_sample_is_not_known_is_not_gone_on_with(tmp_path
         path.mkdir()
     elif change != "deleted":
         path.write_bytes({"empty": b"", "of the release before": contents[1], "of the beginning": contents[0]}[change])
-    with pytest.raises(InputError, match="whether a sample waits"):
+    with pytest.raises(InputError, match="whether a sample waits|is no file"):
         begin(tmp_path)
     assert len(Ledger.open(tmp_path / "ledger.jsonl").lines) == count
 
@@ -394,3 +394,33 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch,
         with pytest.raises(MachineError, match="cannot be read: Permission denied"):
             begin(tmp_path)
     assert begin(tmp_path).finish().num_steps == 0
+
+
+@pytest.mark.parametrize("name", ["key", "sample.json", "privacy.json", "ledger.head", "ledger.jsonl"])
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path, name, is_begun):
+    if is_begun:
+        begin(tmp_path).close()
+        (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InputError, match=f"{name} is no file. Name a new folder"):
+        begin(tmp_path)
+
+
+def test_another_loop_s_key_and_sample_are_left_as_they_are(tmp_path):
+    """Somebody moves another loop into the folder while this one is open."""
+    loop, other = begin(tmp_path / "run"), begin(tmp_path / "other")
+    other.batch(1)
+    other.close()
+    release(loop, 1)
+    key = (tmp_path / "run" / "key").read_bytes()
+    for name in ("key", "sample.json"):
+        (tmp_path / "other" / name).rename(tmp_path / "run" / name)
+    held = {name: (tmp_path / "run" / name).read_bytes() for name in ("key", "sample.json")}
+    with pytest.raises(InputError, match="key is not the key that this run wrote"):
+        loop.finish()
+    assert {name: (tmp_path / "run" / name).read_bytes() for name in held} == held
+    (tmp_path / "run" / "key").write_bytes(key)
+    assert loop.finish().num_steps == 1
+    assert (tmp_path / "run" / "sample.json").read_bytes() == held["sample.json"]
+    assert not (tmp_path / "run" / "key").exists()

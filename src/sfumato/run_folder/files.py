@@ -18,10 +18,14 @@ NO_FILE = FileNotFoundError, IsADirectoryError, NotADirectoryError
 
 @contextlib.contextmanager
 def machine_faults(path: Path) -> Iterator[None]:
-    """Turns a failing disk into one line that names the file."""
+    """Turns a failing disk into one line that names the file. An error without a number is not the system's: a
+    signal's handler may raise TimeoutError, and it passes.
+    """
     try:
         yield
     except OSError as error:
+        if error.errno is None:
+            raise
         raise MachineError(
             f"{path} cannot be written: {error.strerror}. What was written before is intact; make "
             "room or make it writable, then go on; a run does by `sfumato resume`."
@@ -36,7 +40,18 @@ def reading_faults(path: Path) -> Iterator[None]:
     except NO_FILE:
         raise
     except OSError as error:
+        if error.errno is None:
+            raise
         raise MachineError(f"{path} cannot be read: {error.strerror}. Mend that, then try again.") from error
+
+
+def is_there(path: Path) -> bool:
+    """Whether something bears this name, a link that leads nowhere, too."""
+    try:
+        os.lstat(path)
+    except NO_FILE:
+        return False
+    return True
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
@@ -75,9 +90,12 @@ def make_folder(path: Path) -> None:
         missing = [above for above in (path, *path.parents) if not above.exists()]
         path.mkdir(parents=True, exist_ok=True)
         for above in (path, *path.parents):  # a process that was killed before it came so far may have made others
-            # What is above and was there may be of another system, or only lead here and not be listed.
-            with contextlib.suppress(PermissionError if above in missing else OSError):
+            try:
                 sync_folder(above.parent)
+            except OSError as error:
+                # What is above and was there may be of another system, or only lead here and not be listed.
+                if error.errno is None or above in missing and not isinstance(error, PermissionError):
+                    raise
 
 
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:

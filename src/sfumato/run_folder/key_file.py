@@ -6,7 +6,14 @@ import stat
 from pathlib import Path
 
 from sfumato.errors import InputError
-from sfumato.run_folder.files import NO_FILE, machine_faults, reading_faults, sync_folder, write_atomically
+from sfumato.run_folder.files import (
+    NO_FILE,
+    is_there,
+    machine_faults,
+    reading_faults,
+    sync_folder,
+    write_atomically,
+)
 
 KEY_FILE = "key"
 
@@ -49,7 +56,7 @@ def has_key(folder: Path) -> bool:
     """
     path = folder / KEY_FILE
     with reading_faults(path):
-        return os.path.lexists(path) and not (path.is_file() and path.read_bytes() == _ERASED)
+        return is_there(path) and not (path.is_file() and path.read_bytes() == _ERASED)
 
 
 def is_key(folder: Path) -> bool:
@@ -58,23 +65,29 @@ def is_key(folder: Path) -> bool:
     return path.is_file() and not path.is_symlink() and _KEY.fullmatch(path.read_bytes()) is not None
 
 
-def delete_key(folder: Path) -> None:
+def delete_key(folder: Path, key: bytes | None = None) -> None:
     """Overwrites the key and removes it, so that the noise cannot be regenerated.
 
+    Args:
+        folder: Of the run.
+        key: The run's own; None: whatever key is there.
+
     Raises:
-        InputError: If what bears its name is no key: that is somebody's file, and is left as it is.
+        InputError: If what bears its name is no key, or another one: that is somebody's file, and is left as it is.
         MachineError: If it cannot be written.
     """
     path = folder / KEY_FILE
-    if not os.path.lexists(path):
+    if not is_there(path):
         return
-    no_key = InputError(f"{path} is no key that this tool wrote, so it is not overwritten. Move it away.")
+    no_key = InputError(f"{path} is not the key that this run wrote, so it is not overwritten. Move it away.")
     if path.is_symlink() or not path.is_file():
         raise no_key
     with machine_faults(path):
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "r+b") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not _KEY.fullmatch(file.read(len(_ERASED) + 1)):
+            held = file.read(len(_ERASED) + 1)
+            is_own = key is None or held in (_ERASED, key.hex().encode() + b"\n")
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not _KEY.fullmatch(held) or not is_own:
                 raise no_key
             file.seek(0)
             file.write(_ERASED)

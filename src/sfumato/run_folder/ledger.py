@@ -86,6 +86,8 @@ class Ledger:
         except FileNotFoundError:
             content = b""
         except OSError as error:
+            if error.errno is None:  # of a signal's handler
+                raise
             raise InputError(f"{path} cannot be read: {error.strerror}. Make it readable.") from None
         *whole, torn = content.split(b"\n")
         lines: list[dict[str, Any]] = []
@@ -220,7 +222,9 @@ class Ledger:
             beyond = os.pread(descriptor, max(0, own.st_size - size), size)
         try:
             there = os.stat(self.path)
-        except OSError:
+        except OSError as error:
+            if error.errno is None:  # of a signal's handler
+                raise
             there = None
         if there is None or (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino) or own.st_size < size:
             raise MachineError(

@@ -283,8 +283,8 @@ class OwnLoop:
                     "again; else what was spent is not known."
                 )
             written = self._write("complete", self._released())
-            delete_key(self._folder)  # from here on nobody goes on in the folder
-            waiting_sample.forget(self._folder)
+            delete_key(self._folder, self._key)  # from here on nobody goes on in the folder
+            waiting_sample.forget(self._folder, [line["hash"] for line in self._ledger.lines])
             self._certificate = written
         self._ledger.close()
         return self._certificate.model_copy(deep=True)

@@ -13,7 +13,9 @@ import torch
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
+from sfumato.run_folder.files import is_there
 from sfumato.run_folder.key_file import KEY_FILE, is_key
+from sfumato.run_folder.record import CERTIFICATE_FILE
 from sfumato.training.waiting_sample import SAMPLE_FILE, is_fresh
 
 _LARGEST, _MOST_NOISE, _LEAST_STDDEV = 2**62, 1e12, 1e-30
@@ -33,6 +35,8 @@ def path_of(folder: Any) -> Path:
         with suppress(FileNotFoundError, NotADirectoryError):
             path.stat()
     except (OSError, ValueError, TypeError) as error:  # too long, a null byte
+        if isinstance(error, OSError) and error.errno is None:  # of a signal's handler
+            raise
         raise InputError(f"folder must be a path that can be made, not {str(folder)[:80]!r}: {error}.") from None
     above = next(place for place in (path, *path.parents) if os.path.lexists(place))
     if not above.is_dir():
@@ -40,12 +44,17 @@ def path_of(folder: Any) -> Path:
     return path
 
 
+_READ = ("ledger.jsonl", "ledger.head", KEY_FILE, SAMPLE_FILE, CERTIFICATE_FILE)
+"""What an opening reads."""
+
+
 def refuse_other_files(folder: Path) -> None:
     """Raises InputError where a folder has no ledger, but more than a beginning that was cut short leaves."""
     names = sorted(os.listdir(folder))  # before anything is looked for: another process may just begin
     ledger = folder / "ledger.jsonl"
-    if ledger.exists() and not ledger.is_file():
-        raise InputError(f"{ledger} is no file. Name a new folder.")
+    for path in (folder / name for name in _READ):
+        if is_there(path) and not path.is_file():  # a pipe would be waited for
+            raise InputError(f"{path} is no file. Name a new folder.")
     content = ledger.read_bytes() if ledger.exists() else None
     if content is not None and (b"\n" in content or (folder / "ledger.head").exists()):
         return
@@ -95,7 +104,13 @@ def sum_that_noise_fits(grad_sum: Any, noise_stddev: float) -> Mapping[str, torc
             f"noise of standard deviation {noise_stddev:g} is no noise in float32. State sensitivity in units in which "
             "gradients are of usual size."
         )
-    return {name: value.detach().clone() for name, value in grad_sum.items()}
+    try:
+        copied = {name: value.detach().clone() for name, value in grad_sum.items()}
+        length(copied)
+    except (RuntimeError, TypeError, ValueError) as error:  # nested, masked, lazy, or within a transform of torch.func
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise InputError(f"the numbers of grad_sum cannot be read ({reason}). Give plain tensors.") from None
+    return copied
 
 
 def length(grad_sum: Mapping[str, torch.Tensor]) -> float:

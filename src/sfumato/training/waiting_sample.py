@@ -74,11 +74,18 @@ def kept(folder: Path, last_releases: list[str]) -> WaitingSample | None:
     return WaitingSample(salt) if salt is not None and after == last_releases[-1] else None
 
 
-def forget(folder: Path) -> None:
-    """Of a loop that has finished.
+def forget(folder: Path, releases: list[str]) -> None:
+    """Of a loop that has finished, with these hashes. The file of another one is left as it is.
 
     Raises:
         MachineError: If it cannot be deleted.
     """
-    with machine_faults(folder / SAMPLE_FILE):
-        (folder / SAMPLE_FILE).unlink(missing_ok=True)
+    path = folder / SAMPLE_FILE
+    try:
+        found = read_json(path)
+        is_own = found == _FRESH or found["after"] in releases
+    except (InputError, TypeError, KeyError):
+        is_own = False
+    if is_own:
+        with machine_faults(path):
+            path.unlink(missing_ok=True)
