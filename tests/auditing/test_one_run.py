@@ -492,6 +492,49 @@ def test_a_folder_that_cannot_be_audited_is_refused(run, tmp_path):
         sfumato.audit_one_run(run, confidence=0.0)
 
 
+BELIEVED = {"audit", "finished_on", "public_inputs", "not_covered", "status"}  # of status: another test
+
+
+def test_no_file_that_the_bound_depends_on_may_be_altered(run, tmp_path):
+    """But for the coins, which nobody but their owner has, and what only the images could tell."""
+    folder, claim = tmp_path / "run", json.loads((run / "privacy.json").read_text())
+    shutil.copytree(run, folder)
+
+    def refused_with(name, content):
+        path = folder / name
+        kept = path.read_bytes()
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        with pytest.raises(
+            InputError, match=r"privacy\.json|ledger|recipe\.toml|claims no privacy|without canaries|runs"
+        ):
+            sfumato.audit_one_run(folder)
+        assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        path.write_bytes(kept)
+
+    numbers = {key for key, value in claim.items() if type(value) in (int, float)} - BELIEVED
+    assert {"epsilon", "delta", "num_examples", "noise_multiplier", "num_steps", "sampling_prob"} <= numbers
+    for key in claim.keys() - BELIEVED:
+        value = claim[key]
+        other = value * 2 if type(value) in (int, float) else None if value is not None else 1
+        refused_with("privacy.json", json.dumps({**claim, key: other}).encode())
+    inputs = claim["public_inputs"]
+    for key in ("num_canaries", "num_examples"):
+        changed = {**claim, "public_inputs": {**inputs, key: inputs[key] - 1}}
+        refused_with("privacy.json", json.dumps(changed).encode())
+    recipe_text = (folder / "recipe.toml").read_text()
+    for before, after in (("canaries = 60", "canaries = 59"), ("batch_size = 256", "batch_size = 255")):
+        assert before in recipe_text
+        refused_with("recipe.toml", recipe_text.replace(before, after).encode())
+    lines = (folder / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    for content in (b"".join(lines[:-2]), b"", bytes(len(b"".join(lines))), None):
+        refused_with("ledger.jsonl", content)
+    refused_with("ledger.head", None)
+    assert sfumato.audit_one_run(folder).as_json() == sfumato.audit_one_run(run).as_json()
+
+
 def test_what_forty_canaries_show_is_not_called_out_of_reach():
     """At this delta more canaries show less: powers of two alone would miss it."""
     took_part = np.arange(40) < 20

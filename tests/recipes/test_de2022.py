@@ -324,7 +324,7 @@ def test_training_takes_the_least_noise_by_the_accountant_that_calibrates_it(cap
     ("words", "says"),
     [
         (["recipes", "show", "demo/digits", "--calibrate", "pld"], "demo/digits prints no noise multiplier"),
-        (["recipes", "show", "de2022/pretrain-cifar100-wrn-40-4", "--calibrate", "pld"], "this recipe has none"),
+        (["recipes", "show", "de2022/pretrain-cifar100-wrn-40-4", "--calibrate", "pld"], "has no target epsilon"),
         (["train", "image-folder", "--calibrate", "pld", "--epsilon", "3"], "training.batch_size"),
     ],
 )

@@ -6,7 +6,7 @@ from sfumato.config import DataConfig, parse
 from sfumato.data import loading as datasets
 from sfumato.planning.resolve import resolve
 from sfumato.run_folder import entries as lines_of
-from sfumato.run_folder.certificate import NOT_COVERED, SEARCH, certificate
+from sfumato.run_folder.certificate import NOT_COVERED, SEARCH, certificate, public_inputs
 from sfumato.run_folder.ledger import Ledger
 
 
@@ -21,7 +21,7 @@ def claim_of(tmp_path):
         )
         ledger = Ledger(tmp_path, [], 0)
         ledger.lines.append({**lines_of.run_line("0f" * 16, plan.mechanism, 1.0, "digest"), "hash": "ab" * 32})
-        return certificate(plan, plan.mechanism, ledger, "complete", dataset)
+        return certificate(plan, plan.mechanism, ledger, "complete", public_inputs(plan, dataset))
 
     return claim
 

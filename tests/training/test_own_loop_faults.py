@@ -312,7 +312,8 @@ def test_a_release_that_was_stopped_within_its_noise_is_tried_again_with_other_n
         there.setattr(own_loop, "add_noise", stops)
         with pytest.raises(KeyboardInterrupt):
             release(loop, 1)
-    assert not release(loop, 1)["weight"].eq(seen[0]).any()
+    # Noise lies on a grid, so that a few of the coordinates may be equal by chance.
+    assert release(loop, 1)["weight"].eq(seen[0]).float().mean() < 0.1
     assert loop.finish().num_steps == 1
 
 

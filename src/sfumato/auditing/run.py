@@ -1,6 +1,5 @@
 """The audit of a finished run by the canaries that took part in it, or did not."""
 
-import hashlib
 from collections.abc import Collection
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from sfumato.reporting.page import write_report
 from sfumato.run_folder import coins, record
 from sfumato.run_folder.audited import OneRunClaim
 from sfumato.run_folder.record import Certificate
+from sfumato.run_folder.verification import verify_without_images
 
 
 def audit_one_run(run: Path | str, *, confidence: float = 0.95, trust: Collection[str] = ()) -> OneRunResult:
@@ -72,7 +72,7 @@ def scores(model: Trained, count: int) -> np.ndarray:
 
 
 def _claim(folder: Path) -> Certificate:
-    """The certificate of a run that can be audited."""
+    """The certificate of a run that can be audited, held to its recipe, ledger and weights."""
     claim = record.read(folder / record.CERTIFICATE_FILE, Certificate)
     if claim.guarantee is None:
         raise InputError(f"{folder} claims no privacy, so there is nothing to try: {claim.why_not_private}.")
@@ -82,10 +82,7 @@ def _claim(folder: Path) -> Certificate:
         )
     if claim.status != "complete":
         raise InputError(f"{folder} is unfinished, and an audit attacks what a run releases. Go on: sfumato resume.")
-    path = folder / "model.safetensors"
-    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != claim.weights_sha256:
-        raise InputError(f"{path} holds other weights than the certificate names. Restore the folder from a copy.")
-    return claim
+    return verify_without_images(folder)
 
 
 def _as_claimed(found: OneRunResult) -> OneRunClaim:

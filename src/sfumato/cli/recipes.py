@@ -121,6 +121,8 @@ def calibrated(name: str, accountant: Accountant) -> dict[str, Any]:
 
     values = config.read(recipes.find(name))
     printed = values.get("privacy", {}).get("noise_multiplier")
+    if values.get("privacy", {}).get("target_epsilon") is None:
+        raise InputError(f"recipe {name} has no target epsilon to solve its noise for. Leave --calibrate out.")
     if printed is None:
         raise InputError(f"recipe {name} prints no noise multiplier: it is solved for as it is. Leave --calibrate out.")
     calibrate(values, accountant)

@@ -157,7 +157,7 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     values["privacy"]["noise_multiplier"] = mechanism.noise_multiplier
     values["training"] |= {"batch_size": mechanism.batch_size, "num_steps": mechanism.num_steps}
     resolved = parse_resolved(values)
-    reason = _why_not_private(resolved, mechanism)
+    reason = why_not_private(resolved, mechanism)
     if reason is None:
         refuse_beyond_reach(mechanism, delta)
     canaries.refuse_without_claim(resolved, reason)
@@ -326,7 +326,10 @@ def _refuse_impossible_views(augmentation: ResolvedAugmentation, image_size: int
         )
 
 
-def _why_not_private(recipe: Recipe, mechanism: Mechanism) -> str | None:
+def why_not_private(recipe: Recipe, mechanism: Mechanism) -> str | None:
+    """Why a run claims nothing; None: it can carry a certificate."""
+    if recipe.privacy is None:
+        return ORDINARY
     if recipe.run.seed is not None:
         return "its randomness comes from a public seed, so anyone can subtract the noise"
     if mechanism.noise_multiplier == 0:

@@ -72,7 +72,7 @@ def released(plan: Plan, ledger: Ledger) -> Mechanism:
 
 
 def certificate(
-    plan: Plan, mechanism: Mechanism, ledger: Ledger, status: Literal["running", "complete"], dataset: Dataset
+    plan: Plan, mechanism: Mechanism, ledger: Ledger, status: Literal["running", "complete"], public: PublicInputs
 ) -> Certificate:
     """What was released, or will have been.
 
@@ -83,7 +83,7 @@ def certificate(
             read from the file is never below what was spent.
         ledger: Its line count and head are stated.
         status: "running" or "complete".
-        dataset: What is taken to be public about it is stated.
+        public: What is taken to be public about the images.
     """
     privacy = plan.recipe.privacy
     return Certificate(
@@ -100,7 +100,7 @@ def certificate(
         run_id=ledger.lines[0]["run_id"],
         ledger_lines=len(ledger.lines),
         ledger_head=ledger.head,
-        public_inputs=public_inputs(plan, dataset),
+        public_inputs=public,
         not_covered=not_covered(plan),
     )
 

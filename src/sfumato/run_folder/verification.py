@@ -14,13 +14,22 @@ from sfumato import config
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.json_record import Record
-from sfumato.planning.resolve import Plan
+from sfumato.planning.resolve import Plan, why_not_private
 from sfumato.run_folder import key_file, record
 from sfumato.run_folder import session as sessions
-from sfumato.run_folder.certificate import certificate, finished, not_covered, released, result_claims, weights_facts
+from sfumato.run_folder.certificate import (
+    certificate,
+    finished,
+    not_covered,
+    public_inputs,
+    released,
+    result_claims,
+    weights_facts,
+)
 from sfumato.run_folder.checkpoint import Checkpoint
+from sfumato.run_folder.entries import spent_mechanism
 from sfumato.run_folder.ledger import Ledger
-from sfumato.run_folder.record import Certificate, Metrics, Result, WeightsFacts
+from sfumato.run_folder.record import Certificate, Metrics, PublicInputs, Result, WeightsFacts
 
 
 def verify_finished(folder: Path, plan: Plan, dataset: Dataset) -> Result:
@@ -37,17 +46,54 @@ def verify_finished(folder: Path, plan: Plan, dataset: Dataset) -> Result:
     Raises:
         InputError: Naming the file that does not belong, or that is missing or damaged.
     """
+    public = public_inputs(plan, dataset)
     if not key_file.has_key(folder):
         ledger = Ledger.open(folder / "ledger.jsonl")
         ledger.refuse_another_head()
-        return verify(folder, plan, dataset, ledger)
+        return verify(folder, plan, public, ledger)
     ledger, checkpoint = sessions.authenticated(folder, plan, dataset)
-    result = verify(folder, plan, dataset, ledger)
+    result = verify(folder, plan, public, ledger)
     _compare_weights(folder / "model.safetensors", checkpoint)
     return result
 
 
-def verify(folder: Path, plan: Plan, dataset: Dataset, ledger: Ledger) -> Result:
+def verify_without_images(folder: Path) -> Certificate:
+    """The certificate of a finished run, once it is what the folder's own recipe and ledger give. Nothing is
+    written.
+
+    What a certificate states of the images (`PublicInputs`) is believed, but for the number of examples: the ledger
+    has that. Else it finds what `verify` finds.
+
+    Raises:
+        InputError: Naming the file that does not belong, or that is missing or damaged.
+    """
+    ledger = Ledger.open(folder / "ledger.jsonl")
+    if key_file.has_key(folder):
+        ledger.appends_under(key_file.read_key(folder))
+    else:
+        ledger.refuse_another_head()
+    stated = record.read(folder / record.CERTIFICATE_FILE, Certificate)
+    recipe = config.parse_resolved(config.read(folder / "recipe.toml"))
+    if stated.public_inputs.num_canaries != recipe.audit.canaries:
+        raise _another(folder / record.CERTIFICATE_FILE, "num_canaries")
+    verify(folder, _plan_of(recipe, stated.public_inputs, ledger), stated.public_inputs, ledger)
+    return stated
+
+
+def _plan_of(recipe: config.ResolvedRecipe, public: PublicInputs, ledger: Ledger) -> Plan:
+    """What was planned, of a recipe in which every value is set, and of what the ledger's first line states beside."""
+    draws_people = recipe.privacy is not None and recipe.privacy.person_sampling == "persons"
+    drawn = public.num_people if draws_people else public.num_examples
+    planned = spent_mechanism(ledger.lines).replace(
+        num_examples=(drawn or 0) + recipe.audit.canaries,
+        num_steps=recipe.training.num_steps,
+        first_release_noise=ledger.lines[0]["first_release_noise"],
+    )
+    reason = why_not_private(recipe, planned)
+    return Plan(recipe, planned, reason is None, reason, [], [])
+
+
+def verify(folder: Path, plan: Plan, public: PublicInputs, ledger: Ledger) -> Result:
     """Compares certificate, result and weights with what is computed anew from the plan and the
     ledger.
 
@@ -63,7 +109,7 @@ def verify(folder: Path, plan: Plan, dataset: Dataset, ledger: Ledger) -> Result
     spent = released(plan, ledger)
     sessions.refuse_another_recipe(ledger, plan)
     sessions.refuse_incomplete(folder, plan, ledger)
-    truth = certificate(plan, spent, ledger, "complete", dataset)
+    truth = certificate(plan, spent, ledger, "complete", public)
     stated = record.read(folder / record.CERTIFICATE_FILE, Certificate)
     result = record.read(folder / record.RESULT_FILE, Result)
     if stated.not_covered == not_covered(_keeping_key(plan, not plan.recipe.run.keep_key)):
@@ -88,10 +134,14 @@ def _compare(path: Path, stated: Record, expected: Record) -> None:
 def _refuse_another(path: Path, stated: dict[str, Any], expected: dict[str, Any]) -> None:
     wrong = next((key for key, value in expected.items() if key not in stated or not _alike(stated[key], value)), None)
     if wrong is not None:
-        raise InputError(
-            f"{path} states another {wrong} than this run's ledger and recipe give: it was "
-            "altered, or is another run's. Restore the folder from a copy."
-        )
+        raise _another(path, wrong)
+
+
+def _another(path: Path, key: str) -> InputError:
+    return InputError(
+        f"{path} states another {key} than this run's ledger and recipe give: it was altered, or is another run's. "
+        "Restore the folder from a copy."
+    )
 
 
 def _alike(stated: Any, expected: Any) -> bool:

@@ -16,10 +16,10 @@ from sfumato.models.weights import Weights, read_weights
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder import coins, files, key_file, record
 from sfumato.run_folder import session as sessions
-from sfumato.run_folder.certificate import certificate, finished, released
+from sfumato.run_folder.certificate import certificate, finished, public_inputs, released
 from sfumato.run_folder.checkpoint import Checkpoint
 from sfumato.run_folder.environment import describe, pick_device
-from sfumato.run_folder.record import Metrics, PrivateMetrics, RecordLines, Result
+from sfumato.run_folder.record import Metrics, PrivateMetrics, PublicInputs, RecordLines, Result
 from sfumato.run_folder.verification import verify_finished
 from sfumato.training.allocator import give_freed_memory_back
 from sfumato.training.budget import Budget
@@ -375,8 +375,12 @@ class _Run:
         """Writes a certificate that holds whenever the run ends: it counts all that is planned."""
         record.write(
             self.folder / record.CERTIFICATE_FILE,
-            certificate(self.plan, self.budget.planned_mechanism(), self.session.ledger, "running", self.dataset),
+            certificate(self.plan, self.budget.planned_mechanism(), self.session.ledger, "running", self._public),
         )
+
+    @property
+    def _public(self) -> PublicInputs:
+        return public_inputs(self.plan, self.dataset)
 
     def _noted(self, step: int, statistics: Statistics, train_accuracy: float | None) -> PrivateMetrics:
         """For the owner; what a diverged run has no finite number for is None, and no reason to
@@ -410,7 +414,7 @@ class _Run:
     def _complete(self, last_step: int, scores: HeldOutScores) -> Result:
         """Writes weights, certificate and result, then deletes the key."""
         spent = released(self.plan, self.session.ledger)
-        claim = certificate(self.plan, spent, self.session.ledger, "complete", self.dataset)
+        claim = certificate(self.plan, spent, self.session.ledger, "complete", self._public)
         weights = self.folder / "model.safetensors"
         save_weights(weights, self.plan, self.learner, claim, scores.temperature)
         today = datetime.datetime.now(datetime.UTC).date().isoformat()

@@ -442,7 +442,7 @@ def test_what_lies_in_a_key_s_place_and_is_no_key_is_left_as_it_is(tmp_path):
     target.write_text("x" * 65)
     (folder / "secret").mkdir()
     os.link(target, folder / "secret" / "key")
-    with pytest.raises(InputError, match="is no key"):
+    with pytest.raises(InputError, match="is not the key that this run wrote"):
         paid_search(recipe(), SPACE, folder, Trials())
     assert target.read_text() == "x" * 65
 

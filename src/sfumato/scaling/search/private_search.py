@@ -17,6 +17,7 @@ from sfumato.planning.resolve import resolve
 from sfumato.recipes import recipe_of
 from sfumato.reporting.lines import note
 from sfumato.reporting.page import write_report
+from sfumato.run_folder.certificate import public_inputs
 from sfumato.run_folder.files import refuse_among_images
 from sfumato.run_folder.ledger import Ledger
 from sfumato.run_folder.record import Result
@@ -113,7 +114,7 @@ def private_search(
 
     def verify(where: Path) -> Result:
         published = resolve(config.parse(config.read(where / "recipe.toml")), dataset.facts)
-        return verify_run(where, published, dataset, Ledger.open(where / "ledger.jsonl"))
+        return verify_run(where, published, public_inputs(published, dataset), Ledger.open(where / "ledger.jsonl"))
 
     def fingerprint_of_all(key: bytes) -> str:
         return randomness.digest([fingerprint(dataset, key), fingerprint(scoring, key)])
