@@ -1,12 +1,16 @@
 """Printed numbers: a bound stays a bound."""
 
+import decimal
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sfumato.accounting.rounding import lower_epsilon_text
 from sfumato.reporting import formats
+
+ROUNDINGS = [decimal.ROUND_FLOOR, decimal.ROUND_CEILING, decimal.ROUND_HALF_EVEN, decimal.ROUND_DOWN]
 
 
 @given(st.floats(1e-6, 1e6))
@@ -32,6 +36,15 @@ def test_epsilons_are_printed_without_exponent(value, text):
 @pytest.mark.parametrize("value", [None, math.inf, math.nan])
 def test_what_is_no_finite_epsilon_is_infinite(value):
     assert formats.epsilon_text(value) == "infinite"
+
+
+@given(st.floats(1e-9, 0.999), st.integers(1, 6), st.sampled_from(ROUNDINGS))
+def test_no_setting_of_the_program_moves_a_bound(value, digits, rounding):
+    """`decimal.getcontext` is the user's own."""
+    printed = [formats.epsilon_text, lower_epsilon_text, formats.delta_text, formats.chance_at_most]
+    before = [text(value) for text in printed]
+    with decimal.localcontext(decimal.Context(prec=digits, rounding=rounding, Emin=-2, Emax=2)):
+        assert [text(value) for text in printed] == before
 
 
 @given(st.floats(1e-12, 0.999))

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 import sfumato
 from sfumato.errors import InputError, MachineError
@@ -705,10 +706,11 @@ def odd_sums():
     yield torch.nested.nested_tensor([plain, torch.zeros(3)], layout=torch.strided)
     yield torch.nn.parameter.UninitializedParameter()
     yield torch.nn.parameter.UninitializedBuffer()
+    yield TwoTensor(plain, plain.clone())  # as DTensor: it has a norm, and no bytes
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(4))
 def test_tensors_without_plain_numbers_are_refused_in_one_line_and_count_nothing(tmp_path, number):
     loop = begin(tmp_path)
     loop.batch(1)
@@ -719,3 +721,40 @@ def test_tensors_without_plain_numbers_are_refused_in_one_line_and_count_nothing
         torch.func.vmap(lambda value: loop.release(1, {"weight": value}, sensitivity=1.0)["weight"])(torch.zeros(2, 4))
     loop.release(1, ZEROS, sensitivity=1.0)
     assert loop.finish().num_steps == 1
+
+
+def test_a_thread_that_outlives_the_program_s_last_line_releases_large_sums(tmp_path):
+    """By then the interpreter begins no more threads."""
+    program = f"""
+import threading, time, torch, sfumato
+main = threading.current_thread()
+def train():
+    while main.is_alive():
+        time.sleep(0.01)
+    time.sleep(0.2)
+    mechanism = sfumato.Mechanism(1000, 100, 2.0, 1)
+    loop = sfumato.OwnLoop({str(tmp_path / "run")!r}, mechanism, clipping_norm=1.0, delta=1e-5)
+    loop.batch(1)
+    noisy = loop.release(1, {{"weight": torch.zeros(200_000)}}, sensitivity=1.0)["weight"]
+    print(float(noisy.std()), loop.finish().num_steps)
+threading.Thread(target=train).start()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    spread, count = done.stdout.split()
+    assert float(spread) == pytest.approx(2.0, abs=0.02) and count == "1", done.stderr
+
+
+def test_a_sample_that_memory_does_not_hold_waits_and_is_drawn_again(tmp_path, monkeypatch):
+    from sfumato.training import own_loop
+
+    def no_memory(*arguments):
+        raise MemoryError
+
+    loop = begin(tmp_path)
+    with monkeypatch.context() as there:
+        there.setattr(own_loop, "poisson_batch", no_memory)
+        with pytest.raises(MachineError, match="memory is too small"):
+            loop.batch(1)
+    kept = (tmp_path / "sample.json").read_bytes()
+    release(loop, 1)
+    assert kept == (tmp_path / "sample.json").read_bytes() and loop.finish().num_steps == 1

@@ -102,6 +102,7 @@ def test_lines_that_were_removed_are_noticed(tmp_path):
         ({"clipping_norm": b"1"}, "clipping_norm must be a number"),
         ({"clipping_norm": np.True_}, "clipping_norm must be a number"),
         ({"mechanism": sfumato.Mechanism(1000, 100, 1e160, 12)}, "leaves nothing to learn"),
+        ({"mechanism": sfumato.Mechanism(2**40, 100, 1.0, 12)}, "which no memory holds"),
         ({"mechanism": None}, "mechanism must be"),
         ({"mechanism": {"num_steps": 3}}, "mechanism must be"),
         ({"mechanism": sfumato.Mechanism(2**70, 100, 2.0, 12)}, "below 2"),

@@ -3,7 +3,16 @@ bounds: nothing else prints one.
 """
 
 import decimal
+import functools
 import math
+
+# Whole, so that a program's own settings (`decimal.getcontext`, `DefaultContext`) round no bound to its other side.
+_context = functools.partial(
+    decimal.Context, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX, capitals=1, clamp=0, flags=[], traps=[]
+)
+_UP = _context(prec=4, rounding=decimal.ROUND_CEILING)
+_DOWN = _context(prec=4, rounding=decimal.ROUND_FLOOR)
+_IN_FULL = _context(prec=50, rounding=decimal.ROUND_CEILING)  # a float has 17 digits at most
 
 
 def epsilon_text(value: float | None) -> str:
@@ -17,9 +26,7 @@ def epsilon_text(value: float | None) -> str:
     """
     if value is None or not math.isfinite(value):
         return "infinite"
-    exact = decimal.Decimal(repr(value))
-    rounded = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING).plus(exact)
-    return f"{rounded.normalize():f}"
+    return _short(value, _UP)
 
 
 def lower_epsilon_text(value: float) -> str:
@@ -29,8 +36,7 @@ def lower_epsilon_text(value: float) -> str:
         >>> lower_epsilon_text(2.99687), lower_epsilon_text(0.0)
         ('2.996', '0')
     """
-    rounded = decimal.Context(prec=4, rounding=decimal.ROUND_FLOOR).plus(decimal.Decimal(repr(value)))
-    return f"{rounded.normalize():f}"
+    return _short(value, _DOWN)
 
 
 def delta_text(value: float) -> str:
@@ -40,5 +46,9 @@ def delta_text(value: float) -> str:
         >>> delta_text(1e-05), delta_text(0.0001), delta_text(7.8e-07)
         ('1e-5', '1e-4', '7.8e-7')
     """
-    digits, exponent = f"{decimal.Decimal(repr(value)).normalize():e}".split("e")
+    digits, exponent = f"{decimal.Decimal(repr(value)).normalize(_IN_FULL):e}".split("e")
     return f"{digits}e{int(exponent)}"
+
+
+def _short(value: float, context: decimal.Context) -> str:
+    return f"{decimal.Decimal(repr(value)).normalize(context):f}"

@@ -1,7 +1,7 @@
 """How numbers are printed. What is a bound is rounded to the side on which it stays one."""
 
-import decimal
 import math
+from fractions import Fraction
 
 from sfumato.accounting.rounding import delta_text, epsilon_text
 
@@ -29,7 +29,7 @@ def per_cent(fraction: float | None) -> str:
 
 def per_cent_at_most(fraction: float) -> str:
     """An upper bound as per cent: rounded up to two decimals."""
-    hundredths = math.ceil(decimal.Decimal(repr(fraction)) * 10_000)
+    hundredths = math.ceil(Fraction(repr(fraction)) * 10_000)
     return f"{hundredths / 100:.2f} %"
 
 
@@ -40,10 +40,9 @@ def one_in(probability: float) -> str:
         >>> one_in(1e-05), one_in(7.777e-07)
         ('1 in 100,000', '1 in 1,280,000')
     """
-    times = decimal.Context(prec=3, rounding=decimal.ROUND_FLOOR).divide(
-        decimal.Decimal(1), decimal.Decimal(repr(probability))
-    )
-    return f"1 in {math.floor(times):,}"
+    times = 1 / Fraction(repr(probability))
+    unit = Fraction(10) ** (len(str(math.floor(times))) - 3)  # three digits
+    return f"1 in {math.floor(math.floor(times / unit) * unit):,}"
 
 
 def chance_at_most(probability: float) -> str:

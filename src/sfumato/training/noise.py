@@ -83,6 +83,8 @@ def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream:
         try:
             with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as threads:
                 list(threads.map(add, firsts))
+        except RuntimeError:  # an interpreter that ends begins no threads; what was done is done again alike
+            list(map(add, firsts))
         finally:
             torch.set_num_threads(count)  # else every thread that begins later would compute alone, too
     parts = noisy.split([value.numel() for value in grad_sum.values()])

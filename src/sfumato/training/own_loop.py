@@ -320,7 +320,13 @@ class OwnLoop:
             self._ledger.settle()  # which says if nothing can be released any more
             self._waiting = waiting_sample.new(self._folder, new_key().hex(), self._last_release())
         self._waiting.number = number
-        indices = poisson_batch(self._mechanism, self._stream_of_sample("sampling"))
+        try:
+            indices = poisson_batch(self._mechanism, self._stream_of_sample("sampling"))
+        except MemoryError:
+            raise MachineError(
+                f"memory is too small to draw from {self._mechanism.num_examples:,} examples: 8 bytes for each, and "
+                "the sample. Make room, then call batch again."
+            ) from None
         self._waiting.size = len(indices)
         return indices
 

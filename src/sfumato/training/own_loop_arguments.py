@@ -19,6 +19,7 @@ from sfumato.run_folder.record import CERTIFICATE_FILE
 from sfumato.training.waiting_sample import SAMPLE_FILE, is_fresh
 
 _LARGEST, _MOST_NOISE, _LEAST_STDDEV = 2**62, 1e12, 1e-30
+_MOST_EXAMPLES = 2**32  # 34 GB of random words a sample
 _FLOATS = (torch.float32, torch.float64)
 
 
@@ -107,6 +108,8 @@ def sum_that_noise_fits(grad_sum: Any, noise_stddev: float) -> Mapping[str, torc
     try:
         copied = {name: value.detach().clone() for name, value in grad_sum.items()}
         length(copied)
+        for value in copied.values():
+            value.flatten()[:1].cpu().numpy()  # what is one of several processes' parts has no numbers of its own
     except (RuntimeError, TypeError, ValueError) as error:  # nested, masked, lazy, or within a transform of torch.func
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise InputError(f"the numbers of grad_sum cannot be read ({reason}). Give plain tensors.") from None
@@ -163,6 +166,8 @@ def whole_mechanism(mechanism: Mechanism) -> Mechanism:
         )
     for name in ("num_examples", "batch_size", "num_steps", "images_per_unit"):
         integer(name, getattr(mechanism, name))
+    if mechanism.num_examples > _MOST_EXAMPLES:
+        raise InputError(f"num_examples = {mechanism.num_examples:,} is more than 2**32, which no memory holds.")
     if mechanism.noise_multiplier > _MOST_NOISE:
         raise InputError(
             f"noise_multiplier = {mechanism.noise_multiplier:g} leaves nothing to learn. Take a smaller one."
