@@ -16,18 +16,10 @@ import torch
 
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.accounting.reach import refuse_beyond_reach
-from sfumato.accounting.rounding import epsilon_text
 from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError, MachineError
 from sfumato.planning.claims import claims_of
 from sfumato.randomness import Stream, Streams, new_key, run_id, subkey
-from sfumato.run_folder.certificate import (
-    OTHER_RUNS,
-    PERSONS,
-    RUNNING_TIME,
-    SEVERAL_IMAGES,
-    UNSEARCHED,
-)
 from sfumato.run_folder.entries import (
     OWN_LOOP,
     first_session_line,
@@ -55,23 +47,9 @@ from sfumato.training.own_loop_arguments import (
     sum_that_noise_fits,
     whole_mechanism,
 )
+from sfumato.training.own_loop_certificate import Terms, loop_certificate
 from sfumato.training.waiting_sample import WaitingSample
 
-OF_THE_LOOP = (
-    "what the loop did: that each release was the sum over the sample that was drawn for it, each image clipped alone "
-    "to the stated sensitivity, which was chosen without looking at the images, that nothing else of them left it, and "
-    "that nobody put an older copy of its folder, of a file of it or of its process back or went on in two copies, and "
-    "that the folder's locks hold for all that reach it (on some network file systems they do not), is its author's "
-    "word"
-)
-STOPPED = (
-    "a number of updates that was chosen by samples or by what earlier updates released: the epsilon stated is that of "
-    "a number fixed before"
-)
-BEGUN_AGAIN = (
-    "how often the loop was begun again, and before which update: its ledger shows that; and folders that were left or "
-    "deleted after a sample was seen, to begin in a new one: that chooses among samples, whoever or whatever does it"
-)
 _opened: "weakref.WeakValueDictionary[tuple[int, int], OwnLoop]" = weakref.WeakValueDictionary()
 """In this process, by device and number of the ledger's file. A notebook's cell that is run again opens the
 folder anew, and closes the object that it had before.
@@ -435,35 +413,9 @@ class OwnLoop:
         return spent_mechanism(self._ledger.lines).num_steps
 
     def _write(self, status: Literal["running", "complete"], num_steps: int) -> LoopCertificate:
-        images = self._mechanism.images_per_unit
-        mechanism = spent_mechanism(self._ledger.lines).replace(num_steps=num_steps, images_per_unit=images)
-        stopped = STOPPED
-        if num_steps < self._planned:
-            of_all = claims_of(mechanism.replace(num_steps=self._planned), self._delta, self._accountant)
-            stopped += f"; {self._planned} were planned, whose epsilon is {epsilon_text(of_all.epsilon)}"
-        written = LoopCertificate(
-            **dict(claims_of(mechanism, self._delta, self._accountant)),
-            status=status,
-            sampling=mechanism.sampling,
-            noise_multiplier=mechanism.noise_multiplier,
-            sampling_prob=mechanism.sampling_prob,
-            batch_size=mechanism.batch_size,
-            num_examples=mechanism.num_examples,
-            num_steps=num_steps,
-            clipping_norm=self._clipping_norm,
-            run_id=self._ledger.lines[0]["run_id"],
-            ledger_lines=len(self._ledger.lines),
-            ledger_head=self._ledger.head,
-            not_covered=[
-                OF_THE_LOOP,
-                stopped,
-                BEGUN_AGAIN,
-                UNSEARCHED,
-                SEVERAL_IMAGES if mechanism.images_per_unit == 1 else PERSONS,
-                OTHER_RUNS,
-                RUNNING_TIME,
-            ],
-        )
+        mechanism = self._mechanism.replace(num_steps=num_steps)
+        terms = Terms(self._clipping_norm, self._delta, self._accountant)
+        written = loop_certificate(self._ledger, mechanism, terms, planned=self._planned, status=status)
         write_json(self._path(CERTIFICATE_FILE), written.as_json())
         return written
 
