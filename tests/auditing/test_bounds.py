@@ -1,12 +1,16 @@
 """Bounds on epsilon from scores: they are valid, they are not empty, and they say what they assume."""
 
+import functools
 import math
 import re
 import subprocess
 import sys
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import binom, norm
 from sklearn.metrics import roc_auc_score
 
@@ -250,6 +254,10 @@ HALF = [0, 1] * 500
         ([], [], {}, "no games with the example"),
         ([0.0] * 1000, [0, 2] * 500, {}, "members must be 1"),
         (["a"] * 1000, HALF, {}, "must be numbers"),
+        ([1j] * 1000, HALF, {}, "must be numbers"),
+        (np.zeros(1000, dtype="datetime64[s]"), HALF, {}, "must be numbers"),
+        (np.ma.masked_equal(HALF, 1), HALF, {}, "must be numbers"),
+        ([0.0] * 1000, np.ma.masked_equal(HALF, 1), {}, "must be numbers"),
         ([0.0] * 1000, HALF, {"confidence": 1.0}, "confidence must lie"),
         ([0.0] * 1000, HALF, {"confidence": 95}, "confidence must lie"),
         ([0.0] * 1000, HALF, {"nominal_epsilon": -1.0}, "claimed epsilon"),
@@ -313,10 +321,31 @@ def test_so_many_games_as_a_refusal_asks_for_are_enough_at_any_level(confidence,
     require_enough(count // 2, count // 2, confidence, delta)
 
 
-@pytest.mark.parametrize("change", [{"delta": "a"}, {"delta": None}, {"confidence": "x"}, {"nominal_epsilon": "4"}])
+ODD_CLAIMS = [{"nominal_epsilon": value} for value in ("4", "", [], np.zeros(1), False, Decimal(0), Fraction(1, 2))]
+
+
+@pytest.mark.parametrize(
+    "change", [{"delta": Fraction(1, 10)}, {"delta": "a"}, {"delta": None}, {"confidence": "x"}, *ODD_CLAIMS]
+)
 def test_levels_that_are_no_numbers_are_refused_in_one_line(change):
     with pytest.raises(InputError, match="must be a number"):
         audit_scores([0.0, 1.0], [0, 1], **{"delta": 0.1, **change})
+
+
+def test_scores_are_taken_from_whatever_holds_numbers():
+    scores, members = np.random.default_rng(0).normal(size=1000), np.arange(1000) % 2
+    audit = functools.partial(audit_scores, delta=DELTA, split_seed=1)
+    truth = audit(scores, members)
+    asks_gradient = torch.tensor(scores, requires_grad=True)
+    for given in (
+        asks_gradient,
+        list(scores),
+        scores.astype(np.longdouble),
+        scores.astype(object),
+        np.ma.array(scores),
+    ):
+        for took_part in (torch.tensor(members), members == 1, list(members)):
+            assert audit(given, took_part) == truth
 
 
 def test_a_score_that_no_float_holds_is_refused_in_one_line():

@@ -103,6 +103,12 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_audit(tmp_path, nam
     (tmp_path / "a.html").mkdir()
     with pytest.raises(InputError, match=words):
         pages.require_page(tmp_path / name)
+    scores = tmp_path / "scores.html"
+    scores.write_text("score,member\n1,0\n")
+    with pytest.raises(InputError, match="is no page, so it is not overwritten"):
+        pages.require_page(scores)
+    (tmp_path / "older.html").write_text(page_of(*games()))
+    pages.require_page(tmp_path / "older.html")
     pages.require_page(None)
 
 

@@ -155,6 +155,9 @@ def test_a_membership_audit_that_is_stopped_says_how_to_go_on(capsys, tmp_path, 
         ("score,member", "1_000,1", "line 2: score must be a number"),
         ("score,score,member", "1,2,1", "more than one column score"),
         ("score,member", "1,1", "no games without"),
+        ("score,member", "x" * 5000 + ",1", "xxx...'. Mend"),
+        ("score,member,note", '1,1,"oops\n' + "0,0,a\n" * 2000, "Is a quote not closed"),
+        ("score,member,note", '1,1,"oops\n' + "0,0,a\n" * 50_000, "Is a quote not closed"),
     ],
 )
 def test_a_table_that_is_none_is_refused_in_one_line(capsys, tmp_path, header, row, words):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import numbers
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -166,8 +165,9 @@ def auc(members: np.ndarray, non_members: np.ndarray) -> float:
 
 def require_levels(delta: float, confidence: float, nominal_epsilon: float | None) -> None:
     """Raises InputError where one of them is out of range, or no number."""
-    for name, value in (("delta", delta), ("confidence", confidence), ("nominal_epsilon", nominal_epsilon or 0.0)):
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    claimed = 0.0 if nominal_epsilon is None else nominal_epsilon
+    for name, value in (("delta", delta), ("confidence", confidence), ("nominal_epsilon", claimed)):
+        if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
             raise InputError(f"{name} must be a number, not {value!r}.")
     if not 0 < delta < 1:
         because = ": no mechanism with Gaussian noise has a finite epsilon at 0" if delta == 0 else ""
@@ -210,9 +210,11 @@ def require_enough(num_members: int, num_non_members: int, confidence: float, de
 def sides(scores: Any, members: Any) -> tuple[np.ndarray, np.ndarray]:
     """The sorted scores of either side."""
     try:
-        values, took_part = np.asarray(scores, dtype=np.float64), np.asarray(members, dtype=np.float64)
+        values, took_part = as_numbers(scores), as_numbers(members)
     except (TypeError, ValueError, OverflowError):
-        raise InputError("scores and members must be numbers, one of each for every game.") from None
+        raise InputError(
+            "scores and members must be numbers, one of each for every game: give lists, or arrays without holes."
+        ) from None
     if values.ndim != 1 or values.shape != took_part.shape:
         raise InputError(
             f"scores of shape {values.shape} and members of shape {took_part.shape} do not belong together. "
@@ -231,6 +233,19 @@ def sides(scores: Any, members: Any) -> tuple[np.ndarray, np.ndarray]:
         if not len(side):
             raise InputError(f"there are no games {what} the example, so one of the two rates is unknown. Play both.")
     return inside, outside
+
+
+def as_numbers(given: Any) -> np.ndarray:
+    """In float64. TypeError, ValueError or OverflowError: it has something else."""
+    if hasattr(given, "detach"):  # a tensor, from which a gradient may be asked
+        given = given.detach()
+    if np.ma.is_masked(given):
+        raise ValueError("masked")
+    found = np.asarray(given)
+    if found.dtype.kind not in "biufOUS":
+        raise TypeError(found.dtype)
+    with np.errstate(over="ignore"):  # what is beyond float64 is infinite, and has its order
+        return found.astype(np.float64)
 
 
 def _num_chosen(count: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sfumato.accounting import rounding
-from sfumato.auditing.bounds import auc, require_levels, sides
+from sfumato.auditing.bounds import as_numbers, auc, require_levels, sides
 from sfumato.auditing.rates import advantage_bound, mu_of
 from sfumato.auditing.record import GuessBound, GuessPower, OneRunResult
 from sfumato.errors import InputError
@@ -64,7 +64,7 @@ def audit_guesses(
     """
     require_levels(delta, confidence, nominal_epsilon)
     inside, outside = sides(scores, took_part)
-    values, coins = np.asarray(scores, dtype=np.float64), np.asarray(took_part, dtype=np.float64) == 1
+    values, coins = as_numbers(scores), as_numbers(took_part) == 1
     count, error = len(coins), 1 - confidence
     reach = power(count, confidence, delta, nominal_epsilon)
     if not reach.perfect > 0:

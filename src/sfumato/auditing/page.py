@@ -11,6 +11,7 @@ import numpy as np
 from sfumato.accounting.attacker import true_positive_rates
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.rounding import lower_epsilon_text
+from sfumato.auditing.bounds import as_numbers
 from sfumato.auditing.record import AuditResult, CanaryResult, MembershipResult
 from sfumato.errors import InputError
 from sfumato.reporting import formats
@@ -18,8 +19,9 @@ from sfumato.reporting.attack import draw_rates
 from sfumato.reporting.markup import Html, element
 from sfumato.reporting.page import whole_page
 from sfumato.reporting.plots import FIRST, INK, SECOND, drawn
-from sfumato.run_folder.files import write_atomically
+from sfumato.run_folder.files import reading_faults, write_atomically
 
+_BEGINS = b"<!doctype html"
 _MOST_POINTS = 400
 _BINS = 60
 _TAIL = 0.001
@@ -38,6 +40,10 @@ def require_page(path: Path | None) -> None:
         raise InputError(
             f"{path} cannot be written: it is a folder, or there is no folder {path.parent}. Make it first."
         )
+    with reading_faults(path):
+        content = path.read_bytes() if path.exists() else _BEGINS
+    if not content.lower().startswith(_BEGINS):
+        raise InputError(f"{path} is there and is no page, so it is not overwritten. Give another name.")
 
 
 def write_page(path: Path, found: AuditResult, scores: Any, members: Any) -> None:
@@ -57,7 +63,7 @@ def render(found: AuditResult, scores: Any, members: Any) -> str:
         scores: (G,), of all its games.
         members: (G,), 1 or true where the example took part.
     """
-    values, coins = np.asarray(scores, dtype=np.float64), np.asarray(members)
+    values, coins = as_numbers(scores), as_numbers(members)
     inside, outside = (np.sort(values[coins == took_part]) for took_part in (1, 0))
     title = {"bounds": "Scores of an attack", "canary": "Canaries", "membership": "Membership"}[found.audit]
     games = f"{formats.count(found.num_games)} games at delta {formats.delta_text(found.delta)}"

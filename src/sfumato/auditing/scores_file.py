@@ -20,7 +20,7 @@ def read_scores(path: Path) -> tuple[list[float], list[int]]:
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
+            reader = csv.DictReader(file, strict=True)  # else a quote that is not closed takes all lines after it
             missing = [name for name in _COLUMNS if name not in (reader.fieldnames or [])]
             if missing:
                 raise InputError(
@@ -33,8 +33,12 @@ def read_scores(path: Path) -> tuple[list[float], list[int]]:
             rows = [(reader.line_num, row["score"], row["member"]) for row in reader]
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}. Name a CSV file.") from None
-    except (UnicodeDecodeError, csv.Error):
+    except UnicodeDecodeError:
         raise InputError(f"{path} is no CSV file in UTF-8. Save it as one.") from None
+    except csv.Error as error:
+        raise InputError(
+            f"{path}, after line {reader.line_num}: {error}. Is a quote not closed, or within a cell? Mend it."
+        ) from None
     scores, members = [], []
     for number, score, member in rows:
         try:
@@ -42,11 +46,17 @@ def read_scores(path: Path) -> tuple[list[float], list[int]]:
                 raise ValueError
             scores.append(float(score))
         except (TypeError, ValueError):
-            raise InputError(f"{path}, line {number}: score must be a number, not {score!r}. Mend that line.") from None
+            raise InputError(
+                f"{path}, line {number}: score must be a number, not {_shown(score)}. Mend that line."
+            ) from None
         if member not in ("0", "1"):
             raise InputError(
                 f"{path}, line {number}: member must be 1 where the example took part and 0 where it did not, not "
-                f"{member!r}. Mend that line."
+                f"{_shown(member)}. Mend that line."
             )
         members.append(int(member))
     return scores, members
+
+
+def _shown(cell: str | None) -> str:
+    return repr(cell if cell is None or len(cell) < 80 else f"{cell[:80]}...")
