@@ -5,6 +5,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from sfumato.config import DataConfig, Recipe
 from sfumato.data import benchmarks, folders
 from sfumato.data.catalogue import NAMED, Facts, NamedSet, public_facts
@@ -46,6 +48,11 @@ def load(
     Raises:
         InputError: If a file is missing or damaged, or the recipe contradicts the data.
     """
+    if torch.get_default_device().type != "cpu":
+        raise InputError(
+            f'torch.set_default_device("{torch.get_default_device()}") would move what belongs to the main memory. Leave '
+            "it out: a run has a device of its own (device, --device)."
+        )
     if config.name == "folder":
         return folders.load_folder(config, _folder(config, data_root), report, limit)
     return _load_named(config, data_root, report)

@@ -104,6 +104,11 @@ def build(
             unknown (the nearest known one is named), the images are too small for the model, the
             factory cannot be imported or called, or it draws from elsewhere.
     """
+    if torch.get_default_dtype() != torch.float32:
+        raise InputError(
+            f"weights are float32 here, and torch.set_default_dtype says {torch.get_default_dtype()}. Set it back: "
+            "torch.set_default_dtype(torch.float32)."
+        )
     options = dict(options or {})
     network = _network(name)
     for key, most in _LARGEST.items() if network else ():

@@ -1,0 +1,94 @@
+"""What a program set for itself changes no run: the run is the same, or is refused in one line."""
+
+import contextlib
+import decimal
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import sfumato
+from sfumato import config, recipes
+from sfumato.errors import InputError
+from sfumato.training.display import Progress
+
+
+@contextlib.contextmanager
+def put_back(setting, get, *value):
+    before = get()
+    setting(*value)
+    try:
+        yield
+    finally:
+        setting(before)
+
+
+@contextlib.contextmanager
+def strict_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+HARMLESS = {
+    "decimal": lambda: decimal.localcontext(decimal.Context(prec=1, rounding=decimal.ROUND_DOWN)),
+    "numpy raises": lambda: np.errstate(all="raise"),
+    "numpy prints short": lambda: np.printoptions(precision=1),
+    "warnings": strict_warnings,
+    "no gradients": torch.no_grad,
+    "gradients off": lambda: put_back(torch.set_grad_enabled, torch.is_grad_enabled, False),
+    "deterministic": lambda: put_back(
+        torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled, True
+    ),
+    "seeds": lambda: put_back(torch.set_rng_state, torch.get_rng_state, torch.Generator().manual_seed(7).get_state()),
+}
+REFUSED = {
+    "default dtype": (
+        lambda: put_back(torch.set_default_dtype, torch.get_default_dtype, torch.float64),
+        "set_default_dtype",
+    ),
+    "default device": (lambda: torch.device("meta"), "set_default_device"),
+    "inference": (torch.inference_mode, "inference_mode"),
+    "autocast": (lambda: torch.autocast("cpu", dtype=torch.bfloat16), "autocast"),
+    "short products": (
+        lambda: put_back(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision, "medium"),
+        "set_float32_matmul_precision",
+    ),
+    "anomaly": (torch.autograd.detect_anomaly, "detect_anomaly"),
+}
+
+
+def train(folder):
+    values = config.read(recipes.find("demo/digits"))
+    values["training"] |= {"num_steps": 2, "batch_size": 64}
+    values["run"] = {"seed": 0}
+    return sfumato.train(values, folder, progress=Progress())
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plain") / "run"
+    return train(folder).as_json(), folder
+
+
+SAME = ("epsilon_if_private", "delta", "noise_multiplier", "num_steps", "accuracy")
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_a_program_set_for_itself_changes_no_run(plain, tmp_path, name):
+    expected, before = plain
+    with HARMLESS[name]():
+        found = train(tmp_path / "run").as_json()
+    assert {key: found[key] for key in SAME} == {key: expected[key] for key in SAME}
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (before, tmp_path / "run")]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_change_a_run_is_refused_in_one_line(tmp_path, name):
+    setting, words = REFUSED[name]
+    with setting(), pytest.raises(InputError, match=words) as refusal:
+        train(tmp_path / "run")
+    assert "\n" not in str(refusal.value)
