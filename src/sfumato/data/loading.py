@@ -50,7 +50,7 @@ def load(
     """
     if torch.get_default_device().type != "cpu":
         raise InputError(
-            f'torch.set_default_device("{torch.get_default_device()}") would move what belongs to the main memory. Leave '
+            f'torch.set_default_device("{torch.get_default_device()}") moves what belongs to the main memory. Leave '
             "it out: a run has a device of its own (device, --device)."
         )
     if config.name == "folder":
