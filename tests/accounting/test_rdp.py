@@ -1,3 +1,4 @@
+import decimal
 import math
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfumato.accounting.rdp import epsilon_rdp, epsilon_rdp_classic, rdp
+from sfumato.accounting.rdp import epsilon_rdp, epsilon_rdp_classic, log_moment, rdp
 from tests.accounting import truth
 from tests.accounting.tables import DISTINCT_ROWS
 
@@ -36,6 +37,21 @@ def test_divergence_is_never_below_high_precision_integration_nor_a_thousandth_a
     for order in (1.01, 2.7, 9.25):
         exact = truth.rdp(q, sigma, order)
         assert exact <= rdp(q, sigma, order) <= (1 + 1e-3) * exact
+
+
+@pytest.mark.parametrize("sigma", [0.15, 0.2, 0.25, 0.4, 1.0])
+@pytest.mark.parametrize("q", [1e-19, 1e-18, 1e-17, 1e-16, 1e-14, 1e-10])
+def test_a_moment_is_never_below_its_binomial_sum_however_small_q_is(q, sigma):
+    """Where sigma is small, all of it comes from far out."""
+    with decimal.localcontext(decimal.Context(prec=120)):
+        p, s = decimal.Decimal(q), decimal.Decimal(sigma)
+        for order in (2, 3, 5, 16):
+            terms = (
+                math.comb(order, k) * (1 - p) ** (order - k) * p**k * (decimal.Decimal(k * (k - 1)) / (2 * s * s)).exp()
+                for k in range(order + 1)
+            )
+            exact = float(sum(terms).ln())
+            assert exact <= log_moment(q, sigma, order) <= exact * (1 + 2.1e-7)
 
 
 def test_divergence_without_sampling_meets_its_closed_form():

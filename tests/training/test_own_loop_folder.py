@@ -3,10 +3,14 @@
 import errno
 import multiprocessing
 import os
+import warnings
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import sfumato
 from sfumato.errors import InputError, MachineError
@@ -99,7 +103,15 @@ def test_lines_that_were_removed_are_noticed(tmp_path):
         ({"folder": 300 * "a"}, "folder must be a path"),
         ({"folder": "\ud800"}, "folder must be a path"),
         ({"accountant": np.array(["pld", "rdp"])}, "accountant must be one of"),
+        ({"folder": 10**5000}, "folder must be a path, not a int"),
+        ({"accountant": torch.tensor([0.125])}, "not a Tensor"),
         ({"clipping_norm": b"1"}, "clipping_norm must be a number"),
+        ({"clipping_norm": np.complex64(1 + 1j)}, "clipping_norm must be a number"),
+        ({"clipping_norm": torch.tensor(1j)}, "clipping_norm must be a number"),
+        ({"clipping_norm": np.array("1")}, "clipping_norm must be a number"),
+        ({"clipping_norm": memoryview(b"1")}, "clipping_norm must be a number"),
+        ({"clipping_norm": np.ma.masked}, "clipping_norm must be a number"),
+        ({"clipping_norm": torch.tensor(1.0, device="meta")}, "clipping_norm must be a number"),
         ({"clipping_norm": np.True_}, "clipping_norm must be a number"),
         ({"mechanism": sfumato.Mechanism(1000, 100, 1e160, 12)}, "leaves nothing to learn"),
         ({"mechanism": sfumato.Mechanism(2**40, 100, 1.0, 12)}, "which no memory holds"),
@@ -113,6 +125,27 @@ def test_lines_that_were_removed_are_noticed(tmp_path):
 def test_what_is_no_folder_mechanism_or_number_is_one_line(tmp_path, changes, says):
     with pytest.raises(InputError, match=says):
         begin(**{"folder": tmp_path / "run", **changes})
+
+
+def test_numbers_of_every_library_are_taken_without_a_warning(tmp_path):
+    ones = [
+        1,
+        np.float32(1),
+        np.int64(1),
+        Fraction(1),
+        Decimal(1),
+        torch.tensor(1.0, requires_grad=True),
+        np.array(1.0),
+    ]
+    for number, one in enumerate(ones):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loop = begin(tmp_path / str(number), clipping_norm=one)
+            loop.batch(1)
+            loop.release(1, ZEROS, sensitivity=one)
+            assert loop.finish().clipping_norm == 1.0
+    with pytest.raises(InputError, match="step must be a whole number"):
+        begin(tmp_path / "meta").batch(torch.tensor(1, device="meta"))
 
 
 def test_a_file_is_no_folder(tmp_path):

@@ -75,6 +75,7 @@ def _grid(q: float, sigma: float, order: float) -> tuple[np.ndarray, float]:
         if upper - following < 0.5:
             break
         upper = following
+    upper = max(upper, 2 / sigma)  # of u^2, the moment less 1 where q is tiny
     step = min(0.5, sigma / 3)
     first, last = math.floor(-_TAIL / step), math.ceil((upper + _TAIL) / step)
     return step * np.arange(first, last + 1), step
@@ -86,7 +87,8 @@ def _moment_minus_one(q: float, order: float, w: np.ndarray, log_ratio: np.ndarr
     As E[u] = 0 this is E[(1+u)^order - 1 - order u], whose integrand is nowhere negative, so that
     nothing cancels in the sum.
     """
-    u = q * np.expm1(np.minimum(w, 30))
+    # Beyond e^30 the one of expm1 is lost anyway; what exceeds e is not small.
+    u = np.where(w < 30, q * np.expm1(np.minimum(w, 30)), np.exp(np.minimum(math.log(q) + w, 1)))
     weight = np.exp(log_weight)
     x = order * u
     # Pointwise it would cancel where order * u is small: there Taylor, with a remainder below

@@ -33,7 +33,7 @@ def read_key(folder: Path) -> bytes:
     path = folder / KEY_FILE
     try:
         with reading_faults(path):
-            key = bytes.fromhex(path.read_text().strip())
+            key = bytes.fromhex(path.read_bytes().decode("ascii").strip())
     except (*NO_FILE, ValueError):
         key = b""
     if len(key) != 32:

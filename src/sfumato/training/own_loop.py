@@ -44,6 +44,7 @@ from sfumato.training.own_loop_arguments import (
     length,
     path_of,
     refuse_other_files,
+    shown,
     sum_that_noise_fits,
     whole_mechanism,
 )
@@ -73,8 +74,8 @@ def _one_at_a_time(
         with self._lock:
             if self._is_called:
                 raise InputError(
-                    "a call of this loop is under way in this thread, which a signal's handler interrupted. Let it end "
-                    "first: have the handler set a flag that the loop looks at."
+                    "a call of this loop is under way in this thread: a signal's handler interrupted it, or what it was"
+                    " given calls it. Let it end first; have a handler set a flag that the loop looks at."
                 )
             try:
                 self._is_called = True
@@ -141,7 +142,7 @@ class OwnLoop:
         self._clipping_norm = above_zero("clipping_norm", clipping_norm)
         self._delta = above_zero("delta", delta)
         if not isinstance(accountant, str) or accountant not in get_args(Accountant):
-            raise InputError(f"accountant must be one of {', '.join(get_args(Accountant))}, not {accountant!r}.")
+            raise InputError(f"accountant must be one of {', '.join(get_args(Accountant))}, not {shown(accountant)}.")
         self._folder, self._mechanism, self._accountant = path_of(folder), whole_mechanism(mechanism), accountant
         claims_of(self._mechanism, self._delta, accountant)  # refused before anything is written
         path = self._path("ledger.jsonl")

@@ -1,10 +1,12 @@
 """What somebody's own loop hands over, checked before anything is drawn, counted or released."""
 
 import math
+import numbers
 import operator
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ def path_of(folder: Any) -> Path:
         InputError: If nothing can be written there, whatever room there is.
     """
     if not isinstance(folder, (str, os.PathLike)) or not str(folder):
-        raise InputError(f"folder must be a path, not {folder!r}.")
+        raise InputError(f"folder must be a path, not {shown(folder)}.")
     try:
         path = Path(os.path.realpath(os.path.expanduser(os.fspath(folder))))
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -124,10 +126,10 @@ def length(grad_sum: Mapping[str, torch.Tensor]) -> float:
 def integer(name: str, value: Any) -> int:
     try:
         found = None if isinstance(value, bool) or _is_of_bool(value) else operator.index(value)
-    except TypeError:
+    except (TypeError, RuntimeError):  # a tensor without numbers
         found = None
     if found is None:
-        raise InputError(f"{name} must be a whole number, not {_shown(value)}.")
+        raise InputError(f"{name} must be a whole number, not {shown(value)}.")
     if abs(found) >= _LARGEST:
         raise InputError(f"{name} must be a whole number below 2**62.")
     return found
@@ -135,24 +137,35 @@ def integer(name: str, value: Any) -> int:
 
 def above_zero(name: str, value: Any) -> float:
     try:
-        is_number = not isinstance(value, (bool, str, bytes, bytearray)) and not _is_of_bool(value)
-        number = float(value) if is_number else math.nan
+        if isinstance(value, torch.Tensor):
+            value = value.detach()  # else PyTorch warns of what needs a gradient
+        number = float(value) if _is_real(value) else math.nan
     except (TypeError, ValueError, RuntimeError):
         number = math.nan
     except OverflowError:
         raise InputError(f"{name} must be a number above 0, not one of so many digits.") from None
     if not 0 < number < math.inf:
-        raise InputError(f"{name} must be a number above 0, not {_shown(value)}.")
+        raise InputError(f"{name} must be a number above 0, not {shown(value)}.")
     return number
+
+
+def _is_real(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.dtype != torch.bool and not value.is_complex()
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.dtype.kind in "iuf" and not np.ma.isMaskedArray(value)
+    return isinstance(value, (numbers.Real, Decimal)) and not isinstance(value, bool)
 
 
 def _is_of_bool(value: Any) -> bool:
     return getattr(value, "dtype", None) in (torch.bool, np.bool_)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """Numbers and words as they are; of an array its type alone: it may hold what nobody should read."""
-    return repr(value) if isinstance(value, (int, float, str, bytes)) else f"a {type(value).__name__}"
+    if isinstance(value, (float, str, bytes)) or isinstance(value, int) and abs(value) < _LARGEST:
+        return repr(value)[:80]
+    return f"a {type(value).__name__}"
 
 
 def whole_mechanism(mechanism: Mechanism) -> Mechanism:
