@@ -20,6 +20,18 @@ class MachineError(RuntimeError):
     """
 
 
+def was_raised_by(error: BaseException, *packages: str) -> bool:
+    """Whether an exception comes out of these packages' code, or of C code that they called.
+
+    Else it is a signal's handler's, which runs amid anything, or of an object that somebody handed over: it passes.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    return module.partition(".")[0] in packages
+
+
 def nearest(name: str, known: Sequence[str], cutoff: float = 0.4) -> str:
     """Which known name was probably meant, as a sentence; of keys, their last part counts too."""
     last = [key.rsplit(".")[-1] for key in known]

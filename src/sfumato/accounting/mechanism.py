@@ -5,7 +5,7 @@ import math
 import operator
 from typing import Literal
 
-from sfumato.errors import InputError
+from sfumato.errors import InputError, was_raised_by
 
 Sampling = Literal["poisson", "shuffled"]
 Accountant = Literal["pld", "rdp"]
@@ -110,8 +110,9 @@ def _whole(name: str, value: object) -> int:
     try:
         if not isinstance(value, bool):
             return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        pass
+    except TypeError as error:
+        if not was_raised_by(error, "sfumato", "torch"):
+            raise
     raise InputError(f"{name} must be a whole number, not {str(value)[:40]}.")
 
 
@@ -123,5 +124,7 @@ def first_release_mu(first_release_noise: float | None) -> float:
 def _is_finite(number: object) -> bool:
     try:
         return math.isfinite(number)  # type: ignore[arg-type]
-    except (TypeError, OverflowError):
+    except (TypeError, OverflowError) as error:
+        if not was_raised_by(error, "sfumato", "torch"):
+            raise
         return False

@@ -15,6 +15,7 @@ import numpy as np
 from sfumato.accounting import rounding
 from sfumato.accounting.gaussian import epsilon_gaussian
 from sfumato.accounting.rdp import Part
+from sfumato.errors import was_raised_by
 
 MAX_BYTES = 2e9
 MAX_SECONDS = 10.0
@@ -37,6 +38,7 @@ _MAX_STEPS_AT_ONCE = 10_000
 # Kinds of steps that are put on one grid: so many take half a minute.
 MOST_KINDS = 400
 _BLOCK = 1_000
+_LIBRARIES = ("sfumato", "dp_accounting", "numpy", "scipy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +132,8 @@ def epsilon_pld_together(parts: Sequence[Part], delta: float, images: int = 1, f
             interval /= 2
             coarse, fine = fine, at(interval)
     except (ValueError, ArithmeticError, MemoryError) as error:
+        if not was_raised_by(error, *_LIBRARIES):
+            raise
         return Tight(None, f"PLD failed ({type(error).__name__}).")
     if not (math.isfinite(fine) and math.isfinite(coarse)):
         return Tight(None, "PLD gave no finite epsilon.")
@@ -168,7 +172,9 @@ def deltas_pld(
     try:
         composed = _composed(parts, images, first_mu, interval)
         found = np.asarray(composed.get_delta_for_epsilon(list(epsilons)), dtype=np.float64)
-    except (ValueError, ArithmeticError, MemoryError):
+    except (ValueError, ArithmeticError, MemoryError) as error:
+        if not was_raised_by(error, *_LIBRARIES):
+            raise
         return None
     if not np.isfinite(found).all():
         return None

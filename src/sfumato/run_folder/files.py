@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.config import DataConfig
-from sfumato.errors import InputError, MachineError
+from sfumato.errors import InputError, MachineError, was_raised_by
 
 DATA_ROOT_FILE = "data_root"
 INIT_FILE = "init_from"
@@ -46,9 +46,14 @@ def reading_faults(path: Path) -> Iterator[None]:
 
 
 def is_there(path: Path) -> bool:
-    """Whether something bears this name, a link that leads nowhere, too."""
+    """Whether something bears this name, a link that leads nowhere, too.
+
+    Raises:
+        MachineError: If nobody can tell.
+    """
     try:
-        os.lstat(path)
+        with reading_faults(path):
+            os.lstat(path)
     except NO_FILE:
         return False
     return True
@@ -150,6 +155,8 @@ def read_json(path: Path) -> Any:
         with reading_faults(path):
             return json.loads(path.read_text(encoding="utf-8"))
     except (*NO_FILE, ValueError, RecursionError) as error:  # lists within lists
+        if not was_raised_by(error, "sfumato", "json", "pathlib", "codecs"):
+            raise
         raise InputError(
             f"{path} is missing or damaged ({type(error).__name__}). Give the folder of a run that this tool wrote."
         ) from None

@@ -5,7 +5,7 @@ import re
 import stat
 from pathlib import Path
 
-from sfumato.errors import InputError
+from sfumato.errors import InputError, was_raised_by
 from sfumato.run_folder.files import (
     NO_FILE,
     is_there,
@@ -34,7 +34,9 @@ def read_key(folder: Path) -> bytes:
     try:
         with reading_faults(path):
             key = bytes.fromhex(path.read_bytes().decode("ascii").strip())
-    except (*NO_FILE, ValueError):
+    except (*NO_FILE, ValueError) as error:
+        if not was_raised_by(error, "sfumato", "pathlib"):
+            raise
         key = b""
     if len(key) != 32:
         raise InputError(
@@ -80,7 +82,9 @@ def delete_key(folder: Path, key: bytes | None = None) -> None:
     if not is_there(path):
         return
     no_key = InputError(f"{path} is not the key that this run wrote, so it is not overwritten. Move it away.")
-    if path.is_symlink() or not path.is_file():
+    with machine_faults(path):
+        is_file = path.is_file() and not path.is_symlink()
+    if not is_file:
         raise no_key
     with machine_faults(path):
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -9,9 +9,17 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from sfumato.errors import InputError, MachineError
+from sfumato.errors import InputError, MachineError, was_raised_by
 from sfumato.randomness import canonical, subkey
-from sfumato.run_folder.files import machine_faults, read_json, reading_faults, sync_folder, write_json
+from sfumato.run_folder.files import (
+    NO_FILE,
+    is_there,
+    machine_faults,
+    read_json,
+    reading_faults,
+    sync_folder,
+    write_json,
+)
 from sfumato.run_folder.key_file import KEY_FILE
 from sfumato.run_folder.locks import lock
 from sfumato.run_folder.process import this_process
@@ -96,7 +104,9 @@ class Ledger:
             try:
                 line = json.loads(raw)
                 intact = line["prev"] == head and line["hash"] == _line_hash(line)
-            except (ValueError, KeyError, TypeError, RecursionError):
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                if not was_raised_by(error, "sfumato", "json"):
+                    raise
                 intact = False
             if not intact:
                 raise InputError(
@@ -130,7 +140,7 @@ class Ledger:
             "so what was spent is not known. Restore both files from one copy since which nothing was released, or "
             "start a new run; the epsilons of both add up."
         )
-        if not path.exists():
+        if not is_there(path):
             if self.lines:
                 raise InputError(f"{path} is missing: lines of {self.path} may be, too, {restore}")
             return
@@ -139,7 +149,9 @@ class Ledger:
                 content = json.loads(path.read_bytes())
             count, line = content["lines"], content["line"]
             authentic = hmac.compare_digest(content["mac"], self._head_mac(count, line))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            if not was_raised_by(error, "sfumato", "json", "hmac", "pathlib"):
+                raise
             authentic = False
         if not authentic:
             raise InputError(f"{path} was altered or damaged, or it or the file {KEY_FILE} is another run's, {restore}")
@@ -221,10 +233,9 @@ class Ledger:
             own = os.fstat(descriptor)
             beyond = os.pread(descriptor, max(0, own.st_size - size), size)
         try:
-            there = os.stat(self.path)
-        except OSError as error:
-            if error.errno is None:  # of a signal's handler
-                raise
+            with reading_faults(self.path):
+                there = os.stat(self.path)
+        except NO_FILE:
             there = None
         if there is None or (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino) or own.st_size < size:
             raise MachineError(
@@ -251,11 +262,13 @@ class Ledger:
         descriptor = self._descriptor
         if descriptor is not None:
             try:
-                if this_process() == self._process:  # one that was forked by no Python code would hold the lock
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+                with machine_faults(self.path):
+                    if this_process() == self._process:  # one that was forked by no Python code would hold the lock
+                        fcntl.flock(descriptor, fcntl.LOCK_UN)
             finally:
                 self._descriptor = None
-                os.close(descriptor)
+                with machine_faults(self.path):
+                    os.close(descriptor)
 
     def __del__(self) -> None:
         # An interrupt may fall between the opening of the file and whoever would close it, or in here.

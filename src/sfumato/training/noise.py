@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import numpy as np
 import torch
 
+from sfumato.errors import was_raised_by
 from sfumato.randomness import Stream
 
 _GRID_BITS = 12
@@ -83,7 +84,10 @@ def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream:
         try:
             with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as threads:
                 list(threads.map(add, firsts))
-        except RuntimeError:  # an interpreter that ends begins no threads; what was done is done again alike
+        except RuntimeError as error:
+            if not was_raised_by(error, "concurrent", "threading"):
+                raise
+            # An interpreter that ends begins no threads, nor a machine that is full. What was done is done again alike.
             list(map(add, firsts))
         finally:
             torch.set_num_threads(count)  # else every thread that begins later would compute alone, too

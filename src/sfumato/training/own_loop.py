@@ -30,7 +30,7 @@ from sfumato.run_folder.entries import (
     spent_mechanism,
     step_line,
 )
-from sfumato.run_folder.files import machine_faults, make_folder, read_json, write_json
+from sfumato.run_folder.files import is_there, machine_faults, make_folder, read_json, write_json
 from sfumato.run_folder.key_file import KEY_FILE, delete_key, has_key, read_key, write_key
 from sfumato.run_folder.ledger import Ledger
 from sfumato.run_folder.process import this_process
@@ -42,6 +42,7 @@ from sfumato.training.own_loop_arguments import (
     above_zero,
     integer,
     length,
+    memory_faults,
     path_of,
     refuse_other_files,
     shown,
@@ -180,7 +181,7 @@ class OwnLoop:
 
         Raises:
             InputError: If the step is none of these, or the loop has finished or was closed.
-            MachineError: If it cannot be noted; nothing was drawn then.
+            MachineError: If it cannot be noted, or memory is too small; nobody saw a sample then.
         """
         return self._sample(self._next(step))
 
@@ -193,6 +194,7 @@ class OwnLoop:
         return bytes(self._stream_of_sample("model").bytes(32))
 
     @_one_at_a_time
+    @memory_faults("to copy a sum and add noise to it")
     def release(
         self, step: int, grad_sum: Mapping[str, torch.Tensor], *, sensitivity: float
     ) -> dict[str, torch.Tensor]:
@@ -211,8 +213,8 @@ class OwnLoop:
 
         Raises:
             InputError: If the step or the sum is not as said, or the loop has finished or was closed.
-            MachineError: If it cannot be written; nothing was released then. The same release may be
-                tried again, as after an interrupt; it is refused where it did count.
+            MachineError: If it cannot be written, or memory is too small; nothing was released then. The same
+                release may be tried again, as after an interrupt; it is refused where it did count.
         """
         number = self._next(step)
         if self._waiting is None or number != self._waiting.number:
@@ -299,13 +301,8 @@ class OwnLoop:
             self._ledger.settle()  # which says if nothing can be released any more
             self._waiting = waiting_sample.new(self._folder, new_key().hex(), self._last_release())
         self._waiting.number = number
-        try:
+        with memory_faults(f"to draw from {self._mechanism.num_examples:,} examples: 8 bytes for each, and the sample"):
             indices = poisson_batch(self._mechanism, self._stream_of_sample("sampling"))
-        except MemoryError:
-            raise MachineError(
-                f"memory is too small to draw from {self._mechanism.num_examples:,} examples: 8 bytes for each, and "
-                "the sample. Make room, then call batch again."
-            ) from None
         self._waiting.size = len(indices)
         return indices
 
@@ -352,7 +349,7 @@ class OwnLoop:
     def _begin(self) -> bytes:
         """Reads what was released before, and begins a session. Returns the folder's key."""
         ledger, stated = self._ledger, self._mechanism
-        if not ledger.lines and not ledger.head_path.exists():
+        if not ledger.lines and not is_there(ledger.head_path):
             self._refuse_older_copy()
             # In place of what a beginning that was cut short left.
             write_key(self._folder, new_key())
@@ -396,7 +393,7 @@ class OwnLoop:
         """Raises InputError where the certificate counts lines that the ledger has not: it is a copy from before."""
         path = self._path(CERTIFICATE_FILE)
         try:
-            stated = read_json(path) if path.exists() else {}
+            stated = read_json(path) if is_there(path) else {}
         except InputError:
             raise InputError(
                 f"{path} is damaged, so it does not tell whether an older copy of the ledger was put back. Restore it; "

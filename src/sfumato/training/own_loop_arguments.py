@@ -1,11 +1,11 @@
 """What somebody's own loop hands over, checked before anything is drawn, counted or released."""
 
+import contextlib
 import math
 import numbers
 import operator
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.errors import InputError
-from sfumato.run_folder.files import is_there
+from sfumato.errors import InputError, MachineError, was_raised_by
+from sfumato.run_folder.files import is_there, machine_faults
 from sfumato.run_folder.key_file import KEY_FILE, is_key
 from sfumato.run_folder.record import CERTIFICATE_FILE
 from sfumato.training.waiting_sample import SAMPLE_FILE, is_fresh
@@ -35,14 +35,16 @@ def path_of(folder: Any) -> Path:
         raise InputError(f"folder must be a path, not {shown(folder)}.")
     try:
         path = Path(os.path.realpath(os.path.expanduser(os.fspath(folder))))
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             path.stat()
     except (OSError, ValueError, TypeError) as error:  # too long, a null byte
-        if isinstance(error, OSError) and error.errno is None:  # of a signal's handler
+        if not was_raised_by(error, "sfumato", "pathlib", "posixpath", "genericpath", "os"):
             raise
         raise InputError(f"folder must be a path that can be made, not {str(folder)[:80]!r}: {error}.") from None
     above = next(place for place in (path, *path.parents) if os.path.lexists(place))
-    if not above.is_dir():
+    with machine_faults(above):
+        is_folder = above.is_dir()
+    if not is_folder:
         raise InputError(f"{above} is no folder. Name another folder.")
     return path
 
@@ -113,9 +115,26 @@ def sum_that_noise_fits(grad_sum: Any, noise_stddev: float) -> Mapping[str, torc
         for value in copied.values():
             value.flatten()[:1].cpu().numpy()  # what is one of several processes' parts has no numbers of its own
     except (RuntimeError, TypeError, ValueError) as error:  # nested, masked, lazy, or within a transform of torch.func
+        if not was_raised_by(error, "sfumato", "torch") or _is_of_memory(error):
+            raise
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise InputError(f"the numbers of grad_sum cannot be read ({reason}). Give plain tensors.") from None
     return copied
+
+
+@contextlib.contextmanager
+def memory_faults(what: str) -> Iterator[None]:
+    """Turns memory that is too small into one line."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not was_raised_by(error, "sfumato", "torch", "numpy") or not _is_of_memory(error):
+            raise
+        raise MachineError(f"memory is too small {what}. Make room, then make the same call again.") from None
+
+
+def _is_of_memory(error: Exception) -> bool:
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def length(grad_sum: Mapping[str, torch.Tensor]) -> float:
@@ -126,7 +145,9 @@ def length(grad_sum: Mapping[str, torch.Tensor]) -> float:
 def integer(name: str, value: Any) -> int:
     try:
         found = None if isinstance(value, bool) or _is_of_bool(value) else operator.index(value)
-    except (TypeError, RuntimeError):  # a tensor without numbers
+    except (TypeError, RuntimeError) as error:  # a tensor without numbers
+        if not was_raised_by(error, "sfumato", "torch"):
+            raise
         found = None
     if found is None:
         raise InputError(f"{name} must be a whole number, not {shown(value)}.")
@@ -140,7 +161,9 @@ def above_zero(name: str, value: Any) -> float:
         if isinstance(value, torch.Tensor):
             value = value.detach()  # else PyTorch warns of what needs a gradient
         number = float(value) if _is_real(value) else math.nan
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError) as error:
+        if not was_raised_by(error, "sfumato", "torch", "fractions"):
+            raise
         number = math.nan
     except OverflowError:
         raise InputError(f"{name} must be a number above 0, not one of so many digits.") from None

@@ -6,9 +6,10 @@ The file is there from the first session to the end, so one that is missing was 
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from sfumato.errors import InputError
-from sfumato.run_folder.files import machine_faults, read_json, write_json
+from sfumato.run_folder.files import is_there, machine_faults, read_json, write_json
 
 SAMPLE_FILE = "sample.json"
 _FRESH = {"salt": None, "after": None}
@@ -30,17 +31,14 @@ class WaitingSample:
 
 def begin(folder: Path) -> None:
     """Of a loop that has released nothing, and drawn nothing unless the file is there."""
-    if not (folder / SAMPLE_FILE).exists():
+    if not is_there(folder / SAMPLE_FILE):
         write_json(folder / SAMPLE_FILE, _FRESH, 0o600)
 
 
 def is_fresh(folder: Path) -> bool:
     """Whether there is none, nor the file of a loop that drew one."""
     path = folder / SAMPLE_FILE
-    try:
-        return not path.exists() or read_json(path) == _FRESH
-    except InputError:
-        return False
+    return not is_there(path) or _read(path) == _FRESH
 
 
 def new(folder: Path, salt: str, last_release: str) -> WaitingSample:
@@ -60,18 +58,16 @@ def kept(folder: Path, last_releases: list[str]) -> WaitingSample | None:
         InputError: If the file is missing, damaged or another time's: what waits is not known then.
     """
     path = folder / SAMPLE_FILE
-    try:
-        found = read_json(path)
-        salt, after = found["salt"], found["after"]
-        fits = (salt, after) == (None, None) and len(last_releases) == 1 or isinstance(salt, str)
-    except (InputError, TypeError, KeyError):
-        fits = False
-    if not fits or salt is not None and after not in last_releases:
+    found = _read(path)
+    if found == _FRESH and len(last_releases) == 1:
+        return None
+    salt, after = found.get("salt"), found.get("after")
+    if not isinstance(salt, str) or after not in last_releases:
         raise InputError(
             f"{path} is missing, damaged or of another time, so it is not known whether a sample waits for its "
             "release. Begin in a new folder; the epsilons of both add up."
         )
-    return WaitingSample(salt) if salt is not None and after == last_releases[-1] else None
+    return WaitingSample(salt) if after == last_releases[-1] else None
 
 
 def forget(folder: Path, releases: list[str]) -> None:
@@ -81,11 +77,16 @@ def forget(folder: Path, releases: list[str]) -> None:
         MachineError: If it cannot be deleted.
     """
     path = folder / SAMPLE_FILE
-    try:
-        found = read_json(path)
-        is_own = found == _FRESH or found["after"] in releases
-    except (InputError, TypeError, KeyError):
-        is_own = False
-    if is_own:
+    found = _read(path)
+    if found == _FRESH or found.get("after") in releases:
         with machine_faults(path):
             path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Empty where it is missing or damaged."""
+    try:
+        found = read_json(path)
+    except InputError:
+        found = None
+    return found if isinstance(found, dict) else {}
