@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -189,6 +190,32 @@ def test_an_interrupted_audit_goes_on_to_the_same_scores(tmp_path):
         an_audit(epsilon=1.0).run(0.9, folder)
 
 
+def test_a_copy_under_another_name_is_neither_other_models_nor_their_keys(tmp_path):
+    told, keys = [], []
+    audit = an_audit()
+    audit.run(0.9, tmp_path)
+    one, other = sorted(tmp_path.glob("models-*.json"))[:2]
+    kept = other.read_bytes()
+    other.write_bytes(one.read_bytes())
+    with pytest.raises(InputError, match="holds the models of another part. Delete it"):
+        an_audit().run(0.9, tmp_path)
+    other.write_bytes(kept)
+    folder = Kept(tmp_path, audit._settings(0.9))
+
+    def killed(given):
+        keys.append(given)
+        raise KeyboardInterrupt
+
+    for name in ("first", "second"):
+        with pytest.raises(KeyboardInterrupt):
+            folder.losses(name, 16, killed)
+        (tmp_path / "second.keys").write_bytes((tmp_path / "first.keys").read_bytes())
+    assert len({key for part in keys for key in part}) == 32
+    setting = settings_of([4])[0]
+    audit.models(setting).trained_losses(keys[0], [True] * 16, told.append)
+    assert sum(told) == 16 * setting.num_steps and max(told) <= 16  # each update is told of, not each part
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("words", encoding="utf-8")
     with pytest.raises(InputError, match="holds no membership audit"):
@@ -271,6 +298,14 @@ def test_all_of_table_7_is_tried():
         ({"num_examples": 70_000}, "num_examples must be"),
         ({"confidence": 1.0}, "confidence must lie"),
         ({"data_root": "/nowhere"}, "is missing"),
+        ({"num_examples": "100"}, "num_examples must be a whole number"),
+        ({"epsilon": None}, "^epsilon must be a number"),
+        ({"epsilon": Fraction(1)}, "^epsilon must be a number"),
+        ({"fixed_batches": None}, "fixed_batches must be true or false"),
+        ({"output": "a\0b"}, "output = .* is no path"),
+        ({"output": "a" * 300}, "output = .* is no path"),
+        ({"output": 3}, "output must be a path"),
+        ({"num_models": True}, "num_models must be a whole number"),
     ],
 )
 def test_settings_that_no_audit_has_are_refused_in_one_line(change, words):
@@ -310,9 +345,10 @@ def test_an_audit_of_other_code_weights_or_candidates_does_not_go_on(tmp_path):
 )
 def test_a_damaged_file_of_losses_is_named(tmp_path, content):
     kept = Kept(tmp_path, {})
-    (tmp_path / "models.json").write_text(content)
-    with pytest.raises(InputError, match="is damaged. Delete it"):
-        kept.losses("models", 2, lambda keys: [0.0, 0.0])
+    for written in (content, f'{{"chunk": "models", "losses": {content}}}'):
+        (tmp_path / "models.json").write_text(written)
+        with pytest.raises(InputError, match="is damaged. Delete it"):
+            kept.losses("models", 2, lambda keys: [0.0, 0.0])
     (tmp_path / "models.json").unlink()
     assert kept.losses("models", 2, lambda keys: [0.5, math.inf]) == kept.losses("models", 2, list) == [0.5, math.inf]
 

@@ -3,8 +3,11 @@
 import dataclasses
 import json
 import math
+import os
 import shutil
 import stat
+import subprocess
+import sys
 from fractions import Fraction
 from math import comb
 
@@ -490,6 +493,31 @@ def test_a_folder_that_cannot_be_audited_is_refused(run, tmp_path):
         sfumato.audit_one_run(shared)
     with pytest.raises(InputError, match="confidence must lie"):
         sfumato.audit_one_run(run, confidence=0.0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_coins_that_may_not_be_read_are_not_called_lost(run):
+    program = f"""
+import os, sys
+from pathlib import Path
+from sfumato.run_folder import coins
+os.setresuid(65534, 65534, 65534)
+try:
+    coins.read(Path({str(run)!r}), "0" * 32, 60)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    for place in (run, *run.parents[:4]):
+        place.chmod(place.stat().st_mode | 0o055)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "MachineError" in done.stdout and "cannot be read: Permission denied" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("epsilon, delta", [(12.0, 1e-8), (20.0, 1e-10)])
+def test_how_many_canaries_a_large_claim_needs_is_known_at_once(epsilon, delta):
+    found = power(1000, 0.95, delta, epsilon)
+    assert found.tight <= found.perfect < epsilon
+    assert found.games_needed is None or power(found.games_needed, 0.95, delta, None).perfect > epsilon
 
 
 BELIEVED = {"audit", "finished_on", "public_inputs", "not_covered", "status"}  # of status: another test

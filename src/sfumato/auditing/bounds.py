@@ -11,6 +11,7 @@ import numpy as np
 from sfumato.accounting import rounding
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import trade_off
+from sfumato.auditing.arguments import levels
 from sfumato.auditing.power import games_needed, perfect, power
 from sfumato.auditing.rates import (
     advantage_bound,
@@ -27,7 +28,6 @@ SHARE = 0.2
 """Of the games of each side, those that choose thresholds. No bound uses them."""
 _MOST_THRESHOLDS = 2000
 _LARGEST = 1e300
-_MOST_EPSILON = 100_000
 _CAREFUL = 1e-3
 """Many thresholds show almost the same mu. Where few scores lie above, luck would decide, so that mu is
 compared at a smaller error than it is stated at: the threshold then lies where the rates are known well."""
@@ -99,7 +99,8 @@ def audit_scores(
         >>> round(result.epsilon_lower_bound, 2)
         4.64
     """
-    require_levels(delta, confidence, nominal_epsilon)
+    delta, confidence, claimed = levels(delta, confidence, 0.0 if nominal_epsilon is None else nominal_epsilon)
+    nominal_epsilon = None if nominal_epsilon is None else claimed
     inside, outside = sides(scores, members)
     require_enough(len(inside), len(outside), confidence, delta)
     split_seed = new_split_seed() if split_seed is None else split_seed
@@ -161,24 +162,6 @@ def auc(members: np.ndarray, non_members: np.ndarray) -> float:
     below = np.searchsorted(non_members, members, side="left").sum(dtype=np.int64)
     up_to = np.searchsorted(non_members, members, side="right").sum(dtype=np.int64)
     return float((int(below) + int(up_to)) / (2 * len(members) * len(non_members)))
-
-
-def require_levels(delta: float, confidence: float, nominal_epsilon: float | None) -> None:
-    """Raises InputError where one of them is out of range, or no number."""
-    claimed = 0.0 if nominal_epsilon is None else nominal_epsilon
-    for name, value in (("delta", delta), ("confidence", confidence), ("nominal_epsilon", claimed)):
-        if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-            raise InputError(f"{name} must be a number, not {value!r}.")
-    if not 0 < delta < 1:
-        because = ": no mechanism with Gaussian noise has a finite epsilon at 0" if delta == 0 else ""
-        raise InputError(f"delta must lie between 0 and 1, not {delta}{because}. Give the delta of the claim.")
-    if not 0.5 < confidence < 1:
-        raise InputError(f"confidence must lie between 0.5 and 1, not {confidence}. Usual are 0.95 and 0.999.")
-    if nominal_epsilon is not None and not 0 <= nominal_epsilon <= _MOST_EPSILON:
-        raise InputError(
-            f"the claimed epsilon must be a number from 0 to {_MOST_EPSILON:,}, not {nominal_epsilon}: a larger one "
-            "promises nothing that games could refute."
-        )
 
 
 def require_enough(num_members: int, num_non_members: int, confidence: float, delta: float) -> None:

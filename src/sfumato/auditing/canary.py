@@ -24,7 +24,8 @@ from torch import nn
 from sfumato.accounting import accountants
 from sfumato.accounting.calibration import solve_noise_multiplier
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.auditing.bounds import audit_scores, require_enough, require_levels
+from sfumato.auditing.arguments import levels, number, whole
+from sfumato.auditing.bounds import audit_scores, require_enough
 from sfumato.auditing.record import CanaryResult
 from sfumato.clipping import GradFn, clipped_grad, pure
 from sfumato.data.images import ImageSet
@@ -40,7 +41,8 @@ SIDE = 64
 """Of a canary's image, in pixels. One weight belongs to each pixel, and noise is drawn in blocks of as
 many weights."""
 _MOST_CANARIES = SIDE * SIDE
-_MOST_GAMES, _MOST_SEEN = 10**12, 10**9
+_MOST_GAMES = 10**12
+_MOST_SEEN = 2 * 10**8  # of a run; scores take five times as much memory
 _VIEWS = Views("none", 0, 0)
 _CLIPPING_NORM = 1.0
 _MICROBATCH = 64
@@ -90,11 +92,9 @@ def audit_canary(
         InputError: If an argument is out of range, the budget is impossible, or the games are too
             few for any bound above 0.
     """
-    require_levels(delta, confidence, epsilon)
-    _require_whole("num_steps", num_steps)
-    _require_whole("num_games", num_games)
-    if num_games > _MOST_GAMES:
-        raise InputError(f"num_games must be at most {_MOST_GAMES:,}, not more: nobody waits for them.")
+    delta, confidence, epsilon = levels(delta, confidence, epsilon, "epsilon")
+    num_steps, num_games = whole("num_steps", num_steps, 1), whole("num_games", num_games, 1, _MOST_GAMES)
+    sampling_prob = number("sampling_prob", sampling_prob)
     num_canaries, num_runs = _games(sampling_prob, num_games)
     if num_steps * num_canaries > _MOST_SEEN:
         raise InputError(
@@ -140,18 +140,24 @@ def play(
     Returns:
         Scores and membership of every game, (num_runs x N,).
     """
-    step = prepared_step(mechanism)
+    step, all_updates = prepared_step(mechanism), num_runs * mechanism.num_steps
     scores, members = [], []
-    started, told = time.perf_counter(), 0.0
-    for number in range(1, num_runs + 1):
-        took_part = coins(mechanism.num_examples)
-        scores.append(log_likelihood_ratio(observe(step, took_part), mechanism))
-        members.append(took_part)
+    started, told, done = time.perf_counter(), 0.0, 0
+
+    def tell() -> None:
+        nonlocal told, done
+        done += 1
         seconds = time.perf_counter() - started
-        expected = seconds / number * num_runs
-        if expected > _LONG and seconds - told > min(10.0, expected / 10) and number < num_runs:
+        expected = seconds / done * all_updates
+        if expected > _LONG and seconds - told > min(10.0, expected / 10) and done < all_updates:
             told = seconds
-            report(f"run {number} of {num_runs}; about {expected - seconds:.0f} s left")
+            run, update = divmod(done, mechanism.num_steps)
+            report(f"run {run + 1} of {num_runs}, update {update}; about {expected - seconds:.0f} s left")
+
+    for _ in range(num_runs):
+        took_part = coins(mechanism.num_examples)
+        scores.append(log_likelihood_ratio(observe(step, took_part, tell), mechanism))
+        members.append(took_part)
     return np.concatenate(scores), np.concatenate(members)
 
 
@@ -174,11 +180,12 @@ def coins(count: int) -> np.ndarray:
     return (words & np.uint64(1)).astype(bool)
 
 
-def observe(step: PrivateStep, took_part: np.ndarray) -> np.ndarray:
+def observe(step: PrivateStep, took_part: np.ndarray, tell: Callable[[], None] = lambda: None) -> np.ndarray:
     """One run: what the attacker sees of each canary at each update.
 
     Args:
         took_part: (N,): the coins.
+        tell: Is called after each update.
 
     Returns:
         (T, N): the canary's coordinate of the noisy sum, in units of the sensitivity.
@@ -195,10 +202,11 @@ def observe(step: PrivateStep, took_part: np.ndarray) -> np.ndarray:
             ledger.append(entries.run_line(run_id(key), mechanism, _CLIPPING_NORM, "canary audit"))
             ledger.append(entries.first_session_line({}))
             draws = Draws(key, {}, ledger, is_public=False, is_accounted=True)
-            for number in range(1, mechanism.num_steps + 1):
-                grad_sum, _ = step.collect(data, parameters, draws.of_step(number, mechanism, _VIEWS))
-                private_grad = step.release(grad_sum, draws.record(number, grad_sum))
-                seen[number - 1] = private_grad["weight"][: mechanism.num_examples].numpy()
+            for update in range(1, mechanism.num_steps + 1):
+                grad_sum, _ = step.collect(data, parameters, draws.of_step(update, mechanism, _VIEWS))
+                private_grad = step.release(grad_sum, draws.record(update, grad_sum))
+                seen[update - 1] = private_grad["weight"][: mechanism.num_examples].numpy()
+                tell()
         finally:
             ledger.close()
     return seen * (mechanism.batch_size / step.grad_fn.sensitivity)
@@ -252,8 +260,3 @@ def _games(sampling_prob: float, num_games: int) -> tuple[int, int]:
     unit = fraction.denominator
     num_runs = math.ceil(num_games / (_MOST_CANARIES // unit * unit))
     return math.ceil(num_games / num_runs / unit) * unit, num_runs
-
-
-def _require_whole(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name} must be a whole number, at least 1, not {value}.")

@@ -44,7 +44,7 @@ class Kept:
         self.folder, self.split_seed = folder, new_split_seed()
         if folder is None:
             return
-        refuse_links(folder)
+        refuse_links(folder, below=False)
         first = {**settings, _SPLIT: self.split_seed}
         write_first_json(folder / _SETTINGS, first, "membership audit", 0o600)
         damaged = InputError(f"{folder / _SETTINGS} is damaged. Restore it, or choose another --output.")
@@ -85,7 +85,7 @@ class Kept:
                 if descriptor is None:
                     return None
                 if not path.exists():  # another process may have ended between
-                    found = train(_keys(descriptor, secret, count))
+                    found = {"chunk": name, "losses": train(_keys(descriptor, secret, count))}
                     # Python's own spelling of numbers that JSON has not: a model may diverge.
                     write_atomically(path, json.dumps(found).encode(), 0o600)
         try:
@@ -93,10 +93,13 @@ class Kept:
                 kept = json.loads(path.read_bytes())
         except (*NO_FILE, ValueError, RecursionError):  # lists within lists
             kept = None
-        if not isinstance(kept, list) or len(kept) != count or {type(loss) for loss in kept} - {float}:
+        losses = kept.get("losses") if isinstance(kept, dict) else None
+        if not isinstance(losses, list) or len(losses) != count or {type(loss) for loss in losses} - {float}:
             raise InputError(f"{path} is damaged. Delete it: its models are then trained anew.")
+        if kept.get("chunk") != name:
+            raise InputError(f"{path} holds the models of another part. Delete it: its own are then trained anew.")
         secret.unlink(missing_ok=True)
-        return kept
+        return losses
 
 
 @contextlib.contextmanager
@@ -120,17 +123,22 @@ def _alone(path: Path) -> Iterator[int | None]:
 def _keys(descriptor: int, path: Path, count: int) -> list[bytes]:
     """Those in a chunk's file; new ones where a process died before it had written them all, and so trained nothing.
 
-    A digest stands behind them: a file that a power cut left as zeros would give all models one key.
+    A digest of them and of the file's name stands behind: a file that a power cut left as zeros would give all models
+    one key, and a copy under another name the same keys to two parts.
     """
+
+    def digest(keys: bytes) -> bytes:
+        return hashlib.sha256(path.name.encode() + b"\0" + keys).digest()
+
     size = count * KEY_BYTES
     with machine_faults(path):
         held = os.pread(descriptor, size + 32, 0)
         keys = held[:size]
-        if held[size:] != hashlib.sha256(keys).digest():
+        if held[size:] != digest(keys):
             keys = b"".join(new_key() for _ in range(count))
             os.ftruncate(descriptor, 0)
             with os.fdopen(os.dup(descriptor), "wb") as file:
-                file.write(keys + hashlib.sha256(keys).digest())
+                file.write(keys + digest(keys))
                 file.flush()
                 os.fsync(descriptor)
     return [keys[first : first + KEY_BYTES] for first in range(0, size, KEY_BYTES)]

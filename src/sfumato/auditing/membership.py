@@ -20,7 +20,8 @@ from sfumato.accounting import accountants
 from sfumato.accounting.calibration import solve_noise_multiplier
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import problem as problems
-from sfumato.auditing.bounds import audit_scores, require_enough, require_levels
+from sfumato.auditing.arguments import levels, path_of, whole
+from sfumato.auditing.bounds import audit_scores, require_enough
 from sfumato.auditing.choice import Setting, choose, settings_of
 from sfumato.auditing.kept import Kept
 from sfumato.auditing.problem import Problem
@@ -81,16 +82,15 @@ def audit_membership(
         InputError: If an argument is out of range, MNIST is missing, the models are too few for any bound above 0,
             or the folder is that of another audit.
     """
-    problems.require_num_examples(num_examples)
-    delta = 1 / num_examples if delta is None else delta
-    require_levels(delta, confidence, epsilon)
+    num_examples = whole("num_examples", num_examples, *problems.NUM_EXAMPLES)
+    delta, confidence, epsilon = levels(1 / num_examples if delta is None else delta, confidence, epsilon, "epsilon")
     if epsilon == 0:
         raise InputError("epsilon must be above 0: at 0 nothing is learnt, and no attack can show anything.")
-    whole = [("num_models", num_models, 1), ("augmult", augmult, 0)]
-    whole += [] if num_steps is None else [("num_steps", num_steps, 1)]
-    for name, value, least in whole:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InputError(f"{name} must be a whole number, at least {least}, not {value}.")
+    num_models, augmult = whole("num_models", num_models, 1), whole("augmult", augmult, 0)
+    num_steps = None if num_steps is None else whole("num_steps", num_steps, 1)
+    if not isinstance(fixed_batches, bool | np.bool_):
+        raise InputError(f"fixed_batches must be true or false, not {fixed_batches!r}.")
+    folder = None if output is None else path_of("output", output)
     require_enough(num_models, num_models, confidence, delta)
     problem = problems.mnist(num_examples, None if data_root is None else Path(data_root))
     if num_steps is not None:
@@ -98,8 +98,8 @@ def audit_membership(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         network = LeNet(10)
-    audit = Audit(problem, network, epsilon, delta, num_models, fixed_batches, augmult, report)
-    return audit.run(confidence, None if output is None else Path(output), keep)
+    audit = Audit(problem, network, epsilon, delta, num_models, bool(fixed_batches), augmult, report)
+    return audit.run(confidence, folder, keep)
 
 
 class Audit:
@@ -330,12 +330,13 @@ def _chunk(models: Models, kept: Kept, name: str, a_side: int, progress: "_Progr
     def train(keys: Sequence[bytes]) -> list[float]:
         nonlocal trained
         trained = True
-        return models.trained_losses(keys, takes_part)
+        return models.trained_losses(keys, takes_part, lambda count: progress.add(count, True))
 
     losses = kept.losses(name, 2 * a_side, train)
     if losses is None:
         return None
-    progress.add(2 * a_side * models.mechanism.num_steps, trained)
+    if not trained:
+        progress.add(2 * a_side * models.mechanism.num_steps, False)
     return losses[:a_side], losses[a_side:]
 
 

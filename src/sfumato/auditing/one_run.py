@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from sfumato.accounting import rounding
-from sfumato.auditing.bounds import as_numbers, auc, require_levels, sides
+from sfumato.auditing.arguments import levels
+from sfumato.auditing.bounds import as_numbers, auc, sides
 from sfumato.auditing.rates import advantage_bound, mu_of
 from sfumato.auditing.record import GuessBound, GuessPower, OneRunResult
 from sfumato.errors import InputError
@@ -22,7 +23,7 @@ _SHARE = 5
 _LEAST = 40
 _MOST_EPSILON = 1024.0
 _HALVINGS = 40
-_MOST_CANARIES = 10**9
+_MOST_CANARIES = 10**7
 _BINS = 30
 _ASSUMPTION = "none"
 
@@ -62,7 +63,8 @@ def audit_guesses(
         >>> round(result.epsilon_lower_bound, 2) == round(result.power.perfect, 2)
         True
     """
-    require_levels(delta, confidence, nominal_epsilon)
+    delta, confidence, claimed = levels(delta, confidence, 0.0 if nominal_epsilon is None else nominal_epsilon)
+    nominal_epsilon = None if nominal_epsilon is None else claimed
     inside, outside = sides(scores, took_part)
     values, coins = as_numbers(scores), as_numbers(took_part) == 1
     count, error = len(coins), 1 - confidence
@@ -212,7 +214,8 @@ def _needed(epsilon: float, delta: float, error: float) -> int | None:
     """
 
     def is_enough(count: int) -> bool:
-        return _perfect(count, delta, error) > epsilon
+        guesses = num_guesses(count)
+        return probability(count, guesses, guesses, epsilon, delta) < error  # the bound is above epsilon then
 
     found = next((count for count in range(2, _LEAST + 1, 2) if is_enough(count)), None)
     if found is not None:

@@ -3,6 +3,7 @@ beside the claim.
 """
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from sfumato.accounting.attacker import true_positive_rates
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.rounding import lower_epsilon_text
+from sfumato.auditing.arguments import path_of
 from sfumato.auditing.bounds import as_numbers
 from sfumato.auditing.record import AuditResult, CanaryResult, MembershipResult
 from sfumato.errors import InputError
@@ -34,12 +36,15 @@ def require_page(path: Path | None) -> None:
     """Raises InputError where no page could be written, before an audit takes its time."""
     if path is None:
         return
+    path = path_of("--page", path)
     if path.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--page writes HTML, not {path.name!r}. Give a name that ends in .html.")
     if path.is_dir() or not path.parent.is_dir():
         raise InputError(
             f"{path} cannot be written: it is a folder, or there is no folder {path.parent}. Make it first."
         )
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"nothing can be written in {path.parent}. Make it writable, or name another place.")
     with reading_faults(path):
         content = path.read_bytes() if path.exists() else _BEGINS
     if not content.lower().startswith(_BEGINS):

@@ -9,16 +9,17 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
+from sfumato.auditing.arguments import whole
 from sfumato.config import DataConfig
 from sfumato.data.images import ImageSet
 from sfumato.data.loading import load
-from sfumato.errors import InputError
 from sfumato.randomness import Stream, key_from_seed
 
 Target = Literal["blank", "noise", "7 as 8", "6 as 7", "0 as 1"]
 TARGETS: tuple[Target, ...] = get_args(Target)
 """The paper found the blank image best, so it comes first."""
-_MOST = 60_000
+NUM_EXAMPLES = 64, 60_000
+"""A batch, and all digits."""
 _LARGE = 8192
 """From so many examples on, Table 7's settings for 60,000 hold; below, those for 100."""
 
@@ -55,21 +56,13 @@ class Problem:
         )
 
 
-def require_num_examples(num_examples: int) -> None:
-    """Raises InputError if MNIST has no such number of digits, or a batch would not fit."""
-    if isinstance(num_examples, bool) or not isinstance(num_examples, int) or not 64 <= num_examples <= _MOST:
-        raise InputError(
-            f"num_examples must be a whole number from 64 to {_MOST}, not {num_examples}. The paper has 100 and 60000."
-        )
-
-
 def mnist(num_examples: int, data_root: Path | None) -> Problem:
     """The first ``num_examples`` of MNIST's training digits in the product's own order.
 
     Raises:
         InputError: If MNIST is missing, or has no such number of digits.
     """
-    require_num_examples(num_examples)
+    num_examples = whole("num_examples", num_examples, *NUM_EXAMPLES)
     config = DataConfig(name="mnist", split="train+valid", num_examples=num_examples)
     dataset = load(config, data_root, lambda text: None)
     batch_size, num_steps = (4096, (500, 1000)) if num_examples >= _LARGE else (64, (50, 100))

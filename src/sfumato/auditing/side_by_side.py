@@ -8,7 +8,7 @@ to the product's own `PrivateStep.collect` while the models train.
 import copy
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -120,12 +120,15 @@ class Models:
         """Models that are best computed together."""
         return max(1, _EXAMPLES_AT_ONCE // (self.mechanism.batch_size * max(1, self._views.augmult)))
 
-    def train(self, keys: Sequence[bytes], takes_part: Sequence[bool]) -> dict[str, torch.Tensor]:
+    def train(
+        self, keys: Sequence[bytes], takes_part: Sequence[bool], tell: Callable[[int], None] = lambda count: None
+    ) -> dict[str, torch.Tensor]:
         """Parameters after all updates: name -> (M, ...).
 
         Args:
             keys: One for each model. All its randomness follows from it.
             takes_part: Whether z takes part in its training.
+            tell: Is given the number of updates that were just taken.
         """
         streams = [Streams(key, {}, {}) for key in keys]
         parameters = {
@@ -150,6 +153,7 @@ class Models:
                 own = {name: value[model] for name, value in sums.items()}
                 for name, grad in self.step.release(own, each.stream("noise", number)).items():
                     parameters[name][model] -= self._learning_rate * grad
+            tell(len(keys))
         return parameters
 
     def losses(self, parameters: Mapping[str, torch.Tensor]) -> list[float]:
@@ -160,12 +164,19 @@ class Models:
         labels = self._images[True].labels[last].expand(count, 1)
         return self._stacked.losses(parameters, columns, labels)[:, 0].tolist()
 
-    def trained_losses(self, keys: Sequence[bytes], takes_part: Sequence[bool]) -> list[float]:
-        """The loss on z of each model, trained: of any number of models, a few at a time."""
+    def trained_losses(
+        self, keys: Sequence[bytes], takes_part: Sequence[bool], tell: Callable[[int], None] = lambda count: None
+    ) -> list[float]:
+        """The loss on z of each model, trained: of any number of models, a few at a time.
+
+        Args:
+            keys, takes_part: As in `train`.
+            tell: Is given the number of updates that were just taken.
+        """
         found = []
         for first in range(0, len(keys), self.at_once):
             part = slice(first, first + self.at_once)
-            found += self.losses(self.train(keys[part], takes_part[part]))
+            found += self.losses(self.train(keys[part], takes_part[part], tell))
         return found
 
     def _draw(self, streams: Streams, number: int) -> Randomness:

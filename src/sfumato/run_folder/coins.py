@@ -8,7 +8,7 @@ import pydantic
 from sfumato.errors import InputError
 from sfumato.json_record import Record
 from sfumato.randomness import Streams
-from sfumato.run_folder.files import write_json
+from sfumato.run_folder.files import NO_FILE, reading_faults, write_json
 from sfumato.run_folder.session import COINS_FILE, Session
 
 
@@ -49,11 +49,13 @@ def read(folder: Path, run_id: str, count: int) -> np.ndarray:
 
     Raises:
         InputError: If they are not there, or are another run's.
+        MachineError: If they cannot be read.
     """
     path = folder / COINS_FILE
     try:
-        found = Coins.model_validate_json(path.read_bytes())
-    except OSError:
+        with reading_faults(path):
+            found = Coins.model_validate_json(path.read_bytes())
+    except NO_FILE:
         raise InputError(
             f"{path} is not there, so nobody knows which canaries took part. It is for the run's owner alone and in no "
             "copy for sharing: name the folder that the run was trained in."

@@ -27,8 +27,8 @@ def machine_faults(path: Path) -> Iterator[None]:
         if error.errno is None:
             raise
         raise MachineError(
-            f"{path} cannot be written: {error.strerror}. What was written before is intact; make "
-            "room or make it writable, then go on; a run does by `sfumato resume`."
+            f"{path} cannot be written: {error.strerror}. What was written before is intact; make room or make it "
+            "writable, then go on: a run by `sfumato resume`, all else by the same command."
         ) from error
 
 
@@ -258,9 +258,13 @@ def refuse_among_images(folder: Path, data: DataConfig, root: Path | None = None
         )
 
 
-def refuse_links(folder: Path) -> None:
+def refuse_links(folder: Path, *, below: bool = True) -> None:
     """Refuses a folder of a run or a search in which a name leads elsewhere: whoever goes on there
     would read, append to or overwrite that file.
+
+    Args:
+        folder: Of a run or a search.
+        below: Whether what lies in folders of it counts, too.
 
     Raises:
         InputError: Naming the link, or what else is no ordinary file or folder.
@@ -274,6 +278,8 @@ def refuse_links(folder: Path) -> None:
                 )
             if not (path.is_dir() or path.is_file()) and os.path.lexists(path):  # not one just taken away
                 raise InputError(f"{path} is no ordinary file. Take it out of the folder.")
+        if not below:
+            break
 
 
 def write_place(folder: Path, name: str, place: str) -> None:
