@@ -207,7 +207,7 @@ def _expected_right(count: int, guesses: int, mu: float) -> float:
 
 def _needed(epsilon: float, delta: float, error: float) -> int | None:
     """So many canaries with which an attack that is never wrong shows more than epsilon: few, if not the fewest. None
-    where none were found up to 10^9.
+    where none were found up to 10^7.
 
     Delta weighs more, the more canaries there are. So of all that have equally many guesses the fewest show most: as
     many as are guessed, up to 40; beyond, five times as many.

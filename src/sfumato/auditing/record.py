@@ -121,7 +121,7 @@ class GuessPower(Record):
         tight: The bound of the best attack on a Gaussian mechanism that spends exactly the claimed
             epsilon, if each canary were alone; None without a claim.
         games_needed: So many canaries with which an attacker who is never wrong shows the claimed epsilon. None
-            without a claim, or where none were found up to 10^9.
+            without a claim, or where none were found up to 10^7.
     """
 
     perfect: float
