@@ -1,8 +1,10 @@
 """The two ways in which a command ends without doing its work, and what its line may suggest."""
 
 import difflib
+import sys
 from collections.abc import Sequence
 
+_KNOWN = sys.stdlib_module_names | {"sfumato", "torch", "numpy", "scipy", "dp_accounting", "safetensors", "PIL"}
 _MOST_SHOWN = 40  # a line of a thousand names is none
 
 
@@ -20,16 +22,16 @@ class MachineError(RuntimeError):
     """
 
 
-def was_raised_by(error: BaseException, *packages: str) -> bool:
-    """Whether an exception comes out of these packages' code, or of C code that they called.
-
-    Else it is a signal's handler's, which runs amid anything, or of an object that somebody handed over: it passes.
+def is_from_elsewhere(error: BaseException) -> bool:
+    """Whether code that is neither ours nor a library's raised an exception that was just caught: a signal's handler,
+    which runs amid anything, or an object that somebody handed over. What such code raises passes as it is.
     """
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0] not in _KNOWN:
+            return True
         trace = trace.tb_next
-    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
-    return module.partition(".")[0] in packages
+    return False
 
 
 def nearest(name: str, known: Sequence[str], cutoff: float = 0.4) -> str:

@@ -37,6 +37,7 @@ from sfumato.models.lenet import LeNet
 from sfumato.randomness import Streams, key_from_seed
 from sfumato.training import step as step_module
 from sfumato.training.step import draw
+from tests.system import of_the_system
 
 SIDE = 12
 KEYS = [key_from_seed(seed) for seed in range(3)]
@@ -472,6 +473,7 @@ def test_a_fault_of_the_disk_is_no_damage_of_a_file(tmp_path, monkeypatch):
     kept = Kept(tmp_path, {})
     kept.losses("models", 2, lambda keys: [0.0, 1.0])
 
+    @of_the_system
     def fails(path):
         raise OSError(errno.EMFILE, "Too many open files")
 

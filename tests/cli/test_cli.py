@@ -18,6 +18,7 @@ from sfumato.errors import InputError
 from sfumato.models import registry
 from sfumato.reporting.page import write_report
 from tests.accounting.tables import TAN_MISPRINTS, TAN_ROWS
+from tests.system import of_the_system
 
 TABLE_12 = [
     "plan",
@@ -613,6 +614,7 @@ def test_a_full_disk_is_the_machines_fault_and_loses_nothing(capsys, tmp_path, m
 
     real, calls = os.write, []
 
+    @of_the_system
     def full(descriptor, data):
         calls.append(1)
         if len(calls) > 4:

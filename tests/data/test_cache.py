@@ -17,6 +17,7 @@ from sfumato.data.decoding import decode_images
 from sfumato.data.images import ImageSet
 from sfumato.data.listing import find_images
 from sfumato.errors import InputError
+from tests.system import of_the_system
 
 
 @pytest.fixture
@@ -171,6 +172,7 @@ def test_a_cache_that_cannot_be_written_is_reported_and_costs_only_time(root, mo
     truth = load(root)
     shutil.rmtree(slots()[0])
 
+    @of_the_system
     def no_space(descriptor, offset, length):
         raise OSError(28, "No space left on device")
 

@@ -13,6 +13,7 @@ from sfumato.errors import InputError, MachineError
 from sfumato.run_folder import files, key_file
 from sfumato.run_folder.files import JsonLines
 from sfumato.run_folder.ledger import GENESIS, Ledger
+from tests.system import of_the_system
 
 KEY = bytes(range(32))
 
@@ -124,6 +125,7 @@ def test_the_head_is_on_disk_before_its_line_and_a_failing_disk_lowers_no_count(
     ledger.append({"kind": "step", "session": 0, "step": 0})
     assert order == ["head", "line"]
 
+    @of_the_system
     def full(*args):
         raise OSError(28, "No space left on device")
 
@@ -189,6 +191,7 @@ def test_a_failing_write_keeps_the_old_file_and_leaves_no_other(tmp_path, monkey
     path = tmp_path / "file.json"
     files.write_json(path, {"version": 1})
 
+    @of_the_system
     def full(*args):
         raise OSError(28, "No space left on device")
 

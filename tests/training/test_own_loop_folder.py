@@ -1,6 +1,7 @@
 """The folder of an own loop: what may go on in it, and what is refused."""
 
 import errno
+import functools
 import multiprocessing
 import os
 import warnings
@@ -19,6 +20,7 @@ from sfumato.run_folder import files
 from sfumato.run_folder.entries import releases
 from sfumato.run_folder.key_file import read_key, write_key
 from sfumato.run_folder.ledger import Ledger
+from tests.system import of_the_system
 from tests.training.loops import DELTA, MECHANISM, ZEROS, begin, release, spent, written
 
 
@@ -417,14 +419,15 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch,
     begin(tmp_path).close()
     real = {each: getattr(Path, each) for each in ("read_text", "read_bytes")}
 
-    def read(each, path, **options):
+    @of_the_system
+    def read(path, each, **options):
         if path.name == name:
             raise PermissionError(errno.EACCES, "Permission denied")
         return real[each](path, **options)
 
     with monkeypatch.context() as there:
         for each in real:
-            there.setattr(Path, each, lambda path, each=each, **options: read(each, path, **options))
+            there.setattr(Path, each, functools.partialmethod(read, each))
         with pytest.raises(MachineError, match="cannot be read: Permission denied"):
             begin(tmp_path)
     assert begin(tmp_path).finish().num_steps == 0

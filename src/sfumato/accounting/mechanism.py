@@ -5,7 +5,7 @@ import math
 import operator
 from typing import Literal
 
-from sfumato.errors import InputError, was_raised_by
+from sfumato.errors import InputError, is_from_elsewhere
 
 Sampling = Literal["poisson", "shuffled"]
 Accountant = Literal["pld", "rdp"]
@@ -111,7 +111,7 @@ def _whole(name: str, value: object) -> int:
         if not isinstance(value, bool):
             return operator.index(value)  # type: ignore[arg-type]
     except TypeError as error:
-        if not was_raised_by(error, "sfumato", "torch"):
+        if is_from_elsewhere(error):
             raise
     raise InputError(f"{name} must be a whole number, not {str(value)[:40]}.")
 
@@ -125,6 +125,6 @@ def _is_finite(number: object) -> bool:
     try:
         return math.isfinite(number)  # type: ignore[arg-type]
     except (TypeError, OverflowError) as error:
-        if not was_raised_by(error, "sfumato", "torch"):
+        if is_from_elsewhere(error):
             raise
         return False

@@ -15,7 +15,7 @@ import numpy as np
 from sfumato.accounting import rounding
 from sfumato.accounting.gaussian import epsilon_gaussian
 from sfumato.accounting.rdp import Part
-from sfumato.errors import was_raised_by
+from sfumato.errors import is_from_elsewhere
 
 MAX_BYTES = 2e9
 MAX_SECONDS = 10.0
@@ -38,7 +38,6 @@ _MAX_STEPS_AT_ONCE = 10_000
 # Kinds of steps that are put on one grid: so many take half a minute.
 MOST_KINDS = 400
 _BLOCK = 1_000
-_LIBRARIES = ("sfumato", "dp_accounting", "numpy", "scipy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +131,7 @@ def epsilon_pld_together(parts: Sequence[Part], delta: float, images: int = 1, f
             interval /= 2
             coarse, fine = fine, at(interval)
     except (ValueError, ArithmeticError, MemoryError) as error:
-        if not was_raised_by(error, *_LIBRARIES):
+        if is_from_elsewhere(error):
             raise
         return Tight(None, f"PLD failed ({type(error).__name__}).")
     if not (math.isfinite(fine) and math.isfinite(coarse)):
@@ -173,7 +172,7 @@ def deltas_pld(
         composed = _composed(parts, images, first_mu, interval)
         found = np.asarray(composed.get_delta_for_epsilon(list(epsilons)), dtype=np.float64)
     except (ValueError, ArithmeticError, MemoryError) as error:
-        if not was_raised_by(error, *_LIBRARIES):
+        if is_from_elsewhere(error):
             raise
         return None
     if not np.isfinite(found).all():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.config import DataConfig
-from sfumato.errors import InputError, MachineError, was_raised_by
+from sfumato.errors import InputError, MachineError, is_from_elsewhere
 
 DATA_ROOT_FILE = "data_root"
 INIT_FILE = "init_from"
@@ -18,13 +18,13 @@ NO_FILE = FileNotFoundError, IsADirectoryError, NotADirectoryError
 
 @contextlib.contextmanager
 def machine_faults(path: Path) -> Iterator[None]:
-    """Turns a failing disk into one line that names the file. An error without a number is not the system's: a
-    signal's handler may raise TimeoutError, and it passes.
+    """Turns a failing disk into one line that names the file. An error without a number is not the system's, and one
+    of a signal's handler is not of this file: they pass.
     """
     try:
         yield
     except OSError as error:
-        if error.errno is None:
+        if error.errno is None or is_from_elsewhere(error):
             raise
         raise MachineError(
             f"{path} cannot be written: {error.strerror}. What was written before is intact; make room or make it "
@@ -40,7 +40,7 @@ def reading_faults(path: Path) -> Iterator[None]:
     except NO_FILE:
         raise
     except OSError as error:
-        if error.errno is None:
+        if error.errno is None or is_from_elsewhere(error):
             raise
         raise MachineError(f"{path} cannot be read: {error.strerror}. Mend that, then try again.") from error
 
@@ -99,7 +99,7 @@ def make_folder(path: Path) -> None:
                 sync_folder(above.parent)
             except OSError as error:
                 # What is above and was there may be of another system, or only lead here and not be listed.
-                if error.errno is None or above in missing and not isinstance(error, PermissionError):
+                if is_from_elsewhere(error) or above in missing and not isinstance(error, PermissionError):
                     raise
 
 
@@ -155,7 +155,7 @@ def read_json(path: Path) -> Any:
         with reading_faults(path):
             return json.loads(path.read_text(encoding="utf-8"))
     except (*NO_FILE, ValueError, RecursionError) as error:  # lists within lists
-        if not was_raised_by(error, "sfumato", "json", "pathlib", "codecs"):
+        if is_from_elsewhere(error):
             raise
         raise InputError(
             f"{path} is missing or damaged ({type(error).__name__}). Give the folder of a run that this tool wrote."

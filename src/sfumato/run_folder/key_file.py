@@ -5,7 +5,7 @@ import re
 import stat
 from pathlib import Path
 
-from sfumato.errors import InputError, was_raised_by
+from sfumato.errors import InputError, is_from_elsewhere
 from sfumato.run_folder.files import (
     NO_FILE,
     is_there,
@@ -35,7 +35,7 @@ def read_key(folder: Path) -> bytes:
         with reading_faults(path):
             key = bytes.fromhex(path.read_bytes().decode("ascii").strip())
     except (*NO_FILE, ValueError) as error:
-        if not was_raised_by(error, "sfumato", "pathlib"):
+        if is_from_elsewhere(error):
             raise
         key = b""
     if len(key) != 32:

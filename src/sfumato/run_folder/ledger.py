@@ -9,7 +9,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from sfumato.errors import InputError, MachineError, was_raised_by
+from sfumato.errors import InputError, MachineError, is_from_elsewhere
 from sfumato.randomness import canonical, subkey
 from sfumato.run_folder.files import (
     NO_FILE,
@@ -94,7 +94,7 @@ class Ledger:
         except FileNotFoundError:
             content = b""
         except OSError as error:
-            if error.errno is None:  # of a signal's handler
+            if error.errno is None or is_from_elsewhere(error):
                 raise
             raise InputError(f"{path} cannot be read: {error.strerror}. Make it readable.") from None
         *whole, torn = content.split(b"\n")
@@ -105,7 +105,7 @@ class Ledger:
                 line = json.loads(raw)
                 intact = line["prev"] == head and line["hash"] == _line_hash(line)
             except (ValueError, KeyError, TypeError, RecursionError) as error:
-                if not was_raised_by(error, "sfumato", "json"):
+                if is_from_elsewhere(error):
                     raise
                 intact = False
             if not intact:
@@ -150,7 +150,7 @@ class Ledger:
             count, line = content["lines"], content["line"]
             authentic = hmac.compare_digest(content["mac"], self._head_mac(count, line))
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            if not was_raised_by(error, "sfumato", "json", "hmac", "pathlib"):
+            if is_from_elsewhere(error):
                 raise
             authentic = False
         if not authentic:

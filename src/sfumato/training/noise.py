@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import numpy as np
 import torch
 
-from sfumato.errors import was_raised_by
+from sfumato.errors import is_from_elsewhere
 from sfumato.randomness import Stream
 
 _GRID_BITS = 12
@@ -85,7 +85,7 @@ def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream:
             with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as threads:
                 list(threads.map(add, firsts))
         except RuntimeError as error:
-            if not was_raised_by(error, "concurrent", "threading"):
+            if is_from_elsewhere(error):
                 raise
             # An interpreter that ends begins no threads, nor a machine that is full. What was done is done again alike.
             list(map(add, firsts))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.errors import InputError, MachineError, was_raised_by
+from sfumato.errors import InputError, MachineError, is_from_elsewhere
 from sfumato.run_folder.files import is_there, machine_faults
 from sfumato.run_folder.key_file import KEY_FILE, is_key
 from sfumato.run_folder.record import CERTIFICATE_FILE
@@ -38,7 +38,7 @@ def path_of(folder: Any) -> Path:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             path.stat()
     except (OSError, ValueError, TypeError) as error:  # too long, a null byte
-        if not was_raised_by(error, "sfumato", "pathlib", "posixpath", "genericpath", "os"):
+        if is_from_elsewhere(error):
             raise
         raise InputError(f"folder must be a path that can be made, not {str(folder)[:80]!r}: {error}.") from None
     above = next(place for place in (path, *path.parents) if os.path.lexists(place))
@@ -115,7 +115,7 @@ def sum_that_noise_fits(grad_sum: Any, noise_stddev: float) -> Mapping[str, torc
         for value in copied.values():
             value.flatten()[:1].cpu().numpy()  # what is one of several processes' parts has no numbers of its own
     except (RuntimeError, TypeError, ValueError) as error:  # nested, masked, lazy, or within a transform of torch.func
-        if not was_raised_by(error, "sfumato", "torch") or _is_of_memory(error):
+        if is_from_elsewhere(error) or _is_of_memory(error):
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise InputError(f"the numbers of grad_sum cannot be read ({reason}). Give plain tensors.") from None
@@ -128,7 +128,7 @@ def memory_faults(what: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not was_raised_by(error, "sfumato", "torch", "numpy") or not _is_of_memory(error):
+        if is_from_elsewhere(error) or not _is_of_memory(error):
             raise
         raise MachineError(f"memory is too small {what}. Make room, then make the same call again.") from None
 
@@ -146,7 +146,7 @@ def integer(name: str, value: Any) -> int:
     try:
         found = None if isinstance(value, bool) or _is_of_bool(value) else operator.index(value)
     except (TypeError, RuntimeError) as error:  # a tensor without numbers
-        if not was_raised_by(error, "sfumato", "torch"):
+        if is_from_elsewhere(error):
             raise
         found = None
     if found is None:
@@ -162,7 +162,7 @@ def above_zero(name: str, value: Any) -> float:
             value = value.detach()  # else PyTorch warns of what needs a gradient
         number = float(value) if _is_real(value) else math.nan
     except (TypeError, ValueError, RuntimeError) as error:
-        if not was_raised_by(error, "sfumato", "torch", "fractions"):
+        if is_from_elsewhere(error):
             raise
         number = math.nan
     except OverflowError:
