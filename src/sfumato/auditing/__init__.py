@@ -1,7 +1,10 @@
 """What attacks on a mechanism show: lower bounds on epsilon, beside the upper bound of a certificate.
 
 An audit plays many games. In each a fair coin decides whether an example takes part, and an attacker
-who does not see the coin gives a score. `bounds.py` turns scores and coins into lower bounds, whoever
-made them; `power.py` says what so many games could have shown at best. `canary.py` plays the games
-against the product's own step, as an adversary who sees every update.
+who does not see the coin gives a score. `bounds` turns scores and coins into lower bounds, whoever
+made them; `power` says what so many games could have shown at best.
+
+Three attacks: `canary` against the product's own step, as an adversary who sees every update; `membership`
+against trained models (`problem`, `choice`, `side_by_side`, and `kept`, its folder); `run` against one
+ordinary run, whose games `one_run` judges. `arguments` checks what an audit is asked, `page` draws it.
 """
