@@ -1,6 +1,7 @@
 """Lower bounds from one run: true where epsilon is known, and of canaries that touch nothing but N."""
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -15,6 +16,8 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from scipy.stats import binom
 
 import sfumato
@@ -549,8 +552,10 @@ def test_no_file_that_the_bound_depends_on_may_be_altered(run, tmp_path):
         other = value * 2 if type(value) in (int, float) else None if value is not None else 1
         refused_with("privacy.json", json.dumps({**claim, key: other}).encode())
     inputs = claim["public_inputs"]
-    for key in ("num_canaries", "num_examples"):
-        changed = {**claim, "public_inputs": {**inputs, key: inputs[key] - 1}}
+    others = {"num_canaries": 59, "num_examples": 1436, "split": "train", "class_proportions": [0.1] * 10}
+    for key, other in {**others, "group_by": "dup", "init_sha256": 64 * "0", "pretrained_on": "dup"}.items():
+        assert inputs[key] != other
+        changed = {**claim, "public_inputs": {**inputs, key: other}}
         refused_with("privacy.json", json.dumps(changed).encode())
     recipe_text = (folder / "recipe.toml").read_text()
     for before, after in (("canaries = 60", "canaries = 59"), ("batch_size = 256", "batch_size = 255")):
@@ -561,6 +566,21 @@ def test_no_file_that_the_bound_depends_on_may_be_altered(run, tmp_path):
         refused_with("ledger.jsonl", content)
     refused_with("ledger.head", None)
     assert sfumato.audit_one_run(folder).as_json() == sfumato.audit_one_run(run).as_json()
+
+
+def test_while_the_key_is_kept_weights_are_those_of_the_last_checkpoint(tmp_path):
+    sfumato.train(recipe(run__keep_key=True, training__microbatch_size=32), tmp_path / "run", progress=Progress())
+    before = sfumato.audit_one_run(tmp_path / "run")
+    path = tmp_path / "run/model.safetensors"
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    save_file({name: value + 0.01 for name, value in load_file(path).items()}, path, metadata)
+    claim = json.loads((tmp_path / "run/privacy.json").read_text())
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    (tmp_path / "run/privacy.json").write_text(json.dumps({**claim, "weights_sha256": digest}))
+    with pytest.raises(InputError, match="holds other weights than this run's last checkpoint"):
+        sfumato.audit_one_run(tmp_path / "run")
+    assert before.num_games == 60
 
 
 def test_what_forty_canaries_show_is_not_called_out_of_reach():

@@ -2,9 +2,10 @@
 
 import hashlib
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sfumato.accounting.mechanism import Mechanism
+from sfumato.config import ResolvedRecipe
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.planning.claims import claims
@@ -151,22 +152,29 @@ def weights_facts(certificate: Certificate) -> WeightsFacts:
 
 def public_inputs(plan: Plan, dataset: Dataset) -> PublicInputs:
     """What the guarantee takes to be known to everybody."""
-    data = plan.recipe.data
-    named = f"the data set {data.name}" if data.name != "folder" else "the names of the class folders"
     return PublicInputs(
         num_examples=len(dataset.train),
         num_people=dataset.facts.num_people,
-        num_canaries=plan.recipe.audit.canaries,
         num_held_out=len(dataset.held_out_files),
         classes=list(dataset.classes),
-        classes_from=named if data.name != "folder" or data.classes is None else "data.classes",
-        class_proportions=data.class_proportions,
         image_size=dataset.image_size,
         channels=dataset.channels,
         mean=list(dataset.mean),
         std=list(dataset.std),
-        split=data.split,
-        group_by=data.group_by,
-        init_sha256=plan.recipe.model.init_sha256,
-        pretrained_on=plan.recipe.model.pretrained_on,
+        **inputs_of_the_recipe(plan.recipe),
     )
+
+
+def inputs_of_the_recipe(recipe: ResolvedRecipe) -> dict[str, Any]:
+    """What of the public inputs no image is needed for."""
+    data = recipe.data
+    named = f"the data set {data.name}" if data.name != "folder" else "the names of the class folders"
+    return {
+        "num_canaries": recipe.audit.canaries,
+        "classes_from": named if data.name != "folder" or data.classes is None else "data.classes",
+        "class_proportions": data.class_proportions,
+        "split": data.split,
+        "group_by": data.group_by,
+        "init_sha256": recipe.model.init_sha256,
+        "pretrained_on": recipe.model.pretrained_on,
+    }

@@ -15,11 +15,13 @@ from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.json_record import Record
 from sfumato.planning.resolve import Plan, why_not_private
+from sfumato.run_folder import checkpoint as checkpoints
 from sfumato.run_folder import key_file, record
 from sfumato.run_folder import session as sessions
 from sfumato.run_folder.certificate import (
     certificate,
     finished,
+    inputs_of_the_recipe,
     not_covered,
     public_inputs,
     released,
@@ -68,15 +70,17 @@ def verify_without_images(folder: Path) -> Certificate:
         InputError: Naming the file that does not belong, or that is missing or damaged.
     """
     ledger = Ledger.open(folder / "ledger.jsonl")
-    if key_file.has_key(folder):
-        ledger.appends_under(key_file.read_key(folder))
-    else:
+    key = key_file.read_key(folder) if key_file.has_key(folder) else None
+    if key is None:
         ledger.refuse_another_head()
+    else:
+        ledger.appends_under(key)
     stated = record.read(folder / record.CERTIFICATE_FILE, Certificate)
     recipe = config.parse_resolved(config.read(folder / "recipe.toml"))
-    if stated.public_inputs.num_canaries != recipe.audit.canaries:
-        raise _another(folder / record.CERTIFICATE_FILE, "num_canaries")
+    _refuse_another(folder / record.CERTIFICATE_FILE, dict(stated.public_inputs), inputs_of_the_recipe(recipe))
     verify(folder, _plan_of(recipe, stated.public_inputs, ledger), stated.public_inputs, ledger)
+    if key is not None:
+        _compare_weights(folder / "model.safetensors", checkpoints.load_newest(folder, key))
     return stated
 
 
@@ -134,14 +138,10 @@ def _compare(path: Path, stated: Record, expected: Record) -> None:
 def _refuse_another(path: Path, stated: dict[str, Any], expected: dict[str, Any]) -> None:
     wrong = next((key for key, value in expected.items() if key not in stated or not _alike(stated[key], value)), None)
     if wrong is not None:
-        raise _another(path, wrong)
-
-
-def _another(path: Path, key: str) -> InputError:
-    return InputError(
-        f"{path} states another {key} than this run's ledger and recipe give: it was altered, or is another run's. "
-        "Restore the folder from a copy."
-    )
+        raise InputError(
+            f"{path} states another {wrong} than this run's ledger and recipe give: it was altered, or is another "
+            "run's. Restore the folder from a copy."
+        )
 
 
 def _alike(stated: Any, expected: Any) -> bool:
