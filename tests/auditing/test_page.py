@@ -1,6 +1,7 @@
 """The page of an audit: true to its numbers, and complete by itself."""
 
 import math
+import os
 import re
 
 import numpy as np
@@ -105,8 +106,14 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_audit(tmp_path, nam
         pages.require_page(tmp_path / name)
     scores = tmp_path / "scores.html"
     scores.write_text("score,member\n1,0\n")
-    with pytest.raises(InputError, match="is no page, so it is not overwritten"):
+    with pytest.raises(InputError, match="is no page of an audit, so it is not overwritten"):
         pages.require_page(scores)
+    for other in ("report.html", "pipe.html"):
+        (tmp_path / "report.html").write_text("<!DOCTYPE html>\n<title>Report · Sfumato</title>")
+        if other == "pipe.html":
+            os.mkfifo(tmp_path / other)
+        with pytest.raises(InputError, match="is no page of an audit"):
+            pages.require_page(tmp_path / other)
     (tmp_path / "older.html").write_text(page_of(*games()))
     pages.require_page(tmp_path / "older.html")
     pages.require_page(None)

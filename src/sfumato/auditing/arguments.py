@@ -10,6 +10,7 @@ import numpy as np
 from sfumato.errors import InputError
 
 _MOST_EPSILON = 100_000
+_LEAST_TARGET, _LEAST_DELTA = 1e-9, 1e-100  # as a recipe has them
 
 
 def number(name: str, value: Any) -> float:
@@ -31,16 +32,15 @@ def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
     return found
 
 
-def levels(
-    delta: Any, confidence: Any, epsilon: Any, of_epsilon: str = "nominal_epsilon"
-) -> tuple[float, float, float]:
-    """Delta, confidence and epsilon.
+def levels(delta: Any, confidence: Any, epsilon: Any) -> tuple[float, float, float]:
+    """Delta, confidence and the claimed epsilon.
 
     Raises:
         InputError: Where one of them is out of range, or no number.
     """
-    delta, confidence, epsilon = number("delta", delta), number("confidence", confidence), number(of_epsilon, epsilon)
-    if not 0 < delta < 1:
+    delta, confidence = number("delta", delta), number("confidence", confidence)
+    epsilon = number("nominal_epsilon", epsilon)
+    if not _LEAST_DELTA <= delta < 1:
         because = ": no mechanism with Gaussian noise has a finite epsilon at 0" if delta == 0 else ""
         raise InputError(f"delta must lie between 0 and 1, not {delta}{because}. Give the delta of the claim.")
     if not 0.5 < confidence < 1:
@@ -51,6 +51,17 @@ def levels(
             "promises nothing that games could refute."
         )
     return delta, confidence, epsilon
+
+
+def target(epsilon: Any) -> float:
+    """An epsilon that noise is solved for. Raises InputError where it is none."""
+    found = number("epsilon", epsilon)
+    if not found >= _LEAST_TARGET:
+        raise InputError(
+            f"epsilon must be at least {_LEAST_TARGET:g}, not {found}: noise is solved for it, and where nothing is "
+            "learnt no attack can show anything."
+        )
+    return found
 
 
 def path_of(name: str, value: Any) -> Path:

@@ -24,7 +24,7 @@ from torch import nn
 from sfumato.accounting import accountants
 from sfumato.accounting.calibration import solve_noise_multiplier
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.auditing.arguments import levels, number, whole
+from sfumato.auditing.arguments import levels, number, target, whole
 from sfumato.auditing.bounds import audit_scores, require_enough
 from sfumato.auditing.record import CanaryResult
 from sfumato.clipping import GradFn, clipped_grad, pure
@@ -92,7 +92,7 @@ def audit_canary(
         InputError: If an argument is out of range, the budget is impossible, or the games are too
             few for any bound above 0.
     """
-    delta, confidence, epsilon = levels(delta, confidence, epsilon, "epsilon")
+    delta, confidence, epsilon = levels(delta, confidence, target(epsilon))
     num_steps, num_games = whole("num_steps", num_steps, 1), whole("num_games", num_games, 1, _MOST_GAMES)
     sampling_prob = number("sampling_prob", sampling_prob)
     num_canaries, num_runs = _games(sampling_prob, num_games)

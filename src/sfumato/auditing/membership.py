@@ -20,7 +20,7 @@ from sfumato.accounting import accountants
 from sfumato.accounting.calibration import solve_noise_multiplier
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import problem as problems
-from sfumato.auditing.arguments import levels, path_of, whole
+from sfumato.auditing.arguments import levels, path_of, target, whole
 from sfumato.auditing.bounds import audit_scores, require_enough
 from sfumato.auditing.choice import Setting, choose, settings_of
 from sfumato.auditing.kept import Kept
@@ -83,9 +83,8 @@ def audit_membership(
             or the folder is that of another audit.
     """
     num_examples = whole("num_examples", num_examples, *problems.NUM_EXAMPLES)
-    delta, confidence, epsilon = levels(1 / num_examples if delta is None else delta, confidence, epsilon, "epsilon")
-    if epsilon == 0:
-        raise InputError("epsilon must be above 0: at 0 nothing is learnt, and no attack can show anything.")
+    delta = 1 / num_examples if delta is None else delta
+    delta, confidence, epsilon = levels(delta, confidence, target(epsilon))
     num_models, augmult = whole("num_models", num_models, 1), whole("augmult", augmult, 0)
     num_steps = None if num_steps is None else whole("num_steps", num_steps, 1)
     if not isinstance(fixed_batches, bool | np.bool_):

@@ -23,7 +23,7 @@ from sfumato.reporting.page import whole_page
 from sfumato.reporting.plots import FIRST, INK, SECOND, drawn
 from sfumato.run_folder.files import reading_faults, write_atomically
 
-_BEGINS = b"<!doctype html"
+_MARK = b"Sfumato audit</title>"
 _MOST_POINTS = 400
 _BINS = 60
 _TAIL = 0.001
@@ -46,9 +46,9 @@ def require_page(path: Path | None) -> None:
     if not os.access(path.parent, os.W_OK):
         raise InputError(f"nothing can be written in {path.parent}. Make it writable, or name another place.")
     with reading_faults(path):
-        content = path.read_bytes() if path.exists() else _BEGINS
-    if not content.lower().startswith(_BEGINS):
-        raise InputError(f"{path} is there and is no page, so it is not overwritten. Give another name.")
+        is_another = path.exists() and (not path.is_file() or _MARK not in path.read_bytes())
+    if is_another:
+        raise InputError(f"{path} is there and is no page of an audit, so it is not overwritten. Give another name.")
 
 
 def write_page(path: Path, found: AuditResult, scores: Any, members: Any) -> None:
