@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 _KNOWN = sys.stdlib_module_names | {"sfumato", "torch", "numpy", "scipy", "dp_accounting", "safetensors", "PIL"}
+_HANDLERS = "torch.utils.data"  # it tells by a signal's handler that a worker died
 _MOST_SHOWN = 40  # a line of a thousand names is none
 
 
@@ -28,7 +29,8 @@ def is_from_elsewhere(error: BaseException) -> bool:
     """
     trace = error.__traceback__
     while trace is not None:
-        if str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0] not in _KNOWN:
+        module = str(trace.tb_frame.f_globals.get("__name__"))
+        if module.partition(".")[0] not in _KNOWN or module.startswith(_HANDLERS):
             return True
         trace = trace.tb_next
     return False

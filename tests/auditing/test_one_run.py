@@ -36,7 +36,7 @@ from sfumato.planning.resolve import resolve, resolve_without_privacy
 from sfumato.randomness import Streams, run_id
 from sfumato.run_folder import coins, entries, files
 from sfumato.run_folder import session as sessions
-from sfumato.run_folder.ledger import Ledger
+from sfumato.run_folder.ledger import GENESIS, Ledger, chained_line
 from sfumato.run_folder.session import Session
 from sfumato.training.display import Progress
 from sfumato.training.learner import build_learner
@@ -566,6 +566,43 @@ def test_no_file_that_the_bound_depends_on_may_be_altered(run, tmp_path):
         refused_with("ledger.jsonl", content)
     refused_with("ledger.head", None)
     assert sfumato.audit_one_run(folder).as_json() == sfumato.audit_one_run(run).as_json()
+
+
+def test_a_ledger_with_other_noise_than_the_recipe_is_another_run_s(run, tmp_path):
+    """Though it is chained anew, and its head with it."""
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    (folder / "key").unlink(missing_ok=True)
+    lines, head = [], GENESIS
+    for line in Ledger.open(folder / "ledger.jsonl").lines:
+        entry = {key: value for key, value in line.items() if key not in ("prev", "hash")}
+        lines.append(chained_line(entry | ({"noise_multiplier": 5.0} if entry["kind"] == "run" else {}), head))
+        head = lines[-1]["hash"]
+    (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "ledger.head").write_text(json.dumps({"lines": len(lines), "line": lines[-1], "mac": ""}))
+    with pytest.raises(InputError, match="was begun under another recipe"):
+        sfumato.audit_one_run(folder)
+
+
+def nudged(value):
+    """The same, each number of it off in its last digits."""
+    if isinstance(value, dict):
+        return {key: nudged(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [nudged(each) for each in value]
+    return value * (1 + 1e-12) if isinstance(value, float) else value
+
+
+def test_another_kind_of_processor_which_rounds_otherwise_finds_the_same_run(run, tmp_path):
+    """`exp` and `log` of NumPy differ by 1e-15 to 1e-12 between processors, within lists and records, too."""
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    for name in ("privacy.json", "result.json"):
+        stated = json.loads((folder / name).read_text())
+        assert stated["attacker"]["advantage"] != nudged(stated)["attacker"]["advantage"]
+        (folder / name).write_text(json.dumps(nudged(stated)))
+    assert sfumato.audit_one_run(folder).num_games == 60
+    sfumato.train(recipe(training__microbatch_size=32), folder, resume=True, progress=Progress())
 
 
 def test_while_the_key_is_kept_weights_are_those_of_the_last_checkpoint(tmp_path):

@@ -16,8 +16,11 @@ _LEAST_TARGET, _LEAST_DELTA = 1e-9, 1e-100  # as a recipe has them
 def number(name: str, value: Any) -> float:
     """Raises InputError where it is none: neither Python's nor NumPy's."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise InputError(f"{name} must be a number, not {value!r}.")
-    return float(value)
+        raise InputError(f"{name} must be a number, not {_shown(value)}.")
+    try:
+        return float(value)
+    except OverflowError:
+        raise InputError(f"{name} must be a number of fewer digits.") from None
 
 
 def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -28,7 +31,7 @@ def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
         found = None
     if found is None or found < least or (most is not None and found > most):
         range_ = f"at least {least}" if most is None else f"from {least:,} to {most:,}"
-        raise InputError(f"{name} must be a whole number, {range_}, not {str(value)[:40]}.")
+        raise InputError(f"{name} must be a whole number, {range_}, not {_shown(value)}.")
     return found
 
 
@@ -70,7 +73,12 @@ def path_of(name: str, value: Any) -> Path:
         path = Path(value)
         too_long = any(len(os.fsencode(part)) > 255 for part in path.parts)
     except TypeError:
-        raise InputError(f"{name} must be a path, not {str(value)[:40]}.") from None
+        raise InputError(f"{name} must be a path, not {_shown(value)}.") from None
     if too_long or "\0" in str(path):
         raise InputError(f"{name} = {str(path)[:40]!r}... is no path that a file can have. Choose a shorter one.")
     return path
+
+
+def _shown(value: Any) -> str:
+    is_long = isinstance(value, int) and abs(value) >= 10**40
+    return "one of so many digits" if is_long else repr(value)[:40]

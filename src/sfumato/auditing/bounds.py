@@ -220,15 +220,24 @@ def sides(scores: Any, members: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def as_numbers(given: Any) -> np.ndarray:
     """In float64. TypeError, ValueError or OverflowError: it has something else."""
-    if hasattr(given, "detach"):  # a tensor, from which a gradient may be asked
-        given = given.detach()
-    if np.ma.is_masked(given):
+    if isinstance(given, list | tuple):
+        given = [_plain(each) for each in given]
+    if np.ma.is_masked(given) or isinstance(given, list) and any(each is np.ma.masked for each in given):
         raise ValueError("masked")
-    found = np.asarray(given)
+    found = np.asarray(_plain(given))
     if found.dtype.kind not in "biufOUS":
         raise TypeError(found.dtype)
     with np.errstate(over="ignore"):  # what is beyond float64 is infinite, and has its order
         return found.astype(np.float64)
+
+
+def _plain(given: Any) -> Any:
+    """Of a tensor, from which a gradient may be asked, its numbers in main memory."""
+    if not hasattr(given, "detach"):
+        return given
+    if given.is_complex():
+        raise TypeError("complex")
+    return given.detach().cpu().double().clone().numpy()
 
 
 def _num_chosen(count: int) -> int:

@@ -93,7 +93,7 @@ def audit_canary(
             few for any bound above 0.
     """
     delta, confidence, epsilon = levels(delta, confidence, target(epsilon))
-    num_steps, num_games = whole("num_steps", num_steps, 1), whole("num_games", num_games, 1, _MOST_GAMES)
+    num_steps, num_games = whole("num_steps", num_steps, 1, _MOST_SEEN), whole("num_games", num_games, 1, _MOST_GAMES)
     sampling_prob = number("sampling_prob", sampling_prob)
     num_canaries, num_runs = _games(sampling_prob, num_games)
     if num_steps * num_canaries > _MOST_SEEN:

@@ -110,12 +110,7 @@ def _alone(path: Path) -> Iterator[int | None]:
     try:
         if os.fstat(descriptor).st_nlink > 1:  # its bytes are those of another file, too; of one just deleted it is 0
             raise InputError(f"{path} has another name elsewhere. Copy the folder as a whole, and go on in the copy.")
-        try:
-            lock(descriptor, path)
-        except BlockingIOError:
-            yield None
-        else:
-            yield descriptor
+        yield descriptor if lock(descriptor, path) else None
     finally:
         os.close(descriptor)
 

@@ -38,6 +38,7 @@ _Losses = tuple[list[float], list[float]]
 _CHUNK = 8
 """Models a side that are trained, and kept, together."""
 _MOST_CHUNKS = 1000
+_MOST, _MOST_VIEWS = 10**9, 1024
 _SEED = 0
 """Public: of the initial weights, and of batches that are the same for all models."""
 
@@ -85,13 +86,13 @@ def audit_membership(
     num_examples = whole("num_examples", num_examples, *problems.NUM_EXAMPLES)
     delta = 1 / num_examples if delta is None else delta
     delta, confidence, epsilon = levels(delta, confidence, target(epsilon))
-    num_models, augmult = whole("num_models", num_models, 1), whole("augmult", augmult, 0)
-    num_steps = None if num_steps is None else whole("num_steps", num_steps, 1)
+    num_models, augmult = whole("num_models", num_models, 1, _MOST), whole("augmult", augmult, 0, _MOST_VIEWS)
+    num_steps = None if num_steps is None else whole("num_steps", num_steps, 1, _MOST)
     if not isinstance(fixed_batches, bool | np.bool_):
         raise InputError(f"fixed_batches must be true or false, not {fixed_batches!r}.")
     folder = None if output is None else path_of("output", output)
     require_enough(num_models, num_models, confidence, delta)
-    problem = problems.mnist(num_examples, None if data_root is None else Path(data_root))
+    problem = problems.mnist(num_examples, None if data_root is None else path_of("data_root", data_root))
     if num_steps is not None:
         problem = dataclasses.replace(problem, num_steps=(num_steps,))
     with torch.random.fork_rng(devices=[]):

@@ -54,7 +54,9 @@ def is_there(path: Path) -> bool:
     try:
         with reading_faults(path):
             os.lstat(path)
-    except NO_FILE:
+    except NO_FILE as error:
+        if is_from_elsewhere(error):
+            raise
         return False
     return True
 

@@ -83,8 +83,8 @@ def delete_key(folder: Path, key: bytes | None = None) -> None:
         return
     no_key = InputError(f"{path} is not the key that this run wrote, so it is not overwritten. Move it away.")
     with machine_faults(path):
-        is_file = path.is_file() and not path.is_symlink()
-    if not is_file:
+        mode = os.lstat(path).st_mode
+    if not stat.S_ISREG(mode):
         raise no_key
     with machine_faults(path):
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)

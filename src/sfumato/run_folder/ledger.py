@@ -74,16 +74,14 @@ class Ledger:
             with machine_faults(path):
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
-                lock(descriptor, path)
+                if not lock(descriptor, path):
+                    raise InputError(
+                        f"another process is training in {path.parent}, or this one is, by an object that was not "
+                        "closed. Wait for it to end, or stop it first."
+                    )
                 with machine_faults(path):
                     sync_folder(path.parent)
                 ledger = cls.open(path)
-            except BlockingIOError:
-                os.close(descriptor)
-                raise InputError(
-                    f"another process is training in {path.parent}, or this one is, by an object that was not closed. "
-                    "Wait for it to end, or stop it first."
-                ) from None
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -91,24 +89,18 @@ class Ledger:
             return ledger
         try:
             content = path.read_bytes()
-        except FileNotFoundError:
-            content = b""
         except OSError as error:
             if error.errno is None or is_from_elsewhere(error):
                 raise
-            raise InputError(f"{path} cannot be read: {error.strerror}. Make it readable.") from None
+            if not isinstance(error, FileNotFoundError):
+                raise InputError(f"{path} cannot be read: {error.strerror}. Make it readable.") from None
+            content = b""
         *whole, torn = content.split(b"\n")
         lines: list[dict[str, Any]] = []
         head = GENESIS
         for number, raw in enumerate(whole, start=1):
-            try:
-                line = json.loads(raw)
-                intact = line["prev"] == head and line["hash"] == _line_hash(line)
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                if is_from_elsewhere(error):
-                    raise
-                intact = False
-            if not intact:
+            line = _intact(raw, head)
+            if line is None:
                 raise InputError(
                     f"{path}, line {number}, does not follow from the lines before it: the ledger "
                     "was altered or damaged, so what was spent is not known. Restore the file "
@@ -144,16 +136,8 @@ class Ledger:
             if self.lines:
                 raise InputError(f"{path} is missing: lines of {self.path} may be, too, {restore}")
             return
-        try:
-            with reading_faults(path):
-                content = json.loads(path.read_bytes())
-            count, line = content["lines"], content["line"]
-            authentic = hmac.compare_digest(content["mac"], self._head_mac(count, line))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            if is_from_elsewhere(error):
-                raise
-            authentic = False
-        if not authentic:
+        count, line = self._authentic_head()
+        if line is None:
             raise InputError(f"{path} was altered or damaged, or it or the file {KEY_FILE} is another run's, {restore}")
         if (count, line["prev"]) == (len(self.lines) + 1, self.head):
             self.lines.append(line)
@@ -163,6 +147,20 @@ class Ledger:
                 "lines were removed or are another copy's"
             )
             raise InputError(f"{lack}, {restore}")
+
+    def _authentic_head(self) -> tuple[Any, dict[str, Any] | None]:
+        """How many lines there are, by the head's file, and the last one; None where the file is not of the key."""
+        try:
+            stated = read_json(self.head_path)
+            facts: dict[str, Any] = stated if isinstance(stated, dict) else {}
+            count, line, mac = (facts.get(name) for name in ("lines", "line", "mac"))
+            own = self._head_mac(count, line)
+        except ValueError as error:  # damaged, or with numbers that are none
+            if is_from_elsewhere(error):
+                raise
+            return 0, None
+        authentic = isinstance(mac, str) and hmac.compare_digest(mac.encode("utf-8", "replace"), own.encode())
+        return count, line if isinstance(line, dict) and authentic else None
 
     def refuse_another_head(self) -> None:
         """Compares with the count and the last line that the head's file states, where there is no
@@ -235,7 +233,9 @@ class Ledger:
         try:
             with reading_faults(self.path):
                 there = os.stat(self.path)
-        except NO_FILE:
+        except NO_FILE as error:
+            if is_from_elsewhere(error):
+                raise
             there = None
         if there is None or (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino) or own.st_size < size:
             raise MachineError(
@@ -253,7 +253,7 @@ class Ledger:
     def head_path(self) -> Path:
         return self.path.with_name("ledger.head")
 
-    def _head_mac(self, count: int, line: dict[str, Any]) -> str:
+    def _head_mac(self, count: Any, line: Any) -> str:
         assert self._key is not None, "the key is not known yet"
         return hmac.digest(self._key, canonical([count, line]), "sha256").hex()
 
@@ -303,6 +303,18 @@ def chained_line(entry: dict[str, Any], head: str) -> dict[str, Any]:
     """The line of a ledger that follows ``head``, the hash of the line before it."""
     line = {**entry, "prev": head}
     return {**line, "hash": _line_hash(line)}
+
+
+def _intact(raw: bytes, head: str) -> dict[str, Any] | None:
+    """A line that follows ``head``; None where it does not, or is none."""
+    try:
+        line = json.loads(raw)
+        follows = isinstance(line, dict) and line.get("prev") == head and line.get("hash") == _line_hash(line)
+    except (ValueError, RecursionError) as error:
+        if is_from_elsewhere(error):
+            raise
+        return None
+    return line if follows else None
 
 
 def _as_bytes(line: dict[str, Any]) -> bytes:

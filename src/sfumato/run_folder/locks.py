@@ -3,17 +3,20 @@
 import fcntl
 from pathlib import Path
 
-from sfumato.errors import MachineError
+from sfumato.errors import MachineError, is_from_elsewhere
 
 
-def lock(descriptor: int, path: Path) -> None:
-    """Raises BlockingIOError if another has it, MachineError if the file system has no locks."""
+def lock(descriptor: int, path: Path) -> bool:
+    """Whether nobody else has it, and it was taken. Raises MachineError if the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
     except OSError as error:
+        if is_from_elsewhere(error):
+            raise
+        if isinstance(error, BlockingIOError):
+            return False
         raise MachineError(
             f"{path} cannot be locked: {error.strerror}. Two processes might write there; choose a folder on a disk "
             "whose file system has locks."
         ) from error
+    return True

@@ -90,9 +90,12 @@ def _plan_of(recipe: config.ResolvedRecipe, public: PublicInputs, ledger: Ledger
     drawn = public.num_people if draws_people else public.num_examples
     planned = spent_mechanism(ledger.lines).replace(
         num_examples=(drawn or 0) + recipe.audit.canaries,
+        batch_size=recipe.training.batch_size,
         num_steps=recipe.training.num_steps,
         first_release_noise=ledger.lines[0]["first_release_noise"],
     )
+    if recipe.privacy is not None:
+        planned = planned.replace(noise_multiplier=recipe.privacy.noise_multiplier, sampling=recipe.privacy.sampling)
     reason = why_not_private(recipe, planned)
     return Plan(recipe, planned, reason is None, reason, [], [])
 
@@ -145,10 +148,18 @@ def _refuse_another(path: Path, stated: dict[str, Any], expected: dict[str, Any]
 
 
 def _alike(stated: Any, expected: Any) -> bool:
-    """Equal, but for the last digits of a number, which another machine may compute otherwise."""
+    """Equal, but for the last digits of numbers, which another kind of processor computes otherwise."""
     if type(expected) is float and type(stated) in (int, float):
         return stated == expected or math.isclose(stated, expected, rel_tol=1e-6)
-    return type(stated) is type(expected) and stated == expected
+    if type(stated) is not type(expected):
+        return False
+    if isinstance(expected, Record):
+        stated, expected = dict(stated), dict(expected)
+    if isinstance(expected, dict):
+        return stated.keys() == expected.keys() and all(_alike(stated[key], expected[key]) for key in expected)
+    if isinstance(expected, list):
+        return len(stated) == len(expected) and all(map(_alike, stated, expected))
+    return bool(stated == expected)
 
 
 def _keeping_key(plan: Plan, keep: bool) -> Plan:

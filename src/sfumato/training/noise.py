@@ -1,17 +1,17 @@
 """The noise of an update: Gaussian, of the claimed scale, from the run's key."""
 
 import math
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 
 import numpy as np
 import torch
 
-from sfumato.errors import is_from_elsewhere
 from sfumato.randomness import Stream
 
 _GRID_BITS = 12
+_NO_THREAD = ("can't start new thread", "can't create new thread at interpreter shutdown")
 # Coordinates whose noise comes from consecutive words, half of them radii and half angles.
 _BLOCK = 4096
 # Coordinates that are computed at once: on a CPU few enough to stay in a core's cache, on a GPU
@@ -38,6 +38,50 @@ def standard_normal(words: np.ndarray, device: torch.device | str = "cpu") -> to
     radius = (uniform[:, 0] >> 1).bitwise_and_(2**63 - 1).double().add_(low).mul_(2.0**-63).log_().mul_(-2).sqrt_()
     angle = (uniform[:, 1] >> 32).double().mul_(2.0 * math.pi * 2.0**-32)
     return torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)
+
+
+def _side_by_side(work: Callable[[int], None], places: Iterable[int]) -> None:
+    """Calls ``work`` for each place, in as many threads as PyTorch uses, each of which computes alone.
+
+    Where no thread can be begun any more (an interpreter that ends, a machine that is full), this one does it.
+    """
+    left, faults, ends, count = iter(places), [], threading.Event(), torch.get_num_threads()
+    one_at_a_time = threading.Lock()
+
+    def take() -> None:
+        torch.set_num_threads(1)
+        try:
+            while not ends.is_set():
+                with one_at_a_time:
+                    place = next(left, None)
+                if place is None:
+                    return
+                work(place)
+        except BaseException as fault:
+            faults.append(fault)
+
+    threads: list[threading.Thread] = []
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=take)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                if str(error) not in _NO_THREAD:
+                    raise
+                break
+            threads.append(thread)
+        if not threads:
+            take()
+        for thread in threads:
+            thread.join()
+    finally:
+        ends.set()  # an interrupt: what is not begun yet stays so
+        for thread in threads:
+            thread.join()
+        torch.set_num_threads(count)  # else every thread that begins later would compute alone, too
+    if faults:
+        raise faults[0]
 
 
 def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream: Stream) -> dict[str, torch.Tensor]:
@@ -80,16 +124,6 @@ def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream:
     if len(firsts) <= 1:
         list(map(add, firsts))  # a thread takes longer to begin
     else:
-        count = torch.get_num_threads()
-        try:
-            with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as threads:
-                list(threads.map(add, firsts))
-        except RuntimeError as error:
-            if is_from_elsewhere(error):
-                raise
-            # An interpreter that ends begins no threads, nor a machine that is full. What was done is done again alike.
-            list(map(add, firsts))
-        finally:
-            torch.set_num_threads(count)  # else every thread that begins later would compute alone, too
+        _side_by_side(add, firsts)
     parts = noisy.split([value.numel() for value in grad_sum.values()])
     return {name: part.view(value.shape) for (name, value), part in zip(grad_sum.items(), parts, strict=True)}
