@@ -255,6 +255,9 @@ HALF = [0, 1] * 500
         ([0.0] * 1000, [0, 2] * 500, {}, "members must be 1"),
         (["a"] * 1000, HALF, {}, "must be numbers"),
         ([1j] * 1000, HALF, {}, "must be numbers"),
+        (torch.zeros(1000, dtype=torch.complex64), HALF, {}, "must be numbers"),
+        ([0.0] * 999 + [np.ma.masked], HALF, {}, "must be numbers"),
+        ([0.0] * 1000, HALF, {"nominal_epsilon": 10**400}, "must be a number of fewer digits"),
         (np.zeros(1000, dtype="datetime64[s]"), HALF, {}, "must be numbers"),
         (np.ma.masked_equal(HALF, 1), HALF, {}, "must be numbers"),
         ([0.0] * 1000, np.ma.masked_equal(HALF, 1), {}, "must be numbers"),
@@ -339,6 +342,8 @@ def test_scores_are_taken_from_whatever_holds_numbers():
     asks_gradient = torch.tensor(scores, requires_grad=True)
     for given in (
         asks_gradient,
+        list(asks_gradient),
+        torch._neg_view(torch.tensor(-scores)),
         list(scores),
         scores.astype(np.longdouble),
         scores.astype(object),

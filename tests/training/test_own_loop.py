@@ -1,6 +1,7 @@
 """A training loop of one's own: its samples, its noise, and what its certificate says of them."""
 
 import json
+from decimal import Decimal
 
 import jsonschema
 import numpy as np
@@ -88,7 +89,9 @@ def test_each_update_is_released_once_and_no_more_than_are_stated(tmp_path):
     assert loop.finish().num_steps == 1
 
 
-@pytest.mark.parametrize("noise", ["2", None, 10**400, float("nan")])
+@pytest.mark.parametrize(
+    "noise", ["2", None, 10**400, float("nan"), Decimal("sNaN"), torch.ones(2), torch.tensor(1.0, device="meta")]
+)
 def test_a_mechanism_s_noise_is_a_number(noise):
     with pytest.raises(InputError, match="noise_multiplier must be finite"):
         sfumato.Mechanism(1000, 100, noise, 12)

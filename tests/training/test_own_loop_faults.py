@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 import sfumato
-from sfumato.errors import InputError, MachineError
+from sfumato.errors import InputError, MachineError, is_from_elsewhere
 from sfumato.run_folder.entries import releases
 from sfumato.run_folder.ledger import Ledger
 from sfumato.training.noise import add_noise
@@ -820,3 +821,32 @@ print(loop.finish().num_steps, *said)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.stdout.startswith("1 memory is too small to copy a sum") and done.stdout.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    "module, passes",
+    [("__main__", True), ("torch.utils.data._utils.signal_handling", True)]
+    + [(name, False) for name in ("sfumato.training.noise", "torch.nn.functional", "concurrent.futures.thread", "os")],
+)
+def test_whose_exception_it_is_follows_from_who_stands_in_its_traceback(module, passes):
+    """PyTorch's loader tells by a signal's handler that a worker died: amid anything."""
+
+    def raises():
+        raise RuntimeError
+
+    def calls(function):
+        function()
+
+    def caught(function, *arguments):
+        try:
+            function(*arguments)
+        except RuntimeError as error:
+            return is_from_elsewhere(error)
+        return None
+
+    def of(function, name):
+        named = {**globals(), "__name__": name}
+        return types.FunctionType(function.__code__, named, closure=function.__closure__)
+
+    first = of(caught, "sfumato.training.own_loop")
+    assert first(of(raises, module)) == first(of(calls, module), of(raises, "os")) == passes

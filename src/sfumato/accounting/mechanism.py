@@ -66,7 +66,7 @@ class Mechanism:
             )
         if self.num_steps < 0:
             raise InputError(f"num_steps must be at least 0, not {self.num_steps}.")
-        if self.sampling not in ("poisson", "shuffled"):
+        if not isinstance(self.sampling, str) or self.sampling not in ("poisson", "shuffled"):
             raise InputError(f'sampling must be "poisson" or "shuffled", not "{self.sampling}".')
         if self.images_per_unit < 1:
             raise InputError(f"a person has at least 1 image, not {self.images_per_unit}.")
@@ -110,7 +110,7 @@ def _whole(name: str, value: object) -> int:
     try:
         if not isinstance(value, bool):
             return operator.index(value)  # type: ignore[arg-type]
-    except TypeError as error:
+    except (TypeError, RuntimeError) as error:  # a tensor without numbers
         if is_from_elsewhere(error):
             raise
     raise InputError(f"{name} must be a whole number, not {str(value)[:40]}.")
@@ -124,7 +124,7 @@ def first_release_mu(first_release_noise: float | None) -> float:
 def _is_finite(number: object) -> bool:
     try:
         return math.isfinite(number)  # type: ignore[arg-type]
-    except (TypeError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         if is_from_elsewhere(error):
             raise
         return False

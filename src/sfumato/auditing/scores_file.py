@@ -30,7 +30,14 @@ def read_scores(path: Path) -> tuple[list[float], list[int]]:
             twice = [name for name in _COLUMNS if list(reader.fieldnames or []).count(name) > 1]
             if twice:
                 raise InputError(f"{path} has more than one column {twice[0]}. Leave one.")
-            rows = [(reader.line_num, row["score"], row["member"]) for row in reader]
+            rows = []
+            for row in reader:
+                if any("\n" in str(cell) for cell in row.values()):  # between two quotes, which belong to two lines
+                    raise InputError(
+                        f"{path}: a cell that ends in line {reader.line_num} holds several lines. Is a quote not closed? "
+                        "Mend it."
+                    )
+                rows.append((reader.line_num, row["score"], row["member"]))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}. Name a CSV file.") from None
     except UnicodeDecodeError:
