@@ -160,7 +160,7 @@ def test_a_membership_audit_that_is_stopped_says_how_to_go_on(capsys, tmp_path, 
         (
             "score,member,note",
             '1,1,"oops\n' + "0,0,a\n" * 20 + '1,1,a 5"',
-            "holds several lines. Is a quote not closed",
+            "several lines. Is a quote not closed",
         ),
         ("score,member,note", '1,1,"oops\n' + "0,0,a\n" * 50_000, "Is a quote not closed"),
     ],
