@@ -34,8 +34,8 @@ def read_scores(path: Path) -> tuple[list[float], list[int]]:
             for row in reader:
                 if any("\n" in str(cell) for cell in row.values()):  # between two quotes, which belong to two lines
                     raise InputError(
-                        f"{path}: the cell that ends in line {reader.line_num} has several lines. Is a quote not closed? "
-                        "Mend it."
+                        f"{path}: a cell that ends in line {reader.line_num} has several lines. Is a quote not closed?"
+                        " Mend it."
                     )
                 rows.append((reader.line_num, row["score"], row["member"]))
     except OSError as error:
