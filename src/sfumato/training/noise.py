@@ -77,9 +77,11 @@ def _side_by_side(work: Callable[[int], None], places: Iterable[int]) -> None:
             thread.join()
     finally:
         ends.set()  # an interrupt: what is not begun yet stays so
-        for thread in threads:
-            thread.join()
-        torch.set_num_threads(count)  # else every thread that begins later would compute alone, too
+        try:
+            for thread in threads:
+                thread.join()
+        finally:
+            torch.set_num_threads(count)  # else every thread that begins later would compute alone, too
     if faults:
         raise faults[0]
 

@@ -115,7 +115,7 @@ def sum_that_noise_fits(grad_sum: Any, noise_stddev: float) -> Mapping[str, torc
         for value in copied.values():
             value.flatten()[:1].cpu().numpy()  # what is one of several processes' parts has no numbers of its own
     except (RuntimeError, TypeError, ValueError) as error:  # nested, masked, lazy, or within a transform of torch.func
-        if is_from_elsewhere(error) or _is_of_memory(error):
+        if is_from_elsewhere(error) or _is_of_memory(error) or "CUDA error" in str(error):  # of an earlier kernel
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise InputError(f"the numbers of grad_sum cannot be read ({reason}). Give plain tensors.") from None
@@ -134,7 +134,9 @@ def memory_faults(what: str) -> Iterator[None]:
 
 
 def _is_of_memory(error: Exception) -> bool:
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    says = str(error)
+    is_said = "can't allocate memory" in says or "out of memory" in says
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or is_said
 
 
 def length(grad_sum: Mapping[str, torch.Tensor]) -> float:
