@@ -13,6 +13,7 @@ Accountant = Literal["pld", "rdp"]
 # Below, one step may spend half a million, and the numerics of it take memory without bound;
 # infinity is above that.
 LEAST_NOISE = 1e-3
+_LARGEST = 10**40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Mechanism:
             )
         if not (_is_finite(self.noise_multiplier) and self.noise_multiplier >= 0):
             raise InputError(
-                f"noise_multiplier must be finite and at least 0, not {str(self.noise_multiplier)[:40]}. "
+                f"noise_multiplier must be finite and at least 0, not {_shown(self.noise_multiplier)}. "
                 "Choose a positive one, or give a target_epsilon."
             )
         if self.num_steps < 0:
@@ -73,7 +74,7 @@ class Mechanism:
         first = self.first_release_noise
         if first is not None and not (_is_finite(first) and first > 0):
             raise InputError(
-                f"first_release_noise must be finite and above 0, not {str(first)[:40]}. Leave it out where "
+                f"first_release_noise must be finite and above 0, not {_shown(first)}. Leave it out where "
                 "there is no such release."
             )
 
@@ -108,12 +109,17 @@ class Mechanism:
 def _whole(name: str, value: object) -> int:
     """As Python has it, whatever library it comes from: a NumPy number overflows at 2^63."""
     try:
-        if not isinstance(value, bool):
-            return operator.index(value)  # type: ignore[arg-type]
+        found = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+        if found is not None and abs(found) < _LARGEST:
+            return found
     except (TypeError, RuntimeError) as error:  # a tensor without numbers
         if is_from_elsewhere(error):
             raise
-    raise InputError(f"{name} must be a whole number, not {str(value)[:40]}.")
+    raise InputError(f"{name} must be a whole number, not {_shown(value)}.")
+
+
+def _shown(value: object) -> str:
+    return "one of so many digits" if isinstance(value, int) and abs(value) >= _LARGEST else str(value)[:40]
 
 
 def first_release_mu(first_release_noise: float | None) -> float:

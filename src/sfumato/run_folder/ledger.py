@@ -155,7 +155,7 @@ class Ledger:
             facts: dict[str, Any] = stated if isinstance(stated, dict) else {}
             count, line, mac = (facts.get(name) for name in ("lines", "line", "mac"))
             own = self._head_mac(count, line)
-        except ValueError as error:  # damaged, or with numbers that are none
+        except (ValueError, RecursionError) as error:  # damaged, or with numbers that are none
             if is_from_elsewhere(error):
                 raise
             return 0, None

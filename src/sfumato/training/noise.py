@@ -1,17 +1,19 @@
 """The noise of an update: Gaussian, of the claimed scale, from the run's key."""
 
+import _thread
+import collections
+import contextlib
 import math
-import threading
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
+from sfumato.errors import is_from_elsewhere
 from sfumato.randomness import Stream
 
 _GRID_BITS = 12
-_NO_THREAD = ("can't start new thread", "can't create new thread at interpreter shutdown")
 # Coordinates whose noise comes from consecutive words, half of them radii and half angles.
 _BLOCK = 4096
 # Coordinates that are computed at once: on a CPU few enough to stay in a core's cache, on a GPU
@@ -40,50 +42,57 @@ def standard_normal(words: np.ndarray, device: torch.device | str = "cpu") -> to
     return torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)
 
 
-def _side_by_side(work: Callable[[int], None], places: Iterable[int]) -> None:
-    """Calls ``work`` for each place, in as many threads as PyTorch uses, each of which computes alone.
+def _side_by_side(add: Callable[[int, torch.Tensor], None], firsts: Sequence[int], into: torch.Tensor) -> torch.Tensor:
+    """Has every piece of a tensor filled in, by as many threads as PyTorch uses, each of which computes alone.
 
-    Where no thread can be begun any more (an interpreter that ends, a machine that is full), this one does it.
+    This thread answers for every piece: what it did not see done it does itself. So nothing depends on threads that
+    cannot be begun (an interpreter that ends, a full machine), die, or hang.
+
+    Args:
+        add: Is given a piece's first place and the tensor; it may fill in one piece several times, alike.
+        firsts: Of all pieces.
+        into: Which is given up to late threads if one does not end in time.
+
+    Returns:
+        The tensor, to which nobody writes any more.
     """
-    left, faults, ends, count = iter(places), [], threading.Event(), torch.get_num_threads()
-    one_at_a_time = threading.Lock()
+    left, done, count = collections.deque(firsts), set[int](), torch.get_num_threads()
 
     def take() -> None:
-        torch.set_num_threads(1)
-        try:
-            while not ends.is_set():
-                with one_at_a_time:
-                    place = next(left, None)
-                if place is None:
-                    return
-                work(place)
-        except BaseException as fault:
-            faults.append(fault)
+        with contextlib.suppress(IndexError):
+            while True:
+                first = left.popleft()
+                add(first, into)
+                done.add(first)
 
-    threads: list[threading.Thread] = []
+    def help_out() -> None:
+        with contextlib.suppress(BaseException):  # what it did not do is done, or fails, in the thread that waits
+            take()
+
+    begun = time.perf_counter()
     try:
-        for _ in range(count):
-            thread = threading.Thread(target=take)
+        torch.set_num_threads(1)
+        for _ in range(count - 1):
             try:
-                thread.start()
+                # Not by `threading`, which waits until the new thread tells that it runs.
+                _thread.start_new_thread(help_out, ())
             except RuntimeError as error:
-                if str(error) not in _NO_THREAD:
+                if is_from_elsewhere(error):
                     raise
                 break
-            threads.append(thread)
-        if not threads:
-            take()
-        for thread in threads:
-            thread.join()
+        take()
+        until = 2 * time.perf_counter() - begun  # what others began should not take longer than all until now
+        while len(done) < len(firsts) and time.perf_counter() < until:
+            time.sleep(1e-4)
+        missing = [first for first in firsts if first not in done]
+        if missing:
+            into = into.clone()
+        for first in missing:
+            add(first, into)
     finally:
-        ends.set()  # an interrupt: what is not begun yet stays so
-        try:
-            for thread in threads:
-                thread.join()
-        finally:
-            torch.set_num_threads(count)  # else every thread that begins later would compute alone, too
-    if faults:
-        raise faults[0]
+        left.clear()  # an interrupt: what is not begun yet stays so
+        torch.set_num_threads(count)
+    return into
 
 
 def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream: Stream) -> dict[str, torch.Tensor]:
@@ -106,26 +115,28 @@ def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream:
     """
     grid = 2.0 ** (math.floor(math.log2(noise_stddev)) - _GRID_BITS)
     flat = torch.cat([value.detach().flatten() for value in grad_sum.values()])
-    noisy = torch.empty(flat.shape, dtype=torch.float32, device=flat.device)
+    # Not what lay in memory, which may be the sum.
+    noisy = torch.full(flat.shape, math.nan, dtype=torch.float32, device=flat.device)
 
     # The caller's: a thread has a queue of the GPU and a mode of its own.
     queue = torch.cuda.current_stream(flat.device) if flat.is_cuda else None
     inference = torch.is_inference_mode_enabled()
 
-    def add(first: int) -> None:
+    def add(first: int, into: torch.Tensor) -> None:
         part = flat[first : first + piece]
         num_words = -(-len(part) // _BLOCK) * _BLOCK
         words = stream.words_at(first, num_words).reshape(-1, 2, _BLOCK // 2)
-        with torch.inference_mode(inference), nullcontext() if queue is None else torch.cuda.stream(queue):
+        with torch.inference_mode(inference), contextlib.nullcontext() if queue is None else torch.cuda.stream(queue):
             noise = standard_normal(words, flat.device).flatten()[: len(part)]
-            noisy[first : first + piece] = noise.mul_(noise_stddev).add_(part).div_(grid).round_().mul_(grid)
+            into[first : first + piece] = noise.mul_(noise_stddev).add_(part).div_(grid).round_().mul_(grid)
 
     piece = _CPU_PIECE if flat.device.type == "cpu" else _GPU_PIECE
     firsts = range(0, len(flat), piece)
-    # Each thread computes alone. Which coordinate gets which noise does not depend on their number.
+    # Which coordinate gets which noise does not depend on the number of threads.
     if len(firsts) <= 1:
-        list(map(add, firsts))  # a thread takes longer to begin
+        for first in firsts:  # a thread takes longer to begin
+            add(first, noisy)
     else:
-        _side_by_side(add, firsts)
+        noisy = _side_by_side(add, firsts, noisy)
     parts = noisy.split([value.numel() for value in grad_sum.values()])
     return {name: part.view(value.shape) for (name, value), part in zip(grad_sum.items(), parts, strict=True)}

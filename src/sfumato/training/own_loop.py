@@ -17,7 +17,7 @@ import torch
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.accounting.reach import refuse_beyond_reach
 from sfumato.data.sampling import poisson_batch
-from sfumato.errors import InputError, MachineError
+from sfumato.errors import InputError, MachineError, is_from_elsewhere
 from sfumato.planning.claims import claims_of
 from sfumato.randomness import Stream, Streams, new_key, run_id, subkey
 from sfumato.run_folder.entries import (
@@ -394,7 +394,9 @@ class OwnLoop:
         path = self._path(CERTIFICATE_FILE)
         try:
             stated = read_json(path) if is_there(path) else {}
-        except InputError:
+        except InputError as error:
+            if is_from_elsewhere(error):
+                raise
             raise InputError(
                 f"{path} is damaged, so it does not tell whether an older copy of the ledger was put back. Restore it; "
                 "if no copy was put back since the last release, delete it."

@@ -8,7 +8,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from sfumato.errors import InputError
+from sfumato.errors import InputError, is_from_elsewhere
 from sfumato.run_folder.files import is_there, machine_faults, read_json, write_json
 
 SAMPLE_FILE = "sample.json"
@@ -87,6 +87,8 @@ def _read(path: Path) -> dict[str, Any]:
     """Empty where it is missing or damaged."""
     try:
         found = read_json(path)
-    except InputError:
+    except InputError as error:
+        if is_from_elsewhere(error):
+            raise
         found = None
     return found if isinstance(found, dict) else {}
