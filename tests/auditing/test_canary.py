@@ -157,7 +157,7 @@ def test_forty_sound_audits_are_accused_no_more_often_than_stated():
         ({"num_games": 10**400}, "num_games must be a whole number, from 1 to"),
         ({"sampling_prob": "0.1"}, "sampling_prob must be a number"),
         ({"epsilon": None}, "epsilon must be a number"),
-        ({"epsilon": 1e-17}, "epsilon must be at least 1e-09"),
+        ({"epsilon": 1e-17}, "epsilon must be at least 1e-9"),
         ({"delta": 1e-320}, "delta must lie"),
         ({"epsilon": True}, "^epsilon must be a number"),
         ({"num_steps": 10**8}, "do not fit into memory"),

@@ -652,7 +652,7 @@ def test_a_process_that_goes_on_in_the_background_opens_its_folder_again(tmp_pat
     process = multiprocessing.get_context("spawn").Process(target=goes_on_in_the_background, args=(tmp_path,))
     process.start()
     process.join()
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while written(tmp_path).status != "complete" and time.monotonic() < until:
         time.sleep(0.05)
     assert written(tmp_path).status == "complete" and written(tmp_path).num_steps == 2

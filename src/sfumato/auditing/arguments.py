@@ -61,7 +61,7 @@ def target(epsilon: Any) -> float:
     found = number("epsilon", epsilon)
     if not found >= _LEAST_TARGET:
         raise InputError(
-            f"epsilon must be at least {_LEAST_TARGET:g}, not {found}: noise is solved for it, and where nothing is "
+            f"epsilon must be at least 1e-9, not {found}: noise is solved for it, and where nothing is "
             "learnt no attack can show anything."
         )
     return found
