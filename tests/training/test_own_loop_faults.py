@@ -642,7 +642,14 @@ def goes_on_in_the_background(folder):
         os._exit(0)  # as a daemon's parent does
     while os.getppid() == parent:
         time.sleep(0.01)
-    again = begin(folder)
+    again = None
+    while again is None:
+        try:
+            again = begin(folder)
+        except InputError as error:  # a thread of the parent's may still end, which holds its files
+            if "another process" not in str(error):
+                raise
+            time.sleep(0.01)
     release(again, 1)
     again.finish()
     os._exit(0)
