@@ -90,20 +90,27 @@ def certificate(
     return Certificate(
         **dict(claims(plan, mechanism)),
         status=status,
-        sampling=mechanism.sampling,
-        noise_multiplier=mechanism.noise_multiplier,
-        sampling_prob=mechanism.sampling_prob,
-        batch_size=mechanism.batch_size,
-        num_examples=mechanism.num_examples,
-        num_steps=mechanism.num_steps,
+        **counted(mechanism, ledger),
         clipping_norm=privacy.clipping_norm if privacy else None,
-        first_release_noise=mechanism.first_release_noise,
-        run_id=ledger.lines[0]["run_id"],
-        ledger_lines=len(ledger.lines),
-        ledger_head=ledger.head,
         public_inputs=public,
         not_covered=not_covered(plan),
     )
+
+
+def counted(mechanism: Mechanism, ledger: Ledger) -> dict[str, Any]:
+    """The mechanism as a certificate states it, and the ledger that it was counted on."""
+    return {
+        "sampling": mechanism.sampling,
+        "noise_multiplier": mechanism.noise_multiplier,
+        "sampling_prob": mechanism.sampling_prob,
+        "batch_size": mechanism.batch_size,
+        "num_examples": mechanism.num_examples,
+        "num_steps": mechanism.num_steps,
+        "first_release_noise": mechanism.first_release_noise,
+        "run_id": ledger.lines[0]["run_id"],
+        "ledger_lines": len(ledger.lines),
+        "ledger_head": ledger.head,
+    }
 
 
 def finished(claim: Certificate, weights: Path, day: str | None) -> Certificate:

@@ -6,7 +6,7 @@ from typing import Literal
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.accounting.rounding import epsilon_text
 from sfumato.planning.claims import claims_of
-from sfumato.run_folder.certificate import OTHER_RUNS, PERSONS, RUNNING_TIME, SEVERAL_IMAGES, UNSEARCHED
+from sfumato.run_folder.certificate import OTHER_RUNS, PERSONS, RUNNING_TIME, SEVERAL_IMAGES, UNSEARCHED, counted
 from sfumato.run_folder.entries import spent_mechanism
 from sfumato.run_folder.ledger import Ledger
 from sfumato.run_folder.record import LoopCertificate
@@ -56,16 +56,8 @@ def loop_certificate(
     return LoopCertificate(
         **dict(claims_of(mechanism, terms.delta, terms.accountant)),
         status=status,
-        sampling=mechanism.sampling,
-        noise_multiplier=mechanism.noise_multiplier,
-        sampling_prob=mechanism.sampling_prob,
-        batch_size=mechanism.batch_size,
-        num_examples=mechanism.num_examples,
-        num_steps=mechanism.num_steps,
+        **counted(mechanism, ledger),
         clipping_norm=terms.clipping_norm,
-        run_id=ledger.lines[0]["run_id"],
-        ledger_lines=len(ledger.lines),
-        ledger_head=ledger.head,
         not_covered=[
             OF_THE_LOOP,
             stopped,
