@@ -635,6 +635,7 @@ def test_a_loop_that_was_killed_is_opened_again_though_its_children_live(tmp_pat
 
 
 def goes_on_in_the_background(folder):
+    torch.set_num_threads(2)  # of which the forked process has one
     loop = begin(folder)
     release(loop, 1)
     parent = os.getpid()

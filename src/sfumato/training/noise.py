@@ -71,8 +71,8 @@ def _side_by_side(add: Callable[[int, torch.Tensor], None], firsts: Sequence[int
 
     begun = time.perf_counter()
     try:
-        torch.set_num_threads(1)
-        for _ in range(count - 1):
+        torch.set_num_threads(1)  # in a forked process a library's threads are missing, and would be waited for
+        for _ in range(min(count, len(firsts)) - 1):
             try:
                 # Not by `threading`, which waits until the new thread tells that it runs.
                 _thread.start_new_thread(help_out, ())
@@ -131,12 +131,7 @@ def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream:
             into[first : first + piece] = noise.mul_(noise_stddev).add_(part).div_(grid).round_().mul_(grid)
 
     piece = _CPU_PIECE if flat.device.type == "cpu" else _GPU_PIECE
-    firsts = range(0, len(flat), piece)
     # Which coordinate gets which noise does not depend on the number of threads.
-    if len(firsts) <= 1:
-        for first in firsts:  # a thread takes longer to begin
-            add(first, noisy)
-    else:
-        noisy = _side_by_side(add, firsts, noisy)
+    noisy = _side_by_side(add, range(0, len(flat), piece), noisy)
     parts = noisy.split([value.numel() for value in grad_sum.values()])
     return {name: part.view(value.shape) for (name, value), part in zip(grad_sum.items(), parts, strict=True)}
