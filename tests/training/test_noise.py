@@ -19,7 +19,7 @@ def noise_of(count, stddev, **shapes):
 
 def normals(words):
     """Of one block: radii first, angles after."""
-    return standard_normal(words.reshape(1, 2, -1)).flatten()
+    return standard_normal(words.reshape(1, 2, -1)).reshape(-1)
 
 
 @pytest.mark.parametrize("stddev", [0.3, 1.0, 7.7])
@@ -32,7 +32,7 @@ def test_noise_has_the_claimed_scale_and_five_per_cent_more_or_less_would_be_see
 
 
 def test_noise_is_normal_up_to_its_tails():
-    values = normals(Stream(new_key()).uint64(1_000_000)).numpy()
+    values = normals(Stream(new_key()).uint64(1_000_000))
     assert stats.kstest(values, "norm").pvalue > 1e-6
     for threshold in (3.0, 4.0):
         expected = 2e6 * stats.norm.sf(threshold)
@@ -58,7 +58,7 @@ def test_both_words_give_all_of_their_bits():
 
 
 def test_coordinates_are_independent_also_between_the_two_halves_of_box_muller():
-    values = normals(Stream(new_key()).uint64(200_000)).numpy()
+    values = normals(Stream(new_key()).uint64(200_000))
     first, second = values[:100_000], values[100_000:]
     for a, b in ((first, second), (first**2, second**2), (values[1:], values[:-1])):
         assert abs(np.corrcoef(a, b)[0, 1]) < 6 / np.sqrt(len(a))
@@ -88,10 +88,10 @@ def test_released_sums_lie_on_a_grid_so_that_low_bits_tell_nothing():
 
 def test_no_word_of_the_stream_serves_two_coordinates():
     """Every coordinate from words of its own: across pieces, blocks and halves, however many there are."""
-    count = 3 * noise._CPU_PIECE + 5
+    count = 3 * noise._PIECE + 5
     values = noise_of(count, 1.0)["weight"]
     assert len(values.unique()) > count / 20  # values lie on a grid
-    for distance in (noise._BLOCK // 2, noise._BLOCK, noise._CPU_PIECE, 2 * noise._CPU_PIECE):
+    for distance in (noise._BLOCK // 2, noise._BLOCK, noise._PIECE, 2 * noise._PIECE):
         a, b = values[distance:].double(), values[:-distance].double()
         for first, second in ((a, b), (a.square() - 1, b.square() - 1)):
             assert abs(float((first * second).mean())) < 6 * 2 / len(a) ** 0.5
@@ -102,7 +102,7 @@ def test_neither_threads_nor_pieces_decide_which_noise_a_coordinate_gets(monkeyp
     key, zeros = new_key(), {"weight": torch.zeros(200_001), "bias": torch.zeros(7)}
     expected = add_noise(zeros, 1.0, Stream(key))
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(noise, "_CPU_PIECE", threads * noise._BLOCK)
+    monkeypatch.setattr(noise, "_PIECE", threads * noise._BLOCK)
     again = add_noise(zeros, 1.0, Stream(key))
     assert all(again[name].equal(expected[name]) for name in zeros)
 
@@ -125,11 +125,6 @@ def never(function, arguments):
     """A thread that was begun, and never came to run."""
 
 
-def dies(function, arguments):
-    """One that ends amid its first piece."""
-    torch.set_num_threads(1)
-
-
 def late(function, arguments):
     """One that takes a piece, and writes it long after all others."""
 
@@ -144,7 +139,7 @@ def cannot(function, arguments):
     raise RuntimeError("can't start new thread")
 
 
-@pytest.mark.parametrize("begins", [never, dies, late, of_the_system(cannot)])
+@pytest.mark.parametrize("begins", [never, late, of_the_system(cannot)])
 def test_noise_is_whole_whatever_becomes_of_the_threads_that_help(monkeypatch, begins):
     """The thread that releases answers for every number; nobody writes to what it returned."""
     sums, stream = {"a": torch.zeros(150_000), "b": torch.ones(150_000)}, Streams(bytes(32), {}, {}).stream("noise", 1)
@@ -168,11 +163,11 @@ def test_noise_is_whole_whatever_becomes_of_the_threads_that_help(monkeypatch, b
 def test_a_helping_thread_that_hangs_amid_a_piece_is_not_waited_for_long_and_writes_nothing_later(monkeypatch):
     real, waits, slow = noise.standard_normal, threading.Event(), set()
 
-    def hangs(words, device):
+    def hangs(words):
         if threading.current_thread() is not threading.main_thread() and not slow:
             slow.add(1)
             waits.wait(20)
-        return real(words, device)
+        return real(words)
 
     sums, stream = {"a": torch.zeros(400_000)}, Streams(bytes(32), {}, {}).stream("noise", 1)
     expected = add_noise(sums, 1.0, stream)["a"]

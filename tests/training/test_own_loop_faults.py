@@ -666,8 +666,69 @@ def test_a_process_that_goes_on_in_the_background_opens_its_folder_again(tmp_pat
     assert written(tmp_path).status == "complete" and written(tmp_path).num_steps == 2
 
 
+FORKS = """
+import os, sys, numpy as np, torch, sfumato
+from sfumato import OwnLoop
+from sfumato.errors import InputError
+
+def begin(folder):
+    return OwnLoop(folder, sfumato.Mechanism(1000, 100, 2.0, 4), clipping_norm=1.0, delta=1e-5)
+
+def release(loop, size):
+    loop.batch(1)
+    assert loop.release(1, {"a": torch.from_numpy(np.zeros(size, np.float32))}, sensitivity=1.0)["a"].numpy().std() > 0.1
+
+def log():
+    torch.log(torch.ones(784))
+
+"""
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ("release(begin(folder + '1'), 10)", "log()"),
+        ("release(begin(folder + '1'), 500_000)", "log()"),
+        ("", "release(begin(folder + '2'), 500_000)"),
+        ("", "release(begin(folder + '2'), 10)"),
+    ],
+)
+def test_a_release_neither_waits_for_threads_that_a_fork_left_behind_nor_leaves_others_waiting(tmp_path, before, after):
+    """PyTorch's own threads are missing in a forked process. What works there without a release works after one."""
+    program = (
+        FORKS
+        + f"""
+folder = {str(tmp_path / "run")!r}
+torch.ones(3_000_000).exp()
+{before}
+if (child := os.fork()) == 0:
+    {after}
+    os._exit(0)
+sys.exit(os.waitpid(child, 0)[1])
+"""
+    )
+    free = {name: value for name, value in os.environ.items() if not name.startswith(("OMP", "MKL"))}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=free)
+    assert done.returncode == 0, done.stderr
+
+
+ONE = torch.full((3, 5), 1.0)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.zeros(2)[::2], torch.zeros(0)[::2], ONE[:1, 2], torch.ones(()).expand(1), ONE[:, :1].T[:, :1], ONE[:, 2]]
+    + [torch.view_as_complex(torch.ones(1, 2)).real, torch.ones(1, 1).double().diagonal(), ONE.expand(2, 3, 5)],
+)
+def test_a_sum_may_lie_in_memory_as_it_will(tmp_path, value):
+    loop = begin(tmp_path)
+    loop.batch(1)
+    noisy = loop.release(1, {"weight": value, "bias": torch.zeros(1)}, sensitivity=1.0)
+    assert noisy["weight"].shape == value.shape and noisy["weight"].isfinite().all()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file closed by the collector
-@pytest.mark.parametrize("kind", [TimeoutError, OSError, RuntimeError, ValueError, TypeError, KeyError])
+@pytest.mark.parametrize("kind", [TimeoutError, OSError, RuntimeError, ValueError, TypeError, LookupError])
 @pytest.mark.parametrize("call", ["open", "batch", "release", "finish"])
 def test_what_a_signal_s_handler_raises_passes_as_it_is(tmp_path, call, kind):
     """At every seventh line of the package, or fewer. An alarm's handler often raises TimeoutError, an OSError."""

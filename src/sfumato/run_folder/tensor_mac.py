@@ -23,5 +23,6 @@ def tensor_mac(key: bytes, facts: Any, tensors: Mapping[str, torch.Tensor]) -> s
     header = canonical([facts, [[name, str(value.dtype), list(value.shape)] for name, value in tensors.items()]])
     mac = hmac.new(key, len(header).to_bytes(8, "little") + header, hashlib.sha256)
     for value in tensors.values():
-        mac.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        flat = value.detach().cpu().contiguous().as_strided((value.numel(),), (1,))  # one number may have any stride
+        mac.update(flat.view(torch.uint8).numpy().data)
     return mac.hexdigest()

@@ -224,7 +224,7 @@ class OwnLoop:
             )
         most = above_zero("sensitivity", sensitivity)
         noise_stddev = self._mechanism.noise_multiplier * most
-        whole = sum_that_noise_fits(grad_sum, noise_stddev)
+        whole, device = sum_that_noise_fits(grad_sum, noise_stddev)
         if not length(whole) <= self._waiting.size * most * 1.001:
             raise InputError(
                 "the sum is longer than the examples of its sample can make it, or not finite: they were not clipped "
@@ -240,6 +240,7 @@ class OwnLoop:
         # A key of its own for each, and bound to the sum: a process that was copied whole may draw the same key.
         streams = Streams(new_key(), context={}, session={"number": self._session})
         noisy = add_noise(whole, noise_stddev, streams.stream("noise", self._num_noises, sum_mac=sum_mac))
+        noisy = {name: value.to(device) for name, value in noisy.items()}
         self._last_step, self._waiting = number, None
         return noisy
 

@@ -75,8 +75,9 @@ def refuse_other_files(folder: Path) -> None:
         )
 
 
-def sum_that_noise_fits(grad_sum: Any, noise_stddev: float) -> Mapping[str, torch.Tensor]:
-    """A copy of a sum, which nobody else writes to: not through shared memory either, as a process that was forked off.
+def sum_that_noise_fits(grad_sum: Any, noise_stddev: float) -> tuple[dict[str, torch.Tensor], torch.device]:
+    """A copy of a sum on the CPU, which nobody else writes to: not through shared memory either, as a process that was
+    forked off. And the device of the sum.
 
     Raises:
         InputError: If noise cannot be added to it.
@@ -110,16 +111,14 @@ def sum_that_noise_fits(grad_sum: Any, noise_stddev: float) -> Mapping[str, torc
             "gradients are of usual size."
         )
     try:
-        copied = {name: value.detach().clone() for name, value in grad_sum.items()}
-        length(copied)
-        for value in copied.values():
-            value.flatten()[:1].cpu().numpy()  # what is one of several processes' parts has no numbers of its own
+        # By NumPy: a process that was forked waits for PyTorch's threads without end.
+        copied = {name: torch.from_numpy(np.array(value.numpy(force=True))) for name, value in grad_sum.items()}
     except (RuntimeError, TypeError, ValueError) as error:  # nested, masked, lazy, or within a transform of torch.func
         if is_from_elsewhere(error) or _is_of_memory(error) or "CUDA error" in str(error):  # of an earlier kernel
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise InputError(f"the numbers of grad_sum cannot be read ({reason}). Give plain tensors.") from None
-    return copied
+    return copied, next(iter(grad_sum.values())).device
 
 
 @contextlib.contextmanager
@@ -140,8 +139,9 @@ def _is_of_memory(error: Exception) -> bool:
 
 
 def length(grad_sum: Mapping[str, torch.Tensor]) -> float:
-    """The L2 norm, in float64; NaN where a number is none."""
-    return math.sqrt(sum(float(value.detach().double().square().sum()) for value in grad_sum.values()))
+    """The L2 norm of tensors on the CPU, in float64; NaN where a number is none."""
+    with np.errstate(all="ignore"):
+        return math.sqrt(sum(float(np.square(value.numpy(), dtype=np.float64).sum()) for value in grad_sum.values()))
 
 
 def integer(name: str, value: Any) -> int:

@@ -164,7 +164,7 @@ FAULTS: tuple[Fault, ...] = (
 
 _ZEROS = "randomness.Streams(bytes(32), {}, {})"
 _CLAMP, _TENSORS = "torch.clamp(1 / norms, max=1 / self.clipping_norm)", "zip(grad_sum.items(), parts, strict=True)}"
-_UPDATE, _RADIUS = "self.state.update(released, step)", ".mul_(-2).sqrt_()"
+_UPDATE, _RADIUS = "self.state.update(released, step)", "np.sqrt(-2 * np.log(uniform))"
 
 MORE: tuple[Fault, ...] = (
     Fault(
@@ -273,7 +273,7 @@ MORE: tuple[Fault, ...] = (
     ),
     Fault(
         "noise that is not Gaussian, of the right scale",
-        (Edit("training.noise:standard_normal", "radius * torch.cos(angle)", "angle * (3**0.5 / math.pi)"),),
+        (Edit("training.noise:standard_normal", "radius * np.cos(angle)", "angle * (3**0.5 / math.pi)"),),
         "release",
     ),
     Fault(
@@ -305,12 +305,12 @@ MORE: tuple[Fault, ...] = (
     ),
     Fault(
         "the same noise in both halves of a block",
-        (Edit("training.noise:standard_normal", "torch.sin(angle)", "torch.cos(angle)"),),
+        (Edit("training.noise:standard_normal", "np.sin(angle)", "np.cos(angle)"),),
         "release",
     ),
     Fault(
         "tails of the noise cut at two standard deviations",
-        (Edit("training.noise:standard_normal", _RADIUS, _RADIUS + ".clamp_(max=2.0)"),),
+        (Edit("training.noise:standard_normal", _RADIUS, _RADIUS + ".clip(max=2.0)"),),
         "release",
     ),
     Fault(
