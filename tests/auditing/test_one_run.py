@@ -622,6 +622,30 @@ def test_while_the_key_is_kept_weights_are_those_of_the_last_checkpoint(tmp_path
     assert before.num_games == 60
 
 
+def test_while_the_key_is_kept_an_older_checkpoint_is_not_the_end_of_the_run(tmp_path):
+    """Nor are its weights, though the certificate bears their digest."""
+    folder = tmp_path / "run"
+    every = recipe(run__keep_key=True, training__microbatch_size=32, training__checkpoint_every=1)
+    sfumato.train(every, folder, progress=Progress())
+    path, (older, newest) = folder / "model.safetensors", sorted((folder / "checkpoints").iterdir())
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    held = load_file(older)
+    weights = {
+        name.removeprefix(prefix): value
+        for prefix in ("model.", "ema.0.")
+        for name, value in held.items()
+        if name.startswith(prefix)
+    }
+    save_file(weights, path, metadata)
+    claim = json.loads((folder / "privacy.json").read_text())
+    claim["weights_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (folder / "privacy.json").write_text(json.dumps(claim))
+    newest.unlink()
+    with pytest.raises(InputError, match="end before its last update"):
+        sfumato.audit_one_run(folder)
+
+
 def test_what_forty_canaries_show_is_not_called_out_of_reach():
     """At this delta more canaries show less: powers of two alone would miss it."""
     took_part = np.arange(40) < 20

@@ -163,6 +163,8 @@ def test_a_membership_audit_that_is_stopped_says_how_to_go_on(capsys, tmp_path, 
             "several lines. Is a quote not closed",
         ),
         ("score,member,note", '1,1,"oops\n' + "0,0,a\n" * 50_000, "Is a quote not closed"),
+        ("score,member", '1,1,"oops\n' + "0,0,a\n" * 20 + '1,1,a"', "several lines. Is a quote not closed"),
+        ("score,member", '1,1,"oops\r0,0,a\r1,1,a"', "several lines. Is a quote not closed"),
     ],
 )
 def test_a_table_that_is_none_is_refused_in_one_line(capsys, tmp_path, header, row, words):

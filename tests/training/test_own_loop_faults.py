@@ -676,7 +676,8 @@ def begin(folder):
 
 def release(loop, size):
     loop.batch(1)
-    assert loop.release(1, {"a": torch.from_numpy(np.zeros(size, np.float32))}, sensitivity=1.0)["a"].numpy().std() > 0.1
+    zeros = torch.from_numpy(np.zeros(size, np.float32))
+    assert loop.release(1, {"a": zeros}, sensitivity=1.0)["a"].numpy().std() > 0.1
 
 def log():
     torch.log(torch.ones(784))

@@ -185,7 +185,7 @@ def require_enough(num_members: int, num_non_members: int, confidence: float, de
     )
     raise InputError(
         f"{num_members:,} games with the example and {num_non_members:,} without are too few for confidence "
-        f"{confidence:g} at delta {rounding.delta_text(delta)}: an attack that is never wrong would show nothing. "
+        f"{confidence:.12g} at delta {rounding.delta_text(delta)}: an attack that is never wrong would show nothing. "
         f"{remedy}."
     )
 

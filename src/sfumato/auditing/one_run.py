@@ -73,7 +73,7 @@ def audit_guesses(
         enough = _needed(0.0, delta, error)
         remedy = f"Train with {enough:,} (audit.canaries), or claim" if enough else "Claim"
         raise InputError(
-            f"{count:,} canaries at delta {rounding.delta_text(delta)} and confidence {confidence:g}: an attack that "
+            f"{count:,} canaries at delta {rounding.delta_text(delta)} and confidence {confidence:.12g}: an attack that "
             f"is never wrong would show nothing. {remedy} a smaller delta."
         )
     half = num_guesses(count) // 2

@@ -76,7 +76,7 @@ def render(found: AuditResult, scores: Any, members: Any) -> str:
         "header",
         element("p", "Sfumato audit", class_="kicker"),
         element("h1", title),
-        element("p", f"{games}. Each bound holds with confidence {100 * found.confidence:g} %.", class_="lead"),
+        element("p", f"{games}. Each bound holds with confidence {100 * found.confidence:.12g} %.", class_="lead"),
     )
     sections = [_verdict(found), _curve(found, inside, outside), _scores(found, inside, outside), _bounds(found)]
     return whole_page(f"{title} · Sfumato audit", header, *sections)

@@ -32,7 +32,9 @@ def read_scores(path: Path) -> tuple[list[float], list[int]]:
                 raise InputError(f"{path} has more than one column {twice[0]}. Leave one.")
             rows = []
             for row in reader:
-                if any("\n" in str(cell) for cell in row.values()):  # between two quotes, which belong to two lines
+                cells = [*row.values(), *row.get(None, ())]  # the last: beyond the first line's names
+                # Between two quotes, which belong to two lines.
+                if any(isinstance(cell, str) and ("\n" in cell or "\r" in cell) for cell in cells):
                     raise InputError(
                         f"{path}: a cell that ends in line {reader.line_num} has several lines. Is a quote not closed?"
                         " Mend it."

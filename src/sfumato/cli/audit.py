@@ -206,7 +206,7 @@ def _print(found: "AuditResult | OneRunResult", json_: bool) -> None:
     for bound in found.bounds:
         value = f"epsilon is at least {lower_epsilon_text(bound.epsilon)}" if bound.epsilon else "shows nothing"
         assumes = "assumes nothing of the mechanism" if bound.assumption == "none" else f"assumes: {bound.assumption}"
-        output.say(f"{bound.name:<16}{value} (confidence {100 * found.confidence:g} %); {assumes}")
+        output.say(f"{bound.name:<16}{value} (confidence {100 * found.confidence:.12g} %); {assumes}")
         if isinstance(bound, GuessBound):
             output.say(f"{bound.num_right} of {bound.num_guesses} guesses are right, the surest of {found.num_games}")
     power = found.power

@@ -143,7 +143,7 @@ class Result(ResultClaims):
     run: str
     held_out: Literal["test", "valid"]
     accuracy: float
-    accuracy_interval: list[float] | None
+    accuracy_interval: Annotated[list[float], pydantic.Field(min_length=2, max_length=2)] | None
     accuracy_last: float
     accuracy_top5: float | None
     test_accuracy: float | None = None

@@ -124,7 +124,7 @@ def _resume(folder: Path, plan: Plan, dataset, environment: dict[str, Any], ledg
 
 def authenticated(folder: Path, plan: Plan, dataset) -> tuple[Ledger, Checkpoint]:
     """Ledger and newest checkpoint of a run that says it is complete while its key is still there.
-    Nothing is written.
+    Nothing is written. Without a dataset (None) the images are not looked at.
 
     Raises:
         InputError: If one is not of this key, the recipe or the images are others, or the ledger or
@@ -171,7 +171,7 @@ def _authentic_checkpoint(folder: Path, plan: Plan, dataset, ledger: Ledger, key
             "recorded: lines were removed, so what was spent is not known. Restore the ledger "
             "from a copy, or start a new run."
         )
-    if not hmac.compare_digest(facts["data_digest"], data_digest(key, dataset)):
+    if dataset is not None and not hmac.compare_digest(facts["data_digest"], data_digest(key, dataset)):
         raise InputError(
             "the training images changed since this run began (one was added, removed, altered, "
             "relabelled or reordered): going on would reuse its noise on other data. Restore the "

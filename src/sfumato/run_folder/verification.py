@@ -15,7 +15,6 @@ from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.json_record import Record
 from sfumato.planning.resolve import Plan, why_not_private
-from sfumato.run_folder import checkpoint as checkpoints
 from sfumato.run_folder import key_file, record
 from sfumato.run_folder import session as sessions
 from sfumato.run_folder.certificate import (
@@ -70,17 +69,19 @@ def verify_without_images(folder: Path) -> Certificate:
         InputError: Naming the file that does not belong, or that is missing or damaged.
     """
     ledger = Ledger.open(folder / "ledger.jsonl")
-    key = key_file.read_key(folder) if key_file.has_key(folder) else None
-    if key is None:
-        ledger.refuse_another_head()
+    has_key = key_file.has_key(folder)
+    if has_key:
+        ledger.appends_under(key_file.read_key(folder))
     else:
-        ledger.appends_under(key)
+        ledger.refuse_another_head()
     stated = record.read(folder / record.CERTIFICATE_FILE, Certificate)
     recipe = config.parse_resolved(config.read(folder / "recipe.toml"))
     _refuse_another(folder / record.CERTIFICATE_FILE, dict(stated.public_inputs), inputs_of_the_recipe(recipe))
-    verify(folder, _plan_of(recipe, stated.public_inputs, ledger), stated.public_inputs, ledger)
-    if key is not None:
-        _compare_weights(folder / "model.safetensors", checkpoints.load_newest(folder, key))
+    plan = _plan_of(recipe, stated.public_inputs, ledger)
+    verify(folder, plan, stated.public_inputs, ledger)
+    if has_key:
+        _, checkpoint = sessions.authenticated(folder, plan, None)
+        _compare_weights(folder / "model.safetensors", checkpoint)
     return stated
 
 
