@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -120,6 +122,22 @@ def test_a_membership_audit_states_what_it_ran_keeps_its_schema_and_goes_on(caps
     assert json_of(capsys, *membership, "--num-steps", "3")["winner"]["num_steps"] == 3
     status, out, _ = call(capsys, *membership, "--output", tmp_path / "fixed", "--fixed-batches")
     assert status == 0 and "without amplification by sampling" in out and "2 x 24 models" in out
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_canary_audit_that_is_stopped_says_so(tmp_path, sent):
+    command = [sys.executable, "-m", "sfumato", *CANARY[:-1], "4000000"]
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    process.stderr.readline()  # what it will do
+    time.sleep(1)
+    process.send_signal(sent)
+    assert process.communicate(timeout=120)[1].splitlines()[-1].startswith("interrupted; nothing is kept")
+    assert process.returncode == 1
 
 
 @pytest.mark.parametrize("keeps", [True, False])

@@ -676,7 +676,7 @@ def begin(folder):
 
 def release(loop, size):
     loop.batch(1)
-    zeros = torch.from_numpy(np.zeros(size, np.float32))
+    zeros = torch.from_numpy(np.zeros((size // 10, 5, 2), np.float32).transpose(1, 2, 0))
     assert loop.release(1, {"a": zeros}, sensitivity=1.0)["a"].numpy().std() > 0.1
 
 def log():

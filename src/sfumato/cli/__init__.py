@@ -6,6 +6,8 @@ import sys
 import traceback
 import warnings
 
+_INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
+
 
 def main() -> None:
     """Runs one command and ends the process: 0 done, 2 the input is wrong, 1 anything else."""
@@ -30,7 +32,10 @@ def run(arguments: list[str]) -> int:
         with collecting_rarely():
             from sfumato.cli.app import app
 
-            return app(arguments or ["--help"], prog_name="sfumato", standalone_mode=False) or 0
+            status = app(arguments or ["--help"], prog_name="sfumato", standalone_mode=False) or 0
+        if status == _INTERRUPTED:
+            raise KeyboardInterrupt
+        return status
     except InputError as error:
         return _fail(2, str(error))
     except (MachineError, MemoryError) as error:

@@ -61,18 +61,24 @@ def canary(
     into the data.
     """
     from sfumato.auditing.canary import audit_canary
+    from sfumato.training.interrupt import stop_on_sigterm
 
     kept = _Kept(page)
-    found = audit_canary(
-        epsilon=epsilon,
-        delta=delta,
-        num_steps=num_steps,
-        sampling_prob=sampling_prob,
-        num_games=num_games,
-        confidence=confidence,
-        report=output.note,
-        keep=kept,
-    )
+    try:
+        with stop_on_sigterm():
+            found = audit_canary(
+                epsilon=epsilon,
+                delta=delta,
+                num_steps=num_steps,
+                sampling_prob=sampling_prob,
+                num_games=num_games,
+                confidence=confidence,
+                report=output.note,
+                keep=kept,
+            )
+    except KeyboardInterrupt:
+        output.note("interrupted; nothing is kept of an audit by canaries. Give the same command again.")
+        raise typer.Exit(1) from None
     if not json_:
         output.say(
             f"{found.num_runs} runs of {found.games_per_run:,} canaries: {found.num_steps} updates, q "

@@ -111,8 +111,10 @@ def sum_that_noise_fits(grad_sum: Any, noise_stddev: float) -> tuple[dict[str, t
             "gradients are of usual size."
         )
     try:
-        # By NumPy: a process that was forked waits for PyTorch's threads without end.
-        copied = {name: torch.from_numpy(np.array(value.numpy(force=True))) for name, value in grad_sum.items()}
+        # By NumPy, row by row: a process that was forked waits for PyTorch's threads, which reorder, without end.
+        copied = {
+            name: torch.from_numpy(np.array(value.numpy(force=True), order="C")) for name, value in grad_sum.items()
+        }
     except (RuntimeError, TypeError, ValueError) as error:  # nested, masked, lazy, or within a transform of torch.func
         if is_from_elsewhere(error) or _is_of_memory(error) or "CUDA error" in str(error):  # of an earlier kernel
             raise
