@@ -290,6 +290,26 @@ def test_files_of_somebody_else_that_bear_a_loop_s_names_are_left_alone(tmp_path
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: f"my own {name}" for name in names}
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_step_that_is_compiled_draws_and_counts_as_one_that_is_not(tmp_path, backend):
+    loop, noises, samples = begin(tmp_path), [], []
+
+    @torch.compile(backend=backend)
+    def update(step, images):
+        batch = loop.batch(step)
+        noisy = loop.release(step, {"weight": images.sin() * 0}, sensitivity=1.0)
+        return noisy["weight"] * 1, batch
+
+    for step in range(1, 7):
+        noise, sample = update(step, torch.ones(40_000))
+        noises.append(noise)
+        samples.append(tuple(sample.tolist()))
+    noise = torch.stack(noises)
+    assert ((noise.std(1) / 2 - 1).abs() < 0.03).all() and len(set(samples)) == 6
+    assert torch.corrcoef(noise).triu(1).abs().max() < 0.03
+    assert loop.finish().num_steps == 6
+
+
 def test_a_sum_is_read_once():
     """Else memory that others write to, or a mapping that makes its values anew, would be noised unmeasured."""
 

@@ -60,6 +60,7 @@ _FORKED_AMID_A_CALL = (
     "sfumato: this process was forked amid a call of an own loop, as by a signal's handler. Two processes would go on "
     "with that call, so the new one ends. Have the handler set a flag that the loop looks at.\n"
 )
+_uncompiled = functools.cache(torch.compiler.disable)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -67,9 +68,8 @@ T = TypeVar("T")
 def _one_at_a_time(
     method: Callable[Concatenate["OwnLoop", P], T],
 ) -> Callable[Concatenate["OwnLoop", P], T]:
-    """Other threads wait; a handler of a signal that interrupts a call is told so."""
+    """Other threads wait; a handler of a signal that interrupts a call is told so. Nothing of it is compiled."""
 
-    @functools.wraps(method)
     def call(self: "OwnLoop", *args: P.args, **kwargs: P.kwargs) -> T:
         self._refuse_another_process()  # there another thread's lock is held for ever
         with self._lock:
@@ -87,7 +87,13 @@ def _one_at_a_time(
             finally:  # at once, though an exception may be held for long
                 self._is_called = False
 
-    return call
+    @functools.wraps(method)
+    def as_written(self: "OwnLoop", *args: P.args, **kwargs: P.kwargs) -> T:
+        # torch.compile takes apart what a compiled function calls, files and NumPy's random bits too. Where nothing is
+        # compiled its module need not be imported, which takes 0.8 s.
+        return (_uncompiled(call) if "torch._dynamo" in sys.modules else call)(self, *args, **kwargs)
+
+    return as_written
 
 
 class OwnLoop:
