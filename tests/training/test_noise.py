@@ -72,6 +72,15 @@ def test_every_parameter_gets_noise_of_its_own():
     assert len(flat.unique()) > 0.5 * len(flat)
 
 
+def test_what_is_done_to_one_noisy_tensor_shows_in_no_other_and_may_be_done_with_gradients_on():
+    with torch.no_grad():
+        noisy = noise_of(0, 1.0, weight=(10, 9), bias=(11,), scale=())
+    before = {name: value.clone() for name, value in noisy.items()}
+    noisy["weight"].add_(torch.ones(10, 9, requires_grad=True), alpha=0.1)
+    assert torch.equal(noisy["weight"].detach(), before["weight"] + 0.1) and noisy["scale"].equal(before["scale"])
+    assert noisy["scale"].untyped_storage().nbytes() == 4
+
+
 def test_the_same_stream_gives_the_same_noise_and_the_sum_is_added_to_it():
     stream = Stream(new_key())
     total = {"weight": torch.randn(1000, generator=torch.Generator().manual_seed(1)) * 50}

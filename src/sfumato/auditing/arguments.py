@@ -45,7 +45,7 @@ def levels(delta: Any, confidence: Any, epsilon: Any) -> tuple[float, float, flo
     epsilon = number("nominal_epsilon", epsilon)
     if not _LEAST_DELTA <= delta < 1:
         because = ": no mechanism with Gaussian noise has a finite epsilon at 0" if delta == 0 else ""
-        least = "0" if delta <= 0 or delta >= 1 else f"{_LEAST_DELTA:g}"
+        least = "0" if delta <= 0 or delta >= 1 else _LEAST_DELTA
         raise InputError(f"delta must lie between {least} and 1, not {delta}{because}. Give the delta of the claim.")
     if not 0.5 < confidence < 1:
         raise InputError(f"confidence must lie between 0.5 and 1, not {confidence}. Usual are 0.95 and 0.999.")

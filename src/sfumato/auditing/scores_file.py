@@ -20,26 +20,28 @@ def read_scores(path: Path) -> tuple[list[float], list[int]]:
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)  # else a quote that is not closed takes all lines after it
-            missing = [name for name in _COLUMNS if name not in (reader.fieldnames or [])]
+            reader = csv.reader(file, strict=True)  # else a quote that is not closed takes all lines after it
+            names = next(reader, [])
+            _refuse_several_lines(path, reader.line_num, names)
+            missing = [name for name in _COLUMNS if name not in names]
             if missing:
                 raise InputError(
                     f"{path} has no column {' and no column '.join(missing)}. Its first line must name the columns: "
                     "score,member."
                 )
-            twice = [name for name in _COLUMNS if list(reader.fieldnames or []).count(name) > 1]
+            twice = [name for name in _COLUMNS if names.count(name) > 1]
             if twice:
                 raise InputError(f"{path} has more than one column {twice[0]}. Leave one.")
             rows = []
-            for row in reader:
-                cells = [*row.values(), *row.get(None, ())]  # the last: beyond the first line's names
-                # Between two quotes, which belong to two lines.
-                if any(isinstance(cell, str) and ("\n" in cell or "\r" in cell) for cell in cells):
+            for cells in filter(None, reader):  # a blank line has none
+                _refuse_several_lines(path, reader.line_num, cells)
+                if any(cells[len(names) :]):  # R writes names of rows so: every cell would be taken for its neighbour
                     raise InputError(
-                        f"{path}: a cell that ends in line {reader.line_num} has several lines. Is a quote not closed?"
-                        " Mend it."
+                        f"{path}, line {reader.line_num}: more cells than the first line has names. Name every column "
+                        "there, and write numbers with a point."
                     )
-                rows.append((reader.line_num, row["score"], row["member"]))
+                row = dict(zip(names, cells, strict=False))
+                rows.append((reader.line_num, row.get("score"), row.get("member")))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}. Name a CSV file.") from None
     except UnicodeDecodeError:
@@ -51,7 +53,7 @@ def read_scores(path: Path) -> tuple[list[float], list[int]]:
     scores, members = [], []
     for number, score, member in rows:
         try:
-            if "_" in score:  # Python reads 1_000 as a number
+            if score is None or "_" in score:  # Python reads 1_000 as a number
                 raise ValueError
             scores.append(float(score))
         except (TypeError, ValueError):
@@ -65,6 +67,12 @@ def read_scores(path: Path) -> tuple[list[float], list[int]]:
             )
         members.append(int(member))
     return scores, members
+
+
+def _refuse_several_lines(path: Path, last: int, cells: list[str]) -> None:
+    """Cells between two quotes that belong to two lines."""
+    if any("\n" in cell or "\r" in cell for cell in cells):
+        raise InputError(f"{path}: a cell that ends in line {last} has several lines. Is a quote not closed? Mend it.")
 
 
 def _shown(cell: str | None) -> str:

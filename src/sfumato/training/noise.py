@@ -128,6 +128,10 @@ def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream:
 
     # Not what lay in memory, which may be the sum. Which coordinate gets which noise does not depend on the threads.
     blank = np.full(flat.shape, math.nan, dtype=np.float32)
-    noisy = torch.from_numpy(_side_by_side(add, range(0, len(flat), _PIECE), blank)).to(values[0].device)
-    parts = noisy.split([value.numel() for value in values])
-    return {name: part.view(value.shape) for (name, value), part in zip(grad_sum.items(), parts, strict=True)}
+    noisy = _side_by_side(add, range(0, len(flat), _PIECE), blank)
+    parts = np.split(noisy, np.cumsum([value.numel() for value in values])[:-1])
+    return {
+        # Each in memory of its own: what is done to one shows in no other.
+        name: torch.from_numpy(part.reshape(value.shape).copy()).to(value.device)
+        for (name, value), part in zip(grad_sum.items(), parts, strict=True)
+    }
