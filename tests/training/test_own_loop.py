@@ -1,6 +1,8 @@
 """A training loop of one's own: its samples, its noise, and what its certificate says of them."""
 
 import json
+import sys
+import types
 from decimal import Decimal
 
 import jsonschema
@@ -308,6 +310,15 @@ def test_a_step_that_is_compiled_draws_and_counts_as_one_that_is_not(tmp_path, b
     assert ((noise.std(1) / 2 - 1).abs() < 0.03).all() and len(set(samples)) == 6
     assert torch.corrcoef(noise).triu(1).abs().max() < 0.03
     assert loop.finish().num_steps == 6
+
+
+@pytest.mark.parametrize("module", [types.ModuleType("torch._dynamo"), None])
+def test_a_handler_may_end_the_loop_while_the_program_imports_what_compiles(tmp_path, monkeypatch, module):
+    """The first optimizer does that, for a second. Half imported the module has nothing in it; None: it is blocked."""
+    loop = begin(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch._dynamo", module)
+    release(loop, 1)
+    assert loop.finish().num_steps == 1
 
 
 def test_a_sum_is_read_once():

@@ -74,7 +74,7 @@ def audit_guesses(
         remedy = f"Train with {enough:,} (audit.canaries), or claim" if enough else "Claim"
         raise InputError(
             f"{count:,} canaries at delta {rounding.delta_text(delta)} and confidence {confidence:.12g}: an attack "
-            f"that is never wrong would show nothing. {remedy} a smaller delta."
+            f"that is never wrong would show nothing. {remedy} a smaller delta, or ask for less confidence."
         )
     half = num_guesses(count) // 2
     order = np.argsort(values, kind="stable")  # of equal scores the first is the lower, whatever the coins

@@ -1,7 +1,9 @@
 """`sfumato audit`: what attacks show, beside what a certificate promises."""
 
+import contextlib
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,25 +62,20 @@ def canary(
     """Attacks the product's own private step as one who sees every update and put a worst-case example
     into the data.
     """
-    from sfumato.auditing.canary import audit_canary
-    from sfumato.training.interrupt import stop_on_sigterm
-
     kept = _Kept(page)
-    try:
-        with stop_on_sigterm():
-            found = audit_canary(
-                epsilon=epsilon,
-                delta=delta,
-                num_steps=num_steps,
-                sampling_prob=sampling_prob,
-                num_games=num_games,
-                confidence=confidence,
-                report=output.note,
-                keep=kept,
-            )
-    except KeyboardInterrupt:
-        output.note("interrupted; nothing is kept of an audit by canaries. Give the same command again.")
-        raise typer.Exit(1) from None
+    with _interruptible("nothing is kept of an audit by canaries. Give the same command again."):
+        from sfumato.auditing.canary import audit_canary
+
+        found = audit_canary(
+            epsilon=epsilon,
+            delta=delta,
+            num_steps=num_steps,
+            sampling_prob=sampling_prob,
+            num_games=num_games,
+            confidence=confidence,
+            report=output.note,
+            keep=kept,
+        )
     if not json_:
         output.say(
             f"{found.num_runs} runs of {found.games_per_run:,} canaries: {found.num_steps} updates, q "
@@ -113,34 +110,28 @@ def membership(
     """Trains many small models on MNIST with one example and without it, and tells them apart by their
     loss on it (De et al. 2022, Appendix A.2).
     """
-    from sfumato.auditing.membership import audit_membership
-    from sfumato.training.interrupt import stop_on_sigterm
-
     kept = _Kept(page)
-    try:
-        with stop_on_sigterm():
-            found = audit_membership(
-                epsilon=epsilon,
-                num_models=num_models,
-                num_examples=num_examples,
-                delta=delta,
-                data_root=data_root,
-                fixed_batches=fixed_batches,
-                augmult=augmult,
-                num_steps=num_steps,
-                confidence=confidence,
-                output=output_,
-                report=output.note,
-                keep=kept,
-            )
-    except KeyboardInterrupt:
-        again = shlex.join(["sfumato", *sys.argv[1:]])
-        output.note(
-            "interrupted; nothing is kept of an audit without --output. Give it, to go on after the next interrupt."
-            if output_ is None
-            else f"interrupted; what is trained is kept. Go on with the same command: {again}"
+    with _interruptible(
+        "nothing is kept of an audit without --output. Give it, to go on after the next interrupt."
+        if output_ is None
+        else f"what is trained is kept. Go on with the same command: {shlex.join(['sfumato', *sys.argv[1:]])}"
+    ):
+        from sfumato.auditing.membership import audit_membership
+
+        found = audit_membership(
+            epsilon=epsilon,
+            num_models=num_models,
+            num_examples=num_examples,
+            delta=delta,
+            data_root=data_root,
+            fixed_batches=fixed_batches,
+            augmult=augmult,
+            num_steps=num_steps,
+            confidence=confidence,
+            output=output_,
+            report=output.note,
+            keep=kept,
         )
-        raise typer.Exit(1) from None
     if not json_:
         won, rate = found.winner, found.models_per_second
         speed = "kept from before" if rate is None else f"{rate:.2g} in a second"
@@ -158,6 +149,19 @@ def membership(
             )
     _print(found, json_)
     kept.write(found)
+
+
+@contextlib.contextmanager
+def _interruptible(what_is_kept: str) -> Iterator[None]:
+    """Ends the command with one line on Ctrl-C and on SIGTERM."""
+    from sfumato.training.interrupt import stop_on_sigterm
+
+    try:
+        with stop_on_sigterm():
+            yield
+    except KeyboardInterrupt:
+        output.note(f"interrupted; {what_is_kept}")
+        raise typer.Exit(1) from None
 
 
 class _Kept:

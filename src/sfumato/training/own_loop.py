@@ -50,6 +50,7 @@ from sfumato.training.own_loop_arguments import (
     whole_mechanism,
 )
 from sfumato.training.own_loop_certificate import Terms, loop_certificate
+from sfumato.training.uncompiled import uncompiled
 from sfumato.training.waiting_sample import WaitingSample
 
 _opened: "weakref.WeakValueDictionary[tuple[int, int], OwnLoop]" = weakref.WeakValueDictionary()
@@ -60,7 +61,6 @@ _FORKED_AMID_A_CALL = (
     "sfumato: this process was forked amid a call of an own loop, as by a signal's handler. Two processes would go on "
     "with that call, so the new one ends. Have the handler set a flag that the loop looks at.\n"
 )
-_uncompiled = functools.cache(torch.compiler.disable)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -70,6 +70,8 @@ def _one_at_a_time(
 ) -> Callable[Concatenate["OwnLoop", P], T]:
     """Other threads wait; a handler of a signal that interrupts a call is told so. Nothing of it is compiled."""
 
+    @uncompiled
+    @functools.wraps(method)
     def call(self: "OwnLoop", *args: P.args, **kwargs: P.kwargs) -> T:
         self._refuse_another_process()  # there another thread's lock is held for ever
         with self._lock:
@@ -87,13 +89,7 @@ def _one_at_a_time(
             finally:  # at once, though an exception may be held for long
                 self._is_called = False
 
-    @functools.wraps(method)
-    def as_written(self: "OwnLoop", *args: P.args, **kwargs: P.kwargs) -> T:
-        # torch.compile takes apart what a compiled function calls, files and NumPy's random bits too. Where nothing is
-        # compiled its module need not be imported, which takes 0.8 s.
-        return (_uncompiled(call) if "torch._dynamo" in sys.modules else call)(self, *args, **kwargs)
-
-    return as_written
+    return call
 
 
 class OwnLoop:
