@@ -70,8 +70,6 @@ def _one_at_a_time(
 ) -> Callable[Concatenate["OwnLoop", P], T]:
     """Other threads wait; a handler of a signal that interrupts a call is told so. Nothing of it is compiled."""
 
-    @uncompiled
-    @functools.wraps(method)
     def call(self: "OwnLoop", *args: P.args, **kwargs: P.kwargs) -> T:
         self._refuse_another_process()  # there another thread's lock is held for ever
         with self._lock:
@@ -89,7 +87,11 @@ def _one_at_a_time(
             finally:  # at once, though an exception may be held for long
                 self._is_called = False
 
-    return call
+    @functools.wraps(method)  # here, so that a process that is forked before `call` begins is forked amid a call
+    def as_written(self: "OwnLoop", *args: P.args, **kwargs: P.kwargs) -> T:
+        return uncompiled(call)(self, *args, **kwargs)
+
+    return as_written
 
 
 class OwnLoop:
