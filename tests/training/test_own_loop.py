@@ -312,6 +312,24 @@ def test_a_step_that_is_compiled_draws_and_counts_as_one_that_is_not(tmp_path, b
     assert loop.finish().num_steps == 6
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_loop_may_begin_and_end_within_a_function_that_is_compiled(tmp_path, backend):
+    @torch.compile(backend=backend)
+    def train(folder, images):
+        loop = begin(folder)
+        loop.batch(1)
+        noisy = loop.release(1, {"weight": images.sin() * 0}, sensitivity=1.0)
+        return noisy["weight"] * 1, loop.finish()
+
+    noises = []
+    for name in ("a", "b"):
+        noise, certificate = train(tmp_path / name, torch.ones(40_000))
+        noises.append(noise)
+        assert certificate.num_steps == 1
+    noise = torch.stack(noises)
+    assert ((noise.std(1) / 2 - 1).abs() < 0.03).all() and abs(torch.corrcoef(noise)[0, 1]) < 0.03
+
+
 @pytest.mark.parametrize("module", [types.ModuleType("torch._dynamo"), None])
 def test_a_handler_may_end_the_loop_while_the_program_imports_what_compiles(tmp_path, monkeypatch, module):
     """The first optimizer does that, for a second. Half imported the module has nothing in it; None: it is blocked."""

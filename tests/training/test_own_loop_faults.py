@@ -787,18 +787,23 @@ def odd_sums():
     yield torch.nn.parameter.UninitializedParameter()
     yield torch.nn.parameter.UninitializedBuffer()
     yield TwoTensor(plain, plain.clone())  # as DTensor: it has a norm, and no bytes
+    yield torch._efficientzerotensor(4)  # NumPy gives what memory held before
+    freed = torch.zeros(4)
+    freed.untyped_storage().resize_(0)
+    yield freed
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(6))
 def test_tensors_without_plain_numbers_are_refused_in_one_line_and_count_nothing(tmp_path, number):
     loop = begin(tmp_path)
     loop.batch(1)
     with pytest.raises(InputError) as refusal:
         loop.release(1, {"weight": list(odd_sums())[number]}, sensitivity=1.0)
     assert "\n" not in str(refusal.value)
-    with pytest.raises(InputError, match="Give plain tensors"):
-        torch.func.vmap(lambda value: loop.release(1, {"weight": value}, sensitivity=1.0)["weight"])(torch.zeros(2, 4))
+    for transform in (torch.func.vmap, torch.func.functionalize):
+        with pytest.raises(InputError, match="Give plain tensors"):
+            transform(lambda value: loop.release(1, {"weight": value}, sensitivity=1.0)["weight"])(torch.zeros(2, 4))
     loop.release(1, ZEROS, sensitivity=1.0)
     assert loop.finish().num_steps == 1
 

@@ -35,13 +35,13 @@ def read_scores(path: Path) -> tuple[list[float], list[int]]:
             rows = []
             for cells in filter(None, reader):  # a blank line has none
                 _refuse_several_lines(path, reader.line_num, cells)
-                if any(cells[len(names) :]):  # R writes names of rows so: every cell would be taken for its neighbour
+                if len(cells) != len(names):  # R writes names of rows so: each cell would be taken for its neighbour
                     raise InputError(
-                        f"{path}, line {reader.line_num}: more cells than the first line has names. Name every column "
-                        "there, and write numbers with a point."
+                        f"{path}, line {reader.line_num}: {len(cells)} cells, and the first line has {len(names)} "
+                        "names. Name every column there, fill every line, and write numbers with a point."
                     )
-                row = dict(zip(names, cells, strict=False))
-                rows.append((reader.line_num, row.get("score"), row.get("member")))
+                row = dict(zip(names, cells, strict=True))
+                rows.append((reader.line_num, row["score"], row["member"]))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}. Name a CSV file.") from None
     except UnicodeDecodeError:
@@ -53,10 +53,10 @@ def read_scores(path: Path) -> tuple[list[float], list[int]]:
     scores, members = [], []
     for number, score, member in rows:
         try:
-            if score is None or "_" in score:  # Python reads 1_000 as a number
+            if "_" in score:  # Python reads 1_000 as a number
                 raise ValueError
             scores.append(float(score))
-        except (TypeError, ValueError):
+        except ValueError:
             raise InputError(
                 f"{path}, line {number}: score must be a number, not {_shown(score)}. Mend that line."
             ) from None
@@ -75,5 +75,5 @@ def _refuse_several_lines(path: Path, last: int, cells: list[str]) -> None:
         raise InputError(f"{path}: a cell that ends in line {last} has several lines. Is a quote not closed? Mend it.")
 
 
-def _shown(cell: str | None) -> str:
-    return repr(cell if cell is None or len(cell) < 80 else f"{cell[:80]}...")
+def _shown(cell: str) -> str:
+    return repr(cell if len(cell) < 80 else f"{cell[:80]}...")

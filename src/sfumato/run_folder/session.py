@@ -15,7 +15,7 @@ from sfumato.errors import InputError
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder import checkpoint as checkpoints
 from sfumato.run_folder import entries as lines_of
-from sfumato.run_folder import files, key_file
+from sfumato.run_folder import files, key_file, record
 from sfumato.run_folder.checkpoint import Checkpoint
 from sfumato.run_folder.ledger import Ledger
 
@@ -137,7 +137,11 @@ def authenticated(folder: Path, plan: Plan, dataset) -> tuple[Ledger, Checkpoint
     refuse_incomplete(folder, plan, ledger)
     after = lines_of.releases(ledger.lines[found.facts["ledger_lines"] :])
     if after or found.facts["step"] < plan.mechanism.num_steps and plan.recipe.privacy is None:
-        raise _incomplete(folder)
+        raise InputError(
+            f"{folder / record.RESULT_FILE} says that this run is complete, but its newest checkpoint is of update "
+            f"{found.facts['step']}, not of the last: a checkpoint was deleted, or the result is another run's. "
+            f"Restore it, or take {record.RESULT_FILE} away to go on with the run."
+        )
     return ledger, found
 
 
@@ -150,15 +154,11 @@ def refuse_incomplete(folder: Path, plan: Plan, ledger: Ledger) -> None:
     if plan.recipe.privacy is None:
         return  # its updates are not on the ledger
     if lines_of.num_updates(ledger.lines) < plan.mechanism.num_steps:
-        raise _incomplete(folder)
-
-
-def _incomplete(folder: Path) -> InputError:
-    return InputError(
-        f"{folder / 'result.json'} says that this run is complete, but ledger or checkpoints end "
-        "before its last update: the result is another run's, or lines were removed. Take "
-        "result.json away to go on with the run."
-    )
+        raise InputError(
+            f"{folder / record.RESULT_FILE} says that this run is complete, but the ledger ends before its last "
+            f"update: the result is another run's, or lines were removed. Take {record.RESULT_FILE} away to go on with "
+            "the run."
+        )
 
 
 def _authentic_checkpoint(folder: Path, plan: Plan, dataset, ledger: Ledger, key: bytes) -> Checkpoint:

@@ -103,7 +103,8 @@ class OwnLoop:
     which a loop died is drawn again. A folder that is opened again goes on: what was released before counts, and
     updates that are repeated count again, on other samples with other noise; an object that this process had open
     there is closed. One process uses the object, from any of its threads; in a forked one it refuses, and one
-    that is forked amid a call by the thread that makes it, as by a signal's handler, ends at once.
+    that is forked amid a call by the thread that makes it, as by a signal's handler, ends at once. A function that
+    `torch.compile` compiles may call it, but for one that must be one graph (``fullgraph=True``).
 
     Example:
         >>> loop = sfumato.OwnLoop("runs/mine", mechanism, clipping_norm=1.0, delta=1e-5)  # doctest: +SKIP
@@ -141,6 +142,11 @@ class OwnLoop:
                 loop that has finished, or one with another mechanism, or another process works in it.
             MachineError: If it cannot be written.
         """
+        uncompiled(self._open)(folder, mechanism, clipping_norm, delta, accountant)
+
+    def _open(
+        self, folder: str | Path, mechanism: Mechanism, clipping_norm: float, delta: float, accountant: Accountant
+    ) -> None:
         if hasattr(self, "_ledger"):
             raise InputError("this loop was begun. Make another object.")
         self._process = this_process()

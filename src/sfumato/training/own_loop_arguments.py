@@ -111,16 +111,23 @@ def sum_that_noise_fits(grad_sum: Any, noise_stddev: float) -> tuple[dict[str, t
             "gradients are of usual size."
         )
     try:
-        # By NumPy, row by row: a process that was forked waits for PyTorch's threads, which reorder, without end.
-        copied = {
-            name: torch.from_numpy(np.array(value.numpy(force=True), order="C")) for name, value in grad_sum.items()
-        }
+        copied = {name: torch.from_numpy(_numbers_of(value)) for name, value in grad_sum.items()}
     except (RuntimeError, TypeError, ValueError) as error:  # nested, masked, lazy, or within a transform of torch.func
         if is_from_elsewhere(error) or _is_of_memory(error) or "CUDA error" in str(error):  # of an earlier kernel
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise InputError(f"the numbers of grad_sum cannot be read ({reason}). Give plain tensors.") from None
     return copied, next(iter(grad_sum.values())).device
+
+
+def _numbers_of(value: torch.Tensor) -> np.ndarray:
+    """A copy, in C order."""
+    found = value.numpy(force=True)
+    if found.size and found.flags.owndata:
+        # NumPy took memory of its own, and whatever lay there: the tensor has none, as within `functionalize`.
+        raise TypeError("a tensor has no memory, as where its storage was freed")
+    # By NumPy, row by row: a process that was forked waits for PyTorch's threads, which reorder, without end.
+    return np.array(found, order="C")
 
 
 @contextlib.contextmanager
