@@ -60,6 +60,23 @@ def test_rates_that_any_noise_allows_show_nothing():
     assert trade_off.epsilon(SAMPLED, DELTA, 0.3, 0.2) == 0
 
 
+@pytest.mark.parametrize("delta", [1e-15, 1e-20])
+def test_where_pld_states_no_epsilon_none_is_shown(delta):
+    """The Renyi accountant's is above the mechanism's own, so that the best attack on a sound one would show more."""
+    one_step = Mechanism(4096, 2048, 1.7, 1)
+    assert accountants.epsilon(one_step, delta).accountant == "rdp"
+    assert trade_off.epsilon(one_step, delta, 1e-4, 0.5) is None
+    assert trade_off.epsilon(one_step, delta, 0.3, 0.3) == 0
+    whole_batch = one_step.replace(batch_size=4096)  # in closed form at every delta
+    assert trade_off.epsilon(whole_batch, delta, 1e-4, 0.5) > 0
+
+
+def test_rates_that_no_amount_of_noise_allows_refute_the_claim():
+    """At next to no noise PLD states nothing, but at more it does."""
+    claimed = Mechanism(1000, 10, 1.0, 1)
+    assert trade_off.epsilon(claimed, DELTA, 1e-3, 0.9) > 100 * accountants.epsilon(claimed, DELTA).epsilon
+
+
 def test_the_curve_holds_the_certified_epsilon():
     epsilons, deltas = curve(SAMPLED)
     assert np.all(np.diff(deltas) <= 1e-12)

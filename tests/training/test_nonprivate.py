@@ -113,4 +113,4 @@ def test_a_result_without_its_last_updates_is_no_result(finished, tmp_path):
         shutil.copy(run / name, copy / name)
     log = tmp_path / "log"
     assert faults.run(command(copy, "--resume"), log=log) == 2
-    assert "end before its last" in log.read_text()
+    assert "checkpoint was deleted" in log.read_text()

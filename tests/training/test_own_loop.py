@@ -352,3 +352,28 @@ def test_a_sum_is_read_once():
     assert torch.equal(whole["weight"], torch.ones(4))
     anew, _ = sum_that_noise_fits(Anew(weight=torch.zeros(4)), 1.0)
     assert torch.equal(anew["weight"], anew["weight"]) and length(anew) == length(anew)
+
+
+def test_an_object_whose_opening_failed_says_so_and_its_close_is_harmless(tmp_path):
+    class Mine(sfumato.OwnLoop):
+        def __init__(self, *arguments, **options):
+            try:
+                super().__init__(*arguments, **options)
+            finally:  # what the opening raised is what is seen
+                self.close()
+
+    with pytest.raises(InputError, match="clipping_norm"):
+        Mine(tmp_path, MECHANISM, clipping_norm=-1.0, delta=DELTA)
+    begin(tmp_path).finish()
+    with pytest.raises(InputError, match="has finished"):
+        Mine(tmp_path, MECHANISM, clipping_norm=1.0, delta=DELTA)
+    unopened = sfumato.OwnLoop.__new__(sfumato.OwnLoop)
+    unopened.close()
+    for call in (
+        lambda: unopened.batch(1),
+        lambda: unopened.model_key(1),
+        lambda: unopened.release(1, ZEROS, sensitivity=1.0),
+        unopened.finish,
+    ):
+        with pytest.raises(InputError, match="not opened"):
+            call()

@@ -78,7 +78,8 @@ def audit_scores(
     hold together with the confidence stated.
 
     Guarantee: if the games are independent, each bound by itself is above the mechanism's epsilon at
-    ``delta`` with probability at most 1 - ``confidence``, under the assumption that it names.
+    ``delta`` with probability at most 1 - ``confidence``, under the assumption that it names; `trade-off` is above the
+    epsilon that PLD states of it, which is at most two percent more.
 
     Args:
         scores: (G,), of G games: higher where the attacker believes more that the example took part.
@@ -112,13 +113,13 @@ def audit_scores(
     for_ratio = float(candidates[np.argmax(log_ratio(*chooses.rates(candidates, error), delta=delta))])
     for_mu = float(candidates[np.argmax(gaussian_mu(*chooses.rates(candidates, error * _CAREFUL)))])
 
-    def bound(name: BoundName, assumption: str, threshold: float, of: Callable[[float, float], float]) -> Bound:
+    def bound(name: BoundName, assumption: str, threshold: float, of: Callable[[float, float], float | None]) -> Bound:
         count_false, count_true = used.counts(threshold)
         low_rate, high_rate = used.rates(threshold, error)
         epsilon = of(float(low_rate), float(high_rate))
         return Bound(
             name=name,
-            epsilon=None if epsilon == -math.inf else max(0.0, epsilon),
+            epsilon=None if epsilon is None or epsilon == -math.inf else max(0.0, epsilon),
             assumption=assumption,
             threshold=threshold,
             false_positives=int(count_false),

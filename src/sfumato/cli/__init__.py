@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -17,6 +18,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a name that the console's encoding lacks is spelled out
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    from sfumato.training.interrupt import stop
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, stop)
     sys.exit(run(sys.argv[1:]))
 
 

@@ -82,7 +82,11 @@ def train(
     trusted = trusted_modules(parsed, set_ or [], trust or [])
 
     if dry_run:
+        if times is not None or seeds is not None:
+            parsed = _one_of_them(parsed, times, seeds)
         _show_plan(parsed, data_root, device, non_private, trusted, json_)
+        if times is not None and not json_:
+            output.say(f"so for each of {times} runs: their epsilons add up")
         return
 
     from sfumato.run_folder import session
@@ -123,6 +127,16 @@ def train(
         output.print_json(result.as_json())
     else:
         show_result(result, trusted)
+
+
+def _one_of_them(recipe: config.Recipe, times: int | None, seeds: str | None) -> config.Recipe:
+    """The first of the runs that `_repeat` would train."""
+    from sfumato.cli.simulate import parse_seeds
+    from sfumato.training.repeated import refuse_repeats
+
+    named = None if seeds is None else parse_seeds(seeds)
+    refuse_repeats(recipe, times, named)
+    return recipe if named is None else recipes.recipe_of(recipe, {"run.seed": named[0]})
 
 
 def _repeat(

@@ -14,6 +14,17 @@ class Interrupted(Exception):
         self.step = step
 
 
+class Stopped(KeyboardInterrupt):
+    """SIGINT or SIGTERM. Where KeyboardInterrupt itself passes through text that ``exec`` runs, as a library's import
+    does, ``python -m`` ends by SIGINT later, whoever caught it.
+    """
+
+
+def stop(number: int, frame: object) -> None:
+    """A signal's handler."""
+    raise Stopped
+
+
 @contextlib.contextmanager
 def watch_for_interrupts() -> Iterator[Callable[[], bool]]:
     """Yields ``interrupted()``; a second SIGINT raises KeyboardInterrupt at once.
@@ -27,7 +38,7 @@ def watch_for_interrupts() -> Iterator[Callable[[], bool]]:
 
     def note(number: int, frame: object) -> None:
         if seen and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            raise Stopped
         seen.append(number)
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -43,10 +54,6 @@ def stop_on_sigterm() -> Iterator[None]:
     """Makes SIGTERM raise KeyboardInterrupt, as SIGINT does, between the runs of a longer piece of
     work.
     """
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield

@@ -71,6 +71,8 @@ def _one_at_a_time(
     """Other threads wait; a handler of a signal that interrupts a call is told so. Nothing of it is compiled."""
 
     def call(self: "OwnLoop", *args: P.args, **kwargs: P.kwargs) -> T:
+        if not self._has_begun:
+            raise InputError("the folder was not opened; what the opening raised says why. Make another object.")
         self._refuse_another_process()  # there another thread's lock is held for ever
         with self._lock:
             if self._is_called:
@@ -118,6 +120,7 @@ class OwnLoop:
     _ledger: Ledger
     _key: bytes
     _waiting: WaitingSample | None
+    _has_begun = False  # the opening succeeded
 
     def __init__(
         self,
@@ -174,8 +177,12 @@ class OwnLoop:
             self._certificate: LoopCertificate | None = None  # of a loop that has finished
             with machine_faults(path):
                 _opened[_place(path)] = self
+            self._has_begun = True
         except BaseException:
-            self._ledger.close()
+            try:
+                self._ledger.close()
+            finally:  # again, where that was interrupted
+                self._ledger.close()
             raise
 
     @_one_at_a_time
@@ -281,9 +288,13 @@ class OwnLoop:
         self._ledger.close()
         return self._certificate.model_copy(deep=True)
 
-    @_one_at_a_time
     def close(self) -> None:
         """Ends this object without a last certificate: the folder may be opened again, to go on."""
+        if self._has_begun:
+            self._close()
+
+    @_one_at_a_time
+    def _close(self) -> None:
         self._ledger.close()
 
     def __reduce__(self) -> NoReturn:

@@ -59,28 +59,12 @@ def repeat(
     Raises:
         InputError, MachineError, Interrupted: As `sfumato.train`.
     """
-    if (times is None) == (seeds is None):
-        raise InputError("runs are repeated by their number or by their seeds. Give --repeat or --seeds.")
-    if times is not None and (isinstance(times, bool) or not isinstance(times, int) or not 1 <= times <= 1000):
-        raise InputError(f"--repeat takes a number from 1 to 1000, not {times}.")
-    if seeds is not None and (not isinstance(seeds, Sequence) or not seeds or len(set(seeds)) != len(seeds)):
-        raise InputError(
-            "--seeds must name each seed once: equal seeds give equal runs, which say nothing of the spread."
-        )
+    refuse_repeats(recipe_of(recipe, settings), times, seeds)
     if "resume" in options:
         raise InputError("runs that are repeated go on by themselves: give the same command again, without --resume.")
     folder = session.new_folder(name_of(recipe)) if output is None else Path(output)
     if (folder / "recipe.toml").exists():
         raise InputError(f"{folder} is a run's folder. Name a folder for several runs by --output.")
-    parsed = recipe_of(recipe, settings)
-    if times is not None and parsed.run.seed is not None:
-        raise InputError(
-            "equal seeds give equal runs, which say nothing of the spread: leave run.seed out, or give --seeds."
-        )
-    if times is not None and parsed.privacy is not None and parsed.privacy.selected_from is not None:
-        raise InputError(
-            "no epsilon is known for several runs that were each selected from others: leave out privacy.selected_from."
-        )
     if seeds is None:
         named = {f"run-{number}": number for number in range(1, (times or 0) + 1)}
     else:
@@ -109,6 +93,30 @@ def repeat(
         accuracy_spread=statistics.stdev(accuracies) if len(runs) > 1 else None,
         epsilon_together=_together(runs),
     )
+
+
+def refuse_repeats(recipe: config.Recipe, times: int | None, seeds: Sequence[int] | None) -> None:
+    """Refuses what `repeat` cannot repeat, before anything is looked at.
+
+    Raises:
+        InputError: Saying why.
+    """
+    if (times is None) == (seeds is None):
+        raise InputError("runs are repeated by their number or by their seeds. Give --repeat or --seeds.")
+    if times is not None and (isinstance(times, bool) or not isinstance(times, int) or not 1 <= times <= 1000):
+        raise InputError(f"--repeat takes a number from 1 to 1000, not {times}.")
+    if seeds is not None and (not isinstance(seeds, Sequence) or not seeds or len(set(seeds)) != len(seeds)):
+        raise InputError(
+            "--seeds must name each seed once: equal seeds give equal runs, which say nothing of the spread."
+        )
+    if times is not None and recipe.run.seed is not None:
+        raise InputError(
+            "equal seeds give equal runs, which say nothing of the spread: leave run.seed out, or give --seeds."
+        )
+    if times is not None and recipe.privacy is not None and recipe.privacy.selected_from is not None:
+        raise InputError(
+            "no epsilon is known for several runs that were each selected from others: leave out privacy.selected_from."
+        )
 
 
 def _first_releases_together(runs: Sequence[Result]) -> float | None:
