@@ -262,11 +262,10 @@ def test_a_forked_process_that_lives_on_keeps_no_folder_locked(tmp_path):
     os.waitpid(child, 0)
 
 
-@pytest.mark.parametrize("name", ["close", "getpid"])
-def test_an_interrupted_close_is_called_again_and_the_folder_is_free(tmp_path, monkeypatch, name):
+def test_an_interrupted_close_is_called_again_and_the_folder_is_free(tmp_path, monkeypatch):
     loop = begin(tmp_path)
     with monkeypatch.context() as there:
-        there.setattr(os, name, interrupted)
+        there.setattr(os, "getpid", interrupted)
         with pytest.raises(KeyboardInterrupt):
             loop.close()
     loop.close()
@@ -606,7 +605,7 @@ def interrupted_at(function, text):
     return traced
 
 
-@pytest.mark.parametrize("text", ["descriptor = self._descriptor", "flock(", "self._descriptor = None", "os.close("])
+@pytest.mark.parametrize("text", ["file = self._file", "flock(", "self._file = None", "file.close("])
 @pytest.mark.parametrize("by", ["close", "begin"])
 def test_a_loop_whose_closing_was_interrupted_releases_no_more_and_the_folder_is_free(tmp_path, text, by):
     """Else it would go on without its lock, beside whoever opens the folder next."""
@@ -623,6 +622,23 @@ def test_a_loop_whose_closing_was_interrupted_releases_no_more_and_the_folder_is
     again = begin(tmp_path)
     release(again, 1)
     assert again.finish().num_steps == 2
+
+
+def test_a_signal_as_an_open_object_is_dropped_leaves_the_folder_free(tmp_path, monkeypatch):
+    """There Python swallows what the handler raises, and nothing of `__del__` runs."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda swallowed: None)  # that of pytest keeps it
+
+    def swallowed(frame, event, argument):
+        if frame.f_code is Ledger.__del__.__code__:
+            raise KeyboardInterrupt
+
+    loop = begin(tmp_path)
+    sys.settrace(swallowed)
+    try:
+        del loop
+    finally:
+        sys.settrace(None)
+    begin(tmp_path).finish()
 
 
 def waits_beside_a_child(folder, children):

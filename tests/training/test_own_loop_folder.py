@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import json
 import multiprocessing
 import os
 import warnings
@@ -298,7 +299,9 @@ def test_a_refused_opening_leaves_the_key_as_it_was(tmp_path):
     assert begin(tmp_path).finish().num_steps == 1
 
 
-@pytest.mark.parametrize("change", ["deleted", "empty", "a folder", "of the release before", "of the beginning"])
+@pytest.mark.parametrize(
+    "change", ["deleted", "empty", "a folder", "of the release before", "of the beginning", "another salt"]
+)
 def test_a_folder_whose_waiting_sample_is_not_known_is_not_gone_on_with(tmp_path, change):
     loop = begin(tmp_path)
     path = tmp_path / "sample.json"
@@ -310,9 +313,12 @@ def test_a_folder_whose_waiting_sample_is_not_known_is_not_gone_on_with(tmp_path
     loop.batch(3)
     loop.close()
     count = len(Ledger.open(tmp_path / "ledger.jsonl").lines)
+    last = json.loads(path.read_text())
     path.unlink()
     if change == "a folder":
         path.mkdir()
+    elif change == "another salt":
+        path.write_text(json.dumps({**last, "salt": last["salt"][::-1]}))
     elif change != "deleted":
         path.write_bytes({"empty": b"", "of the release before": contents[1], "of the beginning": contents[0]}[change])
     with pytest.raises(InputError, match="whether a sample waits|is no file"):
@@ -325,6 +331,8 @@ def test_another_mechanism_is_refused_and_the_loop_that_is_open_goes_on(tmp_path
     release(loop, 1)
     with pytest.raises(InputError, match="another mechanism"):
         begin(tmp_path, MECHANISM.replace(noise_multiplier=50.0))
+    with pytest.raises(InputError, match="another mechanism"):
+        begin(tmp_path, MECHANISM.replace(images_per_unit=3))
     with pytest.raises(InputError, match="was begun"):
         loop.__init__(tmp_path / "other", MECHANISM.replace(noise_multiplier=50.0), clipping_norm=1.0, delta=DELTA)
     release(loop, 2)
@@ -461,3 +469,13 @@ def test_another_loop_s_key_and_sample_are_left_as_they_are(tmp_path):
     assert loop.finish().num_steps == 1
     assert (tmp_path / "run" / "sample.json").read_bytes() == held["sample.json"]
     assert not (tmp_path / "run" / "key").exists()
+
+
+@pytest.mark.parametrize("change", [bytes.strip, lambda key: key.replace(b"\n", b"\r\n"), bytes.upper])
+def test_a_key_that_an_editor_saved_anew_is_the_key_to_the_end(tmp_path, change):
+    begin(tmp_path).close()
+    path = tmp_path / "key"
+    path.write_bytes(change(path.read_bytes()))
+    loop = begin(tmp_path)
+    release(loop, 1)
+    assert loop.finish().num_steps == 1 and not path.exists()

@@ -28,6 +28,7 @@ class RunEntry(Record):
     Attributes:
         first_release_noise: Of the release that comes before update 1, as step 0; None: there is
             none.
+        images_per_unit: How many images one unit of privacy owns, at most.
     """
 
     kind: Literal["run"] = "run"
@@ -39,6 +40,7 @@ class RunEntry(Record):
     clipping_norm: float | None
     recipe_digest: str
     first_release_noise: float | None = None
+    images_per_unit: int = 1
 
 
 class SessionEntry(Record):
@@ -103,6 +105,7 @@ def run_line(run_id: str, mechanism: Mechanism, clipping_norm: float | None, rec
         clipping_norm=clipping_norm,
         recipe_digest=recipe_digest,
         first_release_noise=mechanism.first_release_noise,
+        images_per_unit=mechanism.images_per_unit,
     ).as_json()
 
 

@@ -1,7 +1,6 @@
 """The file that holds a run's secret key."""
 
 import os
-import re
 import stat
 from pathlib import Path
 
@@ -33,12 +32,12 @@ def read_key(folder: Path) -> bytes:
     path = folder / KEY_FILE
     try:
         with reading_faults(path):
-            key = bytes.fromhex(path.read_bytes().decode("ascii").strip())
-    except (*NO_FILE, ValueError) as error:
+            key = _key_in(path.read_bytes())
+    except NO_FILE as error:
         if is_from_elsewhere(error):
             raise
-        key = b""
-    if len(key) != 32:
+        key = None
+    if key is None:
         raise InputError(
             f"{path} is missing or damaged: without the run's key its updates cannot be repeated. Start a "
             "new run; the epsilons of both add up."
@@ -46,8 +45,19 @@ def read_key(folder: Path) -> bytes:
     return key
 
 
-_KEY = re.compile(rb"[0-9a-f]{64}[\n0]")  # as `write_key` writes it, or as `delete_key` overwrote it before a crash
-_ERASED = b"0" * 65
+_ERASED = b"0" * 65  # as `delete_key` overwrites a key: a file that a crash left
+_MOST_BYTES = 1000
+
+
+def _key_in(content: bytes) -> bytes | None:
+    """The key in what a file holds, with a line's end or spaces as an editor leaves them; None where it holds none."""
+    try:
+        key = bytes.fromhex(content[:_MOST_BYTES].decode("ascii"))
+    except ValueError as error:
+        if is_from_elsewhere(error):
+            raise
+        return None
+    return key if len(key) == 32 and len(content) <= _MOST_BYTES else None
 
 
 def has_key(folder: Path) -> bool:
@@ -64,7 +74,10 @@ def has_key(folder: Path) -> bool:
 def is_key(folder: Path) -> bool:
     """Whether what bears the key's name is a key that this tool wrote."""
     path = folder / KEY_FILE
-    return path.is_file() and not path.is_symlink() and _KEY.fullmatch(path.read_bytes()) is not None
+    if not path.is_file() or path.is_symlink():
+        return False
+    content = path.read_bytes()
+    return content == _ERASED or _key_in(content) is not None
 
 
 def delete_key(folder: Path, key: bytes | None = None) -> None:
@@ -89,12 +102,14 @@ def delete_key(folder: Path, key: bytes | None = None) -> None:
     with machine_faults(path):
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "r+b") as file:
-            held = file.read(len(_ERASED) + 1)
-            is_own = key is None or held in (_ERASED, key.hex().encode() + b"\n")
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not _KEY.fullmatch(held) or not is_own:
+            content = file.read(_MOST_BYTES + 1)
+            held = _key_in(content)
+            is_key = content == _ERASED or (held is not None if key is None else held == key)
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not is_key:
                 raise no_key
             file.seek(0)
             file.write(_ERASED)
+            file.truncate()
             file.flush()
             os.fsync(descriptor)
         path.unlink()

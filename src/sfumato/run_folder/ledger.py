@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import hmac
+import io
 import json
 import os
 import weakref
@@ -45,7 +46,8 @@ class Ledger:
         # One value, set at once: an interrupt (Ctrl-C, tried again) falls before or after.
         self._on_disk = len(lines), size
         self._torn = torn  # what follows: a part of a line, which a crash left
-        self._descriptor: int | None = None
+        # It closes itself: where a signal falls as `__del__` begins, Python runs nothing of that.
+        self._file: io.FileIO | None = None
         self._is_closed = False
         self._process = this_process()
         _all.add(self)
@@ -72,9 +74,9 @@ class Ledger:
                 raise InputError(f"{path} is no file. Give the folder of a run that this tool wrote.")
         if exclusive:
             with machine_faults(path):
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+                file = io.FileIO(path, "r+", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, 0o644))
             try:
-                if not lock(descriptor, path):
+                if not lock(file.fileno(), path):
                     raise InputError(
                         f"another process is training in {path.parent}, or this one is, by an object that was not "
                         "closed. Wait for it to end, or stop it first."
@@ -83,9 +85,9 @@ class Ledger:
                     sync_folder(path.parent)
                 ledger = cls.open(path)
             except BaseException:
-                os.close(descriptor)
+                file.close()
                 raise
-            ledger._descriptor, ledger._process = descriptor, process
+            ledger._file, ledger._process = file, process
             return ledger
         try:
             content = path.read_bytes()
@@ -188,7 +190,7 @@ class Ledger:
             MachineError: If it cannot be written; the update must then not be applied.
         """
         self.settle()
-        assert self._descriptor is not None, "opened to read only"
+        assert self._file is not None, "opened to read only"
         line = chained_line(entry, self.head)
         self.lines.append(line)  # counted from here on, whatever stops what follows
         self.settle()
@@ -205,21 +207,22 @@ class Ledger:
             raise MachineError(f"{self.path} is for the process that opened it. End the one forked off it.")
         count, size = self._on_disk
         assert not self._is_closed or count == len(self.lines), "closed"
-        if self._descriptor is not None:
-            self._require_place(self._descriptor, size)
+        if self._file is not None:
+            self._require_place(self._file.fileno(), size)
         if count == len(self.lines):
             return
-        assert self._descriptor is not None, "opened to read only"
+        assert self._file is not None, "opened to read only"
         entry = self.lines[count]
         head = {"lines": count + 1, "line": entry, "mac": self._head_mac(count + 1, entry)}
         write_json(self.head_path, head)
         line = data = _as_bytes(entry)
         with machine_faults(self.path):
-            os.ftruncate(self._descriptor, size)  # a part of a line
-            os.lseek(self._descriptor, size, os.SEEK_SET)
+            descriptor = self._file.fileno()
+            os.ftruncate(descriptor, size)  # a part of a line
+            os.lseek(descriptor, size, os.SEEK_SET)
             while data:
-                data = data[os.write(self._descriptor, data) :]
-            os.fsync(self._descriptor)
+                data = data[os.write(descriptor, data) :]
+            os.fsync(descriptor)
         self._on_disk = count + 1, size + len(line)
 
     def _require_place(self, descriptor: int, size: int) -> None:
@@ -259,16 +262,16 @@ class Ledger:
 
     def close(self) -> None:
         self._is_closed = True  # first: what is interrupted further down goes on without the lock otherwise
-        descriptor = self._descriptor
-        if descriptor is not None:
+        file = self._file
+        if file is not None:
             try:
                 with machine_faults(self.path):
                     if this_process() == self._process:  # one that was forked by no Python code would hold the lock
-                        fcntl.flock(descriptor, fcntl.LOCK_UN)
+                        fcntl.flock(file, fcntl.LOCK_UN)
             finally:
-                self._descriptor = None
+                self._file = None
                 with machine_faults(self.path):
-                    os.close(descriptor)
+                    file.close()
 
     def __del__(self) -> None:
         # An interrupt may fall between the opening of the file and whoever would close it, or in here.
@@ -281,7 +284,7 @@ class Ledger:
     @property
     def is_open(self) -> bool:
         """To append. One whose closing was interrupted is not; `close` is called again."""
-        return self._descriptor is not None and not self._is_closed
+        return self._file is not None and not self._is_closed
 
 
 def is_in_use(path: Path) -> bool:
@@ -329,9 +332,9 @@ def _line_hash(line: dict[str, Any]) -> str:
 def _leave_to_the_parent() -> None:
     """In a forked process: one that lives longer than its parent would hold the lock. The parent's stays."""
     for ledger in list(_all):
-        descriptor, ledger._descriptor = ledger._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
+        file, ledger._file = ledger._file, None
+        if file is not None:
+            file.close()
 
 
 os.register_at_fork(after_in_child=_leave_to_the_parent)

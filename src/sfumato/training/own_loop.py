@@ -321,7 +321,7 @@ class OwnLoop:
         self._refuse_pending(number)
         if self._waiting is None:
             self._ledger.settle()  # which says if nothing can be released any more
-            self._waiting = waiting_sample.new(self._folder, new_key().hex(), self._last_release())
+            self._waiting = waiting_sample.new(self._folder, self._key, new_key().hex(), self._last_release())
         self._waiting.number = number
         with memory_faults(f"to draw from {self._mechanism.num_examples:,} examples: 8 bytes for each, and the sample"):
             indices = poisson_batch(self._mechanism, self._stream_of_sample("sampling"))
@@ -337,11 +337,11 @@ class OwnLoop:
         before = next((line for line in reversed(lines) if line["kind"] == "step"), lines[0])
         return str(before["hash"])
 
-    def _kept_sample(self) -> WaitingSample | None:
+    def _kept_sample(self, key: bytes) -> WaitingSample | None:
         """What an earlier session drew; its file names the last release, or the one before where its own counts."""
         lines = self._ledger.lines
         hashes = [line["hash"] for line in lines if line["kind"] == "step"]
-        return waiting_sample.kept(self._folder, [lines[0]["hash"], *hashes][-2:])
+        return waiting_sample.kept(self._folder, key, [lines[0]["hash"], *hashes][-2:])
 
     def _refuse_pending(self, number: int | None = None) -> None:
         """Raises InputError where another sample than that of update ``number`` waits for its release; one of a session
@@ -388,7 +388,7 @@ class OwnLoop:
             waiting_sample.begin(self._folder)
             ledger.append(self._run_line(key))
         self._refuse_another(ledger.lines, key)
-        self._waiting = self._kept_sample()
+        self._waiting = self._kept_sample(key)
         self._planned = self._released() + stated.num_steps
         refuse_beyond_reach(stated.replace(num_steps=self._planned), self._delta)
         if len(ledger.lines) == 1:

@@ -5,10 +5,12 @@ The file is there from the first session to the end, so one that is missing was 
 """
 
 import dataclasses
+import hmac
 from pathlib import Path
 from typing import Any
 
 from sfumato.errors import InputError, is_from_elsewhere
+from sfumato.randomness import canonical, subkey
 from sfumato.run_folder.files import is_there, machine_faults, read_json, write_json
 
 SAMPLE_FILE = "sample.json"
@@ -41,16 +43,18 @@ def is_fresh(folder: Path) -> bool:
     return not is_there(path) or _read(path) == _FRESH
 
 
-def new(folder: Path, salt: str, last_release: str) -> WaitingSample:
-    """One that comes after a release, given by its line's hash."""
-    write_json(folder / SAMPLE_FILE, {"salt": salt, "after": last_release}, 0o600)
+def new(folder: Path, key: bytes, salt: str, last_release: str) -> WaitingSample:
+    """One that comes after a release, given by its line's hash. Authenticated under the folder's key."""
+    facts = {"salt": salt, "after": last_release, "mac": _mac(key, salt, last_release)}
+    write_json(folder / SAMPLE_FILE, facts, 0o600)
     return WaitingSample(salt)
 
 
-def kept(folder: Path, last_releases: list[str]) -> WaitingSample | None:
+def kept(folder: Path, key: bytes, last_releases: list[str]) -> WaitingSample | None:
     """What another session drew and did not release.
 
     Args:
+        key: The folder's.
         last_releases: The hashes of the last line of a release and of the one before, as far as there are any; that of
             the first line stands for the release before all.
 
@@ -62,7 +66,7 @@ def kept(folder: Path, last_releases: list[str]) -> WaitingSample | None:
     if found == _FRESH and len(last_releases) == 1:
         return None
     salt, after = found.get("salt"), found.get("after")
-    if not isinstance(salt, str) or after not in last_releases:
+    if not isinstance(salt, str) or after not in last_releases or found.get("mac") != _mac(key, salt, after):
         raise InputError(
             f"{path} is missing, damaged or of another time, so it is not known whether a sample waits for its "
             "release. Begin in a new folder; the epsilons of both add up."
@@ -81,6 +85,10 @@ def forget(folder: Path, releases: list[str]) -> None:
     if found == _FRESH or found.get("after") in releases:
         with machine_faults(path):
             path.unlink(missing_ok=True)
+
+
+def _mac(key: bytes, salt: str, after: Any) -> str:
+    return hmac.digest(subkey(key, "waiting sample"), canonical([salt, after]), "sha256").hex()
 
 
 def _read(path: Path) -> dict[str, Any]:
