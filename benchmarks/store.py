@@ -1,9 +1,9 @@
 """A store of 1.28 million images of 64 x 64 pixels: memory, first step, gathering.
 
-    python -m benchmarks.store FOLDER [--images 1280000] [--cold]
+    python -m benchmarks.store FOLDER [--images 1280000] [--cold] [--model lenet] [--batch-size 4096]
 
-Fills FOLDER/store with made-up images (15.7 GB) unless it is there, then trains two updates of 4,096. With --cold
-nothing of the store is in memory when they begin, as where it is larger than memory.
+Fills FOLDER/store with made-up images (15.7 GB) unless it is there, then trains two updates. With --cold nothing of
+the store is in memory when they begin, as where it is larger than memory. Gathering is compared with the second update.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from sfumato.data.images import Digests, ImageSet
 from sfumato.planning.resolve import resolve
 from sfumato.training import loop
 
-_PART, _SIZE, _CLASSES, _BATCH = 8192, 64, 1000, 4096
+_PART, _SIZE, _CLASSES = 8192, 64, 1000
 
 
 def _anonymous() -> float:
@@ -37,6 +37,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--images", type=int, default=1_280_000)
     parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--model", default="lenet")
+    parser.add_argument("--batch-size", type=int, default=4096)
     asked = parser.parse_args()
     folder, settings = asked.folder / "store", {"made up": asked.images}
     start = time.perf_counter()
@@ -76,28 +78,35 @@ def main() -> None:
         parse(
             {
                 "data": {"name": "folder", "image_size": _SIZE},
-                "model": {"name": "lenet"},
+                "model": {"name": asked.model},
                 "privacy": {"noise_multiplier": 1.0},
-                "training": {"batch_size": _BATCH, "num_steps": 2, "evaluate_every": 1000},
+                "training": {"batch_size": asked.batch_size, "num_steps": 2, "evaluate_every": 1000},
             }
         ),
         dataset.facts,
     )
 
+    ends = [start]
+
     def step(facts: loop.StepFacts) -> None:
-        print(f"update {facts.step} after {time.perf_counter() - start:.1f} s", flush=True)
+        ends.append(time.perf_counter())
+        print(f"update {facts.step} after {ends[-1] - start:.1f} s", flush=True)
 
     with tempfile.TemporaryDirectory() as output:
         progress = loop.Progress(print, step)
         loop.train(plan, dataset, Path(output) / "run", progress=progress)
-    drawn = torch.from_numpy(np.sort(np.random.default_rng(1).choice(len(train), _BATCH, replace=False)))
+    drawn = torch.from_numpy(np.sort(np.random.default_rng(1).choice(len(train), asked.batch_size, replace=False)))
     times = []
     for _ in range(3):
         drawn = (drawn + 7919) % len(train)
         begin = time.perf_counter()
         dataset.train.batch(drawn)
         times.append(time.perf_counter() - begin)
-    print(f"a batch of {_BATCH} gathered, checked and normalised in {min(times):.2f} to {max(times):.2f} s")
+    part = 100 * sorted(times)[1] / (ends[2] - ends[1])
+    print(
+        f"a batch of {asked.batch_size} gathered, checked and normalised in {min(times):.2f} to {max(times):.2f} s, "
+        f"{part:.2f} % of the second update ({ends[2] - ends[1]:.1f} s)"
+    )
     print(f"anonymous memory {_anonymous():.2f} GB")
 
 

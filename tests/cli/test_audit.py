@@ -140,6 +140,19 @@ def test_a_canary_audit_that_is_stopped_says_so(tmp_path, sent):
     assert process.returncode == 1
 
 
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_audit_of_scores_and_one_of_a_run_that_are_stopped_say_so(capsys, tmp_path, monkeypatch, table, sent):
+    def stopped(*arguments, **options):
+        os.kill(os.getpid(), sent)
+        time.sleep(60)
+
+    monkeypatch.setattr("sfumato.auditing.bounds.audit_scores", stopped)
+    monkeypatch.setattr("sfumato.auditing.run.audit_one_run", stopped)
+    for words in (["bounds", table, "--delta", "0.01"], ["one-run", tmp_path]):
+        status, out, err = call(capsys, "audit", *words)
+        assert (status, out) == (1, "") and err.startswith("interrupted; ") and "same command" in err
+
+
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_membership_audit_that_is_stopped_says_how_to_go_on(capsys, tmp_path, monkeypatch, keeps):
     monkeypatch.setattr(problem_module, "mnist", lambda num_examples, data_root: made_up_problem(side=28))

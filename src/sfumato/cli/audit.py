@@ -37,13 +37,14 @@ def bounds(
     """Lower bounds on epsilon from scores that anybody's attack gave: a higher score says that the
     example took part.
     """
-    from sfumato.auditing.bounds import audit_scores
-    from sfumato.auditing.scores_file import read_scores
-
     kept = _Kept(page)
-    given, members = read_scores(scores)
-    kept(given, members)
-    found = audit_scores(given, members, delta=delta, confidence=confidence, nominal_epsilon=epsilon)
+    with _interruptible("nothing is kept of an audit of scores. Give the same command again."):
+        from sfumato.auditing.bounds import audit_scores
+        from sfumato.auditing.scores_file import read_scores
+
+        given, members = read_scores(scores)
+        kept(given, members)
+        found = audit_scores(given, members, delta=delta, confidence=confidence, nominal_epsilon=epsilon)
     _print(found, json_)
     kept.write(found)
 
@@ -196,9 +197,11 @@ def one_run(
     """Attacks a finished run by the canaries that it was trained with (--set audit.canaries=1000), and puts what that
     showed into its certificate and its report (Steinke et al. 2023).
     """
-    from sfumato.auditing.run import audit_one_run
+    with _interruptible("the run is as it was, or has its audit whole. Give the same command again."):
+        from sfumato.auditing.run import audit_one_run
 
-    _print(audit_one_run(run, confidence=confidence, trust=trust or ()), json_)
+        found = audit_one_run(run, confidence=confidence, trust=trust or ())
+    _print(found, json_)
 
 
 def _print(found: "AuditResult | OneRunResult", json_: bool) -> None:
