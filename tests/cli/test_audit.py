@@ -234,3 +234,11 @@ def test_files_and_settings_that_are_none_are_refused_in_one_line(capsys, tmp_pa
     assert "Play at least" in refused(capsys, *few)
     assert "is missing" in refused(capsys, *few, "--num-models", "100")
     assert "delta must lie" in refused(capsys, *few, "--delta", "0")
+
+
+def test_a_trade_off_that_pld_does_not_state_is_told_apart_from_one_that_shows_nothing(capsys, tmp_path):
+    page = tmp_path / "page.html"
+    words = ["audit", "canary", "--epsilon", "4", "--delta", "1e-15", "--num-games", "2000", "--num-steps", "1"]
+    status, out, _ = call(capsys, *words, "--sampling-prob", "0.5", "--page", page)
+    assert status == 0 and "trade-off       no number: PLD states no epsilon" in out
+    assert "trade-off" not in page.read_text().split("Bounds beside the claim", 1)[1].split("</", 1)[0]

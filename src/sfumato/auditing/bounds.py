@@ -79,7 +79,7 @@ def audit_scores(
 
     Guarantee: if the games are independent, each bound by itself is above the mechanism's epsilon at
     ``delta`` with probability at most 1 - ``confidence``, under the assumption that it names; `trade-off` is above the
-    epsilon that PLD states of it, which is at most two percent more.
+    epsilon that PLD states of it, which is at most about 2 % more.
 
     Args:
         scores: (G,), of G games: higher where the attacker believes more that the example took part.

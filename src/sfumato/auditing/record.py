@@ -12,7 +12,8 @@ class Bound(Record):
     """One lower bound on epsilon.
 
     Attributes:
-        epsilon: At least 0; None where the rates leave every epsilon possible (no rate above delta).
+        epsilon: At least 0; None where the rates leave every epsilon possible (no rate above delta), and of `trade-off`
+            where PLD states none.
         assumption: What must hold besides that the games are independent; "none" for the first.
         threshold: From which score on the attacker says "took part"; chosen on other games.
         false_positives: Of `num_non_members` games that the bound used.

@@ -20,7 +20,7 @@ def epsilon(mechanism: Mechanism, delta: float, false_positives: float, true_pos
 
     Only the noise may differ from what is claimed. Where it is above the epsilon of the claimed mechanism, the rates
     break its trade-off, as PLD states it; where they break it by so little that noise half a percent less would allow
-    them, it may not be above. PLD's epsilon is at most two percent above the mechanism's own, mostly far closer. None
+    them, it may not be above. PLD's epsilon is at most about 2 % above the mechanism's own, mostly far closer. None
     where another accountant would have to state it, whose epsilon may be further above.
 
     Args:

@@ -218,6 +218,8 @@ def _print(found: "AuditResult | OneRunResult", json_: bool) -> None:
     )
     for bound in found.bounds:
         value = f"epsilon is at least {lower_epsilon_text(bound.epsilon)}" if bound.epsilon else "shows nothing"
+        if bound.name == "trade-off" and bound.epsilon is None:
+            value = "no number: PLD states no epsilon at this delta"
         assumes = "assumes nothing of the mechanism" if bound.assumption == "none" else f"assumes: {bound.assumption}"
         output.say(f"{bound.name:<16}{value} (confidence {100 * found.confidence:.12g} %); {assumes}")
         if isinstance(bound, GuessBound):
