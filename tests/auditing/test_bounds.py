@@ -356,3 +356,8 @@ def test_scores_are_taken_from_whatever_holds_numbers():
 def test_a_score_that_no_float_holds_is_refused_in_one_line():
     with pytest.raises(InputError, match="must be numbers"):
         audit_scores([10**400, 1.0], [0, 1], delta=0.1)
+
+
+def test_a_mechanism_that_is_none_is_refused():
+    with pytest.raises(InputError, match="sfumato.Mechanism"):
+        audit_scores([0.0] * 500 + [1.0] * 500, [0] * 500 + [1] * 500, delta=0.01, mechanism="gaussian")

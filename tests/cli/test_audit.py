@@ -153,6 +153,13 @@ def test_an_audit_of_scores_and_one_of_a_run_that_are_stopped_say_so(capsys, tmp
         assert (status, out) == (1, "") and err.startswith("interrupted; ") and "same command" in err
 
 
+def test_an_audit_that_is_stopped_as_its_page_is_drawn_says_so(capsys, tmp_path, monkeypatch, table):
+    monkeypatch.setattr("sfumato.auditing.page.write_page", lambda *arguments: os.kill(os.getpid(), signal.SIGTERM))
+    words = ["audit", "bounds", table, "--delta", "0.01", "--page", tmp_path / "page.html"]
+    status, out, err = call(capsys, *words)
+    assert status == 1 and "epsilon is at least" in out and err.startswith("interrupted; the page is not written")
+
+
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_membership_audit_that_is_stopped_says_how_to_go_on(capsys, tmp_path, monkeypatch, keeps):
     monkeypatch.setattr(problem_module, "mnist", lambda num_examples, data_root: made_up_problem(side=28))

@@ -100,6 +100,8 @@ def audit_scores(
         >>> round(result.epsilon_lower_bound, 2)
         4.64
     """
+    if mechanism is not None and not isinstance(mechanism, Mechanism):
+        raise InputError("mechanism must be a sfumato.Mechanism, or None where it is not known.")
     delta, confidence, claimed = levels(delta, confidence, 0.0 if nominal_epsilon is None else nominal_epsilon)
     nominal_epsilon = None if nominal_epsilon is None else claimed
     inside, outside = sides(scores, members)

@@ -180,11 +180,13 @@ class _Kept:
             self._games = scores, members
 
     def write(self, found: "AuditResult") -> None:
-        if self._page is not None:
+        if self._page is None:
+            return
+        with _interruptible("the page is not written; what is printed is the whole result."):
             from sfumato.auditing.page import write_page
 
             write_page(self._page, found, *self._games)
-            output.note(f"page: {self._page}")
+        output.note(f"page: {self._page}")
 
 
 @app.command("one-run")
