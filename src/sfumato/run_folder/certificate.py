@@ -69,7 +69,7 @@ def released(plan: Plan, ledger: Ledger) -> Mechanism:
     spent = spent_mechanism(ledger.lines)
     if plan.recipe.privacy is None:
         return plan.mechanism
-    return spent.replace(images_per_unit=plan.mechanism.images_per_unit)
+    return spent
 
 
 def certificate(

@@ -39,8 +39,8 @@ class RunEntry(Record):
     sampling: Sampling
     clipping_norm: float | None
     recipe_digest: str
-    first_release_noise: float | None = None
-    images_per_unit: int = 1
+    first_release_noise: float | None
+    images_per_unit: int
 
 
 class SessionEntry(Record):
@@ -205,5 +205,6 @@ def spent_mechanism(lines: list[dict[str, Any]]) -> Mechanism:
         first["noise_multiplier"],
         num_updates(lines),
         first["sampling"],
+        images_per_unit=first["images_per_unit"],
         first_release_noise=together(first["first_release_noise"], count),
     )

@@ -435,9 +435,8 @@ class OwnLoop:
         return spent_mechanism(self._ledger.lines).num_steps
 
     def _write(self, status: Literal["running", "complete"], num_steps: int) -> LoopCertificate:
-        mechanism = self._mechanism.replace(num_steps=num_steps)
         terms = Terms(self._clipping_norm, self._delta, self._accountant)
-        written = loop_certificate(self._ledger, mechanism, terms, planned=self._planned, status=status)
+        written = loop_certificate(self._ledger, num_steps, terms, planned=self._planned, status=status)
         write_json(self._path(CERTIFICATE_FILE), written.as_json())
         return written
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from sfumato.accounting.mechanism import Accountant, Mechanism
+from sfumato.accounting.mechanism import Accountant
 from sfumato.accounting.rounding import epsilon_text
 from sfumato.planning.claims import claims_of
 from sfumato.run_folder.certificate import OTHER_RUNS, PERSONS, RUNNING_TIME, SEVERAL_IMAGES, UNSEARCHED, counted
@@ -38,17 +38,15 @@ class Terms:
 
 
 def loop_certificate(
-    ledger: Ledger, mechanism: Mechanism, terms: Terms, *, planned: int, status: Literal["running", "complete"]
+    ledger: Ledger, num_steps: int, terms: Terms, *, planned: int, status: Literal["running", "complete"]
 ) -> LoopCertificate:
     """Of the mechanism that the ledger's first line states.
 
     Args:
-        mechanism: Its num_steps is how many updates are counted; of persons its images_per_unit.
+        num_steps: How many updates are counted.
         planned: Updates, those of sessions before included.
     """
-    mechanism = spent_mechanism(ledger.lines).replace(
-        num_steps=mechanism.num_steps, images_per_unit=mechanism.images_per_unit
-    )
+    mechanism = spent_mechanism(ledger.lines).replace(num_steps=num_steps)
     stopped = STOPPED
     if mechanism.num_steps < planned:
         of_all = claims_of(mechanism.replace(num_steps=planned), terms.delta, terms.accountant)
