@@ -479,3 +479,22 @@ def test_a_key_that_an_editor_saved_anew_is_the_key_to_the_end(tmp_path, change)
     loop = begin(tmp_path)
     release(loop, 1)
     assert loop.finish().num_steps == 1 and not path.exists()
+
+
+def test_a_longer_key_whose_deletion_was_cut_off_is_gone(tmp_path, monkeypatch):
+    """No byte of it is left, and the folder is that of a loop that has finished."""
+    loop = begin(tmp_path)
+    release(loop, 1)
+    path = tmp_path / "key"
+    path.write_bytes(b" ".join(path.read_bytes()[i : i + 2] for i in range(0, 64, 2)))
+
+    @of_the_system
+    def refused(path):
+        raise PermissionError(errno.EPERM, "refused")
+
+    with monkeypatch.context() as there:
+        there.setattr("sfumato.run_folder.key_file.Path.unlink", refused)
+        with pytest.raises(MachineError):
+            loop.finish()
+    assert not path.read_bytes().strip(b"0")
+    assert loop.finish().num_steps == 1 and not path.exists()

@@ -45,8 +45,13 @@ def read_key(folder: Path) -> bytes:
     return key
 
 
-_ERASED = b"0" * 65  # as `delete_key` overwrites a key: a file that a crash left
+_NUM_BYTES = 65  # as `write_key` writes it
 _MOST_BYTES = 1000
+
+
+def _is_erased(content: bytes) -> bool:
+    """Whether `delete_key` overwrote a key, in a file that a crash left."""
+    return len(content) >= _NUM_BYTES and not content.strip(b"0")
 
 
 def _key_in(content: bytes) -> bytes | None:
@@ -68,7 +73,7 @@ def has_key(folder: Path) -> bool:
     """
     path = folder / KEY_FILE
     with reading_faults(path):
-        return is_there(path) and not (path.is_file() and path.read_bytes() == _ERASED)
+        return is_there(path) and not (path.is_file() and _is_erased(path.read_bytes()))
 
 
 def is_key(folder: Path) -> bool:
@@ -77,7 +82,7 @@ def is_key(folder: Path) -> bool:
     if not path.is_file() or path.is_symlink():
         return False
     content = path.read_bytes()
-    return content == _ERASED or _key_in(content) is not None
+    return _is_erased(content) or _key_in(content) is not None
 
 
 def delete_key(folder: Path, key: bytes | None = None) -> None:
@@ -104,12 +109,11 @@ def delete_key(folder: Path, key: bytes | None = None) -> None:
         with os.fdopen(descriptor, "r+b") as file:
             content = file.read(_MOST_BYTES + 1)
             held = _key_in(content)
-            is_key = content == _ERASED or (held is not None if key is None else held == key)
+            is_key = _is_erased(content) or (held is not None if key is None else held == key)
             if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not is_key:
                 raise no_key
             file.seek(0)
-            file.write(_ERASED)
-            file.truncate()
+            file.write(b"0" * max(len(content), _NUM_BYTES))
             file.flush()
             os.fsync(descriptor)
         path.unlink()
