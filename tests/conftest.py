@@ -1,8 +1,11 @@
 """What all tests share."""
 
 import os
+import signal
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job; tests interrupt themselves
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files whose tests take longest, first: one that begins last would keep one core, and leave the other idle.
 LONG = (
