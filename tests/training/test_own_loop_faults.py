@@ -348,9 +348,10 @@ def test_two_interrupts_within_an_opening_that_are_held_leave_the_folder_free(tm
         there.setattr(Ledger, "close", close)
         with pytest.raises(KeyboardInterrupt) as held:
             begin(tmp_path)
-    loop = begin(tmp_path)
+    loop = begin(tmp_path)  # while what the first opening raised, and its frames, are held
     release(loop, 1)
-    assert loop.finish().num_steps == 1 and held.value.__traceback__ is not None
+    assert loop.finish().num_steps == 1
+    del held
 
 
 def test_a_finish_that_was_stopped_after_the_key_was_overwritten_has_finished(tmp_path, monkeypatch):

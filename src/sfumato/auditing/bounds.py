@@ -87,7 +87,7 @@ def audit_scores(
         delta: In (0, 1).
         confidence: In (0.5, 1).
         nominal_epsilon: That is claimed at ``delta``, if any.
-        mechanism: That is claimed, if it is known: its trade-off gives one bound more.
+        mechanism: That is claimed, if it is known: its trade-off gives one bound more, where PLD states an epsilon.
         split_seed: Of an audit that is computed once more: which games chose. None, for every new audit: from the
             operating system. Who tries several and takes one has no confidence left.
 
@@ -115,13 +115,13 @@ def audit_scores(
     for_ratio = float(candidates[np.argmax(log_ratio(*chooses.rates(candidates, error), delta=delta))])
     for_mu = float(candidates[np.argmax(gaussian_mu(*chooses.rates(candidates, error * _CAREFUL)))])
 
-    def bound(name: BoundName, assumption: str, threshold: float, of: Callable[[float, float], float | None]) -> Bound:
+    def bound(name: BoundName, assumption: str, threshold: float, of: Callable[[float, float], float]) -> Bound:
         count_false, count_true = used.counts(threshold)
         low_rate, high_rate = used.rates(threshold, error)
         epsilon = of(float(low_rate), float(high_rate))
         return Bound(
             name=name,
-            epsilon=None if epsilon is None or epsilon == -math.inf else max(0.0, epsilon),
+            epsilon=None if epsilon == -math.inf else max(0.0, epsilon),
             assumption=assumption,
             threshold=threshold,
             false_positives=int(count_false),
@@ -140,7 +140,8 @@ def audit_scores(
         least = bound(
             "trade-off", _IS_OF_FAMILY, for_mu, lambda fpr, tpr: trade_off.epsilon(mechanism, delta, fpr, tpr)
         )
-        found.append(least)
+        if least.epsilon is not None:  # PLD states one
+            found.append(least)
     # A Gaussian mechanism is an assumption about the mechanism, so its bound refutes no claim.
     decide = [each.epsilon or 0.0 for each in found if each.name != "gaussian"]
     return AuditResult(

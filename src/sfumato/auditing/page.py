@@ -184,11 +184,7 @@ def _scores(found: AuditResult, inside: np.ndarray, outside: np.ndarray) -> Html
 
 
 def _bounds(found: AuditResult) -> Html:
-    values = [
-        (bound.name, bound.epsilon or 0.0)
-        for bound in found.bounds
-        if bound.name != "trade-off" or bound.epsilon is not None  # PLD states none
-    ]
+    values = [(bound.name, bound.epsilon or 0.0) for bound in found.bounds]
     power = found.power
     best = [("an attack that is never wrong", power.perfect)]
     if power.tight is not None:

@@ -12,8 +12,7 @@ class Bound(Record):
     """One lower bound on epsilon.
 
     Attributes:
-        epsilon: At least 0; None where the rates leave every epsilon possible (no rate above delta), and of `trade-off`
-            where PLD states none.
+        epsilon: At least 0; None where the rates leave every epsilon possible (no rate above delta).
         assumption: What must hold besides that the games are independent; "none" for the first.
         threshold: From which score on the attacker says "took part"; chosen on other games.
         false_positives: Of `num_non_members` games that the bound used.
@@ -84,8 +83,8 @@ class AuditResult(Shown):
     Attributes:
         audit: Which one.
         bounds: Each holds with `confidence` by itself. `epsilon_lower_bound` is Clopper-Pearson's; the claim is
-            `violated` where that is above the claimed epsilon, or the rates break the claimed mechanism's own
-            trade-off. `num_games` are all, those for the threshold included.
+            `violated` where that or the `trade-off` bound is above the claimed epsilon. `num_games` are all, those for
+            the threshold included.
         split_seed: Which games chose thresholds follows from it.
     """
 

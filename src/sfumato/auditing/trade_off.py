@@ -14,14 +14,14 @@ _CLOSE = 1.005
 _MOST_DOUBLINGS = 20
 
 
-def epsilon(mechanism: Mechanism, delta: float, false_positives: float, true_positives: float) -> float | None:
+def epsilon(mechanism: Mechanism, delta: float, false_positives: float, true_positives: float) -> float:
     """The certificate's epsilon at the most noise that two rates leave possible; 0 where every amount
     of noise is possible.
 
     Only the noise may differ from what is claimed. Where it is above the epsilon of the claimed mechanism, the rates
     break its trade-off, as PLD states it; where they break it by so little that noise half a percent less would allow
-    them, it may not be above. PLD's epsilon is at most about 2 % above the mechanism's own, mostly far closer. None
-    where another accountant would have to state it, whose epsilon may be further above.
+    them, it may not be above. PLD's epsilon is at most about 2 % above the mechanism's own, mostly far closer. Minus
+    infinity where PLD states none: another accountant's may be further above.
 
     Args:
         false_positives: Upper bound on the rate.
@@ -48,12 +48,11 @@ def epsilon(mechanism: Mechanism, delta: float, false_positives: float, true_pos
             refuted = middle
         else:
             possible = middle
-    while refuted:
-        spent = accountants.epsilon(mechanism.replace(noise_multiplier=refuted), delta)
-        if not spent.note:
-            return spent.epsilon
-        refuted = refuted * 2 if refuted * 2 < mechanism.noise_multiplier else 0.0  # more noise spends less
-    return None
+    while (spent := accountants.epsilon(mechanism.replace(noise_multiplier=refuted), delta)).note:
+        refuted *= 2  # more noise spends less, so that its epsilon is a lower bound, too
+        if refuted >= mechanism.noise_multiplier:
+            return -math.inf
+    return spent.epsilon
 
 
 def refutes(mechanism: Mechanism, false_positives: float, true_positives: float) -> bool:

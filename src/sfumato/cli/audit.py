@@ -45,8 +45,8 @@ def bounds(
         given, members = read_scores(scores)
         kept(given, members)
         found = audit_scores(given, members, delta=delta, confidence=confidence, nominal_epsilon=epsilon)
-    _print(found, json_)
-    kept.write(found)
+        _print(found, json_)
+        kept.write(found)
 
 
 @app.command()
@@ -77,13 +77,13 @@ def canary(
             report=output.note,
             keep=kept,
         )
-    if not json_:
-        output.say(
-            f"{found.num_runs} runs of {found.games_per_run:,} canaries: {found.num_steps} updates, q "
-            f"{found.sampling_prob:g}, noise multiplier {found.noise_multiplier:g}"
-        )
-    _print(found, json_)
-    kept.write(found)
+        if not json_:
+            output.say(
+                f"{found.num_runs} runs of {found.games_per_run:,} canaries: {found.num_steps} updates, q "
+                f"{found.sampling_prob:g}, noise multiplier {found.noise_multiplier:g}"
+            )
+        _print(found, json_)
+        kept.write(found)
 
 
 @app.command()
@@ -133,23 +133,23 @@ def membership(
             report=output.note,
             keep=kept,
         )
-    if not json_:
-        won, rate = found.winner, found.models_per_second
-        speed = "kept from before" if rate is None else f"{rate:.2g} in a second"
-        output.say(
-            f"2 x {found.num_models:,} models, {speed}; z: {won.target}, learning "
-            f"rate {won.learning_rate:g}, C {won.clipping_norm:g}, {won.num_steps} updates, noise multiplier "
-            f"{found.noise_multiplier:g}"
-        )
-        if found.fixed_batches:
-            from sfumato.accounting.rounding import epsilon_text
-
+        if not json_:
+            won, rate = found.winner, found.models_per_second
+            speed = "kept from before" if rate is None else f"{rate:.2g} in a second"
             output.say(
-                f"the claim is without amplification by sampling: epsilon {epsilon_text(found.nominal_epsilon)} of the "
-                f"{found.num_claimed_steps} updates whose batches hold z"
+                f"2 x {found.num_models:,} models, {speed}; z: {won.target}, learning "
+                f"rate {won.learning_rate:g}, C {won.clipping_norm:g}, {won.num_steps} updates, noise multiplier "
+                f"{found.noise_multiplier:g}"
             )
-    _print(found, json_)
-    kept.write(found)
+            if found.fixed_batches:
+                from sfumato.accounting.rounding import epsilon_text
+
+                output.say(
+                    f"the claim is without amplification by sampling: epsilon {epsilon_text(found.nominal_epsilon)} of "
+                    f"the {found.num_claimed_steps} updates whose batches hold z"
+                )
+        _print(found, json_)
+        kept.write(found)
 
 
 @contextlib.contextmanager
@@ -180,13 +180,11 @@ class _Kept:
             self._games = scores, members
 
     def write(self, found: "AuditResult") -> None:
-        if self._page is None:
-            return
-        with _interruptible("the page is not written; what is printed is the whole result."):
+        if self._page is not None:
             from sfumato.auditing.page import write_page
 
             write_page(self._page, found, *self._games)
-        output.note(f"page: {self._page}")
+            output.note(f"page: {self._page}")
 
 
 @app.command("one-run")
@@ -202,8 +200,7 @@ def one_run(
     with _interruptible("the run is as it was, or has its audit whole. Give the same command again."):
         from sfumato.auditing.run import audit_one_run
 
-        found = audit_one_run(run, confidence=confidence, trust=trust or ())
-    _print(found, json_)
+        _print(audit_one_run(run, confidence=confidence, trust=trust or ()), json_)
 
 
 def _print(found: "AuditResult | OneRunResult", json_: bool) -> None:
@@ -220,8 +217,6 @@ def _print(found: "AuditResult | OneRunResult", json_: bool) -> None:
     )
     for bound in found.bounds:
         value = f"epsilon is at least {lower_epsilon_text(bound.epsilon)}" if bound.epsilon else "shows nothing"
-        if bound.name == "trade-off" and bound.epsilon is None:
-            value = "no number: PLD states no epsilon at this delta"
         assumes = "assumes nothing of the mechanism" if bound.assumption == "none" else f"assumes: {bound.assumption}"
         output.say(f"{bound.name:<16}{value} (confidence {100 * found.confidence:.12g} %); {assumes}")
         if isinstance(bound, GuessBound):

@@ -51,7 +51,7 @@ _MOST_BYTES = 1000
 
 def _is_erased(content: bytes) -> bool:
     """Whether `delete_key` overwrote a key, in a file that a crash left."""
-    return len(content) >= _NUM_BYTES and not content.strip(b"0")
+    return _NUM_BYTES <= len(content) <= _MOST_BYTES and not content.strip(b"0")
 
 
 def _key_in(content: bytes) -> bytes | None:
