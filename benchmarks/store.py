@@ -11,6 +11,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from sfumato.data.examples import Dataset
 from sfumato.data.images import Digests, ImageSet
 from sfumato.planning.resolve import resolve
 from sfumato.training import loop
+from sfumato.training.learner import Learner
 
 _PART, _SIZE, _CLASSES = 8192, 64, 1000
 
@@ -86,11 +88,18 @@ def main() -> None:
         dataset.facts,
     )
 
-    ends = [start]
+    ends, collect = [start], Learner.collect
+
+    def begins(self: Learner, *arguments: Any, **options: Any) -> Any:
+        if len(ends) == 1:
+            print(f"update 1 begins after {time.perf_counter() - start:.1f} s", flush=True)
+        return collect(self, *arguments, **options)
+
+    Learner.collect = begins  # type: ignore[method-assign]
 
     def step(facts: loop.StepFacts) -> None:
         ends.append(time.perf_counter())
-        print(f"update {facts.step} after {ends[-1] - start:.1f} s", flush=True)
+        print(f"update {facts.step} ends after {ends[-1] - start:.1f} s", flush=True)
 
     with tempfile.TemporaryDirectory() as output:
         progress = loop.Progress(print, step)

@@ -157,3 +157,10 @@ def test_a_recipe_is_written_for_others_without_the_place_of_the_images():
         and parsed.data.path == "of-patients"
         and "of-patients" not in config.to_toml(config.shareable(parsed))
     )
+
+
+def test_a_folder_that_is_not_there_is_told_apart_from_a_run_that_is_not_finished(tmp_path):
+    with pytest.raises(InputError, match="there is no folder"):
+        load(tmp_path / "none")
+    with pytest.raises(InputError, match="sfumato resume"):
+        load(tmp_path)

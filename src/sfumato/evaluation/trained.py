@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import shlex
 import tomllib
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -61,10 +62,12 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
     from safetensors import SafetensorError, safe_open
 
     path = Path(folder) / "model.safetensors"
+    if not Path(folder).is_dir():
+        raise InputError(f"there is no folder {folder}. Name that of a finished run.")
     if not path.exists():
         raise InputError(
-            f"{folder} has no model.safetensors: it is no finished run. Finish it by `sfumato "
-            "train ... --resume`, or name another folder."
+            f"{folder} has no model.safetensors: it is no finished run of `sfumato train`. Finish it by "
+            f"`sfumato resume {shlex.quote(str(folder))}`, or name another folder."
         )
     damaged = InputError(f"{path} is damaged. Restore it from a copy, or train again.")
     try:
