@@ -81,7 +81,8 @@ def unpack(home, root):
             folder = root / "imagenet/train" / member.name.removesuffix(".tar")
             folder.mkdir(parents=True)
             with tarfile.open(fileobj=outer.extractfile(member)) as inner:
-                inner.extractall(folder, filter="data")
+                for image in inner:
+                    (folder / image.name).write_bytes(inner.extractfile(image).read())
     with tarfile.open(home / VALIDATION) as tar:
         for member in tar:
             folder = root / "imagenet/val" / validation_synset(int(member.name[15:23]))

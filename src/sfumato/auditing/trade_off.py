@@ -21,13 +21,16 @@ def epsilon(mechanism: Mechanism, delta: float, false_positives: float, true_pos
     Only the noise may differ from what is claimed. Where it is above the epsilon of the claimed mechanism, the rates
     break its trade-off, as PLD states it; where they break it by so little that noise half a percent less would allow
     them, it may not be above. PLD's epsilon is at most about 2 % above the mechanism's own, mostly far closer. Minus
-    infinity where PLD states none: another accountant's may be further above.
+    infinity where PLD states none of the claimed mechanism, whatever the rates: another accountant's may be further
+    above.
 
     Args:
         false_positives: Upper bound on the rate.
         true_positives: Lower bound on the rate.
     """
     rates = false_positives, true_positives
+    if accountants.epsilon(mechanism, delta).note:
+        return -math.inf
     if true_positives <= false_positives:
         return 0.0
     # Between the two lies the most noise that is possible; the larger is refuted.
