@@ -71,6 +71,27 @@ def test_where_pld_states_no_epsilon_none_is_shown(delta):
     assert trade_off.epsilon(whole_batch, delta, 1e-4, 0.5) > 0
 
 
+def test_amounts_of_noise_at_which_pld_states_nothing_do_not_hide_that_rates_refute_the_claim():
+    claim, delta, rates = Mechanism(1000, 1, 1.148, 100), 1e-11, (0.3803833672137903, 0.3876882807240659)
+    assert trade_off.refutes(claim, *rates)
+    assert trade_off.epsilon(claim, delta, *rates) > accountants.epsilon(claim, delta).epsilon
+
+
+def test_where_pld_states_nothing_from_the_refuted_noise_to_the_claimed_the_claim_is_refuted_still(monkeypatch):
+    rates, stated = (0.02, 0.3), accountants.epsilon
+    claimed = stated(SAMPLED, DELTA)
+
+    def only_of_the_claim(mechanism, delta):
+        found = stated(mechanism, delta)
+        return found if mechanism == SAMPLED else found.__class__(**{**vars(found), "note": "nothing"})
+
+    assert trade_off.refutes(SAMPLED, *rates)
+    monkeypatch.setattr(accountants, "epsilon", only_of_the_claim)
+    assert claimed.epsilon < trade_off.epsilon(SAMPLED, DELTA, *rates) < claimed.epsilon * 1.000001
+    weak = WHOLE_BATCH.replace(noise_multiplier=0.5)
+    assert trade_off.epsilon(SAMPLED, DELTA, 0.02, 0.021) == 0 and trade_off.epsilon(weak, DELTA, 0.02, 0.03) == -np.inf
+
+
 def test_rates_that_no_amount_of_noise_allows_refute_the_claim():
     """At next to no noise PLD states nothing, but at more it does."""
     claimed = Mechanism(1000, 10, 1.0, 1)

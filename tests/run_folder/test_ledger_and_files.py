@@ -234,6 +234,17 @@ def test_a_deleted_key_is_overwritten_on_disk_and_then_gone_from_it(tmp_path, sy
     assert synced == [(of_key, b"0" * size), (tmp_path.stat().st_ino, [])]
 
 
+@pytest.mark.parametrize("after", [b"", b"\n", b"\r\n", b"0" * 900], ids=len)
+def test_zeros_that_a_key_was_overwritten_with_are_no_key_whatever_an_editor_added(tmp_path, after):
+    for zeros in (b"0" * 64, b"0" * 65):
+        (tmp_path / "key").write_bytes(zeros + after)
+        assert not key_file.has_key(tmp_path) and key_file.is_key(tmp_path)
+        with pytest.raises(InputError, match="missing or damaged"):
+            key_file.read_key(tmp_path)
+        key_file.delete_key(tmp_path)
+        assert not (tmp_path / "key").exists()
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_no_file_of_a_run_takes_a_number_that_json_has_not(tmp_path, number):
     for write in (

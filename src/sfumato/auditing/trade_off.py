@@ -12,6 +12,9 @@ from sfumato.accounting.mechanism import LEAST_NOISE, Mechanism
 _CLOSE = 1.005
 """The noise is found up to this factor."""
 _MOST_DOUBLINGS = 20
+_MORE = 4.0
+_NUM_AMOUNTS = 34
+"""Of noise between what is refuted and what is claimed, or `_MORE` times as much, that PLD is asked about."""
 
 
 def epsilon(mechanism: Mechanism, delta: float, false_positives: float, true_positives: float) -> float:
@@ -51,11 +54,21 @@ def epsilon(mechanism: Mechanism, delta: float, false_positives: float, true_pos
             refuted = middle
         else:
             possible = middle
-    while (spent := accountants.epsilon(mechanism.replace(noise_multiplier=refuted), delta)).note:
-        refuted *= 2  # more noise spends less, so that its epsilon is a lower bound, too
-        if refuted >= mechanism.noise_multiplier:
-            return -math.inf
-    return spent.epsilon
+    return _least_epsilon(mechanism, delta, refuted)
+
+
+def _least_epsilon(mechanism: Mechanism, delta: float, refuted: float) -> float:
+    """What is spent by noise that is refuted: more noise spends less, so where PLD states no epsilon of it, which
+    happens at single amounts and between others, that of more noise is a lower bound, too.
+    """
+    claimed = mechanism.noise_multiplier
+    for noise in np.geomspace(refuted, claimed if refuted < claimed else refuted * _MORE, _NUM_AMOUNTS)[:-1]:
+        spent = accountants.epsilon(mechanism.replace(noise_multiplier=float(noise)), delta)
+        if not spent.note:
+            return spent.epsilon
+    if refuted < claimed:  # which spends more
+        return math.nextafter(accountants.epsilon(mechanism, delta).epsilon, math.inf)
+    return 0.0
 
 
 def refutes(mechanism: Mechanism, false_positives: float, true_positives: float) -> bool:

@@ -45,13 +45,15 @@ def read_key(folder: Path) -> bytes:
     return key
 
 
-_NUM_BYTES = 65  # as `write_key` writes it
+_NUM_DIGITS = 64
+_NUM_BYTES = _NUM_DIGITS + 1  # as `write_key` writes it
 _MOST_BYTES = 1000
 
 
 def _is_erased(content: bytes) -> bool:
-    """Whether `delete_key` overwrote a key, in a file that a crash left."""
-    return _NUM_BYTES <= len(content) <= _MOST_BYTES and not content.strip(b"0")
+    """Whether `delete_key` overwrote a key, in a file that a crash left and an editor may have saved."""
+    zeros = content.strip()
+    return _NUM_DIGITS <= len(zeros) <= _MOST_BYTES and not zeros.strip(b"0")
 
 
 def _key_in(content: bytes) -> bytes | None:
@@ -62,7 +64,7 @@ def _key_in(content: bytes) -> bytes | None:
         if is_from_elsewhere(error):
             raise
         return None
-    return key if len(key) == 32 and len(content) <= _MOST_BYTES else None
+    return key if len(key) == 32 and any(key) and len(content) <= _MOST_BYTES else None
 
 
 def has_key(folder: Path) -> bool:
