@@ -24,7 +24,7 @@ from sfumato.errors import InputError
 from sfumato.evaluation.trained import load as load_trained
 from sfumato.models import build
 from sfumato.models.trainable import Backbone, classifier_name
-from sfumato.nn import Classifier
+from sfumato.nn import Classifier, UnitLinear
 from sfumato.training import features
 from sfumato.training.features import features_of
 from sfumato.training.trainer import train
@@ -362,9 +362,10 @@ def test_altered_features_are_refused():
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_closed_form_is_the_loop_over_single_examples(bias, dtype):
+@pytest.mark.parametrize("kind", [torch.nn.Linear, UnitLinear])
+def test_the_closed_form_is_the_loop_over_single_examples(bias, dtype, kind):
     torch.manual_seed(0)
-    layer = torch.nn.Linear(40, 5, bias=bias).to(dtype)
+    layer = kind(40, 5, bias=bias).to(dtype)
     rows, labels = torch.randn(70, 40, dtype=dtype), torch.arange(70) % 5
     rows[3], rows[4], rows[5] = 0.0, float("nan"), 1e12
     model = Classifier(layer, "head.fc")

@@ -1,8 +1,8 @@
 """A linear classifier on features: the gradient of one example is error x feature, so nothing has to
 be written out.
 
-For outputs W x + b the gradient by (W, b) is e (x, 1)', with e the loss's gradient by the outputs;
-its norm is ||e|| ||(x, 1)||, a product of sums of squares, in which nothing cancels.
+For outputs W x + s b, s a constant, the gradient by (W, b) is e (x, s)', with e the loss's gradient by the outputs;
+its norm is ||e|| ||(x, s)||, a product of sums of squares, in which nothing cancels.
 
 Libraries multiply the last columns of a matrix, those that fill no whole block, by another kernel,
 which rounds differently; one image more or less would then move the others from one kernel to the
@@ -21,7 +21,7 @@ from sfumato.clipping.norms import at_least_float32, row_norms
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.speed import Speed
 from sfumato.errors import InputError
-from sfumato.nn import Classifier
+from sfumato.nn import Classifier, bias_scale
 from sfumato.torch_internals import HOOKS, global_hooks
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -61,14 +61,17 @@ class ClosedFormEngine(Engine):
         if batch.inputs.shape[1] != 1:
             raise InputError("the closed form is for one view of each example")
         weight, bias = self._model.layer.weight, self._model.layer.bias
+        scale = bias_scale(self._model.layer)
         features = batch.inputs[:, 0]
         outputs = _outputs(self._product, weight, features)
-        outputs = outputs if bias is None else outputs + bias
+        outputs = outputs if bias is None else outputs + scale * bias
         losses, (errors,) = self.losses(outputs[:, None], batch.targets, 1)
         assert errors is not None
         errors = errors[:, 0]
         # In float64, or two factors, of which one is tiny and one large, would seem to make nothing.
-        norms = torch.linalg.vector_norm(errors, dim=1, dtype=torch.float64) * _lengths(features, bias is not None)
+        norms = torch.linalg.vector_norm(errors, dim=1, dtype=torch.float64) * _lengths(
+            features, None if bias is None else scale
+        )
         finite = norms.isfinite() & losses.isfinite()
         coefficients = torch.where(batch.is_real & finite, coefficient(norms), 0.0)
         if not finite.all():  # a coefficient of zero does not silence it: 0 * NaN is NaN
@@ -78,7 +81,7 @@ class ClosedFormEngine(Engine):
         names = {id(value): name for name, value in self._model.named_parameters()}
         sums = {names[id(weight)]: clipped.T @ features}
         if bias is not None:
-            sums[names[id(bias)]] = clipped.sum(0)
+            sums[names[id(bias)]] = scale * clipped.sum(0)
         return ClippedGrad(sums, norms.to(losses.dtype), losses)
 
 
@@ -114,13 +117,13 @@ def _is_alike_in_every_place(product: Product, weight: torch.Tensor, feature: to
     return True
 
 
-def _lengths(features: torch.Tensor, with_one: bool) -> torch.Tensor:
-    """Of each (feature, 1), or of the feature alone: (m,) float64."""
+def _lengths(features: torch.Tensor, constant: float | None) -> torch.Tensor:
+    """Of each (feature, constant), or of the feature alone: (m,) float64."""
     # A row of a few thousand is summed in lanes, to less than 1e-5.
     short = features.shape[1] <= _SHORT
     lengths = (torch.linalg.vector_norm(features, dim=1) if short else row_norms(features)).double()
-    if with_one:
-        return torch.hypot(lengths, torch.ones_like(lengths))
+    if constant is not None:
+        return torch.hypot(lengths, torch.full_like(lengths, constant))
     small = lengths < _SMALL
     if small.any():
         exact = torch.linalg.vector_norm(features[small], dim=1, dtype=torch.float64)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.errors import InputError
-from sfumato.nn import Classifier
+from sfumato.nn import Classifier, UnitLinear
 
 _SPREADS = (0.01, 1.0, 300.0)
 """Of made-up weights of a classifier, so that a limit to its outputs shows."""
@@ -123,15 +123,6 @@ class _Frozen(nn.Module):
 
     def train(self, mode: bool = True) -> "_Frozen":
         return super().train(False)
-
-
-class UnitLinear(nn.Linear):
-    """A linear layer on features of length 1, so that one clipping norm suits every network: the
-    gradient of an example is then no longer than its error.
-    """
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return F.linear(F.normalize(features), self.weight, self.bias)
 
 
 def scale_features(model: nn.Module, name: str) -> None:

@@ -1,9 +1,19 @@
 """Layers that models and clipping rules share."""
 
-from sfumato.nn.classifier import Classifier
+from sfumato.nn.classifier import Classifier, UnitLinear, bias_scale
 from sfumato.nn.groupnorm_fix import fix_groupnorm
 from sfumato.nn.initialisation import init_conv, init_linear
 from sfumato.nn.order import Order, in_order
 from sfumato.nn.weight_standardized import WeightStandardizedConv2d
 
-__all__ = ["Classifier", "Order", "WeightStandardizedConv2d", "fix_groupnorm", "in_order", "init_conv", "init_linear"]
+__all__ = [
+    "Classifier",
+    "Order",
+    "UnitLinear",
+    "WeightStandardizedConv2d",
+    "bias_scale",
+    "fix_groupnorm",
+    "in_order",
+    "init_conv",
+    "init_linear",
+]
