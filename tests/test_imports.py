@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "run_folder": {"planning", "accounting", "data"},
     "evaluation": {"run_folder", "planning", "clipping", "data", "models"},
     "training": {
+        "nn",
         "reporting",
         "evaluation",
         "run_folder",

@@ -6,6 +6,7 @@ from sfumato import config
 from sfumato.config import releasing_keys
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
+from sfumato.planning.classifiers import with_updates_alone
 from sfumato.planning.resolve import resolve
 
 
@@ -55,3 +56,47 @@ def test_ordinary_training_has_defaults_of_its_own():
     assert (recipe.optimizer.momentum, recipe.training.num_steps) == (0.5, 1000)
     bounded = {"data": {"name": "folder"}, "optimizer": {"max_grad_norm": 1.0}}
     assert resolve(config.parse(bounded), facts).recipe.optimizer.learning_rate == 2.0
+
+
+def features_of(num_examples, target, **changes):
+    recipe = {"data": {"name": "folder"}, "model": {"trainable": "classifier"}}
+    recipe |= {"privacy": {"target_epsilon": target, "delta": 1e-5}} if target else {}
+    recipe = {section: {**recipe.get(section, {}), **changes.get(section, {})} for section in {**recipe, **changes}}
+    plan = resolve(config.parse(recipe), Facts(num_examples, 2, 32, 3, num_people=num_examples // 4))
+    privacy = plan.recipe.privacy
+    released = privacy is not None and privacy.first_release_noise is not None
+    assert released == (plan.recipe.model.features == "centred")
+    assert not released or recipe["model"].get("features") or "model.features" in {each.key for each in plan.choices}
+    return plan.recipe.model.features
+
+
+def test_features_are_centred_where_there_is_signal_enough_and_nothing_that_a_first_release_does_not_fit():
+    assert features_of(1000, 1.0) == features_of(10_000, 0.1) == features_of(125, 8.0) == "centred"
+    assert features_of(999, 1.0) == features_of(9_999, 0.1) == "unit"
+    people = {"unit": "person", "max_images_per_person": 4}
+    assert features_of(4000, 1.0, privacy={**people, "person_sampling": "images"}, data={"group_by": "p"}) == "centred"
+    assert features_of(3999, 1.0, privacy={**people, "person_sampling": "images"}, data={"group_by": "p"}) == "unit"
+    assert features_of(4000, 8.0, privacy=people, data={"group_by": "p"}) == "unit"
+    assert features_of(4000, 8.0, privacy={"selected_from": 5.0}) == "unit"
+    assert features_of(4000, 8.0, audit={"canaries": 100}) == "unit"
+    assert features_of(4000, 8.0, optimizer={"name": "adam"}) == "unit"
+    assert features_of(4000, 8.0, augmentation={"augmult": 2}) == "unit"
+    assert features_of(4000, 8.0, model={"features": "unit"}) == "unit"
+    assert (
+        features_of(4000, 8.0, model={"features": "raw"}) == features_of(4000, 8.0, model={"trainable": "all"}) == "raw"
+    )
+    assert features_of(4000, 8.0, model={"classifier": "least_squares"}) == "unit"
+    assert features_of(4000, None, privacy={"noise_multiplier": 3.0, "delta": 1e-5}) == "unit"
+    assert features_of(4000, None) == "unit"
+    assert features_of(100, 1.0, model={"features": "centred"}) == "centred"
+
+
+def test_a_command_that_knows_of_updates_alone_has_features_that_nothing_is_released_of():
+    values = {"data": {"name": "folder"}, "model": {"trainable": "classifier"}, "privacy": {"target_epsilon": 8.0}}
+    recipe = with_updates_alone(config.parse(values), "search")
+    assert resolve(recipe, Facts(4000, 2, 32, 3)).recipe.model.features == "unit"
+    for features, trainable, expected in (("raw", "classifier", "raw"), (None, "all", None), (None, None, None)):
+        model = {"trainable": trainable, "features": features}
+        assert with_updates_alone(config.parse({**values, "model": model}), "search").model.features == expected
+    with pytest.raises(InputError, match="updates alone"):
+        with_updates_alone(config.parse({**values, "model": {"features": "centred"}}), "search")

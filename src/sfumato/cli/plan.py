@@ -173,21 +173,17 @@ def _numbers_of(
     """
     from sfumato import config, recipes
     from sfumato.data import catalogue as facts
+    from sfumato.planning.classifiers import with_updates_alone
     from sfumato.planning.resolve import resolve
 
     _, values = recipes.read(recipe)
-    parsed = config.parse(values)
+    parsed = with_updates_alone(config.parse(values), "plan")
     if parsed.privacy is None:
         raise InputError(f"recipe {recipe} has no [privacy] section, so there is nothing to plan.")
     if parsed.privacy.selected_from is not None:
         raise InputError(
             f"recipe {recipe} is one of several private runs (privacy.selected_from). `sfumato "
             f"train {recipe} --dry-run` shows its epsilon."
-        )
-    if parsed.model.classifier != "sgd":
-        raise InputError(
-            f'recipe {recipe} has model.classifier = "{parsed.model.classifier}", and plan knows of updates alone. '
-            f"`sfumato train {recipe} --dry-run` shows its epsilon."
         )
     known = facts.public_facts(parsed.data)
     if known is None:

@@ -1,7 +1,7 @@
 """Features as training sees them: what a fixed network makes of each image, computed once."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -54,6 +54,11 @@ class FeatureSet:
         if self.digests is not None:
             self.digests.compare(chosen, rows)
         return chosen.to(device)
+
+    def replace(self, of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Puts what a function makes of rows (m, D) in their place; what could not be read stays zero."""
+        for part in self.rows[self.readable].split(_PART):
+            self.stored[part] = of(self.stored[part])
 
     def subset(self, indices: Sequence[int]) -> "FeatureSet":
         """The examples at these indices, in that order; nothing is copied."""

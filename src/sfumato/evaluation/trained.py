@@ -1,7 +1,6 @@
 """A trained model, read back from its run folder."""
 
 import dataclasses
-import functools
 import shlex
 import tomllib
 from collections.abc import Collection, Sequence
@@ -18,7 +17,7 @@ from sfumato.evaluation import calibration
 from sfumato.evaluation.calibration import Calibration
 from sfumato.evaluation.objective import Objective
 from sfumato.models import registry
-from sfumato.models.trainable import named_classifier, scale_features
+from sfumato.models.trainable import centre_features, named_classifier, scale_features
 from sfumato.run_folder.record import WeightsFacts
 
 
@@ -84,9 +83,16 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         raise damaged from None
     name = recipe.model.name
     shape = {"image_size": facts.image_size, "channels": facts.channels, "num_classes": len(facts.classes)}
-    build = functools.partial(
-        registry.build, name, **shape, options=recipe.model.options, fix=recipe.model.fix, seed=0, trust=trust
-    )
+
+    def build() -> nn.Module:
+        model = registry.build(name, **shape, options=recipe.model.options, fix=recipe.model.fix, seed=0, trust=trust)
+        if recipe.model.features in ("unit", "centred"):
+            classifier = named_classifier(model, len(facts.classes))
+            scale_features(model, classifier)
+            if recipe.model.features == "centred":
+                centre_features(model, classifier)
+        return model
+
     if registry.imported_module(name) is None:
         with torch.device(
             "meta"
@@ -95,8 +101,6 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         if sizes != {key: value.shape for key, value in tensors.items()}:
             raise damaged
     model = build()
-    if recipe.model.features == "unit":
-        scale_features(model, named_classifier(model, len(facts.classes)))
     try:
         model.load_state_dict(tensors)
     except RuntimeError:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.errors import InputError
-from sfumato.nn import Classifier, UnitLinear
+from sfumato.nn import CentredLinear, Classifier, UnitLinear
 
 _SPREADS = (0.01, 1.0, 300.0)
 """Of made-up weights of a classifier, so that a limit to its outputs shows."""
@@ -130,10 +130,20 @@ def scale_features(model: nn.Module, name: str) -> None:
     layer = model.get_submodule(name)
     if type(layer) is not nn.Linear:
         raise InputError(
-            f'model.features = "unit" needs a plain linear classifier, not {type(layer).__name__} at {name!r}. Set '
-            'model.features = "raw".'
+            f'model.features = "unit" (or "centred") needs a plain linear classifier, not {type(layer).__name__} at '
+            f'{name!r}. Set model.features = "raw".'
         )
     layer.__class__ = UnitLinear
+
+
+def centre_features(model: nn.Module, name: str) -> CentredLinear:
+    """Gives the classifier, which scales what it is given to length 1, a centre, in place: zeros as yet."""
+    layer = model.get_submodule(name)
+    assert isinstance(layer, UnitLinear)
+    layer.__class__ = CentredLinear
+    layer.register_buffer("centre", torch.zeros(layer.in_features, device=layer.weight.device))
+    assert isinstance(layer, CentredLinear)
+    return layer
 
 
 def classifier_of(model: nn.Module, name: str) -> Classifier:
@@ -145,7 +155,7 @@ def classifier_of(model: nn.Module, name: str) -> Classifier:
 
 class Backbone(nn.Module):
     """A network without its classifier: from images to the features that the classifier multiplies,
-    of length 1 where it makes them so. Always in evaluation mode.
+    of length 1 where it makes them so, and not centred. Always in evaluation mode.
 
     Raises:
         InputError: If the classifier is not the last thing that the network does.

@@ -15,8 +15,31 @@ class UnitLinear(nn.Linear):
 
     BIAS_SCALE = 0.1
 
+    def scaled(self, features: torch.Tensor) -> torch.Tensor:
+        """What the weight multiplies: (rows, D)."""
+        return F.normalize(features)
+
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return F.linear(F.normalize(features), self.weight, scaled_bias(self))
+        return F.linear(self.scaled(features), self.weight, scaled_bias(self))
+
+
+class CentredLinear(UnitLinear):
+    """The same on what features of length 1 differ in from a centre, made as long again: what all images have in
+    common no longer takes most of each length.
+
+    Attributes:
+        centre: (D,), a buffer; zeros until there is one.
+    """
+
+    centre: torch.Tensor
+
+    def scaled(self, features: torch.Tensor) -> torch.Tensor:
+        return centred(F.normalize(features), self.centre)
+
+
+def centred(features: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
+    """Features of length 1 less the centre, of length 1 again: (rows, D)."""
+    return F.normalize(features - centre)
 
 
 def bias_scale(layer: nn.Linear) -> float:

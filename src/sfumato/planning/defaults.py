@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from sfumato.config import FilledPrivacy, FilledRecipe, Recipe
+from sfumato.config import FilledPrivacy, FilledRecipe, ModelConfig, Recipe
 from sfumato.data.catalogue import Facts
 from sfumato.planning import classifiers
 
@@ -52,8 +52,6 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
         choose("data", "channels", facts.channels, "colour; state 1 for grey images")
     choose("model", "name", "small_cnn", "a group-norm CNN takes any size and has few parameters, so little noise")
     choose("model", "trainable", "all", "every parameter, unless weights are given")
-    if values["model"]["features"] is None:
-        values["model"]["features"] = "unit" if values["model"]["trainable"] == "classifier" else "raw"
     choose(
         "augmentation",
         "kind",
@@ -77,8 +75,15 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
         values["augmentation"]["padding"] = 4
     if recipe.privacy is not None:
         choose("privacy", "delta", delta_default(n), f"the largest power of ten up to 1/(10 N) = 1/{10 * n}")
-        if recipe.model.classifier == "dp_fc":
-            classifiers.fill_in_first_release(FilledPrivacy.model_validate(values["privacy"]), choose)
+        privacy = FilledPrivacy.model_validate(values["privacy"])
+        if _on_features(values) and classifiers.centre_by_default(recipe, privacy, n):
+            choose(
+                "model", "features", "centred", "less their mean, which is released first: N epsilon is 1000 or more"
+            )
+    if values["model"]["features"] is None:
+        values["model"]["features"] = "unit" if values["model"]["trainable"] == "classifier" else "raw"
+    if recipe.privacy is not None:
+        classifiers.fill_in_first_release(ModelConfig.model_validate(values["model"]), privacy, choose)
     solved = _solved_quantity(values)
     if _on_features(values):
         _fill_in_on_features(recipe, values, n, solved, choose)
@@ -110,9 +115,9 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
 
 
 def _on_features(values: dict[str, Any]) -> bool:
-    """Whether a private classifier trains on features that are computed once."""
+    """Whether a private classifier trains on features of length 1 that are computed once."""
     model, augmentation = values["model"], values["augmentation"]
-    on_features = model["trainable"] == "classifier" and model["features"] == "unit" and augmentation["augmult"] == 0
+    on_features = model["trainable"] == "classifier" and model["features"] != "raw" and augmentation["augmult"] == 0
     return bool(on_features and values["privacy"] is not None and values["optimizer"]["name"] == "sgd")
 
 

@@ -182,7 +182,7 @@ def _drawn(recipe: Recipe, facts: Facts) -> tuple[Recipe, Facts, list[Choice]]:
         return recipe, facts, []
     choices = []
     with_views = bool(recipe.augmentation.augmult) or recipe.augmentation.kind not in (None, "none")
-    adds_up = recipe.model.classifier != "sgd"
+    adds_up = recipe.model.adds_up
     if adds_up:
         classifiers.refuse_people_together(recipe.model, privacy)
     if privacy.person_sampling is None:

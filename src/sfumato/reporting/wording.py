@@ -203,8 +203,8 @@ def _mechanism(certificate: Certificate, is_private: bool) -> list[tuple[str, st
             (
                 "Noise of the first release",
                 formats.quantity(certificate.first_release_noise),
-                f"Before the steps, second moments of the features of all {examples} images were released once; the "
-                "noise is in units of what one image can contribute. Epsilon covers both.",
+                f"Before the steps, the mean or the second moments (DP-FC) of the features of all {examples} images "
+                "were released once; the noise is in units of what one image can contribute. Epsilon covers both.",
             )
         )
     rows.append(("Public inputs", "", _public(certificate.public_inputs)))

@@ -59,12 +59,12 @@ COMPUTES = (
             "draws",
             "ema",
             "features",
+            "first_release",
             "learner",
             "least_squares",
             "moments",
             "noise",
             "nonprivate",
-            "preconditioner",
             "state",
             "step",
         )

@@ -73,7 +73,7 @@ class LoopCertificate(Claims):
     Attributes:
         status: While a run is "running" its claims count every update that is planned.
         num_steps: Updates that are counted.
-        first_release_noise: Noise of the release of second moments before the updates; None: there
+        first_release_noise: Noise of the release of all examples before the updates; None: there
             is none. Where a crash had it made k times it is 1 / sqrt(k) of the recipe's.
         ledger_head: Hash of the ledger's last line.
     """

@@ -10,7 +10,7 @@ from typing import Any
 from sfumato.config import Recipe, ResolvedRecipe, parse_resolved
 from sfumato.data import loading
 from sfumato.errors import InputError
-from sfumato.planning.classifiers import refuse_other_than_updates
+from sfumato.planning.classifiers import refuse_other_than_updates, with_updates_alone
 from sfumato.planning.resolve import resolve
 from sfumato.recipes import recipe_of
 from sfumato.reporting.page import write_report
@@ -103,8 +103,7 @@ def simulate(
         InputError: As `simulated`, or if seeds are repeated.
         MachineError, Interrupted: See `sfumato.training.loop.train`.
     """
-    parsed = recipe_of(recipe, settings)
-    refuse_other_than_updates(parsed.model, "simulate")
+    parsed = with_updates_alone(recipe_of(recipe, settings), "simulate")
     parsed.model.refuse_missing_weights()  # before any image is read
     with watching(progress) as watched:
         root = None if data_root is None else Path(data_root)

@@ -11,7 +11,7 @@ from sfumato.data import loading
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
 from sfumato.json_record import Record
-from sfumato.planning.classifiers import refuse_other_than_updates
+from sfumato.planning.classifiers import with_updates_alone
 from sfumato.planning.resolve import Plan, resolve
 from sfumato.randomness import digest
 from sfumato.recipes import recipe_of
@@ -260,8 +260,10 @@ def _resolved(
 ) -> PlannedCell:
     try:
         recipe = recipe_of(asked, {**settings, **({"run.seed": 0} if paired else {})})
-        if recipe.model.classifier == "dp_fc" and recipe.privacy is not None:
-            refuse_other_than_updates(recipe.model, "sweep")  # what one that is begun again costs is not counted
+        if recipe.privacy is not None and recipe.model.classifier != "least_squares":
+            recipe = with_updates_alone(
+                recipe, "sweep"
+            )  # what a first release that is begun again costs is not counted
         limit = loading.images_per_person(recipe)
         identity = digest([recipe.data.model_dump(mode="json"), limit])
         if identity not in known:

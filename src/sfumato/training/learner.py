@@ -24,6 +24,7 @@ from sfumato.evaluation.row_independence import require_rows_apart
 from sfumato.models import registry
 from sfumato.models.trainable import (
     Backbone,
+    centre_features,
     classifier_name,
     classifier_of,
     freeze_statistics,
@@ -32,14 +33,15 @@ from sfumato.models.trainable import (
     select_trainable,
 )
 from sfumato.models.weights import Fitted, Weights, fit
+from sfumato.nn import CentredLinear, centred
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Stream, digest
 from sfumato.training import moments
 from sfumato.training.allocator import keep_freed_memory
 from sfumato.training.features import ROWS, features_of
+from sfumato.training.first_release import FirstRelease, MeanFeatures, SecondMoments
 from sfumato.training.least_squares import LeastSquaresStep
 from sfumato.training.nonprivate import OrdinaryStep
-from sfumato.training.preconditioner import FirstRelease
 from sfumato.training.state import State
 from sfumato.training.step import PrivateStep, Randomness, Statistics, Step
 
@@ -62,6 +64,8 @@ class Learner:
     step: Step
     first_release: FirstRelease | None = None
     fitted: Fitted | None = None
+    _centred: CentredLinear
+    _taken_off: torch.Tensor
 
     def __init__(
         self,
@@ -96,7 +100,9 @@ class Learner:
         self.grad_fn: GradFn | None = None
         if recipe.model.classifier == "dp_fc":
             self._weight, _ = self._names_of_classifier()
-            self.first_release = FirstRelease(plan.mechanism, self._example_shape(), device)
+            self.first_release = SecondMoments(plan.mechanism, self._example_shape(), device)
+        if recipe.model.features == "centred":
+            self.first_release = MeanFeatures(plan.mechanism, device)
         if recipe.model.classifier == "least_squares":
             self._solve_at_once()
         elif recipe.privacy is None:
@@ -177,7 +183,7 @@ class Learner:
         if self.weights is not None:
             self.fitted = fit(model, self.weights, classifier_name(model, len(dataset.classes)))
             freeze_statistics(model)
-        if recipe.model.features == "unit":
+        if recipe.model.features != "raw":
             scale_features(model, named_classifier(model, len(dataset.classes)))
         select_trainable(model, recipe.model.trainable, len(dataset.classes))
         return model
@@ -256,14 +262,21 @@ class Learner:
             took_part: (m,), bool: which canaries take part; None: there are none.
         """
         self.model.load_state_dict(self._build(seed=int(seed[0]) >> 1).state_dict())
+        self._compute_features()
+        if self.plan.recipe.model.features == "centred":
+            self._centred = centre_features(self.model, named_classifier(self.model, len(self.dataset.classes)))
+            self._taken_off = self._centred.centre.clone()
         self.state = State(self.model, self.plan.recipe)
+        self.drawn_from = self.train if took_part is None else self._with_canaries(took_part)
+
+    def _compute_features(self) -> None:
+        """Of all images, where the rest of the network is fixed and each image is seen as it is."""
         if self._backbone is not None:
             self.train, self.held_out = (
                 features_of(self._backbone, images, self.device, self._report)
                 for images in (self.dataset.train, self.dataset.held_out)
             )
             self.model.train()
-        self.drawn_from = self.train if took_part is None else self._with_canaries(took_part)
 
     def _with_canaries(self, took_part: np.ndarray) -> WithCanaries:
         dataset = self.dataset
@@ -297,10 +310,35 @@ class Learner:
             times.append(time.perf_counter() - start)
         return min(times) / ROWS * num_images
 
-    def straighten(self, sums: dict[str, torch.Tensor], noise: Stream) -> None:
-        """From here on gradients are multiplied by what is released of the first sums."""
+    @property
+    def lacks_first_release(self) -> bool:
+        """Whether what is released before the updates is not at hand."""
+        if isinstance(self.first_release, MeanFeatures):
+            return not self._centred.centre.any()
+        return self.first_release is not None and not self.state.preconditioners
+
+    def take_first_release(self, sums: dict[str, torch.Tensor], noise: Stream) -> None:
+        """From here on features are centred, or gradients multiplied, by what is released of the first sums."""
         assert self.first_release is not None
-        self.state.preconditioners = {self._weight: self.first_release.release(sums, noise)}
+        released = self.first_release.release(sums, noise)
+        if isinstance(self.first_release, MeanFeatures):
+            self._centred.centre.copy_(released)
+            self.centre()
+        else:
+            self.state.preconditioners = {self._weight: released}
+
+    def centre(self) -> None:
+        """Has the features be those that the classifier multiplies, with the centre that the state has."""
+        if not isinstance(self.first_release, MeanFeatures) or torch.equal(self._centred.centre, self._taken_off):
+            return
+        assert isinstance(self.train, FeatureSet) and isinstance(self.held_out, FeatureSet)
+        if self._taken_off.any():  # the state is an earlier one
+            self._compute_features()
+            self.drawn_from = self.train
+        self._taken_off = self._centred.centre.clone()
+        if self._taken_off.any():
+            for features in (self.train, self.held_out):
+                features.replace(lambda rows: centred(rows, self._taken_off.to(rows.device)))
 
     def collect(self, randomness: Randomness, step: int) -> tuple[dict[str, torch.Tensor], Statistics]:
         """What the gradients of one update add up to; in a private run nobody may see it."""

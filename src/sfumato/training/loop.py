@@ -263,6 +263,7 @@ class _Run:
         self.first_step = 1
         if checkpoint is not None:
             self.state.load(checkpoint.tensors)
+            self.learner.centre()
             self.first_step = checkpoint.facts["step"] + 1
             self.seconds_before = checkpoint.facts["seconds"]
         self.budget = Budget(self.plan, self.draws, self.first_step, self._lacks_first())
@@ -355,9 +356,10 @@ class _Run:
         """What is released of all examples before update 1, where there is such a thing; on the ledger as step 0."""
         if not self.budget.covers_first():
             if self._lacks_first():
+                assert self.learner.first_release is not None
                 self.progress.message(
-                    "second moments were released already, but not kept, and the budget pays for them once: going on "
-                    "without them"
+                    f"{self.learner.first_release.what}: released already, but not kept, and the budget pays for that "
+                    "once: going on without"
                 )
             return
         assert self.learner.first_release is not None
@@ -365,11 +367,11 @@ class _Run:
             sums = self.learner.first_release.collect(self.learner.train)
         with self._timed("ledger"):  # on disk before anything is released
             noise = self.draws.record(0, sums)
-        self.learner.straighten(sums, noise)
+        self.learner.take_first_release(sums, noise)
         self._checkpoint(0)
 
     def _lacks_first(self) -> bool:
-        return self.first_step == 1 and self.learner.first_release is not None and not self.state.preconditioners
+        return self.first_step == 1 and self.learner.lacks_first_release
 
     def _state_what_is_planned(self) -> None:
         """Writes a certificate that holds whenever the run ends: it counts all that is planned."""

@@ -105,6 +105,7 @@ def sensitivity(of_moments: float, of_products: float, num_classes: int) -> floa
     Args:
         of_moments: a.
         of_products: b.
+        num_classes: C; 0: the products are with 1.
     """
-    label = label_length(num_classes) if num_classes else 0.0
+    label = label_length(num_classes) if num_classes else 1.0
     return math.hypot(of_moments * LENGTH**2, of_products * LENGTH * label) * (1 + ROUNDING)

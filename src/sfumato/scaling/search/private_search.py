@@ -12,7 +12,7 @@ from sfumato.data.digest import fingerprint
 from sfumato.errors import InputError
 from sfumato.evaluation.scores import judged_right, predict_each_alone, predict_logits
 from sfumato.evaluation.trained import load
-from sfumato.planning.classifiers import refuse_other_than_updates
+from sfumato.planning.classifiers import with_updates_alone
 from sfumato.planning.resolve import resolve
 from sfumato.recipes import recipe_of
 from sfumato.reporting.lines import note
@@ -69,7 +69,7 @@ def private_search(
     folder, root = Path(output), None if data_root is None else Path(data_root)
     refuse_among_images(folder, parsed.data)
     parsed.model.refuse_missing_weights()
-    refuse_other_than_updates(parsed.model, "search")
+    parsed = with_updates_alone(parsed, "search")
     plan = resolve(parsed, loading.facts(parsed.data, root, report))
     choices = (
         space

@@ -10,7 +10,7 @@ from typing import Any
 from sfumato.config import Recipe, ResolvedRecipe
 from sfumato.data import loading
 from sfumato.errors import InputError
-from sfumato.planning.classifiers import refuse_other_than_updates
+from sfumato.planning.classifiers import with_updates_alone
 from sfumato.planning.resolve import resolve
 from sfumato.recipes import recipe_of
 from sfumato.reporting.lines import note
@@ -88,7 +88,7 @@ def search(
     if (folder / "ledger.jsonl").exists():
         raise InputError(f"{folder} is a run's folder. Name a folder for the search by --output.")
     parsed.model.refuse_missing_weights()
-    refuse_other_than_updates(parsed.model, "search")
+    parsed = with_updates_alone(parsed, "search")
     plan = resolve(parsed, loading.facts(parsed.data, root, report))
     looked_at = searched_data(plan.recipe, data)
     choices = (
