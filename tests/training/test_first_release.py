@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import sfumato
-from sfumato import config
+from sfumato import cli, config
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.data.catalogue import Facts
@@ -163,6 +163,29 @@ def test_the_published_network_computes_on_images_what_the_run_learned_on_centre
     torch.testing.assert_close(logits.double(), expected, rtol=1e-4, atol=1e-5)
     assert tensors[f"{head}.centre"].any()
     assert float((logits.argmax(1) == images.labels).float().mean()) == pytest.approx(result.accuracy, abs=0.003)
+
+
+def test_a_classifier_of_centred_features_is_no_start_for_one_of_others(tmp_path):
+    sfumato.train(recipe_of("centred"), tmp_path / "run")
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    for features in ("unit", "centred", "raw"):
+        model = {**RECIPE["model"], "features": features, "init_from": str(tmp_path / "run"), "pretrained_on": "digits"}
+        said, folder = [], tmp_path / features
+        recipe = {**RECIPE, "model": model, "training": {"batch_size": 128, "num_steps": 1}}
+        sfumato.train(recipe, folder, progress=Progress(message=said.append))
+        assert any("the classifier is new, and starts at zero" in line for line in said)
+        found = load_file(folder / "model.safetensors")
+        backbone = [name for name in weights if name in found and found[name].ndim > 2]
+        assert backbone and all(torch.equal(found[name], weights[name]) for name in backbone)
+
+
+def test_plan_refuses_a_recipe_whose_run_would_release_first(tmp_path, capsys):
+    path = tmp_path / "r.toml"
+    path.write_text(
+        '[data]\nname = "digits"\n[model]\ntrainable = "classifier"\n[privacy]\ntarget_epsilon = 2.0\ndelta = 1e-5\n'
+    )
+    assert cli.run(["plan", "--recipe", str(path)]) == 2
+    assert 'plan knows of updates alone, and model.features = "centred" releases more' in capsys.readouterr().err
 
 
 def test_an_earlier_state_has_its_own_features_again(tmp_path):

@@ -76,7 +76,7 @@ def epsilon(
     if selection is not None and mechanism.first_release_noise is not None:
         raise InputError(
             "no epsilon is known where a run with a first release beside its updates is selected from others. Leave "
-            'privacy.selected_from out, or set model.classifier = "sgd".'
+            'privacy.selected_from out, or that release (model.classifier = "sgd", model.features = "unit").'
         )
     if min(mechanism.images_per_unit, mechanism.num_examples) > 1:
         if accountant == "rdp" or selection is not None:

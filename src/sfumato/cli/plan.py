@@ -173,11 +173,12 @@ def _numbers_of(
     """
     from sfumato import config, recipes
     from sfumato.data import catalogue as facts
-    from sfumato.planning.classifiers import with_updates_alone
+    from sfumato.planning.classifiers import refuse_other_than_updates
     from sfumato.planning.resolve import resolve
 
     _, values = recipes.read(recipe)
-    parsed = with_updates_alone(config.parse(values), "plan")
+    parsed = config.parse(values)
+    refuse_other_than_updates(parsed.model, "plan")
     if parsed.privacy is None:
         raise InputError(f"recipe {recipe} has no [privacy] section, so there is nothing to plan.")
     if parsed.privacy.selected_from is not None:
@@ -199,7 +200,9 @@ def _numbers_of(
     }
     if None not in given.values():
         given["epsilon"] = None  # what the printed numbers spend
-    reason = resolve(parsed, known, cut_to_target=False).why_not_private
+    plan = resolve(parsed, known, cut_to_target=False)
+    refuse_other_than_updates(plan.recipe.model, "plan")
+    reason = plan.why_not_private
     views = max(1, parsed.augmentation.augmult or 0)
     return (
         known.num_examples,

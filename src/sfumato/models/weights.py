@@ -44,7 +44,8 @@ class Fitted:
         not_given: Tensors of the network that the weights lack, or have in another shape; they keep
             what they were built with.
         not_used: Tensors of the weights that the network lacks.
-        new_classifier: Whether the classifier is of other classes, and was made anew, as zeros.
+        new_classifier: Whether the classifier is of other classes or of features less a centre, and was made anew,
+            as zeros.
     """
 
     not_given: list[str]
@@ -54,7 +55,9 @@ class Fitted:
     def lines(self) -> list[str]:
         """What a user should know."""
         out = (
-            ["the classifier is new, and starts at zero: the weights know other classes"] if self.new_classifier else []
+            ["the classifier is new, and starts at zero: the weights have one for other classes or centred features"]
+            if self.new_classifier
+            else []
         )
         for names, what in (
             (self.not_given, "of the model are not in the weights and start as in training from scratch"),
@@ -154,7 +157,7 @@ def fit(model: nn.Module, weights: Weights, classifier: str | None) -> Fitted:
         model: The network.
         weights: What to copy.
         classifier: Name of the network's classifier, which is set to zero where the weights' is for
-            other classes; None where it has none.
+            other classes or has a centre of its own (`model.features`); None where it has none.
 
     Raises:
         InputError: If nothing fits, or a tensor holds no finite numbers of the model's kind.
@@ -163,7 +166,7 @@ def fit(model: nn.Module, weights: Weights, classifier: str | None) -> Fitted:
     prefix = max(_PREFIXES, key=lambda before: len(_fitting(own, given, before)))  # of equals the first: none
     fitting = _fitting(own, given, prefix)
     head = [name for name in own if classifier is not None and name.startswith(f"{classifier}.")]
-    new_classifier = bool(head) and not set(head) <= fitting
+    new_classifier = bool(head) and (not set(head) <= fitting or f"{prefix}{classifier}.centre" in given)
     if new_classifier:
         fitting -= set(head)
     backbone = [name for name in fitting if name not in head]
