@@ -38,6 +38,13 @@ def test_what_is_counted_is_at_least_what_lies_beyond_however_a_unit_moves_the_p
         assert beyond[0] + sum(beyond[1:]) * (pairs - 1) <= unreachable(Mechanism(100, 100, sigma, 1)) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("shift", [0.0, 0.1, 1.0, 3.0, 8.0, 10.59])
+def test_one_pair_lies_beyond_as_often_as_rice_says(shift):
+    count = unreachable(Mechanism(100, 100, 1 / shift if shift else 1e6, 1)) - unreachable(Mechanism(100, 100, 1e6, 1))
+    exact = ncx2.sf(DENSE_REACH**2, 2, shift**2) - ncx2.sf(DENSE_REACH**2, 2, 1e-12)
+    assert count == pytest.approx(exact, rel=1e-4, abs=1e-28)
+
+
 def test_runs_of_the_papers_are_far_from_it_and_the_share_is_held():
     refuse_beyond_reach(Mechanism(50_000, 4096, 3.0, 2500), 1e-5)
     refuse_beyond_reach(Mechanism(1_281_167, 16_384, 2.5, 200_000), 8e-7)

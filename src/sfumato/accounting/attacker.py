@@ -96,10 +96,10 @@ def true_positive_rates(
     if not mechanism.has_noise:
         return np.ones_like(rates)
     if selection is None and _is_gaussian(mechanism):
-        from scipy.stats import norm
+        from scipy.special import ndtr, ndtri
 
         # Without sampling the trade-off is in closed form (Dong et al. 2022): a difference of mu standard deviations.
-        return norm.sf(norm.isf(rates) - _gaussian_mu(mechanism))
+        return ndtr(ndtri(rates) + _gaussian_mu(mechanism))
     epsilons, deltas, _ = _curve(mechanism) if selection is None else (*_pairs(mechanism, selection), None)
     epsilons, rates = np.minimum(epsilons, 700.0), rates[:, None]  # e^700 is finite, and bounds nothing
     # With the roles exchanged: true negatives are e^epsilon times the false ones and delta, at most.
@@ -156,9 +156,9 @@ def _advantage(mechanism: Mechanism, selection: Selection | None) -> tuple[float
     if not mechanism.has_noise:
         return 1.0, "pairs"
     if selection is None and _is_gaussian(mechanism):
-        from scipy.stats import norm
+        from scipy.special import ndtr
 
-        return float(2 * norm.cdf(_gaussian_mu(mechanism) / 2) - 1), "pld"
+        return float(2 * ndtr(_gaussian_mu(mechanism) / 2) - 1), "pld"
     epsilons, deltas, source = _curve(mechanism) if selection is None else (*_pairs(mechanism, selection), "pairs")
     with np.errstate(over="ignore"):
         # Of (epsilon, delta) the advantage is (e^epsilon - 1 + 2 delta) / (e^epsilon + 1).

@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.rounding import delta_text
 from sfumato.errors import InputError
@@ -15,6 +17,8 @@ have no radius that leads to them.
 _MOST_PAIRS = 5e8
 """Of coordinates, two of which share a radius."""
 _SHARE = 1e-2
+_TAIL, _POINTS = 12.0, 4801
+"""Where the tail is added up, in standard deviations, and at how many places."""
 
 
 def unreachable(mechanism: Mechanism) -> float:
@@ -25,17 +29,24 @@ def unreachable(mechanism: Mechanism) -> float:
     there. So no sum of them is more than that of one pair that is moved by all of s, and of all others unmoved. Delta
     would be more by what is counted here, so a run is refused where that matters.
     """
-    from scipy.stats import ncx2
-
     moves = [(mechanism.num_steps, mechanism.noise_multiplier)]
     if mechanism.first_release_noise is not None:
         moves.append((1, mechanism.first_release_noise))
     total = 0.0
     for count, noise in moves:
         shift = mechanism.images_per_unit / noise
-        moved = float(ncx2.sf(DENSE_REACH**2, 2, shift**2)) if shift < DENSE_REACH else 1.0
+        moved = _beyond(shift) if shift < DENSE_REACH else 1.0
         total += count * (moved + _MOST_PAIRS * math.exp(-(DENSE_REACH**2) / 2))
     return min(1.0, total)
+
+
+def _beyond(shift: float) -> float:
+    """P(|Z + s| > DENSE_REACH) for a pair Z of standard normals that is moved by s: Rice's density, added up."""
+    from scipy.special import i0e  # not scipy.stats, which takes most of a second to import
+
+    radii = np.linspace(DENSE_REACH, DENSE_REACH + _TAIL, _POINTS)
+    density = radii * np.exp(-((radii - shift) ** 2) / 2) * i0e(radii * shift)
+    return float((density[1:] + density[:-1]).sum() / 2 * (radii[1] - radii[0]))
 
 
 def refuse_beyond_reach(mechanism: Mechanism, delta: float) -> None:
