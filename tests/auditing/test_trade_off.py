@@ -77,6 +77,12 @@ def test_amounts_of_noise_at_which_pld_states_nothing_do_not_hide_that_rates_ref
     assert trade_off.epsilon(claim, delta, *rates) > accountants.epsilon(claim, delta).epsilon
 
 
+def test_a_claim_that_its_first_release_decides_is_refuted_though_no_amount_of_noise_changes_its_epsilon():
+    claim, delta, rates = Mechanism(1000, 1, 1.0, 0, first_release_noise=1.0), 1e-3, (0.1, 0.5)
+    assert trade_off.refutes(claim, *rates)
+    assert trade_off.epsilon(claim, delta, *rates) > accountants.epsilon(claim, delta).epsilon
+
+
 def test_where_pld_states_nothing_from_the_refuted_noise_to_the_claimed_the_claim_is_refuted_still(monkeypatch):
     rates, stated = (0.02, 0.3), accountants.epsilon
     claimed = stated(SAMPLED, DELTA)

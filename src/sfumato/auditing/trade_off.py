@@ -13,7 +13,7 @@ _CLOSE = 1.005
 """The noise is found up to this factor."""
 _MOST_DOUBLINGS = 20
 _MORE = 4.0
-_NUM_AMOUNTS = 34
+_NUM_AMOUNTS = 18
 """Of noise between what is refuted and what is claimed, or `_MORE` times as much, that PLD is asked about."""
 
 
@@ -61,14 +61,16 @@ def _least_epsilon(mechanism: Mechanism, delta: float, refuted: float) -> float:
     """What is spent by noise that is refuted: more noise spends less, so where PLD states no epsilon of it, which
     happens at single amounts and between others, that of more noise is a lower bound, too.
     """
-    claimed = mechanism.noise_multiplier
+    claimed, found = mechanism.noise_multiplier, 0.0
     for noise in np.geomspace(refuted, claimed if refuted < claimed else refuted * _MORE, _NUM_AMOUNTS)[:-1]:
         spent = accountants.epsilon(mechanism.replace(noise_multiplier=float(noise)), delta)
         if not spent.note:
-            return spent.epsilon
-    if refuted < claimed:  # which spends more
-        return math.nextafter(accountants.epsilon(mechanism, delta).epsilon, math.inf)
-    return 0.0
+            found = spent.epsilon
+            break
+    of_claim = accountants.epsilon(mechanism, delta).epsilon
+    if refuted < claimed and of_claim > 0:  # less noise spends more, if only by what no number shows
+        found = max(found, math.nextafter(of_claim, math.inf))
+    return found
 
 
 def refutes(mechanism: Mechanism, false_positives: float, true_positives: float) -> bool:

@@ -52,7 +52,7 @@ _MOST_BYTES = 1000
 
 def _is_erased(content: bytes) -> bool:
     """Whether `delete_key` overwrote a key, in a file that a crash left and an editor may have saved."""
-    zeros = content.strip()
+    zeros = b"".join(content.split())
     return _NUM_DIGITS <= len(zeros) <= _MOST_BYTES and not zeros.strip(b"0")
 
 
