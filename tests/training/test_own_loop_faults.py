@@ -468,7 +468,7 @@ def test_a_copied_process_that_states_another_sensitivity_has_other_noise(tmp_pa
 
     begin(tmp_path / "0").close()
     shutil.copytree(tmp_path / "0", tmp_path / "1")
-    monkeypatch.setattr(own_loop, "new_key", lambda: bytes(32))
+    monkeypatch.setattr(own_loop, "new_key", lambda: bytes([7] * 32))
     noisy = []
     for number, sensitivity in enumerate((1.0, 2.0)):
         loop = begin(tmp_path / str(number))
@@ -497,7 +497,7 @@ def test_a_process_that_was_copied_whole_has_one_noise_for_one_sum_alone(tmp_pat
         shutil.copytree(tmp_path / "0", tmp_path / str(number))
     released = []
     with monkeypatch.context() as copied:
-        copied.setattr(own_loop, "new_key", lambda: bytes(32))
+        copied.setattr(own_loop, "new_key", lambda: bytes([7] * 32))
         for number, value in enumerate((0.0, 0.0, 0.25)):
             loop = begin(tmp_path / str(number))
             loop.batch(1)

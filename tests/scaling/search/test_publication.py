@@ -93,7 +93,7 @@ def test_what_is_published_is_the_same_for_one_trial_and_for_many(
 
 def test_what_is_published_does_not_tell_that_the_search_was_interrupted(capsys, monkeypatch, tmp_path, one_setting):
     monkeypatch.setattr(Selection, "draw", lambda self, uniform: 1)
-    monkeypatch.setattr(randomness, "new_key", lambda: bytes(32))
+    monkeypatch.setattr(randomness, "new_key", lambda: bytes([7] * 32))
 
     @contextlib.contextmanager
     def at_once():
