@@ -83,6 +83,20 @@ def test_a_claim_that_its_first_release_decides_is_refuted_though_no_amount_of_n
     assert trade_off.epsilon(claim, delta, *rates) > accountants.epsilon(claim, delta).epsilon
 
 
+def test_rates_that_the_claim_allows_never_exceed_its_epsilon_where_more_noise_seems_to_spend_more():
+    claim = Mechanism(1000, 3, 1.2111447223694722, 1, first_release_noise=1.0020735975177604)
+    delta, rates = 0.0004400567626065811, (1e-6, 8.654018641134873e-05)
+    assert not trade_off.refutes(claim, *rates)
+    assert trade_off.epsilon(claim, delta, *rates) <= accountants.epsilon(claim, delta).epsilon
+
+
+def test_a_first_release_alone_is_judged_whatever_the_noise_of_no_update():
+    found = [
+        trade_off.epsilon(Mechanism(1000, 1, noise, 0, first_release_noise=1.0), 1e-3, 0.1, 0.5) for noise in (0.0, 1.0)
+    ]
+    assert found[0] == found[1] > 3.1
+
+
 def test_where_pld_states_nothing_from_the_refuted_noise_to_the_claimed_the_claim_is_refuted_still(monkeypatch):
     rates, stated = (0.02, 0.3), accountants.epsilon
     claimed = stated(SAMPLED, DELTA)

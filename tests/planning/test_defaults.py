@@ -91,6 +91,24 @@ def test_features_are_centred_where_there_is_signal_enough_and_nothing_that_a_fi
     assert features_of(100, 1.0, model={"features": "centred"}) == "centred"
 
 
+@pytest.mark.parametrize("kind", [None, "none", "flip"])
+@pytest.mark.parametrize("augmult", [None, 0, 2])
+@pytest.mark.parametrize("trainable", [None, "all", "classifier", "norms"])
+@pytest.mark.parametrize("target", [0.01, 8.0])
+def test_what_was_filled_in_resolves_to_itself(kind, augmult, trainable, target):
+    """Else a run could not be resumed."""
+    values = {"data": {"name": "folder"}, "model": {"trainable": trainable}}
+    values |= {"augmentation": {"kind": kind, "augmult": augmult}, "training": {"num_steps": 2}}
+    values |= {"privacy": {"target_epsilon": target, "delta": 1e-5}}
+    facts = Facts(4000, 2, 32, 3)
+    try:
+        recipe = resolve(config.parse(values), facts).recipe
+    except InputError:
+        return
+    again = resolve(config.parse(recipe.model_dump(mode="json")), facts).recipe
+    assert again == recipe
+
+
 def test_a_command_that_knows_of_updates_alone_has_features_that_nothing_is_released_of():
     values = {"data": {"name": "folder"}, "model": {"trainable": "classifier"}, "privacy": {"target_epsilon": 8.0}}
     recipe = with_updates_alone(config.parse(values), "search")

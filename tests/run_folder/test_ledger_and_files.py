@@ -245,6 +245,18 @@ def test_zeros_that_a_key_was_overwritten_with_are_no_key_whatever_an_editor_add
         assert not (tmp_path / "key").exists()
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"0" * 64 + b"\n" * 937 + b"somebody's data", b"0" * 999 + b"\n\nabc", b"0" * 40 + b" " * 1000 + b"0" * 24],
+)
+def test_a_longer_file_is_somebodys_whatever_it_begins_with(tmp_path, content):
+    (tmp_path / "key").write_bytes(content)
+    assert key_file.has_key(tmp_path) and not key_file.is_key(tmp_path)
+    with pytest.raises(InputError, match="is not the key"):
+        key_file.delete_key(tmp_path)
+    assert (tmp_path / "key").read_bytes() == content
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_no_file_of_a_run_takes_a_number_that_json_has_not(tmp_path, number):
     for write in (

@@ -29,7 +29,7 @@ def unreachable(mechanism: Mechanism) -> float:
     there. So no sum of them is more than that of one pair that is moved by all of s, and of all others unmoved. Delta
     would be more by what is counted here, so a run is refused where that matters.
     """
-    moves = [(mechanism.num_steps, mechanism.noise_multiplier)]
+    moves = [(mechanism.num_steps, mechanism.noise_multiplier)] if mechanism.num_steps else []
     if mechanism.first_release_noise is not None:
         moves.append((1, mechanism.first_release_noise))
     total = 0.0

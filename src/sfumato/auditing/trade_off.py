@@ -34,6 +34,8 @@ def epsilon(mechanism: Mechanism, delta: float, false_positives: float, true_pos
     rates = false_positives, true_positives
     if accountants.epsilon(mechanism, delta).note:
         return -math.inf
+    if mechanism.noise_multiplier == 0:  # of no update: a first release is all
+        mechanism = mechanism.replace(noise_multiplier=1.0)
     if true_positives <= false_positives:
         return 0.0
     # Between the two lies the most noise that is possible; the larger is refuted.
@@ -68,9 +70,9 @@ def _least_epsilon(mechanism: Mechanism, delta: float, refuted: float) -> float:
             found = spent.epsilon
             break
     of_claim = accountants.epsilon(mechanism, delta).epsilon
-    if refuted < claimed and of_claim > 0:  # less noise spends more, if only by what no number shows
-        found = max(found, math.nextafter(of_claim, math.inf))
-    return found
+    if refuted >= claimed:  # more noise spends less, whatever rounding says
+        return min(found, of_claim)
+    return max(found, math.nextafter(of_claim, math.inf)) if of_claim > 0 else found
 
 
 def refutes(mechanism: Mechanism, false_positives: float, true_positives: float) -> bool:

@@ -76,7 +76,8 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
     if recipe.privacy is not None:
         choose("privacy", "delta", delta_default(n), f"the largest power of ten up to 1/(10 N) = 1/{10 * n}")
         privacy = FilledPrivacy.model_validate(values["privacy"])
-        if _on_features(values) and classifiers.centre_by_default(recipe, privacy, n):
+        plain = _on_features(values) and values["augmentation"]["kind"] == "none"
+        if plain and classifiers.centre_by_default(recipe, privacy, n):
             choose(
                 "model", "features", "centred", "less their mean, which is released first: N epsilon is 1000 or more"
             )

@@ -53,7 +53,7 @@ _MOST_BYTES = 1000
 def _is_erased(content: bytes) -> bool:
     """Whether `delete_key` overwrote a key, in a file that a crash left and an editor may have saved."""
     zeros = b"".join(content.split())
-    return _NUM_DIGITS <= len(zeros) <= _MOST_BYTES and not zeros.strip(b"0")
+    return len(content) <= _MOST_BYTES and len(zeros) >= _NUM_DIGITS and not zeros.strip(b"0")
 
 
 def _key_in(content: bytes) -> bytes | None:
