@@ -92,9 +92,10 @@ def test_rates_that_the_claim_allows_never_exceed_its_epsilon_where_more_noise_s
 
 def test_a_first_release_alone_is_judged_whatever_the_noise_of_no_update():
     found = [
-        trade_off.epsilon(Mechanism(1000, 1, noise, 0, first_release_noise=1.0), 1e-3, 0.1, 0.5) for noise in (0.0, 1.0)
+        trade_off.epsilon(Mechanism(1000, 1, noise, 0, first_release_noise=1.0), 1e-3, 0.1, 0.5)
+        for noise in (0.0, 1e-200, 1.0)
     ]
-    assert found[0] == found[1] > 3.1
+    assert found[0] == found[1] == found[2] > 3.1
 
 
 def test_where_pld_states_nothing_from_the_refuted_noise_to_the_claimed_the_claim_is_refuted_still(monkeypatch):

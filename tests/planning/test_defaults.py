@@ -109,6 +109,22 @@ def test_what_was_filled_in_resolves_to_itself(kind, augmult, trainable, target)
     assert again == recipe
 
 
+@pytest.mark.parametrize("classifier", ["sgd", "least_squares", "dp_fc"])
+@pytest.mark.parametrize("num_steps", [None, 0, 1])
+@pytest.mark.parametrize("target", [0.05, 3.0])
+def test_so_does_a_run_of_few_images_and_one_of_no_update(classifier, num_steps, target):
+    """What a warning tries with more images must not refuse the recipe that it warns of."""
+    values = {"data": {"name": "folder"}, "model": {"trainable": "classifier", "classifier": classifier}}
+    values |= {"privacy": {"target_epsilon": target, "delta": 1e-5}, "training": {"num_steps": num_steps}}
+    facts = Facts(200, 10, 32, 3)
+    try:
+        recipe = resolve(config.parse(values), facts).recipe
+    except InputError:
+        assert num_steps == 0 and classifier != "sgd"
+        return
+    assert resolve(config.parse(recipe.model_dump(mode="json")), facts).recipe == recipe
+
+
 def test_a_command_that_knows_of_updates_alone_has_features_that_nothing_is_released_of():
     values = {"data": {"name": "folder"}, "model": {"trainable": "classifier"}, "privacy": {"target_epsilon": 8.0}}
     recipe = with_updates_alone(config.parse(values), "search")

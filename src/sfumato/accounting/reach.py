@@ -51,7 +51,8 @@ def _beyond(shift: float) -> float:
 
 def refuse_beyond_reach(mechanism: Mechanism, delta: float) -> None:
     """Raises InputError where the end of the noise would be more than a hundredth of delta."""
-    if mechanism.noise_multiplier > 0 and unreachable(mechanism) > _SHARE * delta:
+    has_noise = mechanism.noise_multiplier > 0 or mechanism.num_steps == 0
+    if has_noise and unreachable(mechanism) > _SHARE * delta:
         raise InputError(
             f"noise that is drawn ends at {DENSE_REACH} standard deviations, so delta = {delta_text(delta)} cannot be "
             f"claimed for {mechanism.num_steps} updates at noise multiplier {mechanism.noise_multiplier:g}. State a "

@@ -34,7 +34,7 @@ def epsilon(mechanism: Mechanism, delta: float, false_positives: float, true_pos
     rates = false_positives, true_positives
     if accountants.epsilon(mechanism, delta).note:
         return -math.inf
-    if mechanism.noise_multiplier == 0:  # of no update: a first release is all
+    if mechanism.num_steps == 0:  # a first release is all
         mechanism = mechanism.replace(noise_multiplier=1.0)
     if true_positives <= false_positives:
         return 0.0

@@ -8,6 +8,7 @@ from sfumato.accounting import rounding, tan
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.config import Recipe
 from sfumato.data.catalogue import Facts
+from sfumato.errors import InputError
 from sfumato.planning.budgets import budget_of, counted
 from sfumato.planning.defaults import delta_default, fill_in
 from sfumato.planning.solve import Budget
@@ -35,7 +36,11 @@ def warnings_of_signal(mechanism: Mechanism, asked: Recipe, facts: Facts) -> lis
         helps = []
 
         def reaches(recipe: Recipe, facts: Facts) -> bool:
-            return _allows(budget_of(fill_in(recipe, facts)[0], facts.num_examples), needed)
+            try:
+                filled, _ = fill_in(recipe, facts)
+            except InputError:  # it states what belongs to its own number of images
+                return False
+            return _allows(budget_of(filled, facts.num_examples), needed)
 
         for factor in (needed / max(signal, 1e-9) * 1.3**power for power in range(_TRIES)):
             if factor * n > _MOST_IMAGES:

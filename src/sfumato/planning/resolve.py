@@ -141,7 +141,7 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
             )
         elif selection is not None:
             _refuse_overspent_selection(mechanism, target, delta, selection)
-        elif cut_to_target:
+        elif cut_to_target and mechanism.num_steps > 0:
             most, _ = solve(dataclasses.replace(budget, num_steps=None))
             if mechanism.num_steps > most.num_steps:
                 warnings.append(
