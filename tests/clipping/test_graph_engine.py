@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from sfumato.clipping import clipped_grad, pure
 from sfumato.clipping.graph import engine as graph_engine
 from sfumato.clipping.graph.engine import GraphEngine
-from sfumato.clipping.graph.rules import GHOSTS, METHODS, MaterializedGrads
+from sfumato.clipping.graph.rules import GHOSTS, METHODS, MaterializedGrads, normalization
 from sfumato.clipping.graph.sites import trace
 from sfumato.clipping.protocol import Batch
 from sfumato.clipping.speed import Speed
@@ -230,6 +230,26 @@ OTHERS = {
 def test_other_operations(name, augmult):
     model, shape = OTHERS[name]
     assert_exact(model, shape, augmult)
+
+
+@pytest.mark.parametrize(("limit", "examples"), [(65_535, 256), (1_000, 17), (16, 3)])
+def test_group_norm_never_asks_for_more_groups_at_once_than_cuda_takes(limit, examples, monkeypatch):
+    """Its backward pass fails beyond, with another error than that of memory."""
+    group_norm = F.group_norm
+
+    def kernel(rows, num_groups, *args, **kwargs):
+        assert num_groups <= limit, "CUDA error: invalid configuration argument"
+        return group_norm(rows, num_groups, *args, **kwargs)
+
+    monkeypatch.setattr(normalization, "_MAX_GROUPS", limit)
+    model = nn.Sequential(nn.Conv2d(1, 16, 1, bias=False), nn.GroupNorm(16, 16), nn.SiLU(), nn.Flatten()).double()
+    inputs, targets = problem(examples, 16, (1, 2, 2))
+    settings = {"clipping_norm": 1.0, "augmult": 16, "methods": {"memory_format": "contiguous"}}
+    true = clipped_grad(model, loss_fn, **settings, engine="reference")(inputs, targets)
+    monkeypatch.setattr(normalization.F, "group_norm", kernel)
+    out = clipped_grad(model, loss_fn, **settings, engine="graph", microbatch_size=examples)(inputs, targets)
+    torch.testing.assert_close(out.grad_sum, true.grad_sum)
+    torch.testing.assert_close(out.grad_norms, true.grad_norms)
 
 
 def test_weight_standardisation_is_recognised_and_keeps_to_one_pass():

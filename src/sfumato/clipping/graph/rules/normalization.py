@@ -8,6 +8,10 @@ from torch.nn import functional as F
 from sfumato.clipping.graph.rules.per_example import MaterializedGrads
 from sfumato.clipping.graph.rules.site import GradSite, SiteRecord, call
 
+# CUDA's backward pass of group norm counts the groups of one image by a grid's second dimension,
+# which ends here.
+_MAX_GROUPS = 65_535
+
 
 def can_be_per_row(site: GradSite, args: dict[str, Any]) -> bool:
     """Whether `per_row` knows this call: group norm of rows that lie one after another."""
@@ -20,21 +24,29 @@ def can_be_per_row(site: GradSite, args: dict[str, Any]) -> bool:
 def per_row(site: GradSite, args: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Group norm with a scale and shift of its own for every row, at the price of group norm.
 
-    The rows' groups are taken for groups of one large image; what the kernel then adds up
-    for each channel of that image is what belongs to one channel of one row.
+    The rows' groups are taken for groups of one large image, or of several where there are too
+    many; what the kernel then adds up for each channel of that image is what belongs to one channel
+    of one row.
 
     Returns:
         The output, and for each argument the (rows * channels,) leaf that stands for it.
     """
     rows, channels = args["input"].shape[:2]
     leaves = {argument: args[argument].detach().repeat(rows).requires_grad_() for argument in site.weight_of}
-    affine = {
-        name: leaves.get(name, args[name] if args[name] is None else args[name].repeat(rows))
-        for name in ("weight", "bias")
-    }
-    one_image = args["input"].reshape(1, rows * channels, -1)
-    output = F.group_norm(one_image, rows * args["num_groups"], affine["weight"], affine["bias"], args["eps"])
-    return output.view_as(args["input"]), leaves
+    affine = [
+        leaves.get(name, args[name] if args[name] is None else args[name].repeat(rows)) for name in ("weight", "bias")
+    ]
+
+    def of_one_image(rows: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+        one_image = rows.reshape(1, rows.shape[0] * channels, -1)
+        return F.group_norm(one_image, rows.shape[0] * args["num_groups"], weight, bias, args["eps"]).view_as(rows)
+
+    num_images = -(-rows // max(1, _MAX_GROUPS // args["num_groups"]))
+    parts = args["input"].chunk(num_images)
+    size = len(parts[0]) * channels
+    of_parts = ([None] * len(parts) if value is None else value.split(size) for value in affine)
+    outputs = [of_one_image(*part) for part in zip(parts, *of_parts, strict=True)]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs), leaves
 
 
 def has_statistics(site: GradSite, args: dict[str, Any]) -> bool:
