@@ -3,11 +3,12 @@
 import os
 import platform
 import subprocess
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from sfumato import __version__
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
@@ -18,7 +19,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "sfumato": version("sfumato"),
+        "sfumato": __version__,
         "commit": _commit(),
     }
     if device == "cuda":

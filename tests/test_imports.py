@@ -113,7 +113,7 @@ def imports(path: Path, *, at_once: bool = False) -> set[str]:
     found = set()
     for node in tree.body if at_once else ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "sfumato":
-            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            inside = [f"{node.module}.{alias.name}" for alias in node.names if alias.name != "__version__"]
             found |= {name if is_module(name) else node.module for name in inside}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "sfumato"}

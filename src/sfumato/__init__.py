@@ -5,6 +5,8 @@ high.
 from importlib import import_module
 from typing import Any
 
+__version__ = "0.1.0"
+
 _PUBLIC = {
     "Ema": "sfumato.training.ema",
     "Mechanism": "sfumato.accounting.mechanism",

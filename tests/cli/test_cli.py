@@ -680,6 +680,24 @@ SURFACE = {
 }
 
 
+def test_a_checkout_that_is_not_installed_trains(tmp_path):
+    """There is no package metadata to ask."""
+    code = (
+        "import importlib.metadata as metadata, sys\n"
+        "def version(name, known=metadata.version):\n"
+        "    if name == 'sfumato': raise metadata.PackageNotFoundError(name)\n"
+        "    return known(name)\n"
+        "metadata.version = version\n"
+        "from sfumato.cli import main\n"
+        "sys.exit(main())"
+    )
+    train = ["train", "demo/digits", "--set", "training.num_steps=1", "--output", str(tmp_path / "run")]
+    for arguments in (["--version"], train):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+        assert not done.returncode, done.stderr
+    assert (tmp_path / "run" / "result.json").exists()
+
+
 def test_the_surface_of_the_command_line_is_what_the_contract_says(capsys):
     status, out, _ = call(capsys, "--help")
     assert status == 0 and all(name.split()[0] in out for name in SURFACE)

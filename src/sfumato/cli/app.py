@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from sfumato import __version__
 from sfumato.cli import (
     audit,
     cache,
@@ -54,9 +55,7 @@ app.add_typer(cache.app, name="cache")
 
 def _say_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
-
-        output.say(f"sfumato {version('sfumato')}")
+        output.say(f"sfumato {__version__}")
         raise typer.Exit
 
 

@@ -4,12 +4,12 @@ import functools
 import hashlib
 import os
 import platform
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from sfumato import __version__
 from sfumato.errors import InputError
 
 
@@ -91,7 +91,7 @@ def describe(
         model: Digest of what is computed, from `sfumato.clipping.identity`.
     """
     return {
-        "sfumato": f"{metadata.version('sfumato')} ({digest_of_code(Path(__file__).parents[1])})",
+        "sfumato": f"{__version__} ({digest_of_code(Path(__file__).parents[1])})",
         "model": model,
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
