@@ -2,7 +2,6 @@
 alone.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from sfumato.clipping.checks import random_state_kept
 from sfumato.clipping.closed_form import MICROBATCH_SIZE, ClosedFormEngine
 from sfumato.clipping.comparison import complaint, complaint_of_speed
 from sfumato.clipping.func import FuncEngine
+from sfumato.clipping.graph.autotune import warm_seconds
 from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.clipping.law import Law, Truth
 from sfumato.clipping.microbatch import default_microbatch_size, find_microbatch_size, fits_batch
@@ -172,25 +172,26 @@ class Preparation:
         if self.name == "reference":  # one view at a time: no size takes more memory than another
             return
 
-        def seconds(size: int) -> float:
-            batch = self._law.batch(size, truth)
-            engine.choose_methods(batch)
-            start = time.perf_counter()
-            engine.clipped_sum(coefficient, batch).grad_norms.sum().item()  # waits for the device
-            return time.perf_counter() - start
-
         # A CPU is at its best with few. With recorded methods nothing is measured.
         grows = self._row.is_cuda and self._speed.methods is None and self._speed.microbatch_size is None
+
+        def attempt(size: int) -> float:
+            batch = self._law.batch(size, truth)
+            engine.choose_methods(batch)
+            if grows:
+                return warm_seconds(lambda: engine.clipped_sum(coefficient, batch), self._row.device)
+            engine.clipped_sum(coefficient, batch)  # whether memory holds it
+            return 0.0
+
         compiles, engine.compiles = engine.compiles, False
         try:
             if self._speed.microbatch_size is None:
-                attempt = seconds
-                if grows:  # the first pass of a size prepares kernels for it
-                    attempt = lambda size: min(seconds(size), seconds(size))  # noqa: E731
                 most = fits_batch(self._batch_size)
                 self.microbatch_size = find_microbatch_size(attempt, self.microbatch_size, grows, most)
-            else:
-                seconds(self.microbatch_size)
+            if grows:  # the last size that was tried may be another
+                engine.choose_methods(self._law.batch(self.microbatch_size, truth))
+            elif self._speed.microbatch_size is not None:
+                attempt(self.microbatch_size)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sfumato.clipping.graph.autotune import TRIAL_SECONDS, now
+from sfumato.clipping.graph.autotune import TRIAL_SECONDS, seconds
 from sfumato.clipping.graph.compile import Tensors
 from sfumato.clipping.graph.compiled_microbatch import CompiledMicrobatch
 from sfumato.clipping.graph.export import module_path
@@ -106,7 +106,8 @@ class GraphEngine(Engine):
             f"{site.name}.{argument}" for site in self.traced.sites.values() for argument in site.weight_of
         }
         self.methods = {key: name for key, name in (speed.methods or {}).items() if key in known_methods}
-        self.measures = self.methods.get("memory_format") not in MEMORY_FORMATS
+        self._are_given = self.methods.get("memory_format") in MEMORY_FORMATS
+        self.measures = False  # whether methods are timed now
         self.settled: set[str] = set()  # methods that were seen to fit their site
         self.examples = 0  # of the largest microbatch so far, which memory must hold
         num_sites = Counter(weight for site in self.traced.sites.values() for weight in site.weight_of.values())
@@ -225,34 +226,39 @@ class GraphEngine(Engine):
         return norms, losses, *(sums[name] for name in self.names)
 
     def choose_methods(self, batch: Batch) -> None:
-        """Tries the memory formats, and for each of them the methods of every site, on a part of a
-        made-up microbatch.
+        """Tries the memory formats, and for each of them the methods of every site, on a made-up
+        microbatch; on a CPU, which shows their order sooner, on a part of it.
         """
         self.examples = len(batch.inputs)
-        if not self.measures:
+        if self._are_given:
             return
-        weights = self._weights()
-        few = batch.first(2)
-        self._forget("contiguous")
-        backward(self, weights, few)
-        some = batch.first(max(2, int(2 * TRIAL_SECONDS / self._seconds(weights, few))))
+        self.measures = True
+        try:
+            self._measure(batch)
+        finally:
+            self.measures, self.settled = False, set()  # what was settled for the last format is not for this one
+
+    def _measure(self, batch: Batch) -> None:
+        weights, some = self._weights(), batch
+        if not batch.inputs.is_cuda:
+            few = batch.first(2)
+            self._forget("contiguous")
+            backward(self, weights, few)
+            some = batch.first(max(2, int(2 * TRIAL_SECONDS / self._seconds(weights, few))))
         methods = {}
         for memory_format in MEMORY_FORMATS if some.inputs.ndim == 5 else ["contiguous"]:
             self._forget(memory_format)
             backward(self, weights, some)
             methods[memory_format] = self.methods
-        seconds = dict.fromkeys(methods, float("inf"))
+        took = dict.fromkeys(methods, float("inf"))
         for _ in range(_TRIAL_ROUNDS if len(methods) > 1 else 0):  # taking turns: a busy moment meets them all
             for memory_format, self.methods in methods.items():
-                seconds[memory_format] = min(seconds[memory_format], self._seconds(weights, some))
-        self.methods = methods[min(seconds, key=seconds.__getitem__)]
-        self.measures, self.settled = False, set()  # what was settled for the last format is not for this one
+                took[memory_format] = min(took[memory_format], self._seconds(weights, some))
+        self.methods = methods[min(took, key=took.__getitem__)]
 
     def _forget(self, memory_format: str) -> None:
         self.methods = {"memory_format": memory_format}
         self.settled = set()
 
     def _seconds(self, weights: Weights, batch: Batch) -> float:
-        start = now(batch.inputs)
-        self.run_pass(torch.zeros_like, weights, batch)
-        return now(batch.inputs) - start
+        return seconds(lambda: self.run_pass(torch.zeros_like, weights, batch), batch.inputs.device)

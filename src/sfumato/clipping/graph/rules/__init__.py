@@ -68,6 +68,9 @@ GHOSTS = {
 
 # From so many views on, one image's convolution is large enough to be computed by itself.
 _MANY_VIEWS = 4
+# On a GPU, launching a convolution for each of more examples than that takes longer than computing
+# them.
+_MOST_IN_LOOP = 16
 # Numbers that a ghost norm's inner products may take: 256 MiB in float32.
 _MAX_GRAM_VALUES = 2**26
 # Where inner products take less than this part of the memory of written-out gradients, these are
@@ -101,6 +104,8 @@ def candidates(record: SiteRecord, argument: str, examples: int) -> list[str]:
                 "unfold",
                 *(name for name in ghosts if GHOSTS[name](record) * examples // record.examples <= _MAX_GRAM_VALUES),
             ]
+        if record.grad.is_cuda and examples > _MOST_IN_LOOP:
+            return [name for name in found if name != "loop"] or ["vmap"]
         return found
     if operation in NORMS:
         return ["affine"]
@@ -113,9 +118,11 @@ def worth_trying(names: list[str], record: SiteRecord, argument: str) -> list[st
     """The methods that fit, without those that write gradients out where a ghost norm needs far
     less memory.
 
-    The clock would mislead: on the few images that methods are tried on, written-out gradients stay
-    in the processor's cache, and few share a ghost norm's one weight gradient.
+    A CPU's clock would mislead: on the few images that methods are tried on there, written-out
+    gradients stay in the processor's cache, and few share a ghost norm's one weight gradient.
     """
+    if record.grad.is_cuda:
+        return names
     written_out = record.args[argument].numel() * record.examples
     sparing = [name for name in names if name in GHOSTS and GHOSTS[name](record) < _FAR_LESS * written_out]
     return sparing or names

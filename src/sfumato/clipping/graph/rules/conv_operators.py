@@ -10,6 +10,8 @@ from torch.nn import functional as F
 
 # So many values of patches are made at once on a CPU that they stay in its cache: 4 MiB in float32.
 _AT_ONCE = 2**20
+# And so many bytes on a GPU, where those of all examples would take more memory than all else.
+_MOST_BYTES = 2**29
 
 
 @torch.library.custom_op("sfumato::conv_weight_gradients", mutates_args=())
@@ -86,9 +88,8 @@ def conv_weight_gradients_by_patches(
     examples, _, channels = inputs.shape[:3]
     grads = grads.transpose(1, 2)
     gradients = grads.new_empty(examples, grads.shape[1], channels, *taps)
-    at_once = examples
-    if inputs.device.type == "cpu":
-        at_once = max(1, _AT_ONCE // (channels * taps[0] * taps[1] * grads[0, 0].numel()))
+    most = _AT_ONCE if inputs.device.type == "cpu" else _MOST_BYTES // inputs.element_size()
+    at_once = max(1, most // (channels * taps[0] * taps[1] * grads[0, 0].numel()))
     for own_inputs, own_grads, gradient in zip(
         inputs.split(at_once), grads.split(at_once), gradients.split(at_once), strict=True
     ):
