@@ -17,6 +17,7 @@ from sfumato import cli
 from sfumato.errors import InputError
 from sfumato.models import registry
 from sfumato.reporting.page import write_report
+from sfumato.run_folder.session import recorded_environment
 from tests.accounting.tables import TAN_MISPRINTS, TAN_ROWS
 from tests.system import of_the_system
 
@@ -149,6 +150,8 @@ def test_plan_solves_for_the_fourth_of_batch_steps_noise_and_epsilon(capsys):
             "at most 7",
         ),
         (["train", "demo/digits", "--device", "gpu7"], "gpu7"),
+        (["train", "demo/digits", "--set", "training.precision=tf32", "--device", "cpu"], "CUDA"),
+        (["train", "demo/digits", "--set", "training.precision=tf32", "--device", "cpu", "--non-private"], "CUDA"),
         (["train", "demo/digits", "--resume", "--output", "no-such-run"], "no-such-run"),
         (["train", "demo/digits", "--resume"], "unfinished"),
         (["train", "no-such.toml"], "no-such.toml"),
@@ -580,6 +583,25 @@ def test_non_private_training_shows_the_price_of_privacy(capsys, tmp_path):
         and result["delta"] is None
         and result["accuracy"] > 0.4
     )
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_run_says_in_what_precision_it_computed(precision, capsys, tmp_path):
+    folder = tmp_path / "run"
+    json_of(
+        capsys,
+        "train",
+        "demo/digits",
+        "--output",
+        folder,
+        *SHORT,
+        "--set",
+        f"training.precision={precision}",
+        "--set",
+        "run.keep_key=true",
+    )
+    assert json.loads((folder / "privacy.json").read_text())["precision"] == precision
+    assert recorded_environment(folder)["precision"] == precision
 
 
 def test_two_runs_of_one_seed_are_equal_and_two_private_runs_are_not(capsys, tmp_path):

@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from sfumato.clipping import clipped_grad
-from sfumato.clipping.numerics import are_exact, products, roundings, unit
+from sfumato.clipping.graph.rules import candidates
+from sfumato.clipping.numerics import are_exact, convolutions, products, roundings, unit
 from sfumato.errors import InputError
+from tests.clipping.test_autotune import on_a_gpu
+from tests.clipping.test_rules import meet
 
 
 def alike(rows, terms):
@@ -46,6 +49,7 @@ def settings():
     yield
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.conv.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = "tf32"
     torch.backends.mkldnn.conv.fp32_precision = "none"
 
 
@@ -62,20 +66,64 @@ def test_products_that_pytorch_was_told_to_round_are_refused(settings):
     grad_fn(*batch)
 
 
-def test_ghost_norms_of_convolutions_need_convolutions_that_round_to_float32(settings):
-    """On a GPU they do so only if asked to: a sum of other digits than those that were measured."""
-    assert not are_exact("conv", torch.device("cuda"))
-    torch.backends.cudnn.allow_tf32 = False
-    assert are_exact("conv", torch.device("cuda"))
-    model, method = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten()), {"0:conv2d.weight": "conv_ghost"}
+SWITCHES = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.mkldnn.conv)
 
-    grad_fn = clipped_grad(
-        model,
-        lambda outputs, targets: outputs.sum(1),
-        clipping_norm=1.0,
-        methods={"memory_format": "contiguous"} | method,
+
+@pytest.mark.parametrize("told", ["nothing", "no tf32", "tf32 for one kind of layer", "bf16 on a CPU"])
+@pytest.mark.parametrize("engine", ["graph", "func", "reference"])
+def test_convolutions_of_float32_are_exact_on_every_device_whatever_pytorch_was_told(engine, told, settings):
+    """And it is told the same afterwards. By default a GPU rounds them to TF32: a sum of other digits than the norm."""
+    if told == "no tf32":
+        torch.backends.cudnn.allow_tf32 = False
+    elif told == "tf32 for one kind of layer":
+        torch.backends.cudnn.conv.fp32_precision, torch.backends.cudnn.rnn.fp32_precision = "tf32", "ieee"
+    elif told == "bf16 on a CPU":
+        torch.backends.mkldnn.conv.fp32_precision = "bf16"
+    before = [switch.fp32_precision for switch in SWITCHES]
+    seen = []
+
+    class Watched(torch.nn.Conv2d):
+        def forward(self, rows):
+            seen.append([switch.fp32_precision for switch in SWITCHES] + [torch.backends.cudnn.allow_tf32])
+            return super().forward(rows)
+
+    model = torch.nn.Sequential(Watched(3, 4, 3), torch.nn.Flatten())
+    grad_fn = clipped_grad(model, lambda outputs, targets: outputs.sum(1), clipping_norm=1.0, engine=engine)
+    grad_fn(torch.randn(2, 3, 5, 5), torch.zeros(2))
+    assert seen and all(
+        set(switches[:3]) <= {"none", "ieee"} and not switches[3] and switches[2] == "ieee" for switches in seen
     )
-    for precision, fits in (("none", True), ("bf16", False), ("ieee", True)):  # told so between two batches, too
-        torch.backends.mkldnn.conv.fp32_precision = precision
+    assert [switch.fp32_precision for switch in SWITCHES] == before
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_a_gpu_rounds_to_tf32_only_where_it_is_asked_to(precision, settings):
+    with convolutions(precision):
+        assert are_exact("conv", torch.device("cuda")) == (precision == "float32")
+        assert torch.backends.cudnn.allow_tf32 == (precision == "tf32")
+        assert are_exact("matmul", torch.device("cuda"))
+        assert are_exact("conv", torch.device("cpu"))
+    assert not are_exact("conv", torch.device("cuda"))  # as PyTorch has it by default
+
+
+def test_convolutions_that_round_to_tf32_have_no_ghost_norms(settings):
+    """A sum of other digits than those that were measured."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten()).double()
+    rows = torch.randn(4, 3, 5, 5, dtype=torch.float64)
+    record, _ = meet(torch.ops.aten.conv2d.default, [rows, model[0].weight.detach(), None, [1, 1]], "weight", 1)
+    gpu = on_a_gpu(record)
+    for precision, fits in (("float32", True), ("tf32", False)):
+        with convolutions(precision):
+            assert ("conv_ghost" in candidates(gpu, "weight", 4)) == fits
+            assert "conv_ghost" in candidates(record, "weight", 4)
+
+
+@pytest.mark.parametrize("engine", ["auto", "graph", "func", "reference"])
+def test_tf32_without_a_gpu_is_refused(engine):
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten())
+    grad_fn = clipped_grad(
+        model, lambda outputs, targets: outputs.sum(1), clipping_norm=1.0, engine=engine, precision="tf32"
+    )
+    with pytest.raises(InputError, match='"tf32" needs a CUDA device, and this is "cpu". Take "float32"'):
         grad_fn(torch.randn(2, 3, 5, 5), torch.zeros(2))
-        assert (grad_fn.methods["0:conv2d.weight"] == "conv_ghost") == fits

@@ -114,5 +114,5 @@ def test_gradients_are_near_those_of_float32_and_summed_in_float32(conv):
 def test_bf16_needs_the_engine_that_rounds_nothing_else():
     with pytest.raises(InputError, match='need engine "graph"'):
         clipped_grad(nn.Linear(2, 2), loss_fn, clipping_norm=1.0, engine="reference", precision="bf16")
-    with pytest.raises(InputError, match="Known are float32, bf16"):
+    with pytest.raises(InputError, match="Known are float32, tf32, bf16"):
         clipped_grad(nn.Linear(2, 2), loss_fn, clipping_norm=1.0, precision="fp16")

@@ -16,6 +16,7 @@ from sfumato.clipping.identity import identity
 from sfumato.clipping.inputs import as_views, example_numbers, refuse_modes, seeding_of
 from sfumato.clipping.law import refuse_lazy
 from sfumato.clipping.norms import at_least_float32
+from sfumato.clipping.numerics import convolutions
 from sfumato.clipping.preparation import Preparation
 from sfumato.clipping.protocol import Batch, ClippedGrad, Loss, add_to
 from sfumato.clipping.speed import Speed
@@ -94,8 +95,10 @@ def clipped_grad(
             why not the faster.
         methods: What an earlier `GradFn.methods` recorded, to repeat its rounding. With no more
             than {"memory_format": "contiguous"} nothing is measured, and every run rounds alike.
-        precision: "bf16" rounds images and weights where they meet, and what follows, to bfloat16.
-            Parameters, norms, coefficients and sums stay in float32. Engine "graph" alone.
+        precision: "float32" is that on every device, whatever PyTorch was told. "tf32" lets a GPU
+            round what goes into convolutions to 10 bits; products of matrices, norms and sums stay
+            in float32. "bf16" rounds images and weights where they meet, and what follows, to
+            bfloat16; parameters, norms, coefficients and sums stay in float32. Engine "graph" alone.
         compile: Compile the whole of a microbatch to one graph, which takes a minute or two once.
             Engine "graph" alone; every microbatch is then filled up to the same size.
         workers: Microbatches computed at once on a CPU, by one thread each, where the engine allows
@@ -333,7 +336,8 @@ class GradFn:
         """
         if self._prepared is not None:
             refuse_modes()
-            self._prepared.verify(self._coefficient, seed)
+            with convolutions("float32"):
+                self._prepared.verify(self._coefficient, seed)
 
     def _sum(
         self,
@@ -405,7 +409,7 @@ class GradFn:
         microbatches = torch.arange(len(rows), device=rows.device).split(prepared.microbatch_size)
         alone = nullcontext() if prepared.engine.parallel else self._computing
         prepared.engine.losses.renew(targets)
-        with alone, prepared.engine.parameters_fixed():
+        with alone, convolutions(self._speed.precision), prepared.engine.parameters_fixed():
             for out in self._workers.map(loaded, clipped, microbatches):
                 add_to(grad_sum, out.grad_sum)
                 norms.append(out.grad_norms)
@@ -423,16 +427,17 @@ class GradFn:
         return self._pool if self.parallel else Workers(1, ahead=False)
 
     def _preparation(self, views: torch.Tensor, targets: tuple[torch.Tensor, ...], tries: bool) -> Preparation:
-        return Preparation(
-            self._model,
-            self._loss_fn,
-            self._speed,
-            self._coefficient,
-            views,
-            targets,
-            batch_size=self._batch_size,
-            tries=tries,
-        )
+        with convolutions("float32"):
+            return Preparation(
+                self._model,
+                self._loss_fn,
+                self._speed,
+                self._coefficient,
+                views,
+                targets,
+                batch_size=self._batch_size,
+                tries=tries,
+            )
 
     def _prepared_for(self, views: torch.Tensor, targets: tuple[torch.Tensor, ...]) -> Preparation:
         """What holds for such a batch, made anew where it has to be."""
@@ -443,7 +448,7 @@ class GradFn:
             if prepared is not None and prepared.fits(views) and prepared.is_current():
                 if prepared.knows(targets):
                     return prepared
-                with contextlib.suppress(InputError):
+                with contextlib.suppress(InputError), convolutions("float32"):
                     prepared.take(views, targets, self._coefficient)
                     return prepared
             self._prepared = None  # if this fails, the next call begins anew

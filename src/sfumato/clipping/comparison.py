@@ -5,6 +5,7 @@ import torch
 from sfumato.clipping.agreement import SHORTEST, norm_of, or_infinite, unit_length
 from sfumato.clipping.checks import random_state_kept
 from sfumato.clipping.law import BATCHES, BrokenLaw, Law, Truth, first_line
+from sfumato.clipping.numerics import convolutions
 from sfumato.clipping.protocol import Batch, Coefficient, Engine, is_out_of_memory
 from sfumato.clipping.stand_in import Snapshot, stand_in
 
@@ -16,6 +17,9 @@ _TRIES = (True, True, False, False, False, False)
 _GRADIENTS = {True: 1e-6, False: 3e-4}
 # Rounding alone moves values across kinks on some images, not on all.
 _SPEED_TRIES = 3
+# How far gradients may lie from those of float32, relative to their norm, where convolutions round
+# to TF32.
+_TF32_ROUNDS_BY = 0.1
 
 
 def complaint(law: Law, engine: Engine, truth: Truth) -> str | None:
@@ -57,22 +61,27 @@ def complaint(law: Law, engine: Engine, truth: Truth) -> str | None:
     return complaint
 
 
-def complaint_of_speed(law: Law, engine: Engine, truth: Truth, coefficient: Coefficient, count: int) -> str | None:
+def complaint_of_speed(
+    law: Law, engine: Engine, truth: Truth, coefficient: Coefficient, count: int, precision: str
+) -> str | None:
     """What an engine gets wrong that rounds coarsely or is compiled, beside the same engine as it
     was checked; None if nothing.
     """
-    error = 0.0
+    error, rounds_by = 0.0, max(engine.rounds_by, _TF32_ROUNDS_BY if precision == "tf32" else 0.0)
+    if not rounds_by:
+        return None
     for seed in range(_SPEED_TRIES):
         batch = law.batch(count, truth, seed)
         with random_state_kept(law.row), stand_in(law.model, None, seed):
-            fast = engine.clipped_sum(coefficient, batch)
+            with convolutions(precision):
+                fast = engine.clipped_sum(coefficient, batch)
             with engine.plainly():
                 plain = engine.clipped_sum(coefficient, batch)
         total = norm_of(plain.grad_sum.values())
         difference = norm_of(fast.grad_sum[name] - value for name, value in plain.grad_sum.items())
         norms = (fast.grad_norms / plain.grad_norms - 1).nan_to_num().abs().max()
         error = max(float(difference / total.clamp(min=1e-30)), float(norms))
-        if error <= engine.rounds_by:
+        if error <= rounds_by:
             return None
     return f"gives other gradients than without compiling and in float32, by {error:.2g} of their norm"
 

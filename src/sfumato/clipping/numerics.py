@@ -5,7 +5,13 @@ image of one colour, every rounding goes the same way, and what they come to tog
 squared norm that is a small difference of large numbers.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
+
+from sfumato.errors import InputError
 
 # So many terms are added up by the library before their sum is added to that of those before.
 _BLOCK = 192
@@ -41,6 +47,31 @@ def hidden(terms: int, share: float, values: torch.Tensor) -> float:
     squares vanish below the smallest number.
     """
     return terms * torch.finfo(values.dtype).tiny / share
+
+
+@contextmanager
+def convolutions(precision: str) -> Iterator[None]:
+    """Within, convolutions of float32 round nothing to fewer digits, on any device, unless the
+    precision is "tf32": then a GPU rounds what goes in to 10 bits, which it does by default in
+    PyTorch.
+    """
+    recurrent: Any = torch.backends.cudnn.rnn
+    gpu, cpu = torch.backends.cudnn.conv, torch.backends.mkldnn.conv
+    held = gpu.fp32_precision, recurrent.fp32_precision, cpu.fp32_precision
+    torch.backends.cudnn.allow_tf32, cpu.fp32_precision = precision == "tf32", "ieee"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = held[0] == "tf32"  # PyTorch has two switches, and refuses to read unlike ones
+        gpu.fp32_precision, recurrent.fp32_precision, cpu.fp32_precision = held
+
+
+def refuse_missing_tf32(precision: str, device: torch.device) -> None:
+    """Raises InputError for a precision that the device does not have."""
+    if precision == "tf32" and device.type != "cuda":
+        raise InputError(
+            f'precision "tf32" needs a CUDA device, and this is "{device.type}". Take "float32", or --device cuda.'
+        )
 
 
 def are_exact(operation: str, device: torch.device) -> bool:

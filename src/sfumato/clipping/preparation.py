@@ -17,7 +17,7 @@ from sfumato.clipping.graph.autotune import warm_seconds
 from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.clipping.law import Law, Truth
 from sfumato.clipping.microbatch import default_microbatch_size, find_microbatch_size, fits_batch
-from sfumato.clipping.numerics import are_exact
+from sfumato.clipping.numerics import convolutions, refuse_missing_tf32
 from sfumato.clipping.protocol import Coefficient, Engine, Loss, is_out_of_memory
 from sfumato.clipping.reference import ReferenceEngine
 from sfumato.clipping.signature import signature
@@ -71,6 +71,7 @@ class Preparation:
         batch_size: int | None,
         tries: bool,
     ) -> None:
+        refuse_missing_tf32(speed.precision, views.device)
         self._model, self._loss_fn, self._speed, self._tries = model, loss_fn, speed, tries
         self._batch_size = batch_size
         self._row = torch.zeros(1, *views.shape[2:], dtype=views.dtype, device=views.device)
@@ -98,7 +99,7 @@ class Preparation:
         self.note()
 
     def fits(self, views: torch.Tensor) -> bool:
-        """Whether it is for images of such a shape, type, device and precision of products."""
+        """Whether it is for images of such a shape, type and device."""
         return self._shape == _shape(views)
 
     def is_current(self) -> bool:
@@ -152,7 +153,8 @@ class Preparation:
         try:
             engine = BUILDERS[self.name](self._model, self._loss_fn, self._row, self._speed)
             engine.draw_dims = truth.draw_dims
-            self._try(engine, truth, coefficient)
+            with convolutions(self._speed.precision):
+                self._try(engine, truth, coefficient)
         except InputError:
             raise
         except Exception as error:  # engines raise whatever the model's code runs into
@@ -209,8 +211,9 @@ class Preparation:
             with engine.losses.noting():
                 if wrong is None:
                     self._note_kinds(law, engine, truth, coefficient)
-                if wrong is None and engine.rounds_by:
-                    wrong = complaint_of_speed(law, engine, truth, coefficient, count or self.filled(1))
+                if wrong is None:
+                    count = count or self.filled(1)
+                    wrong = complaint_of_speed(law, engine, truth, coefficient, count, self._speed.precision)
         if wrong is not None:
             others = _SLOW if self._speed.engine in ("graph", "func") else ""
             raise InputError(f'engine "{self.name}" {wrong}. Take that out{others}.')
@@ -227,4 +230,4 @@ def _kinds(targets: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
 
 
 def _shape(views: torch.Tensor) -> tuple[Any, ...]:
-    return views.shape[2:], views.dtype, views.device, are_exact("conv", views.device)
+    return views.shape[2:], views.dtype, views.device

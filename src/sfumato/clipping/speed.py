@@ -7,7 +7,7 @@ import torch
 from sfumato.errors import InputError
 
 # What images and weights are rounded to where they meet; None leaves them as they are.
-LOW_PRECISIONS = {"float32": None, "bf16": torch.bfloat16}
+LOW_PRECISIONS = {"float32": None, "tf32": None, "bf16": torch.bfloat16}
 # The fastest first.
 ENGINES = ("graph", "func", "reference")
 # For `sfumato.nn.Classifier`, which it takes before all others.
@@ -22,7 +22,7 @@ class Speed:
         engine: Of `ENGINES`, or "closed_form", or "auto": the first of them that takes the model.
         microbatch_size: Examples differentiated at once; None: see `sfumato.clipping.microbatch`.
         methods: How engine "graph" computes at each operation, as recorded; None: measured.
-        precision: "float32" or "bf16".
+        precision: "float32", "tf32" or "bf16"; see `sfumato.clipping.clipped_grad`.
         compile: Whether a microbatch becomes one compiled graph.
         workers: Microbatches computed at once on a CPU, one thread each; 1: one after another, by
             all threads.
@@ -62,7 +62,7 @@ class Speed:
 
     @property
     def _needs_graph(self) -> bool:
-        return self.compile or self.precision != "float32"
+        return self.compile or self.precision == "bf16"
 
 
 def _is_count(value: object) -> bool:

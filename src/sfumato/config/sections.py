@@ -349,7 +349,10 @@ class TrainingConfig(Section):
     """Share of each label that is spread evenly over all classes in the loss (Szegedy et al. 2016)."""
     microbatch_size: Annotated[PositiveInt | Literal["auto"], MayChange()] = "auto"
     engine: Annotated[Literal["auto", "graph", "func", "reference"], MayChange()] = "auto"
-    precision: Annotated[Literal["float32", "bf16"], MayChange()] = "float32"
+    precision: Annotated[Literal["float32", "tf32", "bf16"], MayChange()] = "float32"
+    """What convolutions and products round to. "tf32" needs a GPU, where it is far faster than
+    "float32", and "bf16" is faster still.
+    """
     compile: Annotated[bool, MayChange()] = False
     evaluate_every: Annotated[PositiveInt | None, MayChange()] = None
     """Steps between two evaluations on held-out images."""

@@ -93,6 +93,7 @@ def certificate(
         **counted(mechanism, ledger),
         clipping_norm=privacy.clipping_norm if privacy else None,
         public_inputs=public,
+        precision=plan.recipe.training.precision,
         not_covered=not_covered(plan),
     )
 

@@ -97,12 +97,14 @@ class Certificate(LoopCertificate):
     """privacy.json of a run.
 
     Attributes:
+        precision: What updates were computed in (`training.precision`).
         weights_sha256: Of the file model.safetensors, as `sha256sum` prints it; None while it runs.
         finished_on: The day (UTC); None while it runs, and in what a private search publishes.
         audit: What `sfumato audit one-run` showed; None: it was not run.
     """
 
     public_inputs: PublicInputs
+    precision: str
     weights_sha256: str | None = None
     finished_on: str | None = None
     audit: OneRunClaim | None = None

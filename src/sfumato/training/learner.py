@@ -11,6 +11,7 @@ from sfumato.clipping import GradFn, clipped_grad
 from sfumato.clipping.agreement import first_line
 from sfumato.clipping.identity import identity, identity_of_network
 from sfumato.clipping.microbatch import count_saved, default_microbatch_size
+from sfumato.clipping.numerics import refuse_missing_tf32
 from sfumato.clipping.speed import Speed
 from sfumato.data.canaries import WithCanaries, canary_images
 from sfumato.data.examples import Dataset, Examples
@@ -388,6 +389,7 @@ def build_learner(
     """
     keep_freed_memory()
     training = plan.recipe.training
+    refuse_missing_tf32(training.precision, device)
     engine, methods = training.engine, None
     microbatch_size = None if training.microbatch_size == "auto" else training.microbatch_size
     if plan.recipe.run.seed is not None:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sfumato import config
+from sfumato.clipping.numerics import convolutions
 from sfumato.data import loading
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
@@ -57,16 +58,17 @@ class Trainer:
         looks: Looks = Looks(),  # noqa: B008  (immutable)
     ) -> Result:
         """The same of what is resolved already."""
-        return loop.train(
-            plan,
-            self.dataset,
-            folder,
-            device=self.device,
-            resume=resume,
-            trust=self.trust,
-            progress=progress or self.progress,
-            looks=looks,
-        )
+        with convolutions(plan.recipe.training.precision):  # what is evaluated, too
+            return loop.train(
+                plan,
+                self.dataset,
+                folder,
+                device=self.device,
+                resume=resume,
+                trust=self.trust,
+                progress=progress or self.progress,
+                looks=looks,
+            )
 
 
 def train(
