@@ -55,8 +55,8 @@ def convolutions(precision: str) -> Iterator[None]:
     precision is "tf32": then a GPU rounds what goes in to 10 bits, which it does by default in
     PyTorch.
     """
-    recurrent: Any = torch.backends.cudnn.rnn
-    gpu, cpu = torch.backends.cudnn.conv, torch.backends.mkldnn.conv
+    backends: Any = torch.backends  # whose types do not know these
+    gpu, recurrent, cpu = backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.conv
     held = gpu.fp32_precision, recurrent.fp32_precision, cpu.fp32_precision
     torch.backends.cudnn.allow_tf32, cpu.fp32_precision = precision == "tf32", "ieee"
     try:
