@@ -45,5 +45,5 @@ def _commit() -> str | None:
         return subprocess.run(
             [*git, "describe", "--always", "--abbrev=7", "--dirty=+"], check=True, capture_output=True, text=True
         ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):  # not a checkout
-        return None
+    except (OSError, subprocess.CalledProcessError):  # not a checkout: what was packed says it
+        return os.environ.get("SFUMATO_COMMIT")

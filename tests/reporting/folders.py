@@ -58,6 +58,7 @@ NUMBERS: dict[str, Any] = {
     "run_id": "0f" * 16,
     "ledger_lines": 61,
     "ledger_head": "5d41402abc4b2a76b9719d911017c592" * 2,
+    "precision": "float32",
     "not_covered": ["other runs on the same images: their epsilons add up", "the running time of the training"],
 }
 PUBLIC: dict[str, Any] = {
