@@ -125,7 +125,7 @@ def test_plan_solves_for_the_fourth_of_batch_steps_noise_and_epsilon(capsys):
         (["plan", "--recipe", "image-folder"], "image-folder"),
         (["plan", "--recipe", "demo/digitz"], "demo/digits"),
         (["plann"], "plann"),
-        (["train"], "recipe"),
+        (["train"], "Missing argument"),
         (["train", "demo/digits", "--epsilon", "-1"], "target_epsilon"),
         (["train", "demo/digits", "--epsilon", "nan"], "target_epsilon"),
         (["train", "demo/digits", "--delta", "2"], "delta"),
