@@ -106,6 +106,10 @@ def case(out: Findings, name: str, examples: int, views: int) -> Case:
         options |= {"order": "norm-activation"} if name.endswith("norm-first") else {}
         model = build_model("wide_resnet", image_size=32, channels=3, num_classes=10, options=options, seed=0)
         shape = 3, 32, 32
+        if name.endswith("smooth"):
+            for module in list(model.modules()):
+                for key, child in module.named_children():
+                    setattr(module, key, nn.SiLU() if isinstance(child, nn.ReLU) else child)
     else:
         model, shape = build(name)
     rows = (examples, views, *shape) if views else (examples, *shape)
@@ -128,11 +132,9 @@ def beside(out: Findings, held: Case, variants: list[dict[str, Any]]) -> None:
     """What the ordinary step costs in each memory format, then private ones as multiples of the faster."""
     precision, compiles = out.facts["precision"], out.facts.get("compile", False)
     ordinary_seconds = []
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
     for memory_format in list(FORMATS)[: 1 if compiles else 2]:  # a compiler lays images out itself
         with out.about(step="ordinary", memory_format=memory_format) as found:
             ordinary_seconds.append(found.cost(ordinary(held, memory_format, precision, compiles)))
-    torch.backends.cudnn.allow_tf32 = True  # PyTorch's default, as the product finds it
     for settings in variants:
         with out.about(step="private", **settings) as found:
             grad_fn = prepared(found, held, precision=precision, **settings)
@@ -142,6 +144,7 @@ def beside(out: Findings, held: Case, variants: list[dict[str, Any]]) -> None:
 
 def ordinary(held: Case, memory_format: str, precision: str, compiles: bool) -> Callable[[], Any]:
     """Forward and backward of the mean loss; in bf16 parameters are rounded, and their gradients float32."""
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"  # the product sets this for itself
     model, inputs, labels = held
     rows = inputs.flatten(0, 1) if inputs.ndim == 5 else inputs
     targets = labels.repeat_interleave(len(rows) // len(labels))

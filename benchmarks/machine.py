@@ -40,10 +40,12 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
+    if "SFUMATO_COMMIT" in os.environ:  # of a tree that was copied
+        return os.environ["SFUMATO_COMMIT"]
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         return subprocess.run(
             [*git, "describe", "--always", "--abbrev=7", "--dirty=+"], check=True, capture_output=True, text=True
         ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):  # not a checkout: what was packed says it
-        return os.environ.get("SFUMATO_COMMIT")
+    except (OSError, subprocess.CalledProcessError):  # not a checkout
+        return None

@@ -1,6 +1,7 @@
 """What is checked before a private image is seen, and with what: the zoo (tests/clipping/zoo) says what it finds."""
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import signal
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 
 from sfumato import config
 from sfumato.clipping import clipped_grad, pure
+from sfumato.clipping.law import Law
 from sfumato.clipping.stand_in import Snapshot, stand_in
 from sfumato.errors import InputError
 from tests.clipping.problems import cross_entropy
@@ -122,6 +124,26 @@ def test_a_model_that_computes_otherwise_later_is_found_when_it_is_verified(engi
         model.layer.weight.zero_()
     model.turned = False
     grad_fn.verify(3)
+
+
+@pytest.mark.parametrize("engine", ["graph", "func", "reference"])
+def test_a_device_that_adds_up_in_another_order_each_time_is_no_memory(engine, monkeypatch):
+    """A bias before a norm of one channel receives what roundings leave of zero: no digit of it is the same again."""
+    single, generator = Law._single, torch.Generator().manual_seed(0)
+
+    def on_such_a_device(law, *args):
+        found = single(law, *args)
+        largest = max(float(grad.abs().max()) for grad in found.grads.values())
+        grads = {
+            name: grad + 1e-15 * largest * torch.randn(grad.shape, generator=generator, dtype=grad.dtype)
+            for name, grad in found.grads.items()
+        }
+        return dataclasses.replace(found, grads=grads)
+
+    monkeypatch.setattr(Law, "_single", on_such_a_device)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(4, 4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine=engine)
+    grad_fn(torch.randn(3, 1, 5, 5), torch.arange(3))
 
 
 class RemembersBatches(nn.Module):

@@ -1,5 +1,6 @@
 """The microbatch size is found by trying, and no number of attempts changes a result."""
 
+import math
 import time
 
 import pytest
@@ -74,6 +75,15 @@ def test_it_grows_while_it_fits_and_gains(holds, saturated, expected):
     machine = Machine(holds, saturated)
     assert find_microbatch_size(machine, 128, grows=True) == expected
     assert len(machine.tried) == len(set(machine.tried))
+
+
+@pytest.mark.parametrize(("batch_size", "expected"), [(64, 64), (1024, 128), (4096, 512), (2**20, 1024)])
+def test_it_grows_no_further_than_the_last_microbatch_s_waste_allows(batch_size, expected):
+    """A microbatch is faster by 8 % for each doubling up to 1,024."""
+    faster = lambda size: size * 0.92 ** min(10, math.log2(size))  # noqa: E731
+    found = find_microbatch_size(faster, 64, True, 4096, batch_size)
+    costs = {size: faster(size) * (batch_size / size + 0.5) for size in (64, 128, 256, 512, 1024, 2048, 4096)}
+    assert found == expected and costs[found] < 1.05 * min(costs.values())
 
 
 def test_it_grows_no_further_than_the_batch_has_use_for():

@@ -14,6 +14,8 @@ from sfumato.errors import MachineError
 _MOST = 4096
 # A doubled microbatch must be faster by this, or memory is spent for nothing.
 _GAIN = 1.03
+# What a GPU tries first: with fewer it waits for the processor that launches its work.
+FIRST_ON_GPU = 64
 # Numbers that written-out gradients of a microbatch may take (64 MiB in float32), and what autograd
 # saves (1 GiB). The second leaves most models alone; it keeps large images and many views from
 # filling the machine's memory.
@@ -64,18 +66,26 @@ def count_saved() -> Iterator[list[int]]:
         yield total
 
 
-def find_microbatch_size(attempt: Callable[[int], float], start: int, grows: bool, most: int = _MOST) -> int:
+def find_microbatch_size(
+    attempt: Callable[[int], float], start: int, grows: bool, most: int = _MOST, batch_size: int | None = None
+) -> int:
     """The size to use, found by trying: halved until it fits, then doubled while that is faster.
+    The last microbatch of a batch is computed whole, which on average is half of one for nothing.
 
     Args:
         attempt: Computes a microbatch of that size; returns the seconds it took.
         start: Tried first.
         grows: Whether larger sizes are tried.
         most: The largest that is.
+        batch_size: Of a batch, expected; None: not known.
 
     Raises:
         MachineError: If memory does not hold one example.
     """
+
+    def number(size: int) -> float:
+        return 1 / size if batch_size is None else batch_size / size + 0.5
+
     size, seconds, most = start, None, min(most, _MOST)
     while seconds is None:
         try:
@@ -96,7 +106,7 @@ def find_microbatch_size(attempt: Callable[[int], float], start: int, grows: boo
             if not is_out_of_memory(error):
                 raise
             break
-        if 2 * seconds < _GAIN * doubled:
+        if number(size) * seconds < _GAIN * number(2 * size) * doubled:
             break
         size, seconds = 2 * size, doubled
     return size

@@ -16,7 +16,7 @@ from sfumato.clipping.func import FuncEngine
 from sfumato.clipping.graph.autotune import warm_seconds
 from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.clipping.law import Law, Truth
-from sfumato.clipping.microbatch import default_microbatch_size, find_microbatch_size, fits_batch
+from sfumato.clipping.microbatch import FIRST_ON_GPU, default_microbatch_size, find_microbatch_size, fits_batch
 from sfumato.clipping.numerics import convolutions, refuse_missing_tf32
 from sfumato.clipping.protocol import Coefficient, Engine, Loss, is_out_of_memory
 from sfumato.clipping.reference import ReferenceEngine
@@ -189,7 +189,8 @@ class Preparation:
         try:
             if self._speed.microbatch_size is None:
                 most = fits_batch(self._batch_size)
-                self.microbatch_size = find_microbatch_size(attempt, self.microbatch_size, grows, most)
+                start = min(most, FIRST_ON_GPU) if grows else self.microbatch_size
+                self.microbatch_size = find_microbatch_size(attempt, start, grows, most, self._batch_size)
             if grows:  # the last size that was tried may be another
                 engine.choose_methods(self._law.batch(self.microbatch_size, truth))
             elif self._speed.microbatch_size is not None:

@@ -16,7 +16,7 @@ _GRID_BITS = 12
 # Coordinates whose noise comes from consecutive words, half of them radii and half angles.
 _BLOCK = 4096
 # Coordinates that are computed at once: few enough to stay in a core's cache.
-_PIECE = 4 * _BLOCK
+_PIECE = 16 * _BLOCK
 
 
 def standard_normal(words: np.ndarray) -> np.ndarray:
