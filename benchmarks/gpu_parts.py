@@ -145,13 +145,19 @@ def own_updates(out: Findings) -> int | None:
 
 
 def profiled(out: Findings, call: Callable[[], Any]) -> None:
-    """The kernels that take longest: how often they run, and seconds."""
+    """The operations and the kernels that take longest: how often they run, and the device's seconds."""
     call()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(record_shapes=True) as profile:
         call()
         torch.cuda.synchronize()
-    longest = sorted(profile.key_averages(), key=lambda kernel: kernel.self_device_time_total, reverse=True)[:25]
-    out(kernels=[[kernel.key[:100], kernel.count, kernel.self_device_time_total / 1e6] for kernel in longest])
+    kinds: dict[str, list[Any]] = {"operations": [], "kernels": []}
+    for each in profile.key_averages(group_by_input_shape=True):
+        kind = "operations" if each.device_type == torch.autograd.DeviceType.CPU else "kernels"
+        kinds[kind].append(
+            [each.key[:100], str(each.input_shapes)[:100], each.count, each.self_device_time_total / 1e6]
+        )
+    for kind, found in kinds.items():
+        out(**{kind: sorted(found, key=lambda row: row[3], reverse=True)[:25]})
 
 
 def crops_and_flips(pixels: torch.Tensor, views: int) -> torch.Tensor:
