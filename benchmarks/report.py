@@ -1,14 +1,18 @@
 """Writes docs/performance.md from the files in benchmarks/results.
 
-    python -m benchmarks.report
+    python -m benchmarks.report [RESULTS.jsonl ...]
 
-New figures come to the page by replacing a file there, or by naming a new one below. No figure is typed by hand.
+New figures come to the page by replacing a file there, or by naming a new one below; those of a GPU (what
+`benchmarks.gpu` left) by naming its files on the command line. No figure is typed by hand.
 """
 
 import json
+import sys
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
+
+from benchmarks import gpu_report
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -165,9 +169,12 @@ def foundation_part() -> str:
 
 def page() -> str:
     """The whole of docs/performance.md."""
-    parts = [INTRODUCTION, *(engine_part(names) for names in ENGINE), peers_part(), foundation_part()]
+    cards = [gpu_report.gpu_part(read(path.name), table) for path in sorted(RESULTS.glob("gpu-*.json"))]
+    parts = [INTRODUCTION, *(engine_part(names) for names in ENGINE), *cards, peers_part(), foundation_part()]
     return "\n".join(parts)
 
 
 if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        gpu_report.keep(Path(name), RESULTS)
     PAGE.write_text(page(), encoding="utf-8")
