@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.io import savemat
-from torch.nn import functional as F
 
-from benchmarks.gpu_steps import FORMATS, Case, Findings, beside, case, ordinary, prepared
+from benchmarks.gpu_steps import FORMATS, Case, Findings, beside, case, crops_and_flips, ordinary_off, prepared
 from sfumato import Ema, Mechanism, OwnLoop, audit_membership
 
 PRECISIONS = ("bf16", "tf32", "float32")
@@ -64,16 +63,6 @@ def agrees(out: Findings) -> None:
     for memory_format, (found, compare, chosen), method in product(list(FORMATS)[: out.size(2, 1)], taken, METHODS):
         with found.about(memory_format=memory_format, method=method) as one:
             compare(one, methods=forced(chosen, memory_format, method))
-
-
-def ordinary_off(held: Case, double: Case, precision: str) -> float:
-    """How far the ordinary gradient lies from that in float64."""
-    given, exact = (
-        ordinary(*each, compiles=False)()
-        for each in ((held, "contiguous", precision), (double, "contiguous", "float64"))
-    )
-    one, other = (torch.cat([part.flatten() for part in each]).cpu().double() for each in (given, exact))
-    return float((one - other).norm() / other.norm())
 
 
 def compared(held: Case, true: Any, out: Findings, **settings: Any) -> dict[str, str]:
@@ -155,17 +144,6 @@ def profiled(out: Findings, call: Callable[[], Any]) -> None:
         )
     for kind, found in kinds.items():
         out(**{kind: sorted(found, key=lambda row: row[3], reverse=True)[:25]})
-
-
-def crops_and_flips(pixels: torch.Tensor, views: int) -> torch.Tensor:
-    """(m, C, S, S) -> (m, views, C, S, S): shifted by up to 4 pixels, half of them mirrored."""
-    padded, size = F.pad(pixels / 127.5 - 1, (4, 4, 4, 4), mode="reflect"), pixels.shape[-1]
-    windows = padded.unfold(2, size, 1).unfold(3, size, 1)  # (m, C, 9, 9, S, S), without a copy
-    image = torch.arange(len(pixels), device=pixels.device).repeat_interleave(views)
-    down, right = torch.randint(9, (2, len(image)), device=pixels.device)
-    crops = windows[image, :, down, right]
-    mirrored = torch.rand(len(image), 1, 1, 1, device=pixels.device) < 0.5
-    return torch.where(mirrored, crops.flip(3), crops).unflatten(0, (len(pixels), views))
 
 
 def product_updates(out: Findings, microbatch_size: int | None) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import sfumato.clipping
 from benchmarks.clipping import build, row_loss
@@ -159,3 +160,24 @@ def ordinary(held: Case, memory_format: str, precision: str, compiles: bool) -> 
 
     forward = torch.compile(loss, dynamic=False) if compiles else loss
     return lambda: torch.autograd.grad(forward(rows), list(parameters.values()))
+
+
+def ordinary_off(held: Case, double: Case, precision: str) -> float:
+    """How far the ordinary gradient lies from that in float64."""
+    given, exact = (
+        ordinary(*each, compiles=False)()
+        for each in ((held, "contiguous", precision), (double, "contiguous", "float64"))
+    )
+    one, other = (torch.cat([part.flatten() for part in each]).cpu().double() for each in (given, exact))
+    return float((one - other).norm() / other.norm())
+
+
+def crops_and_flips(pixels: torch.Tensor, views: int) -> torch.Tensor:
+    """(m, C, S, S) -> (m, views, C, S, S): shifted by up to 4 pixels, half of them mirrored."""
+    padded, size = F.pad(pixels / 127.5 - 1, (4, 4, 4, 4), mode="reflect"), pixels.shape[-1]
+    windows = padded.unfold(2, size, 1).unfold(3, size, 1)  # (m, C, 9, 9, S, S), without a copy
+    image = torch.arange(len(pixels), device=pixels.device).repeat_interleave(views)
+    down, right = torch.randint(9, (2, len(image)), device=pixels.device)
+    crops = windows[image, :, down, right]
+    mirrored = torch.rand(len(image), 1, 1, 1, device=pixels.device) < 0.5
+    return torch.where(mirrored, crops.flip(3), crops).unflatten(0, (len(pixels), views))

@@ -37,6 +37,7 @@ __all__ = [
     "compile_graph",
     "global_hooks",
     "is_wrapped",
+    "keep_device_guard",
     "lerp_all",
     "make_fx",
     "make_graph",
@@ -52,6 +53,15 @@ __all__ = [
 # Attributes of a module that hold its hooks.
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _GLOBAL_HOOKS = tuple(name for name in vars(_modules) if name.startswith("_global_") and name.endswith("_hooks"))
+
+
+def keep_device_guard() -> None:
+    """Has the calling thread hold what stands in for CUDA's device guard where there is no GPU.
+    PyTorch 2.11 puts it into the memory of the thread that first enters a fake mode, and reads it
+    when that thread has ended.
+    """
+    with FakeTensorMode():
+        pass
 
 
 def global_hooks() -> list[Any]:

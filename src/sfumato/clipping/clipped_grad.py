@@ -23,6 +23,7 @@ from sfumato.clipping.speed import Speed
 from sfumato.clipping.stand_in import grads_kept, interrupts_wait
 from sfumato.clipping.workers import Workers
 from sfumato.errors import InputError
+from sfumato.torch_internals import keep_device_guard
 
 # Below, gradients of norm C have entries whose squares vanish in float32: they would be taken for
 # zero, and not be clipped.
@@ -243,6 +244,7 @@ class GradFn:
         views = as_views(inputs, targets, self._augmult)
         # Methods are chosen by their speed, so in a thread like those that will compute.
         pool = self._pool if "graph" in self._speed.engines else Workers(1)
+        keep_device_guard()
         with self._preparing, interrupts_wait():  # a thread of the pool cannot make them wait
             self._prepared, self._batch_size = None, batch_size  # if this fails, the next call begins anew
             (prepared,) = pool.map(bool, lambda _, tries: self._preparation(views, targets, tries), [True])
