@@ -115,7 +115,7 @@ def test_what_may_change_while_a_run_goes_on_is_marked_on_its_field():
         "run.keep_key",
         "run.log",
         "run.log_private",
-        *(f"training.{key}" for key in ("microbatch_size", "engine", "precision", "compile")),
+        *(f"training.{key}" for key in ("microbatch_size", "engine", "compile")),
         *(f"training.{key}_every" for key in ("evaluate", "checkpoint", "verify", "norm_histogram")),
     }
 

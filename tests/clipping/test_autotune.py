@@ -61,6 +61,17 @@ def test_one_busy_moment_decides_nothing(monkeypatch):
     assert chosen(["grouped", "unfold", "loop"]) == "grouped"
 
 
+def test_a_method_that_memory_does_not_hold_is_left_out_unless_it_is_the_only_one(monkeypatch):
+    def too_large(record, argument):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    Clock(monkeypatch, {"loop": (8.0,), "unfold": (2.0,)})
+    monkeypatch.setitem(METHODS, "grouped", too_large)
+    assert chosen(["grouped", "unfold", "loop"]) == chosen(["unfold", "loop", "grouped"]) == "unfold"
+    with pytest.raises(torch.OutOfMemoryError):
+        chosen(["grouped"])
+
+
 def chosen(names):
     weights = types.SimpleNamespace(directions={}, values={})
     return autotune.fastest(names, record_of()[0], "weight", weights, "weight")

@@ -51,6 +51,7 @@ def settings():
     torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.conv.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = "tf32"
     torch.backends.mkldnn.conv.fp32_precision = "none"
+    torch.backends.fp32_precision = torch.backends.cudnn.fp32_precision = "none"
 
 
 def test_products_that_pytorch_was_told_to_round_are_refused(settings):
@@ -96,12 +97,14 @@ def test_convolutions_of_float32_are_exact_on_every_device_whatever_pytorch_was_
     assert [switch.fp32_precision for switch in SWITCHES] == before
 
 
+@pytest.mark.parametrize("told", [torch.backends, torch.backends.cudnn, None])
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
-def test_a_gpu_rounds_to_tf32_only_where_it_is_asked_to(precision, settings):
+def test_a_gpu_rounds_to_tf32_only_where_it_is_asked_to(precision, told, settings):
+    if told is not None:
+        told.fp32_precision = "tf32"
     with convolutions(precision):
         assert are_exact("conv", torch.device("cuda")) == (precision == "float32")
         assert torch.backends.cudnn.allow_tf32 == (precision == "tf32")
-        assert are_exact("matmul", torch.device("cuda"))
         assert are_exact("conv", torch.device("cpu"))
     assert not are_exact("conv", torch.device("cuda"))  # as PyTorch has it by default
 

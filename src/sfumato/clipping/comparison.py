@@ -83,7 +83,8 @@ def complaint_of_speed(
         error = max(float(difference / total.clamp(min=1e-30)), float(norms))
         if error <= rounds_by:
             return None
-    return f"gives other gradients than without compiling and in float32, by {error:.2g} of their norm"
+    compiled = ", compiled," if engine.compiles else ""
+    return f'gives in precision "{precision}"{compiled} other gradients than in float32, by {error:.2g} of their norm'
 
 
 def _error(law: Law, engine: Engine, truth: Truth) -> tuple[float, str]:

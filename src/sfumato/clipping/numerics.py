@@ -58,11 +58,13 @@ def convolutions(precision: str) -> Iterator[None]:
     backends: Any = torch.backends  # whose types do not know these
     gpu, recurrent, cpu = backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.conv
     held = gpu.fp32_precision, recurrent.fp32_precision, cpu.fp32_precision
-    torch.backends.cudnn.allow_tf32, cpu.fp32_precision = precision == "tf32", "ieee"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"  # PyTorch has two switches, and refuses to read unlike ones
+    gpu.fp32_precision = recurrent.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    cpu.fp32_precision = "ieee"
     try:
         yield
     finally:
-        torch.backends.cudnn.allow_tf32 = held[0] == "tf32"  # PyTorch has two switches, and refuses to read unlike ones
+        torch.backends.cudnn.allow_tf32 = held[0] == "tf32"
         gpu.fp32_precision, recurrent.fp32_precision, cpu.fp32_precision = held
 
 

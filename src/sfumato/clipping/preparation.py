@@ -131,7 +131,7 @@ class Preparation:
         """Holds the engine to the law once more, at the parameters as they are now."""
         self.engine.losses.renew(self._law.targets)
         truth = self._law.truth(self._is_double, seed, shifted=False)
-        self._hold(self._law, self.engine, truth, coefficient, self.microbatch_size if self._speed.compile else 2)
+        self._hold(self._law, self.engine, truth, coefficient)
 
     def filled(self, count: int) -> int:
         """How many examples a microbatch of so many is filled up to: all of them, always. Libraries
@@ -205,7 +205,7 @@ class Preparation:
         finally:
             engine.compiles = compiles
 
-    def _hold(self, law: Law, engine: Engine, truth: Truth, coefficient: Coefficient, count: int | None = None) -> None:
+    def _hold(self, law: Law, engine: Engine, truth: Truth, coefficient: Coefficient) -> None:
         with engine.parameters_free():
             with engine.plainly(), engine.losses.trying():
                 wrong = complaint(law, engine, truth)
@@ -213,8 +213,11 @@ class Preparation:
                 if wrong is None:
                     self._note_kinds(law, engine, truth, coefficient)
                 if wrong is None:
-                    count = count or self.filled(1)
-                    wrong = complaint_of_speed(law, engine, truth, coefficient, count, self._speed.precision)
+                    # A compiled graph is that of whole microbatches; of others float32 takes more memory.
+                    count = self.filled(1) if self._speed.compile else 2
+                    coarse = complaint_of_speed(law, engine, truth, coefficient, count, self._speed.precision)
+                    if coarse is not None:
+                        raise InputError(f'engine "{self.name}" {coarse}. Take precision "float32", not compiled.')
         if wrong is not None:
             others = _SLOW if self._speed.engine in ("graph", "func") else ""
             raise InputError(f'engine "{self.name}" {wrong}. Take that out{others}.')

@@ -349,7 +349,7 @@ class TrainingConfig(Section):
     """Share of each label that is spread evenly over all classes in the loss (Szegedy et al. 2016)."""
     microbatch_size: Annotated[PositiveInt | Literal["auto"], MayChange()] = "auto"
     engine: Annotated[Literal["auto", "graph", "func", "reference"], MayChange()] = "auto"
-    precision: Annotated[Literal["float32", "tf32", "bf16"], MayChange()] = "float32"
+    precision: Literal["float32", "tf32", "bf16"] = "float32"
     """What convolutions and products round to. "tf32" needs a GPU, where it is far faster than
     "float32", and "bf16" is faster still.
     """

@@ -14,8 +14,8 @@ Settings = dict[str, Any]
 
 NUM_STEPS, WEIGHTS = "training.num_steps", "model.init_from"
 _SELECTION = ("privacy.selected_from", "privacy.selection_shape", "privacy.score_noise")
-# Marked as keys that change no result, which these may all the same: by rounding, or by other weights.
-_MAY_BE_SWEPT = ("training.precision", WEIGHTS)
+# Marked as a key that changes no result, which it does all the same: by other weights.
+_MAY_BE_SWEPT = (WEIGHTS,)
 
 
 def parse_grid(texts: Iterable[str]) -> dict[str, list[Any]]:

@@ -15,7 +15,7 @@ from sfumato.randomness import Stream
 _GRID_BITS = 12
 # Coordinates whose noise comes from consecutive words, half of them radii and half angles.
 _BLOCK = 4096
-# Coordinates that are computed at once: few enough to stay in a core's cache.
+# Coordinates that are computed at once: so many that threads seldom wait for Python's lock.
 _PIECE = 16 * _BLOCK
 
 

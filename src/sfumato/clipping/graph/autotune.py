@@ -12,6 +12,7 @@ import torch
 
 from sfumato.clipping.graph.rules import GHOSTS, METHODS, SiteRecord
 from sfumato.clipping.graph.weights import Weights
+from sfumato.clipping.protocol import is_out_of_memory
 
 # A method this many times slower than the best so far is not tried again.
 _HOPELESS = 1.5
@@ -40,7 +41,11 @@ def fastest(names: list[str], record: SiteRecord, argument: str, weights: Weight
     took: dict[str, float] = {}
     for name in names:
         hopeless = _HOPELESS * min(took.values(), default=math.inf)
-        took[name] = warm_seconds(functools.partial(call, name), record.grad.device, hopeless)
+        try:
+            took[name] = warm_seconds(functools.partial(call, name), record.grad.device, hopeless)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or (name == names[-1] and not took):
+                raise
     prices = _PRICES if record.grad.device.type == "cpu" else dict.fromkeys(names, 1.0)
     return min(took, key=lambda name: took[name] * prices[name])
 
@@ -59,11 +64,12 @@ def warm_seconds(call: Callable[[], object], device: torch.device, hopeless: flo
 def seconds(call: Callable[[], object], device: torch.device) -> float:
     """Of one call, a GPU's work included."""
     if device.type == "cuda":
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
+        with torch.cuda.device(device):  # whose events these are
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
         return start.elapsed_time(end) / 1000
     # A thread that computes alone measures its own work, whatever else the machine does.
     now = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
