@@ -113,8 +113,6 @@ _WITH_TESTS_OF_THEIR_OWN = ("attacker", "calibration", "pld", "rdp", "selection"
 
 _OF_LOOP = [*_OF_TRAINING, *_RESUMED, *_tests("training", "replay"), *_tests("cli", "cli")]
 
-_SOLVED = ("least_squares", "moments", "preconditioner")
-
 # The tests that should notice, fastest first; the longest path that a file's path begins with counts.
 TESTS = {
     "accounting/": ["tests/accounting", *_tests("run_folder", "certificate")],
@@ -129,7 +127,7 @@ TESTS = {
     "evaluation/": [*_tests("evaluation", "scores trained augtest"), *_OF_TRAINING, *_tests("cli", "cli"), *_RESUMED],
     "training/": [*_OF_TRAINING, *_tests("cli", "cli"), *_RESUMED],
     "training/own_loop.py": _tests("training", "own_loop own_loop_faults own_loop_folder"),
-    **{f"training/{name}.py": _tests("training", "least_squares preconditioner") for name in _SOLVED},
+    "training/first_release.py": _tests("training", "first_release"),
     "training/features.py": _tests("training", "features"),
     "training/nonprivate.py": _tests("training", "nonprivate"),
     **{f"training/{name}.py": _OF_LOOP for name in ("loop", "budget", "held_out", "outcome")},

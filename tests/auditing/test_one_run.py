@@ -317,7 +317,7 @@ def test_as_many_as_5_per_cent_of_all_examples_are_allowed(digits):
         ),
         ({"data__group_by": "group"}, "belong to no person"),
         ({"privacy__selected_from": 4.0}, "selected_from"),
-        ({"model__trainable": "classifier", "model__features": "unit", "model__classifier": "dp_fc"}, "dp_fc"),
+        ({"model__trainable": "classifier", "model__features": "centred"}, "centred"),
         ({"audit__canaries": -1}, "canaries"),
     ],
 )

@@ -1,5 +1,5 @@
-"""What is released before the updates, second moments or the mean of features, is released once, counted once beside
-the updates, and survives any kill.
+"""The mean of features that is released before the updates is released once, counted once beside the updates, and
+survives any kill.
 """
 
 import json
@@ -17,47 +17,56 @@ from sfumato import cli, config
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.data.catalogue import Facts
+from sfumato.data.features import FeatureSet
 from sfumato.data.loading import load
 from sfumato.errors import InputError
 from sfumato.evaluation.trained import load as load_trained
 from sfumato.planning.resolve import resolve
 from sfumato.randomness import Stream
 from sfumato.run_folder.ledger import Ledger
-from sfumato.training import moments
-from sfumato.training.first_release import MeanFeatures, SecondMoments
+from sfumato.training import first_release
+from sfumato.training.first_release import SENSITIVITY, MeanFeatures
 from sfumato.training.learner import build_learner
 from sfumato.training.loop import Progress
 from tests.accounting import truth
 from tests.training import faults
-from tests.training.test_least_squares import CPU, examples, own_cache, random_features
 
-__all__ = ["own_cache"]
+CPU = torch.device("cpu")
 STEPS = 8
 RECIPE = {
     "data": {"name": "digits"},
-    "model": {"trainable": "classifier", "options": {"width": 4}},
+    "model": {"trainable": "classifier", "features": "centred", "options": {"width": 4}},
     "privacy": {"target_epsilon": 2.0, "delta": 1e-5},
     "training": {"batch_size": 128, "num_steps": STEPS, "checkpoint_every": 3, "evaluate_every": 4},
 }
-KINDS = {"dp_fc": {"classifier": "dp_fc"}, "centred": {"features": "centred"}}
-ASKED = {
-    "dp_fc": 'model.classifier = "dp_fc"',
-    "least_squares": 'model.classifier = "least_squares"',
-    "centred": 'model.features = "centred"',
-}
-BOTH = pytest.mark.parametrize("kind", KINDS)
 
 
-def recipe_of(kind, **changes):
-    recipe = {**RECIPE, "model": {**RECIPE["model"], **KINDS[kind]}}
-    return {section: {**recipe.get(section, {}), **changes.get(section, {})} for section in {**recipe, **changes}}
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache_home")))
 
 
-def written(folder, kind, privacy="target_epsilon = 2.0"):
-    path = folder / f"{kind}.toml"
-    ((key, value),) = KINDS[kind].items()
+def examples(features, labels=None, readable=None):
+    features = torch.as_tensor(features, dtype=torch.float32)
+    labels = torch.zeros(len(features), dtype=torch.int64) if labels is None else torch.as_tensor(labels)
+    readable = torch.ones(len(features), dtype=torch.bool) if readable is None else readable
+    return FeatureSet(features, labels, readable, None, torch.arange(len(features)))
+
+
+def random_features(count, num_features=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    directions = torch.nn.functional.normalize(torch.randn(count, num_features, generator=generator))
+    return directions * torch.exp(2 * torch.randn(count, 1, generator=generator))
+
+
+def recipe_of(**changes):
+    return {section: {**RECIPE.get(section, {}), **changes.get(section, {})} for section in {**RECIPE, **changes}}
+
+
+def written(folder, privacy="target_epsilon = 2.0"):
+    path = folder / "centred.toml"
     path.write_text(
-        f'[data]\nname = "digits"\n[model]\ntrainable = "classifier"\n{key} = "{value}"\noptions = {{ width = 4 }}\n'
+        '[data]\nname = "digits"\n[model]\ntrainable = "classifier"\nfeatures = "centred"\noptions = { width = 4 }\n'
         f"[privacy]\n{privacy}\ndelta = 1e-5\n[training]\nbatch_size = 128\nnum_steps = {STEPS}\n"
         "checkpoint_every = 3\nevaluate_every = 4\n"
     )
@@ -72,71 +81,67 @@ def claim_of(folder):
     return json.loads((folder / "privacy.json").read_text())
 
 
-def first_release(sigma=0.0, num_examples=16, num_features=4):
-    mechanism = Mechanism(num_examples, 4, 1.0, 5, first_release_noise=sigma or None)
-    return SecondMoments(mechanism, (num_features,), CPU)
-
-
-def test_no_image_moves_second_moments_by_more_than_the_sensitivity_and_every_one_of_full_length_does():
-    release = first_release()
-    features = torch.cat([random_features(300)[0], torch.eye(4), torch.full((1, 4), 9.0)])
-    moved = np.array([float(release.collect(examples(row[None]))["moments"].norm()) for row in features])
-    assert (moved <= release.sensitivity).all()
-    lengths = features.norm(dim=1).numpy()
-    np.testing.assert_allclose(moved[lengths > 1.001], release.sensitivity, rtol=1e-5)
-    np.testing.assert_allclose(moved[lengths < 0.9], lengths[lengths < 0.9] ** 2, rtol=0.1, atol=1e-5)
-
-
-def test_noise_has_the_claimed_scale_in_every_entry_that_is_released(monkeypatch):
-    sigma, num_features = 2.5, 60
-    release = first_release(sigma, 16, num_features)
-    seen, as_matrix = [], moments.as_matrix
-    monkeypatch.setattr(moments, "as_matrix", lambda vector, count: seen.append(vector) or as_matrix(vector, count))
-    sums = release.collect(examples(torch.zeros(16, num_features)))
-    release.release(sums, Stream(bytes(32)))
-    (noise,) = seen
-    assert len(noise) == num_features * (num_features + 1) // 2
-    for part in (noise[:num_features], noise[num_features:]):  # the diagonal, and sqrt(2) times what lies above
-        assert float(part.std()) == pytest.approx(sigma * release.sensitivity, rel=4 / len(part) ** 0.5)
-
-
-def test_no_label_is_looked_at():
-    features, release = random_features(16)[0], first_release()
-    one, other = (release.collect(examples(features, torch.full((16,), label)))["moments"] for label in (0, 3))
-    assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("sigma", [0.0, 1.0, 1000.0])
-def test_no_gradient_becomes_longer_whatever_the_noise_is(sigma):
-    release = first_release(sigma, 200, 20)
-    features = torch.nn.functional.normalize(random_features(200, 20)[0] + 2)
-    straight = release.release(release.collect(examples(features)), Stream(bytes(32)))
-    values = torch.linalg.eigvalsh(straight.double())
-    assert values.min() > 0 and values.max() <= 1 + 1e-6
-    top = torch.nn.functional.normalize(features.mean(0), dim=0)
-    if sigma == 0:  # the direction that all share is held back most
-        assert float((straight @ top).norm()) < 0.05
-
-
 def mean_of_features(sigma=0.0, num_examples=16):
     return MeanFeatures(Mechanism(num_examples, 4, 1.0, 5, first_release_noise=sigma or None), CPU)
 
 
 def test_no_image_moves_the_sum_of_features_by_more_than_the_sensitivity_and_every_one_of_full_length_does():
     release = mean_of_features()
-    features = torch.cat([random_features(300)[0], torch.eye(4), torch.full((1, 4), 9.0)])
+    features = torch.cat([random_features(300), torch.eye(4), torch.full((1, 4), 9.0)])
     moved = np.array([float(release.collect(examples(row[None]))["features"].norm()) for row in features])
-    assert (moved <= release.sensitivity).all()
+    assert (moved <= SENSITIVITY).all()
     lengths = features.norm(dim=1).numpy()
-    np.testing.assert_allclose(moved[lengths > 1.001], release.sensitivity, rtol=1e-5)
+    np.testing.assert_allclose(moved[lengths > 1.001], SENSITIVITY, rtol=1e-5)
     np.testing.assert_allclose(moved[lengths < 0.9], lengths[lengths < 0.9], rtol=0.1, atol=1e-5)
     one, other = (release.collect(examples(features, torch.full((305,), label)))["features"] for label in (0, 3))
     assert torch.equal(one, other)  # no label is looked at
     assert torch.equal(one, release.collect(examples(features.flip(0)))["features"])
 
 
+def test_sums_with_and_without_one_image_differ_by_exactly_what_it_adds_in_any_order():
+    features, release = random_features(6000, 33), mean_of_features(0.0, 6000)
+    summed = lambda rows: release.collect(examples(rows))["features"]  # noqa: E731
+    alone = summed(features[4321:4322])
+    assert torch.equal(summed(features) - summed(torch.cat([features[:4321], features[4322:]])), alone) and alone.any()
+    assert torch.equal(summed(features), summed(features[torch.randperm(6000)]))
+
+
+@pytest.mark.parametrize(
+    "row", [[1e30, -1e30, 1e30, 3e38], [1e-30, 1e-38, 0, 0], [1.0000001, 0, 0, 0], [0, 0, 0, 0], [0.5] * 4]
+)
+def test_a_vector_of_any_size_is_at_most_1_long_exactly(row):
+    x = first_release.bounded(torch.tensor([row]), 20)
+    assert x.square().sum() <= 1
+    assert torch.equal(x * 2.0**20, (x * 2.0**20).round())
+    assert (x.sign() * torch.tensor(row).sign() >= 0).all()
+
+
+def test_random_vectors_of_length_1_stay_at_most_1_long_exactly():
+    x = torch.nn.functional.normalize(torch.randn(20_000, 50, generator=torch.Generator().manual_seed(0)))
+    assert (x.double().norm(dim=1) > 1).any()  # float32 rounds some up
+    squares = first_release.bounded(x, 18).square().sum(1)
+    assert (squares <= 1).all() and squares.min() > 0.999
+
+
+def test_an_image_that_cannot_be_read_or_is_not_finite_adds_nothing():
+    features, release = random_features(6), mean_of_features(0.0, 6)
+    good = release.collect(examples(features[:3]))["features"]
+    features[3, 1], features[4, 2] = math.nan, math.inf
+    readable = torch.tensor([True] * 5 + [False])
+    assert torch.equal(release.collect(examples(features, None, readable))["features"], good)
+
+
+@pytest.mark.parametrize("num_examples", [1, 1000, 60_000, 1_281_167])
+def test_sums_of_as_many_images_as_there_are_still_fit(num_examples):
+    """All of length 1 along one axis: the largest entry there can be."""
+    bits = first_release.fraction_bits(num_examples)
+    x = first_release.bounded(torch.tensor([[1.0, 1e-7]]), bits)
+    assert x[0, 0] <= 1 and x[0, 0] > 1 - 2.0 ** (1 - bits) and num_examples * 4**bits <= 2**53
+    assert bits >= 15
+
+
 def test_the_mean_is_the_mean_and_its_noise_has_the_claimed_scale_over_the_public_number_of_images():
-    features = torch.nn.functional.normalize(random_features(1000, 6)[0])
+    features = torch.nn.functional.normalize(random_features(1000, 6))
     exact = mean_of_features(0.0, 1000).release(mean_of_features(0.0, 1000).collect(examples(features)), None)
     torch.testing.assert_close(exact, features.mean(0), rtol=0, atol=1e-4)
     release = mean_of_features(2.5, 20)
@@ -147,7 +152,7 @@ def test_the_mean_is_the_mean_and_its_noise_has_the_claimed_scale_over_the_publi
 def test_the_published_network_computes_on_images_what_the_run_learned_on_centred_features(tmp_path):
     """Its logits are those of the plain formula, by the published numbers alone."""
     run = tmp_path / "run"
-    result = sfumato.train(recipe_of("centred", privacy={"target_epsilon": 30.0}), run)
+    result = sfumato.train(recipe_of(privacy={"target_epsilon": 30.0}), run)
     trained, tensors = load_trained(run), load_file(run / "model.safetensors")
     (head,) = {name.removesuffix(".centre") for name in tensors if name.endswith(".centre")}
     images = load(config.DataConfig(name="digits"), None, print).held_out
@@ -166,7 +171,7 @@ def test_the_published_network_computes_on_images_what_the_run_learned_on_centre
 
 
 def test_a_classifier_of_centred_features_is_no_start_for_one_of_others(tmp_path):
-    sfumato.train(recipe_of("centred"), tmp_path / "run")
+    sfumato.train(recipe_of(), tmp_path / "run")
     weights = load_file(tmp_path / "run" / "model.safetensors")
     for features in ("unit", "centred", "raw"):
         model = {**RECIPE["model"], "features": features, "init_from": str(tmp_path / "run"), "pretrained_on": "digits"}
@@ -189,7 +194,7 @@ def test_plan_refuses_a_recipe_whose_run_would_release_first(tmp_path, capsys):
 
 
 def test_an_earlier_state_has_its_own_features_again(tmp_path):
-    plan = resolve(config.parse(recipe_of("centred")), Facts(1437, 10, 8, 1))
+    plan = resolve(config.parse(recipe_of()), Facts(1437, 10, 8, 1))
     learner = build_learner(plan, load(config.DataConfig(name="digits"), None, print), CPU, None)
     learner.initialise(np.zeros(1, np.uint64))
     unit, before = learner.train.batch(torch.arange(50)), learner.state.tensors()
@@ -208,9 +213,8 @@ def test_an_earlier_state_has_its_own_features_again(tmp_path):
         assert learner.lacks_first_release == (state is before)
 
 
-@BOTH
-def test_the_ledger_has_one_first_release_and_epsilon_is_that_of_both_together(tmp_path, kind):
-    result = sfumato.train(recipe_of(kind), tmp_path / "run")
+def test_the_ledger_has_one_first_release_and_epsilon_is_that_of_both_together(tmp_path):
+    result = sfumato.train(recipe_of(), tmp_path / "run")
     assert steps_of(tmp_path / "run") == list(range(STEPS + 1))
     claim = claim_of(tmp_path / "run")
     assert claim["num_steps"] == STEPS and claim["first_release_noise"] == result.first_release_noise
@@ -225,13 +229,11 @@ def test_the_ledger_has_one_first_release_and_epsilon_is_that_of_both_together(t
     assert [json.loads(line)["epsilon"] for line in lines][-1] == result.epsilon
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def begun(tmp_path_factory, request):
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
     """Killed when the first release's line was on disk, whole, and nothing of it was released."""
     home = tmp_path_factory.mktemp("runs")
-    died = faults.run(
-        ["train", str(written(home, request.param)), "--output", str(home / "begun")], die_at=("ledger", 3, 1.0)
-    )
+    died = faults.run(["train", str(written(home)), "--output", str(home / "begun")], die_at=("ledger", 3, 1.0))
     assert died == -signal.SIGKILL and steps_of(home / "begun") == [0]
     assert claim_of(home / "begun")["first_release_noise"] is not None
     return home / "begun"
@@ -260,18 +262,17 @@ def test_killed_inside_a_write_it_ends_as_if_nothing_had_happened(begun, finishe
 
 
 @pytest.mark.parametrize("has_target", [True, False])
-@BOTH
-def test_sums_that_do_not_repeat_are_not_released_again_under_one_noise(tmp_path, monkeypatch, has_target, kind):
+def test_sums_that_do_not_repeat_are_not_released_again_under_one_noise(tmp_path, monkeypatch, has_target):
     """A killed run whose features come out otherwise: with a target the budget has paid for one release, and the run
     goes on without; without a target it is drawn afresh, and counts twice.
     """
     privacy = "target_epsilon = 2.0" if has_target else "noise_multiplier = 2.0\nfirst_release_noise = 8.0"
     folder = tmp_path / "run"
-    arguments = ["train", str(written(tmp_path, kind, privacy)), "--output", str(folder)]
+    arguments = ["train", str(written(tmp_path, privacy)), "--output", str(folder)]
     assert faults.run(arguments, die_at=("ledger", 3, 1.0)) == -signal.SIGKILL
     planned = claim_of(folder)
-    bounded = moments.bounded
-    monkeypatch.setattr(moments, "bounded", lambda features, bits: bounded(features * 0.999, bits))
+    bounded = first_release.bounded
+    monkeypatch.setattr(first_release, "bounded", lambda features, bits: bounded(features * 0.999, bits))
     said = []
     result = sfumato.resume(folder, progress=Progress(message=said.append))
     assert any("does not repeat bit for bit" in line for line in said)
@@ -288,9 +289,8 @@ def test_sums_that_do_not_repeat_are_not_released_again_under_one_noise(tmp_path
     assert result.epsilon == epsilon(spent, 1e-5).epsilon
 
 
-@BOTH
-def test_a_run_without_a_target_needs_the_noise_of_the_release(tmp_path, kind):
-    recipe = {**recipe_of(kind), "privacy": {"noise_multiplier": 2.0, "delta": 1e-5}}
+def test_a_run_without_a_target_needs_the_noise_of_the_release(tmp_path):
+    recipe = {**recipe_of(), "privacy": {"noise_multiplier": 2.0, "delta": 1e-5}}
     with pytest.raises(InputError, match="privacy.first_release_noise"):
         sfumato.train(recipe, tmp_path / "run")
 
@@ -299,7 +299,7 @@ def test_a_run_without_a_target_needs_the_noise_of_the_release(tmp_path, kind):
     ("changes", "named"),
     [
         (
-            {"model": {"classifier": "sgd", "features": "unit"}, "privacy": {"first_release_noise": 3.0}},
+            {"model": {"features": "unit"}, "privacy": {"first_release_noise": 3.0}},
             "_release_noise",
         ),
         ({"model": {"trainable": "all"}}, "model.trainable"),
@@ -307,40 +307,32 @@ def test_a_run_without_a_target_needs_the_noise_of_the_release(tmp_path, kind):
         ({"privacy": {"selected_from": 5.0}}, "first release"),
         ({"privacy": {"unit": "person", "max_images_per_person": 2, "person_sampling": "persons"}}, "adds up images"),
     ],
-    ids=["sgd", "all", "views", "selected", "people"],
+    ids=["unit", "all", "views", "selected", "people"],
 )
-@BOTH
-def test_what_does_not_go_together_is_refused_by_name(tmp_path, changes, named, kind):
+def test_what_does_not_go_together_is_refused_by_name(tmp_path, changes, named):
     with pytest.raises(InputError, match=named):
-        sfumato.train(recipe_of(kind, **changes), tmp_path / "run")
+        sfumato.train(recipe_of(**changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-@BOTH
-def test_without_privacy_sums_are_exact_and_nothing_is_counted(tmp_path, kind):
-    result = sfumato.train(recipe_of(kind, run={"seed": 0}), tmp_path / "run", non_private=True)
+def test_without_privacy_sums_are_exact_and_nothing_is_counted(tmp_path):
+    result = sfumato.train(recipe_of(run={"seed": 0}), tmp_path / "run", non_private=True)
     assert not result.private and result.first_release_noise is None and steps_of(tmp_path / "run") == []
 
 
-@BOTH
-def test_all_images_of_a_person_are_covered(tmp_path, kind):
+def test_all_images_of_a_person_are_covered(tmp_path):
     """In closed form: batches are of all images here."""
     privacy = {**RECIPE["privacy"], "unit": "person", "max_images_per_person": 3}
-    recipe = {**recipe_of(kind), "privacy": privacy, "training": {"num_steps": STEPS}}
+    recipe = {**recipe_of(), "privacy": privacy, "training": {"num_steps": STEPS}}
     result = sfumato.train(recipe, tmp_path / "run")
     mu = 3 * math.hypot(math.sqrt(STEPS) / result.noise_multiplier, 1 / result.first_release_noise)
     exact = truth.epsilon_of_gaussian(mu, 1e-5)
     assert exact <= result.epsilon <= min(2.0, exact * (1 + 1e-6))
 
 
-@pytest.mark.parametrize(
-    ("command", "kind"),
-    [(command, kind) for command in ("search", "simulate", "sweep") for kind in ("dp_fc", "centred")]
-    + [("search", "least_squares"), ("simulate", "least_squares")],  # to a sweep it is one update, which adds up as any
-)
-def test_what_counts_updates_alone_refuses_what_releases_more(tmp_path, kind, command):
-    model = KINDS.get(kind, {"classifier": kind})
-    values = {"data": {"name": "digits"}, "model": {"trainable": "classifier", **model}}
+@pytest.mark.parametrize("command", ["search", "simulate", "sweep"])
+def test_what_counts_updates_alone_refuses_what_releases_more(tmp_path, command):
+    values = {"data": {"name": "digits"}, "model": {"trainable": "classifier", "features": "centred"}}
     recipe = values | {"privacy": {"target_epsilon": 2.0, "delta": 1e-5}}
     folder = tmp_path / "out"
     calls = {
@@ -348,13 +340,12 @@ def test_what_counts_updates_alone_refuses_what_releases_more(tmp_path, kind, co
         "simulate": lambda: sfumato.simulate(recipe, 16, output=folder),
         "sweep": lambda: sfumato.sweep(recipe, {"optimizer.learning_rate": [0.5, 1.0]}, output=folder),
     }
-    with pytest.raises(InputError, match=f"{command} knows of updates alone, and {ASKED[kind]}"):
+    with pytest.raises(InputError, match=f'{command} knows of updates alone, and model.features = "centred"'):
         calls[command]()
     assert not folder.exists()
 
 
-@BOTH
-def test_a_first_release_alone_trains_nothing(kind):
-    recipe = recipe_of(kind, training={"num_steps": 0})
+def test_a_first_release_alone_trains_nothing():
+    recipe = recipe_of(training={"num_steps": 0})
     with pytest.raises(InputError, match="would spend on what is released first and train nothing"):
         resolve(config.parse(recipe), Facts(1437, 10, 8, 1))

@@ -128,21 +128,11 @@ class ModelConfig(Section):
     """What the classifier is given: as the network makes it; scaled to length 1; or, from there, less the mean of all
     images' features, which is released once, and scaled again (`trainable = "classifier"`, no views).
     """
-    classifier: Literal["sgd", "least_squares", "dp_fc"] = "sgd"
-    """How a classifier on features is found: by updates; solved for by one noisy release of second moments and of
-    products with labels; or by updates that one noisy release of second moments straightens. The last two are for
-    `trainable = "classifier"`, `features = "unit"` and no views.
-    """
 
     @property
     def releases_first(self) -> bool:
         """Whether something of all images is released once before the updates."""
-        return self.classifier == "dp_fc" or self.features == "centred"
-
-    @property
-    def adds_up(self) -> bool:
-        """Whether something is a sum over all images, not of gradients."""
-        return self.classifier == "least_squares" or self.releases_first
+        return self.features == "centred"
 
     @property
     def missing_weights(self) -> str | None:
@@ -199,8 +189,8 @@ class PrivacyConfig(Section):
     noise_multiplier: Literal[0] | Annotated[float, Field(ge=1e-12, le=1e12)] | None = None
     """0, or what can be computed with."""
     first_release_noise: Annotated[float, Field(ge=1e-12, le=1e12)] | None = None
-    """Noise of the release before the updates, over its sensitivity: of second moments (`model.classifier = "dp_fc"`)
-    or of the mean of features (`model.features = "centred"`).
+    """Noise of the mean of features that is released before the updates (`model.features = "centred"`), over its
+    sensitivity.
     """
     clipping_norm: Annotated[float, Field(ge=1e-12, allow_inf_nan=False)] = 1.0
     """Below 1e-12 the squares of a gradient's entries vanish in float32, and it would not be

@@ -51,9 +51,8 @@ def _why_not(recipe: Recipe) -> str | None:
         return "is to try the claim of a private run, and this recipe has no [privacy] section"
     if recipe.data.group_by is not None or privacy.unit == "person":
         return "is for an epsilon of one image: canaries belong to no person (data.group_by, privacy.unit)"
-    if recipe.model.adds_up:
-        asked = f'classifier = "{recipe.model.classifier}" on features = "{recipe.model.features}"'
-        return f"is for training by updates alone, not for model.{asked}"
+    if recipe.model.releases_first:
+        return 'is for training by updates alone, not for model.features = "centred"'
     if privacy.selected_from is not None:
         return "does not fit privacy.selected_from: which run is published would depend on the canaries' coins"
     return None

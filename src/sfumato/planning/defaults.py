@@ -41,7 +41,7 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
             choices.append(Choice(f"{section}.{key}", value, why))
 
     n = facts.num_examples
-    classifiers.fill_in(recipe, values, n, choose)
+    classifiers.fill_in(recipe, values, choose)
     if recipe.data.name == "folder":
         choose(
             "data",

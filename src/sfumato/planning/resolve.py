@@ -182,9 +182,9 @@ def _drawn(recipe: Recipe, facts: Facts) -> tuple[Recipe, Facts, list[Choice]]:
         return recipe, facts, []
     choices = []
     with_views = bool(recipe.augmentation.augmult) or recipe.augmentation.kind not in (None, "none")
-    adds_up = recipe.model.adds_up
+    adds_up = recipe.model.releases_first
     if adds_up:
-        classifiers.refuse_people_together(recipe.model, privacy)
+        classifiers.refuse_people_together(privacy)
     if privacy.person_sampling is None:
         drawn = "images" if with_views or facts.num_people is None or adds_up else "persons"
         why = "views, sums of all images, or nobody says who is who"

@@ -61,8 +61,6 @@ COMPUTES = (
             "features",
             "first_release",
             "learner",
-            "least_squares",
-            "moments",
             "noise",
             "nonprivate",
             "state",

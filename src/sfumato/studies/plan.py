@@ -260,7 +260,7 @@ def _resolved(
 ) -> PlannedCell:
     try:
         recipe = recipe_of(asked, {**settings, **({"run.seed": 0} if paired else {})})
-        if recipe.privacy is not None and recipe.model.classifier != "least_squares":
+        if recipe.privacy is not None:
             recipe = with_updates_alone(
                 recipe, "sweep"
             )  # what a first release that is begun again costs is not counted

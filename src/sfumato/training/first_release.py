@@ -1,60 +1,48 @@
-"""What is released of all examples before update 1: second moments of features, or their mean.
+"""What is released of all examples before update 1: the mean of features.
 
-Guarantee of both: the Gaussian mechanism with q = 1 and noise multiplier ``mechanism.first_release_noise``, one image's
-contribution replaced by zero. ``collect`` adds what nobody may see, ``release`` adds noise once, before anything else
-is done with it; what follows is post-processing.
+The sum is exact. Features are rounded towards zero to multiples of 2^-b, with b so that sums of N of them are whole
+numbers of 2^-2b below 2^53, which float64 holds: no order of adding, no machine and no other image changes what an
+image adds.
 """
-
-from typing import Protocol
 
 import torch
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.data.examples import Examples
 from sfumato.randomness import Stream
-from sfumato.training import moments
-from sfumato.training.least_squares import LEAST_RIDGE, noise_edge, refuse_many_features
 from sfumato.training.noise import add_noise
 
-RIDGE = 1.0
-"""In units of the largest eigenvalue that noise alone gives second moments (docs/defaults.md has the evidence)."""
-
-
-class FirstRelease(Protocol):
-    """See the module.
-
-    Attributes:
-        what: Is released, in words.
-    """
-
-    what: str
-
-    def collect(self, examples: Examples) -> dict[str, torch.Tensor]: ...
-
-    def release(self, sums: dict[str, torch.Tensor], noise: Stream) -> torch.Tensor: ...
+LENGTH = 1.0
+"""The most that a vector of features may be long; `model.features = "centred"` makes all as long."""
+SENSITIVITY = LENGTH * (1 + 1e-9)
+"""How far one image moves the sum of features at most; more than scaling by constants rounds a sum of 4 million."""
+ROWS = 4096
+"""Images that are added at once."""
+_DIGITS = 53
 
 
 class MeanFeatures:
     """The mean of features, for `sfumato.nn.CentredLinear`.
+
+    Guarantee: the Gaussian mechanism with q = 1 and noise multiplier ``mechanism.first_release_noise``, one image's
+    contribution replaced by zero. ``collect`` adds what nobody may see, ``release`` adds noise once, before anything
+    else is done with it; what follows is post-processing.
 
     Args:
         mechanism: The public numbers; without first_release_noise nothing is added (ordinary training).
         device: Where sums are made.
     """
 
-    what = "the mean of features"
-
     def __init__(self, mechanism: Mechanism, device: torch.device) -> None:
         self.num_examples, self.device = mechanism.num_examples, device
-        self.sensitivity = moments.sensitivity(0.0, 1.0, 0)
-        self.noise_stddev = (mechanism.first_release_noise or 0.0) * self.sensitivity
+        self.noise_stddev = (mechanism.first_release_noise or 0.0) * SENSITIVITY
 
     def collect(self, examples: Examples) -> dict[str, torch.Tensor]:
         """The sum of features (D,), in float64; nobody may see it."""
-        bits = moments.fraction_bits(self.num_examples)
+        bits = fraction_bits(self.num_examples)
         total = torch.zeros(examples.shape, dtype=torch.float64, device=self.device)
-        for part in examples.readable.nonzero()[:, 0].split(moments.ROWS):
-            total += moments.bounded(examples.batch(part, self.device), bits).sum(0)
+        for part in examples.readable.nonzero()[:, 0].split(ROWS):
+            total += bounded(examples.batch(part, self.device), bits).sum(0)
         return {"features": total}
 
     def release(self, sums: dict[str, torch.Tensor], noise: Stream) -> torch.Tensor:
@@ -63,37 +51,32 @@ class MeanFeatures:
         return (noisy["features"].double() / self.num_examples).float()
 
 
-class SecondMoments:
-    """DP-FC: second moments straighten the gradients of all updates (Mehta et al. 2023, "Differentially Private Image
-    Classification from Features"), after their own noise.
+def fraction_bits(num_examples: int) -> int:
+    """b, for sums of so many images.
+
+    Example:
+        >>> fraction_bits(50_000)
+        18
+    """
+    return (_DIGITS - num_examples.bit_length()) // 2
+
+
+def bounded(features: torch.Tensor, bits: int) -> torch.Tensor:
+    """Features as they are added: shortened to `LENGTH` where they are longer, rounded towards zero to multiples of
+    2^-bits; zeros where one is not finite.
+
+    Guarantee: each row's squares add up to at most 1, exactly.
 
     Args:
-        mechanism: The public numbers; without first_release_noise nothing is added (ordinary training).
-        shape: Of one example: (D,).
-        device: Where sums are made.
+        features: (m, D).
+
+    Returns:
+        (m, D), torch.float64.
     """
-
-    what = "second moments"
-
-    def __init__(self, mechanism: Mechanism, shape: tuple[int, ...], device: torch.device) -> None:
-        (self.num_features,) = shape
-        refuse_many_features(self.num_features)
-        self.num_examples, self.device = mechanism.num_examples, device
-        self.sensitivity = moments.sensitivity(1.0, 0.0, 0)
-        self.noise_stddev = (mechanism.first_release_noise or 0.0) * self.sensitivity
-
-    def collect(self, examples: Examples) -> dict[str, torch.Tensor]:
-        """The second moments S as a vector, in float64; nobody may see it."""
-        bits = moments.fraction_bits(self.num_examples)
-        second, _ = moments.summed(examples, torch.arange(len(examples)), None, bits, self.device)
-        return {"moments": moments.as_vector(second)}
-
-    def release(self, sums: dict[str, torch.Tensor], noise: Stream) -> torch.Tensor:
-        """lambda (S_+ + lambda I)^-1, of S with noise: (D, D), float32. Its eigenvalues lie in (0, 1], so that no
-        gradient becomes longer.
-        """
-        noisy = add_noise(sums, self.noise_stddev, noise) if self.noise_stddev > 0 else sums
-        values, vectors = torch.linalg.eigh(moments.as_matrix(noisy["moments"].double(), self.num_features))
-        ridge = RIDGE * noise_edge(self.num_features, self.noise_stddev)
-        ridge += LEAST_RIDGE * self.num_examples / self.num_features
-        return ((vectors * (ridge / (values.clamp(min=0) + ridge))) @ vectors.T).float()
+    values = features.double()
+    largest = values.abs().amax(1, keepdim=True).clamp(min=LENGTH)  # or squares might overflow
+    lengths = torch.linalg.vector_norm(values / largest, dim=1, keepdim=True) * largest
+    quotient = values / lengths.clamp(min=LENGTH) * (1 - 2.0**-40)
+    rounded = torch.trunc(quotient * 2.0**bits) * 2.0**-bits
+    is_bounded = rounded.square().sum(1, keepdim=True) <= LENGTH  # exact sums; NaN, to which infinity came, is not
+    return torch.where(is_bounded, rounded, 0.0)

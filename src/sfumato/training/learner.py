@@ -37,11 +37,9 @@ from sfumato.models.weights import Fitted, Weights, fit
 from sfumato.nn import CentredLinear, centred
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Stream, digest
-from sfumato.training import moments
 from sfumato.training.allocator import keep_freed_memory
 from sfumato.training.features import ROWS, features_of
-from sfumato.training.first_release import FirstRelease, MeanFeatures, SecondMoments
-from sfumato.training.least_squares import LeastSquaresStep
+from sfumato.training.first_release import MeanFeatures
 from sfumato.training.nonprivate import OrdinaryStep
 from sfumato.training.state import State
 from sfumato.training.step import PrivateStep, Randomness, Statistics, Step
@@ -63,7 +61,7 @@ class Learner:
     """
 
     step: Step
-    first_release: FirstRelease | None = None
+    first_release: MeanFeatures | None = None
     fitted: Fitted | None = None
     _centred: CentredLinear
     _taken_off: torch.Tensor
@@ -99,14 +97,9 @@ class Learner:
         self.state = State(self.model, recipe)
         self.num_parameters = sum(value.numel() for value in self.state.parameters.values())
         self.grad_fn: GradFn | None = None
-        if recipe.model.classifier == "dp_fc":
-            self._weight, _ = self._names_of_classifier()
-            self.first_release = SecondMoments(plan.mechanism, self._example_shape(), device)
         if recipe.model.features == "centred":
             self.first_release = MeanFeatures(plan.mechanism, device)
-        if recipe.model.classifier == "least_squares":
-            self._solve_at_once()
-        elif recipe.privacy is None:
+        if recipe.privacy is None:
             self.engine, self.methods, self.num_workers = speed.engine, {}, 1
             self.microbatch_size = speed.microbatch_size or default_microbatch_size(
                 0, max(1, self.views.augmult), self._values_saved()
@@ -143,25 +136,6 @@ class Learner:
             self.step = PrivateStep(grad_fn, plan.mechanism, self.views if self._people is None else Together())
             require_rows_apart(self.trained, row)
             self._require_features_apart()
-
-    def _solve_at_once(self) -> None:
-        """A classifier that is solved for by one release."""
-        self.engine, self.methods, self.num_workers, self.microbatch_size = moments.ENGINE, {}, 1, moments.ROWS
-        shape, num_classes = self._example_shape(), len(self.dataset.classes)
-        self.step = LeastSquaresStep(self.plan.mechanism, shape, self._names_of_classifier(), num_classes, self.device)
-        require_rows_apart(self.trained, torch.zeros(1, *shape, device=self.device))
-        self._require_features_apart()
-
-    def _names_of_classifier(self) -> tuple[str, str | None]:
-        """Of weight and bias, as `state` has them."""
-        layer = self.model.get_submodule(named_classifier(self.model, len(self.dataset.classes)))
-        assert isinstance(layer, torch.nn.Linear) and self._backbone is not None
-        if not all(value.requires_grad for value in layer.parameters()):
-            raise InputError(
-                "the network holds its classifier fixed (requires_grad is False). Have it leave that free."
-            )
-        names = {id(value): name for name, value in self.model.named_parameters()}
-        return names[id(layer.weight)], None if layer.bias is None else names[id(layer.bias)]
 
     def _require_features_apart(self) -> None:
         """Features may not be of several images."""
@@ -314,23 +288,17 @@ class Learner:
     @property
     def lacks_first_release(self) -> bool:
         """Whether what is released before the updates is not at hand."""
-        if isinstance(self.first_release, MeanFeatures):
-            return not self._centred.centre.any()
-        return self.first_release is not None and not self.state.preconditioners
+        return self.first_release is not None and not self._centred.centre.any()
 
     def take_first_release(self, sums: dict[str, torch.Tensor], noise: Stream) -> None:
-        """From here on features are centred, or gradients multiplied, by what is released of the first sums."""
+        """From here on features are centred by what is released of the first sums."""
         assert self.first_release is not None
-        released = self.first_release.release(sums, noise)
-        if isinstance(self.first_release, MeanFeatures):
-            self._centred.centre.copy_(released)
-            self.centre()
-        else:
-            self.state.preconditioners = {self._weight: released}
+        self._centred.centre.copy_(self.first_release.release(sums, noise))
+        self.centre()
 
     def centre(self) -> None:
         """Has the features be those that the classifier multiplies, with the centre that the state has."""
-        if not isinstance(self.first_release, MeanFeatures) or torch.equal(self._centred.centre, self._taken_off):
+        if self.first_release is None or torch.equal(self._centred.centre, self._taken_off):
             return
         assert isinstance(self.train, FeatureSet) and isinstance(self.held_out, FeatureSet)
         if self._taken_off.any():  # the state is an earlier one
@@ -357,11 +325,7 @@ class Learner:
 
     def update(self, grad_sum: dict[str, torch.Tensor], noise: Stream, step: int) -> None:
         """Parameters and averages, by what is released of the sum."""
-        released = self.step.release(grad_sum, noise)
-        if isinstance(self.step, LeastSquaresStep):
-            self.state.put(released)
-        else:
-            self.state.update(released, step)
+        self.state.update(self.step.release(grad_sum, noise), step)
 
 
 def _refuse_other_state(model: torch.nn.Module) -> None:
@@ -396,7 +360,7 @@ def build_learner(
         methods = {"memory_format": "contiguous"}  # nothing measured: equal seeds give equal bits
     if recorded is not None:
         torch.set_num_threads(recorded["threads"])
-        if engine == "auto" and recorded["engine"] != moments.ENGINE:  # which differentiates nothing
+        if engine == "auto":
             engine = recorded["engine"]
         microbatch_size = microbatch_size or recorded["microbatch_size"]
         methods = recorded.get("methods")  # a record without them is of another environment anyway

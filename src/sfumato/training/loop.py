@@ -358,8 +358,8 @@ class _Run:
             if self._lacks_first():
                 assert self.learner.first_release is not None
                 self.progress.message(
-                    f"{self.learner.first_release.what}: released already, but not kept, and the budget pays for that "
-                    "once: going on without"
+                    "the mean of features: released already, but not kept, and the budget pays for that once: going on "
+                    "without"
                 )
             return
         assert self.learner.first_release is not None

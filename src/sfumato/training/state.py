@@ -15,12 +15,7 @@ _MEMORY = {"momentum_buffer": "momentum", "exp_avg": "first_moment", "exp_avg_sq
 
 
 class State:
-    """The model, its optimizer and its averages, moved together by one update.
-
-    Attributes:
-        preconditioners: By which a parameter's gradients (rows, D) are multiplied first: (D, D), released, like all
-            that an optimizer sees.
-    """
+    """The model, its optimizer and its averages, moved together by one update."""
 
     def __init__(self, model: nn.Module, recipe: ResolvedRecipe) -> None:
         self.model = model
@@ -29,32 +24,22 @@ class State:
         self.config = recipe.optimizer
         self.num_steps = recipe.training.num_steps
         self.optimizer = make_optimizer(self.parameters, self.config)
-        self.preconditioners: dict[str, torch.Tensor] = {}
 
     def update(self, gradient: dict[str, torch.Tensor], step: int) -> None:
         """Applies update number ``step``, which starts at 1, and moves the averages once."""
         for name, value in self.parameters.items():
-            straight = self.preconditioners.get(name)
-            value.grad = (gradient[name] if straight is None else gradient[name] @ straight).to(value.dtype)
+            value.grad = gradient[name].to(value.dtype)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, step, self.num_steps)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.ema.update(self.parameters, step)
 
-    def put(self, solved: Mapping[str, torch.Tensor]) -> None:
-        """Takes parameters that were solved for; the averages are the same, for there is nothing to average."""
-        self._set(solved)
-        for average in self.ema.averages:
-            for name, value in average.items():
-                value.copy_(solved[name])
-
     def tensors(self) -> dict[str, torch.Tensor]:
         """Everything of it, by name, for a checkpoint."""
         out = {f"model.{name}": value for name, value in _each_its_own(self.model.state_dict()).items()}
         for number in range(len(self.ema.averages)):
             out.update({f"ema.{number}.{name}": value for name, value in _each_its_own(self._averages(number)).items()})
-        out.update({f"preconditioner.{name}": value for name, value in self.preconditioners.items()})
         names = list(self.parameters)
         for number, memory in self.optimizer.state_dict()["state"].items():
             out.update(
@@ -70,8 +55,6 @@ class State:
         for number, average in enumerate(self.ema.averages):
             for name in average:
                 average[name].copy_(tensors[f"ema.{number}.{name}"])
-        straight = {name: tensors[key] for name in self.parameters if (key := f"preconditioner.{name}") in tensors}
-        self.preconditioners = {name: value.to(self.parameters[name].device) for name, value in straight.items()}
         memory = {
             number: {slot: tensors[f"{kind}.{name}"] for slot, kind in _MEMORY.items() if f"{kind}.{name}" in tensors}
             for number, name in enumerate(self.parameters)
