@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,9 @@ def main() -> int:
     if not set(options.only.split(",")) <= set(PARTS):
         parser.error(f"--only {options.only}: parts are {', '.join(PARTS)}")
     options.out.mkdir(parents=True, exist_ok=True)
-    take_turns(options.only.split(","), options)
+    with tempfile.TemporaryDirectory() as cache:  # a part that is killed may leave half a compiled file
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+        take_turns(options.only.split(","), options)
     return 0
 
 
