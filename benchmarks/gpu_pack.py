@@ -43,7 +43,7 @@ Group = tuple[str, list[Path]]
 
 INSTALL = (
     "python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target /tmp/site "
-    ".gpu/1/wheels/*.whl && cp -r .gpu/1/site/. /tmp/site/ && rm -rf /tmp/gpu && cp -r .gpu/1 /tmp/gpu || exit 9"
+    ".gpu/1/wheels/*.whl && rm -rf /tmp/gpu && cp -r .gpu/1 /tmp/gpu || exit 9"
 )
 # Only a first command that went well leaves /tmp/gpu.
 ADD = (
@@ -121,18 +121,12 @@ def pack(limit: int, data: Path, run: Path | None, python: str) -> None:
 
 
 def install_files(folder: Path, python: str) -> str:
-    """Wheels of this environment's versions, metadata of the package, which is not installed there, and the commit,
-    since there is no git; returns the commit.
-    """
+    """Wheels of this environment's versions, and the commit, since there is no git; returns the commit."""
     download = [sys.executable, "-m", "pip", "download", "-qq", "--disable-pip-version-check", "--no-deps"]
     download += ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
     download += [word for platform in PLATFORMS for word in ("--platform", platform)]
     wheels = [f"{name}=={version(name)}" for name in NEEDED]
     subprocess.run([*download, "-d", str(folder / "wheels"), *wheels], check=True)
-    own = version("sfumato")
-    metadata = folder / "site" / f"sfumato-{own}.dist-info" / "METADATA"
-    metadata.parent.mkdir(parents=True)
-    metadata.write_text(f"Metadata-Version: 2.1\nName: sfumato\nVersion: {own}\n", "ascii")
     commit = _git("describe", "--always", "--abbrev=7", "--dirty=+").strip()
     (folder / "commit").write_text(commit + "\n", "ascii")
     return commit
