@@ -1,5 +1,4 @@
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ from scipy import stats
 from sfumato.randomness import Stream, Streams, new_key
 from sfumato.training import noise
 from sfumato.training.noise import add_noise, standard_normal
-from tests.system import of_the_system
 
 
 def noise_of(count, stddev, **shapes):
@@ -128,68 +126,3 @@ def test_noise_leaves_later_threads_as_many_as_they_had():
     add_noise({"weight": torch.zeros(200_000)}, 1.0, Streams(bytes(32), {}, {}).stream("noise", 1))
     count()
     assert counts[0] == counts[1]
-
-
-def never(function, arguments):
-    """A thread that was begun, and never came to run."""
-
-
-def late(function, arguments):
-    """One that takes a piece, and writes it long after all others."""
-
-    def run():
-        time.sleep(0.3)
-        function(*arguments)
-
-    threading.Thread(target=run).start()
-
-
-def cannot(function, arguments):
-    raise RuntimeError("can't start new thread")
-
-
-@pytest.mark.parametrize("begins", [never, late, of_the_system(cannot)])
-def test_noise_is_whole_whatever_becomes_of_the_threads_that_help(monkeypatch, begins):
-    """The thread that releases answers for every number; nobody writes to what it returned."""
-    sums, stream = {"a": torch.zeros(150_000), "b": torch.ones(150_000)}, Streams(bytes(32), {}, {}).stream("noise", 1)
-    expected = add_noise(sums, 1.0, stream)
-    count = torch.get_num_threads()
-    torch.set_num_threads(4)
-    try:
-        with monkeypatch.context() as there:
-            there.setattr("sfumato.training.noise._thread.start_new_thread", begins)
-            found = add_noise(sums, 1.0, stream)
-        assert torch.get_num_threads() == 4
-    finally:
-        torch.set_num_threads(count)
-    assert all(torch.equal(found[name], expected[name]) for name in sums)
-    for value in found.values():
-        value.zero_()
-    time.sleep(0.5)
-    assert all(not value.any() for value in found.values())
-
-
-def test_a_helping_thread_that_hangs_amid_a_piece_is_not_waited_for_long_and_writes_nothing_later(monkeypatch):
-    real, waits, slow = noise.standard_normal, threading.Event(), set()
-
-    def hangs(words):
-        if threading.current_thread() is not threading.main_thread() and not slow:
-            slow.add(1)
-            waits.wait(20)
-        return real(words)
-
-    sums, stream = {"a": torch.zeros(400_000)}, Streams(bytes(32), {}, {}).stream("noise", 1)
-    expected = add_noise(sums, 1.0, stream)["a"]
-    count = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with monkeypatch.context() as there:
-            there.setattr(noise, "standard_normal", hangs)
-            found = add_noise(sums, 1.0, stream)["a"]
-            assert slow and torch.equal(found, expected)
-            found.zero_()
-            waits.set()
-            time.sleep(0.3)
-            assert not found.any()
-    finally:
-        torch.set_num_threads(count)

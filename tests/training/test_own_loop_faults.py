@@ -844,27 +844,6 @@ def test_tensors_without_plain_numbers_are_refused_in_one_line_and_count_nothing
     assert loop.finish().num_steps == 1
 
 
-def test_a_thread_that_outlives_the_program_s_last_line_releases_large_sums(tmp_path):
-    """By then the interpreter begins no more threads."""
-    program = f"""
-import threading, time, torch, sfumato
-main = threading.current_thread()
-def train():
-    while main.is_alive():
-        time.sleep(0.01)
-    time.sleep(0.2)
-    mechanism = sfumato.Mechanism(1000, 100, 2.0, 1)
-    loop = sfumato.OwnLoop({str(tmp_path / "run")!r}, mechanism, clipping_norm=1.0, delta=1e-5)
-    loop.batch(1)
-    noisy = loop.release(1, {{"weight": torch.zeros(200_000)}}, sensitivity=1.0)["weight"]
-    print(float(noisy.std()), loop.finish().num_steps)
-threading.Thread(target=train).start()
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
-    spread, count = done.stdout.split()
-    assert float(spread) == pytest.approx(2.0, abs=0.02) and count == "1", done.stderr
-
-
 def test_a_sample_that_memory_does_not_hold_waits_and_is_drawn_again(tmp_path):
     program = f"""
 import resource, torch, sfumato

@@ -1,15 +1,12 @@
 """The noise of an update: Gaussian, of the claimed scale, from the run's key."""
 
-import _thread
-import contextlib
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 
-from sfumato.errors import is_from_elsewhere
 from sfumato.randomness import Stream
 
 _GRID_BITS = 12
@@ -40,56 +37,6 @@ def standard_normal(words: np.ndarray) -> np.ndarray:
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
 
 
-def _side_by_side(add: Callable[[int, np.ndarray], None], firsts: Sequence[int], into: np.ndarray) -> np.ndarray:
-    """Has every piece of an array filled in, by as many threads as PyTorch uses.
-
-    This thread answers for every piece: what it did not see done it does itself. So nothing depends on threads that
-    cannot be begun (an interpreter that ends, a full machine), die, or hang.
-
-    Args:
-        add: Is given a piece's first place and the array; it may fill in one piece several times, alike.
-        firsts: Of all pieces.
-        into: Which is given up to late threads if one does not end in time.
-
-    Returns:
-        The array, to which nobody writes any more.
-    """
-    left, done = iter(firsts), set[int]()
-
-    def take() -> None:
-        for first in left:  # which is shared: each thread takes the next one
-            add(first, into)
-            done.add(first)
-
-    def help_out() -> None:
-        with contextlib.suppress(BaseException):  # what it did not do is done, or fails, in the thread that waits
-            take()
-
-    begun = time.perf_counter()
-    try:
-        for _ in range(min(torch.get_num_threads(), len(firsts)) - 1):
-            try:
-                # Not by `threading`, which waits until the new thread tells that it runs.
-                _thread.start_new_thread(help_out, ())
-            except RuntimeError as error:
-                if is_from_elsewhere(error):
-                    raise
-                break
-        take()
-        until = 2 * time.perf_counter() - begun  # what others began should not take longer than all until now
-        while len(done) < len(firsts) and time.perf_counter() < until:
-            time.sleep(1e-4)
-        missing = [first for first in firsts if first not in done]
-        if missing:
-            into = into.copy()
-        for first in missing:
-            add(first, into)
-    finally:
-        for _ in left:  # an interrupt: what is not begun yet stays so
-            pass
-    return into
-
-
 def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream: Stream) -> dict[str, torch.Tensor]:
     """Adds Gaussian noise to a sum of clipped gradients, once for the whole update.
 
@@ -115,20 +62,29 @@ def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream:
     wide = [value if value.dtype in (torch.float32, torch.float64) else value.float() for value in values]
     flat = np.concatenate([value.numpy(force=True).reshape(-1) for value in wide])
 
-    def add(first: int, into: np.ndarray) -> None:
+    # Not what lay in memory, which may be the sum.
+    noisy = np.full(flat.shape, math.nan, dtype=np.float32)
+
+    def add(first: int) -> None:
         part = flat[first : first + _PIECE]
         num_words = -(-len(part) // _BLOCK) * _BLOCK
         words = stream.words_at(first, num_words).reshape(-1, 2, _BLOCK // 2)
         with np.errstate(all="ignore"):  # not what the program around us chose
-            noisy = standard_normal(words).reshape(-1)[: len(part)]
-            noisy *= noise_stddev
-            noisy += part
-            noisy /= grid
-            into[first : first + _PIECE] = np.rint(noisy, out=noisy) * grid
+            normal = standard_normal(words).reshape(-1)[: len(part)]
+            normal *= noise_stddev
+            normal += part
+            normal /= grid
+            noisy[first : first + _PIECE] = np.rint(normal, out=normal) * grid
 
-    # Not what lay in memory, which may be the sum. Which coordinate gets which noise does not depend on the threads.
-    blank = np.full(flat.shape, math.nan, dtype=np.float32)
-    noisy = _side_by_side(add, range(0, len(flat), _PIECE), blank)
+    # Which coordinate gets which noise does not depend on the threads.
+    pieces = range(0, len(flat), _PIECE)
+    threads = min(torch.get_num_threads(), len(pieces))
+    if threads > 1:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(add, pieces))
+    else:
+        for first in pieces:
+            add(first)
     parts = np.split(noisy, np.cumsum([value.numel() for value in values])[:-1])
     return {
         # Each in memory of its own: what is done to one shows in no other.
