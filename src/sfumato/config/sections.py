@@ -24,7 +24,7 @@ class MayChange:
     what it releases.
 
     A run may go on with another value of it. (Where rounding follows from it, as from
-    `training.precision`, updates are then drawn afresh: `sfumato.run_folder.environment`.)
+    `training.engine`, updates are then drawn afresh: `sfumato.run_folder.environment`.)
     """
 
 
