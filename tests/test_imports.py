@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "clipping": {"nn", "torch_internals"},
     "data": {"accounting"},
     "planning": {"accounting", "data"},
-    "run_folder": {"planning", "accounting", "data"},
+    "run_folder": {"planning", "accounting", "data", "models"},
     "evaluation": {"run_folder", "planning", "clipping", "data", "models"},
     "training": {
         "nn",

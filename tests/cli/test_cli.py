@@ -17,7 +17,6 @@ from sfumato import cli
 from sfumato.errors import InputError
 from sfumato.models import registry
 from sfumato.reporting.page import write_report
-from sfumato.run_folder.session import recorded_environment
 from tests.accounting.tables import TAN_MISPRINTS, TAN_ROWS
 from tests.system import of_the_system
 
@@ -601,7 +600,6 @@ def test_a_run_says_in_what_precision_it_computed(precision, capsys, tmp_path):
         "run.keep_key=true",
     )
     assert json.loads((folder / "privacy.json").read_text())["precision"] == precision
-    assert recorded_environment(folder)["precision"] == precision
 
 
 def test_two_runs_of_one_seed_are_equal_and_two_private_runs_are_not(capsys, tmp_path):

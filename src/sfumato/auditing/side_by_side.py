@@ -23,7 +23,7 @@ from sfumato.clipping.stacked import Stacked
 from sfumato.data.images import ImageSet
 from sfumato.data.sampling import poisson_batch
 from sfumato.data.views import Views
-from sfumato.randomness import Streams
+from sfumato.randomness import derived
 from sfumato.training.step import PrivateStep, Randomness, draw
 
 PADDING = 4
@@ -130,18 +130,17 @@ class Models:
             takes_part: Whether z takes part in its training.
             tell: Is given the number of updates that were just taken.
         """
-        streams = [Streams(key, {}, {}) for key in keys]
         parameters = {
             name: value.expand(len(keys), *value.shape).clone() for name, value in self._product.begin.items()
         }
         # Which update of which model is computed a second time follows from a key, so it is the same
         # when the audit goes on after an interrupt.
-        word = int(streams[0].stream("check").uint64(1)[0])
+        word = int(derived(keys[0], "check").uint64(1)[0])
         checked = word % len(keys), 1 + word // len(keys) % self.mechanism.num_steps
         for number in range(1, self.mechanism.num_steps + 1):
             if self._stopped is not None and self._stopped.is_set():
                 raise Stopped
-            drawn = [self._draw(each, number) for each in streams]
+            drawn = [self._draw(key, number) for key in keys]
             rows = [
                 each.indices[self._images[took].readable.numpy()[each.indices]]
                 for each, took in zip(drawn, takes_part, strict=True)
@@ -149,9 +148,9 @@ class Models:
             sums = self._clipped_sums(parameters, drawn, rows)
             if number == checked[1]:
                 self._check(parameters, sums, drawn, takes_part, checked[0])
-            for model, each in enumerate(streams):
+            for model, key in enumerate(keys):
                 own = {name: value[model] for name, value in sums.items()}
-                for name, grad in self.step.release(own, each.stream("noise", number)).items():
+                for name, grad in self.step.release(own, derived(key, "noise", number)).items():
                     parameters[name][model] -= self._learning_rate * grad
             tell(len(keys))
         return parameters
@@ -179,15 +178,13 @@ class Models:
             found += self.losses(self.train(keys[part], takes_part[part], tell))
         return found
 
-    def _draw(self, streams: Streams, number: int) -> Randomness:
+    def _draw(self, key: bytes, number: int) -> Randomness:
         indices = (
-            poisson_batch(self.mechanism, streams.stream("sampling", number))
+            poisson_batch(self.mechanism, derived(key, "sampling", number))
             if self._fixed_batches is None
             else self._fixed_batches[number - 1]
         )
-        view, model = (
-            streams.stream(purpose, number) for purpose in ("augmentation", "random numbers inside the model")
-        )
+        view, model = (derived(key, purpose, number) for purpose in ("augmentation", "random numbers inside the model"))
         return draw(self.mechanism, indices, self._views, view, model)
 
     def _batch(self, rows: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ import typer
 
 from sfumato.cli import options, output
 from sfumato.cli.train import show_result, trust_options
+from sfumato.run_folder.ledger import MOST_LOST
 
 
 def resume(
@@ -13,6 +14,7 @@ def resume(
     run: options.Run,
     data_root: options.DataRoot = None,
     device: options.Device = "auto",
+    max_lost: options.MaxLost = MOST_LOST,
     trust: options.Trust = None,
     no_cache: options.NoCache = False,
     json_: options.Json = False,
@@ -26,7 +28,7 @@ def resume(
     from sfumato.training.trainer import resume as go_on
 
     try:
-        result = go_on(run, data_root=data_root, device=device, trust=trust or ())
+        result = go_on(run, data_root=data_root, device=device, max_lost=max_lost, trust=trust or ())
     except Interrupted as interrupted:
         words = ["sfumato", "resume", str(run), *trust_options(trust or [])]
         words += ["--data-root", str(data_root)] if data_root is not None else []

@@ -208,18 +208,25 @@ def _mechanism(certificate: Certificate, is_private: bool) -> list[tuple[str, st
             )
         )
     rows.append(("Public inputs", "", _public(certificate.public_inputs)))
-    rows.append(("Steps", formats.count(certificate.num_steps), "Updates of the weights that are counted."))
+    lost = f" {formats.count(certificate.num_lost)} of them were lost in crashes." if certificate.num_lost else ""
+    steps = f"Updates that may be released in all; epsilon is that of all of them, whenever the run ends.{lost}"
+    rows.append(("Steps", formats.count(certificate.num_steps), steps))
     rows.append(
         (
             "Ledger",
             f"{formats.count(certificate.ledger_lines)} lines",
-            f"The record of every update; its last hash is {certificate.ledger_head}.",
+            f"The record of every release; SHA-256 {certificate.ledger_sha256}.",
         )
     )
     if certificate.weights_sha256 is not None:
+        digest = f"SHA-256 of names, types, shapes and values: {certificate.weights_sha256}."
         day = "" if certificate.finished_on is None else f" Training ended on {certificate.finished_on} (UTC)."
         rows.append(
-            ("Weights", "model.safetensors", f"SHA-256 {certificate.weights_sha256}, as `sha256sum` prints it.{day}")
+            (
+                "Weights",
+                "model.safetensors",
+                f"{digest}{day}",
+            )
         )
     return rows
 
