@@ -24,7 +24,6 @@ from sfumato.randomness import Stream
 from sfumato.run_folder import ledger
 from sfumato.training import first_release
 from sfumato.training.first_release import SENSITIVITY, MeanFeatures
-from sfumato.training.learner import build_learner
 from sfumato.training.loop import Progress
 from tests.accounting import truth
 from tests.training import faults
@@ -189,26 +188,6 @@ def test_plan_refuses_a_recipe_whose_run_would_release_first(tmp_path, capsys):
     )
     assert cli.run(["plan", "--recipe", str(path)]) == 2
     assert 'plan knows of updates alone, and model.features = "centred" releases more' in capsys.readouterr().err
-
-
-def test_an_earlier_state_has_its_own_features_again(tmp_path):
-    plan = resolve(config.parse(recipe_of()), Facts(1437, 10, 8, 1))
-    learner = build_learner(plan, load(config.DataConfig(name="digits"), None, print), CPU, None)
-    learner.initialise(np.zeros(1, np.uint64))
-    unit, before = learner.train.batch(torch.arange(50)), learner.state.tensors()
-    before = {name: value.clone() for name, value in before.items()}
-    assert learner.lacks_first_release
-    learner.take_first_release(learner.first_release.collect(learner.train), Stream(bytes(32)))
-    once = learner.train.batch(torch.arange(50))
-    centre = next(value for name, value in learner.state.tensors().items() if name.endswith(".centre"))
-    torch.testing.assert_close(once, torch.nn.functional.normalize(unit - centre))
-    after = {name: value.clone() for name, value in learner.state.tensors().items()}
-    for state, rows in ((after, once), (before, unit), (after, once), (before, unit)):
-        learner.state.load(state)
-        for _ in range(2):
-            learner.centre()
-            assert torch.equal(learner.drawn_from.batch(torch.arange(50)), rows)
-        assert learner.lacks_first_release == (state is before)
 
 
 def test_the_ledger_has_one_first_release_and_epsilon_is_that_of_both_together(tmp_path):

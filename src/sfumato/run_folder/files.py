@@ -67,17 +67,14 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
         MachineError: If the disk is full, read-only or failing.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    with machine_faults(path):
-        try:
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(descriptor)
-            os.replace(part, path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+    with machine_faults(path), contextlib.ExitStack() as afterwards:
+        afterwards.callback(part.unlink, missing_ok=True)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(part, path)
         sync_folder(path.parent)
 
 

@@ -66,7 +66,7 @@ def start(folder: Path, line: RunLine, *, anonymous: bool = False) -> Launch:
     """
     checkpoints = Checkpoints(folder / files.OWNER / "checkpoints")
     ledger = Ledger(folder / LEDGER_FILE, anonymous=anonymous)
-    try:
+    with ledger.closed_on_error():
         found = checkpoints.newest()
         if not ledger.is_new:
             refuse_another_plan(ledger.lines.run, line, ledger.path)
@@ -82,9 +82,6 @@ def start(folder: Path, line: RunLine, *, anonymous: bool = False) -> Launch:
                 "known. Restore both from one copy, or start a new run; the epsilons of both add up."
             )
         return Launch(folder, ledger, checkpoints, found)
-    except BaseException:
-        ledger.close()
-        raise
 
 
 def begin(folder: Path, plan: Plan, dataset: Dataset) -> Launch:
@@ -93,15 +90,12 @@ def begin(folder: Path, plan: Plan, dataset: Dataset) -> Launch:
     """
     files.make_folders(folder)
     started = start(folder, run_line(plan), anonymous=plan.selection is not None)
-    try:
+    with started.ledger.closed_on_error():
         write_recipe(folder, plan)
         files.write_atomically(folder / _IMAGES_FILE, images_digest(dataset).encode(), 0o600)
         if started.ledger.is_new:
             started.ledger.begin(run_line(plan))
         return started
-    except BaseException:
-        started.ledger.close()
-        raise
 
 
 def go_on(folder: Path, plan: Plan, dataset: Dataset, max_lost: float = MOST_LOST) -> Launch | None:
@@ -127,10 +121,10 @@ def go_on(folder: Path, plan: Plan, dataset: Dataset, max_lost: float = MOST_LOS
     refuse_changed_recipe(folder, plan)
     started = start(folder, run_line(plan), anonymous=plan.selection is not None)
     found, ledger = started.checkpoint, started.ledger
-    try:
-        if found is None:
-            ledger.close()
-            return None
+    if found is None:
+        ledger.close()
+        return None
+    with ledger.closed_on_error():
         if (folder / _IMAGES_FILE).read_text() != images_digest(dataset):
             raise InputError(
                 "the training images changed since this run began (one was added, removed, altered, relabelled or "
@@ -142,9 +136,6 @@ def go_on(folder: Path, plan: Plan, dataset: Dataset, max_lost: float = MOST_LOS
         ledger.refuse_lost(found.step, max_lost)
         started.checkpoints.hold_room()
         return started
-    except BaseException:
-        ledger.close()
-        raise
 
 
 def refuse_another_plan(stated: RunLine, expected: RunLine, path: Path) -> None:

@@ -5,11 +5,12 @@ line; so a crash at any moment leaves a count that is not too low. A last line w
 when the process died: its noise was never drawn, and it is cut off when the file is opened to go on.
 """
 
+import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,6 +20,7 @@ from sfumato.accounting.mechanism import Mechanism, Sampling
 from sfumato.errors import InputError, MachineError
 from sfumato.json_record import Record
 from sfumato.run_folder.files import machine_faults, sync_folder
+from sfumato.run_folder.locks import lock
 
 LEDGER_FILE = "ledger.jsonl"
 MOST_LOST = 0.05
@@ -204,24 +206,17 @@ class Ledger:
     def __init__(self, path: Path, *, anonymous: bool = False) -> None:
         self.path = path
         self._anonymous = anonymous
-        with machine_faults(path):
-            self._file = open(path, "ab+", buffering=0)  # noqa: SIM115  (closed by `close`)
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._file.seek(0)
-                content = self._file.readall()
-                self._size = content.rfind(b"\n") + 1
-                self._file.truncate(self._size)
-                if self._size:
-                    self.lines = parse(content, path)
-            except BlockingIOError:
-                self.close()
-                raise InputError(
-                    f"another process is training in {path.parent}. Wait for it to end, or stop it first."
-                ) from None
-            except BaseException:
-                self.close()
-                raise
+        with machine_faults(path), contextlib.ExitStack() as unless_opened:
+            self._file = unless_opened.enter_context(open(path, "ab+", buffering=0))
+            if not lock(self._file.fileno(), path):
+                raise InputError(f"another process is training in {path.parent}. Wait for it to end, or stop it first.")
+            self._file.seek(0)
+            content = self._file.readall()
+            self._size = content.rfind(b"\n") + 1
+            self._file.truncate(self._size)
+            if self._size:
+                self.lines = parse(content, path)
+            unless_opened.pop_all()
         self.is_new = self._size == 0
         launches = [] if self.is_new else [line.launch or 0 for line in self.lines.releases]
         self._launch, self._launch_id = max(launches, default=0) + 1, secrets.token_hex(8)
@@ -257,20 +252,18 @@ class Ledger:
         data = (line.model_dump_json() + "\n").encode()
         if self._file.closed:
             raise MachineError(f"{self.path} was closed, so nothing more is released. Open its run again to go on.")
-        try:
-            with machine_faults(self.path):
-                if os.fstat(self._file.fileno()).st_size != self._size:
-                    raise MachineError(
-                        f"{self.path} was written to by something else, so nothing more is released: another start of "
-                        "this run may go on. Find out which, and stop one of them."
-                    )
-                self._size += len(data)
-                while data:
-                    data = data[os.write(self._file.fileno(), data) :]
-                os.fsync(self._file.fileno())
-        except BaseException:  # whether the line is whole on disk is not known: the next start will see
-            self.close()
-            raise
+        with machine_faults(self.path), contextlib.ExitStack() as unless_written:
+            unless_written.callback(self.close)  # whether the line is whole on disk is then not known
+            if os.fstat(self._file.fileno()).st_size != self._size:
+                raise MachineError(
+                    f"{self.path} was written to by something else, so nothing more is released: another start of this "
+                    "run may go on. Find out which, and stop one of them."
+                )
+            self._size += len(data)
+            while data:
+                data = data[os.write(self._file.fileno(), data) :]
+            os.fsync(self._file.fileno())
+            unless_written.pop_all()
 
     def refuse_lost(self, step: int, most_lost: float) -> None:
         """Ends a run that crashes too often, before another release.
@@ -301,6 +294,14 @@ class Ledger:
             self._size = sum(len(line) for line in content.splitlines(keepends=True)[:count])
             self._file.truncate(self._size)
         self.lines = Lines(run, releases)
+
+    @contextlib.contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """Frees the lock if what follows fails, so that the same process may start again."""
+        with contextlib.ExitStack() as unless_done:
+            unless_done.callback(self.close)
+            yield
+            unless_done.pop_all()
 
     @property
     def is_open(self) -> bool:

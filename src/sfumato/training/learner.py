@@ -63,7 +63,6 @@ class Learner:
     first_release: MeanFeatures | None = None
     fitted: Fitted | None = None
     _centred: CentredLinear
-    _taken_off: torch.Tensor
 
     def __init__(
         self,
@@ -234,7 +233,6 @@ class Learner:
         self._compute_features()
         if self.plan.recipe.model.features == "centred":
             self._centred = centre_features(self.model, named_classifier(self.model, len(self.dataset.classes)))
-            self._taken_off = self._centred.centre.clone()
         self.state = State(self.model, self.plan.recipe)
         self.drawn_from = self.train if took_part is None else self._with_canaries(took_part)
 
@@ -291,17 +289,12 @@ class Learner:
         self.centre()
 
     def centre(self) -> None:
-        """Has the features be those that the classifier multiplies, with the centre that the state has."""
-        if self.first_release is None or torch.equal(self._centred.centre, self._taken_off):
-            return
-        assert isinstance(self.train, FeatureSet) and isinstance(self.held_out, FeatureSet)
-        if self._taken_off.any():  # the state is an earlier one
-            self._compute_features()
-            self.drawn_from = self.train
-        self._taken_off = self._centred.centre.clone()
-        if self._taken_off.any():
+        """Takes the centre that the state has off all features, once."""
+        if self.first_release is not None and self._centred.centre.any():
+            centre = self._centred.centre.clone()
+            assert isinstance(self.train, FeatureSet) and isinstance(self.held_out, FeatureSet)
             for features in (self.train, self.held_out):
-                features.replace(lambda rows: centred(rows, self._taken_off.to(rows.device)))
+                features.replace(lambda rows: centred(rows, centre.to(rows.device)))
 
     def collect(self, randomness: Randomness, step: int) -> tuple[dict[str, torch.Tensor], Statistics]:
         """What the gradients of one update add up to; in a private run nobody may see it."""

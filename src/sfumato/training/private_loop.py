@@ -149,11 +149,8 @@ class PrivateLoop:
         self._pending: Update | None = None
         self._step, self._saved_at, self._saved_when = 0, 0, time.monotonic()
         self._is_settled = True  # the model has what was released
-        try:
+        with self._ledger.closed_on_error():
             self._begin(line, max_lost)
-        except BaseException:
-            self._ledger.close()
-            raise
 
     def _begin(self, line: ledger.RunLine, max_lost: float) -> None:
         found = self._started.checkpoint
