@@ -18,7 +18,6 @@ MAY_IMPORT = {
     "randomness": set(),
     "json_record": set(),
     "torch_internals": set(),
-    "collector": set(),
     "pretrained": set(),
     "config": set(),
     "recipes": set(),
@@ -41,7 +40,6 @@ MAY_IMPORT = {
         "data",
         "models",
         "torch_internals",
-        "collector",
     },
     "reporting": {"run_folder", "planning", "accounting"},
     "scaling": {
@@ -80,8 +78,7 @@ MAY_IMPORT = {
         *(
             "auditing",
             "torch_internals",
-            "collector",
-            "recipes",
+                "recipes",
             "accounting",
             "models",
             "clipping",

@@ -13,7 +13,6 @@ from typing import Literal
 import torch
 
 from sfumato.accounting.accountants import EpsilonCurve
-from sfumato.collector import collecting_rarely, collecting_usually
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.json_record import finite
@@ -85,7 +84,6 @@ class Looks:
     training_images: bool = False
 
 
-@collecting_rarely()
 def train(
     plan: Plan,
     dataset: Dataset,
@@ -296,7 +294,7 @@ class _Run:
         num_steps, ledger, learner, world = self.mechanism.num_steps, self.ledger, self.learner, self.world
         scores: HeldOutScores | None = None
         last_checkpoint = time.monotonic()
-        with watch_for_interrupts() as interrupted, collecting_usually():
+        with watch_for_interrupts() as interrupted:
             while ledger.num_releases < num_steps:  # the plan is a hard cap on releases
                 release = ledger.num_releases + 1  # never repeats, whatever was lost
                 with self._timed("sampling"):
