@@ -78,7 +78,7 @@ MAY_IMPORT = {
         *(
             "auditing",
             "torch_internals",
-                "recipes",
+            "recipes",
             "accounting",
             "models",
             "clipping",
