@@ -187,14 +187,14 @@ def test_a_comment_states_the_printed_accuracy(column):
 @pytest.mark.parametrize("column", PRIVATE, ids=str)
 def test_a_comment_states_what_the_numbers_spend_and_how_far_that_is_from_nominal(column):
     count = column.dataset["num_examples"]
-    numbers = column["noise_multiplier"], column["num_updates"], column["delta"]
-    spent, nominal = epsilon_rdp(column["batch_size"] / count, *numbers), column["epsilon"]
+    numbers, delta = (column["noise_multiplier"], column["num_updates"]), column["delta"]
+    spent, nominal = epsilon_rdp([(column["batch_size"] / count, *numbers)], delta), column["epsilon"]
     text = " ".join(line.lstrip("# ") for line in text_of(column.name).splitlines())
     assert f"Epsilon {nominal:g} is printed; by RDP these numbers spend {epsilon_text(spent)} at N = {count:,}" in text
     assert ("% over: sigma is printed with one decimal" in text) == (spent > 1.001 * nominal)
     assert ("% under: they fit the N = 45,000 of tuning" in text) == (spent < 0.95 * nominal)
     if spent < 0.95 * nominal:
-        tuned = epsilon_rdp(column["batch_size"] / 45_000, *numbers)
+        tuned = epsilon_rdp([(column["batch_size"] / 45_000, *numbers)], delta)
         assert f"where they spend {epsilon_text(tuned)};" in text and 0.97 * nominal < tuned <= nominal
 
 

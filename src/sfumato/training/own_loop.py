@@ -14,8 +14,8 @@ from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar, get_
 import numpy as np
 import torch
 
+from sfumato.accounting.gaussian import refuse_beyond_reach
 from sfumato.accounting.mechanism import Accountant, Mechanism
-from sfumato.accounting.reach import refuse_beyond_reach
 from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError, MachineError, is_from_elsewhere
 from sfumato.planning.claims import claims_of
