@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sfumato.errors import InputError, nearest
+from sfumato.errors import InputError, first_line, nearest
 
 OPTIONS = (
     "drop_rate",
@@ -62,20 +62,24 @@ def hub_weights(name: str) -> dict[str, torch.Tensor]:
     timm = _imported(library)
     try:
         state: dict[str, torch.Tensor] = timm.create_model(network, pretrained=True).state_dict()
-    except Exception as error:  # the network's, the hub's and the file system's are of every kind
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except (OSError, RuntimeError, ValueError) as error:  # the network's, the hub's and the file system's
         raise InputError(
-            f"the weights of {name} cannot be had from timm's hub: {reason[:200]}. Fetch them where there is a "
-            "network, save their state_dict as .safetensors, and name that file in model.init_from."
+            f"the weights of {name} cannot be had from timm's hub: {first_line(error)[:200]}. Fetch them where there "
+            "is a network, save their state_dict as .safetensors, and name that file in model.init_from."
         ) from None
     return state
 
 
-def _imported(library: str) -> ModuleType:
+def imported(name: str, remedy: str) -> ModuleType:
+    """A module; InputError with the remedy where it, or what it imports, is not there."""
     try:
-        return importlib.import_module(library)
-    except ImportError:
-        raise InputError(f"{library} is not installed. Install it: pip install {library}") from None
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InputError(f"{first_line(error)}, {remedy}.") from error
+
+
+def _imported(library: str) -> ModuleType:
+    return imported(library, f"a library of networks. Install it: pip install {library}")
 
 
 def _timm_names(timm: ModuleType) -> list[str]:

@@ -48,7 +48,6 @@ COMPUTES = (
     "evaluation/carried.py",
     "evaluation/objective.py",
     "models",
-    "nn",
     "randomness.py",
     "run_folder/coins.py",
     "run_folder/tensor_mac.py",
