@@ -128,11 +128,11 @@ def test_the_interval_of_an_area_covers_the_true_one_95_times_in_100():
     """Scores N(0, 1) and N(1, 1): the true area is Phi(1 / sqrt 2)."""
     truth, hits = 0.5 * (1 + math.erf(1 / math.sqrt(2) / math.sqrt(2))), 0
     generator = torch.Generator().manual_seed(0)
-    for _ in range(100):
+    for _ in range(60):
         labels = (torch.rand(150, generator=generator) < 0.3).long()
         scores = torch.randn(150, generator=generator, dtype=torch.float64) + labels
         outcome = Outcome(torch.stack([torch.zeros_like(scores), scores], 1), labels, ("a", "b"))
         low, high = dict(intervals(outcome))["intervals"].auroc
         hits += low <= truth <= high
-    assert 0.88 <= hits / 100 <= 1
+    assert 0.88 <= hits / 60 <= 1
     assert dict(intervals(Outcome(torch.zeros(4, 2), torch.zeros(4).long(), ("a", "b"))))["intervals"].auroc is None

@@ -24,7 +24,7 @@ Evaluator = Callable[["Outcome"], Iterator[tuple[str, Any]]]
 
 BINS = 15
 """Of equal width, for the calibration error (Guo et al. 2017)."""
-_RESAMPLES = 1000
+_RESAMPLES, _AT_ONCE = 1000, 50
 
 
 class Intervals(Record):
@@ -300,14 +300,15 @@ def _interval_of_auroc(outcome: Outcome) -> list[float] | None:
     is_own, scores = outcome.labels == 1, outcome.scores(1)
     if is_own.all() or not is_own.any() or not outcome.is_finite:
         return None
-    people = outcome.people if outcome.people is not None else np.arange(len(scores))
-    whose = torch.from_numpy(np.unique(np.asarray(people), return_inverse=True)[1])
-    values, place = scores.unique(return_inverse=True)
+    order = scores.argsort().numpy()
+    starts = np.unique(scores.numpy()[order], return_index=True)[1]  # of equal scores
+    people = np.asarray(outcome.people) if outcome.people is not None else np.arange(len(scores))
+    whose, own = np.unique(people, return_inverse=True)[1][order], is_own.numpy()[order]
     source, count, areas = np.random.default_rng(0), int(whose.max()) + 1, []
-    for _ in range(_RESAMPLES):
-        weights = torch.from_numpy(source.multinomial(count, np.full(count, 1 / count)))[whose].double()
-        hits, misses = (torch.bincount(place[side], weights[side], len(values)) for side in (is_own, ~is_own))
-        if hits.sum() and misses.sum():
-            below = misses.cumsum(0) - misses / 2
-            areas.append(float((hits * below).sum() / (hits.sum() * misses.sum())))
-    return [float(end) for end in np.quantile(areas, [0.025, 0.975])]
+    for _ in range(_RESAMPLES // _AT_ONCE):
+        weights = source.multinomial(count, np.full(count, 1 / count), _AT_ONCE)[:, whose]
+        hits, misses = (np.add.reduceat(weights * side, starts, axis=1) for side in (own, ~own))
+        pairs = hits.sum(1) * misses.sum(1)
+        right = (hits * (misses.cumsum(1) - misses / 2)).sum(1)
+        areas.append(right[pairs > 0] / pairs[pairs > 0])
+    return [float(end) for end in np.quantile(np.concatenate(areas), [0.025, 0.975])]
