@@ -127,13 +127,6 @@ def test_of_people_there_are_at_least_as_many_as_the_images_need():
     assert found.candidates == 251 and 1 / 251 < found.singled_out < found.true_positives[0]
 
 
-def test_with_a_first_release_it_lies_between_the_parts_and_their_sum():
-    steps, first = Mechanism(10_000, 1_000, 3.0, 100), Mechanism(10_000, 1_000, 3.0, 0, first_release_noise=3.0)
-    both, of_steps, of_first = (attacker(each) for each in (first.replace(num_steps=100), steps, first))
-    assert both.source == "pld" and of_first.advantage == pytest.approx(2 * norm.cdf(1 / 6) - 1)
-    assert max(of_steps.advantage, of_first.advantage) < both.advantage < of_steps.advantage + of_first.advantage
-
-
 def test_what_an_attacker_can_tell_is_seen_where_they_try():
     """The likelihood ratio test on made-up outputs, in both directions, never beats the bound."""
     q, sigma, steps, first, count = 0.2, 2.0, 20, 2.0, 200_000

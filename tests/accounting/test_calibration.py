@@ -88,6 +88,13 @@ def test_what_else_the_target_pays_for_is_within_it_too(beside):
         assert 100 <= solve_num_steps(batch_size=1000, noise_multiplier=sigma, **given, **beside) < 103
 
 
+def test_a_search_ends_at_the_last_that_is_within_wherever_it_starts():
+    for answer in (0, 1, 2, 57, 99, 100):
+        for start in range(1, 101):
+            found = calibration._search(lambda n: n <= answer, 1, 100, start, lambda n: 1)  # noqa: B023
+            assert found == (answer or None)
+
+
 def test_a_release_that_takes_the_whole_target_is_refused():
     given = {"num_examples": 10_000, "batch_size": 1000, "num_steps": 100, "target_epsilon": 2.0, "delta": 1e-5}
     with pytest.raises(InputError, match="epsilon"):

@@ -66,13 +66,6 @@ def test_divergence_without_sampling_meets_its_closed_form():
             assert rdp(1 - 1e-12, sigma, order) == pytest.approx(order / (2 * sigma**2), rel=1e-6)
 
 
-def test_divergence_of_huge_sigma_tends_to_the_second_order_term():
-    assert rdp(1e-5, 200.0, 2.0) == pytest.approx(
-        math.log1p(1e-10 * math.expm1(1 / 200**2)), rel=1e-6
-    )  # exact at order 2
-    assert rdp(1e-3, 2.0, 2.0) == pytest.approx(math.log1p(1e-6 * math.expm1(1 / 4)), rel=1e-6)
-
-
 @pytest.mark.parametrize(
     "numbers", [(0.08, 3.0, 2468, 1e-5), (1e-3, 0.5, 100, 1e-6), (0.5, 200.0, 5000, 1e-5), (1e-4, 1.0, 10**6, 1e-8)]
 )
@@ -88,15 +81,6 @@ def test_real_orders_beat_the_integers_where_they_are_coarse():
     q, sigma, steps, delta = 0.05, 0.6, 5000, 1e-5  # the best order lies near 1.2
     integers = min(steps * rdp(q, sigma, a) + math.log1p(-1 / a) - math.log(delta * a) / (a - 1) for a in range(2, 64))
     assert rdp_of(q, sigma, steps, delta) < 0.8 * integers
-
-
-@pytest.mark.parametrize(
-    ("table", "nominal", "low", "high"),
-    [(12, 1.0, 0.9875, 0.9885), (12, 8.0, 7.04, 7.05), (13, 6.0, 5.995, 5.9965), (14, 8.0, 7.999, 8.001)],
-)
-def test_known_values_of_the_papers_tables(table, nominal, low, high):
-    (row,) = [row for row in DISTINCT_ROWS if row.table == table and row.nominal_epsilon == nominal]
-    assert low < rdp_of(*row.numbers) < high
 
 
 @settings(max_examples=25, deadline=None)

@@ -7,7 +7,6 @@ import pytest
 from scipy import special, stats
 
 from sfumato.accounting import accountants, rdp
-from sfumato.accounting.calibration import solve_noise_multiplier
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection, epsilon_of_best
 from sfumato.errors import InputError
@@ -39,10 +38,14 @@ def test_one_trial_costs_one_run_and_ten_less_than_ten():
         assert one < costs[0] and costs == sorted(costs) and costs[2] < ten
 
 
-@pytest.mark.parametrize(("mean", "shape"), [(0.5, 1.0), (math.inf, 1.0), (10, -1.0), (0, math.inf), (10, math.nan)])
-def test_impossible_distributions_are_refused(mean, shape):
-    with pytest.raises(InputError, match="number of trials must"):
-        Selection(mean, shape)
+def test_distributions_that_nobody_can_draw_are_refused():
+    for mean, shape in ((0.5, 1.0), (math.inf, 1.0), (10, -1.0), (0, math.inf), (10, math.nan)):
+        with pytest.raises(InputError, match="number of trials must"):
+            Selection(mean, shape)
+    for mean, shape in ((1000.0, -0.99), (2.0, -0.99), (10.0, 1e300), (1e6, -0.75)):
+        with pytest.raises(InputError, match="number of trials") as refusal:
+            Selection(mean, shape)
+        assert "\n" not in str(refusal.value)
 
 
 def test_no_noise_bounds_nothing_and_no_step_costs_nothing():
@@ -80,30 +83,15 @@ def _least(mu, delta, mean, shape, score_mu):
     grid = np.geomspace(1e-12, 1 - 1e-12, 400_000)  # gamma, by a table of its mean
     means = (1 / grid - 1) / np.log(1 / grid) if shape == 0 else shape * (1 - grid) / (grid * (1 - grid**shape))
     gamma = np.exp(np.interp(-math.log(mean), -np.log(means), np.log(grid)))
-    others = (1 + shape) * min(
-        math.log(1 / gamma), ((1 - 1 / orders) * divergences + math.log(1 / gamma) / orders).min()
-    )
-    spent = (
-        divergences
-        + others
-        + math.log(mean) / (orders - 1)
-        + np.log1p(-1 / orders)
-        - (math.log(delta) + np.log(orders)) / (orders - 1)
-    )
-    return spent.min()
+    helped = ((1 - 1 / orders) * divergences + math.log(1 / gamma) / orders).min()
+    others = (1 + shape) * min(math.log(1 / gamma), helped)
+    converted = np.log1p(-1 / orders) + (math.log(mean) - math.log(delta) - np.log(orders)) / (orders - 1)
+    return (divergences + others + converted).min()
 
 
 @pytest.mark.parametrize(
     ("sigma", "steps", "shape", "score_noise"),
-    [
-        (2.0, 1, -0.5, None),
-        (2.0, 1, 1.0, 5.0),
-        (30.0, 100, 0.0, None),
-        (30.0, 100, 100.0, 5.0),
-        (30.0, 100, -0.5, 5.0),
-        (1e5, 7, 0.0, 5.0),
-        (1e5, 7, 100.0, None),
-    ],
+    [(2.0, 1, -0.5, None), (2.0, 1, 1.0, 5.0), (30.0, 100, 0.0, None), (30.0, 100, 100.0, 5.0), (1e5, 7, 0.0, 5.0)],
 )
 def test_few_orders_are_as_good_as_very_many(sigma, steps, shape, score_noise):
     """Every batch is all images, so that Renyi divergences are known: neither below the least of 40,000 orders, nor
@@ -136,13 +124,6 @@ def test_next_to_no_noise_bounds_nothing():
         assert spent.epsilon == math.inf and "no finite epsilon" in spent.note
 
 
-@pytest.mark.parametrize("target", [1e-9, 1e-6, 1e-3])
-def test_the_smallest_budgets_of_a_selection_are_met_in_seconds(target):
-    numbers = {"num_examples": 60_000, "batch_size": 256, "num_steps": 2_000, "delta": DELTA}
-    sigma = solve_noise_multiplier(**numbers, target_epsilon=target, selection=Selection(10, 0.0))
-    assert epsilon_of_best(RUN.replace(noise_multiplier=sigma), DELTA, Selection(10, 0.0)) <= target
-
-
 @pytest.mark.parametrize(
     ("mean", "shape"),
     [(1.0000000000001, 0.0), (1.001, -0.9), (5.0, -0.5), (50.0, 1e-300), (50.0, 1.0), (800.0, 1e6), (800.0, math.inf)],
@@ -166,10 +147,3 @@ def test_probabilities_of_all_numbers_of_trials_sum_to_one_and_have_the_stated_m
     below = np.cumsum(np.exp(log_p - special.logsumexp(log_p)))
     expected = counts[np.searchsorted(below, uniforms, side="right").clip(max=len(counts) - 1)]
     assert np.mean(drawn != expected) < 2e-3
-
-
-@pytest.mark.parametrize(("mean", "shape"), [(1000.0, -0.99), (2.0, -0.99), (10.0, 1e300), (1e6, -0.75)])
-def test_numbers_of_trials_that_nobody_can_make_are_refused(mean, shape):
-    with pytest.raises(InputError, match="number of trials") as refusal:
-        Selection(mean, shape)
-    assert "\n" not in str(refusal.value)

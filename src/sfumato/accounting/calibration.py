@@ -212,7 +212,9 @@ def _largest(
             if abs(following - guess) <= gap(guess):
                 break
             guess = following
-    return _search(lambda n: spent(n, accountant) <= target, low, high, guess, gap)
+    answer = _search(lambda n: spent(n, accountant) <= target, low, high, guess, gap)
+    assert answer is None or spent(answer, accountant) <= target
+    return answer
 
 
 def _search(within: Callable[[int], bool], low: int, high: int, start: int, gap: Callable[[int], int]) -> int | None:
