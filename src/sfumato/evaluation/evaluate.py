@@ -1,7 +1,7 @@
 """Scoring a trained model on its held-out images, or on a folder of others."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -129,12 +129,8 @@ def evaluate(
     if (reason := _trained_on(folder_of_images, folder, trained.recipe.data.split)) is not None:
         report(f"warning: {reason}")
     held_out, held_out_name, names = _held_out(folder_of_images, trained, folder, data_root, report)
-    if trained.calibration is not None and trained.calibration.num_images == len(held_out):
-        report(
-            f"probabilities were fitted on {len(held_out)} images, too: if on these, expect somewhat less of new ones"
-        )
-    if (mixing := evaluation_finding(trained.model, trained.row)) is not None:
-        report(f"warning: accuracies depend on which images are judged together: {mixing}")
+    for line in _cautions(trained, len(held_out)):
+        report(line)
     own = [confusion, reliability, auroc_of_each, sensitivity_at(specificity), intervals, decision_on_two(prevalence)]
     if by is not None and folder_of_images is not None:
         own.append(of_groups(_values_of(by, folder_of_images, names)))
@@ -162,6 +158,13 @@ def evaluate(
         accuracy_augtest_mean=together.mean,
         more=dict(pair for evaluator in evaluators for pair in evaluator(outcome)),
     )
+
+
+def _cautions(trained: Trained, num_images: int) -> Iterator[str]:
+    if trained.calibration is not None and trained.calibration.num_images == num_images:
+        yield f"probabilities were fitted on {num_images} images, too: if on these, expect somewhat less of new ones"
+    if (mixing := evaluation_finding(trained.model, trained.row)) is not None:
+        yield f"warning: accuracies depend on which images are judged together: {mixing}"
 
 
 def _held_out(

@@ -152,37 +152,33 @@ def fit(model: nn.Module, weights: Weights, classifier: str | None) -> Fitted:
     Raises:
         InputError: If nothing fits, or a tensor holds no finite numbers of the model's kind.
     """
-    own, given = model.state_dict(), weights.tensors
-    prefix = max(_PREFIXES, key=lambda before: len(_fitting(own, given, before)))  # of equals the first: none
-    fitting = _fitting(own, given, prefix)
-    head = [name for name in own if classifier is not None and name.startswith(f"{classifier}.")]
-    new_classifier = bool(head) and (not set(head) <= fitting or f"{prefix}{classifier}.centre" in given)
+    own, named = model.state_dict(), list(weights.tensors)
+
+    def under(prefix: str) -> dict[str, torch.Tensor]:
+        return {name[len(prefix) :]: value for name, value in weights.tensors.items() if name.startswith(prefix)}
+
+    def fitting(given: dict[str, torch.Tensor]) -> set[str]:
+        return {name for name, value in own.items() if name in given and given[name].shape == value.shape}
+
+    prefix = max(_PREFIXES, key=lambda before: len(fitting(under(before))))  # of equals the first: none
+    given = under(prefix)
+    found = fitting(given)
+    head = {name for name in own if classifier is not None and name.startswith(f"{classifier}.")}
+    new_classifier = bool(head) and (not head <= found or f"{classifier}.centre" in given)
     if new_classifier:
-        fitting -= set(head)
-    backbone = [name for name in fitting if name not in head]
-    if not backbone:
+        found -= head
+    if not found - head:
         raise InputError(
-            f"not one tensor of the weights fits the model: they are named {', '.join(list(given)[:3])}, ..., and the "
+            f"not one tensor of the weights fits the model: they are named {', '.join(named[:3])}, ..., and the "
             f"model's {', '.join(list(own)[:3])}, .... Name the network that they were made for."
         )
-    for name in own:
-        if name in fitting:
-            _copy(own[name], given[prefix + name], name)
-    for name in head if new_classifier else []:
+    for name in found:
+        _copy(own[name], given[name], name)
+    for name in head - found:
         own[name].zero_()
-    known = {*fitting, *(head if new_classifier else [])}
-    not_given = [name for name in own if name not in known and not name.endswith("num_batches_tracked")]
+    not_given = [name for name in own if name not in found | head and not name.endswith("num_batches_tracked")]
     used = {prefix + name for name in own}
-    return Fitted(not_given, [name for name in given if name not in used], new_classifier)
-
-
-def _fitting(own: dict[str, torch.Tensor], given: dict[str, torch.Tensor], prefix: str) -> set[str]:
-    """The model's names under which something of the same shape is given."""
-    return {
-        name
-        for name, value in own.items()
-        if (found := given.get(prefix + name)) is not None and found.shape == value.shape
-    }
+    return Fitted(not_given, [name for name in named if name not in used], new_classifier)
 
 
 def _copy(own: torch.Tensor, given: torch.Tensor, name: str) -> None:
