@@ -191,7 +191,7 @@ class EpsilonCurve:
         # epsilon.
         self._steps = sorted({0, *(math.ceil(last * (i / _CURVE_POINTS) ** 2) for i in range(1, _CURVE_POINTS)), last})
         before: Accountant = "pld" if accountant == "pld" and _is_cheap(mechanism) else "rdp"
-        if before == "rdp" and mechanism.images_per_unit > 1:  # of which there is no RDP
+        if before == "rdp" and mechanism.most_images > 1:  # of which there is no RDP
             self._steps = [0, last]
             before = "pld"
         values = [epsilon(mechanism.replace(num_steps=step), delta, before).epsilon for step in self._steps[:-1]]

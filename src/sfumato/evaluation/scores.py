@@ -76,7 +76,7 @@ def predict_each_alone(model: nn.Module, images: ImageSet) -> torch.Tensor:
     """
     device = next(model.parameters()).device
     outputs = []
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for place in range(len(images)):
             torch.manual_seed(place)
             row = images.batch(torch.tensor([place]), device)
