@@ -93,17 +93,15 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
 
     if registry.imported_module(name) is None:
         with torch.device("meta"):  # no memory: an architecture that is not that of the weights may be of any size
-            sizes = {key: value.shape for key, value in build().state_dict().items()}
-        if sizes != {key: value.shape for key, value in tensors.items()}:
-            raise _damaged(path)
+            if _sizes(build().state_dict()) != _sizes(tensors):
+                raise _damaged(path)
     model = build()
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError:
+    if _sizes(model.state_dict()) != _sizes(tensors):
         raise InputError(
             f"the weights of {path} are not those of model {name}. Give the module that it was "
             "trained with, or train again."
-        ) from None
+        )
+    model.load_state_dict(tensors)
     return Trained(
         model=model.eval(),
         recipe=recipe,
@@ -134,6 +132,10 @@ def _read(path: Path) -> tuple[WeightsFacts, config.ResolvedRecipe, dict[str, to
     if len(set(facts.classes)) < len(facts.classes):
         raise _damaged(path)
     return facts, recipe, tensors, metadata
+
+
+def _sizes(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in tensors.items()}
 
 
 def _damaged(path: Path) -> InputError:
