@@ -158,8 +158,10 @@ def test_a_refusal_names_an_epsilon_that_is_feasible():
 
 
 def test_a_budget_larger_than_needed_gives_the_ends_of_the_range():
-    budget = {"target_epsilon": 1e6, "delta": 1e-5}
-    assert solve_noise_multiplier(num_examples=1000, batch_size=1, num_steps=1, **budget) == SMALLEST_SIGMA
+    budget = {"delta": 1e-5}
+    for target in (1e6, 1e308):
+        budget["target_epsilon"] = target
+        assert solve_noise_multiplier(num_examples=1000, batch_size=1, num_steps=1, **budget) == SMALLEST_SIGMA
     budget["target_epsilon"] = 8.0
     assert solve_batch_size(num_examples=1000, num_steps=1, noise_multiplier=100.0, **budget) == 1000
     endless = {"num_examples": 10**9, "batch_size": 1, "noise_multiplier": 200.0, "accountant": "rdp"}

@@ -187,7 +187,11 @@ def _largest(
         )
     if not 0 < delta < 1:
         raise InputError(f"delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")
-    goal = math.log(mu_gaussian(target, delta))
+
+    def log_mu(spent: float) -> float:
+        return math.log(mu_gaussian(min(spent, 1e100), delta))  # beyond, squares overflow
+
+    goal = log_mu(target)
 
     def spent(n: int, by: Accountant) -> float:
         return epsilon(mechanism_of(value(n)), delta, by, selection).epsilon
@@ -205,7 +209,7 @@ def _largest(
             found = spent(guess, by)
             if not 0 < found < math.inf:
                 break
-            here, reached = math.log(value(guess)), math.log(mu_gaussian(found, delta))
+            here, reached = math.log(value(guess)), log_mu(found)
             if before is not None and (reached - before[1]) * (here - before[0]) * power > 0:
                 slope = (reached - before[1]) / (here - before[0])
             before, following = (here, reached), toward(here + (goal - reached) / slope)
