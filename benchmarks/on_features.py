@@ -1,5 +1,5 @@
 """What should a classifier on public features be given, and how fast should it learn? The evidence behind
-`model.features`, the bias of `sfumato.nn.UnitLinear` and the rate (docs/defaults.md).
+`model.features`, the bias of `sfumato.models.layers.UnitLinear` and the rate (docs/defaults.md).
 
     python -m benchmarks.on_features [--runs 3] [--kinds rates given]
 
@@ -24,8 +24,8 @@ from sfumato import config
 from sfumato.accounting.gaussian import mu_gaussian
 from sfumato.data import loading
 from sfumato.data.catalogue import Facts
+from sfumato.models.layers import UnitLinear, centred
 from sfumato.models.weights import read_weights
-from sfumato.nn import UnitLinear, centred
 from sfumato.planning import classifiers
 from sfumato.planning.resolve import resolve
 from sfumato.training.learner import build_learner

@@ -12,25 +12,22 @@ import sfumato
 PACKAGE = Path(sfumato.__file__).parent
 
 # Each part may import itself, what stands in its own row, and `EVERYBODY`.
-EVERYBODY = {"config", "errors", "randomness", "json_record", "pretrained"}
+EVERYBODY = {"config", "errors", "randomness", "json_record"}
 MAY_IMPORT = {
     "errors": set(),
     "randomness": set(),
     "json_record": set(),
     "torch_internals": set(),
-    "pretrained": set(),
     "config": set(),
     "recipes": set(),
     "accounting": set(),
-    "nn": set(),
-    "models": {"nn", "torch_internals"},
-    "clipping": {"nn", "torch_internals"},
+    "models": set(),
+    "clipping": {"models", "torch_internals"},
     "data": {"accounting"},
     "planning": {"accounting", "data"},
     "run_folder": {"planning", "accounting", "data", "models"},
     "evaluation": {"run_folder", "planning", "clipping", "data", "models"},
     "training": {
-        "nn",
         "reporting",
         "evaluation",
         "run_folder",
@@ -62,7 +59,6 @@ MAY_IMPORT = {
         "clipping",
         "data",
         "models",
-        "nn",
     },
     "studies": {
         "models",
@@ -93,7 +89,7 @@ MAY_IMPORT = {
         ),
     },
 }
-LIGHT = ("pretrained", "accounting", "planning", "reporting", "recipes", "config", "json_record", "errors")
+LIGHT = ("accounting", "planning", "reporting", "recipes", "config", "json_record", "errors")
 """Parts that `sfumato --help`, `plan` and `recipes` need: they import no torch."""
 
 

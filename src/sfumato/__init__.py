@@ -17,7 +17,7 @@ _PUBLIC = {
     "audit_scores": "sfumato.auditing.bounds",
     "clipped_grad": "sfumato.clipping",
     "epsilon": "sfumato.accounting.accountants",
-    "evaluate": "sfumato.evaluation.use",
+    "evaluate": "sfumato.evaluation.evaluate",
     "load": "sfumato.evaluation.classifier",
     "plan": "sfumato.scaling.plan",
     "predict": "sfumato.evaluation.classifier",

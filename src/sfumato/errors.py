@@ -36,6 +36,11 @@ def is_from_elsewhere(error: BaseException) -> bool:
     return False
 
 
+def first_line(error: BaseException) -> str:
+    """The first words of an error, or its type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def nearest(name: str, known: Sequence[str], cutoff: float = 0.4) -> str:
     """Which known name was probably meant, as a sentence; of keys, their last part counts too."""
     last = [key.rsplit(".")[-1] for key in known]

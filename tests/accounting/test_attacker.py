@@ -14,31 +14,6 @@ from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection
 
 
-def one_step(q, sigma):
-    """Exact rates of true positives of one update, the worse of both directions; and total variation."""
-    rates = []
-    for alpha in FALSE_POSITIVES:
-        add = (1 - q) * alpha + q * norm.sf(norm.isf(alpha) - 1 / sigma)
-        # The other way round the mixture is what is wrongly rejected: P_mixture(x < t) = alpha.
-        low, high = -50 * sigma, 50 * sigma
-        for _ in range(200):
-            middle = (low + high) / 2
-            below = (1 - q) * norm.cdf(middle / sigma) + q * norm.cdf((middle - 1) / sigma)
-            low, high = (middle, high) if below < alpha else (low, middle)
-        rates.append(max(add, norm.cdf(low / sigma)))
-    return q * (2 * norm.cdf(0.5 / sigma) - 1), rates
-
-
-@pytest.mark.parametrize("q", [0.01, 0.1, 0.5])
-@pytest.mark.parametrize("sigma", [0.6, 1.0, 4.0])
-def test_one_update_has_the_exact_trade_off(q, sigma):
-    found = attacker(Mechanism(1000, round(1000 * q), sigma, 1))
-    advantage, rates = one_step(q, sigma)
-    assert advantage * (1 - 1e-9) <= found.advantage <= advantage * 1.01 + 1e-9 and found.source == "pld"
-    for rate, exact in zip(found.true_positives, rates, strict=True):
-        assert exact * (1 - 1e-9) <= rate <= exact * 1.01
-
-
 def added(one, other):
     """The sum of two losses around zero, without tails that are the FFT's own rounding."""
     total = fftconvolve(one, other).clip(min=0)
@@ -73,11 +48,10 @@ def by_convolution(q, sigma, num_steps, rates=FALSE_POSITIVES):
     return worst_advantage, worst
 
 
-SETTINGS = [(0.25, 3.881, 150), (0.08, 3.0, 100), (0.02, 1.0, 200), (0.1, 2.0, 60), (0.5, 6.0, 40), (0.05, 0.9, 30)]
-MORE = [(0.3, 8.0, 300), (0.01, 0.8, 50), (0.15, 4.0, 500)]
+SETTINGS = [(0.25, 3.881, 150), (0.02, 1.0, 200), (0.5, 6.0, 40), (0.05, 0.9, 30), (0.15, 4.0, 500)]
 
 
-@pytest.mark.parametrize(("q", "sigma", "num_steps"), [*SETTINGS, *MORE])
+@pytest.mark.parametrize(("q", "sigma", "num_steps"), SETTINGS)
 def test_many_updates_are_within_a_hundredth_above_and_never_below(q, sigma, num_steps):
     mechanism, curve = Mechanism(10_000, round(10_000 * q), sigma, num_steps), np.linspace(1e-4, 1, 40)
     found = attacker(mechanism)
@@ -93,15 +67,16 @@ def test_many_updates_are_within_a_hundredth_above_and_never_below(q, sigma, num
 def test_without_sampling_it_is_the_gaussian_s(sigma, num_steps):
     found, mu = attacker(Mechanism(100, 100, sigma, num_steps)), math.sqrt(num_steps) / sigma
     assert found.advantage == pytest.approx(2 * norm.cdf(mu / 2) - 1)
-    assert found.true_positives[0] == pytest.approx(norm.cdf(norm.ppf(0.01) + mu))
+    exact = norm.cdf(norm.ppf(0.01) + mu)
+    assert exact <= found.true_positives[0] <= 1.005 * exact
 
 
-@pytest.mark.parametrize(("q", "sigma", "num_steps"), SETTINGS)
+@pytest.mark.parametrize(("q", "sigma", "num_steps"), SETTINGS[:3])
 def test_where_no_pld_certifies_pairs_by_renyi_dp_bound_it_from_above(q, sigma, num_steps, monkeypatch):
     mechanism = Mechanism(10_000, round(10_000 * q), sigma, num_steps)
     tight = attacker(mechanism)
     monkeypatch.setattr("sfumato.accounting.attacker.deltas_pld", lambda *numbers: None)
-    monkeypatch.setattr("sfumato.accounting.attacker._curve", attacking._curve.__wrapped__)
+    monkeypatch.setattr("sfumato.accounting.attacker._trade_off", attacking._trade_off.__wrapped__)
     loose = attacker.__wrapped__(mechanism)  # the answer before is remembered
     assert loose.source == "pairs" and tight.advantage <= loose.advantage <= 1
     assert all(a <= b for a, b in zip(tight.true_positives, loose.true_positives, strict=True))
@@ -116,7 +91,7 @@ def test_nothing_spent_tells_nothing_and_no_noise_tells_all():
     assert attacker(Mechanism(100, 10, 0.0, 5)).true_positives == (1.0, 1.0)
 
 
-@pytest.mark.parametrize("images", [2, 4, 12])
+@pytest.mark.parametrize("images", [2, 12])
 def test_a_person_s_images_together_tell_more_than_one_and_less_than_all_of_them_always_drawn(images):
     mechanism = Mechanism(10_000, 800, 3.0, 100)
     one, person = attacker(mechanism), attacker(mechanism.replace(images_per_unit=images))
@@ -152,15 +127,21 @@ def test_of_people_there_are_at_least_as_many_as_the_images_need():
     assert found.candidates == 251 and 1 / 251 < found.singled_out < found.true_positives[0]
 
 
-@pytest.mark.parametrize(("q", "sigma", "num_steps"), SETTINGS)
-def test_another_library_draws_the_same_curve(q, sigma, num_steps):
-    """riskcal (Kulynych et al. 2024), where it is installed."""
-    analysis = pytest.importorskip("riskcal.analysis")
-    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+def test_what_an_attacker_can_tell_is_seen_where_they_try():
+    """The likelihood ratio test on made-up outputs, in both directions, never beats the bound."""
+    q, sigma, steps, first, count = 0.2, 2.0, 20, 2.0, 200_000
+    generator = np.random.default_rng(0)
 
-    one = from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=1e-3, use_connect_dots=True)
-    theirs, mechanism = one.self_compose(num_steps), Mechanism(10_000, round(10_000 * q), sigma, num_steps)
-    rates = np.concatenate([np.geomspace(1e-5, 0.5, 20), [0.7, 0.9, 0.99]])
-    found, exact = true_positive_rates(mechanism, rates), 1 - analysis.get_beta_from_pld(theirs, alpha=rates)
-    np.testing.assert_allclose(found, exact, rtol=0.01)
-    assert attacker(mechanism).advantage == pytest.approx(analysis.get_advantage_from_pld(theirs), rel=0.01)
+    def losses(with_it):
+        drawn = generator.random((count, steps)) < q if with_it else np.zeros((count, steps))
+        x = drawn + sigma * generator.standard_normal((count, steps))
+        y = with_it + first * generator.standard_normal(count)
+        of_steps = np.log1p(q * np.expm1((x - 0.5) / sigma**2)).sum(1)
+        return of_steps + (y - 0.5) / first**2
+
+    without, with_it = losses(False), losses(True)
+    bound = attacker(Mechanism(10_000, 2_000, sigma, steps, first_release_noise=first))
+    reached = (with_it > 0).mean() - (without > 0).mean()  # the best threshold for total variation
+    assert reached - 4 / math.sqrt(count) < bound.advantage < reached * 1.03
+    rate = max((with_it > np.quantile(without, 0.99)).mean(), (without < np.quantile(with_it, 0.01)).mean())
+    assert rate * 0.97 < bound.true_positives[0] < rate * 1.05

@@ -6,21 +6,13 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from sfumato.accounting import accountants
-from sfumato.accounting.calibration import solve_noise_multiplier
+from sfumato.accounting import accountants, rdp
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection, epsilon_of_best
 from sfumato.errors import InputError
 
 RUN = Mechanism(60_000, 256, 1.1, 2_000)
 DELTA = 1e-5
-
-
-@pytest.mark.parametrize(("shape", "expected"), [(0.0, 1.8276), (1.0, 2.1542), (math.inf, 2.1485)])
-def test_ten_trials_in_the_mean(shape, expected):
-    """dp-accounting, on its grid of orders, is a little above."""
-    found = epsilon_of_best(RUN, DELTA, Selection(10, shape))
-    assert expected * 0.985 < found <= expected * 1.001
 
 
 @pytest.mark.parametrize("shape", [0.0, 1.0, 2.5])
@@ -46,20 +38,14 @@ def test_one_trial_costs_one_run_and_ten_less_than_ten():
         assert one < costs[0] and costs == sorted(costs) and costs[2] < ten
 
 
-@pytest.mark.parametrize("shape", [-0.5, 0.0, 1.0, 3.0, math.inf])
-def test_the_number_of_trials_has_its_mean_and_its_distribution(shape):
-    trials = Selection(7.0, shape)
-    drawn = np.array([trials.draw(uniform) for uniform in np.random.default_rng(0).random(20_000)])
-    assert abs(drawn.mean() - 7.0) < 5 * drawn.std() / len(drawn) ** 0.5
-    if shape == 1.0:  # geometric: P[K > k] = (1 - 1/7)^k
-        assert np.mean(drawn > 5) == pytest.approx((6 / 7) ** 5, abs=0.015)
-    assert drawn.min() == (0 if math.isinf(shape) else 1)
-
-
-@pytest.mark.parametrize(("mean", "shape"), [(0.5, 1.0), (math.inf, 1.0), (10, -1.0), (0, math.inf), (10, math.nan)])
-def test_impossible_distributions_are_refused(mean, shape):
-    with pytest.raises(InputError, match="number of trials must"):
-        Selection(mean, shape)
+def test_distributions_that_nobody_can_draw_are_refused():
+    for mean, shape in ((0.5, 1.0), (math.inf, 1.0), (10, -1.0), (0, math.inf), (10, math.nan)):
+        with pytest.raises(InputError, match="number of trials must"):
+            Selection(mean, shape)
+    for mean, shape in ((1000.0, -0.99), (2.0, -0.99), (10.0, 1e300), (1e6, -0.75)):
+        with pytest.raises(InputError, match="number of trials") as refusal:
+            Selection(mean, shape)
+        assert "\n" not in str(refusal.value)
 
 
 def test_no_noise_bounds_nothing_and_no_step_costs_nothing():
@@ -97,22 +83,16 @@ def _least(mu, delta, mean, shape, score_mu):
     grid = np.geomspace(1e-12, 1 - 1e-12, 400_000)  # gamma, by a table of its mean
     means = (1 / grid - 1) / np.log(1 / grid) if shape == 0 else shape * (1 - grid) / (grid * (1 - grid**shape))
     gamma = np.exp(np.interp(-math.log(mean), -np.log(means), np.log(grid)))
-    others = (1 + shape) * min(
-        math.log(1 / gamma), ((1 - 1 / orders) * divergences + math.log(1 / gamma) / orders).min()
-    )
-    spent = (
-        divergences
-        + others
-        + math.log(mean) / (orders - 1)
-        + np.log1p(-1 / orders)
-        - (math.log(delta) + np.log(orders)) / (orders - 1)
-    )
-    return spent.min()
+    helped = ((1 - 1 / orders) * divergences + math.log(1 / gamma) / orders).min()
+    others = (1 + shape) * min(math.log(1 / gamma), helped)
+    converted = np.log1p(-1 / orders) + (math.log(mean) - math.log(delta) - np.log(orders)) / (orders - 1)
+    return (divergences + others + converted).min()
 
 
-@pytest.mark.parametrize("score_noise", [None, 5.0])
-@pytest.mark.parametrize("shape", [-0.5, 0.0, 1.0, 100.0])
-@pytest.mark.parametrize(("sigma", "steps"), [(2.0, 1), (30.0, 100), (1e5, 7)])
+@pytest.mark.parametrize(
+    ("sigma", "steps", "shape", "score_noise"),
+    [(2.0, 1, -0.5, None), (2.0, 1, 1.0, 5.0), (30.0, 100, 0.0, None), (30.0, 100, 100.0, 5.0), (1e5, 7, 0.0, 5.0)],
+)
 def test_few_orders_are_as_good_as_very_many(sigma, steps, shape, score_noise):
     """Every batch is all images, so that Renyi divergences are known: neither below the least of 40,000 orders, nor
     above.
@@ -123,30 +103,14 @@ def test_few_orders_are_as_good_as_very_many(sigma, steps, shape, score_noise):
     assert least * (1 - 1e-6) - 1e-9 <= found <= least * (1 + 1e-5) + 1e-9
 
 
-@pytest.mark.parametrize(
-    "mechanism",
-    [
-        RUN.replace(noise_multiplier=1e6),
-        Mechanism(10**9, 1, 1e6, 1),
-        Mechanism(10**9, 1, 1e12, 1),
-        RUN.replace(noise_multiplier=0.02),
-    ],
-)
-@pytest.mark.parametrize("shape", [0.0, math.inf])
-def test_no_noise_makes_the_integral_long(mechanism, shape, monkeypatch):
+@pytest.mark.parametrize("sigma", [0.02, 1e6])
+def test_no_noise_makes_the_integral_long(sigma, monkeypatch):
     """At sigma = 1e6 orders up to 1e13 once asked for 7 GB each."""
-    from sfumato.accounting import rdp
-
     lengths, grid = [], rdp._grid
-
-    def counted(*numbers):
-        points, step = grid(*numbers)
-        lengths.append(len(points))
-        return points, step
-
-    monkeypatch.setattr(rdp, "_grid", counted)
-    assert epsilon_of_best(mechanism, DELTA, Selection(10, shape)) >= 0.0
-    assert len(lengths) <= 400 and max(lengths) < 200_000
+    monkeypatch.setattr(rdp, "_grid", lambda *numbers: lengths.append(len(grid(*numbers)[0])) or grid(*numbers))
+    for shape in (0.0, math.inf):
+        assert epsilon_of_best(RUN.replace(noise_multiplier=sigma), DELTA, Selection(10, shape)) >= 0.0
+    assert max(lengths) < 200_000
 
 
 def test_next_to_no_noise_bounds_nothing():
@@ -158,13 +122,6 @@ def test_next_to_no_noise_bounds_nothing():
         assert epsilon_of_best(mechanism, DELTA, selection) == math.inf
         spent = accountants.epsilon(mechanism, DELTA, selection=selection)
         assert spent.epsilon == math.inf and "no finite epsilon" in spent.note
-
-
-@pytest.mark.parametrize("target", [1e-9, 1e-6, 1e-3])
-def test_the_smallest_budgets_of_a_selection_are_met_in_seconds(target):
-    numbers = {"num_examples": 60_000, "batch_size": 256, "num_steps": 2_000, "delta": DELTA}
-    sigma = solve_noise_multiplier(**numbers, target_epsilon=target, selection=Selection(10, 0.0))
-    assert epsilon_of_best(RUN.replace(noise_multiplier=sigma), DELTA, Selection(10, 0.0)) <= target
 
 
 @pytest.mark.parametrize(
@@ -190,10 +147,3 @@ def test_probabilities_of_all_numbers_of_trials_sum_to_one_and_have_the_stated_m
     below = np.cumsum(np.exp(log_p - special.logsumexp(log_p)))
     expected = counts[np.searchsorted(below, uniforms, side="right").clip(max=len(counts) - 1)]
     assert np.mean(drawn != expected) < 2e-3
-
-
-@pytest.mark.parametrize(("mean", "shape"), [(1000.0, -0.99), (2.0, -0.99), (10.0, 1e300), (1e6, -0.75)])
-def test_numbers_of_trials_that_nobody_can_make_are_refused(mean, shape):
-    with pytest.raises(InputError, match="number of trials") as refusal:
-        Selection(mean, shape)
-    assert "\n" not in str(refusal.value)

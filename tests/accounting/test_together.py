@@ -1,32 +1,46 @@
-"""Runs that differ in batch, noise and length, together: never below the truth, and hardly above it."""
+"""What is released beside each other: unlike runs, first releases, a person's images. Never below the truth, and hardly
+above it.
+"""
 
 import math
 
+import numpy as np
 import pytest
 
-from sfumato.accounting.accountants import epsilon
+from sfumato.accounting.accountants import EpsilonCurve, epsilon, epsilon_together
 from sfumato.accounting.gaussian import epsilon_gaussian
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.accounting.pld import MOST_KINDS
-from sfumato.accounting.together import epsilon_together
+from sfumato.accounting.pld import MOST_KINDS, epsilon_pld
+from sfumato.accounting.selection import Selection
 from sfumato.errors import InputError
 from tests.accounting import truth
 
 N = 10_000
 # Each: (q, sigma, T) of several runs, and delta.
-SETTINGS = [
+UNLIKE = [
     ([(0.1, 3.0, 100), (0.01, 0.9, 400)], 1e-5),
     ([(0.4, 12.0, 300), (0.1, 4.0, 100), (0.02, 1.0, 50)], 1e-6),
     ([(0.5, 10.0, 20), (0.005, 0.8, 1000)], 1e-5),
     ([(0.3, 2.0, 20), (0.3, 2.5, 20), (0.31, 2.0, 20)], 1e-8),
 ]
+# q, sigma, T, delta, and sigma_0 of a release of all examples
+WITH_FIRST = [
+    (0.1, 3.0, 100, 1e-5, 2.0),
+    (0.25, 20.0, 400, 1e-6, 8.0),
+    (0.01, 0.8, 1000, 1e-5, 30.0),
+    (0.5, 10.0, 1, 1e-5, 1.0),
+    (0.9, 30.0, 50, 1e-8, 4.0),
+    (0.001, 1.0, 20_000, 1e-6, 4.0),
+]
+MNIST = Mechanism(60_000, 2_048, 2.041, 1_500)  # epsilon 2.93
+ONE, OTHER = Mechanism(N, 1000, 3.0, 100), Mechanism(N, 100, 0.9, 400)
 
 
 def runs_of(parts, **facts):
     return [Mechanism(N, round(q * N), sigma, steps, **facts) for q, sigma, steps in parts]
 
 
-@pytest.mark.parametrize(("parts", "delta"), SETTINGS)
+@pytest.mark.parametrize(("parts", "delta"), UNLIKE)
 def test_epsilon_of_unlike_runs_lies_between_exact_and_two_per_cent_more(parts, delta):
     exact = truth.epsilon_of_unlike(parts, delta)
     found = epsilon_together(runs_of(parts), delta)
@@ -36,35 +50,36 @@ def test_epsilon_of_unlike_runs_lies_between_exact_and_two_per_cent_more(parts, 
     assert exact > alone  # so that leaving a run out would be seen
 
 
-@pytest.mark.parametrize(("parts", "delta"), SETTINGS[:1])
-def test_by_rdp_divergences_of_unlike_runs_add_up_at_each_order(parts, delta):
+@pytest.mark.parametrize(("q", "sigma", "steps", "delta", "first"), WITH_FIRST)
+def test_with_a_first_release_epsilon_lies_between_exact_and_two_per_cent_more(q, sigma, steps, delta, first):
+    [run] = runs_of([(q, sigma, steps)], first_release_noise=first)
+    exact = truth.epsilon(q, sigma, steps, delta, first_mu=1 / first)
+    found = epsilon(run, delta)
+    assert found.epsilon_pld is not None and exact <= found.epsilon <= 1.02 * exact
+    assert found.epsilon <= found.epsilon_rdp
+    alone = epsilon(run.replace(first_release_noise=None), delta).epsilon
+    assert found.epsilon > max(alone, epsilon_gaussian(1 / first, delta))
+
+
+@pytest.mark.parametrize("parts", [UNLIKE[0][0], [(0.1, 3.0, 100), (1.0, 2.0, 1)]], ids=["unlike", "first release"])
+def test_by_rdp_divergences_add_up_at_each_order(parts):
     def at(order):
         divergence = sum(steps * truth.rdp(q, sigma, order) for q, sigma, steps in parts)
-        return divergence + math.log(1 - 1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+        return divergence + math.log(1 - 1 / order) - (math.log(1e-5) + math.log(order)) / (order - 1)
 
-    found = epsilon_together(runs_of(parts), delta, "rdp").epsilon
-    assert found <= min(at(order) for order in (4, 7, 11)) * (1 + 1e-6)
-    assert found >= truth.epsilon_of_unlike(parts, delta)
+    found = epsilon_together(runs_of(parts), 1e-5, "rdp").epsilon
+    assert found <= min(at(order) for order in np.geomspace(2, 20, 8)) * (1 + 1e-6)
+    sampled, first_mu = [part for part in parts if part[0] < 1], 1 / 2.0 if parts[-1][0] == 1 else 0.0
+    assert found >= truth.epsilon_of_unlike(sampled, 1e-5, first_mu=first_mu)
 
 
 def test_neither_the_order_of_runs_nor_how_like_ones_are_grouped_matters():
-    one, other = runs_of([(0.1, 3.0, 100), (0.01, 0.9, 400)])
-    halves = [one.replace(num_steps=40), other, one.replace(num_steps=60)]
-    assert (
-        epsilon_together([one, other], 1e-5) == epsilon_together(halves, 1e-5) == epsilon_together([other, one], 1e-5)
-    )
-
-
-def test_runs_that_are_alike_are_one_run_of_all_their_updates():
-    [run] = runs_of([(0.1, 3.0, 100)])
-    assert epsilon_together([run, run, run], 1e-5) == epsilon(run.replace(num_steps=300), 1e-5)
-
-
-def test_a_run_that_differs_by_next_to_nothing_costs_what_a_like_one_costs():
-    one, like = runs_of([(0.1, 3.0, 100), (0.1, 3.0, 100)])
-    nearly = like.replace(noise_multiplier=3.0 * (1 + 1e-9))
-    alike = epsilon_together([one, like], 1e-5).epsilon
-    assert epsilon_together([one, nearly], 1e-5).epsilon == pytest.approx(alike, rel=2e-3)
+    halves = [ONE.replace(num_steps=40), OTHER, ONE.replace(num_steps=60)]
+    both = epsilon_together([ONE, OTHER], 1e-5)
+    assert both == epsilon_together(halves, 1e-5) == epsilon_together([OTHER, ONE], 1e-5)
+    assert epsilon_together([ONE, ONE, ONE], 1e-5) == epsilon(ONE.replace(num_steps=300), 1e-5)
+    nearly = epsilon_together([ONE, ONE.replace(noise_multiplier=3.0 * (1 + 1e-9))], 1e-5).epsilon
+    assert nearly == pytest.approx(epsilon_together([ONE, ONE], 1e-5).epsilon, rel=2e-3)
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
@@ -76,30 +91,42 @@ def test_releases_of_all_examples_are_one_gaussian_beside_the_updates(accountant
     found = epsilon_together(runs, 1e-5, accountant).epsilon
     assert exact <= found <= (1.02 if accountant == "pld" else 1.3) * exact
     # Steps of all examples are Gaussians, too.
-    full = [one, Mechanism(N, N, 12.0, 30)]
     exact = truth.epsilon_of_unlike(parts[:1], 1e-5, first_mu=math.sqrt(30) / 12)
-    assert exact <= epsilon_together(full, 1e-5).epsilon <= 1.02 * exact
-    assert epsilon_together([one.replace(num_steps=0, first_release_noise=2.0)] * 4, 1e-5).epsilon == pytest.approx(
-        epsilon_gaussian(1.0, 1e-5), rel=1e-8
-    )
+    assert exact <= epsilon_together([one, Mechanism(N, N, 12.0, 30)], 1e-5).epsilon <= 1.02 * exact
+    first = one.replace(num_steps=0, first_release_noise=2.0)
+    assert epsilon_together([first] * 4, 1e-5).epsilon == pytest.approx(epsilon_gaussian(1.0, 1e-5), rel=1e-8)
 
 
-def test_a_person_moves_unlike_runs_by_all_of_their_images():
-    parts = [(0.1, 6.0, 100), (0.02, 2.5, 100)]
-    exact = truth.epsilon_of_unlike(parts, 1e-5, images=3)
-    found = epsilon_together(runs_of(parts, images_per_unit=3), 1e-5)
-    assert exact <= found.epsilon <= 1.02 * exact
-    assert found.epsilon_rdp is None
-    with pytest.raises(InputError, match="by RDP"):
-        epsilon_together(runs_of(parts, images_per_unit=3), 1e-5, "rdp")
+def test_without_sampling_all_is_one_gaussian():
+    mu = math.hypot(math.sqrt(30) / 8, 1 / 3)
+    exact = truth.epsilon_of_gaussian(mu, 1e-5)
+    assert truth.epsilon(1.0, 8.0, 30, 1e-5, first_mu=1 / 3) == pytest.approx(exact, rel=1e-9)
+    full = Mechanism(N, N, 8.0, 30, first_release_noise=3.0)
+    assert exact <= epsilon(full, 1e-5).epsilon <= exact * (1 + 1e-8)
+    assert exact <= epsilon_pld([(1 - 1e-9, 8.0, 30), (1.0, 3.0, 1)], 1e-5).epsilon <= 1.002 * exact
+    of_three = epsilon(full.replace(images_per_unit=3), 1e-5).epsilon
+    assert of_three == pytest.approx(epsilon_gaussian(3 * mu, 1e-5), rel=1e-12)
+
+
+def test_before_the_first_update_it_is_what_the_release_alone_spends():
+    exact, alone = truth.epsilon_of_gaussian(1 / 3, 1e-5), ONE.replace(num_steps=0, first_release_noise=3.0)
+    for sigma in (1.0, 0.0):  # which no update has used
+        assert exact <= epsilon(alone.replace(noise_multiplier=sigma), 1e-5).epsilon <= exact * (1 + 1e-8)
+    by_rdp = epsilon(alone, 1e-5, "rdp")
+    assert by_rdp.epsilon > exact and by_rdp.epsilon_pld is None
+    curve = EpsilonCurve(alone.replace(num_steps=100), 1e-5)
+    values = [curve.at(step) for step in range(0, 101, 10)]
+    assert epsilon_gaussian(1 / 3, 1e-5) <= values[0] <= epsilon(alone, 1e-5).epsilon_rdp
+    assert values == sorted(values) and values[-1] == curve.spent.epsilon
 
 
 def test_what_releases_nothing_costs_nothing_and_no_noise_costs_everything():
-    one, other = runs_of([(0.1, 3.0, 100), (0.01, 0.9, 400)])
     assert epsilon_together([], 1e-5).epsilon == 0
-    assert epsilon_together([one, other.replace(num_steps=0)], 1e-5) == epsilon(one, 1e-5)
-    assert epsilon_together([one, other.replace(noise_multiplier=0.0)], 1e-5).epsilon == math.inf
-    assert epsilon_together([one, other.replace(first_release_noise=1e-9)], 1e-5).epsilon == math.inf
+    assert epsilon_together([ONE, OTHER.replace(num_steps=0)], 1e-5) == epsilon(ONE, 1e-5)
+    for silent in ({"noise_multiplier": 0.0}, {"first_release_noise": 1e-9}):
+        assert epsilon_together([ONE, OTHER.replace(**silent)], 1e-5).epsilon == math.inf
+        assert epsilon(OTHER.replace(images_per_unit=2, **silent), 1e-5).epsilon == math.inf
+    assert epsilon(MNIST.replace(num_steps=0, images_per_unit=2), 1e-5).epsilon == 0
 
 
 def test_more_kinds_than_pld_takes_are_composed_by_rdp():
@@ -111,10 +138,54 @@ def test_more_kinds_than_pld_takes_are_composed_by_rdp():
     assert epsilon(most, 1e-5, "rdp").epsilon < found.epsilon < epsilon(least, 1e-5, "rdp").epsilon
 
 
-def test_what_has_no_epsilon_together_is_refused():
-    one, other = runs_of([(0.1, 3.0, 100), (0.01, 0.9, 400)])
+def test_what_has_no_epsilon_is_refused():
     with pytest.raises(InputError, match="shuffled"):
-        epsilon_together([one, other.replace(sampling="shuffled")], 1e-5)
-    for unlike in (Mechanism(N + 1, 100, 1.0, 5), other.replace(images_per_unit=2)):
+        epsilon_together([ONE, OTHER.replace(sampling="shuffled")], 1e-5)
+    for unlike in (Mechanism(N + 1, 100, 1.0, 5), OTHER.replace(images_per_unit=2)):
         with pytest.raises(ValueError, match="not of the same examples"):
-            epsilon_together([one, unlike], 1e-5)
+            epsilon_together([ONE, unlike], 1e-5)
+    with pytest.raises(InputError, match="by RDP"):
+        epsilon(ONE.replace(images_per_unit=3), 1e-5, "rdp")
+    for facts in ({"first_release_noise": 3.0}, {"images_per_unit": 3}):
+        with pytest.raises(InputError, match="no epsilon is known .* selected"):
+            epsilon(ONE.replace(**facts), 1e-5, "pld", Selection(5.0, 0.0, None))
+
+
+@pytest.mark.parametrize(
+    ("parts", "first", "images"),
+    [
+        ([(2_048 / 60_000, 2.041, 1_500)], 0.0, 2),
+        ([(0.1, 6.0, 100)], 8.0, 3),
+        ([(0.1, 6.0, 100), (0.02, 2.5, 100)], 0.0, 3),
+    ],
+)
+def test_a_person_moves_all_by_all_of_their_images(parts, first, images):
+    exact = truth.epsilon_of_unlike(parts, 1e-5, images=images, first_mu=images / first if first else 0.0)
+    found = epsilon_pld([*parts, *([(1.0, first, 1)] if first else [])], 1e-5, images).epsilon
+    assert exact <= found <= 1.02 * exact
+
+
+def test_several_images_cost_more_than_as_many_times_one():
+    one = epsilon(MNIST, 1e-5).epsilon
+    for images, about in ((2, 6.54), (3, 10.70)):
+        found = epsilon(MNIST.replace(images_per_unit=images), 1e-5)
+        assert found.epsilon == pytest.approx(about, abs=0.02) and found.epsilon > images * one
+        assert found.epsilon_rdp is None
+    few, many = (epsilon(MNIST.replace(images_per_unit=images), 1e-5).epsilon for images in (50, 2_000))
+    assert 500 < few < many
+
+
+def test_nobody_has_more_images_than_there_are_and_asking_for_many_takes_no_memory():
+    few = MNIST.replace(num_examples=12, batch_size=2, noise_multiplier=5.0, num_steps=10)
+    of_all = epsilon(few.replace(images_per_unit=12), 1e-5)
+    assert epsilon(few.replace(images_per_unit=10**15), 1e-5) == of_all and of_all.epsilon < math.inf
+    many = MNIST.replace(num_examples=10**6, batch_size=1_000, noise_multiplier=50.0, num_steps=100)
+    most = epsilon(many.replace(images_per_unit=10**15), 1e-5)  # that the batches are samples is not used
+    assert most.epsilon == epsilon_gaussian(10**6 * 10 / 50, 1e-5) and "too many" in most.note
+    assert most.epsilon > epsilon(many.replace(images_per_unit=2_000), 1e-5).epsilon
+
+
+@pytest.mark.parametrize("sigma", [1e-4, 1e12])
+def test_next_to_no_noise_and_all_noise_are_told_of_a_person_without_a_grid(sigma):
+    found = epsilon(MNIST.replace(noise_multiplier=sigma, images_per_unit=30), 1e-5).epsilon
+    assert found == (math.inf if sigma < 1 else 0.0)

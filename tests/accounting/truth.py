@@ -85,20 +85,19 @@ def epsilon(
     M is one step's to the power of T; one step's is an integral over the output. A Gaussian release beside the steps,
     with sensitivity / noise = mu, has the loss N(mu^2 / 2, mu^2), so M is multiplied by exp(s (s + 1) mu^2 / 2).
     """
-    return max(
-        _Inversion(sampling_prob, noise_multiplier, num_steps, delta, images, add, first_mu).epsilon()
-        for add in (False, True)
-    )
+    return epsilon_of_unlike([(sampling_prob, noise_multiplier, num_steps)], delta, images, first_mu)
 
 
 def epsilon_of_unlike(parts, delta: float, images: int = 1, first_mu: float = 0.0) -> float:
     """Tight epsilon of steps of several kinds (q, sigma, T) together: their transforms are multiplied."""
-    return max(_Together(parts, delta, images, add, first_mu).epsilon() for add in (False, True))
+    return max(_Inversion(parts, delta, images, add, first_mu).epsilon() for add in (False, True))
 
 
-class _Inversion:
-    def __init__(self, q, sigma, num_steps, delta, images, add, first_mu=0.0):
-        self.num_steps, self.delta, self.first_mu = num_steps, delta, first_mu
+class _Steps:
+    """The loss of one step of a kind, in one direction, taken T times."""
+
+    def __init__(self, q, sigma, num_steps, images, add):
+        self.num_steps = num_steps
         x, self.dx = np.linspace(-14 * sigma, images + 14 * sigma, 2001, retstep=True)
         i = np.arange(images + 1)[:, None]
         weights = np.array([math.comb(images, k) * q**k * (1 - q) ** (images - k) for k in range(images + 1)])[:, None]
@@ -113,39 +112,43 @@ class _Inversion:
         log_density = -0.5 * (x / sigma) ** 2 - math.log(sigma * math.sqrt(2 * math.pi))
         self.loss, self.log_density = (-ratio, log_density) if add else (ratio, log_density + ratio)
 
-    def log_moment(self, s):
-        exponent = s * self.loss + self.log_density
-        peak = exponent.real.max()
-        return np.log(np.exp(exponent - peak).sum() * self.dx) + peak
-
-    def log_moment_of_all(self, s):
-        return self.num_steps * self.log_moment(s) + s * (s + 1) * self.first_mu**2 / 2
-
-    def log_moments_of_all(self, c, frequencies):
-        """The same at c + i w for equally spaced w: from one to the next by a product, which takes less than exp."""
+    def log_moments(self, c, frequencies):
+        """At c + i w for equally spaced w: from one to the next by a product, which takes less than exp."""
         exponent = complex(c, frequencies[0]) * self.loss + self.log_density
         peak = exponent.real.max()
-        terms, turn = np.exp(exponent - peak), np.exp(1j * (frequencies[1] - frequencies[0]) * self.loss)
+        terms, turn = np.exp(exponent - peak), np.exp(1j * (frequencies[-1] - frequencies[-2]) * self.loss)
         sums = np.empty(len(frequencies), dtype=complex)
         for place in range(len(frequencies)):
             sums[place] = terms.sum()
             terms *= turn
-        s = c + 1j * frequencies
-        return self.num_steps * (np.log(sums * self.dx) + peak) + s * (s + 1) * self.first_mu**2 / 2
+        return self.num_steps * (np.log(sums * self.dx) + peak)
 
-    def variance_of_all(self, c):
-        return self.num_steps * self._variance(c) + self.first_mu**2
+    def variance(self, c):
+        weight = c * self.loss + self.log_density
+        weight = np.exp(weight - weight.max())
+        mean = np.average(self.loss, weights=weight)
+        return self.num_steps * np.average((self.loss - mean) ** 2, weights=weight)
+
+
+class _Inversion:
+    def __init__(self, parts, delta, images, add, first_mu):
+        self.delta, self.first_mu = delta, first_mu
+        self.parts = [_Steps(*part, images, add) for part in parts]
+
+    def log_moments_of_all(self, c, frequencies):
+        s = c + 1j * frequencies
+        return sum(part.log_moments(c, frequencies) for part in self.parts) + s * (s + 1) * self.first_mu**2 / 2
 
     def epsilon(self):
         log_delta = math.log(self.delta)
 
         def chernoff(log_c):  # of the tail P(L > epsilon) = delta: a bound on epsilon, and a line near the saddle
             c = math.exp(log_c)
-            return (self.log_moment_of_all(c) - log_delta) / c
+            return (self.log_moments_of_all(c, np.zeros(2))[0].real - log_delta) / c
 
         found = minimize_scalar(chernoff, bounds=(-7, 16), method="bounded")
         c, bound = math.exp(found.x), found.fun
-        spread = math.sqrt(max(1e-300, self.variance_of_all(c)))
+        spread = math.sqrt(max(1e-300, self.first_mu**2 + sum(part.variance(c) for part in self.parts)))
         # Step: the sum over frequencies repeats with period 2 pi / step in the loss; 40 deviations (and the weight's
         # 1/c) apart nothing is left.
         step = 2 * math.pi / (60 * spread + 60 / min(c, 1.0))
@@ -171,26 +174,3 @@ class _Inversion:
         while low > 0 and excess(low) <= 0:
             high, low = low, max(0.0, low - 1 / c)
         return brentq(excess, low, high, xtol=1e-13) if excess(low) > 0 else 0.0
-
-    def _variance(self, c):
-        weight = c * self.loss + self.log_density
-        weight = np.exp(weight - weight.max())
-        mean = np.average(self.loss, weights=weight)
-        return np.average((self.loss - mean) ** 2, weights=weight)
-
-
-class _Together(_Inversion):
-    def __init__(self, parts, delta, images, add, first_mu):
-        self.delta, self.first_mu = delta, first_mu
-        self.parts = [_Inversion(q, sigma, steps, delta, images, add) for q, sigma, steps in parts]
-
-    def log_moment_of_all(self, s):
-        return sum(part.log_moment_of_all(s) for part in self.parts) + s * (s + 1) * self.first_mu**2 / 2
-
-    def log_moments_of_all(self, c, frequencies):
-        s = c + 1j * frequencies
-        of_parts = sum(part.log_moments_of_all(c, frequencies) for part in self.parts)
-        return of_parts + s * (s + 1) * self.first_mu**2 / 2
-
-    def variance_of_all(self, c):
-        return sum(part.variance_of_all(c) for part in self.parts) + self.first_mu**2

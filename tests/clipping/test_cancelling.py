@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad, pure
-from sfumato.nn import WeightStandardizedConv2d
+from sfumato.models.layers import WeightStandardizedConv2d
 
 # How much of the gradients is left.
 LEFT = [sign * 10.0**-power for power in torch.linspace(0.3, 4, 24).tolist() for sign in (1, -1)]

@@ -6,7 +6,7 @@ from torch import nn
 
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.graph.rules import convolution, linear
-from sfumato.nn import WeightStandardizedConv2d
+from sfumato.models.layers import WeightStandardizedConv2d
 from tests.clipping.problems import cross_entropy as loss_fn
 
 METHODS = {

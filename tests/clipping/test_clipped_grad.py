@@ -15,7 +15,7 @@ from sfumato.clipping.preparation import BUILDERS
 from sfumato.clipping.protocol import Batch
 from sfumato.clipping.speed import Speed
 from sfumato.errors import InputError
-from sfumato.nn import WeightStandardizedConv2d
+from sfumato.models.layers import WeightStandardizedConv2d
 from tests.clipping.problems import FIXED, cross_entropy
 
 ENGINES = ["reference", "func", "graph"]

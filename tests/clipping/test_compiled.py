@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.errors import InputError
-from sfumato.nn import WeightStandardizedConv2d
+from sfumato.models.layers import WeightStandardizedConv2d
 from tests.clipping.problems import FIXED
 from tests.clipping.problems import cross_entropy as loss_fn
 

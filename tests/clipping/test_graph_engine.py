@@ -19,7 +19,7 @@ from sfumato.clipping.graph.sites import trace
 from sfumato.clipping.protocol import Batch
 from sfumato.clipping.speed import Speed
 from sfumato.errors import InputError
-from sfumato.nn import WeightStandardizedConv2d
+from sfumato.models.layers import WeightStandardizedConv2d
 from tests.clipping import problems
 from tests.clipping.problems import cross_entropy, distance
 

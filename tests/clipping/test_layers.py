@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from sfumato.clipping import clipped_grad, pure
-from sfumato.nn import WeightStandardizedConv2d
+from sfumato.models.layers import WeightStandardizedConv2d
 
 CONVOLUTIONS = {
     "plain": {"kernel_size": 3},

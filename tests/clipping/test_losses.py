@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from sfumato.clipping import clipped_grad, pure
 from sfumato.clipping.loss import ExampleLosses
 from sfumato.errors import InputError
-from sfumato.nn import Classifier
+from sfumato.models.layers import Classifier
 from tests.clipping.problems import cross_entropy
 
 ENGINES = ["graph", "func", "reference"]

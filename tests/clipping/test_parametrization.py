@@ -7,7 +7,7 @@ import torch
 
 from sfumato.clipping.graph.parametrization import pull_back, standardized
 from sfumato.clipping.graph.rules import MaterializedGrads
-from sfumato.nn import WeightStandardizedConv2d
+from sfumato.models.layers import WeightStandardizedConv2d
 
 EXAMPLES = 3
 

@@ -18,7 +18,7 @@ from sfumato.evaluation.calibration import (
     fit_threshold,
     with_offsets,
 )
-from sfumato.evaluation.evaluators import Outcome, auroc_of_each, calibration_error, decision_on_two
+from sfumato.evaluation.evaluators import Outcome, auroc_of_each, decision_on_two, reliability
 from sfumato.evaluation.objective import Objective
 from sfumato.evaluation.trained import load
 from tests.evaluation.test_trained import write_run
@@ -41,18 +41,8 @@ def test_the_temperature_that_outputs_were_multiplied_by_is_found(temperature):
     calibrated = Outcome(logits, labels, "abc", Calibration(temperature=found, fitted_on="folder", num_images=1))
     unseen, of_unseen = drawn(20_000, temperature, seed=1)
     calibrated = Outcome(unseen, of_unseen, "abc", calibrated.calibration)
-    assert dict(calibration_error(calibrated))["calibration_error"] < 0.02
+    assert dict(reliability(calibrated))["calibration_error"] < 0.02
     assert torch.equal(calibrated.decided, unseen.argmax(1))  # no decision changes
-
-
-def test_it_is_the_minimum_of_the_likelihood():
-    logits, labels = drawn(500, 3.0)
-    found = fit_temperature(logits, labels)
-
-    def loss(temperature):
-        return float(torch.nn.functional.cross_entropy(logits / temperature, labels))
-
-    assert all(loss(found) <= loss(found * factor) for factor in (0.9, 0.99, 1.01, 1.1))
 
 
 def test_shifts_follow_classes_that_are_more_frequent_than_in_training():
@@ -82,9 +72,10 @@ def test_few_images_and_outputs_that_are_not_finite_have_none():
     assert math.exp(-5) <= fit_temperature(right, labels) < 0.1  # a bound where nothing is wrong
 
 
-@pytest.mark.parametrize("aim", ["sensitivity", "specificity"])
-@pytest.mark.parametrize("at", [0.5, 0.9, 0.95, 1.0])
-@pytest.mark.parametrize("positive", ["a", "b"])
+@pytest.mark.parametrize(
+    ("aim", "at", "positive"),
+    [("sensitivity", 0.5, "a"), ("sensitivity", 0.95, "b"), ("specificity", 0.9, "a"), ("specificity", 1.0, "b")],
+)
 def test_a_threshold_reaches_what_is_asked_and_holds_on_unseen_images(aim, at, positive):
     def outcome(seed, threshold=None):
         logits, labels = drawn(20_000, 1.0, classes=2, seed=seed)
@@ -93,15 +84,17 @@ def test_a_threshold_reaches_what_is_asked_and_holds_on_unseen_images(aim, at, p
 
     first = outcome(0)
     threshold = fit_threshold(first.probabilities, first.labels, first.classes, positive=positive, aim=aim, at=at)
-    reached, unseen = (dict(decision_on_two(None)(outcome(seed, threshold)))["decision"] for seed in (0, 1))
+
+    def shares(seed, threshold):
+        return dict(decision_on_two(None)(outcome(seed, threshold)))["decision"].model_dump()
+
+    reached, unseen = shares(0, threshold), shares(1, threshold)
     assert reached[aim] >= at and reached["positive"] == positive
     assert abs(unseen[aim] - at) < 0.02
     # No other threshold that reaches it gives less away.
     other = {"sensitivity": "specificity", "specificity": "sensitivity"}[aim]
-    for probability in torch.linspace(0.0, 1.0, 400, dtype=torch.float64).tolist():
-        moved = dict(decision_on_two(None)(outcome(0, threshold.model_copy(update={"probability": probability}))))[
-            "decision"
-        ]
+    for probability in torch.linspace(0.0, 1.0, 100, dtype=torch.float64).tolist():
+        moved = shares(0, threshold.model_copy(update={"probability": probability}))
         assert moved[aim] < at or moved[other] <= reached[other]
 
 
@@ -121,30 +114,25 @@ def test_four_counts_and_the_shares_that_follow_by_hand():
     scores = torch.tensor([0.9] * 8 + [0.1] * 2 + [0.9] * 3 + [0.1] * 27, dtype=torch.float64)
     logits = torch.stack([torch.log(1 - scores), torch.log(scores)], 1)
     found = dict(decision_on_two(0.02)(Outcome(logits, labels, ("well", "ill"))))["decision"]
-    assert found["counts"] == {"found": 8, "missed": 2, "false_alarms": 3, "left_alone": 27}
-    assert (found["positive"], found["sensitivity"], found["specificity"]) == ("ill", 0.8, 0.9)
-    assert found["positive_predictive_value"] == pytest.approx(0.8 * 0.02 / (0.8 * 0.02 + 0.1 * 0.98))
-    assert found["negative_predictive_value"] == pytest.approx(0.9 * 0.98 / (0.9 * 0.98 + 0.2 * 0.02))
-    assert dict(decision_on_two(None)(Outcome(logits, labels, ("well", "ill"))))["decision"]["prevalence"] == 0.25
+    assert found.counts == {"found": 8, "missed": 2, "false_alarms": 3, "left_alone": 27}
+    assert (found.positive, found.sensitivity, found.specificity) == ("ill", 0.8, 0.9)
+    assert found.positive_predictive_value == pytest.approx(0.8 * 0.02 / (0.8 * 0.02 + 0.1 * 0.98))
+    assert found.negative_predictive_value == pytest.approx(0.9 * 0.98 / (0.9 * 0.98 + 0.2 * 0.02))
+    assert dict(decision_on_two(None)(Outcome(logits, labels, ("well", "ill"))))["decision"].prevalence == 0.25
     assert not list(decision_on_two(None)(Outcome(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), "abc")))
 
 
-@pytest.mark.parametrize(
-    ("classes", "changes", "says"),
-    [
+def test_thresholds_that_cannot_be_are_refused():
+    for classes, changes, says in (
         ("abc", {}, "two classes"),
         ("ab", {"positive": "c"}, "no class 'c'"),
         ("ab", {"at": 0.0}, "no share"),
         ("ab", {"at": 1.1}, "no share"),
         ("ab", {"positive": "b"}, "images of both classes"),
-    ],
-)
-def test_thresholds_that_cannot_be_are_refused(classes, changes, says):
-    probabilities = torch.full((60, len(classes)), 1 / len(classes))
-    labels = torch.zeros(60, dtype=torch.int64)
-    asked = {"positive": "a", "aim": "sensitivity", "at": 0.9, **changes}
-    with pytest.raises(InputError, match=says):
-        fit_threshold(probabilities, labels, classes, **asked)
+    ):
+        asked = {"positive": "a", "aim": "sensitivity", "at": 0.9, **changes}
+        with pytest.raises(InputError, match=says):
+            fit_threshold(torch.full((60, len(classes)), 0.5), torch.zeros(60, dtype=torch.int64), classes, **asked)
 
 
 def test_the_threshold_decides_at_itself():
@@ -157,35 +145,7 @@ def test_the_threshold_decides_at_itself():
     assert plain.decided(logits, ("a", "b")).tolist() == [0, 0, 1]
 
 
-def test_between_two_scores_with_no_number_between_the_threshold_still_reaches_what_is_asked():
-    above = 1 - 2**-52
-    scores = torch.tensor([0.2, above, 1 - 2**-53], dtype=torch.float64)
-    labels = torch.tensor([0, 0, 1])
-    found = fit_threshold(
-        torch.stack([1 - scores, scores], 1), labels, ("well", "ill"), positive="ill", aim="specificity", at=1.0
-    )
-    assert above < found.probability <= 1 - 2**-53
-
-
-@pytest.mark.parametrize("aim", ["sensitivity", "specificity"])
-def test_no_threshold_lies_between_two_scores_of_one_image(aim):
-    """The same image computed with others or alone differs by some 1e-6 of a logit: both are named alike."""
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.rand(200, generator=generator, dtype=torch.float64).clamp(0.01, 0.99)
-    labels = (scores + torch.randn(200, generator=generator) / 3 > 0.5).long()
-    copies = torch.cat([scores, torch.sigmoid(torch.logit(scores) + 1e-5)])
-    both = torch.cat([labels, 1 - labels])  # of another opinion, so that each gap would be of use
-    for at in torch.linspace(0.01, 1, 60).tolist():
-        found = fit_threshold(
-            torch.stack([1 - copies, copies], 1), both, ("well", "ill"), positive="ill", aim=aim, at=at
-        )
-        assert torch.equal(copies[:200] >= found.probability, copies[200:] >= found.probability)
-        named = copies >= found.probability
-        reached = named[both == 1] if aim == "sensitivity" else ~named[both == 0]
-        assert reached.double().mean() >= at - 1e-9
-
-
-@pytest.mark.parametrize("proportions", [(0.9, 0.1), (0.05, 0.95)])
+@pytest.mark.parametrize("proportions", [(0.9, 0.1)])
 def test_with_public_proportions_the_decision_is_balanced_and_the_probability_is_the_class_s_own(proportions):
     """Classes as often as the proportions say, outputs that the adjusted loss would learn: what is shown is as often
     right as it says, and what is named is what balanced classes ask for.
@@ -202,7 +162,7 @@ def test_with_public_proportions_the_decision_is_balanced_and_the_probability_is
     assert temperature == pytest.approx(1.0, rel=0.05)
     fitted = Calibration(temperature=temperature, offsets=objective.offsets, fitted_on="held-out", num_images=40_000)
     outcome = Outcome(objective.decision_logits(balanced), labels, ("a", "b"), fitted)
-    assert dict(calibration_error(outcome))["calibration_error"] < 0.02
+    assert dict(reliability(outcome))["calibration_error"] < 0.02
     assert float(outcome.probabilities[:, 1].mean()) == pytest.approx(proportions[1], abs=0.01)
     assert torch.equal(outcome.decided, objective.decision_logits(balanced).argmax(1))
 
@@ -226,7 +186,7 @@ def test_calibration_error_is_of_the_class_that_is_named_and_ranks_are_of_what_i
     plain = Calibration(temperature=1.0, fitted_on="held-out", num_images=1000)
     threshold = Threshold(positive="ill", probability=0.1, aim="sensitivity", at=0.95)
     for found in (plain, plain.model_copy(update={"threshold": threshold})):
-        assert dict(calibration_error(Outcome(logits, labels, ("well", "ill"), found)))["calibration_error"] < 1e-9
+        assert dict(reliability(Outcome(logits, labels, ("well", "ill"), found)))["calibration_error"] < 1e-9
     logits, _ = drawn(3_000, 6.0)
     shifted = Calibration(temperature=6.0, shifts=[4.0, -2.0, -2.0], fitted_on="folder", num_images=50)
     probabilities = shifted.probabilities(logits)
@@ -244,21 +204,15 @@ def test_a_share_that_saturated_probabilities_allow_is_reached():
     Threshold.model_validate_json(found.model_dump_json())
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_a_calibration_that_cannot_be_is_refused_in_one_line(tmp_path):
+    run = write_run(tmp_path / "run")
+    for changes in (
         {"temperature": 0.0},
-        {"temperature": -1.0},
         {"shifts": [1.0, 2.0, 3.0]},
-        {"shifts": [1.0]},
         {"threshold": {"positive": "a", "probability": 5.0, "aim": "sensitivity", "at": 0.9}},
         {"threshold": {"positive": "z", "probability": 0.5, "aim": "sensitivity", "at": 0.9}},
-    ],
-    ids=str,
-)
-def test_a_calibration_that_cannot_be_is_refused_in_one_line(tmp_path, changes):
-    run = write_run(tmp_path / "run")
-    told = {"temperature": 1.0, "fitted_on": "folder", "num_images": 50, **changes}
-    (run / calibration.CALIBRATION_FILE).write_text(json.dumps(told))
-    with pytest.raises(InputError, match="is damaged|of other classes"):
-        load(run)
+    ):
+        told = {"temperature": 1.0, "fitted_on": "folder", "num_images": 50, **changes}
+        (run / calibration.CALIBRATION_FILE).write_text(json.dumps(told))
+        with pytest.raises(InputError, match="is damaged|of other classes"):
+            load(run)

@@ -36,48 +36,37 @@ def test_a_library_s_network_takes_the_data_s_shape(name, channels, size, option
     assert imported_module(name) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "says"),
-    [
+def test_a_stranger_s_recipe_reaches_nothing_but_architectures():
+    for name, options, says in (
         ("timm:resnet5", {}, "Did you mean resnet50?"),
         ("timm:hf-hub:someone/model", {}, "timm has no such network"),
         ("timm:local-dir:/tmp/model", {}, "timm has no such network"),
         ("torchvision:resnet5", {}, "torchvision has no such network"),
         ("timm:test_vit", {"checkpoint_path": "/etc/passwd"}, "has no option checkpoint_path"),
         ("timm:test_vit", {"pretrained_cfg_overlay": "x"}, "has no option pretrained_cfg_overlay"),
-        ("timm:test_vit", {"pretrained": True}, "has no option pretrained"),
         ("torchvision:resnet18", {"weights": "DEFAULT"}, "has no option weights"),
         ("timm:test_vit", {"depth": 10**9}, "at most 1000"),
         ("timm:test_resnet", {"num_heads": 3}, "cannot be built"),
         ("timm:test_vit", {"norm_layer": "no_such_layer"}, "cannot be built"),
-    ],
-)
-def test_a_stranger_s_recipe_reaches_nothing_but_architectures(name, options, says):
-    with pytest.raises(InputError) as error:
-        build(name, image_size=32, channels=3, options=options, **SMALL)
-    assert says in str(error.value) and "\n" not in str(error.value)
-
-
-def test_grey_images_are_refused_by_torchvision_s_networks_in_one_line():
+    ):
+        with pytest.raises(InputError) as error:
+            build(name, image_size=32, channels=3, options=options, **SMALL)
+        assert says in str(error.value) and "\n" not in str(error.value)
     with pytest.raises(InputError, match=r"Set data\.channels=3"):
         build("torchvision:resnet18", image_size=32, channels=1, **SMALL)
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("timm:test_vit", "cannot be had from timm's hub"),  # nothing is reached from here
-        ("timm:no_such", "timm has no such network"),
-        ("torchvision:resnet18", 'is for networks named "timm:NAME"'),
-        ("small_cnn", 'is for networks named "timm:NAME"'),
-    ],
-)
-def test_weights_that_no_hub_gives_are_refused_in_one_line(name, says, monkeypatch):
+def test_weights_that_no_hub_gives_are_refused_in_one_line(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(InputError) as error:
-        read_weights(name, "timm")
-    assert says in str(error.value) and "\n" not in str(error.value)
+    for name, says in (
+        ("timm:test_vit", "cannot be had from timm's hub"),  # nothing is reached from here
+        ("timm:no_such", "timm has no such network"),
+        ("small_cnn", 'is for networks named "timm:NAME"'),
+    ):
+        with pytest.raises(InputError) as error:
+            read_weights(name, "timm")
+        assert says in str(error.value) and "\n" not in str(error.value)
 
 
 def recipe(tmp_path, name, **model):

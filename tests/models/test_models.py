@@ -22,10 +22,7 @@ def count(model):
         ("wide_resnet", (32, 3, 10), {"depth": 40, "width": 4}, 8_961_306),
         ("wide_resnet", (32, 3, 10), {"depth": 28, "width": 10}, 36_500_378),
         ("wide_resnet", (32, 3, 10), {"weight_standardization": False}, 2_751_562),  # Sander et al. 2022
-        ("wide_resnet", (32, 3, 10), {"weight_standardization": False, "order": "norm-activation"}, 2_751_562),
-        ("wide_resnet", (32, 3, 10), {"order": "norm-activation"}, 2_753_818),
         ("small_cnn", (28, 1, 10), {}, 20_586),
-        ("small_cnn", (28, 1, 10), {"order": "norm-activation"}, 20_586),
         ("tanh_cnn", (28, 1, 10), {}, 26_010),
         ("lenet", (28, 1, 10), {}, 61_706),
         ("nf_resnet50", (224, 3, 1000), {}, 25_557_048),
@@ -40,8 +37,7 @@ def test_parameter_counts_are_the_published_ones(name, shape, options, parameter
         )
 
 
-@pytest.mark.parametrize("size", [8, 9, 13, 16, 27, 28, 32, 50, 64, 100])
-@pytest.mark.parametrize(("channels", "classes"), [(1, 2), (3, 10)])
+@pytest.mark.parametrize(("size", "channels", "classes"), [(8, 1, 2), (13, 3, 10), (50, 1, 2), (100, 3, 10)])
 def test_the_default_network_takes_any_size_from_eight_and_stays_small(size, channels, classes):
     model = build("small_cnn", image_size=size, channels=channels, num_classes=classes, seed=0)
     assert model(torch.randn(2, channels, size, size)).shape == (2, classes)
@@ -60,18 +56,14 @@ def test_the_smallest_size_works_and_a_smaller_one_is_refused_by_name(name):
         build(name, image_size=size - 1, channels=1, num_classes=4, seed=0)
 
 
-VARIANTS = [("small_cnn", {}), ("small_cnn", {"order": "norm-activation"}), ("tanh_cnn", {}), ("lenet", {})] + [
-    (
-        "wide_resnet",
-        {"width": 1, "order": order, "normalization": normalization, "weight_standardization": standardized},
-    )
-    for order in ("activation-norm", "norm-activation")
-    for normalization in ("group", "none")
-    for standardized in (True, False)
-]
+WIDE = {"width": 1, "normalization": "none", "weight_standardization": True}
+OTHER = {"width": 1, "order": "norm-activation", "weight_standardization": False}
 
 
-@pytest.mark.parametrize(("name", "options"), VARIANTS)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("small_cnn", {"order": "norm-activation"}), ("tanh_cnn", {}), ("wide_resnet", WIDE), ("wide_resnet", OTHER)],
+)
 def test_every_network_may_be_trained_privately(name, options):
     model = build(name, image_size=16, channels=3, num_classes=5, options=options, seed=0)
     assert findings(model, torch.zeros(1, 3, 16, 16)) == []
@@ -124,22 +116,15 @@ def test_each_group_of_a_wide_resnet_has_its_own_shortcut_and_stride():
     } == {16}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"depth": 17}, "6n \\+ 4"),
-        ({"depth": 4}, "6n \\+ 4"),
-        ({"width": 0}, "width must be at least 1"),
-        ({"order": "relu"}, "Known are activation-norm, norm-activation"),
-        ({"normalization": "batch"}, "Known are group, none"),
-        ({"groups": 3}, "groups = 3"),
-    ],
-)
-def test_impossible_wide_resnets_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        build("wide_resnet", image_size=32, channels=3, num_classes=10, options=options, seed=0)
-
-
-def test_an_unknown_order_of_the_default_network_is_refused():
-    with pytest.raises(InputError, match="Known are activation-norm, norm-activation"):
-        build("small_cnn", image_size=32, channels=3, num_classes=10, options={"order": "norm"}, seed=0)
+def test_impossible_networks_are_refused():
+    for name, options, message in (
+        ("wide_resnet", {"depth": 17}, "6n \\+ 4"),
+        ("wide_resnet", {"depth": 4}, "6n \\+ 4"),
+        ("wide_resnet", {"width": 0}, "width must be at least 1"),
+        ("wide_resnet", {"order": "relu"}, "Known are activation-norm, norm-activation"),
+        ("wide_resnet", {"normalization": "batch"}, "Known are group, none"),
+        ("wide_resnet", {"groups": 3}, "groups = 3"),
+        ("small_cnn", {"order": "norm"}, "Known are activation-norm, norm-activation"),
+    ):
+        with pytest.raises(InputError, match=message):
+            build(name, image_size=32, channels=3, num_classes=10, options=options, seed=0)

@@ -49,7 +49,7 @@ def test_the_network_is_timm_s_where_the_definitions_agree():
     assert (one - other).norm() <= 1e-5 * other.norm()
 
 
-@pytest.mark.parametrize("depth", BLOCKS)
+@pytest.mark.parametrize("depth", [50, 200])
 def test_every_stage_begins_with_a_variance_near_one(depth):
     """TAN's code leaves out the gain of 1.71: its last stage begins at 0.00026."""
     torch.manual_seed(depth)

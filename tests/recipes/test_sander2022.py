@@ -8,9 +8,9 @@ import math
 import pytest
 
 from sfumato import cli, config, recipes
+from sfumato.accounting.gaussian import snr
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.rdp import epsilon_rdp
-from sfumato.accounting.tan import snr
 from sfumato.data.catalogue import public_facts
 from sfumato.models.registry import MODELS
 from sfumato.planning.resolve import resolve
@@ -33,36 +33,23 @@ def test_every_recipe_is_transcribed_and_every_table_and_figure_has_one():
     assert shipped == sorted(f"sander2022/{row.recipe}" for row in TAN_ROWS)
     sources = " ".join(text_of(row).splitlines()[0] for row in TAN_ROWS)
     assert all(f"Table {n}" in sources for n in (3, 5, 6))
-    assert (
-        "Tables 1" in sources
-        and "Tables 2 and 4" in sources
-        and "Figures 1 and 4 (right)" in sources
-        and "Figures 5 and 4 (left)" in sources
-    )
+    for place in ("Tables 1", "Tables 2 and 4", "Figures 1 and 4 (right)", "Figures 5 and 4 (left)"):
+        assert place in sources
 
 
 @pytest.mark.parametrize("row", TAN_ROWS, ids=str)
 def test_a_recipe_holds_the_paper_s_numbers(row):
     recipe = read(row)
-    assert (
-        public_facts(recipe.data).num_examples == row.num_examples and recipe.data.split == "train+valid"
-    )  # judged on the test images
+    assert public_facts(recipe.data).num_examples == row.num_examples
+    assert recipe.data.split == "train+valid"  # judged on the test images
     privacy, training = recipe.privacy, recipe.training
     assert (training.batch_size, training.num_steps) == (row.batch_size, row.num_steps)
     assert (privacy.noise_multiplier, privacy.delta, privacy.clipping_norm) == (row.noise_multiplier, row.delta, 1.0)
     assert privacy.target_epsilon == float(row.epsilon)
     optimizer = recipe.optimizer
-    assert (optimizer.name, optimizer.learning_rate, optimizer.momentum, optimizer.dampening) == (
-        "sgd",
-        row.learning_rate,
-        0,
-        0,
-    )
-    assert (
-        optimizer.schedule == "constant"
-        and recipe.ema.decays == [row.ema_decay]
-        and (recipe.augmentation.augmult or 0) == row.augmult
-    )
+    assert (optimizer.name, optimizer.schedule) == ("sgd", "constant")
+    assert (optimizer.learning_rate, optimizer.momentum, optimizer.dampening) == (row.learning_rate, 0, 0)
+    assert recipe.ema.decays == [row.ema_decay] and (recipe.augmentation.augmult or 0) == row.augmult
     assert (recipe.augmentation.kind == "none") == (row.augmult == 0)
     assert (recipe.augmentation.padding or 4) == (20 if row.augmult == 8 else 4)  # "Ours" of Section 4.2; left out, 4
     if row in ON_IMAGENET:
@@ -73,30 +60,23 @@ def test_a_recipe_holds_the_paper_s_numbers(row):
         assert recipe.model.options == {"depth": 16, "width": 4, "order": order, "weight_standardization": False}
 
 
-@pytest.mark.parametrize("row", TAN_ROWS, ids=str)
-def test_the_printed_epsilon_is_met_by_rdp_to_its_last_digit_but_for_the_known_misprints(row):
-    last_digit = 10.0 ** -len(row.epsilon.partition(".")[2])
-    spent = epsilon_rdp(*row.numbers)
-    if row.recipe in TAN_MISPRINTS:
-        assert (
-            spent == pytest.approx(TAN_MISPRINTS[row.recipe], rel=0.005) and spent > float(row.epsilon) + 4 * last_digit
-        )
-        assert "Misprint" in text_of(row)
-    else:
-        assert abs(spent - float(row.epsilon)) < last_digit
-        assert "Misprint" not in text_of(row)
+def test_the_printed_epsilon_is_met_by_rdp_to_its_last_digit_but_for_the_known_misprints():
+    for row in TAN_ROWS:
+        last_digit, spent = 10.0 ** -len(row.epsilon.partition(".")[2]), epsilon_rdp([row.numbers[:3]], row.delta)
+        assert ("Misprint" in text_of(row)) == (row.recipe in TAN_MISPRINTS), row
+        if row.recipe in TAN_MISPRINTS:
+            assert spent == pytest.approx(TAN_MISPRINTS[row.recipe], rel=0.005)
+            assert spent > float(row.epsilon) + 4 * last_digit
+        else:
+            assert abs(spent - float(row.epsilon)) < last_digit, row
 
 
-@pytest.mark.parametrize("row", [row for row in TAN_ROWS if row.simulated_at], ids=str)
-def test_a_simulation_of_the_recipe_is_the_run_that_the_paper_trained(row):
-    batch_size, sigma = row.simulated_at
-    resolved = resolve(read(row), public_facts(read(row).data), cut_to_target=False).recipe
-    found = simulated(resolved, batch_size, seed=0)
-    assert (found.training.batch_size, found.privacy.noise_multiplier, found.training.num_steps) == (
-        batch_size,
-        sigma,
-        row.num_steps,
-    )
+def test_a_simulation_of_the_recipe_is_the_run_that_the_paper_trained():
+    for row in (row for row in TAN_ROWS if row.simulated_at):
+        resolved = resolve(read(row), public_facts(read(row).data), cut_to_target=False).recipe
+        found = simulated(resolved, row.simulated_at[0], seed=0)
+        assert (found.training.batch_size, found.privacy.noise_multiplier) == row.simulated_at, row
+        assert found.training.num_steps == row.num_steps
 
 
 def test_table_3_keeps_eta_and_scales_the_learning_rate_but_for_its_misprint():
@@ -122,30 +102,21 @@ def test_table_5_has_one_signal_and_one_delta_for_all_its_images():
     assert all(math.isclose(row.delta * row.num_examples, 0.5) for row in rows)
 
 
-@pytest.mark.parametrize("row", TAN_ROWS[::3], ids=str)
+@pytest.mark.parametrize("row", TAN_ROWS[::7], ids=str)
 def test_a_recipe_can_be_planned(row, capsys):
     assert cli.run(["plan", "--recipe", f"sander2022/{row.recipe}", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert (facts["num_examples"], facts["batch_size"], facts["num_steps"]) == (
-        row.num_examples,
-        row.batch_size,
-        row.num_steps,
-    )
-    assert facts["epsilon_rdp"] == pytest.approx(epsilon_rdp(*row.numbers))
+    assert [facts[key] for key in ("num_examples", "batch_size", "num_steps")] == [*row[2:4], row.num_steps]
+    assert facts["epsilon_rdp"] == pytest.approx(epsilon_rdp([row.numbers[:3]], row.delta))
 
 
-@pytest.mark.parametrize("row", ON_IMAGENET[::4], ids=str)
-@pytest.mark.parametrize(
-    "arguments",
-    [["train"], ["train", "--non-private"], ["simulate", "--batch-size", "128"]],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("arguments", [["train"], ["simulate", "--batch-size", "128"]], ids=" ".join)
 def test_a_recipe_on_imagenet_is_refused_in_one_line_where_its_images_are_not_there(
-    row, arguments, capsys, tmp_path, monkeypatch
+    arguments, capsys, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SFUMATO_DATA", raising=False)
-    assert cli.run([arguments[0], f"sander2022/{row.recipe}", *arguments[1:]]) == 2
+    assert cli.run([arguments[0], "sander2022/imagenet-baseline", *arguments[1:]]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
     assert err.startswith("error: data set imagenet lies in no known folder") and "--data-root" in err

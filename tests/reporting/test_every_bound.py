@@ -10,8 +10,7 @@ import pytest
 
 import sfumato
 from sfumato import cli, config
-from sfumato.accounting import accountants, calibration, rounding, tan
-from sfumato.accounting import user_level as person
+from sfumato.accounting import accountants, calibration, gaussian, rounding
 from sfumato.accounting.accountants import Spent
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection
@@ -35,8 +34,7 @@ def spent(request, monkeypatch):
     said = Spent(value, value, value, "pld")
     monkeypatch.setattr(accountants, "_epsilon", lambda *numbers: said)
     monkeypatch.setattr(accountants, "_epsilon_of_best", lambda *numbers: said)
-    monkeypatch.setattr(person, "epsilon_pld", lambda *numbers: dataclasses.make_dataclass("Tight", ["epsilon"])(value))
-    monkeypatch.setattr(tan, "epsilon_tan", lambda *numbers: value)
+    monkeypatch.setattr(gaussian, "epsilon_tan", lambda *numbers: value)
     return value
 
 

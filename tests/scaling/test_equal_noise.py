@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from sfumato.accounting import accountants, tan
+from sfumato.accounting import accountants, gaussian
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.cli import run as sfumato
 from sfumato.errors import InputError
@@ -46,7 +46,7 @@ def test_table_5(num_examples, printed):
 def test_the_least_batch_that_is_not_overcharged(target):
     batch_size = batch_size_for_overcharge(SMALL_SIGMA, 1e-5, target)
     there = at_batch_size(SMALL_SIGMA, batch_size)
-    by_pld = tan.overcharge(there, 1e-5, accountants.epsilon(there, 1e-5, "pld").epsilon)
+    by_pld = gaussian.overcharge(there, 1e-5, accountants.epsilon(there, 1e-5, "pld").epsilon)
     assert 0.9 * target < by_pld < target
 
 
@@ -59,13 +59,13 @@ def test_where_no_batch_suffices_none_is_named():
 def test_the_central_limit_plans_and_never_certifies(sigma, sampling_prob, num_steps):
     """Near PLD where sigma is large; elsewhere neither near nor on one side of it."""
     mechanism = Mechanism(50_000, round(50_000 * sampling_prob), sigma, num_steps)
-    exact = 1 + tan.overcharge(mechanism, 1e-5, accountants.epsilon(mechanism, 1e-5, "pld").epsilon)
+    exact = 1 + gaussian.overcharge(mechanism, 1e-5, accountants.epsilon(mechanism, 1e-5, "pld").epsilon)
     assert 1 + overcharge_estimate(mechanism, 1e-5) == pytest.approx(exact, rel=0.03 if sigma >= 2 else 0.2)
 
 
 def test_every_row_of_a_table_has_one_total_amount_of_noise():
     rows = table(IMAGENET, 8e-7, "rdp", Price(views=8, throughput=2_000.0, devices=32), learning_rate=8.0)
-    assert all(row["snr"] == pytest.approx(tan.snr(IMAGENET), rel=2e-4) for row in rows)
+    assert all(row["snr"] == pytest.approx(gaussian.snr(IMAGENET), rel=2e-4) for row in rows)
     own = next(row for row in rows if row["batch_size"] == 16_384)
     assert own["learning_rate"] == 8.0 and own["views_processed"] == 16_384 * 71_589 * 8
     assert (

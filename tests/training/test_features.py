@@ -23,8 +23,8 @@ from sfumato.data.images import ImageSet
 from sfumato.errors import InputError
 from sfumato.evaluation.trained import load as load_trained
 from sfumato.models import build
+from sfumato.models.layers import Classifier, UnitLinear
 from sfumato.models.trainable import Backbone, classifier_name
-from sfumato.nn import Classifier, UnitLinear
 from sfumato.run_folder.checkpoint import Checkpoints
 from sfumato.training import features
 from sfumato.training.features import features_of

@@ -45,10 +45,6 @@ HARMLESS = {
     "seeds": lambda: put_back(torch.set_rng_state, torch.get_rng_state, torch.Generator().manual_seed(7).get_state()),
 }
 REFUSED = {
-    "default dtype": (
-        lambda: put_back(torch.set_default_dtype, torch.get_default_dtype, torch.float64),
-        "set_default_dtype",
-    ),
     "default device": (lambda: torch.device("meta"), "set_default_device"),
     "inference": (torch.inference_mode, "inference_mode"),
     "autocast": (lambda: torch.autocast("cpu", dtype=torch.bfloat16), "autocast"),

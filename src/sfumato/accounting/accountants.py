@@ -4,15 +4,21 @@ import bisect
 import dataclasses
 import functools
 import math
+from collections import Counter
+from collections.abc import Iterable
 
-from sfumato.accounting.mechanism import Accountant, Mechanism, first_release_mu
-from sfumato.accounting.pld import Cost, epsilon_pld
+from sfumato.accounting.gaussian import epsilon_gaussian, mu_of
+from sfumato.accounting.mechanism import Accountant, Mechanism, Part
+from sfumato.accounting.pld import Cost, Tight, epsilon_pld
 from sfumato.accounting.rdp import epsilon_rdp
 from sfumato.accounting.selection import Selection, epsilon_of_best
-from sfumato.accounting.user_level import epsilon_person
 from sfumato.errors import InputError
 
 _NO_NOISE = "without noise, or with next to none, no finite epsilon is stated."
+_ONLY_PLD = (
+    "no epsilon is known for a person with several images by RDP, or where a run is selected from others. "
+    'Take privacy.accountant = "pld" and no privacy.selected_from, or privacy.unit = "image".'
+)
 _CURVE_POINTS = 30
 # A curve takes PLD at every point where one costs at most this; else RDP before the last.
 _CURVE_SECONDS = 0.05
@@ -65,82 +71,106 @@ def epsilon(
         >>> round(spent.epsilon_rdp, 2), round(spent.epsilon_pld, 2)
         (7.05, 6.54)
     """
-    if mechanism.sampling != "poisson":
-        raise InputError(
-            "no epsilon is known for shuffled batches: they can leak several times what Poisson "
-            "sampling does. Use "
-            'privacy.sampling = "poisson".'
-        )
-    if not 0 < delta < 1:
-        raise InputError(f"delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")
-    if selection is not None and mechanism.first_release_noise is not None:
+    if selection is None:
+        return epsilon_together([mechanism], delta, accountant)
+    _refuse_unknown(mechanism, delta)
+    if mechanism.first_release_noise is not None:
         raise InputError(
             "no epsilon is known where a run with a first release beside its updates is selected from others. Leave "
             'privacy.selected_from out, or that release (model.classifier = "sgd", model.features = "unit").'
         )
-    if min(mechanism.images_per_unit, mechanism.num_examples) > 1:
-        if accountant == "rdp" or selection is not None:
-            raise InputError(
-                "no epsilon is known for a person with several images by RDP, or where a run is selected from others. "
-                'Take privacy.accountant = "pld" and no privacy.selected_from, or privacy.unit = "image".'
-            )
-        return _epsilon_of_person(mechanism, delta)
-    return (
-        _epsilon(mechanism, delta, accountant) if selection is None else _epsilon_of_best(mechanism, delta, selection)
-    )
+    if mechanism.most_images > 1:
+        raise InputError(_ONLY_PLD)
+    return _epsilon_of_best(mechanism, delta, selection)
+
+
+def epsilon_together(mechanisms: Iterable[Mechanism], delta: float, accountant: Accountant = "pld") -> Spent:
+    """What somebody learns who sees all releases of all these runs.
+
+    The losses of all updates add up (PLD, on one grid), or the divergences at each order (RDP). Releases of all
+    examples without sampling are one Gaussian.
+
+    Of k images of a person each is Poisson sampled by itself, so that what a step holds of the person is Binomial(k, q)
+    clipped gradients, the worst case parallel ones: a mixture of Gaussians, composed under PLD. Where that is not to be
+    had, it is bounded by its largest member alone: N(i, sigma^2) for i <= k is N(k, sigma^2) scaled down, with noise
+    added. That is far above. A release of all examples moves by k sensitivities.
+
+    Guarantee: as of `epsilon`, for one unit's contribution to all runs replaced by zero, in whatever order and however
+    interleaved they are made.
+
+    Args:
+        mechanisms: On the same examples, each drawn by itself from the others ("poisson").
+        delta: In (0, 1), of all together.
+        accountant: As in `epsilon`.
+
+    Returns:
+        As `epsilon`. Infinity where one has no noise.
+
+    Raises:
+        ValueError: If they have not the same number of examples and of images of a unit.
+        InputError: As `epsilon`.
+
+    Example:
+        >>> large = Mechanism(50_000, 4096, noise_multiplier=3.0, num_steps=1000)
+        >>> small = Mechanism(50_000, 256, noise_multiplier=1.0, num_steps=1000)
+        >>> round(epsilon(large, 1e-5).epsilon, 2), round(epsilon_together([large, small], 1e-5).epsilon, 2)
+        (3.89, 4.01)
+    """
+    mechanisms = list(mechanisms)
+    for mechanism in mechanisms:
+        _refuse_unknown(mechanism, delta)
+        if mechanism.most_images > 1 and accountant == "rdp":
+            raise InputError(_ONLY_PLD)
+    units = {(mechanism.num_examples, mechanism.images_per_unit) for mechanism in mechanisms}
+    if len(units) > 1:
+        raise ValueError("the mechanisms are not of the same examples")
+    images = mechanisms[0].most_images if mechanisms else 1
+    if not all(mechanism.has_noise for mechanism in mechanisms):
+        return Spent(math.inf, math.inf if images == 1 else None, None, "rdp" if images == 1 else "pld", _NO_NOISE)
+    steps: Counter[tuple[float, float]] = Counter()
+    for q, sigma, num_steps in (part for mechanism in mechanisms for part in mechanism.parts):
+        steps[q, sigma] += num_steps
+    return _epsilon(tuple((*kind, num_steps) for kind, num_steps in sorted(steps.items())), images, delta, accountant)
+
+
+def _refuse_unknown(mechanism: Mechanism, delta: float) -> None:
+    if mechanism.sampling != "poisson":
+        raise InputError(
+            "no epsilon is known for shuffled batches: they can leak several times what Poisson "
+            'sampling does. Use privacy.sampling = "poisson".'
+        )
+    if not 0 < delta < 1:
+        raise InputError(f"delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")
 
 
 @functools.lru_cache(maxsize=4096)
-def _epsilon_of_person(mechanism: Mechanism, delta: float) -> Spent:
-    if mechanism.releases_nothing:
-        return Spent(0.0, None, 0.0, "pld")
-    if not mechanism.has_noise:
-        return Spent(math.inf, None, None, "pld", _NO_NOISE)
-    images = min(mechanism.images_per_unit, mechanism.num_examples)  # nobody has more than there are
-    found = epsilon_person(mechanism.replace(images_per_unit=images), delta)
-    assert found.epsilon is not None
-    note = (
-        f"epsilon is that of all images of a person in every batch, far above: {found.reason}" if found.reason else ""
-    )
-    return Spent(found.epsilon, None, found.epsilon, "pld", note)
+def _epsilon(parts: tuple[Part, ...], images: int, delta: float, accountant: Accountant) -> Spent:
+    """Of kinds of steps, each with noise."""
+    if not parts:
+        return Spent(0.0, 0.0 if images == 1 else None, 0.0 if accountant == "pld" else None, accountant)
+    if images > 1:  # of which there is no RDP
+        by_gaussian = epsilon_gaussian(mu_of(parts, images), delta)
+        tight = epsilon_pld(parts, delta, images) if by_gaussian else Tight(0.0)
+        if tight.epsilon is None:
+            note = f"epsilon is that of all images of a person in every batch, far above: {tight.reason}"
+            return Spent(by_gaussian, None, by_gaussian, "pld", note)
+        best = min(tight.epsilon, by_gaussian)
+        return Spent(best, None, best, "pld")
+    by_rdp = epsilon_rdp(parts, delta)
+    if accountant == "rdp":
+        return Spent(by_rdp, by_rdp, None, "rdp")
+    tight = epsilon_pld(parts, delta)
+    if tight.epsilon is not None and tight.epsilon <= by_rdp:
+        return Spent(tight.epsilon, by_rdp, tight.epsilon, "pld")
+    note = f"epsilon is RDP's: {tight.reason or 'PLD is not below it here, so its grid is too coarse.'}"
+    return Spent(by_rdp, by_rdp, None, "rdp", note)
 
 
 @functools.lru_cache(maxsize=4096)
 def _epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection) -> Spent:
     best = epsilon_of_best(mechanism, delta, selection)
-    if math.isinf(best):
-        return Spent(best, best, None, "rdp", _NO_NOISE)
-    return Spent(
-        best, best, None, "rdp", "epsilon covers that this run was selected from others; that is accounted for by RDP."
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _epsilon(mechanism: Mechanism, delta: float, accountant: Accountant) -> Spent:
-    if mechanism.releases_nothing:
-        return Spent(0.0, 0.0, 0.0 if accountant == "pld" else None, accountant)
-    if not mechanism.has_noise:
-        return Spent(math.inf, math.inf, None, "rdp", _NO_NOISE)
-    if mechanism.num_steps == 0:  # the first release alone: a step of all examples
-        assert mechanism.first_release_noise is not None
-        numbers, first_mu = (1.0, mechanism.first_release_noise, 1, delta), 0.0
-    else:
-        numbers = (mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps, delta)
-        first_mu = first_release_mu(mechanism.first_release_noise)
-    by_rdp = epsilon_rdp(*numbers, first_mu)
-    if accountant == "rdp":
-        return Spent(by_rdp, by_rdp, None, "rdp")
-    by_pld = epsilon_pld(*numbers, 1, first_mu)
-    reason = by_pld.reason
-    if by_pld.epsilon is not None and by_pld.epsilon <= by_rdp:
-        return Spent(by_pld.epsilon, by_rdp, by_pld.epsilon, "pld")
-    return Spent(
-        by_rdp,
-        by_rdp,
-        None,
-        "rdp",
-        f"epsilon is RDP's: {reason or 'PLD is not below it here, so its grid is too coarse.'}",
-    )
+    covers = "epsilon covers that this run was selected from others; that is accounted for by RDP."
+    return Spent(best, best, None, "rdp", _NO_NOISE if math.isinf(best) else covers)
 
 
 class EpsilonCurve:
@@ -161,7 +191,7 @@ class EpsilonCurve:
         # epsilon.
         self._steps = sorted({0, *(math.ceil(last * (i / _CURVE_POINTS) ** 2) for i in range(1, _CURVE_POINTS)), last})
         before: Accountant = "pld" if accountant == "pld" and _is_cheap(mechanism) else "rdp"
-        if before == "rdp" and mechanism.images_per_unit > 1:  # of which there is no RDP
+        if before == "rdp" and mechanism.most_images > 1:  # of which there is no RDP
             self._steps = [0, last]
             before = "pld"
         values = [epsilon(mechanism.replace(num_steps=step), delta, before).epsilon for step in self._steps[:-1]]
@@ -177,10 +207,7 @@ class EpsilonCurve:
 
 
 def _is_cheap(mechanism: Mechanism) -> bool:
-    if mechanism.sampling_prob == 1 or mechanism.num_steps == 0 or not mechanism.has_noise:
+    if not mechanism.has_noise or all(q == 1 for q, _, _ in mechanism.parts):
         return True
-    images = min(mechanism.images_per_unit, mechanism.num_examples)
-    first_mu = images * first_release_mu(mechanism.first_release_noise)
-    part = (mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps)
-    cost = Cost.together([part], images, first_mu)
+    cost = Cost.together(mechanism.parts, mechanism.most_images)
     return cost.seconds(cost.interval) <= _CURVE_SECONDS

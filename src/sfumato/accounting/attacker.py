@@ -16,11 +16,10 @@ from typing import Literal
 import numpy as np
 
 from sfumato.accounting.accountants import epsilon
-from sfumato.accounting.gaussian import log_delta_gaussian
-from sfumato.accounting.mechanism import Accountant, Mechanism, first_release_mu
+from sfumato.accounting.gaussian import log_delta_gaussian, mu_of
+from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.accounting.pld import deltas_pld
 from sfumato.accounting.selection import Selection
-from sfumato.accounting.user_level import MOST_IMAGES
 
 FALSE_POSITIVES = (0.01, 0.001)
 """Rates of false positives at which rates of true ones are told."""
@@ -67,9 +66,12 @@ def attacker(mechanism: Mechanism, selection: Selection | None = None) -> Attack
         >>> round(bound.accuracy, 3), bound.source
         (0.654, 'pld')
     """
-    candidates = _candidates(mechanism)
+    candidates = max(1, -(-mechanism.num_examples // mechanism.images_per_unit))
     *rates, singled_out = true_positive_rates(mechanism, (*FALSE_POSITIVES, 1 / candidates), selection).tolist()
-    advantage, source = _advantage(mechanism, selection)
+    epsilons, deltas, source = _trade_off(mechanism, selection)
+    with np.errstate(over="ignore"):
+        # Of (epsilon, delta) the advantage is (e^epsilon - 1 + 2 delta) / (e^epsilon + 1).
+        advantage = min(1.0, float((1 - 2 * (1 - deltas) / (np.exp(epsilons) + 1)).min()))
     return Attacker(advantage, (1 + advantage) / 2, tuple(rates), candidates, singled_out, source)
 
 
@@ -90,18 +92,9 @@ def true_positive_rates(
     Returns:
         (n,): upper bounds, in [0, 1].
     """
-    rates = np.asarray(false_positives, dtype=np.float64)
-    if _tells_nothing(mechanism, selection):
-        return rates
-    if not mechanism.has_noise:
-        return np.ones_like(rates)
-    if selection is None and _is_gaussian(mechanism):
-        from scipy.special import ndtr, ndtri
-
-        # Without sampling the trade-off is in closed form (Dong et al. 2022): a difference of mu standard deviations.
-        return ndtr(ndtri(rates) + _gaussian_mu(mechanism))
-    epsilons, deltas, _ = _curve(mechanism) if selection is None else (*_pairs(mechanism, selection), None)
-    epsilons, rates = np.minimum(epsilons, 700.0), rates[:, None]  # e^700 is finite, and bounds nothing
+    rates = np.asarray(false_positives, dtype=np.float64)[:, None]
+    epsilons, deltas, _ = _trade_off(mechanism, selection)
+    epsilons = np.minimum(epsilons, 700.0)  # e^700 is finite, and bounds nothing
     # With the roles exchanged: true negatives are e^epsilon times the false ones and delta, at most.
     exchanged = 1 - np.exp(-epsilons) * (1 - rates - deltas)
     return np.minimum(np.exp(epsilons) * rates + deltas, exchanged).min(1).clip(0.0, 1.0)
@@ -120,67 +113,27 @@ def curve(mechanism: Mechanism) -> tuple[np.ndarray, np.ndarray]:
     Returns:
         epsilons, from 0 on, and deltas: of the same shape.
     """
-    if mechanism.releases_nothing:
-        return _EPSILONS, np.zeros_like(_EPSILONS)
-    if not mechanism.has_noise:
-        return _EPSILONS, np.ones_like(_EPSILONS)
-    if _is_gaussian(mechanism):
-        mu = _gaussian_mu(mechanism)
-        deltas = np.exp([log_delta_gaussian(mu, epsilon) for epsilon in _EPSILONS.tolist()])
-        return _EPSILONS, np.minimum(deltas * (1 + 1e-9), 1.0)
-    epsilons, deltas, _ = _curve(mechanism)
+    epsilons, deltas, _ = _trade_off(mechanism, None)
     return epsilons, deltas
 
 
-def _is_gaussian(mechanism: Mechanism) -> bool:
-    """Whether all that is released is one Gaussian mechanism: nothing is sampled."""
-    return mechanism.sampling_prob == 1 or mechanism.num_steps == 0
-
-
-def _gaussian_mu(mechanism: Mechanism) -> float:
-    return mechanism.replace(images_per_unit=min(mechanism.images_per_unit, mechanism.num_examples)).gaussian_mu
-
-
-def _tells_nothing(mechanism: Mechanism, selection: Selection | None) -> bool:
-    return mechanism.releases_nothing and (selection is None or selection.score_noise is None)
-
-
-def _candidates(mechanism: Mechanism) -> int:
-    return max(1, -(-mechanism.num_examples // mechanism.images_per_unit))
-
-
-def _advantage(mechanism: Mechanism, selection: Selection | None) -> tuple[float, Literal["pld", "pairs"]]:
-    """True positives less false ones, at the best threshold, at most; and where that is from."""
-    if _tells_nothing(mechanism, selection):
-        return 0.0, "pld"
+@functools.lru_cache(maxsize=64)
+def _trade_off(
+    mechanism: Mechanism, selection: Selection | None
+) -> tuple[np.ndarray, np.ndarray, Literal["pld", "pairs"]]:
+    """Epsilons, a delta for each, and where they are from."""
+    parts, images = mechanism.parts, mechanism.most_images
+    if mechanism.releases_nothing and (selection is None or selection.score_noise is None):
+        return _EPSILONS, np.zeros_like(_EPSILONS), "pld"
     if not mechanism.has_noise:
-        return 1.0, "pairs"
-    if selection is None and _is_gaussian(mechanism):
-        from scipy.special import ndtr
-
-        return float(2 * ndtr(_gaussian_mu(mechanism) / 2) - 1), "pld"
-    epsilons, deltas, source = _curve(mechanism) if selection is None else (*_pairs(mechanism, selection), "pairs")
-    with np.errstate(over="ignore"):
-        # Of (epsilon, delta) the advantage is (e^epsilon - 1 + 2 delta) / (e^epsilon + 1).
-        advantages = 1 - 2 * (1 - deltas) / (np.exp(epsilons) + 1)
-    return min(1.0, float(advantages.min())), source
-
-
-@functools.lru_cache(maxsize=64)
-def _curve(mechanism: Mechanism) -> tuple[np.ndarray, np.ndarray, Literal["pld", "pairs"]]:
-    images = min(mechanism.images_per_unit, mechanism.num_examples)
-    if images <= MOST_IMAGES:
-        numbers = (mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps)
-        first_mu = images * first_release_mu(mechanism.first_release_noise)
-        deltas = deltas_pld(*numbers, _EPSILONS.tolist(), images, first_mu)
-        if deltas is not None:
-            return _EPSILONS, deltas, "pld"
-    return *_pairs(mechanism, None), "pairs"
-
-
-@functools.lru_cache(maxsize=64)
-def _pairs(mechanism: Mechanism, selection: Selection | None) -> tuple[np.ndarray, np.ndarray]:
-    accountant: Accountant = "rdp" if min(mechanism.images_per_unit, mechanism.num_examples) == 1 else "pld"
+        return _EPSILONS, np.ones_like(_EPSILONS), "pairs"
+    if selection is None and all(q == 1 for q, _, _ in parts):  # one Gaussian, in closed form
+        mu = mu_of(parts, images)
+        deltas = np.exp([log_delta_gaussian(mu, epsilon) for epsilon in _EPSILONS.tolist()])
+        return _EPSILONS, np.minimum(deltas * (1 + 1e-9), 1.0), "pld"
+    if selection is None and (by_pld := deltas_pld(parts, _EPSILONS.tolist(), images)) is not None:
+        return _EPSILONS, by_pld, "pld"
+    accountant: Accountant = "rdp" if images == 1 else "pld"
     pairs = [(epsilon(mechanism, delta, accountant, selection).epsilon, delta) for delta in _DELTAS.tolist()]
-    found = np.array(pairs)
-    return found[:, 0], found[:, 1]
+    epsilons, deltas = np.array(pairs).T
+    return epsilons, deltas, "pairs"

@@ -11,13 +11,15 @@ from typing import Any
 
 from sfumato.accounting import rounding
 from sfumato.accounting.accountants import epsilon
+from sfumato.accounting.gaussian import mu_gaussian
 from sfumato.accounting.mechanism import Accountant, Mechanism
-from sfumato.accounting.selection import Selection, epsilon_of_best
+from sfumato.accounting.selection import Selection
 from sfumato.errors import InputError
 
 SMALLEST_SIGMA, LARGEST_SIGMA = 0.05, 1e6
 MOST_STEPS = 10**9
 _EXACT_STEPS = 20_000
+_SECANTS = 6
 
 
 def solve_noise_multiplier(
@@ -48,18 +50,16 @@ def solve_noise_multiplier(
         >>> solve_noise_multiplier(num_examples=50_000, batch_size=4096, num_steps=875, **budget)
         9.889
     """
-    _check_budget(target_epsilon, delta)
     beside: dict[str, Any] = {"images_per_unit": images_per_unit, "first_release_noise": first_release_noise}
     mechanism = Mechanism(num_examples, batch_size, 1.0, num_steps, **beside)
-    signal = math.sqrt(num_steps) * mechanism.sampling_prob / _gaussian_mu(target_epsilon, delta)
     found = _largest(
-        lambda n: mechanism.replace(noise_multiplier=_sigma(-n)),
+        lambda sigma: mechanism.replace(noise_multiplier=sigma),
         low=-_rank(LARGEST_SIGMA),
         high=-_rank(SMALLEST_SIGMA),
-        guess=-_rank(min(max(signal, SMALLEST_SIGMA), LARGEST_SIGMA)),
-        budget=(target_epsilon, delta, accountant),
-        nearer=lambda n, ratio: -_rank(min(max(_sigma(-n) * ratio, SMALLEST_SIGMA), LARGEST_SIGMA)),
-        selection=selection,
+        budget=(target_epsilon, delta, accountant, selection),
+        power=-1.0,
+        value=lambda n: _sigma(-n),
+        place=lambda sigma: -_rank(sigma),
     )
     if found is None:
         least = epsilon(mechanism.replace(noise_multiplier=LARGEST_SIGMA), delta, accountant, selection).epsilon
@@ -91,18 +91,15 @@ def solve_num_steps(
     Raises:
         InputError: If the budget is impossible, or one step exceeds it.
     """
-    _check_budget(target_epsilon, delta)
+    _check_noise(noise_multiplier)
     beside: dict[str, Any] = {"images_per_unit": images_per_unit, "first_release_noise": first_release_noise}
     mechanism = Mechanism(num_examples, batch_size, noise_multiplier, 1, **beside)
-    _check_noise(noise_multiplier)
-    guess = (_gaussian_mu(target_epsilon, delta) * noise_multiplier / mechanism.sampling_prob) ** 2
     found = _largest(
         lambda n: mechanism.replace(num_steps=n),
         low=1,
         high=MOST_STEPS,
-        guess=int(min(max(guess, 1), MOST_STEPS)),
-        budget=(target_epsilon, delta, accountant),
-        nearer=lambda n, ratio: int(n / ratio**2),
+        budget=(target_epsilon, delta, accountant, None),
+        power=0.5,
         gap=lambda n: n // 2000 if n > _EXACT_STEPS else 1,
     )
     if found is None:
@@ -135,18 +132,15 @@ def solve_batch_size(
     Raises:
         InputError: If the budget is impossible, or a batch of one exceeds it.
     """
-    _check_budget(target_epsilon, delta)
+    _check_noise(noise_multiplier)
     beside: dict[str, Any] = {"images_per_unit": images_per_unit, "first_release_noise": first_release_noise}
     mechanism = Mechanism(num_examples, 1, noise_multiplier, num_steps, **beside)
-    _check_noise(noise_multiplier)
-    guess = _gaussian_mu(target_epsilon, delta) * noise_multiplier * num_examples / math.sqrt(max(num_steps, 1))
     found = _largest(
         lambda n: mechanism.replace(batch_size=n),
         low=1,
         high=num_examples,
-        guess=int(min(max(guess, 1), num_examples)),
-        budget=(target_epsilon, delta, accountant),
-        nearer=lambda n, ratio: int(n / ratio),
+        budget=(target_epsilon, delta, accountant, None),
+        power=1.0,
     )
     if found is None:
         least = epsilon(mechanism, delta, accountant).epsilon
@@ -159,17 +153,6 @@ def solve_batch_size(
     return found
 
 
-def _check_budget(target_epsilon: float, delta: float) -> None:
-    """Refuses budgets that nothing can meet."""
-    if not (math.isfinite(target_epsilon) and target_epsilon > 0):
-        raise InputError(
-            f"epsilon must be positive and finite, not {target_epsilon}: 0 would mean to learn "
-            "nothing. 1 is strong, 3 usual, 8 weak."
-        )
-    if not 0 < delta < 1:
-        raise InputError(f"delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")
-
-
 def _check_noise(noise_multiplier: float) -> None:
     if not noise_multiplier > 0:
         raise InputError(
@@ -178,70 +161,64 @@ def _check_noise(noise_multiplier: float) -> None:
         )
 
 
-def _gaussian_mu(epsilon: float, delta: float) -> float:
-    """About the mu = sqrt(T) q / sigma that spends epsilon in the Gaussian limit: only ever a
-    starting point.
-    """
-    tail = 2 * math.log(1 / delta)
-    return math.sqrt(tail + 2 * epsilon) - math.sqrt(tail)
-
-
 def _largest(
-    mechanism_of: Callable[[int], Mechanism],
+    mechanism_of: Callable[[Any], Mechanism],
     *,
     low: int,
     high: int,
-    guess: int,
-    budget: tuple[float, float, Accountant],
-    nearer: Callable[[int, float], int],
+    budget: tuple[float, float, Accountant, Selection | None],
+    power: float,
+    value: Callable[[int], float] = lambda n: n,
+    place: Callable[[float], int] = int,
     gap: Callable[[int], int] = lambda n: 1,
-    selection: Selection | None = None,
 ) -> int | None:
-    """The largest n in [low, high] within the budget, for a mechanism that spends more as n grows;
-    None if there is none.
+    """The largest n in [low, high] whose mechanism is within the budget; None if there is none. The mechanism spends
+    more as n grows.
 
-    RDP takes milliseconds, PLD much longer. So RDP finds where to start, at targets raised by what
-    PLD was seen to save. For a person, of whom there is no RDP, `nearer(n, spent / target)` does,
-    as epsilon grows about as the signal.
+    In the Gaussian limit mu = sqrt(T) q / sigma is spent, a power of the number that is solved for. RDP takes
+    milliseconds, PLD much longer. So a step along that power finds a first number, secants by RDP one near its answer,
+    and few by the accountant that is asked one near the answer, where the search for it begins.
     """
-    target, delta, accountant = budget
-
-    def search(start: int, target: float, by: Accountant) -> int | None:
-        return _search(
-            lambda n: epsilon(mechanism_of(n), delta, by, selection).epsilon <= target, low, high, start, gap
+    target, delta, accountant, selection = budget
+    if not 0 < target < math.inf:
+        raise InputError(
+            f"epsilon must be positive and finite, not {target}: 0 would mean to learn "
+            "nothing. 1 is strong, 3 usual, 8 weak."
         )
+    if not 0 < delta < 1:
+        raise InputError(f"delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")
 
-    if selection is not None:
-        guess = (
-            _search(
-                lambda n: epsilon_of_best(mechanism_of(n), delta, selection, refined=False) <= target,
-                low,
-                high,
-                guess,
-                gap,
-            )
-            or guess
-        )
-    elif mechanism_of(low).images_per_unit > 1:
-        for _ in range(3):
-            spent = epsilon(mechanism_of(guess), delta, accountant)
-            if not 0 < spent.epsilon < math.inf:
+    def log_mu(spent: float) -> float:
+        return math.log(mu_gaussian(min(spent, 1e100), delta))  # beyond, squares overflow
+
+    goal = log_mu(target)
+
+    def spent(n: int, by: Accountant) -> float:
+        return epsilon(mechanism_of(value(n)), delta, by, selection).epsilon
+
+    def toward(log_value: float) -> int:
+        return min(max(place(math.exp(min(max(log_value, -700.0), 700.0))), low), high)
+
+    first = mechanism_of(value(low))
+    mu = first.most_images * first.sampling_prob * math.sqrt(max(first.num_steps, 1)) / first.noise_multiplier
+    guess, slope = toward(math.log(value(low)) + (goal - math.log(mu)) / power), power
+    has_rdp = accountant == "pld" and selection is None and first.most_images == 1
+    for by in ("rdp", accountant) if has_rdp else (accountant,):
+        before: tuple[float, float] | None = None
+        for _ in range(2 if has_rdp and by == accountant else _SECANTS):
+            found = spent(guess, by)
+            if not 0 < found < math.inf:
                 break
-            guess = min(max(nearer(guess, spent.epsilon / target), low), high)
-    elif accountant == "pld":
-        relaxed = target
-        for _ in range(2):
-            by_rdp = search(guess, relaxed, "rdp")
-            if by_rdp is None:
+            here, reached = math.log(value(guess)), log_mu(found)
+            if before is not None and (reached - before[1]) * (here - before[0]) * power > 0:
+                slope = (reached - before[1]) / (here - before[0])
+            before, following = (here, reached), toward(here + (goal - reached) / slope)
+            if abs(following - guess) <= gap(guess):
                 break
-            guess = by_rdp
-            spent = epsilon(mechanism_of(guess), delta)
-            if spent.epsilon <= 0 or spent.epsilon_rdp is None:
-                break
-            relaxed = target * spent.epsilon_rdp / spent.epsilon
-    found = search(guess, target, accountant)
-    assert found is None or epsilon(mechanism_of(found), delta, accountant, selection).epsilon <= target
-    return found
+            guess = following
+    answer = _search(lambda n: spent(n, accountant) <= target, low, high, guess, gap)
+    assert answer is None or spent(answer, accountant) <= target
+    return answer
 
 
 def _search(within: Callable[[int], bool], low: int, high: int, start: int, gap: Callable[[int], int]) -> int | None:

@@ -2,18 +2,21 @@
 
 import dataclasses
 import math
-import operator
+import numbers
 from typing import Literal
 
-from sfumato.errors import InputError, is_from_elsewhere
+from sfumato.errors import InputError
 
 Sampling = Literal["poisson", "shuffled"]
+Part = tuple[float, float, int]
+"""Steps of one kind: q, sigma and T. A Gaussian release of all examples is one with q = 1."""
 Accountant = Literal["pld", "rdp"]
 
 # Below, one step may spend half a million, and the numerics of it take memory without bound;
 # infinity is above that.
 LEAST_NOISE = 1e-3
-_LARGEST = 10**40
+LARGEST = 10**15
+"""Of every whole number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,32 +53,28 @@ class Mechanism:
     first_release_noise: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_examples", "batch_size", "num_steps", "images_per_unit"):
-            object.__setattr__(self, name, _whole(name, getattr(self, name)))
-        if self.num_examples < 1:
-            raise InputError(f"num_examples must be at least 1, not {self.num_examples}: there is nothing to train on.")
-        if not 1 <= self.batch_size <= self.num_examples:
+        for name, least in (("num_examples", 1), ("batch_size", 1), ("num_steps", 0), ("images_per_unit", 1)):
+            value = getattr(self, name)
+            if not (isinstance(value, numbers.Integral) and least <= int(value) <= LARGEST):
+                raise InputError(f"{name} must be a whole number of at least {least}, at most 1e15, not {value!s:.40}.")
+            object.__setattr__(self, name, int(value))  # a NumPy number overflows at 2^63
+        if self.batch_size > self.num_examples:
             raise InputError(
-                f"batch_size must lie between 1 and num_examples = {self.num_examples}, not "
-                f"{self.batch_size}: it is the expected number of images drawn at each step. "
-                "Choose a smaller batch."
+                f"batch_size must be at most num_examples = {self.num_examples}, not {self.batch_size}: it is the "
+                "expected number of images drawn at each step. Choose a smaller batch."
             )
-        if not (_is_finite(self.noise_multiplier) and self.noise_multiplier >= 0):
+        if not _is_noise(self.noise_multiplier):
             raise InputError(
-                f"noise_multiplier must be finite and at least 0, not {_shown(self.noise_multiplier)}. "
+                f"noise_multiplier must be finite and at least 0, not {self.noise_multiplier!s:.40}. "
                 "Choose a positive one, or give a target_epsilon."
             )
-        if self.num_steps < 0:
-            raise InputError(f"num_steps must be at least 0, not {self.num_steps}.")
-        if not isinstance(self.sampling, str) or self.sampling not in ("poisson", "shuffled"):
+        if self.sampling not in ("poisson", "shuffled"):
             raise InputError(f'sampling must be "poisson" or "shuffled", not "{self.sampling}".')
-        if self.images_per_unit < 1:
-            raise InputError(f"a person has at least 1 image, not {self.images_per_unit}.")
         first = self.first_release_noise
-        if first is not None and not (_is_finite(first) and first > 0):
+        if first is not None and not (_is_noise(first) and first > 0):
             raise InputError(
-                f"first_release_noise must be finite and above 0, not {_shown(first)}. Leave it out where "
-                "there is no such release."
+                f"first_release_noise must be finite and above 0, not {first!s:.40}. Leave it out where there is no "
+                "such release."
             )
 
     @property
@@ -86,51 +85,28 @@ class Mechanism:
     @property
     def releases_nothing(self) -> bool:
         """Whether nothing of any example is released."""
-        return self.num_steps == 0 and self.first_release_noise is None
+        return not self.parts
 
     @property
     def has_noise(self) -> bool:
         """Whether each release has so much noise that a finite epsilon is stated."""
-        noises = [self.noise_multiplier] if self.num_steps else []
-        noises += [] if self.first_release_noise is None else [self.first_release_noise]
-        return all(noise >= LEAST_NOISE for noise in noises)
+        return all(sigma >= LEAST_NOISE for _, sigma, _ in self.parts)
 
     @property
-    def gaussian_mu(self) -> float:
-        """Sensitivity / noise of all releases without sampling, as one Gaussian's, for one unit; with noise only."""
-        of_steps = math.sqrt(self.num_steps) / self.noise_multiplier if self.num_steps else 0.0
-        return self.images_per_unit * math.hypot(of_steps, first_release_mu(self.first_release_noise))
+    def most_images(self) -> int:
+        """k, how many images a unit has at most: nobody has more than there are."""
+        return min(self.images_per_unit, self.num_examples)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All that is released: the steps, and the release before them."""
+        steps = ((self.sampling_prob, self.noise_multiplier, self.num_steps),) if self.num_steps else ()
+        return steps if self.first_release_noise is None else (*steps, (1.0, self.first_release_noise, 1))
 
     def replace(self, **changes) -> "Mechanism":
         """The same mechanism with some numbers changed."""
         return dataclasses.replace(self, **changes)
 
 
-def _whole(name: str, value: object) -> int:
-    """As Python has it, whatever library it comes from: a NumPy number overflows at 2^63."""
-    try:
-        found = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-        if found is not None and abs(found) < _LARGEST:
-            return found
-    except (TypeError, RuntimeError) as error:  # a tensor without numbers
-        if is_from_elsewhere(error):
-            raise
-    raise InputError(f"{name} must be a whole number, not {_shown(value)}.")
-
-
-def _shown(value: object) -> str:
-    return "one of so many digits" if isinstance(value, int) and abs(value) >= _LARGEST else str(value)[:40]
-
-
-def first_release_mu(first_release_noise: float | None) -> float:
-    """1 / sigma_0, for one image; 0 without such a release."""
-    return 0.0 if first_release_noise is None else 1 / first_release_noise
-
-
-def _is_finite(number: object) -> bool:
-    try:
-        return math.isfinite(number)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        if is_from_elsewhere(error):
-            raise
-        return False
+def _is_noise(value: object) -> bool:
+    return isinstance(value, numbers.Real) and 0 <= float(value) < math.inf

@@ -13,30 +13,30 @@ from typing import Any
 import numpy as np
 
 from sfumato.accounting import rounding
-from sfumato.accounting.gaussian import epsilon_gaussian
-from sfumato.accounting.rdp import Part
-from sfumato.errors import is_from_elsewhere
+from sfumato.accounting.gaussian import epsilon_gaussian, mu_of
+from sfumato.accounting.mechanism import Part
 
 MAX_BYTES = 2e9
 MAX_SECONDS = 10.0
 # A first attempt costs at most this; it is refined only where its own check asks for it.
 _FIRST_SECONDS = 1.0
+_CURVE_SECONDS = 0.2  # at most, of what makes the grid of `deltas_pld` finer than needed
 
-# An answer that halving the step changed by less than the first is accepted at once; by less than
-# the second, when refining would cost more than _SECOND_THOUGHTS seconds. The error that is left is
-# no larger than the last change.
+# The step is halved until that changes the answer by less than the first, or becomes too slow; then
+# less than the second is accepted. The error that is left is no larger than the last change.
 _GOOD_CHANGE = 0.005
 _LARGEST_CHANGE = 0.02
-_SECOND_THOUGHTS = 2.0
-_CHEAP_SECONDS = 0.2
 
 # What dp-accounting cuts off: e^-50 of each step's mass (ten standard deviations), 1e-15 of the
 # composition's.
 _TRUNCATION = 10.0
 _TAIL_MASS = 1e-15
+_WIDEST_INTERVAL = 100.0  # exp of several times that overflows
 _MAX_STEPS_AT_ONCE = 10_000
 # Kinds of steps that are put on one grid: so many take half a minute.
 MOST_KINDS = 400
+# Of one person: mixtures of more Gaussians take memory without bound.
+MOST_IMAGES = 10_000
 _BLOCK = 1_000
 
 
@@ -53,163 +53,123 @@ class Tight:
     reason: str = ""
 
 
-def epsilon_pld(
-    sampling_prob: float,
-    noise_multiplier: float,
-    num_steps: int,
-    delta: float,
-    images: int = 1,
-    first_mu: float = 0.0,
-) -> Tight:
-    """Epsilon of the composed Poisson-subsampled Gaussian under add-or-remove, by PLD.
+def epsilon_pld(parts: Sequence[Part], delta: float, images: int = 1) -> Tight:
+    """Epsilon of steps of the Poisson-subsampled Gaussian under add-or-remove, by PLD: losses add up, in each direction
+    by itself.
 
     The answer is computed at two steps of the loss grid, one twice the other. Connect-the-dots is
     pessimistic (`Doroshenko et al. (2022) <https://arxiv.org/abs/2207.04380>`_), so refining lowers
     it; an answer that rises instead is rounding noise and is rejected, and one that still falls by
     over 2 % is too coarse.
 
-    Guarantee: where there is a number, an upper bound; the FFT's rounding is taken from delta
-        first.
+    Guarantee: where there is a number, an upper bound, in whatever order the steps are taken; the FFT's rounding is
+        taken from delta first.
 
     Args:
-        sampling_prob: q in (0, 1].
-        noise_multiplier: sigma > 0.
-        num_steps: T >= 1.
+        parts: Of each kind of steps q in (0, 1], sigma > 0 and T >= 1; at least one. They share one grid; those with
+            q = 1 are one Gaussian.
         delta: In (0, 1).
         images: k, how many images one unit of privacy owns, each Poisson sampled by itself (a
             mixture of Gaussians).
-        first_mu: Sensitivity / noise, for one unit, of a Gaussian release without sampling that is
-            composed with the steps; 0: there is none.
 
     Example:
-        >>> round(epsilon_pld(4096 / 50_000, 10.0, 875, 1e-5).epsilon, 3)
+        >>> round(epsilon_pld([(4096 / 50_000, 10.0, 875)], 1e-5).epsilon, 3)
         0.904
     """
-    return epsilon_pld_together([(sampling_prob, noise_multiplier, num_steps)], delta, images, first_mu)
-
-
-def epsilon_pld_together(parts: Sequence[Part], delta: float, images: int = 1, first_mu: float = 0.0) -> Tight:
-    """Epsilon of several kinds of steps together, by PLD: their losses add up, in each direction by itself.
-
-    Guarantee: as of `epsilon_pld`, in whatever order the steps are taken.
-
-    Args:
-        parts: Of each kind q, sigma and T as above; at least one. They share one grid.
-    """
-    for q, sigma, num_steps in parts:
-        if q == 1:  # without sampling: a Gaussian
-            first_mu = math.hypot(images * math.sqrt(num_steps) / sigma, first_mu)
-    parts = [part for part in parts if part[0] < 1]
-    if not parts:
-        return Tight(epsilon_gaussian(first_mu, delta))
+    if all(q == 1 for q, _, _ in parts):
+        return Tight(epsilon_gaussian(mu_of(parts, images), delta))
     if len(parts) > MOST_KINDS:
         return Tight(None, f"{len(parts)} kinds of steps are too many for PLD.")
+    if images > MOST_IMAGES:
+        return Tight(None, f"{images} images of one person are too many.")
     # The FFT's powers round by about T machine epsilons, which leaves noise in the tails. At ten
     # settings, T = 2,468 to 2 million, no tail's sum fell below zero by more than 0.02 T of them: a
     # measurement, not a proof. One T is taken off delta, and one epsilon for each further part.
-    num_steps = sum(part[2] for part in parts)
-    noise = _rounding(parts, first_mu)
+    noise = _rounding(parts)
     if noise > delta / 20:
         return Tight(
             None,
             f"delta = {rounding.delta_text(delta)} is too near the rounding error of PLD's "
-            f"arithmetic over {num_steps} steps.",
+            f"arithmetic over {sum(part[2] for part in parts)} steps.",
         )
-    cost = Cost.together(parts, images, first_mu)
+    cost = Cost.together(parts, images)
     interval = cost.interval
 
-    def at(step: float) -> float:
-        return _epsilon_on_grid(parts, delta - noise, images, first_mu, step)
+    if not cost.affordable(interval):
+        return Tight(None, cost.refusal(interval))
 
-    try:
-        coarse, fine = at(2 * interval), at(interval)
-        while (
-            coarse - fine > _GOOD_CHANGE * fine
-            and cost.affordable(interval / 2)
-            and (coarse - fine > _LARGEST_CHANGE * fine or cost.seconds(interval / 2) <= _SECOND_THOUGHTS)
-        ):
-            interval /= 2
-            coarse, fine = fine, at(interval)
-    except (ValueError, ArithmeticError, MemoryError) as error:
-        if is_from_elsewhere(error):
-            raise
-        return Tight(None, f"PLD failed ({type(error).__name__}).")
+    def at(step: float) -> float:
+        return _epsilon_on_grid(parts, delta - noise, images, step)
+
+    coarse, fine = at(2 * interval), at(interval)
+    while coarse - fine > _GOOD_CHANGE * fine and cost.affordable(interval / 2):
+        interval /= 2
+        coarse, fine = fine, at(interval)
     if not (math.isfinite(fine) and math.isfinite(coarse)):
         return Tight(None, "PLD gave no finite epsilon.")
     if fine > coarse * (1 + 1e-9):
         return Tight(None, "PLD's rounding noise shows: its epsilon rose on a finer grid.")
     if coarse - fine > _LARGEST_CHANGE * fine:
-        return Tight(None, f"PLD would need a finer grid: {cost.refusal(interval / 2)}")
+        return Tight(None, cost.refusal(interval / 2))
     return Tight(fine)
 
 
-def deltas_pld(
-    sampling_prob: float,
-    noise_multiplier: float,
-    num_steps: int,
-    epsilons: Sequence[float],
-    images: int = 1,
-    first_mu: float = 0.0,
-) -> np.ndarray | None:
+def deltas_pld(parts: Sequence[Part], epsilons: Sequence[float], images: int = 1) -> np.ndarray | None:
     """Delta at each epsilon, by PLD under add-or-remove: upper bounds, the FFT's rounding included.
 
     Args:
-        sampling_prob: q in (0, 1).
+        parts, images: As in `epsilon_pld`, not all of q = 1.
         epsilons: At least 0.
-        images, first_mu: As in `epsilon_pld`.
 
     Returns:
         (len(epsilons),); None where PLD's grid would be too coarse, or it fails.
     """
-    parts = [(sampling_prob, noise_multiplier, num_steps)]
-    cost = Cost.together(parts, images, first_mu)
-    interval = cost.interval
-    while cost.affordable(interval / 2) and cost.seconds(interval / 2) <= _CHEAP_SECONDS:
-        interval /= 2
+    if images > MOST_IMAGES:
+        return None
+    cost = Cost.together(parts, images)
+    interval = min(cost.interval, cost.interval * cost.seconds(cost.interval) / _CURVE_SECONDS)
     if not cost.affordable(interval):
         return None
-    try:
-        composed = _composed(parts, images, first_mu, interval)
-        found = np.asarray(composed.get_delta_for_epsilon(list(epsilons)), dtype=np.float64)
-    except (ValueError, ArithmeticError, MemoryError) as error:
-        if is_from_elsewhere(error):
-            raise
-        return None
-    if not np.isfinite(found).all():
-        return None
-    return np.clip(found, 0, 1) + _rounding(parts, first_mu)
+    composed = _composed(parts, images, interval)
+    found = np.asarray(composed.get_delta_for_epsilon(list(epsilons)), dtype=np.float64)
+    return np.clip(found, 0, 1) + _rounding(parts) if np.isfinite(found).all() else None
 
 
-def _rounding(parts: Sequence[Part], first_mu: float) -> float:
+def _rounding(parts: Sequence[Part]) -> float:
     """What the FFT's rounding may take from delta, at most."""
-    return (sum(part[2] for part in parts) + len(parts) - 1 + bool(first_mu)) * sys.float_info.epsilon
+    sampled, gaussian = _split(parts)
+    return (sum(part[2] for part in sampled) + len(sampled) - 1 + bool(gaussian)) * sys.float_info.epsilon
 
 
-def _epsilon_on_grid(parts: Sequence[Part], delta: float, images: int, first_mu: float, interval: float) -> float:
-    return float(_composed(parts, images, first_mu, interval).get_epsilon_for_delta(delta))
+def _split(parts: Sequence[Part]) -> tuple[list[Part], list[Part]]:
+    """Those that are sampled, and those of all examples."""
+    return [part for part in parts if part[0] < 1], [part for part in parts if part[0] == 1]
 
 
-def _composed(parts: Sequence[Part], images: int, first_mu: float, interval: float) -> Any:
+def _epsilon_on_grid(parts: Sequence[Part], delta: float, images: int, interval: float) -> float:
+    return float(_composed(parts, images, interval).get_epsilon_for_delta(delta))
+
+
+def _composed(parts: Sequence[Part], images: int, interval: float) -> Any:
+    sampled, gaussian = _split(parts)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # whatever overflows or is not finite is seen in the result and rejected there
-        from dp_accounting.pld import privacy_loss_distribution
+        from dp_accounting.pld import privacy_loss_distribution as of
 
-        composed: Any = None
-        for q, sigma, num_steps in parts:
+        losses = []
+        for q, sigma, num_steps in sampled:
             if images == 1:
-                one_step = privacy_loss_distribution.from_gaussian_mechanism(
-                    sigma, sampling_prob=q, value_discretization_interval=interval
-                )
+                one = of.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=interval)
             else:
-                one_step = privacy_loss_distribution.from_mixture_gaussian_mechanism(
-                    sigma, range(images + 1), np.exp(_log_binomial(images, q)), value_discretization_interval=interval
+                weights = np.exp(_log_binomial(images, q))
+                one = of.from_mixture_gaussian_mechanism(
+                    sigma, range(images + 1), weights, value_discretization_interval=interval
                 )
-            of_part = _compose(one_step, num_steps)
-            composed = of_part if composed is None else composed.compose(of_part, _TAIL_MASS)
-        if not first_mu:
-            return composed
-        first = privacy_loss_distribution.from_gaussian_mechanism(1 / first_mu, value_discretization_interval=interval)
-        return composed.compose(first, _TAIL_MASS)
+            losses.append(_compose(one, num_steps))
+        if gaussian:
+            sigma = 1 / mu_of(gaussian, images)
+            losses.append(of.from_gaussian_mechanism(sigma, value_discretization_interval=interval))
+        return functools.reduce(lambda one, other: one.compose(other, _TAIL_MASS), losses)
 
 
 def _compose(one_step, num_steps: int):
@@ -253,14 +213,15 @@ class Cost:
     composed_range: float
 
     @classmethod
-    def together(cls, parts: Sequence[Part], images: int = 1, first_mu: float = 0.0) -> "Cost":
-        """Of all parts on one grid, as fine as the one that needs the finest."""
-        costs = [cls._of(q, sigma, num_steps, images) for q, sigma, num_steps in parts]
-        of_first = 2 * _TRUNCATION * first_mu  # the loss of a first release is N(mu^2 / 2, mu^2)
+    def together(cls, parts: Sequence[Part], images: int = 1) -> "Cost":
+        """Of all parts on one grid, as fine as the one that needs the finest; not all of q = 1."""
+        sampled, gaussian = _split(parts)
+        costs = [cls._of(q, sigma, num_steps, images) for q, sigma, num_steps in sampled]
+        of_gaussian = 2 * _TRUNCATION * mu_of(gaussian, images)  # whose loss is N(mu^2 / 2, mu^2)
         cost = cls(
             min(each.interval for each in costs),
-            sum(each.loss_range for each in costs) + of_first,
-            sum(each.composed_range for each in costs) + of_first,
+            sum(each.loss_range for each in costs) + of_gaussian,
+            sum(each.composed_range for each in costs) + of_gaussian,
         )
         return dataclasses.replace(
             cost, interval=max(cost.interval, cost.interval * cost.seconds(cost.interval) / _FIRST_SECONDS)
@@ -273,16 +234,12 @@ class Cost:
         i = np.arange(images + 1)[:, None]
         # log mu(x) / mu_0(x), mu a binomial mixture of N(i, sigma^2)
         loss = np.logaddexp.reduce(_log_binomial(images, q)[:, None] + (i * x - i**2 / 2) / sigma**2, axis=0)
-        loss_range = float(loss[-1] - loss[0])
         log_density = -0.5 * (x / sigma) ** 2
-        composed_range = max(
-            _composed_range(loss, log_density + loss, num_steps, loss_range),
-            _composed_range(-loss, log_density, num_steps, loss_range),
-        )
-        weight = np.exp(log_density + loss)
-        mean = np.average(loss, weights=weight)
-        deviation = math.sqrt(np.average((loss - mean) ** 2, weights=weight))
-        return cls(deviation / 10, loss_range, composed_range)
+        with_unit, without = np.exp(log_density + loss), np.exp(log_density)
+        mean = np.average(loss, weights=with_unit)
+        deviation = math.sqrt(np.average((loss - mean) ** 2, weights=with_unit))
+        composed_range = max(_composed_range(loss, with_unit, num_steps), _composed_range(-loss, without, num_steps))
+        return cls(deviation / 10, float(loss[-1] - loss[0]), composed_range)
 
     def seconds(self, interval: float) -> float:
         """Time at this step and at twice it, about (measured on one core: 25 us per point before
@@ -295,28 +252,32 @@ class Cost:
         return (300 * self.loss_range + 120 * self.composed_range) / interval
 
     def affordable(self, interval: float) -> bool:
-        return self.seconds(interval) <= MAX_SECONDS and self.bytes(interval) <= MAX_BYTES
+        """Whether time and memory suffice, and the grid is no wider than the library computes with."""
+        return (
+            self.seconds(interval) <= MAX_SECONDS and self.bytes(interval) <= MAX_BYTES and interval <= _WIDEST_INTERVAL
+        )
 
     def refusal(self, interval: float) -> str:
+        if interval > _WIDEST_INTERVAL:
+            return "one step alone spends an epsilon beyond PLD's grid."
         return f"PLD's grid would need about {self.bytes(interval) / 1e9:.1f} GB and {self.seconds(interval):.0f} s."
 
 
-def _composed_range(loss: np.ndarray, log_density: np.ndarray, num_steps: int, loss_range: float) -> float:
+def _composed_range(loss: np.ndarray, weight: np.ndarray, num_steps: int) -> float:
     """Width of what `_compose` keeps of the sum of T losses: outside, the mass is below 1e-15, by
-    Chernoff at dp-accounting's orders.
+    Chernoff at some of dp-accounting's orders.
     """
-    log_density = log_density - np.logaddexp.reduce(log_density)
-    if num_steps <= _MAX_STEPS_AT_ONCE:
-        return _chernoff_width(loss, log_density, num_steps, loss_range)
-    block_range = _chernoff_width(loss, log_density, _BLOCK, loss_range)
-    return _chernoff_width(loss, log_density, num_steps, block_range)
+    from dp_accounting.pld.common import compute_self_convolve_bounds
 
+    mass, edges = np.histogram(loss, 2000, weights=weight / weight.sum())
+    width, size = float(edges[1] - edges[0]), len(mass)
 
-def _chernoff_width(loss: np.ndarray, log_density: np.ndarray, num_steps: int, input_range: float) -> float:
-    bounds: dict[int, list[float]] = {1: [num_steps * float(loss.max())], -1: [num_steps * float(loss.min())]}
-    for k in (1, 2, 3, 5, 8, 13, 20):
-        for sign in (1, -1):
-            order = sign * k / input_range
-            log_moment = float(np.logaddexp.reduce(log_density + order * loss))
-            bounds[sign].append((num_steps * log_moment + math.log(2 / _TAIL_MASS)) / order)
-    return max(input_range, min(bounds[1]) - max(bounds[-1]))
+    def after(steps: int, size: int) -> int:
+        orders = np.array([1, 2, 3, 5, 8, 13, 20, -1, -2, -3, -5, -8, -13, -20]) / size
+        with np.errstate(all="ignore"):  # orders at which it overflows are left out there
+            low, high = compute_self_convolve_bounds(mass.tolist(), steps, _TAIL_MASS, orders.tolist())
+        return max(size, high - low)
+
+    if num_steps > _MAX_STEPS_AT_ONCE:
+        size = after(_BLOCK, size)
+    return after(num_steps, size) * width

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# q, sigma and T of steps of one kind.
-Part = tuple[float, float, int]
+from sfumato.accounting.mechanism import Part
 
 # Added to every log moment, relative: far above the quadrature's own error (below 1e-8:
 # rounding near order 1 dominates; see `_moment_minus_one`), far below the 1e-3 that is asked.
@@ -109,56 +108,40 @@ def rdp(sampling_prob: float, noise_multiplier: float, order: float) -> float:
     return log_moment(sampling_prob, noise_multiplier, order) / (order - 1)
 
 
-def _improved(order: float, divergence: float, log_inverse_delta: float) -> float:
-    """RDP to epsilon: Canonne, Kamath, Steinke 2020, Proposition 12; the same as Balle et al. 2020,
-    Theorem 21.
-    """
-    return divergence + math.log1p(-1 / order) + (log_inverse_delta - math.log(order)) / (order - 1)
+def epsilon_rdp(parts: Sequence[Part], delta: float) -> float:
+    """Epsilon of the composition by RDP, minimised over orders in (1, inf).
 
+    Divergences of all steps add up at each order; from there to epsilon Canonne, Kamath, Steinke 2020, Proposition 12,
+    the same as Balle et al. 2020, Theorem 21.
 
-def _classic(order: float, divergence: float, log_inverse_delta: float) -> float:
-    """RDP to epsilon: Mironov 2017, Proposition 3."""
-    return divergence + log_inverse_delta / (order - 1)
+    T times the log moment is convex in the order, and so are the conversion's terms times (order -
+    1): epsilon is their ratio to order - 1, hence quasi-convex, and one bounded search finds its
+    minimum.
 
-
-def epsilon_rdp(
-    sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float, first_mu: float = 0.0
-) -> float:
-    """Epsilon of the composition by RDP with the improved conversion, minimised over real orders.
-
-    Guarantee: an upper bound on the true epsilon, as every order gives one.
+    Guarantee: an upper bound on the true epsilon, as every order gives one, in whatever order the steps are taken.
 
     Args:
-        sampling_prob: q in (0, 1].
-        noise_multiplier: sigma > 0.
-        num_steps: T >= 1.
+        parts: Of each kind of steps q in (0, 1], sigma > 0 and T >= 1; at least one.
         delta: In (0, 1).
-        first_mu: Sensitivity / noise of a Gaussian release without sampling beside the steps, whose
-            divergence is added at each order; 0: there is none.
 
     Example:
-        >>> round(epsilon_rdp(4096 / 50_000, 10.0, 875, 1e-5), 3)  # De et al. 2022, Table 12, nominal epsilon 1
+        >>> steps = (4096 / 50_000, 10.0, 875)  # De et al. 2022, Table 12, nominal epsilon 1
+        >>> round(epsilon_rdp([steps], 1e-5), 3)
         0.988
     """
-    return epsilon_rdp_together([(sampling_prob, noise_multiplier, num_steps)], delta, first_mu)
+    from scipy.optimize import minimize_scalar
 
+    log_inverse_delta = -math.log(delta)
 
-def epsilon_rdp_together(parts: Sequence[Part], delta: float, first_mu: float = 0.0) -> float:
-    """Epsilon of several kinds of steps together: at each order their divergences add up.
+    def epsilon(log_order_minus_one: float) -> float:
+        order = 1 + math.exp(log_order_minus_one)
+        divergence = sum(num_steps * rdp(q, sigma, order) for q, sigma, num_steps in parts)
+        return divergence + math.log1p(-1 / order) + (log_inverse_delta - math.log(order)) / (order - 1)
 
-    Guarantee: as of `epsilon_rdp`, in whatever order the steps are taken.
-
-    Args:
-        parts: Of each kind q, sigma and T as above; at least one.
-    """
-    return _minimise(_improved, parts, delta, first_mu)
-
-
-def epsilon_rdp_classic(sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float) -> float:
-    """Epsilon by RDP with the classic conversion: looser, and what papers until 2020 print; for
-    comparison.
-    """
-    return _minimise(_classic, [(sampling_prob, noise_multiplier, num_steps)], delta)
+    largest = max(largest_order(q, sigma, log_inverse_delta) for q, sigma, _ in parts)
+    bounds = math.log(_LEAST_ORDER_MINUS_ONE), math.log(largest)
+    found = minimize_scalar(epsilon, bounds=bounds, method="bounded", options={"xatol": 1e-5})
+    return max(0.0, float(found.fun))
 
 
 def largest_order(q: float, sigma: float, price: float) -> float:
@@ -176,27 +159,3 @@ def largest_order(q: float, sigma: float, price: float) -> float:
         price: What is shared among the orders less one: log(1/delta), for one run.
     """
     return 2 + min(4 * sigma**2 * math.log(1 / q) + 2 * sigma * math.sqrt(2 * price), 1e4 * sigma)
-
-
-def _minimise(conversion, parts: Sequence[Part], delta: float, first_mu: float = 0.0) -> float:
-    """The least epsilon over orders in (1, inf).
-
-    T times the log moment is convex in the order, and so are the conversion's terms times (order -
-    1): epsilon is their ratio to order - 1, hence quasi-convex, and one bounded search finds its
-    minimum. (The Gaussian's order mu^2 / 2 of a first release is as convex, and moves it to lower orders, as
-    further kinds of steps do.)
-    """
-    from scipy.optimize import minimize_scalar
-
-    log_inverse_delta = -math.log(delta)
-
-    def epsilon(log_order_minus_one: float) -> float:
-        order = 1 + math.exp(log_order_minus_one)
-        of_steps = sum(num_steps * rdp(q, sigma, order) for q, sigma, num_steps in parts)
-        divergence = of_steps + order * first_mu**2 / 2
-        return conversion(order, divergence, log_inverse_delta)
-
-    largest = max(largest_order(q, sigma, log_inverse_delta) for q, sigma, _ in parts)
-    bounds = math.log(_LEAST_ORDER_MINUS_ONE), math.log(largest)
-    found = minimize_scalar(epsilon, bounds=bounds, method="bounded", options={"xatol": 1e-5})
-    return max(0.0, float(found.fun))

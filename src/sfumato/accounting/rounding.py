@@ -3,16 +3,11 @@ bounds: nothing else prints one.
 """
 
 import decimal
-import functools
 import math
 
-# Whole, so that a program's own settings (`decimal.getcontext`, `DefaultContext`) round no bound to its other side.
-_context = functools.partial(
-    decimal.Context, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX, capitals=1, clamp=0, flags=[], traps=[]
-)
-_UP = _context(prec=4, rounding=decimal.ROUND_CEILING)
-_DOWN = _context(prec=4, rounding=decimal.ROUND_FLOOR)
-_IN_FULL = _context(prec=50, rounding=decimal.ROUND_CEILING)  # a float has 17 digits at most
+_UP = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING)
+_DOWN = decimal.Context(prec=4, rounding=decimal.ROUND_FLOOR)
+_IN_FULL = decimal.Context(prec=50)  # a float has 17 digits at most
 
 
 def epsilon_text(value: float | None) -> str:
@@ -24,9 +19,7 @@ def epsilon_text(value: float | None) -> str:
         >>> epsilon_text(2.99613), epsilon_text(0.1), epsilon_text(None)
         ('2.997', '0.1', 'infinite')
     """
-    if value is None or not math.isfinite(value):
-        return "infinite"
-    return _short(value, _UP)
+    return "infinite" if value is None or not math.isfinite(value) else _short(value, _UP)
 
 
 def lower_epsilon_text(value: float) -> str:

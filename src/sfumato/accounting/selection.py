@@ -145,7 +145,7 @@ def _log_relative(x: float) -> float:
 _ORDERS, _FINER, _TIMES = 200, 16, 3
 
 
-def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection, refined: bool = True) -> float:
+def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection) -> float:
     r"""Epsilon of publishing the best of K runs of one mechanism, by RDP at real orders.
 
     For the truncated negative binomial (Theorem 2), at orders :math:`\lambda > 1` and any
@@ -169,7 +169,6 @@ def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection, re
         mechanism: Of each run.
         delta: In (0, 1).
         selection: How many runs there are, and how their scores are made.
-        refined: False tries fewer orders: a looser bound, sooner.
 
     Returns:
         Infinity where there is no noise, or next to none.
@@ -188,7 +187,7 @@ def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection, re
         price = max(price, -selection.log_gamma)
     logs = np.linspace(math.log(1e-3), math.log(rdp.largest_order(*sampled, price)), _ORDERS)
     bounds = _Bounds(q, sigma, steps, delta, selection)
-    for _ in range(_TIMES if refined else 0):
+    for _ in range(_TIMES):
         finer = [
             np.linspace(logs[max(i - 1, 0)], logs[min(i + 1, len(logs) - 1)], _FINER + 2)[1:-1]
             for i in bounds.best(logs)

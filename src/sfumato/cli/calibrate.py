@@ -30,7 +30,7 @@ def calibrate(
     """Fits probabilities, and a threshold where one is asked for, on images with labels. `predict` and
     `evaluate` use them from then on. Not private with respect to these images.
     """
-    from sfumato.evaluation.use import calibrate as fit
+    from sfumato.evaluation.evaluate import calibrate as fit
     from sfumato.reporting.page import write_report
 
     found = fit(

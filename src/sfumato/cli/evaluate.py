@@ -8,7 +8,7 @@ import typer
 from sfumato.cli import options, output
 
 if TYPE_CHECKING:
-    from sfumato.evaluation.use import Decision, Evaluation
+    from sfumato.evaluation.evaluate import Decision, Evaluation
 
 
 def evaluate(
@@ -47,7 +47,7 @@ def evaluate(
     numbers are not private.
     """
     from sfumato.evaluation import reliability_plot
-    from sfumato.evaluation.use import evaluate as score_run
+    from sfumato.evaluation.evaluate import evaluate as score_run
 
     if plot is not None:
         reliability_plot.check(plot)

@@ -9,7 +9,7 @@ fast one. `law.py` and `comparison.py` hold model and engine to what they promis
 from sfumato.clipping.checks import Finding, findings, require_private
 from sfumato.clipping.clipped_grad import ClippedGrad, GradFn, clipped_grad
 from sfumato.clipping.loss_promise import pure
-from sfumato.nn.groupnorm_fix import fix_groupnorm
+from sfumato.models.groupnorm_fix import fix_groupnorm
 
 __all__ = [
     "ClippedGrad",

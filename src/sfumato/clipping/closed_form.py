@@ -21,7 +21,7 @@ from sfumato.clipping.norms import at_least_float32, row_norms
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.speed import Speed
 from sfumato.errors import InputError
-from sfumato.nn import Classifier, bias_scale
+from sfumato.models.layers import Classifier, bias_scale
 from sfumato.torch_internals import HOOKS, global_hooks
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -35,7 +35,7 @@ _SMALL = 1e-10
 
 
 class ClosedFormEngine(Engine):
-    """See `sfumato.clipping.protocol.Engine`. Takes `sfumato.nn.Classifier` with one view an example."""
+    """See `sfumato.clipping.protocol.Engine`. Takes `sfumato.models.layers.Classifier` with one view an example."""
 
     parallel = True
 

@@ -24,7 +24,7 @@ from sfumato.clipping.signature import signature
 from sfumato.clipping.speed import CLOSED_FORM, Speed
 from sfumato.clipping.stand_in import stand_in
 from sfumato.errors import InputError, MachineError
-from sfumato.nn import Classifier
+from sfumato.models.layers import Classifier
 
 BUILDERS: dict[str, Callable[..., Engine]] = {
     CLOSED_FORM: ClosedFormEngine,

@@ -10,7 +10,7 @@ from sfumato.errors import InputError
 LOW_PRECISIONS = {"float32": None, "tf32": None, "bf16": torch.bfloat16}
 # The fastest first.
 ENGINES = ("graph", "func", "reference")
-# For `sfumato.nn.Classifier`, which it takes before all others.
+# For `sfumato.models.layers.Classifier`, which it takes before all others.
 CLOSED_FORM = "closed_form"
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
+from sfumato.config.pretrained import FROM_PACKAGE, PACKAGED
 from sfumato.errors import InputError
-from sfumato.pretrained import FROM_PACKAGE, PACKAGED
 
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -24,7 +24,6 @@ FEWEST_IMAGES = 50
 """Fewer say too little of how sure a model may be."""
 _FEWEST_OF_A_CLASS = 20
 _RANGE = (-5.0, 5.0)  # of the temperature's logarithm
-_ONE_IMAGE = 2e-5  # logits so near may be those of one image
 
 
 class Calibration(CalibrationFacts):
@@ -153,30 +152,23 @@ def fit_threshold(
 
 
 def _between(scores: torch.Tensor, is_positive: torch.Tensor, aim: str, at: float) -> float:
-    """Half way between two neighbouring scores that are not one image's (`_apart`). Of all that reach the
-    aim the one that gives least away on the other side, and of those the one that gains most.
+    """Half way between two neighbouring scores. Of all that reach the aim the one that gives least away on the other
+    side, and of those the one that gains most.
     """
-    values, places = torch.unique(scores, return_inverse=True)
-    counts = [torch.bincount(places[side], minlength=len(values)) for side in (is_positive, ~is_positive)]
-    # Of the threshold below the k-th value: how many lie at it or above.
-    above = [torch.cat([count.flip(0).cumsum(0).flip(0), count.new_zeros(1)]) for count in counts]
-    sensitivity, false_alarms = (side.double() / side[0] for side in above)
+    from sklearn.metrics import roc_curve
+
+    false_alarms, sensitivity, thresholds = roc_curve(is_positive.numpy(), scores.numpy(), drop_intermediate=False)
     reached, other = (sensitivity, 1 - false_alarms) if aim == "sensitivity" else (1 - false_alarms, sensitivity)
-    able = ((reached >= at - 1e-12) & _apart(values)).nonzero()[:, 0]
+    able = np.flatnonzero(reached >= at - 1e-12)
     able = able[other[able] == other[able].max()]
     best = able[reached[able].argmax()]
-    middles = (values[1:] + values[:-1]) / 2
-    middles = torch.where(middles > values[:-1], middles, values[1:])  # no number lies between two neighbours
-    edges = torch.cat([values.new_zeros(1), middles, values.new_full((1,), 1 + 1e-9)])
-    return float(edges[best])
-
-
-def _apart(values: torch.Tensor) -> torch.Tensor:
-    """Below which of the ascending scores, and above the last, a threshold may lie: not between two that
-    may be one image's, computed with others or alone (float32 differs by some 1e-6 there).
-    """
-    always = torch.tensor([True])
-    return torch.cat([always, ~(torch.logit(values).diff() <= _ONE_IMAGE), always])
+    if best == 0:  # no image is named
+        return 1 + 1e-9
+    if best == len(thresholds) - 1:  # every one
+        return 0.0
+    upper, lower = float(thresholds[best]), float(thresholds[best + 1])
+    middle = (upper + lower) / 2
+    return middle if middle > lower else upper  # no number lies between two neighbours
 
 
 def read(folder: Path, of_weights: str | None) -> Calibration | None:

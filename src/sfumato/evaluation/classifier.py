@@ -1,7 +1,7 @@
 """A trained model as something that names classes."""
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -111,7 +111,10 @@ class Classifier:
             InputError: As `predict`; or if nobody has calibrated them.
         """
         if not self.is_calibrated:
-            raise InputError(_NOT_CALIBRATED.format(folder=self.folder))
+            raise InputError(
+                f"the probabilities of {self.folder} are not calibrated: fewer than 50 images were held out. Fit them "
+                f"on labelled images: sfumato calibrate {self.folder} FOLDER"
+            )
         found = self.predict([images] if isinstance(images, (str, Path)) else list(images))
         rows = [list((row.probabilities or dict.fromkeys(self.classes, np.nan)).values()) for row in found]
         return np.array(rows, dtype=np.float64)
@@ -130,30 +133,17 @@ class Classifier:
             yield from self._named(files[start : start + _AT_ONCE])
             report(min(start + _AT_ONCE, len(files)), len(files))
 
-    def _named(self, files: Sequence[tuple[Path, str | None]]) -> list[Prediction]:
-        trained = self.trained
+    def _named(self, files: Sequence[tuple[Path, str | None]]) -> Iterator[Prediction]:
         paths = [path for path, why in files if why is None]
-        images, reasons = decode_files(
-            paths,
-            image_size=trained.image_size,
-            resize_ratio=trained.recipe.data.resize_ratio,
-            channels=trained.channels,
-            mean=trained.mean,
-            std=trained.std,
-        )
-        logits = trained.objective.decision_logits(predict_logits(trained.model, images)).double() if paths else None
-        rows = iter(zip(logits if logits is not None else [], reasons, strict=True))
-        found = []
-        for path, why in files:
-            row = None
-            if why is None:
-                row, why = next(rows)
-            found.append(
-                Prediction(image=str(path), class_name=None, why=why)
-                if row is None or why is not None
-                else self._prediction(str(path), row[None])
-            )
-        return found
+        images, reasons = decode_files(paths, **self.trained.decoding)
+        outputs = predict_logits(self.trained.model, images) if paths else torch.zeros(0, len(self.classes))
+        rows = iter(zip(self.trained.objective.decision_logits(outputs).double(), reasons, strict=True))
+        for path, refused in files:
+            row, why = next(rows) if refused is None else (None, refused)
+            if row is None or why is not None:
+                yield Prediction(image=str(path), class_name=None, why=why)
+            else:
+                yield self._prediction(str(path), row[None])
 
     def _prediction(self, image: str, logits: torch.Tensor) -> Prediction:
         if not logits.isfinite().all():
@@ -173,12 +163,6 @@ class Classifier:
             probability=named[self.classes[place]],
             probabilities=named,
         )
-
-
-_NOT_CALIBRATED = (
-    "the probabilities of {folder} are not calibrated: fewer than 50 images were held out. Fit them on labelled "
-    "images: sfumato calibrate {folder} FOLDER"
-)
 
 
 def predict(run: str | Path, images: Sequence[str | Path], *, trust: Collection[str] = ()) -> list[Prediction]:

@@ -11,20 +11,67 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from sfumato.evaluation.calibration import Calibration
-from sfumato.evaluation.scores import interval, wilson
+from sfumato.evaluation.scores import auroc, interval, wilson
+from sfumato.json_record import Record
 
 Evaluator = Callable[["Outcome"], Iterator[tuple[str, Any]]]
 
 BINS = 15
 """Of equal width, for the calibration error (Guo et al. 2017)."""
-_RESAMPLES = 1000
-T = TypeVar("T")
+_RESAMPLES, _AT_ONCE = 1000, 50
+
+
+class Intervals(Record):
+    """95 % intervals (lower, upper), for independent images; where `data.group_by` says whose each is, for independent
+    people. None of a class that does not occur.
+    """
+
+    accuracy: list[float]
+    per_class: list[list[float] | None]
+    auroc: list[float] | None
+    """Of two classes."""
+
+
+class Decision(Record):
+    """Of two classes: what decides, and how often it is right."""
+
+    positive: str
+    threshold: float
+    counts: dict[str, int]
+    sensitivity: float | None
+    sensitivity_interval: list[float] | None
+    specificity: float | None
+    specificity_interval: list[float] | None
+    prevalence: float
+    positive_predictive_value: float | None
+    negative_predictive_value: float | None
+
+
+class Group(Record):
+    """Images that share a value of a column; "" where nothing is stated. With its 95 % interval."""
+
+    value: str
+    num_images: int
+    accuracy: float
+    interval: list[float]
+    per_class: list[float | None]
+
+
+class Reliability(Record):
+    """Images whose named class was called about as probable: the mean of that, how often it was right, and of that the
+    95 % interval (Wilson).
+    """
+
+    num_images: int
+    probability: float
+    right: float
+    interval: list[float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +118,14 @@ class Outcome:
     def is_finite(self) -> bool:
         return bool(self.logits.isfinite().all())
 
+    def scores(self, place: int) -> torch.Tensor:
+        """(N,): log odds of a class against the rest. They tell apart what the probability rounds to 1; rounded, equal
+        outputs in another order are ties.
+        """
+        logits = self.logits.double() if self.calibration is None else self.calibration.scaled(self.logits)
+        others = [other for other in range(len(self.classes)) if other != place]
+        return (logits[:, place] - logits[:, others].logsumexp(1)).round(decimals=9)
+
 
 def confusion(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     """How many images of each class (row) were taken for each class (column)."""
@@ -79,57 +134,34 @@ def confusion(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     yield "confusion", cells.view(count, count).tolist()
 
 
-def calibration_error(outcome: Outcome) -> Iterator[tuple[str, Any]]:
-    """Expected calibration error: how far the probability of the named class lies from how often that
-    class is right, over bins of that probability, weighted by their images (Guo et al. 2017, Eq. 3).
+def reliability(outcome: Outcome) -> Iterator[tuple[str, Any]]:
+    """How often what was named is right, by how probable it was called, over bins of that probability; and the
+    expected calibration error, how far the two lie apart, weighted by images (Guo et al. 2017, Eq. 3).
     """
     if not outcome.is_finite:
         yield "calibration_error", None
-        return
-    counts, sureness, right = _by_sureness(outcome)
-    yield "calibration_error", float((right - sureness).abs().sum() / counts.sum())
-
-
-def reliability(outcome: Outcome) -> Iterator[tuple[str, Any]]:
-    """The same bins, those that have images: how probable the named class was called on average, and how
-    often it was right, with its 95 % interval (Wilson).
-    """
-    if not outcome.is_finite:
         yield "reliability", None
         return
-    bins = zip(*(column.tolist() for column in _by_sureness(outcome)), strict=True)
-    yield (
-        "reliability",
-        [
-            {
-                "num_images": count,
-                "probability": sureness / count,
-                "right": right / count,
-                "interval": wilson(round(right), count),
-            }
-            for count, sureness, right in bins
-            if count
-        ],
-    )
-
-
-def _by_sureness(outcome: Outcome) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(BINS,) each: images whose named class is about as probable, the sum of these probabilities, and how many of the
-    images are named rightly.
-    """
     sureness = outcome.probabilities.gather(1, outcome.decided[:, None])[:, 0]
-    right = (outcome.decided == outcome.labels).double()
-    bins = (sureness * BINS).ceil().long().clamp(1, BINS) - 1
-    nothing = torch.zeros(BINS, dtype=torch.float64)
-    counts = torch.bincount(bins, minlength=BINS)
-    return counts, nothing.index_add(0, bins, sureness), nothing.index_add(0, bins, right)
+    is_right = outcome.decided == outcome.labels
+    bins, error, found = (sureness * BINS).ceil().clamp(1, BINS), 0.0, []
+    for place in bins.unique():
+        inside = bins == place
+        count, probability = int(inside.sum()), float(sureness[inside].mean())
+        right = int(is_right[inside].sum())
+        error += abs(right - count * probability) / len(bins)
+        interval_ = wilson(right, count) or []
+        found.append(Reliability(num_images=count, probability=probability, right=right / count, interval=interval_))
+    yield "calibration_error", error
+    yield "reliability", found
 
 
 def auroc_of_each(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     """Area under the receiver operating characteristic of each class against the rest, by its
     probability; None where only one side occurs.
     """
-    yield "auroc_per_class", [_of_class(outcome, place, _area) for place in range(len(outcome.classes))]
+    places = range(len(outcome.classes))
+    yield "auroc_per_class", [auroc(outcome.labels == place, outcome.scores(place)) for place in places]
 
 
 def sensitivity_at(specificity: float) -> Evaluator:
@@ -137,10 +169,17 @@ def sensitivity_at(specificity: float) -> Evaluator:
     left alone: each class against the rest, by its probability.
     """
 
+    def of(outcome: Outcome, place: int) -> float | None:
+        is_own, scores = outcome.labels == place, outcome.scores(place)
+        own, others = scores[is_own], scores[~is_own].sort(descending=True).values
+        if not len(own) or not len(others) or not outcome.is_finite:
+            return None
+        allowed = math.floor((1 - specificity) * len(others) + 1e-9)  # so many others may be taken for the class
+        return float((own > others[allowed]).double().mean()) if allowed < len(others) else 1.0
+
     def evaluator(outcome: Outcome) -> Iterator[tuple[str, Any]]:
-        at = functools.partial(_sensitivity, specificity)
         yield "specificity", specificity
-        yield "sensitivity_per_class", [_of_class(outcome, place, at) for place in range(len(outcome.classes))]
+        yield "sensitivity_per_class", [of(outcome, place) for place in range(len(outcome.classes))]
 
     return evaluator
 
@@ -152,16 +191,15 @@ def intervals(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     """
     right = outcome.decided == outcome.labels
     masks = [outcome.labels == place for place in range(len(outcome.classes))]
-    each = [right[mask] for mask in masks]
     yield (
         "intervals",
-        {
-            "accuracy": outcome.interval(),
-            "per_class": [outcome.interval(mask) for mask in masks],
-            "auroc": _area_interval_of(outcome) if len(outcome.classes) == 2 else None,
-        },
+        Intervals(
+            accuracy=outcome.interval() or [],
+            per_class=[outcome.interval(mask) for mask in masks],
+            auroc=_interval_of_auroc(outcome) if len(outcome.classes) == 2 else None,
+        ),
     )
-    shares = [float(part.double().mean()) for part in each if len(part)]
+    shares = [float(right[mask].double().mean()) for mask in masks if mask.any()]
     yield "class_gap", max(shares) - min(shares)
 
 
@@ -174,21 +212,21 @@ def of_groups(values: Sequence[str]) -> Evaluator:
     """
 
     def evaluator(outcome: Outcome) -> Iterator[tuple[str, Any]]:
-        right, groups, shares = outcome.decided == outcome.labels, [], []
+        right, groups = (outcome.decided == outcome.labels).double(), []
         for value, _ in collections.Counter(values).most_common():
             own = torch.tensor([other == value for other in values])
             each = [right[own & (outcome.labels == place)] for place in range(len(outcome.classes))]
-            shares.append(float(right[own].double().mean()))
             groups.append(
-                {
-                    "value": value,
-                    "num_images": int(own.sum()),
-                    "accuracy": shares[-1],
-                    "interval": outcome.interval(own),
-                    "per_class": [float(part.double().mean()) if len(part) else None for part in each],
-                }
+                Group(
+                    value=value,
+                    num_images=int(own.sum()),
+                    accuracy=float(right[own].mean()),
+                    interval=outcome.interval(own) or [],
+                    per_class=[float(part.mean()) if len(part) else None for part in each],
+                )
             )
         yield "groups", groups
+        shares = [group.accuracy for group in groups]
         yield "group_gap", max(shares) - min(shares)
 
     return evaluator
@@ -215,18 +253,18 @@ def decision_on_two(prevalence: float | None) -> Evaluator:
         sensitivity, specificity = _share(found, missed), _share(left, alarms)
         yield (
             "decision",
-            {
-                "positive": outcome.classes[place],
-                "threshold": _boundary(outcome.calibration, place),
-                "counts": {"found": found, "missed": missed, "false_alarms": alarms, "left_alone": left},
-                "sensitivity": sensitivity,
-                "sensitivity_interval": outcome.interval(is_positive),
-                "specificity": specificity,
-                "specificity_interval": outcome.interval(~is_positive),
-                "prevalence": share,
-                "positive_predictive_value": _predictive(sensitivity, specificity, share),
-                "negative_predictive_value": _predictive(specificity, sensitivity, 1 - share),
-            },
+            Decision(
+                positive=outcome.classes[place],
+                threshold=_boundary(outcome.calibration, place),
+                counts={"found": found, "missed": missed, "false_alarms": alarms, "left_alone": left},
+                sensitivity=sensitivity,
+                sensitivity_interval=outcome.interval(is_positive),
+                specificity=specificity,
+                specificity_interval=outcome.interval(~is_positive),
+                prevalence=share,
+                positive_predictive_value=_predictive(sensitivity, specificity, share),
+                negative_predictive_value=_predictive(specificity, sensitivity, 1 - share),
+            ),
         )
 
     return evaluator
@@ -255,69 +293,22 @@ def _predictive(right: float | None, of_others: float | None, prevalence: float)
     return hits / (hits + alarms) if hits + alarms else None
 
 
-def _of_class(outcome: Outcome, place: int, measure: Callable[[torch.Tensor, torch.Tensor], T]) -> T | None:
-    """Of a class's own scores and all others'."""
-    own = outcome.labels == place
-    if not outcome.is_finite or own.all() or not own.any():
+def _interval_of_auroc(outcome: Outcome) -> list[float] | None:
+    """Of two classes: the middle 95 % of 1,000 sets of people drawn anew, each with all their images; of images where
+    nobody says whose they are.
+    """
+    is_own, scores = outcome.labels == 1, outcome.scores(1)
+    if is_own.all() or not is_own.any() or not outcome.is_finite:
         return None
-    # Log odds tell apart what the probability rounds to 1; rounded, equal outputs in another order are ties.
-    others = [other for other in range(len(outcome.classes)) if other != place]
-    logits = outcome.logits.double() if outcome.calibration is None else outcome.calibration.scaled(outcome.logits)
-    scores = logits[:, place] - logits[:, others].logsumexp(1)
-    scores = scores.round(decimals=9)
-    return measure(scores[own], scores[~own])
-
-
-def _area(own: torch.Tensor, others: torch.Tensor) -> float:
-    """The share of pairs in which the class's own image scores higher; ties count half."""
-    ordered = others.sort().values
-    below = torch.searchsorted(ordered, own, right=False) + torch.searchsorted(ordered, own, right=True)
-    return float(below.double().mean() / (2 * len(others)))
-
-
-def _area_interval_of(outcome: Outcome) -> list[float] | None:
-    """Of two classes' AUROC."""
-    if outcome.people is None:
-        return _of_class(outcome, 1, _area_interval)
-    whose = torch.from_numpy(np.unique(np.asarray(outcome.people), return_inverse=True)[1])
-    own = outcome.labels == 1
-    return _of_class(outcome, 1, functools.partial(_area_interval_of_people, whose[own], whose[~own]))
-
-
-def _area_interval_of_people(
-    of_own: torch.Tensor, of_others: torch.Tensor, own: torch.Tensor, others: torch.Tensor
-) -> list[float]:
-    """Of the area: the middle 95 % of 1,000 sets of people drawn anew, each with all their images."""
-    source, count = np.random.default_rng(0), int(torch.cat([of_own, of_others]).max()) + 1
-    values = torch.cat([own, others]).unique()
-    places = [torch.searchsorted(values, side) for side in (own, others)]
-    areas: list[float] = []
-    for _ in range(_RESAMPLES):
-        times = torch.from_numpy(source.multinomial(count, np.full(count, 1 / count)))
-        hits, misses = (
-            torch.bincount(place, times[whose].double(), len(values))
-            for place, whose in zip(places, (of_own, of_others), strict=True)
-        )
-        if hits.sum() and misses.sum():
-            below = misses.cumsum(0) - misses / 2
-            areas.append(float((hits * below).sum() / (hits.sum() * misses.sum())))
-    return [float(end) for end in np.quantile(areas, [0.025, 0.975])]
-
-
-def _area_interval(own: torch.Tensor, others: torch.Tensor) -> list[float]:
-    """Of the area: the middle 95 % of 1,000 sets drawn anew, each class from its own images."""
-    source = np.random.default_rng(0)
-    values = torch.cat([own, others]).unique()
-    shares = [torch.bincount(torch.searchsorted(values, side), minlength=len(values)) for side in (own, others)]
-    areas: list[float] = []
-    for _ in range(_RESAMPLES):
-        hits, misses = (source.multinomial(int(side.sum()), (side.double() / side.sum()).numpy()) for side in shares)
-        below = np.cumsum(misses) - misses / 2
-        areas.append(float((hits * below).sum() / (hits.sum() * misses.sum())))
-    return [float(end) for end in np.quantile(areas, [0.025, 0.975])]
-
-
-def _sensitivity(specificity: float, own: torch.Tensor, others: torch.Tensor) -> float:
-    allowed = math.floor((1 - specificity) * len(others) + 1e-9)  # so many others may be taken for the class
-    threshold = others.sort(descending=True).values[allowed] if allowed < len(others) else -math.inf
-    return float((own > threshold).double().mean())
+    order = scores.argsort().numpy()
+    starts = np.unique(scores.numpy()[order], return_index=True)[1]  # of equal scores
+    people = np.asarray(outcome.people) if outcome.people is not None else np.arange(len(scores))
+    whose, own = np.unique(people, return_inverse=True)[1][order], is_own.numpy()[order]
+    source, count, areas = np.random.default_rng(0), int(whose.max()) + 1, []
+    for _ in range(_RESAMPLES // _AT_ONCE):
+        weights = source.multinomial(count, np.full(count, 1 / count), _AT_ONCE)[:, whose]
+        hits, misses = (np.add.reduceat(weights * side, starts, axis=1) for side in (own, ~own))
+        pairs = hits.sum(1) * misses.sum(1)
+        right = (hits * (misses.cumsum(1) - misses / 2)).sum(1)
+        areas.append(right[pairs > 0] / pairs[pairs > 0])
+    return [float(end) for end in np.quantile(np.concatenate(areas), [0.025, 0.975])]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from sfumato.errors import InputError
-from sfumato.evaluation.use import Evaluation
+from sfumato.evaluation.evaluate import Evaluation
 
 FORMATS = (".svg", ".png", ".pdf")
 

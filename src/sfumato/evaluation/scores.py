@@ -1,5 +1,6 @@
 """How good a model is on held-out images. These numbers are not private."""
 
+import copy
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -8,8 +9,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from sfumato.clipping.checks import random_state_kept, seed_generators
-from sfumato.clipping.stand_in import grads_kept, model_kept
 from sfumato.data.examples import Examples
 from sfumato.data.images import ImageSet
 
@@ -71,22 +70,17 @@ def predict_each_alone(model: nn.Module, images: ImageSet) -> torch.Tensor:
     of another.
 
     Guarantee: an image's row is a function of the weights, its own pixels and its place: it is
-    computed as a batch of one, with random numbers of its place; before it, parameters, buffers and
-    the attributes of all modules are put back to what they were at first. What a model keeps
-    elsewhere (in globals, files, generators of its own) is not seen
-    here: `require_rows_apart` tries for that.
+    computed as a batch of one, by a fresh copy of the model, with PyTorch's random numbers seeded by its place.
+    What a model keeps outside of itself (in globals, files, generators of its own) is not seen here:
+    `require_rows_apart` tries for that.
     """
     device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
     outputs = []
-    with random_state_kept(next(model.parameters())), grads_kept(model):
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for place in range(len(images)):
+            torch.manual_seed(place)
             row = images.batch(torch.tensor([place]), device)
-            seed_generators(place, row)
-            with model_kept(model):
-                outputs.append(model(row).float().cpu())
-    model.train(was_training)
+            outputs.append(copy.deepcopy(model).eval()(row).float().cpu())
     return torch.cat(outputs)
 
 
@@ -127,7 +121,7 @@ def score(logits: torch.Tensor, labels: torch.Tensor, decided: torch.Tensor | No
         balanced_accuracy=float(np.mean(present)),
         per_class=per_class,
         accuracy_top5=top5,
-        auroc=_auroc(logits, labels) if num_classes == 2 and len(present) == 2 and logits.isfinite().all() else None,
+        auroc=auroc(labels == 1, logits[:, 1].double() - logits[:, 0].double()) if num_classes == 2 else None,
         majority_rate=int(counts.max()) / int(counts.sum()),
     )
 
@@ -172,7 +166,12 @@ def wilson(hits: float, count: float) -> list[float] | None:
     return [max(min(low, share), 0.0), min(max(high, share), 1.0)]  # roundings at 0 and 1
 
 
-def _auroc(logits: torch.Tensor, labels: torch.Tensor) -> float:
+def auroc(is_own: torch.Tensor, scores: torch.Tensor) -> float | None:
+    """The share of pairs in which the class's own image scores higher, ties count half; None of one side alone, or
+    where scores are not finite.
+    """
     from sklearn.metrics import roc_auc_score
 
-    return float(roc_auc_score(labels.numpy(), (logits[:, 1].double() - logits[:, 0].double()).numpy()))
+    if is_own.all() or not is_own.any() or not scores.isfinite().all():
+        return None
+    return float(roc_auc_score(is_own.numpy(), scores.numpy()))

@@ -5,6 +5,7 @@ import shlex
 import tomllib
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,6 +37,17 @@ class Trained:
     calibration: Calibration | None
 
     @property
+    def decoding(self) -> dict[str, Any]:
+        """How an image file becomes what the model takes."""
+        return {
+            "image_size": self.image_size,
+            "resize_ratio": self.recipe.data.resize_ratio,
+            "channels": self.channels,
+            "mean": self.mean,
+            "std": self.std,
+        }
+
+    @property
     def row(self) -> torch.Tensor:
         """(1, channels, height, width): the shape of one image."""
         return torch.zeros(1, self.channels, self.image_size, self.image_size)
@@ -58,8 +70,6 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         InputError: If there is no such file, it is damaged, or it names a module that is not
             trusted.
     """
-    from safetensors import SafetensorError, safe_open
-
     path = Path(folder) / "model.safetensors"
     if not Path(folder).is_dir():
         raise InputError(f"there is no folder {folder}. Name that of a finished run.")
@@ -68,23 +78,11 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
             f"{folder} has no model.safetensors: it is no finished run of `sfumato train`. Finish it by "
             f"`sfumato resume {shlex.quote(str(folder))}`, or name another folder."
         )
-    damaged = InputError(f"{path} is damaged. Restore it from a copy, or train again.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata()
-            facts = WeightsFacts.model_validate_json(metadata["sfumato"])
-            recipe = config.shareable(config.parse_resolved(tomllib.loads(metadata["recipe"])))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (safe_open is no mapping)
-        normalisation(facts.mean, facts.std, facts.channels, ((), ()))
-        check_proportions(recipe.data, len(facts.classes))
-        if len(set(facts.classes)) < len(facts.classes):
-            raise damaged
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
-        raise damaged from None
-    name = recipe.model.name
-    shape = {"image_size": facts.image_size, "channels": facts.channels, "num_classes": len(facts.classes)}
+    facts, recipe, tensors, metadata = _read(path)
+    name, proportions = recipe.model.name, recipe.data.class_proportions
 
     def build() -> nn.Module:
+        shape = {"image_size": facts.image_size, "channels": facts.channels, "num_classes": len(facts.classes)}
         model = registry.build(name, **shape, options=recipe.model.options, fix=recipe.model.fix, seed=0, trust=trust)
         if recipe.model.features in ("unit", "centred"):
             classifier = named_classifier(model, len(facts.classes))
@@ -94,21 +92,16 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         return model
 
     if registry.imported_module(name) is None:
-        with torch.device(
-            "meta"
-        ):  # takes no memory: an architecture that is not that of the weights may be of any size
-            sizes = {key: value.shape for key, value in build().state_dict().items()}
-        if sizes != {key: value.shape for key, value in tensors.items()}:
-            raise damaged
+        with torch.device("meta"):  # no memory: an architecture that is not that of the weights may be of any size
+            if _sizes(build().state_dict()) != _sizes(tensors):
+                raise _damaged(path)
     model = build()
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError:
+    if _sizes(model.state_dict()) != _sizes(tensors):
         raise InputError(
             f"the weights of {path} are not those of model {name}. Give the module that it was "
             "trained with, or train again."
-        ) from None
-    proportions = recipe.data.class_proportions
+        )
+    model.load_state_dict(tensors)
     return Trained(
         model=model.eval(),
         recipe=recipe,
@@ -120,6 +113,33 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         channels=facts.channels,
         calibration=_of_classes(calibration.read(Path(folder), metadata.get("calibration")), facts.classes),
     )
+
+
+def _read(path: Path) -> tuple[WeightsFacts, config.ResolvedRecipe, dict[str, torch.Tensor], dict[str, str]]:
+    """What stands in the file, as a run writes it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
+            facts = WeightsFacts.model_validate_json(metadata["sfumato"])
+            recipe = config.shareable(config.parse_resolved(tomllib.loads(metadata["recipe"])))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (safe_open is no mapping)
+        normalisation(facts.mean, facts.std, facts.channels, ((), ()))
+        check_proportions(recipe.data, len(facts.classes))
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
+        raise _damaged(path) from None
+    if len(set(facts.classes)) < len(facts.classes):
+        raise _damaged(path)
+    return facts, recipe, tensors, metadata
+
+
+def _sizes(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in tensors.items()}
+
+
+def _damaged(path: Path) -> InputError:
+    return InputError(f"{path} is damaged. Restore it from a copy, or train again.")
 
 
 def _of_classes(found: Calibration | None, classes: Sequence[str]) -> Calibration | None:

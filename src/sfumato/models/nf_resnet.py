@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.errors import InputError
-from sfumato.nn import WeightStandardizedConv2d
+from sfumato.models.layers import WeightStandardizedConv2d
 
 MIN_SIZE = 32
 

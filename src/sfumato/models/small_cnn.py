@@ -5,7 +5,7 @@ import math
 from torch import nn
 
 from sfumato.errors import InputError
-from sfumato.nn import Order, in_order, init_conv, init_linear
+from sfumato.models.layers import Order, in_order, init_conv, init_linear
 
 MIN_SIZE = 8
 

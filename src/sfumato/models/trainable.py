@@ -2,16 +2,17 @@
 
 import re
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
-from sfumato.errors import InputError
-from sfumato.nn import CentredLinear, Classifier, UnitLinear
+from sfumato.errors import InputError, first_line
+from sfumato.models.layers import CentredLinear, Classifier, UnitLinear
 
-_SPREADS = (0.01, 1.0, 300.0)
-"""Of made-up weights of a classifier, so that a limit to its outputs shows."""
+Layer = TypeVar("Layer", bound=nn.Linear)
 
 
 def classifier_name(model: nn.Module, num_classes: int) -> str | None:
@@ -133,17 +134,25 @@ def scale_features(model: nn.Module, name: str) -> None:
             f'model.features = "unit" (or "centred") needs a plain linear classifier, not {type(layer).__name__} at '
             f'{name!r}. Set model.features = "raw".'
         )
-    layer.__class__ = UnitLinear
+    _replace(model, name, UnitLinear)
 
 
 def centre_features(model: nn.Module, name: str) -> CentredLinear:
     """Gives the classifier, which scales what it is given to length 1, a centre, in place: zeros as yet."""
-    layer = model.get_submodule(name)
-    assert isinstance(layer, UnitLinear)
-    layer.__class__ = CentredLinear
+    assert isinstance(model.get_submodule(name), UnitLinear)
+    layer = _replace(model, name, CentredLinear)
     layer.register_buffer("centre", torch.zeros(layer.in_features, device=layer.weight.device))
-    assert isinstance(layer, CentredLinear)
     return layer
+
+
+def _replace(model: nn.Module, name: str, kind: type[Layer]) -> Layer:
+    """A layer of another kind with the same parameters, in the same place."""
+    old, (parent, _, last) = model.get_submodule(name), name.rpartition(".")
+    assert isinstance(old, nn.Linear)
+    new = kind(old.in_features, old.out_features, old.bias is not None, device="meta")
+    new.weight, new.bias = old.weight, old.bias
+    setattr(model.get_submodule(parent), last, new.train(old.training))
+    return new
 
 
 def classifier_of(model: nn.Module, name: str) -> Classifier:
@@ -165,21 +174,19 @@ class Backbone(nn.Module):
         super().__init__()
         self._model, self._name = model, name
         model.eval()
-        wrong = f'model.trainable = "classifier": layer {name!r} '
-        remedy = "so features cannot be computed once. Give patterns of parameter names."
         try:
             with torch.no_grad():
                 rows = torch.randn(2, *row.shape[1:], device=row.device)
                 features = self(rows)
                 is_random = not torch.equal(features, self(rows))
                 self(rows[:1])
-            is_last = features.ndim == 2 and all(self._ends_there(row, seed) for seed in range(len(_SPREADS)))
+                is_last = features.ndim == 2 and self._ends_there(row)
         except InputError:
             raise
         except Exception as error:  # whatever the model's code runs into
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InputError(
-                f"the model fails on images of shape {tuple(row.shape[1:])} in evaluation mode: {reason}. Correct it."
+                f"the model fails on images of shape {tuple(row.shape[1:])} in evaluation mode: {first_line(error)}. "
+                "Correct it."
             ) from error
         if is_random:
             raise InputError(
@@ -187,56 +194,54 @@ class Backbone(nn.Module):
                 "that depend on self.training, as F.dropout(x, training=self.training)."
             )
         if not is_last:
-            raise InputError(f"{wrong}is not the last thing that this model does, {remedy}")
+            raise InputError(
+                f'model.trainable = "classifier": layer {name!r} is not the last thing that this model does, so '
+                "features cannot be computed once. Give patterns of parameter names."
+            )
 
-    def _ends_there(self, row: torch.Tensor, seed: int) -> bool:
-        """Whether outputs and gradients are the classifier's own, at made-up weights: given ones may
-        be zeros, behind which a scale, a temperature or a limit does not show.
+    def _ends_there(self, row: torch.Tensor) -> bool:
+        """Whether outputs and gradients are the classifier's own, at made-up weights, small ones and large: given ones
+        may be zeros, behind which a scale, a temperature or a limit does not show.
         """
-        classifier = classifier_of(self._model, self._name)
-        own = [(value, value.detach().clone()) for value in classifier.parameters()]
-        generator = torch.Generator().manual_seed(seed)
-        images = torch.randn(8, *row.shape[1:], generator=generator).to(row)
-        images *= torch.tensor([1.0, 16.0], device=row.device).repeat(4).view(-1, *[1] * (row.ndim - 1))
-        try:
-            with torch.no_grad():
-                given = self(images)
-                for value, _ in own:
-                    value.copy_(_SPREADS[seed] * torch.randn(value.shape, generator=generator))
-                features = self(images)
-            if not torch.equal(given.nan_to_num(), features.nan_to_num()):
-                return False  # features that the classifier's weights steer
-            found = []
-            for compute, given in ((classifier, features), (self._model, images)):
-                with torch.enable_grad():
-                    outputs = compute(given)
-                    if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2:
-                        return False
-                    usual = outputs.isfinite().all(1)
-                    weights = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(seed)).to(outputs)
-                    total = (outputs[usual] * weights[usual]).sum()
-                    trained = [value for value, _ in own if value.requires_grad]
-                    found.append((outputs, torch.autograd.grad(total, trained, materialize_grads=True)))
-        finally:
-            with torch.no_grad():
-                for value, before in own:
-                    value.copy_(before)
-        (one, grads), (other, others) = found
+        classifier, generator = classifier_of(self._model, self._name), torch.Generator().manual_seed(0)
+
+        def normals(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator).to(row)
+
+        images = normals(8, *row.shape[1:])
+        images[::2] *= 16
+        spreads = torch.logspace(-2, 2.5, classifier.layer.out_features).to(row)
+        made_up = {
+            key: (normals(*value.shape) * spreads.view(-1, *[1] * (value.ndim - 1))).requires_grad_()
+            for key, value in classifier.named_parameters()
+        }
+        features = self(images)
+        steered = functional_call(self, {f"_model.{key}": value for key, value in made_up.items()}, (images,))
+        if not torch.equal(features.nan_to_num(), steered.nan_to_num()):
+            return False  # features that the classifier's weights steer
+        found = []
+        with torch.enable_grad():
+            for network, given in ((classifier, features), (self._model, images)):
+                outputs = functional_call(network, made_up, (given,))
+                if not isinstance(outputs, torch.Tensor) or outputs.shape != (8, classifier.layer.out_features):
+                    return False
+                total = outputs[outputs.isfinite().all(1)].square().sum()
+                found.append([outputs, *torch.autograd.grad(total, list(made_up.values()), materialize_grads=True)])
+        (one, *grads), (other, *others) = found
         return torch.equal(one.nan_to_num(), other.nan_to_num()) and all(map(torch.allclose, grads, others))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         seen: list[torch.Tensor] = []
         layer = self._model.get_submodule(self._name)
-        handle = layer.register_forward_pre_hook(
-            lambda _, given, named: seen.append(given[0] if given else named["input"]), with_kwargs=True
-        )
+
+        def keep(_: nn.Module, given: tuple[torch.Tensor, ...], named: dict[str, torch.Tensor]) -> None:
+            seen.append(given[0] if given else named["input"])
+
         was_training = self._model.training
         self._model.eval()
-        try:
+        with layer.register_forward_pre_hook(keep, with_kwargs=True):
             self._model(images)
-        finally:
-            handle.remove()
-            self._model.train(was_training)
+        self._model.train(was_training)
         if not seen:
             raise InputError(
                 f"layer {self._name!r}, the last with as many outputs as there are classes, is not called by this "

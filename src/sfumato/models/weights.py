@@ -2,21 +2,25 @@
 
 import dataclasses
 import hashlib
+import os
+import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from sfumato.errors import InputError
+from sfumato.config.pretrained import FROM_PACKAGE, FROM_TIMM, PACKAGED
+from sfumato.errors import InputError, first_line
 from sfumato.models import efficientnet, libraries
-from sfumato.pretrained import FROM_PACKAGE, FROM_TIMM, PACKAGED
 
 _PACKAGES = {"efficientnet_lite0": efficientnet.packaged_weights}
 # What other tools put around the state of a model.
 _WRAPPINGS = ("state_dict", "model", "model_state_dict", "net", "state_dict_ema", "model_ema")
 # And before each name: nothing, data parallel, torch.compile, Lightning, and both.
 _PREFIXES = ("", "module.", "_orig_mod.", "model.", "module._orig_mod.", "model._orig_mod.", "net.")
+# What a damaged or foreign pickle raises.
+_DAMAGES = (pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,19 +91,14 @@ def read_weights(model_name: str, init_from: str) -> Weights:
     if init_from == FROM_TIMM:
         return Weights(libraries.hub_weights(model_name))
     path = Path(init_from)
-    try:
-        path = path / "model.safetensors" if path.is_dir() else path
-        is_file = path.is_file()
-    except (OSError, ValueError):  # a name that no file system takes
-        is_file = False
-    if not is_file:
+    path = path / "model.safetensors" if os.path.isdir(path) else path  # of a name that no file system takes, too
+    if not os.path.isfile(path):
         raise InputError(
             f"model.init_from = {init_from!r}: there is no such file. Name a .safetensors or .pth file, a finished "
             f"run's folder, or \"{FROM_PACKAGE}\". (A run's own recipe keeps the name alone, not the folder that it "
             "was in.)"
         )
-    values = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickled(path)
-    return Weights({name: _as_numbers(path, name, value) for name, value in values.items()})
+    return Weights({name: _as_numbers(path, name, value) for name, value in _read(path).items()})
 
 
 def _as_numbers(path: Path, name: str, value: torch.Tensor) -> torch.Tensor:
@@ -108,44 +107,35 @@ def _as_numbers(path: Path, name: str, value: torch.Tensor) -> torch.Tensor:
     Raises:
         InputError: If it is anything else, or less is in the file than it would be in memory.
     """
-    shown = ascii(name)
     dense = value.layout is torch.strided and not (value.is_meta or value.is_quantized or value.is_nested)
-    if not dense:
-        raise InputError(f"{path}: tensor {shown} is sparse, quantised or without numbers. Save plain tensors.")
-    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-        raise InputError(f"{path}: tensor {shown} repeats its numbers. Save it by contiguous().")
-    if not name.isascii():
-        raise InputError(f"{path}: the name {shown} is not of ASCII characters. Rename that tensor.")
+    if not dense or value.numel() * value.element_size() > value.untyped_storage().nbytes() or not name.isascii():
+        raise InputError(
+            f"{path}: tensor {ascii(name)} is sparse, quantised, without numbers, repeats them, or its name is not of "
+            "ASCII characters. Save plain tensors, by contiguous()."
+        )
     return value.detach().resolve_conj().resolve_neg()
 
 
-def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+def _read(path: Path) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} cannot be read: {error}. Restore it from a copy.") from None
-
-
-def _read_pickled(path: Path) -> dict[str, torch.Tensor]:
-    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
         held: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # what a damaged or foreign pickle raises is open-ended
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except _DAMAGES + (SafetensorError,) as error:
         raise InputError(
-            f"{path} holds no tensors that can be read without running its code ({reason[:200]}). Save the model's "
-            "state_dict alone, best as .safetensors."
+            f"{path} holds no tensors that can be read without running its code ({first_line(error)[:200]}). Restore "
+            "it from a copy, or save the model's state_dict alone, best as .safetensors."
         ) from None
     for key in _WRAPPINGS:
         if isinstance(held, dict) and isinstance(held.get(key), dict):
             held = held[key]
-    if not isinstance(held, dict) or not held or not all(isinstance(name, str) for name in held):
-        raise InputError(f"{path} holds no dictionary of named tensors. Save the model's state_dict.")
-    tensors = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
+    items = held.items() if isinstance(held, dict) else ()
+    tensors = {name: value for name, value in items if isinstance(name, str) and isinstance(value, torch.Tensor)}
     if not tensors:
-        raise InputError(f"{path} holds no tensors. Save the model's state_dict.")
+        raise InputError(f"{path} holds no dictionary of named tensors. Save the model's state_dict.")
     return tensors
 
 
@@ -162,43 +152,38 @@ def fit(model: nn.Module, weights: Weights, classifier: str | None) -> Fitted:
     Raises:
         InputError: If nothing fits, or a tensor holds no finite numbers of the model's kind.
     """
-    own, given = model.state_dict(), weights.tensors
-    prefix = max(_PREFIXES, key=lambda before: len(_fitting(own, given, before)))  # of equals the first: none
-    fitting = _fitting(own, given, prefix)
-    head = [name for name in own if classifier is not None and name.startswith(f"{classifier}.")]
-    new_classifier = bool(head) and (not set(head) <= fitting or f"{prefix}{classifier}.centre" in given)
+    own, named = model.state_dict(), list(weights.tensors)
+
+    def under(prefix: str) -> dict[str, torch.Tensor]:
+        return {name[len(prefix) :]: value for name, value in weights.tensors.items() if name.startswith(prefix)}
+
+    def fitting(given: dict[str, torch.Tensor]) -> set[str]:
+        return {name for name, value in own.items() if name in given and given[name].shape == value.shape}
+
+    prefix = max(_PREFIXES, key=lambda before: len(fitting(under(before))))  # of equals the first: none
+    given = under(prefix)
+    found = fitting(given)
+    head = {name for name in own if classifier is not None and name.startswith(f"{classifier}.")}
+    new_classifier = bool(head) and (not head <= found or f"{classifier}.centre" in given)
     if new_classifier:
-        fitting -= set(head)
-    backbone = [name for name in fitting if name not in head]
-    if not backbone:
+        found -= head
+    if not found - head:
         raise InputError(
-            f"not one tensor of the weights fits the model: they are named {', '.join(list(given)[:3])}, ..., and the "
+            f"not one tensor of the weights fits the model: they are named {', '.join(named[:3])}, ..., and the "
             f"model's {', '.join(list(own)[:3])}, .... Name the network that they were made for."
         )
-    for name in own:
-        if name in fitting:
-            _copy(own[name], given[prefix + name], name)
-    for name in head if new_classifier else []:
+    for name in found:
+        _copy(own[name], given[name], name)
+    for name in head - found:
         own[name].zero_()
-    known = {*fitting, *(head if new_classifier else [])}
-    not_given = [name for name in own if name not in known and not name.endswith("num_batches_tracked")]
+    not_given = [name for name in own if name not in found | head and not name.endswith("num_batches_tracked")]
     used = {prefix + name for name in own}
-    return Fitted(not_given, [name for name in given if name not in used], new_classifier)
-
-
-def _fitting(own: dict[str, torch.Tensor], given: dict[str, torch.Tensor], prefix: str) -> set[str]:
-    """The model's names under which something of the same shape is given."""
-    return {
-        name
-        for name, value in own.items()
-        if (found := given.get(prefix + name)) is not None and found.shape == value.shape
-    }
+    return Fitted(not_given, [name for name in named if name not in used], new_classifier)
 
 
 def _copy(own: torch.Tensor, given: torch.Tensor, name: str) -> None:
     """Raises InputError where the numbers would become others."""
-    kinds = [(value.is_floating_point(), value.is_complex(), value.dtype is torch.bool) for value in (own, given)]
-    if kinds[0] != kinds[1]:
+    if own.is_floating_point() != given.is_floating_point():
         raise InputError(
             f"tensor {name} of the weights holds {str(given.dtype).removeprefix('torch.')}, the model's "
             f"{str(own.dtype).removeprefix('torch.')}: these are other weights, or quantised. Save them as float32."

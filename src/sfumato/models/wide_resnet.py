@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.errors import InputError
-from sfumato.nn import Order, WeightStandardizedConv2d, in_order, init_conv, init_linear
+from sfumato.models.layers import Order, WeightStandardizedConv2d, in_order, init_conv, init_linear
 
 MIN_SIZE = 8
 

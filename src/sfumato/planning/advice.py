@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
-from sfumato.accounting import rounding, tan
+from sfumato.accounting import gaussian, rounding
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.config import Recipe
 from sfumato.data.catalogue import Facts
@@ -100,7 +100,7 @@ def _signal(mechanism: Mechanism) -> float:
     """The longest sum of clipped gradients over the noise that all updates add in its direction: B sqrt(T)
     / sigma, that is sqrt(2) N eta of Sander et al. (2022, Definition 3.1).
     """
-    return math.sqrt(2) * mechanism.num_examples * tan.snr(mechanism)
+    return math.sqrt(2) * mechanism.num_examples * gaussian.snr(mechanism)
 
 
 def warnings_of_delta(delta: float, num_examples: int, what: str = "image") -> list[str]:

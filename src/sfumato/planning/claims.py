@@ -5,8 +5,8 @@ needed for it.
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
+from sfumato.accounting.gaussian import refuse_beyond_reach
 from sfumato.accounting.mechanism import Accountant, Mechanism
-from sfumato.accounting.reach import refuse_beyond_reach
 from sfumato.errors import InputError
 from sfumato.json_record import Record, finite
 

@@ -3,8 +3,8 @@
 import dataclasses
 
 from sfumato.accounting import rounding
+from sfumato.accounting.gaussian import refuse_beyond_reach
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.accounting.reach import refuse_beyond_reach
 from sfumato.accounting.selection import Selection
 from sfumato.config import (
     FilledPrivacy,

@@ -10,8 +10,7 @@ import dataclasses
 import math
 from typing import Any
 
-from sfumato.accounting import accountants, rounding, tan
-from sfumato.accounting.gaussian import epsilon_gaussian
+from sfumato.accounting import accountants, gaussian, rounding
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.errors import InputError
 
@@ -65,8 +64,8 @@ def overcharge_estimate(mechanism: Mechanism, delta: float) -> float:
     if exponent > 500:
         return math.inf
     mu = q * math.sqrt(steps * math.expm1(exponent))
-    limit = epsilon_gaussian(math.sqrt(2) * tan.snr(mechanism), delta)
-    return epsilon_gaussian(mu, delta) / limit - 1 if limit > 0 else math.nan
+    limit = gaussian.epsilon_gaussian(math.sqrt(2) * gaussian.snr(mechanism), delta)
+    return gaussian.epsilon_gaussian(mu, delta) / limit - 1 if limit > 0 else math.nan
 
 
 def batch_size_for_overcharge(mechanism: Mechanism, delta: float, target: float) -> int | None:
@@ -77,7 +76,7 @@ def batch_size_for_overcharge(mechanism: Mechanism, delta: float, target: float)
     def overcharge(batch_size: int, by_pld: bool = False) -> float:
         there = at_batch_size(mechanism, batch_size)
         return (
-            tan.overcharge(there, delta, accountants.epsilon(there, delta, "pld").epsilon)
+            gaussian.overcharge(there, delta, accountants.epsilon(there, delta, "pld").epsilon)
             if by_pld
             else overcharge_estimate(there, delta)
         )
@@ -156,7 +155,7 @@ def table(
             "noise_multiplier": run.noise_multiplier,
             "num_steps": run.num_steps,
             "learning_rate": None if learning_rate is None else learning_rate * rate,
-            "snr": tan.snr(run),
+            "snr": gaussian.snr(run),
             "epsilon": _finite(accountants.epsilon(run, delta, accountant).epsilon),
             **price.of(run),
         }
@@ -189,9 +188,9 @@ def with_more_data(mechanism: Mechanism, delta: float, factor: float, accountant
         "num_examples": num_examples,
         "delta": delta,
         "sampling_prob": more.sampling_prob,
-        "snr": tan.snr(more),
+        "snr": gaussian.snr(more),
         "epsilon": _finite(accountants.epsilon(more, delta, accountant).epsilon),
-        "epsilon_tan": None if more.images_per_unit > 1 else _finite(tan.epsilon_tan(more, delta)),
+        "epsilon_tan": None if more.images_per_unit > 1 else _finite(gaussian.epsilon_tan(more, delta)),
     }
 
 

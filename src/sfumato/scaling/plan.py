@@ -3,7 +3,7 @@
 from typing import Any
 
 from sfumato import config
-from sfumato.accounting import accountants, tan
+from sfumato.accounting import accountants, gaussian
 from sfumato.accounting.mechanism import Accountant
 from sfumato.errors import InputError
 from sfumato.json_record import finite
@@ -109,7 +109,7 @@ def plan(
         "epsilon": finite(spent.epsilon),
         "epsilon_rdp": finite(spent.epsilon_rdp),
         "epsilon_pld": finite(spent.epsilon_pld),
-        "epsilon_tan": None if of_persons else finite(tan.epsilon_tan(mechanism, delta)),
+        "epsilon_tan": None if of_persons else finite(gaussian.epsilon_tan(mechanism, delta)),
         "epsilon_image": finite(accountants.epsilon(mechanism.replace(images_per_unit=1), delta).epsilon)
         if of_persons
         else None,
@@ -123,9 +123,9 @@ def plan(
         "sampling_prob": mechanism.sampling_prob,
         "num_steps": mechanism.num_steps,
         "num_epochs": mechanism.num_steps * mechanism.sampling_prob,
-        "snr_per_step": finite(tan.snr_per_step(mechanism)),
-        "snr": finite(tan.snr(mechanism)),
-        "overcharge": None if of_persons else finite(tan.overcharge(mechanism, delta, spent.epsilon)),
+        "snr_per_step": finite(gaussian.snr_per_step(mechanism)),
+        "snr": finite(gaussian.snr(mechanism)),
+        "overcharge": None if of_persons else finite(gaussian.overcharge(mechanism, delta, spent.epsilon)),
         **(trade.advice(mechanism, delta) if has_noise and not of_persons else {}),
         "warnings": warnings,
     }

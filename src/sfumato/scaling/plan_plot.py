@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sfumato.accounting import rdp, rounding, tan
+from sfumato.accounting import gaussian, rdp, rounding
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
 from sfumato.scaling.law_plot import FORMATS
@@ -33,19 +33,19 @@ def draw(mechanism: Mechanism, delta: float, path: Path) -> None:
         raise InputError("--plot draws noise against epsilon, but the run has no noise or no steps.")
     from matplotlib.figure import Figure
 
-    eta, eta_step = tan.snr(mechanism), tan.snr_per_step(mechanism)
+    eta, eta_step = gaussian.snr(mechanism), gaussian.snr_per_step(mechanism)
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for factor in _STEPS:
         steps = max(1, round(mechanism.num_steps * factor))
         points = [(sigma, math.sqrt(2) * eta * sigma / math.sqrt(steps)) for sigma in _SIGMAS]
-        curve = [(sigma, rdp.epsilon_rdp(q, sigma, steps, delta)) for sigma, q in points if q <= 1]
+        curve = [(sigma, rdp.epsilon_rdp([(q, sigma, steps)], delta)) for sigma, q in points if q <= 1]
         if curve:
             left.plot(*zip(*curve, strict=True), label=f"S = {steps}")
-    left.axhline(tan.epsilon_tan(mechanism, delta), color="tab:gray", linestyle="--", label="epsilon_TAN, a guide")
+    left.axhline(gaussian.epsilon_tan(mechanism, delta), color="tab:gray", linestyle="--", label="epsilon_TAN, a guide")
     for wall in _WALLS:
         left.axvline(wall, color="tab:gray", linewidth=0.8, linestyle=":")
-    own = rdp.epsilon_rdp(mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps, delta)
+    own = rdp.epsilon_rdp(mechanism.parts, delta)
     left.plot(mechanism.noise_multiplier, own, "*", color="tab:red", markersize=14, label="this run")
     left.set(
         xscale="log",

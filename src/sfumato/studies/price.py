@@ -5,8 +5,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from sfumato.accounting.accountants import epsilon_together as together
 from sfumato.accounting.mechanism import Accountant, Mechanism
-from sfumato.accounting.together import epsilon_together as together
 from sfumato.json_record import finite
 from sfumato.planning.resolve import Plan
 

@@ -22,7 +22,7 @@ _DIGITS = 53
 
 
 class MeanFeatures:
-    """The mean of features, for `sfumato.nn.CentredLinear`.
+    """The mean of features, for `sfumato.models.layers.CentredLinear`.
 
     Guarantee: the Gaussian mechanism with q = 1 and noise multiplier ``mechanism.first_release_noise``, one image's
     contribution replaced by zero. ``collect`` adds what nobody may see, ``release`` adds noise once, before anything

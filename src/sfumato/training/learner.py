@@ -22,6 +22,7 @@ from sfumato.evaluation.carried import NETWORK, CarriedLoss, Carrying
 from sfumato.evaluation.objective import Objective
 from sfumato.evaluation.row_independence import require_rows_apart
 from sfumato.models import registry
+from sfumato.models.layers import CentredLinear, centred
 from sfumato.models.trainable import (
     Backbone,
     centre_features,
@@ -33,7 +34,6 @@ from sfumato.models.trainable import (
     select_trainable,
 )
 from sfumato.models.weights import Fitted, Weights, fit
-from sfumato.nn import CentredLinear, centred
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Stream
 from sfumato.training.allocator import keep_freed_memory

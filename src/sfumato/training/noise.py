@@ -20,7 +20,7 @@ def standard_normal(words: np.ndarray) -> np.ndarray:
     """Turns uniform words into independent standard normals by Box-Muller.
 
     In float64. A radius from 95 bits reaches 11.5 standard deviations, and up to 10.6 radii lie closer than the grid of
-    what is released; 32 bits would cut the tails at 6.7, and with them the guarantee (`sfumato.accounting.reach`).
+    what is released; 32 bits would cut the tails at 6.7, and with them the guarantee (`sfumato.accounting.gaussian`).
 
     Args:
         words: Uniform 64-bit words, shape (blocks, 2, count), "<u8": of radii, and of angles with 32 more bits of the

@@ -1,7 +1,7 @@
 """Scoring a trained model on its held-out images, or on a folder of others."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +16,13 @@ from sfumato.evaluation import calibration
 from sfumato.evaluation.augtest import augtest
 from sfumato.evaluation.calibration import Calibration
 from sfumato.evaluation.evaluators import (
+    Decision,
     Evaluator,
+    Group,
+    Intervals,
     Outcome,
+    Reliability,
     auroc_of_each,
-    calibration_error,
     confusion,
     decision_on_two,
     intervals,
@@ -36,54 +39,7 @@ from sfumato.run_folder.files import DATA_ROOT_FILE, read_data_root
 Report = Callable[[str], None]
 
 
-class Intervals(Record):
-    """95 % intervals (lower, upper), for independent images; where `data.group_by` says whose each is, for independent
-    people. None of a class that does not occur.
-    """
-
-    accuracy: list[float]
-    per_class: list[list[float] | None]
-    auroc: list[float] | None
-    """Of two classes."""
-
-
-class Decision(Record):
-    """Of two classes: what decides, and how often it is right."""
-
-    positive: str
-    threshold: float
-    counts: dict[str, int]
-    sensitivity: float | None
-    sensitivity_interval: list[float] | None
-    specificity: float | None
-    specificity_interval: list[float] | None
-    prevalence: float
-    positive_predictive_value: float | None
-    negative_predictive_value: float | None
-
-
 _MOST_GROUPS = 100
-
-
-class Group(Record):
-    """Images that share a value of a column; "" where nothing is stated. With its 95 % interval."""
-
-    value: str
-    num_images: int
-    accuracy: float
-    interval: list[float]
-    per_class: list[float | None]
-
-
-class Reliability(Record):
-    """Images whose named class was called about as probable: the mean of that, how often it was right, and of that the
-    95 % interval (Wilson).
-    """
-
-    num_images: int
-    probability: float
-    right: float
-    interval: list[float]
 
 
 class Evaluation(Record):
@@ -108,7 +64,7 @@ class Evaluation(Record):
     """How often what was named is right, by how probable it was called."""
     calibration: Calibration | None
     """How probabilities and decisions came of the outputs; None: as they are, not calibrated."""
-    decision: Decision | None
+    decision: Decision | None = None
     """Of two classes."""
     auroc_per_class: list[float | None]
     """Each class against the rest."""
@@ -120,8 +76,8 @@ class Evaluation(Record):
     """Accuracy of the best class less that of the worst."""
     by: str | None
     """The column of the folder's table that `groups` are told by."""
-    groups: list[Group] | None
-    group_gap: float | None
+    groups: list[Group] | None = None
+    group_gap: float | None = None
     """Accuracy of the best group less that of the worst."""
     test_views: int
     accuracy_augtest_vote: float | None
@@ -163,10 +119,9 @@ def evaluate(
     Raises:
         InputError: If the run or its images are not there, or are others.
     """
-    if not 0 <= specificity <= 1:
-        raise InputError(f"specificity = {specificity} is no share. Give one from 0 to 1, for example 0.95.")
-    if prevalence is not None and not 0 <= prevalence <= 1:
-        raise InputError(f"prevalence = {prevalence} is no share. Give one from 0 to 1, for example 0.02.")
+    for name, share in (("specificity", specificity), ("prevalence", prevalence)):
+        if share is not None and not 0 <= share <= 1:
+            raise InputError(f"{name} = {share} is no share. Give one from 0 to 1.")
     if by is not None and folder_of_images is None:
         raise InputError("groups are told for a folder of images with a table. Name the folder, or leave --by out.")
     folder = Path(run)
@@ -174,33 +129,19 @@ def evaluate(
     if (reason := _trained_on(folder_of_images, folder, trained.recipe.data.split)) is not None:
         report(f"warning: {reason}")
     held_out, held_out_name, names = _held_out(folder_of_images, trained, folder, data_root, report)
-    groups = [] if by is None or folder_of_images is None else [of_groups(_values_of(by, folder_of_images, names))]
-    if trained.calibration is not None and trained.calibration.num_images == len(held_out):
-        report(
-            f"probabilities were fitted on {len(held_out)} images, too: if on these, expect somewhat less of new ones"
-        )
-    if (mixing := evaluation_finding(trained.model, trained.row)) is not None:
-        report(f"warning: accuracies depend on which images are judged together: {mixing}")
+    for line in _cautions(trained, len(held_out)):
+        report(line)
+    own = [confusion, reliability, auroc_of_each, sensitivity_at(specificity), intervals, decision_on_two(prevalence)]
+    if by is not None and folder_of_images is not None:
+        own.append(of_groups(_values_of(by, folder_of_images, names)))
     decide = trained.objective.decision_logits
     logits = decide(predict_logits(trained.model, held_out))
     outcome = Outcome(logits.double(), held_out.labels, trained.classes, trained.calibration, held_out.groups)
-    found = score(logits, held_out.labels, outcome.decided)
-    own = (
-        confusion,
-        calibration_error,
-        reliability,
-        auroc_of_each,
-        sensitivity_at(specificity),
-        intervals,
-        decision_on_two(prevalence),
-        *groups,
-    )
     facts = dict(pair for evaluator in own for pair in evaluator(outcome))
-    augmentation = trained.recipe.augmentation
-    num_views = augmentation.test_views if test_views is None else test_views
-    together = augtest(
-        trained.model, held_out, Views.of(augmentation), num_views, decide, trained.calibration, trained.classes
-    )
+    views, num_views = Views.of(trained.recipe.augmentation), test_views
+    if num_views is None:
+        num_views = trained.recipe.augmentation.test_views
+    together = augtest(trained.model, held_out, views, num_views, decide, trained.calibration, trained.classes)
     if test_views and not together.views:
         report("no test with views: this run was trained without augmentation")
     return Evaluation(
@@ -208,15 +149,8 @@ def evaluate(
         held_out=held_out_name,
         num_images=len(held_out),
         classes=list(trained.classes),
-        **dataclasses.asdict(found),
-        **{
-            **facts,
-            "intervals": Intervals(**facts["intervals"]),
-            "decision": Decision(**facts["decision"]) if "decision" in facts else None,
-            "groups": [Group(**group) for group in facts["groups"]] if groups else None,
-            "group_gap": facts.get("group_gap"),
-            "reliability": facts["reliability"] and [Reliability(**each) for each in facts["reliability"]],
-        },
+        **dataclasses.asdict(score(logits, held_out.labels, outcome.decided)),
+        **facts,
         calibration=trained.calibration,
         by=by,
         test_views=together.views,
@@ -224,6 +158,13 @@ def evaluate(
         accuracy_augtest_mean=together.mean,
         more=dict(pair for evaluator in evaluators for pair in evaluator(outcome)),
     )
+
+
+def _cautions(trained: Trained, num_images: int) -> Iterator[str]:
+    if trained.calibration is not None and trained.calibration.num_images == num_images:
+        yield f"probabilities were fitted on {num_images} images, too: if on these, expect somewhat less of new ones"
+    if (mixing := evaluation_finding(trained.model, trained.row)) is not None:
+        yield f"warning: accuracies depend on which images are judged together: {mixing}"
 
 
 def _held_out(
@@ -242,11 +183,7 @@ def _held_out(
         judged, names = labelled_images(
             Path(images),
             trained.classes,
-            image_size=trained.image_size,
-            resize_ratio=trained.recipe.data.resize_ratio,
-            channels=trained.channels,
-            mean=trained.mean,
-            std=trained.std,
+            **trained.decoding,
             report=report,
             group_by=trained.recipe.data.group_by,
         )
@@ -266,10 +203,7 @@ def _held_out(
             update={"data": data.model_copy(update={"classes": list(trained.classes), "path": str(root)})}
         )
     dataset = loading.load_for(recipe, root, report)
-    if (len(dataset.classes), dataset.shape) != (
-        len(trained.classes),
-        (trained.channels, trained.image_size, trained.image_size),
-    ):
+    if (len(dataset.classes), dataset.shape) != (len(trained.classes), tuple(trained.row.shape[1:])):
         raise InputError(
             f"{folder} judges other images or classes than data set {data.name} has. Give a run that was trained on it."
         )
