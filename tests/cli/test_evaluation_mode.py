@@ -9,7 +9,7 @@ from PIL import Image
 
 from sfumato.accounting.selection import Selection
 from sfumato.evaluation import scores
-from sfumato.scaling.search import private_search
+from sfumato.searching import private_search
 from tests.cli.test_cli import call, json_of, refused
 from tests.evaluation.test_trained import recipe as model_recipe
 from tests.evaluation.test_trained import write_run

@@ -12,7 +12,7 @@ from PIL import Image
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.run_folder.ledger import Ledger
-from sfumato.scaling.search.storage import close_storage, open_storage
+from sfumato.searching.storage import close_storage, open_storage
 from sfumato.studies.runs import place_of
 from tests.training import faults
 

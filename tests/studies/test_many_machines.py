@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sfumato.run_folder.ledger import Ledger
-from sfumato.scaling.search.storage import close_storage, open_storage
+from sfumato.searching.storage import close_storage, open_storage
 from tests import postgresql
 from tests.studies.test_kills import COMMON, found, ledgers
 

@@ -6,7 +6,7 @@ import pytest
 
 from sfumato.accounting.accountants import epsilon
 from sfumato.errors import InputError
-from sfumato.scaling.search.worker import Begun
+from sfumato.searching.worker import Begun
 from sfumato.studies.plan import Reached, plan_sweep
 from sfumato.studies.price import Spent, epsilon_of, epsilon_together
 from sfumato.studies.summary import summary

@@ -1,7 +1,13 @@
 """What goes to stdout and what to stderr."""
 
+import contextlib
 import json
+import shlex
+import sys
+from collections.abc import Iterator
 from typing import Any
+
+import typer
 
 from sfumato.reporting.lines import note, plain
 
@@ -40,3 +46,24 @@ def print_augtest(views: int, vote: float | None, mean: float | None) -> None:
             f"with {views} random views of each image: {per_cent(vote)} by majority, "
             f"{per_cent(mean)} by mean probability"
         )
+
+
+@contextlib.contextmanager
+def interruptible(*more: str, password: str | None = None) -> Iterator[None]:
+    """Ends the command with status 1 where the block is interrupted, and says how to go on.
+
+    Args:
+        more: Options that the same command needs besides.
+        password: Of a storage: not for logs.
+    """
+    from sfumato.training.interrupt import Interrupted
+
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt) as interrupted:
+        again = shlex.join(["sfumato", *sys.argv[1:], *more])
+        if password:
+            again = again.replace(password, "***")
+        what = str(interrupted) if isinstance(interrupted, Interrupted) else "interrupted"
+        note(f"{what}; what was finished is kept. Go on with the same command: {again}")
+        raise typer.Exit(1) from None

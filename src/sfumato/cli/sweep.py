@@ -92,7 +92,7 @@ def sweep(
 
 def go_on(storage: str | None) -> None:
     """Says how to go on with what was interrupted."""
-    from sfumato.scaling.search.storage import shown
+    from sfumato.searching.storage import shown
 
     again = shlex.join(["sfumato", *sys.argv[1:]])
     if storage is not None:  # its password is not for logs

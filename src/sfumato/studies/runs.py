@@ -21,8 +21,8 @@ from sfumato.run_folder.files import machine_faults, read_json, write_atomically
 from sfumato.run_folder.ledger import is_in_use
 from sfumato.run_folder.record import Metrics, PrivateMetrics, Result
 from sfumato.run_folder.session import data_digest
-from sfumato.scaling.search.work import Key
-from sfumato.scaling.search.worker import Begun, Worker
+from sfumato.searching.work import Key
+from sfumato.searching.worker import Begun, Worker
 from sfumato.studies.grid import Settings
 from sfumato.studies.plan import Look, Planned, Reached, Run
 from sfumato.training.loop import Looks, Progress

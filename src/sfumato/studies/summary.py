@@ -6,8 +6,8 @@ from typing import Any
 
 from sfumato.json_record import finite
 from sfumato.run_folder.files import write_json
-from sfumato.scaling.search.work import Key
-from sfumato.scaling.search.worker import Begun
+from sfumato.searching.work import Key
+from sfumato.searching.worker import Begun
 from sfumato.studies.plan import Planned, Reached, Run
 from sfumato.studies.price import Spent, epsilon_of, epsilon_together
 from sfumato.studies.result import Cell, CellRun, Sweep

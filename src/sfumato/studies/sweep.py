@@ -19,7 +19,7 @@ from sfumato.run_folder.files import (
     write_first_json,
     write_json,
 )
-from sfumato.scaling.search.storage import file_in, file_of, shown
+from sfumato.searching.storage import file_in, file_of, shown
 from sfumato.studies import crew
 from sfumato.studies.page import render
 from sfumato.studies.plan import Planned, plan_sweep

@@ -15,6 +15,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from scipy import stats
+from sfumato.searching.private_selection import _score_noise, draw, expected_cost, paid_recipe, paid_search
+from tests.searching.made_up_trials import PUBLISHED, Trials, decay_of
+from tests.searching.one_worker import made_up_search
 
 from sfumato import config
 from sfumato.accounting.accountants import epsilon
@@ -24,10 +27,7 @@ from sfumato.accounting.selection import Selection, epsilon_of_best
 from sfumato.errors import InputError
 from sfumato.randomness import Streams
 from sfumato.run_folder.ledger import Ledger
-from sfumato.scaling.search.private_selection import _score_noise, draw, expected_cost, paid_recipe, paid_search
-from sfumato.scaling.search.space import STEPS, Group, Range, Space
-from tests.scaling.search.made_up_trials import PUBLISHED, Trials, decay_of
-from tests.scaling.search.one_worker import made_up_search
+from sfumato.searching.space import STEPS, Group, Range, Space
 
 SPACE = Space((Group("g", {"optimizer.learning_rate": [1.0, 2.0, 4.0, 8.0], "ema.decay": Range(0.5, 0.9)}),))
 
@@ -255,7 +255,7 @@ def test_all_that_is_published_bears_the_time_of_the_start_after_crashes_too(tmp
     for crash in ("write_anew", "set_times", "os.rename", "key_file.delete_key", "shutil.rmtree"):
         folder = tmp_path / crash
         with monkeypatch.context() as patch:
-            patch.setattr(f"sfumato.scaling.search.private_selection.{crash}", killed)
+            patch.setattr(f"sfumato.searching.private_selection.{crash}", killed)
             with pytest.raises(KeyboardInterrupt):
                 paid_search(recipe(), SPACE, folder, Trials())
         start = (folder / "paid-search.json").stat().st_mtime_ns
@@ -325,7 +325,7 @@ def test_the_fingerprint_is_on_disk_before_the_first_trial_whatever_crash_came_b
 
     with monkeypatch.context() as patch:
         patch.setattr(
-            "sfumato.scaling.search.private_selection.write_atomically", killed
+            "sfumato.searching.private_selection.write_atomically", killed
         )  # after the key, before the fingerprint
         with pytest.raises(KeyboardInterrupt):
             paid_search(recipe(), SPACE, tmp_path / "search", Trials())
