@@ -162,6 +162,7 @@ def test_a_password_is_never_shown():
     assert (shown(url), password_of(url)) == ("postgresql+psycopg://me:***@host/db", "secret")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of a heartbeat
 def test_a_storage_that_goes_away_is_a_fault_of_the_machine_and_loses_nothing(opened, tmp_path):
     path, made = tmp_path / "study.db", []
 
