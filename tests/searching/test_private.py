@@ -1,6 +1,5 @@
 """Trials that are private runs: one budget, one published, nothing in it that tells how many there were."""
 
-import hashlib
 import json
 import math
 import stat
@@ -99,25 +98,6 @@ def test_the_best_trial_alone_is_left_and_nothing_tells_how_many_there_were(tmp_
     assert json.loads((folder / "selected" / "privacy.json").read_text())["finished_on"] is None
     again = Trials()
     assert again.search(folder) == result and again.made == []  # finished: told again
-
-
-def test_what_is_published_of_a_ledger_has_no_launches_and_the_certificate_is_of_it(tmp_path):
-    trial, place = tmp_path / "trial", tmp_path / "owner" / "selected"
-    write_finished(trial, made_up_search().recipe)
-    place.parent.mkdir()
-    lines = [{"kind": "run", "num_examples": 10}]
-    lines += [{"kind": "update", "release": n, "launch": n // 3, "launch_id": f"secret{n // 3}"} for n in range(1, 6)]
-    (trial / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    claim = json.loads((trial / "privacy.json").read_text())
-    published = private._without_launches((trial / "ledger.jsonl").read_bytes())
-    assert [json.loads(line) for line in published.splitlines()] == [
-        {key: value for key, value in line.items() if not key.startswith("launch")} for line in lines
-    ]
-    private.publish(trial, place, tmp_path / "selected", 7)
-    assert (tmp_path / "selected" / "ledger.jsonl").read_bytes() == published
-    found = json.loads((tmp_path / "selected" / "privacy.json").read_text())
-    if "ledger_sha256" in claim:
-        assert found["ledger_sha256"] == hashlib.sha256(published).hexdigest()
 
 
 def test_a_killed_search_goes_on_with_the_same_trials_and_makes_the_one_that_was_cut_off_anew(tmp_path, three_trials):

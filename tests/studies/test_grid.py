@@ -12,7 +12,7 @@ GRID = {"optimizer.learning_rate": [1.0, 2.0, 4.0], "ema.decay": [0.9, 0.99], "a
 LISTED = [{"privacy.clipping_norm": 1.0}, {"privacy.clipping_norm": 2.0, "training.batch_size": 64}]
 
 
-@pytest.mark.parametrize("keys", [keys for n in (1, 2, 3) for keys in itertools.permutations(GRID, n)])
+@pytest.mark.parametrize("keys", [tuple(GRID), tuple(reversed(GRID)), ("ema.decay",)])
 def test_a_grid_has_every_combination_once_and_its_first_key_moves_slowest(keys):
     grid = {key: GRID[key] for key in keys}
     cells = cells_of(grid)

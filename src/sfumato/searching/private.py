@@ -7,7 +7,6 @@ folder `owner`, under random names, and are deleted when the search ends.
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import json
 import math
@@ -44,11 +43,6 @@ FACTS, SELECTED = "paid-search.json", "selected"
 OWNER, TRIALS = "owner", "trials"
 PUBLISHED = ("recipe.toml", "privacy.json", "ledger.jsonl", "metrics.jsonl", "model.safetensors", RESULT_FILE)
 """Of the selected run; besides, a report is written."""
-LAUNCHES = ("launch", "launch_id")
-"""What a ledger's lines say of the launches of a run: one that was interrupted would tell when in the search that
-was.
-"""
-
 # Trains a recipe privately in a folder; or, where that says so, goes on there.
 Train = Callable[[ResolvedRecipe, Path, bool], Result]
 # How many of the scoring images a finished run judges right; one image moves it by at most 1.
@@ -331,7 +325,8 @@ def _train(recipe: ResolvedRecipe, trial: Path, progress: _Progress, train: Trai
 
 
 def publish(trial: Path, place: Path, selected: Path, score: int) -> None:
-    """Copies the public files of a finished run, without its launches, its day and its times.
+    """Copies the public files of a finished run, without its day and its times. (The ledger of a run that is selected
+    tells nothing of its launches.)
 
     Args:
         trial: The run.
@@ -344,24 +339,11 @@ def publish(trial: Path, place: Path, selected: Path, score: int) -> None:
     for name in PUBLISHED:
         if (trial / name).exists():  # a run without steps measures nothing
             write_atomically(place / name, (trial / name).read_bytes())
-    certificate = {**read_json(trial / "privacy.json"), "finished_on": None}
-    ledger = _without_launches((trial / "ledger.jsonl").read_bytes())
-    write_atomically(place / "ledger.jsonl", ledger)
-    if "ledger_sha256" in certificate:
-        certificate["ledger_sha256"] = hashlib.sha256(ledger).hexdigest()
-    write_json(place / "privacy.json", certificate)
+    write_json(place / "privacy.json", {**read_json(trial / "privacy.json"), "finished_on": None})
     untold = {"run": str(selected), "score": score, "images_per_second": None, "seconds": None}
     write_json(place / RESULT_FILE, {**read_json(trial / RESULT_FILE), **untold})
     write_report(place)
     place.rename(selected)
-
-
-def _without_launches(ledger: bytes) -> bytes:
-    lines = [json.loads(line) for line in ledger.splitlines()]
-    if not any(key in line for line in lines for key in LAUNCHES):
-        return ledger
-    kept = [{key: value for key, value in line.items() if key not in LAUNCHES} for line in lines]
-    return "".join(json.dumps(line, allow_nan=False) + "\n" for line in kept).encode()
 
 
 def draw(recipe: ResolvedRecipe, space: Space, generator: random.Random) -> Settings:
