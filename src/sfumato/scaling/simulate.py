@@ -49,10 +49,7 @@ def simulated(recipe: ResolvedRecipe, batch_size: int, seed: int) -> ResolvedRec
             f"--batch-size must lie between 1 and the recipe's own {training.batch_size}, not "
             f"{batch_size}: a simulation is the cheaper run."
         )
-    if training.batch_size == batch_size:
-        sigma = privacy.noise_multiplier
-    else:
-        sigma = privacy.noise_multiplier * batch_size / training.batch_size
+    sigma = privacy.noise_multiplier * (batch_size / training.batch_size)
     values = recipe.model_dump()
     of_one_run = {"selected_from": None, "selection_shape": 0.0, "score_noise": None}  # nothing is selected
     values["privacy"] |= {"target_epsilon": None, "noise_multiplier": sigma, **of_one_run}
