@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import stat
 from collections import Counter
 from pathlib import Path
@@ -22,7 +23,8 @@ from sfumato.planning.resolve import resolve
 from sfumato.run_folder import record
 from sfumato.run_folder.record import Result
 from sfumato.searching import private
-from sfumato.searching.private import draw, expected_cost, paid_recipe, paid_search
+from sfumato.searching.draws import draw, expected_cost
+from sfumato.searching.private import paid_recipe, paid_search
 from sfumato.searching.space import STEPS, Group, Range, Space
 from sfumato.training.interrupt import Interrupted
 from tests.reporting import folders
@@ -195,7 +197,7 @@ def test_the_number_of_trials_follows_its_distribution(tmp_path):
 def test_settings_are_drawn_evenly(choices, distribution):
     """By the draw's own distribution: at the p-th part of all uniform numbers stands its p-quantile."""
     key = "optimizer.learning_rate"
-    space, generator = Space((Group("g", {key: choices}),)), private.random.Random(0)
+    space, generator = Space((Group("g", {key: choices}),)), random.Random(0)
     drawn = np.sort([draw(paid(), space, generator)[key] for _ in range(1000)])
     for p in (0.05, 0.3, 0.55, 0.8, 0.95):
         below = np.searchsorted(drawn, distribution.ppf(p), side="right") / 1000
@@ -219,7 +221,7 @@ def test_a_score_on_private_images_has_the_noise_that_is_paid_for_and_is_a_whole
 
 
 def test_expected_cost_is_that_of_the_expected_number_of_trials():
-    cost = expected_cost(paid(6.0), SPACE)
+    cost = expected_cost(paid(6.0), SPACE, 6.0)
     assert (cost.search_views, cost.search_fraction) == (6 * 512 * 60, 6.0)
 
 
@@ -250,4 +252,4 @@ def test_trials_that_could_not_be_alike_are_refused():
         paid_recipe(searched, Space((Group("g", {STEPS: [30, 60]}),)), Selection(6.0, 0.0))
     contradiction = Space((Group("g", {"optimizer.learning_rate": [-1.0]}),))
     with pytest.raises(InputError, match="no possible settings"):
-        draw(paid(), contradiction, private.random.Random(0))
+        draw(paid(), contradiction, random.Random(0))

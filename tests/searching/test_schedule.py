@@ -8,6 +8,7 @@ import pytest
 
 from sfumato.errors import InputError
 from sfumato.searching import final_recipe as final
+from sfumato.searching.options import SearchOptions
 from sfumato.searching.schedule import Outcome, gain, plan_search
 from sfumato.searching.space import STEPS, Group, Range, Space, apply
 from tests.searching.made_up_search import accuracy, made_up_search
@@ -159,18 +160,10 @@ def test_what_could_not_be_made_costs_nothing():
     assert before - final.cost(search, agenda, finished).search_views == 2 * 16 * 60
 
 
-def planned(recipe=None, space=None, **changes):
-    search = made_up_search()
-    options = {
-        "sampler": "greedy",
-        "prune": None,
-        "trials": 5,
-        "batch_size": 16,
-        "seeds": (0, 1),
-        "num_examples": 1437,
-        "data": None,
-    } | changes
-    return plan_search(recipe or search.recipe, space or search.space, **options)
+def planned(recipe=None, **changes):
+    asked = {"space": made_up_search().space, "batch_size": 16, "seeds": (0, 1), **changes}
+    recipe = recipe or made_up_search().recipe
+    return plan_search(recipe, SearchOptions(recipe, 5, "nowhere", **asked), 1437)
 
 
 def test_searches_that_cannot_be_are_refused_by_name():

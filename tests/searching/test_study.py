@@ -12,9 +12,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import typer
 
+from sfumato.cli import output
 from sfumato.errors import InputError, MachineError
-from sfumato.searching.study import finished, open_study, password_of, shown, work
+from sfumato.searching.study import finished, open_study, shown, work
 from tests.searching.made_up_search import accuracy, made_up_search, measured
 
 SCRIPT = Path(__file__).with_name("made_up_search.py")
@@ -157,9 +159,14 @@ def test_a_storage_that_cannot_be_reached_is_one_line_without_the_password(opene
     assert "\n" not in str(error.value) and "secret" not in str(error.value)
 
 
-def test_a_password_is_never_shown():
+def test_a_password_is_never_shown(monkeypatch, capsys):
     url = "postgresql://me:secret@host/db"
-    assert (shown(url), password_of(url)) == ("postgresql+psycopg://me:***@host/db", "secret")
+    assert shown(url) == "postgresql+psycopg://me:***@host/db"
+    monkeypatch.setattr(sys, "argv", ["sfumato", "search", "--storage", url])
+    with pytest.raises(typer.Exit), output.interruptible():
+        raise KeyboardInterrupt
+    said = capsys.readouterr().err
+    assert "secret" not in said and "sfumato search --storage postgresql://me:***@host/db" in said.replace("'", "")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of a heartbeat

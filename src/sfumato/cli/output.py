@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -49,12 +50,11 @@ def print_augtest(views: int, vote: float | None, mean: float | None) -> None:
 
 
 @contextlib.contextmanager
-def interruptible(*more: str, password: str | None = None) -> Iterator[None]:
+def interruptible(*more: str) -> Iterator[None]:
     """Ends the command with status 1 where the block is interrupted, and says how to go on.
 
     Args:
         more: Options that the same command needs besides.
-        password: Of a storage: not for logs.
     """
     from sfumato.training.interrupt import Interrupted
 
@@ -62,8 +62,7 @@ def interruptible(*more: str, password: str | None = None) -> Iterator[None]:
         yield
     except (Interrupted, KeyboardInterrupt) as interrupted:
         again = shlex.join(["sfumato", *sys.argv[1:], *more])
-        if password:
-            again = again.replace(password, "***")
+        again = re.sub(r"://([^:@/ ]*):[^@ ]*@", r"://\1:***@", again)  # a storage's password is not for logs
         what = str(interrupted) if isinstance(interrupted, Interrupted) else "interrupted"
         note(f"{what}; what was finished is kept. Go on with the same command: {again}")
         raise typer.Exit(1) from None

@@ -97,10 +97,9 @@ def plan(
         )
     else:
         sizes = batch_size, num_steps, noise_multiplier
-        asked = [
-            _Asked(num_examples, delta, accountant, *sizes, target, images_per_person) for target in targets or [None]
-        ]
-    plans = [each.solve() for each in asked]
+        each: list[float | None] = [*targets] or [None]
+        asked = [_Asked(num_examples, delta, accountant, *sizes, target, images_per_person) for target in each]
+    plans = [one.solve() for one in asked]
     if len(plans) > 1:
         _show_several(plans, json_)
         return

@@ -80,8 +80,9 @@ def search(
         raise InputError("--worker joins a search that others take part in: name their --storage.")
     numbers = options.parse_seeds(seeds or "0,1,2")
 
+    from sfumato.searching.options import SearchOptions
     from sfumato.searching.private import private_search
-    from sfumato.searching.search import SearchOptions, search_by
+    from sfumato.searching.search import search_by
 
     wanted = SearchOptions(
         parsed,
@@ -102,7 +103,7 @@ def search(
         trust=trusted,
         report=output.note,
     )
-    with output.interruptible(password=_password(storage)):
+    with output.interruptible():
         if paid:
             best = private_search(wanted)
         else:
@@ -115,14 +116,6 @@ def search(
         # No part of the recipe, which is for sharing.
         root = ["--data-root", parsed.data.path] if parsed.data.path is not None else []
         show(found, [*root, *trust_options(trusted)])
-
-
-def _password(storage: str | None) -> str | None:
-    if storage is None:
-        return None
-    from sfumato.searching.study import password_of
-
-    return password_of(storage)
 
 
 def _refuse_beside_paid(

@@ -2,15 +2,16 @@
 predicted accuracy and its price.
 """
 
+import dataclasses
 from collections.abc import Mapping
 
 from sfumato import config
 from sfumato.accounting import rounding
-from sfumato.accounting.mechanism import Mechanism
 from sfumato.config import ResolvedRecipe, parse_resolved
 from sfumato.errors import InputError
+from sfumato.planning.budgets import budget_of
 from sfumato.planning.claims import unit_in_words
-from sfumato.planning.solve import Budget, solve
+from sfumato.planning.solve import solve
 from sfumato.scaling.law import NOT_TOLD_APART, Fit, Point, Prediction, fit, predict, rivals
 from sfumato.searching.result import Best, Cost, Predicted, SearchResult
 from sfumato.searching.schedule import Agenda, Outcome, Search, accuracies_of
@@ -31,24 +32,12 @@ def final_recipe(search: Search, settings: Settings, public: bool) -> tuple[Reso
     from sfumato.accounting.accountants import epsilon
 
     recipe = apply(search.recipe, settings)
-    privacy, training, n = recipe.budget, recipe.training, search.num_examples
+    privacy, n = recipe.budget, search.num_examples
     target = privacy.target_epsilon
     if target is None:  # the recipe states its noise: what that spends is the budget
-        before = search.recipe.training
-        reference = Mechanism(
-            n, before.batch_size, privacy.noise_multiplier, before.num_steps, images_per_unit=privacy.images_per_unit
-        )
-        target = epsilon(reference, privacy.delta, privacy.accountant).epsilon
-    budget = Budget(
-        num_examples=n,
-        delta=privacy.delta,
-        target_epsilon=target,
-        batch_size=training.batch_size,
-        num_steps=training.num_steps,
-        noise_multiplier=None,
-        accountant=privacy.accountant,
-        images_per_unit=privacy.images_per_unit,
-    )
+        stated, _ = solve(budget_of(search.recipe, n))
+        target = epsilon(stated, privacy.delta, privacy.accountant).epsilon
+    budget = dataclasses.replace(budget_of(recipe, n), target_epsilon=target, noise_multiplier=None)
     mechanism, _ = solve(budget)
     spent = epsilon(mechanism, privacy.delta, privacy.accountant).epsilon
     values = recipe.model_dump()

@@ -7,21 +7,17 @@ folder `owner`, under random names, and are deleted when the search ends.
 
 import contextlib
 import dataclasses
-import itertools
 import json
-import math
 import random
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from sfumato import config, randomness
 from sfumato.accounting.selection import Selection
 from sfumato.config import Recipe, ResolvedRecipe
 from sfumato.data import loading
-from sfumato.data.catalogue import Facts
 from sfumato.data.digest import fingerprint
 from sfumato.errors import InputError
 from sfumato.evaluation.scores import judged_right, predict_each_alone, predict_logits
@@ -32,10 +28,10 @@ from sfumato.reporting.page import write_report
 from sfumato.run_folder.files import read_json, write_atomically, write_json
 from sfumato.run_folder.locks import lock
 from sfumato.run_folder.record import RESULT_FILE, Result, read
-from sfumato.scaling.simulate import try_network
-from sfumato.searching.result import Cost, PrivateSearchResult, Selected
-from sfumato.searching.search import SearchOptions, public_root, searched_data
-from sfumato.searching.space import STEPS, Range, Settings, Space, apply, possible, views_of
+from sfumato.searching.draws import draw, expected_cost, refuse_untrainable_choices
+from sfumato.searching.options import SearchOptions
+from sfumato.searching.result import PrivateSearchResult, Selected
+from sfumato.searching.space import STEPS, Settings, Space, apply
 from sfumato.training.interrupt import Interrupted, stop_on_sigterm
 from sfumato.training.trainer import Trainer
 
@@ -79,7 +75,7 @@ def private_search(options: SearchOptions) -> PrivateSearchResult:
         scoring = dataset
         dataset = loading.tested_on_test_images(scoring, every.data, options.root, report)
     else:
-        scoring = loading.load(searched_data(parsed, options.data), public_root(options, parsed), report)
+        scoring = loading.load(options.looked_at(parsed), options.looked_at_root(parsed), report)
         if (len(scoring.classes), scoring.shape) != (len(dataset.classes), dataset.shape):
             raise InputError(
                 f"--data {options.data} has {len(scoring.classes)} classes of images {scoring.shape}, the "
@@ -122,7 +118,7 @@ def private_search(options: SearchOptions) -> PrivateSearchResult:
         held_out=result.held_out,
         accuracy=result.accuracy,
         test_accuracy=result.test_accuracy,
-        cost=expected_cost(plan.recipe, space),
+        cost=expected_cost(plan.recipe, space, float(options.trials)),
     )
 
 
@@ -344,83 +340,6 @@ def publish(trial: Path, place: Path, selected: Path, score: int) -> None:
     write_json(place / RESULT_FILE, {**read_json(trial / RESULT_FILE), **untold})
     write_report(place)
     place.rename(selected)
-
-
-def draw(recipe: ResolvedRecipe, space: Space, generator: random.Random) -> Settings:
-    """Settings drawn evenly from a space, again until they are possible.
-
-    Raises:
-        InputError: If none seem to be.
-    """
-    for _ in range(10_000):
-        settings = {key: _one_of(choices, generator) for key, choices in space.choices.items()}
-        if _trial(recipe, settings) is not None:
-            return settings
-    raise InputError("--paid: the space offers no possible settings. Look for choices that contradict each other.")
-
-
-def _one_of(choices: list[Any] | Range, generator: random.Random) -> Any:
-    if isinstance(choices, list):
-        return generator.choice(choices)
-    low, high = choices.low, choices.high
-    if choices.log:
-        return math.exp(generator.uniform(math.log(low), math.log(high)))
-    if isinstance(low, int) and isinstance(high, int):
-        return generator.randint(low, high)
-    return generator.uniform(low, high)
-
-
-def _trial(recipe: ResolvedRecipe, settings: Settings) -> ResolvedRecipe | None:
-    """The recipe of a trial; None where the settings contradict each other, so that it is never drawn."""
-    try:
-        trial = apply(recipe, settings)
-    except InputError:
-        return None
-    return trial if possible(trial, recipe.training.batch_size) else None
-
-
-def refuse_untrainable_choices(recipe: ResolvedRecipe, space: Space, facts: Facts, trust: Collection[str] = ()) -> None:
-    """Tries what may be drawn before anything is: a search that stops at one of its trials could not go on.
-
-    Keys of one section are tried together, a range at its ends.
-
-    Args:
-        recipe: As for `paid_search`.
-        space: What settings are drawn from.
-        facts: The public numbers of the images.
-        trust: Modules that may be imported for a model, each by its full name.
-
-    Raises:
-        InputError: Naming the settings and why they cannot be trained.
-    """
-    sections: dict[str, dict[str, list[Any]]] = {"": {}}
-    for key, choices in space.choices.items():
-        sections.setdefault(key.split(".")[0], {})[key] = choices.ends() if isinstance(choices, Range) else choices
-    for section, values in sections.items():
-        for combination in itertools.product(*values.values()):
-            settings = dict(zip(values, combination, strict=True))
-            trial = _trial(recipe, settings)
-            if trial is None:
-                continue
-            try:
-                resolve(trial, facts)
-                if section in ("", "model"):
-                    try_network(trial, facts, trust)
-            except InputError as error:
-                shown = ", ".join(f"{key} = {value!r}" for key, value in settings.items())
-                raise InputError(
-                    f"--paid: no trial could be made{' with ' + shown if shown else ''}: {error}"
-                ) from None
-
-
-def expected_cost(recipe: ResolvedRecipe, space: Space) -> Cost:
-    """Views that the search is expected to differentiate; what it really did is secret. Averaged
-    over drawn settings.
-    """
-    batch_size, generator = recipe.training.batch_size, random.Random(0)
-    drawn = [views_of(apply(recipe, draw(recipe, space, generator)), batch_size) for _ in range(200)]
-    views = sum(drawn) / len(drawn) * _selection(recipe).mean
-    return Cost(search_views=views, search_fraction=views / views_of(recipe, batch_size))
 
 
 def _selection(recipe: ResolvedRecipe) -> Selection:

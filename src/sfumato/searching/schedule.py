@@ -14,6 +14,7 @@ import numpy as np
 
 from sfumato.config import ResolvedRecipe
 from sfumato.errors import InputError
+from sfumato.searching.options import SearchOptions
 from sfumato.searching.result import Stage
 from sfumato.searching.space import Group, Settings, Space, apply, proposals
 
@@ -176,37 +177,23 @@ class Search:
         return {**facts, "recipe": self.recipe.model_dump(mode="json"), "space": self.space.as_json()}
 
 
-def plan_search(
-    recipe: ResolvedRecipe,
-    space: Space,
-    *,
-    sampler: str,
-    prune: bool | None,
-    trials: int,
-    batch_size: int | None,
-    seeds: tuple[int, ...],
-    num_examples: int,
-    data: str | None,
-) -> Search:
+def plan_search(recipe: ResolvedRecipe, options: SearchOptions, num_examples: int) -> Search:
     """Fills in what was left open, and refuses what cannot be searched.
-
-    Args:
-        recipe: Resolved.
 
     Raises:
         InputError: Naming what and why.
     """
+    sampler, seeds, space = options.sampler, tuple(options.seeds), options.space_for(recipe)
     _refuse_recipe(recipe)
     if sampler not in get_args(Sampler):
         raise InputError(f"--sampler {sampler!r} is not known. Known are {', '.join(get_args(Sampler))}.")
-    if sampler == "greedy" and prune:
+    if sampler == "greedy" and options.prune:
         raise InputError(
             "--prune gives up trials that fall behind those before, but the greedy order "
             "compares whole groups. Use --sampler tpe or random."
         )
     whole = recipe.training.batch_size
-    if batch_size is None:
-        batch_size = min(whole, max(16, whole // 64))
+    batch_size = min(whole, max(16, whole // 64)) if options.batch_size is None else options.batch_size
     if not 1 <= batch_size <= whole:
         raise InputError(
             f"--batch-size must lie between 1 and the recipe's own {whole}, not {batch_size}: a "
@@ -224,8 +211,17 @@ def plan_search(
                 f"{key} is a range, which the greedy order cannot try value by value. List "
                 "values, or use --sampler tpe or random."
             )
-    prune = sampler != "greedy" if prune is None else prune
-    return Search(recipe, space, cast(Sampler, sampler), prune, trials, batch_size, seeds, num_examples, data)
+    return Search(
+        recipe,
+        space,
+        cast(Sampler, sampler),
+        sampler != "greedy" if options.prune is None else options.prune,
+        int(options.trials),
+        batch_size,
+        seeds,
+        num_examples,
+        options.data,
+    )
 
 
 def _refuse_recipe(recipe: ResolvedRecipe) -> None:

@@ -267,12 +267,6 @@ def shown(url: str) -> str:
     return _parsed(url).render_as_string(hide_password=True)
 
 
-def password_of(url: str) -> str | None:
-    """What is not for logs."""
-    password = _parsed(url).password
-    return None if password is None else str(password)
-
-
 def _parsed(url: str) -> "URL":
     from sqlalchemy import exc
     from sqlalchemy.engine import make_url
