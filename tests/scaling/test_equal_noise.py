@@ -54,8 +54,9 @@ def test_where_no_batch_suffices_none_is_named():
     assert batch_size_for_overcharge(Mechanism(600, 512, 0.5, 2_000), 1e-3, 0.01) is None
 
 
-@pytest.mark.parametrize("sigma", [0.8, 2.0, 6.0])
-@pytest.mark.parametrize(("sampling_prob", "num_steps"), [(0.01, 2_000), (0.08, 2_500), (0.001, 100_000)])
+@pytest.mark.parametrize(
+    ("sigma", "sampling_prob", "num_steps"), [(0.8, 0.01, 2_000), (2.0, 0.08, 2_500), (6.0, 0.001, 100_000)]
+)
 def test_the_central_limit_plans_and_never_certifies(sigma, sampling_prob, num_steps):
     """Near PLD where sigma is large; elsewhere neither near nor on one side of it."""
     mechanism = Mechanism(50_000, round(50_000 * sampling_prob), sigma, num_steps)
