@@ -144,7 +144,7 @@ TESTS = {
     ],
     "data/sampling.py": _tests("data", "sampling") + _tests("training", "step"),
     "randomness.py": ["tests/test_randomness.py", *_tests("data", "sampling"), *_tests("training", "noise")],
-    "searching/private.py": _tests("searching", "private publication"),
+    "searching/private.py": _tests("searching", "private"),
 }
 
 

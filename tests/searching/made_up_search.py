@@ -55,7 +55,7 @@ def main(url: str, log: Path) -> None:
         return measured(settings, slot)
 
     with open_study(made_up_search(), url, "digits", heartbeat=1, grace=3) as study:
-        agenda = work(made_up_search(), study, evaluate, lambda line: None)
+        agenda = work(made_up_search(), study, evaluate, lambda line: None, grace=3)
     say(f"best {agenda.settings}")
 
 

@@ -108,6 +108,15 @@ def test_a_search_goes_on_where_it_stopped(opened, tmp_path, sampler):
     assert again.settings == agenda.settings
 
 
+@pytest.mark.filterwarnings("ignore:Heartbeat of storage")
+def test_a_trial_whose_process_was_killed_before_its_first_heartbeat_is_made_again(opened, tmp_path):
+    search, study = made_up_search(), opened(f"sqlite:///{tmp_path / 'study.db'}", heartbeat=1, grace=1)
+    study.enqueue_trial({}, user_attrs={"slot": "baseline: the recipe"})
+    study.ask()  # runs, as far as the storage knows
+    assert work(search, study, measured, quiet, grace=1).complete
+    assert [trial.state.name for trial in study.trials][:2] == ["FAIL", "COMPLETE"]
+
+
 def test_a_process_that_was_taken_for_dead_goes_on_and_its_trial_is_counted_once(opened, tmp_path):
     url, search = f"sqlite:///{tmp_path / 'study.db'}", made_up_search()
     begun, over, said = threading.Event(), threading.Event(), []

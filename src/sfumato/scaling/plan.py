@@ -117,8 +117,13 @@ def plan(
         images_per_unit=images_per_person or 1,
     )
     _refuse_impossible(budget, images_per_person)
+    return _solved(budget, images_per_person)
+
+
+def _solved(budget: Budget, images_per_person: int | None) -> Plan:
     mechanism, _ = solve(budget)
-    spent = accountants.epsilon(mechanism, delta, accountant)
+    delta, n = budget.delta, budget.num_examples
+    spent = accountants.epsilon(mechanism, delta, budget.accountant)
     of_image = images_per_person is None
     advised = {}
     if of_image and mechanism.noise_multiplier > 0 and mechanism.num_steps > 0:
@@ -137,14 +142,14 @@ def plan(
         accountant=spent.accountant,
         noise_multiplier=mechanism.noise_multiplier,
         batch_size=mechanism.batch_size,
-        num_examples=num_examples,
+        num_examples=n,
         sampling_prob=mechanism.sampling_prob,
         num_steps=mechanism.num_steps,
         num_epochs=mechanism.num_steps * mechanism.sampling_prob,
         snr_per_step=finite(tan.snr_per_step(mechanism)),
         snr=finite(tan.snr(mechanism)),
         overcharge=finite(tan.overcharge(mechanism, delta, spent.epsilon)) if of_image else None,
-        warnings=[*warnings_of_delta(delta, num_examples), *_warnings(mechanism.noise_multiplier), *notes],
+        warnings=[*warnings_of_delta(delta, n), *_warnings(mechanism.noise_multiplier), *notes],
         **advised,
     )
 

@@ -19,6 +19,7 @@ from sfumato.accounting.selection import Selection
 from sfumato.config import Recipe, ResolvedRecipe
 from sfumato.data import loading
 from sfumato.data.digest import fingerprint
+from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.evaluation.scores import judged_right, predict_each_alone, predict_logits
 from sfumato.evaluation.trained import load
@@ -70,18 +71,7 @@ def private_search(options: SearchOptions) -> PrivateSearchResult:
         f"about {options.trials:g} private runs are expected; how many there will be is secret, "
         "so nothing more is said until the end"
     )
-    dataset = loading.load(every.data, options.root, report)
-    if options.data is None:  # the validation split scores, and what is printed is measured on the test images
-        scoring = dataset
-        dataset = loading.tested_on_test_images(scoring, every.data, options.root, report)
-    else:
-        scoring = loading.load(options.looked_at(parsed), options.looked_at_root(parsed), report)
-        if (len(scoring.classes), scoring.shape) != (len(dataset.classes), dataset.shape):
-            raise InputError(
-                f"--data {options.data} has {len(scoring.classes)} classes of images {scoring.shape}, the "
-                f"recipe's images {len(dataset.classes)} of {dataset.shape}: no score compares "
-                "them. Name public images of the same shape and classes."
-            )
+    dataset, scoring = _load(options, parsed, every)
     judges = scoring.held_out_files  # in their places, unreadable ones too: their number is public
     plan = resolve(every, dataset.facts)
     if not plan.private:
@@ -120,6 +110,22 @@ def private_search(options: SearchOptions) -> PrivateSearchResult:
         test_accuracy=result.test_accuracy,
         cost=expected_cost(plan.recipe, space, float(options.trials)),
     )
+
+
+def _load(options: SearchOptions, parsed: Recipe, every: Recipe) -> tuple[Dataset, Dataset]:
+    """The images of all trials, and those by which they are compared."""
+    report = options.report
+    dataset = loading.load(every.data, options.root, report)
+    if options.data is None:  # the validation split scores, and what is printed is measured on the test images
+        return loading.tested_on_test_images(dataset, every.data, options.root, report), dataset
+    scoring = loading.load(options.looked_at(parsed), options.looked_at_root(parsed), report)
+    if (len(scoring.classes), scoring.shape) != (len(dataset.classes), dataset.shape):
+        raise InputError(
+            f"--data {options.data} has {len(scoring.classes)} classes of images {scoring.shape}, the "
+            f"recipe's images {len(dataset.classes)} of {dataset.shape}: no score compares "
+            "them. Name public images of the same shape and classes."
+        )
+    return dataset, scoring
 
 
 def refuse_scores(options: SearchOptions) -> None:

@@ -32,18 +32,24 @@ class _Taken(Exception):
     """Another trial of the same slot counts."""
 
 
-def work(search: Search, study: "Study", evaluate: Evaluate, report: Callable[[str], None]) -> Agenda:
+def work(
+    search: Search, study: "Study", evaluate: Evaluate, report: Callable[[str], None], grace: int = GRACE
+) -> Agenda:
     """Makes trials until the agenda is complete, whoever completes it.
 
     Args:
         evaluate: Makes a trial.
         report: Told of each that is finished, in one line.
+        grace: As of `open_study`.
     """
     import optuna
+
+    first_seen: dict[int, float] = {}
 
     def objective(trial: "Trial") -> float:
         slot = _slot_of(trial, search, study)
         settings = _draw(search, trial) if slot.settings is None else slot.settings
+        study._storage.record_heartbeat(trial._trial_id)  # type: ignore[attr-defined]
         trial.set_user_attr("settings", settings)
 
         def watch(step: int, accuracy: float) -> None:
@@ -78,9 +84,7 @@ def work(search: Search, study: "Study", evaluate: Evaluate, report: Callable[[s
         if any(trial.state.name == "WAITING" for trial in study.get_trials(deepcopy=False)):
             _make_one(study, objective, report)
         else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # on what Optuna calls experimental
-                optuna.storages.fail_stale_trials(study)
+            _fail_the_dead(study, first_seen, grace)
             time.sleep(0.5)
 
 
@@ -95,6 +99,21 @@ def _slot_of(trial: "Trial", search: Search, study: "Study") -> Slot:
     if name not in slots or min(live) < trial.number:
         raise _Taken
     return slots[name]
+
+
+def _fail_the_dead(study: "Study", first_seen: dict[int, float], grace: int) -> None:
+    """Fails trials whose process is gone. Optuna knows them by heartbeats that stopped; one that was killed before its
+    first has no settings yet.
+    """
+    import optuna
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on what Optuna calls experimental
+        optuna.storages.fail_stale_trials(study)
+    for trial in study.get_trials(deepcopy=False):
+        if trial.state.name == "RUNNING" and "settings" not in trial.user_attrs:
+            if time.monotonic() - first_seen.setdefault(trial.number, time.monotonic()) > grace:
+                study.tell(trial.number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
 
 
 def _make_one(study: "Study", objective: Callable[["Trial"], float], report: Callable[[str], None]) -> None:
