@@ -14,8 +14,8 @@ from typing import Any
 
 from benchmarks.machine import machine
 from sfumato.cli.figures import in_words
-from sfumato.studies.answer import FIGURE_FILE
 from sfumato.studies.claims import Verdict, judge
+from sfumato.studies.figure_run import FIGURE_FILE
 from sfumato.studies.figures import read_figure
 from sfumato.studies.result import Sweep
 

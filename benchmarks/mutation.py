@@ -50,7 +50,7 @@ GROUPS = {
     "run_folder": ["run_folder"],
     "sampling": ["data/sampling.py"],
     "randomness": ["randomness.py"],
-    "private selection": ["scaling/search/private_selection.py"],
+    "private selection": ["searching/private.py"],
 }
 ROUND = [
     "accounting",
@@ -144,7 +144,7 @@ TESTS = {
     ],
     "data/sampling.py": _tests("data", "sampling") + _tests("training", "step"),
     "randomness.py": ["tests/test_randomness.py", *_tests("data", "sampling"), *_tests("training", "noise")],
-    "scaling/search/private_selection.py": _tests("scaling/search", "private_selection publication"),
+    "searching/private.py": _tests("searching", "private"),
 }
 
 

@@ -23,7 +23,7 @@ _PUBLIC = {
     "predict": "sfumato.evaluation.classifier",
     "repeat": "sfumato.training.repeated",
     "resume": "sfumato.training.trainer",
-    "search": "sfumato.scaling.search.run",
+    "search": "sfumato.searching.search",
     "simulate": "sfumato.scaling.simulate",
     "sweep": "sfumato.studies.sweep",
     "train": "sfumato.training.trainer",

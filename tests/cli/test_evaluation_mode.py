@@ -9,7 +9,7 @@ from PIL import Image
 
 from sfumato.accounting.selection import Selection
 from sfumato.evaluation import scores
-from sfumato.scaling.search import private_search
+from sfumato.searching import private
 from tests.cli.test_cli import call, json_of, refused
 from tests.evaluation.test_trained import recipe as model_recipe
 from tests.evaluation.test_trained import write_run
@@ -82,7 +82,7 @@ def test_a_score_that_noise_covers_moves_by_one_image_at_most_though_no_check_fo
         judged.append((logits, images))
         return 100
 
-    monkeypatch.setattr(private_search, "judged_right", counted)
+    monkeypatch.setattr(private, "judged_right", counted)
     words = [
         *PAID,
         "--set",

@@ -27,7 +27,6 @@ def strict(text):
         (["--grid", "optimizer.learning_rate=1.0,fast"], "learning_rate=fast cannot be"),
         (["--grid", "ema.decay=0.5", "--set", "privacy.noise_multiplie="], "privacy.noise_multiplier"),
         (["--grid", "ema.decay=0.5", "--seeds", "0"], "--seeds"),
-        (["--grid", "ema.decay=0.5", "--storage", "nonsense"], "no URL"),
     ],
 )
 def test_a_wrong_sweep_is_refused_in_one_line_with_status_2(arguments, says, capsys, tmp_path):

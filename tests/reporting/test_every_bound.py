@@ -14,14 +14,14 @@ from sfumato.accounting import accountants, calibration, gaussian, rounding
 from sfumato.accounting.accountants import Spent
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection
-from sfumato.cli import paid_search, search
+from sfumato.cli import search
 from sfumato.errors import InputError
 from sfumato.reporting import formats, plots
 from sfumato.run_folder.record import Metrics
-from sfumato.scaling.search import final_recipe as final
-from sfumato.scaling.search.result import Best, Cost, Predicted, PrivateSearchResult, SearchResult, Selected
+from sfumato.searching import final_recipe as final
+from sfumato.searching.result import Best, Cost, Predicted, PrivateSearchResult, SearchResult, Selected
 from tests.reporting import folders
-from tests.scaling.search.one_worker import made_up_search
+from tests.searching.made_up_search import made_up_search
 
 EPSILONS = [2.94449, 17.0000001, 5.01234001]  # no other number near them is printed
 DELTA = 1.23456789e-05
@@ -126,9 +126,9 @@ def test_what_the_figures_print(spent):
 
 
 def test_what_searches_print(spent, capsys):
-    search._show(search_result(spent), [])
+    search.show(search_result(spent), [])
     assert DELTA in assert_bounds(capsys.readouterr().out, spent)
-    paid_search.show(
+    search.show_paid(
         PrivateSearchResult(
             best=Selected(run="a", accuracy=0.5),
             trials=None,

@@ -48,7 +48,7 @@ def test_95_per_cent_intervals_cover_93_to_97_per_cent(law, paired):
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize(("sizes", "seeds"), [((64, 128, 256), 3), (SIZES, 3), (SIZES, 5)])
+@pytest.mark.parametrize(("sizes", "seeds"), [((64, 128, 256), 3), (SIZES, 5)])
 def test_what_is_reported_covers_although_nobody_knows_which_law_holds(law, sizes, seeds):
     """Three seeds at three sizes choose the wrong law one time in four; the chosen law's own interval would cover 80
     times in 100.

@@ -71,22 +71,16 @@ def test_a_recipe_without_noise_is_refused():
         simulated(RECIPE.model_copy(update={"privacy": None}), 32, 0)
 
 
+SIMULATE = "simulate demo/digits --set training.num_steps="
+
+
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     """Real simulations of the demo at three batch sizes, two seeds each."""
     folder = tmp_path_factory.mktemp("study")
     for batch_size in (16, 32, 64):
-        arguments = [
-            "simulate",
-            "demo/digits",
-            "--batch-size",
-            str(batch_size),
-            "--seeds",
-            "0,1",
-            "--output",
-            str(folder / str(batch_size)),
-        ]
-        assert sfumato([*arguments, "--set", "training.num_steps=12"]) == 0
+        words = [*f"{SIMULATE}12".split(), "--batch-size", str(batch_size), "--seeds", "0,1"]
+        assert sfumato([*words, "--output", str(folder / str(batch_size))]) == 0
     return folder
 
 
@@ -99,17 +93,7 @@ def test_runs_of_one_seed_share_initial_weights_and_noise_and_no_artefact_says_p
 
 
 def test_the_same_command_again_goes_on_where_it_stopped(study, tmp_path, capsys):
-    arguments = [
-        "simulate",
-        "demo/digits",
-        "--batch-size",
-        "16",
-        "--set",
-        "training.num_steps=12",
-        "--output",
-        str(tmp_path / "again"),
-        "--json",
-    ]
+    arguments = [*f"{SIMULATE}12".split(), "--batch-size", "16", "--output", str(tmp_path / "again"), "--json"]
     assert sfumato([*arguments, "--seeds", "0"]) == 0
     ledger = (tmp_path / "again" / "seed-0" / "ledger.jsonl").read_bytes()
     assert sfumato([*arguments, "--seeds", "0,1"]) == 0
@@ -138,17 +122,7 @@ def test_a_study_gives_a_law_a_prediction_and_a_plot(study, capsys, tmp_path):
 
 
 def test_runs_that_do_not_belong_together_are_refused_by_name(study, tmp_path):
-    arguments = [
-        "simulate",
-        "demo/digits",
-        "--batch-size",
-        "32",
-        "--output",
-        str(tmp_path / "longer"),
-        "--set",
-        "training.num_steps=3",
-    ]
-    assert sfumato(arguments) == 0
+    assert sfumato([*f"{SIMULATE}3".split(), "--batch-size", "32", "--output", str(tmp_path / "longer")]) == 0
     with pytest.raises(InputError, match="took 3 steps|took 12 steps"):
         read_study([study, tmp_path / "longer"])
     with pytest.raises(InputError, match="three"):

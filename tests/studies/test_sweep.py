@@ -15,8 +15,9 @@ import sfumato
 from sfumato.accounting.accountants import epsilon
 from sfumato.errors import InputError
 from sfumato.models import registry
-from sfumato.run_folder.ledger import Ledger
+from sfumato.run_folder.record import PRIVATE_METRICS_FILE
 from sfumato.training.state import State
+from tests.studies.test_kills import releases
 
 TINY = {
     "model.name": "small_cnn",
@@ -46,10 +47,9 @@ def test_a_private_sweep_has_runs_with_keys_of_their_own_whose_updates_add_up(pr
         {"optimizer.learning_rate": 1.0},
         {"optimizer.learning_rate": 2.0},
     ]
-    ledgers = [Ledger.open(folder / run.run / "ledger.jsonl").lines for cell in found.cells for run in cell.runs]
-    assert len({lines[0]["run_id"] for lines in ledgers}) == 4
-    releases = sum(line["kind"] == "step" for lines in ledgers for line in lines)
-    assert releases == found.updates_together == 12
+    claims = [json.loads((folder / run.run / "privacy.json").read_text()) for c in found.cells for run in c.runs]
+    assert len({claim["run_id"] for claim in claims}) == 4
+    assert sum(releases(folder).values()) == found.updates_together == 12
     certificate = json.loads((folder / "cell-1/run-1/privacy.json").read_text())
     mechanism = sfumato.Mechanism(1150, 32, 1.0, 3)
     assert found.private
@@ -75,11 +75,10 @@ def test_accuracy_on_training_images_is_for_the_owner_alone(private):
     assert of_owner["private"] is False
     shown = [value for cell in of_owner["cells"] for value in cell["runs"]]
     assert all(0 <= value <= 1 and 1150 * value == pytest.approx(round(1150 * value), abs=1e-9) for value in shown)
-    assert stat.S_IMODE((folder / "cell-1/run-1/metrics_private.jsonl").stat().st_mode) == 0o600
+    assert stat.S_IMODE((folder / "cell-1/run-1" / PRIVATE_METRICS_FILE).stat().st_mode) == 0o600
     public = [*folder.glob("*.json"), *folder.glob("*.csv"), *folder.glob("*.html"), *folder.rglob("result.json")]
     public += [*folder.rglob("metrics.jsonl"), *folder.rglob("report.html"), *folder.rglob("privacy.json")]
     text = "".join(path.read_text() for path in public if path.name != "sweep_private.json")
-    text += (folder / "study.db").read_bytes().decode("latin-1")
     assert "train_accuracy" not in text
     # 0.2 may stand anywhere; a number of many digits is what it looks like.
     assert not any(str(value) in text for value in shown if len(str(value)) > 8)
@@ -166,7 +165,7 @@ def test_a_shorter_cell_of_a_shared_run_is_a_run_of_that_length_bit_for_bit(weig
     assert len(set(long.values())) == 5
     assert shared.cells[0].runs[0].run == shared.cells[1].runs[0].run
     assert shared.cells[0].shares_runs
-    for key in ("accuracy", "accuracy_last", "updates"):
+    for key in ("accuracy", "accuracy_last"):
         assert getattr(shared.cells[0].runs[0], key) == getattr(alone.cells[0].runs[0], key)
     assert [cell.epsilon_if_private for cell in shared.cells] == [
         epsilon(sfumato.Mechanism(1150, 32, 1.0, steps), 1e-5).epsilon for steps in (2, 5)
@@ -186,7 +185,7 @@ def test_looking_at_training_images_changes_no_update(weights, tmp_path):
     result = sfumato.train("demo/digits", tmp_path / "run", settings=settings)
     assert weights == looked_at
     assert result.accuracy == paired.cells[0].runs[0].accuracy
-    assert "train_accuracy" not in (tmp_path / "run/metrics_private.jsonl").read_text()
+    assert "train_accuracy" not in (tmp_path / "run" / PRIVATE_METRICS_FILE).read_text()
 
 
 def test_a_pair_shares_its_noise_and_differs_from_other_seeds(tmp_path):
@@ -207,12 +206,7 @@ def test_a_pair_shares_its_noise_and_differs_from_other_seeds(tmp_path):
 def test_two_workers_make_each_cell_once(tmp_path):
     grid = {"optimizer.learning_rate": [1.0, 2.0], "ema.decay": [0.5, 0.9]}
     found = sweep(tmp_path / "two", grid, paired=True, workers=2)
-    assert found.begun_again == []
-    folders = sorted(path.parent for path in (tmp_path / "two").rglob("ledger.jsonl"))
-    assert len(folders) == 4
-    for folder in folders:
-        lines = Ledger.open(folder / "ledger.jsonl").lines
-        assert [line["step"] for line in lines if line["kind"] == "step"] == [1, 2, 3]
+    assert releases(tmp_path / "two") == {f"cell-{number}/seed-0": 3 for number in (1, 2, 3, 4)}
     json.dumps(found.as_json(), allow_nan=False)
 
 
@@ -263,13 +257,10 @@ def test_a_finished_sweep_does_not_answer_for_other_images(images):
         of_folder(images / "one", images / "sweep")
 
 
-@pytest.mark.parametrize(
-    ("place", "storage"), [("one/sweep", None), ("sweep", "sqlite:///{}/one/s.db"), ("sweep", "journal:{}/one/s.log")]
-)
-def test_nothing_of_a_sweep_is_written_among_its_images(images, place, storage):
+def test_nothing_of_a_sweep_is_written_among_its_images(images):
     before = sorted(images.rglob("*"))
     with pytest.raises(InputError, match="lies in the folder of images"):
-        of_folder(images / "one", images / place, storage=storage and storage.format(images))
+        of_folder(images / "one", images / "one" / "sweep")
     assert sorted(images.rglob("*")) == before
 
 
@@ -283,7 +274,7 @@ def test_cells_start_from_the_weights_that_the_sweep_was_begun_with(images):
     settings = {**OF_FOLDER, "model.pretrained_on": "nothing"}
     found = of_folder(images / "one", images / "sweep", grid, settings)
     assert found.cells[0].settings == {"model.init_from": "weights.pth"}
-    shared = [images / "sweep" / name for name in ("plan.json", "sweep.json", "sweep.csv", "sweep.html", "study.db")]
+    shared = [images / "sweep" / name for name in ("plan.json", "sweep.json", "sweep.csv", "sweep.html")]
     assert not any(b"deep/home" in file.read_bytes() for file in shared)
     path.write_bytes(others.read_bytes())
     with pytest.raises(InputError, match="holds another sweep: its weights is another"):
@@ -303,10 +294,3 @@ def test_a_cell_that_cannot_be_is_named_before_anything_runs(tmp_path, grid, say
     with pytest.raises(InputError, match=says):
         sweep(tmp_path / "sweep", grid, {**settings, "model.pretrained_on": "nothing"})
     assert not (tmp_path / "sweep").exists()
-
-
-@pytest.mark.parametrize("name", ["what?mode=memory", "a%20b", "c#d", "e;f & g"])
-def test_a_sweep_s_storage_lies_in_its_folder_whatever_its_name(tmp_path, name):
-    sweep(tmp_path / name, {"optimizer.learning_rate": [1.0]})
-    assert (tmp_path / name / "study.db").stat().st_size
-    assert [path.name for path in tmp_path.iterdir()] == [name]

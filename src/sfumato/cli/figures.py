@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.cli import options, output
-from sfumato.cli.sweep import Paired, Seeds, Storage, Workers, go_on, show
+from sfumato.cli.sweep import Paired, Seeds, Workers, show
 from sfumato.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ def run(
     seeds: Seeds = None,
     paired: Paired = False,
     workers: Workers = 1,
-    storage: Storage = None,
     output_folder: Annotated[
         Path | None, typer.Option("--output", help="Default: runs/<figure>-<scale>; the same again goes on.")
     ] = None,
@@ -58,8 +57,8 @@ def run(
 
     Keys that a figure tunes are tuned with one run of each cell; --seeds runs of the best are made then.
     """
-    from sfumato.studies import answer, figures
-    from sfumato.training.interrupt import Interrupted
+    from sfumato.studies import figures
+    from sfumato.studies.figure_run import run_figure
 
     if scale not in ("full", "small"):
         raise InputError(f"--scale is full or small, not {scale!r}.")
@@ -93,21 +92,18 @@ def run(
         else:
             _show_plan(facts, plans, name)
         return
-    try:
-        answered = answer.answer(
-            study,
-            output_folder or Path("runs") / f"{name.replace('/', '-')}-{scale}",
-            name=f"{name} ({scale})",
-            seeds=study.seeds if seeds is None else seeds,
-            paired=paired,
-            workers=workers,
-            storage=storage,
-            data_root=data_root,
-            device=device,
-        )
-    except (Interrupted, KeyboardInterrupt):
-        go_on(storage)
-        raise typer.Exit(1) from None
+    wanted = figures.options_of(
+        study,
+        output=output_folder or Path("runs") / f"{name.replace('/', '-')}-{scale}",
+        name=f"{name} ({scale})",
+        seeds=study.seeds if seeds is None else seeds,
+        paired=paired,
+        workers=workers,
+        data_root=data_root,
+        device=device,
+    )
+    with output.interruptible():
+        answered = run_figure(study, wanted)
     found, tuning, verdicts = answered.found, answered.tuning, answered.verdicts
     if json_:
         beside = {"tuning": None if tuning is None else tuning.as_json(), "verdicts": [v.as_json() for v in verdicts]}

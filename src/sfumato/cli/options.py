@@ -5,11 +5,14 @@ from typing import Annotated
 
 import typer
 
+from sfumato.errors import InputError
+
 Recipe = Annotated[str, typer.Argument(help="A shipped recipe (`sfumato recipes list`) or the path of a TOML file.")]
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Changes one key of the recipe.")
 ]
+Epsilon = Annotated[float | None, typer.Option(help="Target epsilon of a private run.")]
 DataRoot = Annotated[Path | None, typer.Option(help="Where the data lies; for named data sets default: $SFUMATO_DATA.")]
 Delta = Annotated[float | None, typer.Option(help="Delta; default: the largest power of ten up to 1/(10 N).")]
 ImagesPerPerson = Annotated[
@@ -32,3 +35,17 @@ NoCache = Annotated[
     bool, typer.Option("--no-cache", help="Keeps no decoded images or features on disk, and reads none.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Whole numbers with commas between them, or from one to another: 0,1,2 or 0..2."""
+    seeds: list[int] = []
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("..")
+            seeds += [int(part)] if not last else range(int(first), int(last) + 1)
+    except ValueError:
+        raise InputError(
+            f"--seeds takes whole numbers with commas between them, such as 0,1,2 or 0..2, not {text!r}."
+        ) from None
+    return seeds

@@ -1,7 +1,14 @@
 """What goes to stdout and what to stderr."""
 
+import contextlib
 import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator
 from typing import Any
+
+import typer
 
 from sfumato.reporting.lines import note, plain
 
@@ -40,3 +47,22 @@ def print_augtest(views: int, vote: float | None, mean: float | None) -> None:
             f"with {views} random views of each image: {per_cent(vote)} by majority, "
             f"{per_cent(mean)} by mean probability"
         )
+
+
+@contextlib.contextmanager
+def interruptible(*more: str) -> Iterator[None]:
+    """Ends the command with status 1 where the block is interrupted, and says how to go on.
+
+    Args:
+        more: Options that the same command needs besides.
+    """
+    from sfumato.training.interrupt import Interrupted
+
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt) as interrupted:
+        again = shlex.join(["sfumato", *sys.argv[1:], *more])
+        again = re.sub(r"://([^:@/ ]*):[^@ ]*@", r"://\1:***@", again)  # a storage's password is not for logs
+        what = str(interrupted) if isinstance(interrupted, Interrupted) else "interrupted"
+        note(f"{what}; what was finished is kept. Go on with the same command: {again}")
+        raise typer.Exit(1) from None

@@ -1,8 +1,9 @@
 """`sfumato plan`: three of batch size, steps, noise and epsilon give the fourth."""
 
+import dataclasses
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +11,40 @@ from sfumato.accounting.mechanism import Accountant
 from sfumato.cli import options, output
 from sfumato.errors import InputError
 from sfumato.reporting import formats
+
+if TYPE_CHECKING:
+    from sfumato.scaling.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """What is planned: as `sfumato.plan` takes it.
+
+    Attributes:
+        views: Of each image, that are differentiated.
+        learning_rate: Of a recipe.
+        target: Of a recipe whose numbers are all given.
+        why_not_private: Why a run of a recipe would not be; None: it would.
+    """
+
+    num_examples: int
+    delta: float | None
+    accountant: Accountant
+    batch_size: int | None
+    num_steps: int | None
+    noise_multiplier: float | None
+    epsilon: float | None
+    images_per_person: int | None
+    views: int = 1
+    learning_rate: float | None = None
+    target: float | None = None
+    why_not_private: str | None = None
+
+    def solve(self) -> "Plan":
+        from sfumato.scaling.plan import plan
+
+        of_recipe = ("views", "learning_rate", "target", "why_not_private")
+        return plan(**{key: value for key, value in dataclasses.asdict(self).items() if key not in of_recipe})
 
 
 def plan(
@@ -46,81 +81,50 @@ def plan(
     left out. Beside --epsilon alone, batch and steps are those that `train` takes.
     """
     targets = _targets(epsilon)
-    if len(targets) > 1:
-        of_one = (recipe, table or None, plot, more_data, throughput, None if devices == 1 else devices)
-        if num_examples is None or any(option is not None for option in of_one):
-            raise InputError(
-                "several epsilons are planned with --num-examples, without --recipe, --table, --plot, --more-data, "
-                "--throughput and --devices. Give one --epsilon with these."
-            )
-        sizes = {"batch_size": batch_size, "num_steps": num_steps, "noise_multiplier": noise_multiplier}
-        _plan_several(targets, num_examples, delta, accountant, sizes, images_per_person, json_)
-        return
-    given: dict[str, Any] = {
-        "batch_size": batch_size,
-        "num_steps": num_steps,
-        "noise_multiplier": noise_multiplier,
-        "epsilon": targets[0] if targets else None,
-    }
-    if recipe is not None:
-        if any(value is not None for value in (*given.values(), num_examples, delta, images_per_person)):
-            raise InputError("--recipe states every number itself. Leave out the others, or leave out --recipe.")
-        numbers = _numbers_of(recipe)
-        num_examples, delta, given, accountant, views, learning_rate, target, why_not_private, images_per_person = (
-            numbers
+    if len(targets) > 1 and (recipe or table or plot or more_data or throughput or devices != 1):
+        raise InputError(
+            "several epsilons are planned with --num-examples, without --recipe, --table, --plot, --more-data, "
+            "--throughput and --devices. Give one --epsilon with these."
         )
-    else:
-        views, learning_rate, target, why_not_private = 1, None, None, None
-    if num_examples is None:
+    if recipe is not None:
+        given = (*targets, batch_size, num_steps, noise_multiplier, num_examples, delta, images_per_person)
+        if any(value is not None for value in given):
+            raise InputError("--recipe states every number itself. Leave out the others, or leave out --recipe.")
+        asked = [_numbers_of(recipe)]
+    elif num_examples is None:
         raise InputError(
             "--num-examples is needed: N, the public number of training images. Give it, or --recipe NAME."
         )
+    else:
+        sizes = batch_size, num_steps, noise_multiplier
+        each: list[float | None] = [*targets] or [None]
+        asked = [_Asked(num_examples, delta, accountant, *sizes, target, images_per_person) for target in each]
+    plans = [one.solve() for one in asked]
+    if len(plans) > 1:
+        _show_several(plans, json_)
+        return
+    [one], [found] = asked, plans
     if devices < 1 or (throughput is not None and not 0 < throughput < math.inf):
         raise InputError(
             f"--throughput must be above 0 and finite, and --devices at least 1, not {throughput} and {devices}."
         )
-    from sfumato.accounting.mechanism import Mechanism
-    from sfumato.planning.claims import attacker_claims
-    from sfumato.scaling import equal_noise as trade
-    from sfumato.scaling.plan import plan as solve
-
-    facts = solve(num_examples, delta, accountant, **given, images_per_person=images_per_person)
-    if why_not_private is not None:  # as `train --dry-run` gives it
-        by = ("epsilon", "epsilon_rdp", "epsilon_pld", "epsilon_image")
-        facts |= {f"{name}_if_private": facts[name] for name in by} | {name: None for name in by}
-        facts["warnings"].insert(
-            0,
-            f"recipe {recipe} is not private: {why_not_private}; each epsilon here is that of "
-            "Poisson sampling with secret noise",
-        )
-    facts |= {"private": why_not_private is None, "why_not_private": why_not_private}
-    if target is not None and facts["noise_multiplier"] and (facts["epsilon"] or 0.0) > target:
-        facts["warnings"].append(
-            f"that is more than privacy.target_epsilon = {formats.epsilon_text(target)}: `sfumato "
-            "train` stops before it is spent"
-        )
-    mechanism = Mechanism(
-        num_examples,
-        facts["batch_size"],
-        facts["noise_multiplier"],
-        facts["num_steps"],
-        images_per_unit=images_per_person or 1,
-    )
-    facts["attacker"] = attacker_claims(mechanism).as_json() if why_not_private is None else None
-    price = trade.Price(views, throughput, devices)
-    facts |= price.of(mechanism)
-    if images_per_person is not None and (table or plot is not None):
+    if found.images_per_person is not None and (table or plot is not None):
         raise InputError("--table and --plot are for the epsilon of one image. Leave out --images-per-person.")
-    if table:
-        if not mechanism.noise_multiplier:
-            raise InputError("--table trades noise, but there is none: sigma is 0.")
-        facts["table"] = trade.table(mechanism, facts["delta"], accountant, price, learning_rate)
-    if more_data is not None:
-        facts["more_data"] = trade.with_more_data(mechanism, facts["delta"], more_data, accountant)
-    if plot is not None:
-        from sfumato.scaling.plan_plot import draw
+    if table and not found.noise_multiplier:
+        raise InputError("--table trades noise, but there is none: sigma is 0.")
 
-        draw(mechanism, facts["delta"], plot)
+    from sfumato.scaling import equal_noise as trade
+
+    price = trade.Price(one.views, throughput, devices)
+    facts = {**_facts(one, found, recipe), **price.of(found.mechanism)}
+    if table:
+        facts["table"] = trade.table(found.mechanism, found.delta, one.accountant, price, one.learning_rate)
+    if more_data is not None:
+        facts["more_data"] = trade.with_more_data(found.mechanism, found.delta, more_data, one.accountant)
+    if plot is not None:
+        from sfumato.scaling.plots import draw_plan
+
+        draw_plan(found.mechanism, found.delta, plot)
     if json_:
         output.print_json(facts)
     else:
@@ -134,43 +138,22 @@ def _targets(text: str | None) -> list[float]:
         raise InputError(f"--epsilon takes a number, or several with commas between them, not {text!r}.") from None
 
 
-def _plan_several(
-    targets: list[float],
-    num_examples: int,
-    delta: float | None,
-    accountant: Accountant,
-    sizes: dict[str, Any],
-    images_per_person: int | None,
-    json_: bool,
-) -> None:
-    from sfumato.scaling.plan import plan as solve
-
-    plans = [
-        solve(num_examples, delta, accountant, **sizes, epsilon=target, images_per_person=images_per_person)
-        for target in targets
-    ]
+def _show_several(plans: "list[Plan]", json_: bool) -> None:
     if json_:
-        output.print_json({"plans": plans})
+        output.print_json({"plans": [plan.as_json() for plan in plans]})
         return
-    for facts in plans:
+    for plan in plans:
         output.say(
-            f"epsilon {formats.epsilon_text(facts['epsilon'])}  sigma {facts['noise_multiplier']:<8.4g} "
-            f"B {facts['batch_size']:>7}  steps {facts['num_steps']:>7}  ({facts['num_epochs']:.1f} epochs)"
+            f"epsilon {formats.epsilon_text(plan.epsilon)}  sigma {plan.noise_multiplier:<8.4g} "
+            f"B {plan.batch_size:>7}  steps {plan.num_steps:>7}  ({plan.num_epochs:.1f} epochs)"
         )
-    output.say(f"for {plans[0]['unit']} of {num_examples}, at delta {formats.delta_text(plans[0]['delta'])}")
-    for warning in dict.fromkeys(warning for facts in plans for warning in facts["warnings"]):
+    output.say(f"for {plans[0].unit} of {plans[0].num_examples}, at delta {formats.delta_text(plans[0].delta)}")
+    for warning in dict.fromkeys(warning for plan in plans for warning in plan.warnings):
         output.warn(warning)
 
 
-def _numbers_of(
-    recipe: str,
-) -> tuple[int, float | None, dict[str, Any], Accountant, int, float | None, float | None, str | None, int | None]:
-    """N, delta, the four quantities, the accountant, views and learning rate of a recipe whose data
-    set has a public N.
-
-    Then come its target, why a run of it would not be private, None if it would be, and how many
-    images a person has where persons are its unit.
-    """
+def _numbers_of(recipe: str) -> _Asked:
+    """Of a recipe whose data set has a public N."""
     from sfumato import config, recipes
     from sfumato.data import catalogue as facts
     from sfumato.planning.classifiers import refuse_other_than_updates
@@ -179,9 +162,10 @@ def _numbers_of(
     _, values = recipes.read(recipe)
     parsed = config.parse(values)
     refuse_other_than_updates(parsed.model, "plan")
-    if parsed.privacy is None:
+    privacy, training = parsed.privacy, parsed.training
+    if privacy is None:
         raise InputError(f"recipe {recipe} has no [privacy] section, so there is nothing to plan.")
-    if parsed.privacy.selected_from is not None:
+    if privacy.selected_from is not None:
         raise InputError(
             f"recipe {recipe} is one of several private runs (privacy.selected_from). `sfumato "
             f"train {recipe} --dry-run` shows its epsilon."
@@ -191,30 +175,43 @@ def _numbers_of(
         raise InputError(
             f"recipe {recipe} does not fix the number of images. Use `sfumato train {recipe} --dry-run` with your data."
         )
-    privacy, training = parsed.privacy, parsed.training
-    given: dict[str, Any] = {
-        "batch_size": training.batch_size,
-        "num_steps": training.num_steps,
-        "noise_multiplier": privacy.noise_multiplier,
-        "epsilon": privacy.target_epsilon,
-    }
-    if None not in given.values():
-        given["epsilon"] = None  # what the printed numbers spend
     plan = resolve(parsed, known, cut_to_target=False)
     refuse_other_than_updates(plan.recipe.model, "plan")
-    reason = plan.why_not_private
-    views = max(1, parsed.augmentation.augmult or 0)
-    return (
+    sizes = training.batch_size, training.num_steps, privacy.noise_multiplier
+    return _Asked(
         known.num_examples,
         privacy.delta,
-        given,
         privacy.accountant,
-        views,
-        parsed.optimizer.learning_rate,
-        privacy.target_epsilon,
-        reason,
-        privacy.max_images_per_person if privacy.unit == "person" else None,
+        *sizes,
+        epsilon=None if None not in sizes else privacy.target_epsilon,  # what all printed numbers spend
+        images_per_person=privacy.max_images_per_person if privacy.unit == "person" else None,
+        views=max(1, parsed.augmentation.augmult or 0),
+        learning_rate=parsed.optimizer.learning_rate,
+        target=privacy.target_epsilon,
+        why_not_private=plan.why_not_private,
     )
+
+
+def _facts(asked: _Asked, found: "Plan", recipe: str | None) -> dict[str, Any]:
+    """What is printed of one plan."""
+    from sfumato.planning.claims import attacker_claims
+
+    facts, why_not = found.as_json(), asked.why_not_private
+    if why_not is not None:  # as `train --dry-run` gives it
+        by = ("epsilon", "epsilon_rdp", "epsilon_pld", "epsilon_image")
+        facts |= {f"{name}_if_private": facts[name] for name in by} | dict.fromkeys(by)
+        facts["warnings"].insert(
+            0,
+            f"recipe {recipe} is not private: {why_not}; each epsilon here is that of Poisson sampling with secret "
+            "noise",
+        )
+    if asked.target is not None and found.noise_multiplier and (facts["epsilon"] or 0.0) > asked.target:
+        facts["warnings"].append(
+            f"that is more than privacy.target_epsilon = {formats.epsilon_text(asked.target)}: `sfumato "
+            "train` stops before it is spent"
+        )
+    attacker = attacker_claims(found.mechanism).as_json() if why_not is None else None
+    return {**facts, "private": why_not is None, "why_not_private": why_not, "attacker": attacker}
 
 
 def _attacker(found: dict[str, Any] | None) -> list[tuple[str, str]]:
@@ -269,7 +266,7 @@ def _show(facts: dict[str, Any]) -> None:
         ("overcharge", "-" if facts["overcharge"] is None else output.per_cent(facts["overcharge"])),
     ]
     for share in (10, 1) if facts["overcharge"] is not None else ():
-        batch_size = facts.get(f"batch_size_overcharge_{share}_percent")
+        batch_size = facts[f"batch_size_overcharge_{share}_percent"]
         rows.append(
             (
                 f"  below {share} %",
@@ -278,7 +275,7 @@ def _show(facts: dict[str, Any]) -> None:
                 else "at no batch up to N",
             )
         )
-    if facts.get("half_batch_costs") is not None:
+    if facts["half_batch_costs"] is not None:
         rows.append(
             (
                 "half the compute",

@@ -22,9 +22,9 @@ def scaling_law(
     study = read_study(runs)
     facts = scaling_law(study, predict_batch_size or [])
     if plot is not None:
-        from sfumato.scaling.law_plot import draw
+        from sfumato.scaling.plots import draw_law
 
-        draw(study, facts, plot)
+        draw_law(study, facts, plot)
     if json_:
         output.print_json(facts)
         return

@@ -22,7 +22,7 @@ def schema(
     """
     from sfumato.auditing.record import AuditResult, CanaryResult, MembershipResult, OneRunResult
     from sfumato.run_folder.schemas import SCHEMAS, schema_of
-    from sfumato.scaling.search.result import SearchResult
+    from sfumato.searching.result import SearchResult
 
     audits = {
         "audit": AuditResult,

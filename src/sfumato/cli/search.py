@@ -1,22 +1,18 @@
 """`sfumato search`: cheap search at a constant total amount of noise, then the one private recipe."""
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sfumato import config, recipes
-from sfumato.cli import options, output, paid_search
-from sfumato.cli.simulate import parse_seeds
-from sfumato.cli.train import override, trust_options, trusted_modules
+from sfumato.cli import options, output
+from sfumato.cli.train import asked, trust_options
 from sfumato.errors import InputError
 from sfumato.reporting import formats
-from sfumato.run_folder.files import refuse_among_images
 
 if TYPE_CHECKING:
-    from sfumato.scaling.search.result import SearchResult
+    from sfumato.searching.result import PrivateSearchResult, SearchResult
 
 
 def search(
@@ -48,11 +44,11 @@ def search(
     data: Annotated[
         str | None, typer.Option(help="Search on this public data set instead, or score --paid trials on it.")
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Target epsilon of the final run.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Delta of the final run.")] = None,
+    epsilon: options.Epsilon = None,
+    delta: options.Delta = None,
     set_: options.Set = None,
     storage: Annotated[
-        str | None, typer.Option(help="sqlite:///FILE, journal:FILE or postgresql://...; default: a file in --output.")
+        str | None, typer.Option(help="sqlite:///FILE or postgresql://...; default: a file in --output.")
     ] = None,
     worker: Annotated[
         bool, typer.Option("--worker", help="Help with a search that may run elsewhere, too; needs --storage.")
@@ -69,92 +65,81 @@ def search(
     """Searches hyper-parameters by cheap simulations and ends with one recipe for the single
     private run.
     """
-    name, values = recipes.read(recipe)
-    override(values, epsilon=epsilon, delta=delta, accountant=None, assignments=set_ or [], data_root=data_root)
-    parsed = config.parse(values)
-    trusted = trusted_modules(parsed, set_ or [], trust or [])
-    if trials < 1:
-        raise InputError(f"--trials must be at least 1, not {trials}.")
-    if trials > 1_000_000:
-        raise InputError(f"--trials must be at most 1000000, not {trials}: nobody can make so many.")
-    if data is not None and data == parsed.data.name:
-        raise InputError(
-            f"--data {data} are the private images themselves. Name other, public images, or leave --data out."
-        )
-    folder = output_folder or Path("runs") / f"{name.replace('/', '-')}-{'paid-search' if paid else 'search'}"
-    refuse_among_images(folder, parsed.data)
+    name, parsed, trusted = asked(
+        recipe, epsilon=epsilon, delta=delta, assignments=set_, data_root=data_root, trust=trust
+    )
+    if not 1 <= trials <= 1_000_000:
+        raise InputError(f"--trials must lie between 1 and 1000000, not {trials}.")
     if paid:
-        refused = {
-            "--storage": storage,
-            "--worker": worker,
-            "--prune": prune,
-            "--batch-size": batch_size,
-            "--seeds": seeds,
-        }
-        paid_search.refuse(refused, sampler)
-        best = paid_search.run(
-            parsed,
-            trials,
-            folder,
-            space=space,
-            data=data,
-            score_noise=score_noise,
-            data_root=data_root,
-            device=device,
-            trust=trusted,
-        )
-        if json_:
-            output.print_json(best.as_json())
-        else:
-            paid_search.show(best)
-        return
-    if score_noise is not None:
+        _refuse_beside_paid(sampler, prune, storage, worker, batch_size, seeds)
+    elif score_noise is not None:
         raise InputError(
             "--score-noise is for --paid: simulations are not private, whatever noise their scores have. Leave it out."
         )
-    numbers = parse_seeds(seeds or "0,1,2")
-    if worker and storage is None:
+    elif worker and storage is None:
         raise InputError("--worker joins a search that others take part in: name their --storage.")
+    numbers = options.parse_seeds(seeds or "0,1,2")
 
-    from sfumato.scaling.search.run import search as run_search
-    from sfumato.scaling.search.storage import shown
-    from sfumato.training.interrupt import Interrupted
+    from sfumato.searching.options import SearchOptions
+    from sfumato.searching.private import private_search
+    from sfumato.searching.search import search_by
 
-    try:
-        found = run_search(
-            parsed,
-            trials,
-            output=folder,
-            name=name,
-            space=space,
-            sampler=sampler or "greedy",
-            prune=prune,
-            batch_size=batch_size,
-            seeds=numbers,
-            data=data,
-            storage=storage,
-            worker=worker,
-            data_root=data_root,
-            device=device,
-            trust=trusted,
-            report=output.note,
-        )
-    except (Interrupted, KeyboardInterrupt):
-        again = shlex.join(["sfumato", *sys.argv[1:]])
-        if storage is not None:  # its password is not for logs
-            again = again.replace(storage, shown(storage))
-        output.note(f"interrupted; every finished trial is kept. Go on with the same command: {again}")
-        raise typer.Exit(1) from None
+    wanted = SearchOptions(
+        parsed,
+        trials,
+        output_folder or Path("runs") / f"{name.replace('/', '-')}-{'paid-search' if paid else 'search'}",
+        name=name,
+        space=space,
+        sampler=sampler or "greedy",
+        prune=prune,
+        batch_size=batch_size,
+        seeds=numbers,
+        data=data,
+        storage=storage,
+        worker=worker,
+        score_noise=score_noise,
+        data_root=data_root,
+        device=device,
+        trust=trusted,
+        report=output.note,
+    )
+    with output.interruptible():
+        if paid:
+            best = private_search(wanted)
+        else:
+            found = search_by(wanted)
     if json_:
-        output.print_json(found.as_json())
+        output.print_json((best if paid else found).as_json())
+    elif paid:
+        show_paid(best)
     else:
-        root = (
-            ["--data-root", parsed.data.path] if parsed.data.path is not None else []
-        )  # no part of the recipe, which is for sharing
-        _show(found, [*root, *trust_options(trusted)])
+        # No part of the recipe, which is for sharing.
+        root = ["--data-root", parsed.data.path] if parsed.data.path is not None else []
+        show(found, [*root, *trust_options(trusted)])
 
 
-def _show(found: "SearchResult", more: list[str]) -> None:
+def _refuse_beside_paid(
+    sampler: str | None,
+    prune: bool | None,
+    storage: str | None,
+    worker: bool,
+    batch_size: int | None,
+    seeds: str | None,
+) -> None:
+    """Refuses options that would void the accounting, each with its reason."""
+    for option, is_given, why in (
+        (f"--sampler {sampler}", sampler not in (None, "random"), "trials must be drawn independently of those before"),
+        ("--prune", prune, "a trial that is given up early would tell of its score"),
+        ("--storage", storage is not None, "others who read the storage would learn how many trials there are"),
+        ("--worker", worker, "others would learn how many trials there are"),
+        ("--batch-size", batch_size is not None, "trials are whole private runs, not simulations"),
+        ("--seeds", seeds is not None, "a public seed would make every trial public"),
+    ):
+        if is_given:
+            raise InputError(f"--paid does not go with {option}: {why}. Leave it out.")
+
+
+def show(found: "SearchResult", more: list[str]) -> None:
     """The result in words; `more` are the options that training the final recipe needs besides."""
     for stage in found.stages:
         needed = "" if stage.needed is None else f" (chance alone: up to {100 * stage.needed:.2f})"
@@ -198,3 +183,16 @@ def _in_words(listed: list[dict[str, Any]]) -> str:
     words = [", ".join(f"{key} = {value}" for key, value in settings.items()) for settings in listed[:10]]
     more = [f"and {len(listed) - 10} more (all in search.json)"] if len(listed) > 10 else []
     return "; ".join([*words, *more]) or "nothing"
+
+
+def show_paid(found: "PrivateSearchResult") -> None:
+    """The result of a paid search in words."""
+    output.say(
+        f"selected {found.best.run}: {output.per_cent(found.best.accuracy)} on the images by which it was selected"
+    )
+    output.say(f"held-out accuracy {output.per_cent(found.accuracy)}")
+    output.say(
+        f"epsilon {formats.epsilon_text(found.epsilon_search_inclusive)} at delta "
+        f"{formats.delta_text(found.delta)}, the search included (by RDP)"
+    )
+    output.say("not covered: the running time; how many trials there were must stay secret, and nothing here tells")

@@ -1,16 +1,12 @@
 """`sfumato sweep`: a grid of settings times seeds."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sfumato import config, recipes
 from sfumato.cli import options, output
-from sfumato.cli.train import override, trusted_modules
-from sfumato.errors import InputError
+from sfumato.cli.train import asked
 from sfumato.reporting import formats
 
 if TYPE_CHECKING:
@@ -21,10 +17,6 @@ Paired = Annotated[
     bool, typer.Option("--paired", help="Run n of every cell has the public seed n - 1: to compare, not private.")
 ]
 Workers = Annotated[int, typer.Option(min=1, max=1024, help="Processes on this machine.")]
-Storage = Annotated[
-    str | None,
-    typer.Option(help="sqlite:///FILE, journal:FILE or postgresql://..., for many machines; default: in --output."),
-]
 
 
 def sweep(
@@ -39,8 +31,7 @@ def sweep(
     seeds: Seeds = None,
     paired: Paired = False,
     workers: Workers = 1,
-    storage: Storage = None,
-    epsilon: Annotated[float | None, typer.Option(help="Target epsilon of every run.")] = None,
+    epsilon: options.Epsilon = None,
     delta: options.Delta = None,
     set_: options.Set = None,
     output_folder: Annotated[
@@ -53,51 +44,33 @@ def sweep(
     json_: options.Json = False,
 ) -> None:
     """Trains a recipe under every setting of a grid, several times each: medians, means and spreads."""
-    name, values = recipes.read(recipe)
-    override(values, epsilon=epsilon, delta=delta, accountant=None, assignments=set_ or [], data_root=data_root)
-    parsed = config.parse(values)
-    trusted = trusted_modules(parsed, set_ or [], trust or [])
+    name, parsed, trusted = asked(
+        recipe, epsilon=epsilon, delta=delta, assignments=set_, data_root=data_root, trust=trust
+    )
 
     from sfumato.studies.grid import parse_grid, read_cells
-    from sfumato.studies.sweep import sweep as run_sweep
-    from sfumato.training.interrupt import Interrupted
+    from sfumato.studies.plan import SweepOptions
+    from sfumato.studies.sweep import sweep_by
 
-    folder = output_folder or Path("runs") / f"{name.replace('/', '-')}-sweep"
-    listed = [] if cells is None else read_cells(cells)
-    if not grid and not listed:
-        raise InputError("a sweep needs settings to try: give --grid section.key=v1,v2, once for each key.")
-    try:
-        found = run_sweep(
-            parsed,
-            parse_grid(grid or []),
-            cells=listed,
-            seeds=1 if seeds is None else seeds,
-            paired=paired,
-            output=folder,
-            name=name,
-            workers=workers,
-            storage=storage,
-            data_root=data_root,
-            device=device,
-            trust=trusted,
-        )
-    except (Interrupted, KeyboardInterrupt):
-        go_on(storage)
-        raise typer.Exit(1) from None
+    wanted = SweepOptions(
+        parsed,
+        parse_grid(grid or []),
+        [] if cells is None else read_cells(cells),
+        seeds=1 if seeds is None else seeds,
+        paired=paired,
+        output=output_folder or Path("runs") / f"{name.replace('/', '-')}-sweep",
+        name=name,
+        workers=workers,
+        data_root=data_root,
+        device=device,
+        trust=trusted,
+    )
+    with output.interruptible():
+        found, _ = sweep_by(wanted)
     if json_:
         output.print_json(found.as_json())
     else:
         show(found)
-
-
-def go_on(storage: str | None) -> None:
-    """Says how to go on with what was interrupted."""
-    from sfumato.scaling.search.storage import shown
-
-    again = shlex.join(["sfumato", *sys.argv[1:]])
-    if storage is not None:  # its password is not for logs
-        again = again.replace(storage, shown(storage))
-    output.note(f"interrupted; every update is kept. Go on with the same command: {again}")
 
 
 def show(found: "Sweep") -> None:

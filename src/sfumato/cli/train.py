@@ -135,10 +135,9 @@ def train(
 
 def _one_of_them(recipe: config.Recipe, times: int | None, seeds: str | None) -> config.Recipe:
     """The first of the runs that `_repeat` would train."""
-    from sfumato.cli.simulate import parse_seeds
     from sfumato.training.repeated import refuse_repeats
 
-    named = None if seeds is None else parse_seeds(seeds)
+    named = None if seeds is None else options.parse_seeds(seeds)
     refuse_repeats(recipe, times, named)
     return recipe if named is None else recipes.recipe_of(recipe, {"run.seed": named[0]})
 
@@ -146,12 +145,13 @@ def _one_of_them(recipe: config.Recipe, times: int | None, seeds: str | None) ->
 def _repeat(
     recipe: config.Recipe, folder: Path, times: int | None, seeds: str | None, again: dict[str, Any], json_: bool
 ) -> None:
-    from sfumato.cli.simulate import parse_seeds
     from sfumato.training.interrupt import Interrupted
     from sfumato.training.repeated import repeat
 
     try:
-        found = repeat(recipe, folder, times=times, seeds=None if seeds is None else parse_seeds(seeds), **again)
+        found = repeat(
+            recipe, folder, times=times, seeds=None if seeds is None else options.parse_seeds(seeds), **again
+        )
     except Interrupted as interrupted:
         output.note(
             f"{interrupted}; everything is kept. Go on with the same command and --output {shlex.quote(str(folder))}"
@@ -208,6 +208,22 @@ def override(
         config.set_value(values, assignment)
     if data_root is not None and values.get("data", {}).get("name") == "folder":
         values["data"]["path"] = str(data_root)
+
+
+def asked(
+    recipe: str,
+    *,
+    epsilon: float | None,
+    delta: float | None,
+    assignments: list[str] | None,
+    data_root: Path | None,
+    trust: list[str] | None,
+) -> tuple[str, config.Recipe, list[str]]:
+    """The name of a recipe, the recipe under the command line's options, and the modules that these trust."""
+    name, values = recipes.read(recipe)
+    override(values, epsilon=epsilon, delta=delta, accountant=None, assignments=assignments or [], data_root=data_root)
+    parsed = config.parse(values)
+    return name, parsed, trusted_modules(parsed, assignments or [], trust or [])
 
 
 def calibrate(values: dict[str, Any], accountant: Accountant) -> None:

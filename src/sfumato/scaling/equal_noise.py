@@ -13,6 +13,7 @@ from typing import Any
 from sfumato.accounting import accountants, gaussian, rounding
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.errors import InputError
+from sfumato.json_record import finite
 
 # Batch sizes of the table, as multiples, at constant steps; and steps, as multiples, at constant
 # sigma.
@@ -109,19 +110,25 @@ def at_batch_size(mechanism: Mechanism, batch_size: int) -> Mechanism:
     )
 
 
-def advice(mechanism: Mechanism, delta: float) -> dict[str, Any]:
-    """Which way to go from here: the batches that are not overcharged, or half the compute where
-    sigma is ample.
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """Which way to go from a run: the batches that are not overcharged, or half the compute where
+    sigma is ample (None elsewhere).
     """
-    found: dict[str, Any] = {
-        "batch_size_overcharge_10_percent": batch_size_for_overcharge(mechanism, delta, 0.10),
-        "batch_size_overcharge_1_percent": batch_size_for_overcharge(mechanism, delta, 0.01),
-        "half_batch_costs": None,
-    }
+
+    batch_size_overcharge_10_percent: int | None
+    batch_size_overcharge_1_percent: int | None
+    half_batch_costs: float | None
+
+
+def advice(mechanism: Mechanism, delta: float) -> Advice:
+    """What a run with noise may do at the same total amount of it."""
+    costs = None
     if mechanism.noise_multiplier > _ENOUGH and mechanism.batch_size >= 2:
         half = overcharge_estimate(at_batch_size(mechanism, mechanism.batch_size // 2), delta)
-        found["half_batch_costs"] = (1 + half) / (1 + overcharge_estimate(mechanism, delta)) - 1
-    return found
+        costs = (1 + half) / (1 + overcharge_estimate(mechanism, delta)) - 1
+    ten, one = (batch_size_for_overcharge(mechanism, delta, share) for share in (0.10, 0.01))
+    return Advice(ten, one, costs)
 
 
 def table(
@@ -156,7 +163,7 @@ def table(
             "num_steps": run.num_steps,
             "learning_rate": None if learning_rate is None else learning_rate * rate,
             "snr": gaussian.snr(run),
-            "epsilon": _finite(accountants.epsilon(run, delta, accountant).epsilon),
+            "epsilon": finite(accountants.epsilon(run, delta, accountant).epsilon),
             **price.of(run),
         }
         for kind, run, rate in rows
@@ -173,15 +180,10 @@ def with_more_data(mechanism: Mechanism, delta: float, factor: float, accountant
     if not 1e-12 <= factor <= 1e12:
         raise InputError(f"--more-data must lie between 1e-12 and 1e12, not {factor}: how many times as many images.")
     num_examples, delta = round(mechanism.num_examples * factor), delta / factor
-    if not 1e-100 <= delta < 1:
+    if not 1e-100 <= delta < 1 or num_examples < mechanism.batch_size:
         raise InputError(
-            f"{factor:g} times as many images would go with delta {rounding.delta_text(delta)}, "
-            "which is none. Choose a factor nearer to 1."
-        )
-    if num_examples < mechanism.batch_size:
-        raise InputError(
-            f"{factor:g} times as many images are {num_examples}, fewer than the batch of "
-            f"{mechanism.batch_size}. Take a larger factor."
+            f"{factor:g} times as many images are {num_examples} at delta {rounding.delta_text(delta)}; delta lies in "
+            f"[1e-100, 1), and the batch of {mechanism.batch_size} is of them. Choose a factor nearer to 1."
         )
     more = mechanism.replace(num_examples=num_examples)
     return {
@@ -189,10 +191,6 @@ def with_more_data(mechanism: Mechanism, delta: float, factor: float, accountant
         "delta": delta,
         "sampling_prob": more.sampling_prob,
         "snr": gaussian.snr(more),
-        "epsilon": _finite(accountants.epsilon(more, delta, accountant).epsilon),
-        "epsilon_tan": None if more.images_per_unit > 1 else _finite(gaussian.epsilon_tan(more, delta)),
+        "epsilon": finite(accountants.epsilon(more, delta, accountant).epsilon),
+        "epsilon_tan": None if more.images_per_unit > 1 else finite(gaussian.epsilon_tan(more, delta)),
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

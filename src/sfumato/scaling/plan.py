@@ -1,12 +1,12 @@
 """Three of batch size, steps, noise and epsilon give the fourth."""
 
-from typing import Any
+import dataclasses
 
 from sfumato import config
 from sfumato.accounting import accountants, gaussian
-from sfumato.accounting.mechanism import Accountant
+from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.errors import InputError
-from sfumato.json_record import finite
+from sfumato.json_record import Record, finite
 from sfumato.planning.advice import warnings_of_delta
 from sfumato.planning.claims import unit_in_words
 from sfumato.planning.defaults import DEFAULT_STEPS, default_batch_size, delta_default
@@ -15,6 +15,61 @@ from sfumato.scaling import equal_noise as trade
 
 # Images and steps: nobody has more, and beyond them rounding is no longer small beside q.
 MOST = 10**12
+_KEYS = {
+    "batch_size": "training.batch_size",
+    "num_steps": "training.num_steps",
+    "noise_multiplier": "privacy.noise_multiplier",
+    "epsilon": "privacy.target_epsilon",
+}
+
+
+class Plan(Record):
+    """All four, and what they mean.
+
+    Attributes:
+        epsilon: By `accountant`; None: there is no finite one. Beside it by each.
+        epsilon_tan: A guide, never a guarantee; None for a person.
+        epsilon_image: Of one image alone, where the unit is a person.
+        snr_per_step, snr: TAN's eta_step and eta.
+        overcharge: What epsilon costs over the Gaussian limit of the same total noise; None for a person.
+        batch_size_overcharge_10_percent, batch_size_overcharge_1_percent: From which batch on less is overcharged, at
+            the same steps and eta; None: from none.
+        half_batch_costs: The share of epsilon that half the compute would cost; None where noise is not ample.
+    """
+
+    epsilon: float | None
+    epsilon_rdp: float | None
+    epsilon_pld: float | None
+    epsilon_tan: float | None
+    epsilon_image: float | None
+    unit: str
+    images_per_person: int | None
+    delta: float
+    accountant: Accountant
+    noise_multiplier: float
+    batch_size: int
+    num_examples: int
+    sampling_prob: float
+    num_steps: int
+    num_epochs: float
+    snr_per_step: float | None
+    snr: float | None
+    overcharge: float | None
+    batch_size_overcharge_10_percent: int | None = None
+    batch_size_overcharge_1_percent: int | None = None
+    half_batch_costs: float | None = None
+    warnings: list[str]
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The public numbers of such a run."""
+        return Mechanism(
+            self.num_examples,
+            self.batch_size,
+            self.noise_multiplier,
+            self.num_steps,
+            images_per_unit=self.images_per_person or 1,
+        )
 
 
 def plan(
@@ -27,7 +82,7 @@ def plan(
     noise_multiplier: float | None = None,
     epsilon: float | None = None,
     images_per_person: int | None = None,
-) -> dict[str, Any]:
+) -> Plan:
     """Solves for the one of batch size, steps, noise and epsilon that is left out. Beside an epsilon
     without noise, batch and steps are by default those that training takes.
 
@@ -42,10 +97,6 @@ def plan(
         images_per_person: Every epsilon is for all of a person's images, so many at most; None: for
             one image.
 
-    Returns:
-        JSON-ready: all four, epsilon by each accountant (epsilon_tan is a guide, never a
-        guarantee), signal-to-noise ratios, epochs, overcharge and warnings.
-
     Raises:
         InputError: If not exactly one is left out, or the budget is impossible.
     """
@@ -54,31 +105,7 @@ def plan(
     if epsilon is not None and noise_multiplier is None:
         batch_size = default_batch_size(num_examples) if batch_size is None else batch_size
         num_steps = DEFAULT_STEPS if num_steps is None else num_steps
-    given = {"batch_size": batch_size, "num_steps": num_steps, "noise_multiplier": noise_multiplier, "epsilon": epsilon}
-    left_out = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is None]
-    if len(left_out) != 1:
-        verb = "all are given" if not left_out else f"{', '.join(left_out)} are left out"
-        raise InputError(
-            "three of --batch-size, --num-steps, --noise-multiplier and --epsilon give the "
-            f"fourth, but {verb}. Leave out exactly one."
-        )
-    if num_steps is not None and num_steps > MOST:
-        raise InputError(f"--num-steps must be at most {MOST:g}, not {num_steps}.")
     delta = delta_default(num_examples) if delta is None else delta
-    if not 1e-100 <= delta < 1:
-        raise InputError(
-            f"--delta must lie between 0 and 1, and be 1e-100 at least, not {delta}. A power of ten below 1/N is usual."
-        )
-    keys = ("training.batch_size", "training.num_steps", "privacy.noise_multiplier", "privacy.target_epsilon")
-    for (name, value), key in zip(given.items(), keys, strict=True):
-        reason = None if value is None else config.why_impossible(key, value)  # as in a recipe
-        if reason is not None:
-            raise InputError(f"--{name.replace('_', '-')} {value} is not possible: {reason}. Correct it.")
-    if noise_multiplier == 0 and epsilon is not None:
-        raise InputError("--noise-multiplier 0 has no finite epsilon, so it cannot meet one. Choose a positive one.")
-    if images_per_person is not None and images_per_person < 1:
-        raise InputError(f"--images-per-person must be at least 1, not {images_per_person}.")
-    of_persons = images_per_person is not None
     budget = Budget(
         num_examples=num_examples,
         delta=delta,
@@ -89,43 +116,72 @@ def plan(
         accountant=accountant,
         images_per_unit=images_per_person or 1,
     )
-    mechanism, _ = solve(budget)
-    spent = accountants.epsilon(mechanism, delta, accountant)
-    warnings = warnings_of_delta(delta, num_examples)
-    if 0 < mechanism.noise_multiplier < 0.5:
-        warnings.append(
-            "below sigma = 0.5 no budget is meaningful: take a larger batch with more noise (TAN, Figure 2)"
-        )
-    elif 0 < mechanism.noise_multiplier < 2:
-        warnings.append(
-            "below sigma = 2 a budget is overcharged: a larger batch with as much more noise "
-            "spends less (TAN, Figure 2)"
-        )
-    has_noise = mechanism.noise_multiplier > 0 and mechanism.num_steps > 0
-    if spent.note:
-        warnings.append(spent.note)
+    _refuse_impossible(budget, images_per_person)
+    return _solved(budget, images_per_person)
 
-    return {
-        "epsilon": finite(spent.epsilon),
-        "epsilon_rdp": finite(spent.epsilon_rdp),
-        "epsilon_pld": finite(spent.epsilon_pld),
-        "epsilon_tan": None if of_persons else finite(gaussian.epsilon_tan(mechanism, delta)),
-        "epsilon_image": finite(accountants.epsilon(mechanism.replace(images_per_unit=1), delta).epsilon)
-        if of_persons
-        else None,
-        "unit": unit_in_words(images_per_person),
-        "images_per_person": images_per_person,
-        "delta": delta,
-        "accountant": spent.accountant,
-        "noise_multiplier": mechanism.noise_multiplier,
-        "batch_size": mechanism.batch_size,
-        "num_examples": num_examples,
-        "sampling_prob": mechanism.sampling_prob,
-        "num_steps": mechanism.num_steps,
-        "num_epochs": mechanism.num_steps * mechanism.sampling_prob,
-        "snr_per_step": finite(gaussian.snr_per_step(mechanism)),
-        "snr": finite(gaussian.snr(mechanism)),
-        "overcharge": None if of_persons else finite(gaussian.overcharge(mechanism, delta, spent.epsilon)),
-        **(trade.advice(mechanism, delta) if has_noise and not of_persons else {}),
-        "warnings": warnings,
-    }
+
+def _solved(budget: Budget, images_per_person: int | None) -> Plan:
+    mechanism, _ = solve(budget)
+    delta, n = budget.delta, budget.num_examples
+    spent = accountants.epsilon(mechanism, delta, budget.accountant)
+    of_image = images_per_person is None
+    advised = {}
+    if of_image and mechanism.noise_multiplier > 0 and mechanism.num_steps > 0:
+        advised = dataclasses.asdict(trade.advice(mechanism, delta))
+    alone = None if of_image else accountants.epsilon(mechanism.replace(images_per_unit=1), delta).epsilon
+    notes = [spent.note] if spent.note else []
+    return Plan(
+        epsilon=finite(spent.epsilon),
+        epsilon_rdp=finite(spent.epsilon_rdp),
+        epsilon_pld=finite(spent.epsilon_pld),
+        epsilon_tan=finite(gaussian.epsilon_tan(mechanism, delta)) if of_image else None,
+        epsilon_image=finite(alone),
+        unit=unit_in_words(images_per_person),
+        images_per_person=images_per_person,
+        delta=delta,
+        accountant=spent.accountant,
+        noise_multiplier=mechanism.noise_multiplier,
+        batch_size=mechanism.batch_size,
+        num_examples=n,
+        sampling_prob=mechanism.sampling_prob,
+        num_steps=mechanism.num_steps,
+        num_epochs=mechanism.num_steps * mechanism.sampling_prob,
+        snr_per_step=finite(gaussian.snr_per_step(mechanism)),
+        snr=finite(gaussian.snr(mechanism)),
+        overcharge=finite(gaussian.overcharge(mechanism, delta, spent.epsilon)) if of_image else None,
+        warnings=[*warnings_of_delta(delta, n), *_warnings(mechanism.noise_multiplier), *notes],
+        **advised,
+    )
+
+
+def _refuse_impossible(budget: Budget, images_per_person: int | None) -> None:
+    given = {name: getattr(budget, name.replace("epsilon", "target_epsilon")) for name in _KEYS}
+    options = {name: f"--{name.replace('_', '-')}" for name in _KEYS}
+    left_out = [options[name] for name, value in given.items() if value is None]
+    if len(left_out) != 1:
+        verb = "all are given" if not left_out else f"{', '.join(left_out)} are left out"
+        raise InputError(f"three of {', '.join(options.values())} give the fourth, but {verb}. Leave out exactly one.")
+    if budget.num_steps is not None and budget.num_steps > MOST:
+        raise InputError(f"--num-steps must be at most {MOST:g}, not {budget.num_steps}.")
+    if not 1e-100 <= budget.delta < 1:
+        raise InputError(
+            f"--delta must lie between 0 and 1, and be 1e-100 at least, not {budget.delta}. A power of ten below 1/N "
+            "is usual."
+        )
+    for name, key in _KEYS.items():
+        reason = None if given[name] is None else config.why_impossible(key, given[name])  # as in a recipe
+        if reason is not None:
+            raise InputError(f"{options[name]} {given[name]} is not possible: {reason}. Correct it.")
+    if budget.noise_multiplier == 0 and budget.target_epsilon is not None:
+        raise InputError("--noise-multiplier 0 has no finite epsilon, so it cannot meet one. Choose a positive one.")
+    if images_per_person is not None and images_per_person < 1:
+        raise InputError(f"--images-per-person must be at least 1, not {images_per_person}.")
+
+
+def _warnings(noise_multiplier: float) -> list[str]:
+    if 0 < noise_multiplier < 0.5:
+        return ["below sigma = 0.5 no budget is meaningful: take a larger batch with more noise (TAN, Figure 2)"]
+    if 0 < noise_multiplier < 2:
+        larger = "a larger batch with as much more noise spends less (TAN, Figure 2)"
+        return [f"below sigma = 2 a budget is overcharged: {larger}"]
+    return []

@@ -2,6 +2,7 @@
 3.4).
 """
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -9,6 +10,7 @@ from typing import Any
 
 from sfumato.config import Recipe, ResolvedRecipe, parse_resolved
 from sfumato.data import loading
+from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
 from sfumato.planning.classifiers import refuse_other_than_updates, with_updates_alone
 from sfumato.planning.resolve import resolve
@@ -47,10 +49,7 @@ def simulated(recipe: ResolvedRecipe, batch_size: int, seed: int) -> ResolvedRec
             f"--batch-size must lie between 1 and the recipe's own {training.batch_size}, not "
             f"{batch_size}: a simulation is the cheaper run."
         )
-    if training.batch_size == batch_size:
-        sigma = privacy.noise_multiplier
-    else:
-        sigma = privacy.noise_multiplier * batch_size / training.batch_size
+    sigma = privacy.noise_multiplier * (batch_size / training.batch_size)
     values = recipe.model_dump()
     of_one_run = {"selected_from": None, "selection_shape": 0.0, "score_noise": None}  # nothing is selected
     values["privacy"] |= {"target_epsilon": None, "noise_multiplier": sigma, **of_one_run}
@@ -132,6 +131,37 @@ def simulate_by(recipe: ResolvedRecipe, batch_size: int, seeds: Sequence[int], t
     mean = {key: sum(getattr(run, key) for run in runs) / len(runs) for key in averaged}
     fraction = batch_size / recipe.training.batch_size
     return Simulation(**{**dict(runs[0]), **mean}, seeds=list(seeds), runs=runs, compute_fraction=fraction)
+
+
+def try_network(recipe: ResolvedRecipe, facts: Facts, trust: Collection[str]) -> None:
+    """Builds a recipe's network before many runs of it are begun: without memory, or, from a module of the user's own,
+    in earnest, and held to the laws of training and of evaluation on made-up images.
+
+    Raises:
+        InputError: If it cannot be built, or mixes images.
+    """
+    import torch
+
+    from sfumato.clipping.checks import require_private
+    from sfumato.evaluation.row_independence import require_rows_apart
+    from sfumato.models import registry
+
+    imported = recipe.model.name not in registry.MODELS
+    with contextlib.nullcontext() if imported else torch.device("meta"):
+        model = registry.build(
+            recipe.model.name,
+            image_size=facts.image_size,
+            channels=facts.channels,
+            num_classes=facts.num_classes,
+            options=recipe.model.options,
+            fix=recipe.model.fix,
+            seed=0,
+            trust=trust,
+        )
+    if imported and recipe.privacy is not None:
+        row = torch.zeros(1, facts.channels, facts.image_size, facts.image_size)
+        require_private(model, row)
+        require_rows_apart(model, row)
 
 
 _ACCURACIES = (

@@ -1,13 +1,13 @@
 """Many runs of one recipe: grids of settings times seeds, and the papers' figures as such grids.
 
 grid        which settings, and what may not be swept
-plan        every cell resolved, which cells share a run, what workers agree on
-runs        one run of a sweep, in its folder, gone on with after a kill
-crew        several processes on one machine
+plan        every cell resolved, which cells share a run, what all processes agree on
+runs        the runs of a sweep, each in its folder, gone on with after a kill
 sweep       all of it, from a recipe to `sweep.json`
-result      what a sweep found
-statistics  medians, means, spreads
-price       what all runs of a sweep cost together
+result      what a sweep found: medians, means, spreads
+summary     from finished runs to that, and what all runs cost together
 page        sweep.html
 figures     the papers' figures as files
+figure_run  one of them, tuned and run
+claims      whether it shows what its paper states
 """

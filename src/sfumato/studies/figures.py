@@ -13,10 +13,9 @@ from pydantic import Field
 from sfumato import config
 from sfumato.errors import InputError, nearest
 from sfumato.planning.resolve import Plan
-from sfumato.reporting.lines import note
 from sfumato.studies.claims import Claim, refuse_unanswerable
 from sfumato.studies.grid import Settings, cells_of, flat
-from sfumato.studies.plan import Planned, plan_sweep
+from sfumato.studies.plan import Planned, SweepOptions, plan_sweep
 from sfumato.studies.result import Cell, Sweep
 
 FOLDER = Path(__file__).parent.parent / "figures"
@@ -162,19 +161,20 @@ def study_of(name: str, figure: Figure, scale: Scale) -> Study:
     raise InputError(f"no sweep answers {name}: {figure.instead or 'it shows results of others'}.")
 
 
+def options_of(study: Study, **options: Any) -> SweepOptions:
+    """The sweep of a figure; ``options`` as `SweepOptions` takes them."""
+    asked: dict[str, Any] = {"seeds": study.seeds} | options
+    paired = asked.pop("paired", False) or study.paired
+    cells = [flat(cell) for cell in study.cells]
+    return SweepOptions(
+        study.recipe, study.grid, cells, settings=settings_of(study), paired=paired, axes=study.axes, **asked
+    )
+
+
 def plan_figure(study: Study, *, seeds: int | None = None, paired: bool = False) -> Planned:
     """Every cell of a figure's sweep, resolved; no image is read. Where keys are tuned, once each."""
     runs = study.seeds if seeds is None else seeds
-    return plan_sweep(
-        study.recipe,
-        study.grid,
-        [flat(cell) for cell in study.cells],
-        settings=settings_of(study),
-        seeds=1 if study.tuned else runs,
-        paired=paired or study.paired,
-        data_root=None,
-        report=note,
-    )
+    return plan_sweep(options_of(study, seeds=1 if study.tuned else runs, paired=paired))
 
 
 def settings_of(study: Study) -> dict[str, Any]:

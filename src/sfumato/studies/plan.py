@@ -1,24 +1,69 @@
-"""A sweep as all its workers know it: every cell resolved, and the runs that serve them."""
+"""A sweep as all its processes know it: every cell resolved, and the runs that serve them."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from sfumato import config
 from sfumato.config import Recipe
 from sfumato.data import loading
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
-from sfumato.json_record import Record
 from sfumato.planning.classifiers import with_updates_alone
 from sfumato.planning.resolve import Plan, resolve
 from sfumato.randomness import digest
 from sfumato.recipes import recipe_of
-from sfumato.scaling.search.work import Key
+from sfumato.reporting.lines import note
 from sfumato.studies.grid import NUM_STEPS, Settings, cells_of, for_sharing, in_words
 
 MOST_RUNS = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepOptions:
+    """What a sweep is asked for.
+
+    Attributes:
+        recipe: As in `sfumato.train`.
+        grid: The values of each key, such as {"optimizer.learning_rate": [1.0, 2.0]}; None takes the key out.
+        cells: Whole settings to try, each with all of the grid.
+        seeds: How many runs each cell has.
+        paired: Run n of every cell has seed n - 1 (and as many more as `first_seed` says), so that cells differ by
+            their settings alone.
+        output: The folder of the sweep; None: a new one in runs/.
+        settings: What is set in every cell.
+        name: Of the recipe, for the page.
+        axes: The key on the plot's axis, then those that make its lines; None: all keys in their order. Empty: labels.
+        labels: Names of the cells, in their order.
+        workers: Processes on this machine.
+        data_root, device, trust: See `sfumato.train`.
+        report: Takes lines about runs; default: stderr.
+        first_seed: Of paired runs.
+    """
+
+    recipe: Recipe | Mapping[str, Any] | str | Path
+    grid: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    cells: Sequence[Mapping[str, Any]] = ()
+    seeds: int = 1
+    paired: bool = False
+    output: Path | str | None = None
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    name: str | None = None
+    axes: Sequence[str] | None = None
+    labels: Sequence[str] = ()
+    workers: int = 1
+    data_root: Path | str | None = None
+    device: str = "auto"
+    trust: Collection[str] = ()
+    report: Callable[[str], None] = note
+    first_seed: int = 0
+
+    @property
+    def root(self) -> Path | None:
+        """Where the data lies."""
+        return None if self.data_root is None else Path(self.data_root)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +80,11 @@ class PlannedCell:
     plan: Plan
     facts: Facts
 
+    @property
+    def num_steps(self) -> int:
+        """Of its runs, or the moment in them at which it looks."""
+        return self.plan.mechanism.num_steps
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -42,76 +92,18 @@ class Run:
 
     Attributes:
         cells: Their numbers from 0, the one with most steps last.
-        settings: Of that cell.
         number: From 1 within each cell.
-        seed: None: the run has a key of its own.
+        seed: None: the run has randomness of its own.
     """
 
     cells: tuple[int, ...]
-    settings: Settings
     number: int
     seed: int | None
-    kind: ClassVar[str] = "run"
 
     @property
     def name(self) -> str:
         """Also its folder, below the sweep's."""
         return f"cell-{self.cells[-1] + 1}/" + (f"run-{self.number}" if self.seed is None else f"seed-{self.seed}")
-
-    @property
-    def key(self) -> Key:
-        """What it is known by."""
-        return self.kind, self.name
-
-    def facts(self) -> dict[str, Any]:
-        """What the storage says of a trial of it."""
-        return {"settings_asked": self.settings, "cells": list(self.cells), "seed": self.seed}
-
-
-class Look(Record):
-    """Held-out accuracies at one number of steps."""
-
-    accuracy: float
-    accuracy_last: float
-
-    def is_possible(self) -> bool:
-        """Whether they are fractions."""
-        return all(0 <= value <= 1 for value in (self.accuracy, self.accuracy_last))
-
-
-@dataclasses.dataclass(frozen=True)
-class Reached:
-    """What a finished run reached.
-
-    Attributes:
-        settings: Its own.
-        updates: Releases on its ledger.
-        looks: For each of its cells.
-        held_out: The split that accuracies were measured on.
-    """
-
-    settings: Settings
-    updates: int
-    looks: tuple[Look, ...]
-    held_out: Literal["test", "valid"]
-
-    @property
-    def score(self) -> float:
-        """Of the whole run."""
-        return self.looks[-1].accuracy
-
-    def facts(self) -> dict[str, Any]:
-        """What the storage keeps of it."""
-        looks = [look.as_json() for look in self.looks]
-        return {"updates": self.updates, "looks": looks, "held_out": self.held_out}
-
-
-@dataclasses.dataclass(frozen=True)
-class Runs:
-    """An agenda that nothing changes: all runs, from the beginning."""
-
-    slots: list[Run]
-    complete: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,10 +113,8 @@ class Planned:
     Attributes:
         recipe: As it was asked for, without where files lie.
         cells: In the order of the grid.
-        seeds: How many runs each cell has.
-        paired: Whether run n of every cell has the public seed n - 1 (and as many more as `first_seed` says).
+        seeds, paired, first_seed: See `SweepOptions`.
         runs: In the order in which they are begun: one of each cell first.
-        first_seed: Of paired runs.
     """
 
     recipe: Recipe
@@ -133,21 +123,9 @@ class Planned:
     paired: bool
     runs: tuple[Run, ...]
     first_seed: int = 0
-    noun: ClassVar[str] = "sweep"
-    sampler: ClassVar[str] = "random"
-    prune: ClassVar[bool] = False
-    choices: ClassVar[dict[str, list[Any]]] = {}
-
-    def offers(self, settings: Settings) -> bool:
-        """Nothing is drawn."""
-        return not settings
-
-    def agenda(self, finished: Mapping[Key, Reached]) -> Runs:
-        """All runs."""
-        return Runs(list(self.runs), all(run.key in finished for run in self.runs))
 
     def as_json(self) -> dict[str, Any]:
-        """What all workers must agree on."""
+        """What all processes must agree on."""
         return {
             "recipe": config.shareable(self.recipe).model_dump(mode="json"),
             "cells": [cell.settings for cell in self.cells],
@@ -156,35 +134,17 @@ class Planned:
             "paired": self.paired,
             **({"first_seed": self.first_seed} if self.paired else {}),
             "num_examples": [cell.plan.mechanism.num_examples for cell in self.cells],
-            "num_steps": [cell.plan.mechanism.num_steps for cell in self.cells],
+            "num_steps": [cell.num_steps for cell in self.cells],
             "batch_size": [cell.plan.mechanism.batch_size for cell in self.cells],
         }
 
-    def digest(self) -> str:
-        """Of `as_json`."""
-        return digest(self.as_json())
-
-    def read(self, facts: Mapping[str, Any], *, given_up: bool) -> Reached:
-        """What a trial in the storage says it found.
-
-        Raises:
-            ValueError, KeyError, TypeError: If no run of a sweep finds that.
-        """
-        looks = tuple(Look.model_validate(look) for look in facts["looks"])
-        updates, held_out = facts["updates"], facts["held_out"]
-        if held_out not in ("test", "valid"):
-            raise ValueError("not of a sweep")
-        if given_up or type(updates) is not int or updates < 0 or not all(look.is_possible() for look in looks):
-            raise ValueError("not of a sweep")
-        return Reached(facts["settings"], updates, looks, held_out)
-
-    def fits(self, task: Run, found: Reached) -> bool:
-        """Whether that can be of this run."""
-        return found.settings == task.settings and len(found.looks) == len(task.cells)
+    def cell_of(self, run: Run) -> PlannedCell:
+        """The one with most steps."""
+        return self.cells[run.cells[-1]]
 
     def plan_of(self, run: Run) -> Plan:
         """Of a run, its seed included."""
-        plan = self.cells[run.cells[-1]].plan
+        plan = self.cell_of(run).plan
         if run.seed is None:
             return plan
         recipe = plan.recipe
@@ -193,49 +153,31 @@ class Planned:
 
     def steps_of(self, run: Run) -> list[int]:
         """The number of steps of each of a run's cells."""
-        return [self.cells[number].plan.mechanism.num_steps for number in run.cells]
+        return [self.cells[number].num_steps for number in run.cells]
 
 
-def plan_sweep(
-    recipe: Recipe | Mapping[str, Any] | str | Path,
-    grid: Mapping[str, Sequence[Any]],
-    listed: Sequence[Mapping[str, Any]] = (),
-    *,
-    settings: Mapping[str, Any],
-    seeds: int,
-    paired: bool,
-    data_root: Path | None,
-    report: Callable[[str], None],
-    first_seed: int = 0,
-) -> Planned:
+def plan_sweep(options: SweepOptions) -> Planned:
     """Resolves every cell before anything runs.
-
-    Args:
-        recipe: As in `sfumato.train`.
-        grid, listed: See `cells_of`.
-        settings: What is set in every cell.
-        seeds: Runs of each cell.
-        paired: Give run n of every cell the public seed n - 1.
-        first_seed: Of paired runs, in place of 0.
 
     Raises:
         InputError: Naming the cell and what is wrong with it.
     """
+    seeds, paired = options.seeds, options.paired
     if type(seeds) is not int or not 1 <= seeds <= 1000:
         raise InputError(f"--seeds is how many runs each cell has, from 1 to 1000, not {seeds!r}.")
-    cells = cells_of(grid, listed)
+    cells = cells_of(options.grid, options.cells)
     if len(cells) * seeds > MOST_RUNS:
         raise InputError(f"{len(cells)} cells of {seeds} runs are more than {MOST_RUNS} runs. Ask for fewer.")
-    asked = recipe_of(recipe, settings)
+    asked = recipe_of(options.recipe, options.settings)
     _refuse_recipe(asked)
     known: dict[str, Facts] = {}
-    planned = [_resolved(asked, cell, paired, data_root, known, report) for cell in cells]
+    planned = [_resolved(asked, cell, options, known) for cell in cells]
     runs = [
-        Run(group, planned[group[-1]].settings, number, first_seed + number - 1 if paired else None)
+        Run(group, number, options.first_seed + number - 1 if paired else None)
         for number in range(1, seeds + 1)
         for group in groups(planned)
     ]
-    return Planned(asked, tuple(planned), seeds, paired, tuple(runs), first_seed)
+    return Planned(asked, tuple(planned), seeds, paired, tuple(runs), options.first_seed)
 
 
 def _refuse_recipe(recipe: Recipe) -> None:
@@ -250,27 +192,55 @@ def _refuse_recipe(recipe: Recipe) -> None:
         )
 
 
-def _resolved(
-    asked: Recipe,
-    settings: Settings,
-    paired: bool,
-    data_root: Path | None,
-    known: dict[str, Facts],
-    report: Callable[[str], None],
-) -> PlannedCell:
+def _resolved(asked: Recipe, settings: Settings, options: SweepOptions, known: dict[str, Facts]) -> PlannedCell:
+    """A cell; ``known`` keeps the facts of data that several cells have."""
     try:
-        recipe = recipe_of(asked, {**settings, **({"run.seed": 0} if paired else {})})
-        if recipe.privacy is not None:
-            recipe = with_updates_alone(
-                recipe, "sweep"
-            )  # what a first release that is begun again costs is not counted
-        limit = loading.images_per_person(recipe)
-        identity = digest([recipe.data.model_dump(mode="json"), limit])
+        recipe = recipe_of(asked, {**settings, **({"run.seed": 0} if options.paired else {})})
+        if recipe.privacy is not None:  # what a first release costs is not counted
+            recipe = with_updates_alone(recipe, "sweep")
+        identity = images_of(recipe)
         if identity not in known:
-            known[identity] = loading.facts(recipe.data, data_root, report, limit)
+            limit = loading.images_per_person(recipe)
+            known[identity] = loading.facts(recipe.data, options.root, options.report, limit)
         return PlannedCell(for_sharing(settings), resolve(recipe, known[identity]), known[identity])
     except InputError as error:
         raise InputError(f"the cell {in_words(settings)} cannot be: {error}") from None
+
+
+def images_of(recipe: Recipe) -> str:
+    """Equal for recipes of the same images, as far as the recipes say."""
+    return digest([recipe.data.model_dump(mode="json"), loading.images_per_person(recipe)])
+
+
+def settle(planned: Planned, trust: Collection[str]) -> Planned:
+    """The sweep with the digest of the weights that each cell starts from, once every network has been built.
+
+    Raises:
+        InputError: Naming a cell whose network cannot be built, or whose weights cannot be had.
+    """
+    from sfumato.models.weights import read_weights
+    from sfumato.scaling.simulate import try_network
+
+    @functools.cache
+    def digest_of(name: str, source: str) -> str:
+        return read_weights(name, source).digest
+
+    built, cells = set(), []
+    for cell in planned.cells:
+        recipe = cell.plan.recipe
+        identity = digest([recipe.model.name, recipe.model.options, recipe.model.fix, dataclasses.asdict(cell.facts)])
+        try:
+            if identity not in built:
+                try_network(recipe, cell.facts, trust)
+            recipe.model.refuse_missing_weights()
+            if recipe.model.init_from is not None and recipe.model.init_sha256 is None:
+                found = {"init_sha256": digest_of(recipe.model.name, recipe.model.init_from)}
+                recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update=found)})
+        except InputError as error:
+            raise InputError(f"the cell {in_words(cell.settings)} cannot be: {error}") from None
+        built.add(identity)
+        cells.append(dataclasses.replace(cell, plan=dataclasses.replace(cell.plan, recipe=recipe)))
+    return dataclasses.replace(planned, cells=tuple(cells))
 
 
 def groups(cells: Sequence[PlannedCell]) -> list[tuple[int, ...]]:
@@ -284,17 +254,13 @@ def groups(cells: Sequence[PlannedCell]) -> list[tuple[int, ...]]:
     together: dict[str, list[int]] = {}
     for number, cell in enumerate(cells):
         together.setdefault(_shared_by(cell) or f"cell {number}", []).append(number)
-    return [tuple(sorted(group, key=lambda number: _steps(cells[number]))) for group in together.values()]
-
-
-def _steps(cell: PlannedCell) -> int:
-    return cell.plan.mechanism.num_steps
+    return [tuple(sorted(group, key=lambda number: cells[number].num_steps)) for group in together.values()]
 
 
 def _shared_by(cell: PlannedCell) -> str | None:
     """Equal for cells that share a run; None for one that shares none."""
     recipe = cell.plan.recipe
-    if NUM_STEPS not in cell.settings or _steps(cell) < 1:
+    if NUM_STEPS not in cell.settings or cell.num_steps < 1:
         return None
     if recipe.privacy is not None and recipe.privacy.target_epsilon is not None:
         return None

@@ -1,15 +1,66 @@
-"""What a sweep found: `sweep.json`."""
+"""What a sweep found: `sweep.json`, and the statistics in it."""
 
 import csv
 import io
-from pathlib import Path
+import math
+import statistics
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from sfumato.json_record import Record
-from sfumato.studies.statistics import Paired, Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+class Summary(Record):
+    """Of numbers, one for each run.
+
+    Attributes:
+        std: Between runs, with n - 1; None of one run.
+        standard_error: Of the mean, std / sqrt(n); None of one run.
+    """
+
+    median: float
+    mean: float
+    std: float | None
+    standard_error: float | None
+
+
+class Paired(Record):
+    """The mean over seeds of a cell's accuracy less the first cell's at the same seed.
+
+    Attributes:
+        standard_error: Of that mean, from the spread of the differences; None of one seed.
+    """
+
+    difference: float
+    standard_error: float | None
+
+
+def summarise(values: Sequence[float]) -> Summary:
+    """Median, mean, standard deviation and standard error.
+
+    Args:
+        values: At least one.
+
+    Example:
+        >>> round(summarise([0.5, 0.75, 0.25]).standard_error, 6)
+        0.144338
+    """
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return Summary(
+        median=float(statistics.median(values)),
+        mean=statistics.fmean(values),
+        std=std,
+        standard_error=None if std is None else std / math.sqrt(len(values)),
+    )
+
+
+def paired(values: Sequence[float], first: Sequence[float]) -> Paired:
+    """The difference of two cells whose runs share their seeds, in the same order."""
+    found = summarise([value - other for value, other in zip(values, first, strict=True)])
+    return Paired(difference=found.mean, standard_error=found.standard_error)
 
 
 class CellRun(Record):
@@ -17,16 +68,16 @@ class CellRun(Record):
 
     Attributes:
         run: Its folder, below that of the sweep; cells that differ in their number of steps may share it.
-        seed: Public; None: the run had a key of its own.
+        seed: Public; None: the run had randomness of its own.
         accuracy: Of the averaged weights on held-out images.
-        updates: Releases on its ledger that count for this cell.
+        num_lost: Updates that were counted and, after a kill, not applied.
     """
 
     run: str
     seed: int | None
     accuracy: float
     accuracy_last: float
-    updates: int
+    num_lost: int
 
 
 class Cell(Summary):
@@ -36,7 +87,7 @@ class Cell(Summary):
         settings: What differs from the recipe.
         label: Its name, where cells were listed with names.
         seeds: How many runs it has.
-        epsilon: Of the run that spent most, by itself; None: not private, or infinite.
+        epsilon: Of one of its runs by itself; None: not private, or infinite.
         epsilon_if_private: What secret noise and Poisson sampling would have given.
         shares_runs: Whether another cell is a later or earlier moment of the same runs.
         paired: The difference to the first cell; None without --paired, and of the first cell.
@@ -70,14 +121,12 @@ class Sweep(Record):
         private: Whether every cell is.
         epsilon_together: Of somebody who sees every run, or what was chosen by looking at all of them, at `delta`;
             runs by which these cells were chosen count too (a figure's tuning). None: not covered.
-        updates_together: Releases that count in it, those of runs that had to be begun again elsewhere included.
-        begun_again: Runs that were begun again in another folder, or since theirs was gone; both count.
+        updates_together: Releases that count in it.
         not_covered: What no epsilon here says anything about.
     """
 
     recipe: str
     output: str
-    storage: str
     keys: list[str]
     axes: list[str]
     seeds: int
@@ -87,7 +136,6 @@ class Sweep(Record):
     epsilon_together: float | None
     delta: float | None
     updates_together: int | None
-    begun_again: list[str]
     cells: list[Cell]
     not_covered: list[str]
     warnings: list[str]
@@ -132,8 +180,3 @@ class Sweep(Record):
             settings = [cell.settings.get(key) for key in self.keys]
             lines.writerow([*settings, *(facts[name] for name in (*numbers, "batch_size", "num_steps"))])
         return written.getvalue()
-
-
-def folder_of(sweep: Sweep, run: CellRun) -> Path:
-    """Where a run lies."""
-    return Path(sweep.output) / run.run

@@ -1,202 +1,188 @@
-"""One run of a sweep, in its own folder, where it is gone on with after a kill."""
+"""The runs of a sweep, each in its own folder, where it is gone on with after a kill. Whoever holds the lock beside
+that folder makes it: processes of this machine, or of others that share the folder.
+"""
 
-import contextlib
-import json
+import dataclasses
+import multiprocessing
 import os
-import secrets
+import signal
+import sys
+import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+import warnings
 from pathlib import Path
+from typing import Literal
 
-from sfumato import config, randomness
-from sfumato.config import Recipe
+from sfumato import config
 from sfumato.data import loading
-from sfumato.data.catalogue import Facts
-from sfumato.data.examples import Dataset
-from sfumato.errors import InputError
-from sfumato.randomness import digest
+from sfumato.data.digest import fingerprint
+from sfumato.errors import InputError, MachineError
+from sfumato.reporting.lines import note
 from sfumato.reporting.page import write_report
 from sfumato.run_folder import record
-from sfumato.run_folder.files import machine_faults, read_json, write_atomically
-from sfumato.run_folder.ledger import is_in_use
+from sfumato.run_folder.files import read_json, write_json
+from sfumato.run_folder.locks import lock
 from sfumato.run_folder.record import Metrics, PrivateMetrics, Result
-from sfumato.run_folder.session import data_digest
-from sfumato.scaling.search.work import Key
-from sfumato.scaling.search.worker import Begun, Worker
-from sfumato.studies.grid import Settings
-from sfumato.studies.plan import Look, Planned, Reached, Run
+from sfumato.studies.grid import in_words
+from sfumato.studies.plan import Planned, PlannedCell, Run, SweepOptions, images_of
+from sfumato.training.interrupt import Interrupted, stop_on_sigterm
 from sfumato.training.loop import Looks, Progress
 from sfumato.training.trainer import Trainer
 
-PLACE_FILE = ".place"
+OWNER, IMAGES_FILE = "owner", "images.json"
 
 
-def work(
-    planned: Planned,
-    folder: Path,
-    url: str,
-    data_root: Path | None,
-    device: str,
-    trust: Collection[str],
-    report: Callable[[str], None],
-) -> tuple[dict[Key, Reached], dict[Key, list[Begun]]]:
-    """Makes runs until all are made, by whomever: what each reached, and where it was begun."""
-    maker = Maker(planned, folder, data_root=data_root, device=device, trust=trust, report=report)
-    study = f"sweep {planned.digest()[:16]}"
-    with Worker[Run, Reached](planned, url, study, report, place=place_of(folder), is_anew=maker.is_anew) as worker:
-        worker.run(maker)
-        maker.look_at_images()
-        return worker.finished(), worker.begun()
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """Held-out accuracies at one number of steps."""
+
+    accuracy: float
+    accuracy_last: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Reached:
+    """What a finished run reached.
+
+    Attributes:
+        looks: For each of its cells.
+        held_out: The split that accuracies were measured on.
+        num_lost: Updates that were counted and, after a kill, not applied.
+    """
+
+    looks: tuple[Look, ...]
+    held_out: Literal["test", "valid"]
+    num_lost: int
+
+
+def work(planned: Planned, folder: Path, options: SweepOptions) -> dict[str, Reached]:
+    """Makes runs until all are made, by whomever: what each reached, by its name."""
+    maker = Maker(planned, folder, options)
+    for cell in planned.cells:  # before anything runs, and for a sweep that is finished
+        maker.trainer_of(cell)
+    if options.workers > 1:
+        _work_side_by_side(planned, folder, options)
+    maker.make_all(may_wait=True)
+    return {run.name: _reached(folder / run.name, planned.steps_of(run)) for run in planned.runs}
 
 
 class Maker:
-    """Makes the runs of a sweep below one folder.
+    """Makes the runs of a sweep below one folder."""
 
-    Args:
-        planned: The sweep.
-        folder: Of the sweep.
-        data_root, device, trust: See `sfumato.train`.
-        report: Takes lines about data and waiting.
-    """
-
-    def __init__(
-        self,
-        planned: Planned,
-        folder: Path,
-        *,
-        data_root: Path | None,
-        device: str,
-        trust: Collection[str],
-        report: Callable[[str], None],
-    ) -> None:
-        import torch
-
-        self.planned, self.folder, self.report = planned, folder, report
-        self._data_root, self._device, self._trust = data_root, device, trust
-        self._threads = torch.get_num_threads()
+    def __init__(self, planned: Planned, folder: Path, options: SweepOptions) -> None:
+        self.planned, self.folder, self.options = planned, folder, options
         self._trainer: tuple[str, Trainer] | None = None
-        self._seen: set[str] = set()
 
-    def __call__(self, number: int, settings: Settings, run: Run, watch: Callable[[int, float], None]) -> Reached:
-        """Trains a run, or goes on with it, and says what it reached."""
-        import torch
+    def make_all(self, *, may_wait: bool) -> None:
+        """Makes the runs that nobody else makes; then waits for those, and makes what was left of them."""
+        for waits in (False, True) if may_wait else (False,):
+            for run in self.planned.runs:
+                place = self.folder / run.name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with place.with_name(f".{place.name}.lock").open("a") as file:
+                    while not (is_mine := lock(file.fileno(), place)) and waits:
+                        time.sleep(0.2)
+                    if is_mine and not (place / record.RESULT_FILE).exists():
+                        self._make(run, place)
 
-        # Going on with a run restores its threads, which would stay.
-        torch.set_num_threads(self._threads)
-        place, plan, steps = self.folder / run.name, self.planned.plan_of(run), self.planned.steps_of(run)
-        self._wait_for(place)
-        cell = self.planned.cells[run.cells[-1]]
-        result = self._trainer_of(plan.recipe, cell.facts).run_plan(
-            plan,
+    def _make(self, run: Run, place: Path) -> None:
+        """Trains a run, or goes on with it."""
+        steps = frozenset(self.planned.steps_of(run))
+        result = self.trainer_of(self.planned.cell_of(run)).run_plan(
+            self.planned.plan_of(run),
             place,
             resume=place.is_dir() and any(place.iterdir()),
-            looks=Looks(frozenset(steps), training_images=True),
+            looks=Looks(steps, training_images=True),
         )
         write_report(place)
-        return Reached(run.settings, result.num_steps, looks_at(place, result, steps), result.held_out)
+        settings = in_words(self.planned.cell_of(run).settings)
+        self.options.report(f"{run.name} {settings}: {100 * result.accuracy:.2f} %")
 
-    def look_at_images(self) -> None:
-        """Loads what no run of this process did: a sweep that is finished answers for the images that it was begun
-        with, and for no others.
+    def trainer_of(self, cell: PlannedCell) -> Trainer:
+        """With the images of this cell; those of the last one are kept.
+
+        Raises:
+            InputError: If they are others than when the sweep began: its cells could not be compared.
         """
-        for cell in self.planned.cells:
-            if self._identity(cell.plan.recipe) not in self._seen:
-                self._trainer_of(cell.plan.recipe, cell.facts)
-
-    def is_anew(self, run: Run) -> bool:
-        """Whether a run has no folder here: it never had one, or somebody took it away with all that it had released.
-        It has one afterwards.
-        """
-        place = self.folder / run.name
-        with machine_faults(place):
-            anew = not place.exists()
-            place.mkdir(parents=True, exist_ok=True)
-        return anew
-
-    def _trainer_of(self, recipe: Recipe, facts: Facts) -> Trainer:
-        """With the images of this recipe; those of the last one are kept."""
-        identity = self._identity(recipe)
+        recipe, identity = cell.plan.recipe, images_of(cell.plan.recipe)
         if self._trainer is None or self._trainer[0] != identity:
             self._trainer = None  # two data sets may not fit
-            dataset = loading.load_for(recipe, self._data_root, self.report)
-            if dataset.facts != facts:
-                raise InputError("the images changed since the sweep was planned. Restore them, or begin a new sweep.")
-            stated = config.shareable(recipe).data.model_dump(mode="json")  # wherever they lie
-            refuse_other_images(self.folder, digest([stated, loading.images_per_person(recipe)]), dataset)
-            self._seen.add(identity)
-            progress = Progress(message=self.report)
-            self._trainer = identity, Trainer(dataset, device=self._device, trust=self._trust, progress=progress)
+            dataset = loading.load_for(recipe, self.options.root, self.options.report)
+            stated = images_of(config.shareable(recipe))  # wherever they lie
+            path, digest = self.folder / OWNER / IMAGES_FILE, fingerprint(dataset, b"")
+            known = read_json(path) if path.exists() else {}
+            if dataset.facts != cell.facts or known.get(stated, digest) != digest:
+                raise InputError(
+                    f"{self.folder} was begun with other images. Give those (--data-root), or another --output for a "
+                    "new sweep."
+                )
+            if stated not in known:
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                write_json(path, {**known, stated: digest}, 0o600)
+            progress = Progress(message=self.options.report)
+            trainer = Trainer(dataset, device=self.options.device, trust=self.options.trust, progress=progress)
+            self._trainer = identity, trainer
         return self._trainer[1]
 
-    def _identity(self, recipe: Recipe) -> str:
-        """Of what is loaded for it."""
-        return digest([recipe.data.model_dump(mode="json"), loading.images_per_person(recipe)])
 
-    def _wait_for(self, place: Path) -> None:
-        """A worker that gave no sign for long may train there still; two never do."""
-        if is_in_use(place / "ledger.jsonl"):
-            self.report(f"another process trains in {place}: waiting for it to end")
-            while is_in_use(place / "ledger.jsonl"):
-                time.sleep(0.5)
-
-
-def refuse_other_images(folder: Path, identity: str, dataset: Dataset) -> None:
-    """Notes in a sweep's folder, for its owner alone, which images it was begun with; later ones must be the same.
-
-    Of cells on other images none could be compared. A plain digest would tell whoever sees it which images they are.
-
-    Args:
-        identity: Of what the recipe says of them.
-
-    Raises:
-        InputError: If they are others.
-    """
-    path = folder / f".images-{identity[:16]}"
-    if not path.exists():
-        key = randomness.new_key()
-        noted = json.dumps({"key": key.hex(), "digest": data_digest(key, dataset)})
-        part = folder / f".{secrets.token_hex(4)}.part"
-        write_atomically(part, noted.encode(), 0o600)
-        with contextlib.suppress(FileExistsError):  # of several workers the first one notes them
-            os.link(part, path)
-        part.unlink()
-    facts = read_json(path)
-    if facts["digest"] != data_digest(bytes.fromhex(facts["key"]), dataset):
-        raise InputError(
-            f"{folder} was begun with other images. Give those (--data-root), or another --output for a new sweep."
-        )
+def _work_side_by_side(planned: Planned, folder: Path, options: SweepOptions) -> None:
+    """Processes of this machine make what they can. One that fails leaves its run to whoever works next."""
+    context = multiprocessing.get_context("spawn")
+    asked = planned, folder, dataclasses.replace(options, recipe=planned.recipe, report=note)
+    helpers = [context.Process(target=_help, args=asked) for _ in range(options.workers)]
+    for helper in helpers:
+        helper.start()
+    try:
+        for helper in helpers:
+            helper.join()
+    finally:
+        for helper in helpers:
+            helper.terminate()  # which tells one that still works to stop with a checkpoint
+        for helper in helpers:
+            helper.join()
+    failed = sum(helper.exitcode != 0 for helper in helpers)
+    if failed:
+        options.report(f"{failed} of {len(helpers)} workers ended early; what they left is done here")
 
 
-def looks_at(place: Path, result: Result, steps: Sequence[int]) -> tuple[Look, ...]:
+def _help(planned: Planned, folder: Path, options: SweepOptions) -> None:
+    """What a process of its own does. It ends with the one that started it."""
+    import torch
+
+    def stop_with_the_first() -> None:
+        first = multiprocessing.parent_process()
+        assert first is not None
+        first.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    os.setpgrp()  # Ctrl-C is for the first process, which then stops the others
+    warnings.simplefilter("ignore")  # as on the command line
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.workers))
+    threading.Thread(target=stop_with_the_first, daemon=True).start()
+    try:
+        with stop_on_sigterm():
+            Maker(planned, folder, options).make_all(may_wait=False)
+    except (Interrupted, KeyboardInterrupt):
+        sys.exit(1)
+    except (InputError, MachineError) as error:
+        note(f"a worker ended: {error}")
+        sys.exit(1)
+
+
+def _reached(place: Path, steps: list[int]) -> Reached:
     """What a finished run reached after each of these steps; the last of them stands for its end."""
+    result = record.read(place / record.RESULT_FILE, Result)
     lines = {line.step: line for line in record.read_lines(place / record.METRICS_FILE, Metrics)}
-    missing = [step for step in steps[:-1] if step not in lines]
-    if missing:
-        raise InputError(
-            f"{place / record.METRICS_FILE} says nothing of step {missing[0]}, where a sweep looks: the run was begun "
-            "by something else, or the file is damaged. Begin anew with another --output."
-        )
-    before = [Look(accuracy=lines[step].accuracy, accuracy_last=lines[step].accuracy_last) for step in steps[:-1]]
-    return (*before, Look(accuracy=result.accuracy, accuracy_last=result.accuracy_last))
+    looks = [Look(lines[step].accuracy, lines[step].accuracy_last) for step in steps[:-1]]
+    return Reached(
+        looks=(*looks, Look(result.accuracy, result.accuracy_last)),
+        held_out=result.held_out,
+        num_lost=result.num_lost,
+    )
 
 
 def train_accuracy(place: Path, step: int) -> float | None:
-    """On training images after a step; None where it was not noted here."""
+    """On training images after a step; None where it was not noted."""
     path = place / record.PRIVATE_METRICS_FILE
     lines = record.read_lines(path, PrivateMetrics) if path.exists() else []
     return next((line.train_accuracy for line in lines if line.step == step), None)
-
-
-def place_of(folder: Path) -> str:
-    """What this folder of a sweep is known by in a storage: its runs are gone on with in it alone.
-
-    A copy of it is another folder, where runs that go on may release what the first one never did.
-    """
-    path = folder / PLACE_FILE
-    if not path.exists():
-        part = folder / f".{secrets.token_hex(4)}.part"
-        part.write_text(secrets.token_hex(8), encoding="utf-8")
-        with contextlib.suppress(FileExistsError):  # of several workers the first one names it
-            os.link(part, path)
-        part.unlink()
-    return f"{path.read_text(encoding='utf-8')}-{path.stat().st_ino}"

@@ -1,55 +1,53 @@
-"""From finished runs to what a sweep says of them."""
+"""From finished runs to what a sweep says of them, and what all of them cost together."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sfumato.accounting.accountants import epsilon_together as together
+from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.json_record import finite
+from sfumato.planning.resolve import Plan
 from sfumato.run_folder.files import write_json
-from sfumato.scaling.search.work import Key
-from sfumato.scaling.search.worker import Begun
-from sfumato.studies.plan import Planned, Reached, Run
-from sfumato.studies.price import Spent, epsilon_of, epsilon_together
-from sfumato.studies.result import Cell, CellRun, Sweep
-from sfumato.studies.runs import train_accuracy
-from sfumato.studies.statistics import paired, summarise
+from sfumato.studies.plan import Planned, SweepOptions
+from sfumato.studies.result import Cell, CellRun, Sweep, paired, summarise
+from sfumato.studies.runs import Reached, train_accuracy
 
 PRIVATE_FILE = "sweep_private.json"
 _NEVER_COVERED = (
     "held-out images: accuracies on them are not private",
-    f"accuracies on training images: {PRIVATE_FILE} and metrics_private.jsonl are for the owner alone",
+    f"accuracies on training images: {PRIVATE_FILE} and owner/ of each run are for the owner alone",
     "choosing the recipe and what is swept, and other runs on the same images: epsilons add up",
 )
 
 
+def plans_of(planned: Planned) -> list[Plan]:
+    """Of every run of a sweep."""
+    return [planned.plan_of(run) for run in planned.runs]
+
+
 def summary(
     planned: Planned,
-    finished: Mapping[Key, Reached],
-    begun: Mapping[Key, Sequence[Begun]],
+    finished: Mapping[str, Reached],
+    options: SweepOptions,
     *,
     name: str,
     folder: Path,
-    storage: str,
-    axes: Sequence[str] | None = None,
-    labels: Sequence[str] = (),
-    before: Sequence[Spent] = (),
+    before: Sequence[Plan] = (),
     not_covered: str | None = None,
 ) -> Sweep:
     """Everything that may be shown.
 
     Args:
-        finished: Every run.
-        begun: Of each run, where it was begun (`Worker.begun`).
+        finished: Every run, by its name.
+        name: Of the recipe.
         before: Runs of an earlier sweep, by which these cells were chosen: `epsilon_together` covers them, too.
         not_covered: Why nothing covers that choice; None: something does.
-        name: Of the recipe.
-        axes: Of the plot; None: all keys that differ, in their order.
-        labels: Names of the first cells.
     """
-    mine, again = spending(planned, finished, begun)
-    spent = [*before, *mine]
-    private = all(each.plan.private for each in spent)
-    together, why_not = epsilon_together(spent) if not_covered is None else (None, not_covered)
+    plans = [*before, *plans_of(planned)]
+    private = all(plan.private for plan in plans)
+    epsilon, why_not = epsilon_together(plans) if not_covered is None else (None, not_covered)
     cells = [_cell(planned, finished, number) for number in range(len(planned.cells))]
     if planned.paired:
         first = [run.accuracy for run in cells[0].runs]
@@ -57,82 +55,51 @@ def summary(
             cell.model_copy(update={"paired": paired([run.accuracy for run in cell.runs], first)}) for cell in cells[1:]
         ]
         cells = [cells[0], *others]
+    for number, label in enumerate(options.labels[: len(cells)]):
+        cells[number] = cells[number].model_copy(update={"label": label})
     lines = list(_NEVER_COVERED)
-    if private and together is None:
+    if private and epsilon is None:
         lines.insert(0, f"choosing among these cells, and seeing more than one run: {why_not}")
     elif not private:
         lines.insert(0, "choosing among these cells: not every one is private")
-    held_out = finished[planned.runs[0].key].held_out
     keys = list(dict.fromkeys(key for cell in planned.cells for key in cell.settings))
-    for number, label in enumerate(labels[: len(cells)]):
-        cells[number] = cells[number].model_copy(update={"label": label})
+    held_out = finished[planned.runs[0].name].held_out
     return Sweep(
         recipe=name,
         output=str(folder),
-        storage=storage,
         keys=keys,
-        axes=keys if axes is None else list(axes),
+        axes=keys if options.axes is None else list(options.axes),
         seeds=planned.seeds,
         paired=planned.paired,
         held_out=held_out,
         private=private,
-        epsilon_together=together,
-        delta=spent[0].plan.delta if together is not None else None,
-        updates_together=sum(each.updates for each in spent) if private else None,
-        begun_again=again,
+        epsilon_together=epsilon,
+        delta=plans[0].delta if epsilon is not None else None,
+        updates_together=sum(plan.mechanism.num_steps for plan in plans) if private else None,
         cells=cells,
         not_covered=lines,
-        warnings=_warnings(planned, again, private, held_out),
+        warnings=_warnings(planned, cells, held_out),
     )
 
 
-def spending(
-    planned: Planned, finished: Mapping[Key, Reached], begun: Mapping[Key, Sequence[Begun]]
-) -> tuple[list[Spent], list[str]]:
-    """Every run that was begun anywhere, and the names of those that were begun again: elsewhere, or here after their
-    folder was taken away.
-    """
-    spent, again = [], []
-    for run in planned.runs:
-        plan = planned.plan_of(run)
-        steps = plan.mechanism.num_steps
-        # What a storage says can be anybody's: never fewer than were planned.
-        spent.append(Spent(plan, max(steps, finished[run.key].updates)))
-        trials = begun.get(run.key, [Begun("", anew=True)])
-        privacy = plan.recipe.privacy
-        bounded = privacy is not None and privacy.target_epsilon is not None
-        for place in dict.fromkeys(trial.place for trial in trials):
-            here = [trial for trial in trials if trial.place == place]
-            times = max(1, sum(trial.anew for trial in here))
-            if place == trials[-1].place:  # what is finished is the last of those begun here
-                times -= 1
-                here = here[: max((number for number, trial in enumerate(here) if trial.anew), default=0)]
-            if not times:
-                continue
-            again.append(run.name)
-            # Its ledger is not here. Under a target it has no more releases than planned; without one, each trial may
-            # have gone on in another environment, or met a sum that changed, and drawn all updates afresh.
-            spent.append(Spent(plan, steps * times if bounded else 2 * steps * max(times, len(here))))
-    return spent, again
-
-
-def _cell(planned: Planned, finished: Mapping[Key, Reached], number: int) -> Cell:
+def _cell(planned: Planned, finished: Mapping[str, Reached], number: int) -> Cell:
     cell = planned.cells[number]
-    mechanism = cell.plan.mechanism
-    runs = [
-        CellRun(
-            run=run.name,
-            seed=run.seed,
-            accuracy=reached.looks[run.cells.index(number)].accuracy,
-            accuracy_last=reached.looks[run.cells.index(number)].accuracy_last,
-            # Updates that were drawn afresh may lie before or after this cell's last one: all count.
-            updates=max(mechanism.num_steps, reached.updates - planned.steps_of(run)[-1] + mechanism.num_steps),
-        )
-        for run, reached in _runs_of(planned, finished, number)
-    ]
-    epsilon = epsilon_of(Spent(cell.plan, max(run.updates for run in runs)))
-    private = cell.plan.private
-    privacy = cell.plan.recipe.privacy
+    runs = []
+    for run in planned.runs:
+        if number in run.cells:
+            reached = finished[run.name]
+            look = reached.looks[run.cells.index(number)]
+            runs.append(
+                CellRun(
+                    run=run.name,
+                    seed=run.seed,
+                    accuracy=look.accuracy,
+                    accuracy_last=look.accuracy_last,
+                    num_lost=reached.num_lost,
+                )
+            )
+    mechanism, private, privacy = cell.plan.mechanism, cell.plan.private, cell.plan.recipe.privacy
+    epsilon = None if privacy is None else _epsilon(_sampled(cell.plan), privacy.delta, privacy.accountant)
     return Cell(
         **dict(summarise([run.accuracy for run in runs])),
         settings=cell.settings,
@@ -153,16 +120,12 @@ def _cell(planned: Planned, finished: Mapping[Key, Reached], number: int) -> Cel
     )
 
 
-def _runs_of(planned: Planned, finished: Mapping[Key, Reached], number: int) -> list[tuple[Run, Reached]]:
-    return [(run, finished[run.key]) for run in planned.runs if number in run.cells]
-
-
-def _warnings(planned: Planned, again: Sequence[str], private: bool, held_out: str) -> list[str]:
+def _warnings(planned: Planned, cells: Sequence[Cell], held_out: str) -> list[str]:
+    lost = {run.run: run.num_lost for cell in cells for run in cell.runs if run.num_lost}
     warnings = [
-        f"{name} was begun again, in another folder or since its own was gone: its first beginning counts in "
-        "epsilon_together, too"
-        for name in again
-        if private
+        f"{name} was killed and lost {count} updates, which count and were not applied: it compares with the others as "
+        "a shorter run"
+        for name, count in lost.items()
     ]
     if held_out == "test":
         warnings.append(
@@ -174,12 +137,59 @@ def _warnings(planned: Planned, again: Sequence[str], private: bool, held_out: s
     return warnings
 
 
-def write_for_owner(planned: Planned, sweep: Sweep) -> None:
+def epsilon_together(plans: Sequence[Plan]) -> tuple[float | None, str | None]:
+    """Epsilon of somebody who sees every run, at the delta of one; runs may differ in all that a mechanism has but
+    its images.
+
+    Returns:
+        Epsilon and None, or None and why there is none.
+    """
+    if not all(plan.private for plan in plans):
+        return None, "not every cell is private"
+    for facts, why_not in (
+        (_images, "the cells do not train on the same images, and what is private of one is none of another"),
+        (_unit, "the cells protect different units, one image or one person, which have no epsilon in common"),
+        (lambda plan: plan.delta, "the cells have different deltas: their epsilon together is computed at one"),
+    ):
+        if len({facts(plan) for plan in plans}) > 1:
+            return None, why_not
+    accountant: Accountant = "rdp" if all(plan.recipe.budget.accountant == "rdp" for plan in plans) else "pld"
+    found = finite(together([_sampled(plan) for plan in plans], plans[0].delta, accountant).epsilon)
+    return found, None if found is not None else "no finite epsilon covers them"
+
+
+def _sampled(plan: Plan) -> Mechanism:
+    """Under Poisson sampling: of a plan that has another, what that would have given."""
+    return plan.mechanism.replace(sampling="poisson")
+
+
+@functools.cache  # many cells of a sweep have one mechanism
+def _epsilon(mechanism: Mechanism, delta: float, accountant: Accountant) -> float | None:
+    from sfumato.accounting.accountants import epsilon
+
+    return finite(epsilon(mechanism, delta, accountant).epsilon)
+
+
+def _images(plan: Plan) -> tuple[Any, ...]:
+    """Which images a run trains on, as its recipe says it."""
+    data = plan.recipe.data
+    classes = None if data.classes is None else tuple(data.classes)
+    return plan.mechanism.num_examples, data.name, data.path, data.split, data.num_examples, classes
+
+
+def _unit(plan: Plan) -> tuple[Any, ...]:
+    """Whose contribution its epsilon is for."""
+    privacy = plan.recipe.budget
+    if privacy.unit == "image":
+        return ("image",)
+    return "person", privacy.max_images_per_person, privacy.person_sampling, plan.recipe.data.group_by
+
+
+def write_for_owner(sweep: Sweep) -> None:
     """Accuracies on training images, in a file that only the owner can read: no guarantee covers them."""
     cells: list[dict[str, Any]] = []
     for cell in sweep.cells:
-        steps = cell.num_steps
-        found = [train_accuracy(Path(sweep.output) / run.run, steps) for run in cell.runs]
+        found = [train_accuracy(Path(sweep.output) / run.run, cell.num_steps) for run in cell.runs]
         known = [value for value in found if value is not None]
         summed = summarise(known).as_json() if known else None
         cells.append({"settings": cell.settings, "train_accuracy": summed, "runs": found})

@@ -1,5 +1,5 @@
-"""One worker of a study whose trials are quick: python one_worker.py URL LOG; each trial's beginning and end go
-to LOG.
+"""A search whose trials train nothing, and one process of it: python made_up_search.py URL LOG; each trial's beginning
+and end go to LOG.
 """
 
 import os
@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 from sfumato.config import parse_resolved
-from sfumato.scaling.search.schedule import Outcome, Search
-from sfumato.scaling.search.space import Group, Space
-from sfumato.scaling.search.worker import Worker
+from sfumato.searching.schedule import Outcome, Search
+from sfumato.searching.space import Group, Space
+from sfumato.searching.study import open_study, work
 
 
 def made_up_search() -> Search:
@@ -39,7 +39,7 @@ def accuracy(settings, slot, seed):
     return 0.9 - 0.01 * abs(rate - 8.0) - 0.1 * abs(decay - 0.9) + 0.001 * seed - 0.1 / slot.batch_size
 
 
-def measured(settings, slot):
+def measured(settings, slot, watch=None):
     return Outcome(settings, tuple(accuracy(settings, slot, seed) for seed in slot.seeds))
 
 
@@ -48,14 +48,14 @@ def main(url: str, log: Path) -> None:
         with log.open("a") as file:
             file.write(f"{os.getpid()} {text}\n")
 
-    def evaluate(number, settings, slot, watch):
+    def evaluate(settings, slot, watch):
         say(f"begin {slot.name}")
-        time.sleep(0.5)
+        time.sleep(0.4)
         say(f"end {slot.name}")
         return measured(settings, slot)
 
-    with Worker(made_up_search(), url, "digits", beat_seconds=0.2, patience_seconds=30) as worker:
-        agenda = worker.run(evaluate)
+    with open_study(made_up_search(), url, "digits", heartbeat=1, grace=3) as study:
+        agenda = work(made_up_search(), study, evaluate, lambda line: None, grace=3)
     say(f"best {agenda.settings}")
 
 

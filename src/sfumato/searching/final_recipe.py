@@ -7,16 +7,15 @@ from collections.abc import Mapping
 
 from sfumato import config
 from sfumato.accounting import rounding
-from sfumato.accounting.mechanism import Mechanism
 from sfumato.config import ResolvedRecipe, parse_resolved
 from sfumato.errors import InputError
+from sfumato.planning.budgets import budget_of
 from sfumato.planning.claims import unit_in_words
-from sfumato.planning.solve import Budget, solve
+from sfumato.planning.solve import solve
 from sfumato.scaling.law import NOT_TOLD_APART, Fit, Point, Prediction, fit, predict, rivals
-from sfumato.scaling.search.result import Best, Cost, Predicted, SearchResult, Stage
-from sfumato.scaling.search.schedule import Agenda, Key, Outcome, Search, accuracies_of
-from sfumato.scaling.search.space import Settings, apply
-from sfumato.scaling.search.trials import work
+from sfumato.searching.result import Best, Cost, Predicted, SearchResult
+from sfumato.searching.schedule import Agenda, Outcome, Search, accuracies_of
+from sfumato.searching.space import Settings, apply, views_of
 
 
 def final_recipe(search: Search, settings: Settings, public: bool) -> tuple[ResolvedRecipe, float]:
@@ -33,24 +32,12 @@ def final_recipe(search: Search, settings: Settings, public: bool) -> tuple[Reso
     from sfumato.accounting.accountants import epsilon
 
     recipe = apply(search.recipe, settings)
-    privacy, training, n = recipe.budget, recipe.training, search.num_examples
+    privacy, n = recipe.budget, search.num_examples
     target = privacy.target_epsilon
     if target is None:  # the recipe states its noise: what that spends is the budget
-        before = search.recipe.training
-        reference = Mechanism(
-            n, before.batch_size, privacy.noise_multiplier, before.num_steps, images_per_unit=privacy.images_per_unit
-        )
-        target = epsilon(reference, privacy.delta, privacy.accountant).epsilon
-    budget = Budget(
-        num_examples=n,
-        delta=privacy.delta,
-        target_epsilon=target,
-        batch_size=training.batch_size,
-        num_steps=training.num_steps,
-        noise_multiplier=None,
-        accountant=privacy.accountant,
-        images_per_unit=privacy.images_per_unit,
-    )
+        stated, _ = solve(budget_of(search.recipe, n))
+        target = epsilon(stated, privacy.delta, privacy.accountant).epsilon
+    budget = dataclasses.replace(budget_of(recipe, n), target_epsilon=target, noise_multiplier=None)
     mechanism, _ = solve(budget)
     spent = epsilon(mechanism, privacy.delta, privacy.accountant).epsilon
     values = recipe.model_dump()
@@ -63,13 +50,13 @@ def final_recipe(search: Search, settings: Settings, public: bool) -> tuple[Reso
     return parse_resolved(values), spent
 
 
-def predicted(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -> tuple[list[Fit], Prediction]:
+def predicted(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> tuple[list[Fit], Prediction]:
     """The accuracy of the final run on the validation split, extrapolated from some batch sizes of
     the best settings.
     """
     points = []
     for slot in search.law_slots(agenda.settings):
-        accuracies = accuracies_of(finished[slot.key])
+        accuracies = accuracies_of(finished[slot.name])
         points += [
             Point(slot.batch_size, seed, accuracy) for seed, accuracy in zip(slot.seeds, accuracies, strict=True)
         ]
@@ -78,7 +65,7 @@ def predicted(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -
     return fits, predict(fits, reference)
 
 
-def cost(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -> Cost:
+def cost(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> Cost:
     """Views differentiated by the simulations, and as a fraction of one run of the recipe that was
     searched.
 
@@ -88,22 +75,22 @@ def cost(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -> Cos
     views = 0
     for slot in agenda.slots:
         try:
-            recipe = apply(search.recipe, finished[slot.key].settings)
+            recipe = apply(search.recipe, finished[slot.name].settings)
         except InputError:
             continue
-        views += work(recipe, slot.batch_size, len(slot.seeds))
+        views += views_of(recipe, slot.batch_size, len(slot.seeds))
     training = search.recipe.training
-    reference = work(search.recipe, training.batch_size, 1)
+    reference = views_of(search.recipe, training.batch_size, 1)
     best = apply(search.recipe, agenda.settings)
     return Cost(
         search_views=views,
         search_fraction=views / reference,
-        final_views=work(best, best.training.batch_size, 1),
+        final_views=views_of(best, best.training.batch_size, 1),
     )
 
 
 def summary(
-    search: Search, agenda: Agenda, finished: Mapping[Key, Outcome], *, storage: str, path: str | None
+    search: Search, agenda: Agenda, finished: Mapping[str, Outcome], *, storage: str, path: str | None
 ) -> SearchResult:
     """What was found.
 
@@ -114,21 +101,11 @@ def summary(
     public = search.data is not None
     recipe, epsilon = final_recipe(search, agenda.settings, public)
     laws, prediction = predicted(search, agenda, finished)
-    stages = [
-        Stage(
-            name=stage.name,
-            **dataclasses.asdict(stage.gain),
-            counts=stage.gain.counts,
-            settings=dict(stage.settings),
-            tried=stage.tried,
-            untried=stage.untried,
-        )
-        for stage in agenda.stages
-    ]
-    found = [outcome for (kind, _), outcome in finished.items() if kind != "law"]
+    tried = [slot.name for slot in agenda.slots if slot.kind != "law"]
+    found = [finished[name] for name in tried]
     return SearchResult(
         best=Best(settings=dict(agenda.settings), accuracy=_accuracy_of(agenda.settings, found)),
-        stages=stages,
+        stages=agenda.stages,
         trials=len(found),
         given_up=sum(outcome.accuracies is None for outcome in found),
         epsilon_final=epsilon,
@@ -146,11 +123,11 @@ def summary(
     )
 
 
-def augtest_gain(search: Search, agenda: Agenda, finished: Mapping[Key, Outcome]) -> float | None:
+def augtest_gain(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> float | None:
     """What the majority of several views adds at the largest batch simulated; None where training
     has no views. No part of the prediction.
     """
-    last = finished[search.law_slots(agenda.settings)[-1].key]
+    last = finished[search.law_slots(agenda.settings)[-1].name]
     if last.augtest is None or last.accuracies is None:
         return None
     return (sum(last.augtest) - sum(last.accuracies)) / len(last.augtest)

@@ -7,10 +7,9 @@ import pytest
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
-from sfumato.run_folder.ledger import Ledger
-from sfumato.studies.answer import answer
 from sfumato.studies.claims import Claim
-from sfumato.studies.figures import Study, cost_at_most, plan_figure
+from sfumato.studies.figure_run import run_figure
+from sfumato.studies.figures import Study, cost_at_most, options_of, plan_figure
 
 RATE, DECAY = "optimizer.learning_rate", "ema.decay"
 STUDY = Study(
@@ -32,7 +31,7 @@ STUDY = Study(
 
 
 def ask(folder, study=STUDY, **options):
-    return answer(study, folder, name="a figure", seeds=study.seeds, report=lambda line: None, **options)
+    return run_figure(study, options_of(study, output=folder, name="a figure", report=lambda line: None, **options))
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +49,8 @@ def test_each_best_cell_of_the_tuning_is_run_anew(private):
         assert reached[decay, cell.settings[RATE]] == max(reached[decay, rate] for rate in (0.1, 2.0))
     assert [cell.settings[DECAY] for cell in found.found.cells] == [0.5, 0.9]
     assert [cell.seeds for cell in found.found.cells] == [1, 1]
-    ledgers = [Ledger.open(path).lines for path in folder.rglob("ledger.jsonl")]
-    assert len(ledgers) == len({lines[0]["run_id"] for lines in ledgers}) == 4 + 2 * 1
+    claims = [json.loads(path.read_text()) for path in folder.rglob("privacy.json")]
+    assert len({claim["run_id"] for claim in claims}) == 4 + 2 * 1
 
 
 def test_what_the_best_cells_cost_includes_the_runs_that_chose_them(private):

@@ -75,13 +75,6 @@ class Space:
     def choices(self) -> dict[str, list[Any] | Range]:
         return {key: values for group in self.groups for key, values in group.choices.items()}
 
-    def holds(self, settings: Settings) -> bool:
-        """Whether all of these may be drawn from it; what is read from a file or a server may be
-        anybody's.
-        """
-        choices = self.choices
-        return all(key in choices and _may_be(value, choices[key]) for key, value in settings.items())
-
     def as_json(self) -> dict[str, Any]:
         return {
             group.name: {
@@ -90,13 +83,6 @@ class Space:
             }
             for group in self.groups
         }
-
-
-def _may_be(value: Any, choices: list[Any] | Range) -> bool:
-    if isinstance(choices, list):
-        return any(type(choice) is type(value) and choice == value for choice in choices)
-    whole = isinstance(choices.low, int) and isinstance(choices.high, int)
-    return type(value) in ((int,) if whole else (int, float)) and choices.low <= value <= choices.high
 
 
 def paper_space(recipe: ResolvedRecipe) -> Space:
@@ -162,14 +148,11 @@ def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def _choices(path: Path, key: str, values: Any) -> list[Any] | Range:
     if isinstance(values, list) and values:
         return values
-    if isinstance(values, dict):
-        try:
-            found = Range(**values)
-            numbers = all(type(end) in (int, float) for end in (found.low, found.high)) and type(found.log) is bool
-            if numbers and -math.inf < found.low < found.high < math.inf and (found.low > 0 or not found.log):
-                return found
-        except TypeError:
-            pass
+    if isinstance(values, dict) and {"low", "high"} <= values.keys() <= {"low", "high", "log"}:
+        found = Range(**values)
+        numbers = all(type(end) in (int, float) for end in (found.low, found.high)) and type(found.log) is bool
+        if numbers and -math.inf < found.low < found.high < math.inf and (found.low > 0 or not found.log):
+            return found
     raise InputError(
         f"{path}: {key} = {values!r} is neither a list of values nor a range such as "
         f"{{low = 0.5, high = 16.0, log = true}}. Write one."
@@ -178,37 +161,16 @@ def _choices(path: Path, key: str, values: Any) -> list[Any] | Range:
 
 def _refuse_values(path: Path, key: str, values: list[Any] | Range) -> None:
     """A value that its key cannot take would fail in every trial that draws it."""
-    tried: list[Any] = values.ends() if isinstance(values, Range) else values
-    of_options = key.startswith("model.options.")
-    for value in tried:
-        reason = (
-            config.why_impossible("model.options", {key.split(".")[2]: value})
-            if of_options
-            else _why_impossible(key, value)
-        )
+    for value in values.ends() if isinstance(values, Range) else values:
+        if key.startswith("model.options."):
+            reason = config.why_impossible("model.options", {key.split(".")[2]: value})
+        else:
+            reason = config.why_impossible(key, value)
+        if key == STEPS and (type(value) is not int or value < 1):  # others are counted from it
+            reason = "it must be a whole number of at least 1, without quotes"
         if reason is not None:
             shown = dataclasses.asdict(values) if isinstance(values, Range) else value
             raise InputError(f"{path}: {key} = {shown!r} is not possible: {reason}. Correct it.")
-
-
-def _why_impossible(key: str, value: Any) -> str | None:
-    """A recipe takes "2.0" and true for numbers; here values are counted with before a recipe reads
-    them.
-    """
-    if isinstance(value, bool) or (isinstance(value, str) and _is_number(value)):
-        return "input should be a number, without quotes"
-    reason = config.why_impossible(key, value)
-    if reason is None and key == STEPS and value < 1:
-        return "batch size and learning rate follow the number of steps, so there is one step at least"
-    return reason
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 _ALLOWED = ("model", "augmentation", "optimizer", "ema")
@@ -309,6 +271,11 @@ def possible(recipe: ResolvedRecipe, num_examples: int) -> bool:
     views_of_nothing = recipe.augmentation.kind == "none" and recipe.augmentation.augmult > 0
     no_views = recipe.augmentation.kind != "none" and recipe.augmentation.augmult == 0
     return recipe.training.batch_size <= num_examples and not views_of_nothing and not no_views
+
+
+def views_of(recipe: ResolvedRecipe, batch_size: int, num_runs: int = 1) -> int:
+    """Views that so many runs at a batch size differentiate."""
+    return num_runs * batch_size * recipe.training.num_steps * max(1, recipe.augmentation.augmult)
 
 
 def _identity(recipe: ResolvedRecipe) -> str:

@@ -1,0 +1,92 @@
+"""Settings of private trials: drawn independently and evenly, each of them tried before anything is trained."""
+
+import itertools
+import math
+import random
+from collections.abc import Collection
+from typing import Any
+
+from sfumato.config import ResolvedRecipe
+from sfumato.data.catalogue import Facts
+from sfumato.errors import InputError
+from sfumato.planning.resolve import resolve
+from sfumato.scaling.simulate import try_network
+from sfumato.searching.result import Cost
+from sfumato.searching.space import Range, Settings, Space, apply, possible, views_of
+
+
+def draw(recipe: ResolvedRecipe, space: Space, generator: random.Random) -> Settings:
+    """Settings drawn evenly from a space, again until they are possible.
+
+    Raises:
+        InputError: If none seem to be.
+    """
+    for _ in range(10_000):
+        settings = {key: _one_of(choices, generator) for key, choices in space.choices.items()}
+        if _trial(recipe, settings) is not None:
+            return settings
+    raise InputError("--paid: the space offers no possible settings. Look for choices that contradict each other.")
+
+
+def _one_of(choices: list[Any] | Range, generator: random.Random) -> Any:
+    if isinstance(choices, list):
+        return generator.choice(choices)
+    low, high = choices.low, choices.high
+    if choices.log:
+        return math.exp(generator.uniform(math.log(low), math.log(high)))
+    if isinstance(low, int) and isinstance(high, int):
+        return generator.randint(low, high)
+    return generator.uniform(low, high)
+
+
+def _trial(recipe: ResolvedRecipe, settings: Settings) -> ResolvedRecipe | None:
+    """The recipe of a trial; None where the settings contradict each other, so that it is never drawn."""
+    try:
+        trial = apply(recipe, settings)
+    except InputError:
+        return None
+    return trial if possible(trial, recipe.training.batch_size) else None
+
+
+def refuse_untrainable_choices(recipe: ResolvedRecipe, space: Space, facts: Facts, trust: Collection[str] = ()) -> None:
+    """Tries what may be drawn before anything is: a search that stops at one of its trials could not go on.
+
+    Keys of one section are tried together, a range at its ends.
+
+    Args:
+        recipe: As for `paid_search`.
+        space: What settings are drawn from.
+        facts: The public numbers of the images.
+        trust: Modules that may be imported for a model, each by its full name.
+
+    Raises:
+        InputError: Naming the settings and why they cannot be trained.
+    """
+    sections: dict[str, dict[str, list[Any]]] = {"": {}}
+    for key, choices in space.choices.items():
+        sections.setdefault(key.split(".")[0], {})[key] = choices.ends() if isinstance(choices, Range) else choices
+    for section, values in sections.items():
+        for combination in itertools.product(*values.values()):
+            settings = dict(zip(values, combination, strict=True))
+            trial = _trial(recipe, settings)
+            if trial is None:
+                continue
+            try:
+                resolve(trial, facts)
+                if section in ("", "model"):
+                    try_network(trial, facts, trust)
+            except InputError as error:
+                shown = ", ".join(f"{key} = {value!r}" for key, value in settings.items())
+                raise InputError(
+                    f"--paid: no trial could be made{' with ' + shown if shown else ''}: {error}"
+                ) from None
+
+
+def expected_cost(recipe: ResolvedRecipe, space: Space, mean: float) -> Cost:
+    """Views that so many trials are expected to differentiate; what a search really did is secret. Averaged over drawn
+    settings.
+    """
+    batch_size, generator = recipe.training.batch_size, random.Random(0)
+    drawn = [views_of(apply(recipe, draw(recipe, space, generator)), batch_size) for _ in range(200)]
+    views = sum(drawn) / len(drawn) * mean
+    return Cost(search_views=views, search_fraction=views / views_of(recipe, batch_size))

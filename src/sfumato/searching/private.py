@@ -1,0 +1,354 @@
+"""A search whose every trial is a real private run, and whose product is the best one's weights
+(Papernot and Steinke 2022).
+
+The number of trials is drawn once and stays secret, as do all trials but the one that is published: they lie in the
+folder `owner`, under random names, and are deleted when the search ends.
+"""
+
+import contextlib
+import dataclasses
+import json
+import random
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from sfumato import config, randomness
+from sfumato.accounting.selection import Selection
+from sfumato.config import Recipe, ResolvedRecipe
+from sfumato.data import loading
+from sfumato.data.digest import fingerprint
+from sfumato.data.examples import Dataset
+from sfumato.errors import InputError
+from sfumato.evaluation.scores import judged_right, predict_each_alone, predict_logits
+from sfumato.evaluation.trained import load
+from sfumato.planning.budgets import selection_of
+from sfumato.planning.resolve import resolve
+from sfumato.reporting.page import write_report
+from sfumato.run_folder.files import read_json, write_atomically, write_json
+from sfumato.run_folder.locks import lock
+from sfumato.run_folder.record import RESULT_FILE, Result, read
+from sfumato.searching.draws import draw, expected_cost, refuse_untrainable_choices
+from sfumato.searching.options import SearchOptions
+from sfumato.searching.result import PrivateSearchResult, Selected
+from sfumato.searching.space import STEPS, Settings, Space, apply
+from sfumato.training.interrupt import Interrupted, stop_on_sigterm
+from sfumato.training.trainer import Trainer
+
+FACTS, SELECTED = "paid-search.json", "selected"
+OWNER, TRIALS = "owner", "trials"
+PUBLISHED = ("recipe.toml", "privacy.json", "ledger.jsonl", "metrics.jsonl", "model.safetensors", RESULT_FILE)
+"""Of the selected run; besides, a report is written."""
+# Trains a recipe privately in a folder; or, where that says so, goes on there.
+Train = Callable[[ResolvedRecipe, Path, bool], Result]
+# How many of the scoring images a finished run judges right; one image moves it by at most 1.
+Score = Callable[[Path], int]
+
+
+def private_search(options: SearchOptions) -> PrivateSearchResult:
+    """Makes a secret number of private runs and publishes the best; its epsilon covers the search.
+
+    Guarantee: `paid_search`. Nothing is said that depends on how many runs there are.
+
+    Args:
+        options: The recipe's budget is that of the whole search. Scores look at the public images of ``data``, or have
+            ``score_noise``.
+
+    Raises:
+        InputError: If the search cannot be.
+        Interrupted, KeyboardInterrupt: What is finished is kept; the same call goes on.
+    """
+    refuse_scores(options)
+    parsed, report, trust = options.parsed(), options.report, options.trust
+    plan = resolve(parsed, loading.facts(parsed.data, options.root, report))
+    space = options.space_for(plan.recipe)
+    if options.space is None:  # other numbers of steps would be other budgets
+        space = Space(tuple(group for group in space.groups if STEPS not in group.choices))
+    shape = parsed.privacy.selection_shape if parsed.privacy else 0.0
+    every = paid_recipe(parsed, space, Selection(float(options.trials), shape, options.score_noise))
+    report(
+        f"about {options.trials:g} private runs are expected; how many there will be is secret, "
+        "so nothing more is said until the end"
+    )
+    dataset, scoring = _load(options, parsed, every)
+    judges = scoring.held_out_files  # in their places, unreadable ones too: their number is public
+    plan = resolve(every, dataset.facts)
+    if not plan.private:
+        raise InputError(f"--paid: no trial would be private: {plan.why_not_private}. Correct the recipe.")
+    refuse_untrainable_choices(plan.recipe, space, dataset.facts, trust)
+    trainer = Trainer(dataset, device=options.device, trust=trust)
+
+    def train(trial: ResolvedRecipe, where: Path, resume: bool) -> Result:
+        return trainer.run(trial, where, resume=resume)
+
+    def score(where: Path) -> int:
+        trained = load(where, trust)
+        # What the score's noise covers is one image's own answer.
+        predict = predict_logits if options.score_noise is None else predict_each_alone
+        return judged_right(trained.objective.decision_logits(predict(trained.model, judges)), judges)
+
+    images = randomness.digest([fingerprint(each, b"") for each in (dataset, scoring)])
+    with stop_on_sigterm():
+        result = paid_search(plan.recipe, space, Path(options.output), images, train, score)
+    assert result.epsilon is not None and result.delta is not None, "every trial is private"
+    return PrivateSearchResult(
+        best=Selected(run=result.run, accuracy=min(max((result.score or 0.0) / len(judges), 0.0), 1.0)),
+        trials=None,
+        expected_trials=float(options.trials),
+        recipe=str(Path(result.run) / "recipe.toml"),
+        storage=None,
+        search_data=options.data or "private",
+        private=result.private,
+        epsilon_final=result.epsilon,
+        epsilon_search_inclusive=result.epsilon,
+        delta=result.delta,
+        noise_multiplier=result.noise_multiplier,
+        predicted_accuracy=None,
+        held_out=result.held_out,
+        accuracy=result.accuracy,
+        test_accuracy=result.test_accuracy,
+        cost=expected_cost(plan.recipe, space, float(options.trials)),
+    )
+
+
+def _load(options: SearchOptions, parsed: Recipe, every: Recipe) -> tuple[Dataset, Dataset]:
+    """The images of all trials, and those by which they are compared."""
+    report = options.report
+    dataset = loading.load(every.data, options.root, report)
+    if options.data is None:  # the validation split scores, and what is printed is measured on the test images
+        return loading.tested_on_test_images(dataset, every.data, options.root, report), dataset
+    scoring = loading.load(options.looked_at(parsed), options.looked_at_root(parsed), report)
+    if (len(scoring.classes), scoring.shape) != (len(dataset.classes), dataset.shape):
+        raise InputError(
+            f"--data {options.data} has {len(scoring.classes)} classes of images {scoring.shape}, the "
+            f"recipe's images {len(dataset.classes)} of {dataset.shape}: no score compares "
+            "them. Name public images of the same shape and classes."
+        )
+    return dataset, scoring
+
+
+def refuse_scores(options: SearchOptions) -> None:
+    """Refuses scores that nobody would pay for.
+
+    Raises:
+        InputError: Unless there is exactly one of public images and a positive noise.
+    """
+    data, score_noise = options.data, options.score_noise
+    if data is None and score_noise is None:
+        raise InputError(
+            "--paid compares trials by a score on held-out private images, which is paid for by "
+            "nobody. Name public images by --data, or add noise to it by --score-noise S, the "
+            "standard deviation in images: a hundredth of the validation split costs little."
+        )
+    if data is not None and score_noise is not None:
+        raise InputError(
+            "--score-noise is for scores on private images, but --data names public ones. Leave one of them out."
+        )
+    if score_noise is not None and not score_noise > 0:
+        raise InputError(
+            f"--score-noise must be above 0, not {score_noise:g}: without noise the scores are paid for by nobody."
+        )
+
+
+def paid_recipe(recipe: Recipe, space: Space, selection: Selection) -> Recipe:
+    """The recipe of every trial but for its settings: its budget covers the whole search.
+
+    Raises:
+        InputError: If the trials could not all have one and the same budget.
+    """
+    if STEPS in space.choices:
+        raise InputError(
+            f"--paid: every trial must have one and the same budget, but other {STEPS} change it. "
+            "Take it out of the space."
+        )
+    if recipe.privacy is None:
+        raise InputError(
+            "--paid spends a privacy budget, but this recipe has none. Give it a [privacy] section, or --epsilon E."
+        )
+    if recipe.run.seed is not None:
+        raise InputError("--paid: run.seed makes every trial public, so none is private. Leave it out.")
+    if recipe.run.log is not None:
+        raise InputError(
+            "--paid publishes no log, since it would tell of trials that nobody may see. Leave out run.log."
+        )
+    values = recipe.model_dump()
+    values["privacy"] |= {
+        "selected_from": selection.mean,
+        "selection_shape": selection.shape,
+        "score_noise": selection.score_noise,
+    }
+    if selection.score_noise is not None:
+        values["data"]["split"] = "train"  # the validation split scores
+    return config.parse(values)
+
+
+def paid_search(recipe: ResolvedRecipe, space: Space, folder: Path, images: str, train: Train, score: Score) -> Result:
+    """Draws how many trials there are, makes them, and keeps the best alone; called again, it goes
+    on.
+
+    Guarantee: the folder ``selected`` satisfies the epsilon of its certificate, which covers the
+    selection, if the number of trials, the other trials and the running time stay secret: each
+    trial's settings are drawn independently from one distribution, no trial is given up or judged
+    early, the number is not capped, and scores look at public images alone, or at held-out private
+    ones through the noise that the certificate counts. One score alone is published, with the run
+    that it selected.
+
+    Args:
+        recipe: Resolved from `paid_recipe`'s: what every trial has in common.
+        space: What settings are drawn from, evenly.
+        folder: Of the search: new, empty or its own.
+        images: Digest of all that trials see, those that score among them.
+
+    Returns:
+        The selected run's result, and its ``score``, noise included.
+
+    Raises:
+        InputError: If the folder holds something else, the images changed since the search began, or
+            another process makes it.
+    """
+    where = {"data": {"path"}}  # the images are known by their digest, and their place is nobody's business
+    identity = randomness.digest({"recipe": recipe.model_dump(mode="json", exclude=where), "space": space.as_json()})
+    owner, selected = folder / OWNER, folder / SELECTED
+    with _claimed(folder, identity):
+        if not selected.exists():
+            planned = _drawn(recipe, space, owner, images)
+            best, points = _best(recipe, planned, owner, train, score)
+            publish(best, owner / SELECTED, selected, points)
+        shutil.rmtree(owner, ignore_errors=True)
+        return read(selected / RESULT_FILE, Result).model_copy(update={"run": str(selected)})
+
+
+@contextlib.contextmanager
+def _claimed(folder: Path, identity: str) -> Iterator[None]:
+    """Makes a folder the search's own, and this process the one that makes it."""
+    facts = folder / FACTS
+    if not facts.exists() and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} holds what no paid search made. Choose another --output.")
+    folder.mkdir(parents=True, exist_ok=True)
+    with facts.open("a+", encoding="utf-8") as file:
+        if not lock(file.fileno(), facts):
+            raise InputError(f"another process makes the search in {folder}. Wait for it to end, or stop it first.")
+        if facts.stat().st_size == 0:
+            file.write(json.dumps({"identity": identity}) + "\n")
+            file.flush()
+        if read_json(facts) != {"identity": identity}:
+            raise InputError(
+                f"{folder} holds a search of another recipe or space. Give what it was begun "
+                "with, or another --output: both then add up."
+            )
+        yield
+
+
+def _drawn(recipe: ResolvedRecipe, space: Space, owner: Path, images: str) -> dict[str, Settings]:
+    """The settings of every trial, by its name: drawn once, on disk before the first trial begins."""
+    path, generator = owner / "selection.json", random.SystemRandom()
+    if not path.exists():
+        owner.mkdir(mode=0o700, exist_ok=True)
+        count = _selection(recipe).draw(generator.random())
+        trials = {secrets.token_hex(8): draw(recipe, space, generator) for _ in range(count)}
+        write_json(path, {"images": images, "trials": trials}, 0o600)
+    facts = read_json(path)
+    if facts["images"] != images:
+        raise InputError(
+            "the images changed since this search began (one that trains, scores or tests was "
+            "added, removed, altered, relabelled or reordered): going on would compare trials on "
+            "other images. Restore the images, or search anew with another --output; both "
+            "searches then add up."
+        )
+    found: dict[str, Settings] = facts["trials"]
+    return found
+
+
+@dataclasses.dataclass
+class _Progress:
+    """How far a search is, on disk.
+
+    Attributes:
+        scores: Of finished trials, noise included.
+        stopped: The trial that was interrupted after a checkpoint, and so lost nothing.
+    """
+
+    path: Path
+    scores: dict[str, int] = dataclasses.field(default_factory=dict)
+    stopped: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.path.exists():
+            facts = read_json(self.path)
+            self.scores, self.stopped = facts["scores"], facts["stopped"]
+
+    def write(self) -> None:
+        write_json(self.path, {"scores": self.scores, "stopped": self.stopped}, 0o600)
+
+
+def _best(
+    recipe: ResolvedRecipe, trials: dict[str, Settings], owner: Path, train: Train, score: Score
+) -> tuple[Path, int]:
+    """Makes all trials and returns the best one's folder, and its score, noise included."""
+    progress, noise = _Progress(owner / "progress.json"), _selection(recipe).score_noise
+    for name, settings in trials.items():
+        if name in progress.scores:
+            continue
+        trial = owner / TRIALS / name
+        _train(apply(recipe, settings), trial, progress, train)
+        points = score(trial)
+        if noise is not None:
+            # Of whole numbers, so that no last bits tell what the noise was added to.
+            points += round(random.SystemRandom().gauss(0.0, noise))
+        before = max(progress.scores, key=progress.scores.__getitem__, default=None)
+        progress.scores[name] = points
+        progress.write()
+        if before is not None:
+            worse = name if points <= progress.scores[before] else before
+            shutil.rmtree(owner / TRIALS / worse)
+    best = max(progress.scores, key=progress.scores.__getitem__)
+    return owner / TRIALS / best, progress.scores[best]
+
+
+def _train(recipe: ResolvedRecipe, trial: Path, progress: _Progress, train: Train) -> None:
+    """Makes a trial, or goes on with one that was stopped with a checkpoint.
+
+    All trials must be alike. One that was killed lost updates, and is made anew: nobody saw it.
+    """
+    if trial.exists() and progress.stopped != trial.name and not (trial / RESULT_FILE).exists():
+        shutil.rmtree(trial)
+    progress.stopped = None
+    progress.write()
+    try:
+        result = train(recipe, trial, trial.exists())
+    except Interrupted:
+        progress.stopped = trial.name
+        progress.write()
+        raise
+    while result.num_lost:
+        shutil.rmtree(trial)
+        result = train(recipe, trial, False)
+
+
+def publish(trial: Path, place: Path, selected: Path, score: int) -> None:
+    """Copies the public files of a finished run, without its day and its times. (The ledger of a run that is selected
+    tells nothing of its launches.)
+
+    Args:
+        trial: The run.
+        place: Where the copy is made; it has the name under which it will be found.
+        selected: Where it is then found, whole.
+        score: By which the run was selected.
+    """
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    for name in PUBLISHED:
+        if (trial / name).exists():  # a run without steps measures nothing
+            write_atomically(place / name, (trial / name).read_bytes())
+    write_json(place / "privacy.json", {**read_json(trial / "privacy.json"), "finished_on": None})
+    untold = {"run": str(selected), "score": score, "images_per_second": None, "seconds": None}
+    write_json(place / RESULT_FILE, {**read_json(trial / RESULT_FILE), **untold})
+    write_report(place)
+    place.rename(selected)
+
+
+def _selection(recipe: ResolvedRecipe) -> Selection:
+    found = selection_of(recipe.privacy)
+    assert found is not None, "paid_recipe has set it"
+    return found

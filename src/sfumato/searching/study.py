@@ -1,0 +1,313 @@
+"""One study in one storage, on which any number of processes work. Claims, heartbeats and retries are Optuna's.
+
+A slot of the agenda becomes a trial in the storage; whoever moves a trial from waiting to running makes it. A trial
+whose process was killed gives no heartbeat: after `GRACE` seconds another process fails it, and it waits again.
+"""
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sfumato.errors import InputError, MachineError
+from sfumato.searching.schedule import Agenda, Outcome, Search, Slot
+from sfumato.searching.space import Settings
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.storages import RDBStorage
+    from sqlalchemy.engine import URL
+
+HEARTBEAT, GRACE = 10, 120
+_FORMS = "sqlite:///FILE and postgresql://USER@HOST/DATABASE"
+
+Watch = Callable[[int, float], None]
+# Settings, slot, watch(step, accuracy) -> what was found; raises optuna.TrialPruned for a trial that is given up.
+Evaluate = Callable[[Settings, Slot, Watch], Outcome]
+
+
+class _Taken(Exception):
+    """Another trial of the same slot counts."""
+
+
+def work(
+    search: Search, study: "Study", evaluate: Evaluate, report: Callable[[str], None], grace: int = GRACE
+) -> Agenda:
+    """Makes trials until the agenda is complete, whoever completes it.
+
+    Args:
+        evaluate: Makes a trial.
+        report: Told of each that is finished, in one line.
+        grace: As of `open_study`.
+    """
+    import optuna
+
+    first_seen: dict[int, float] = {}
+
+    def objective(trial: "Trial") -> float:
+        slot = _slot_of(trial, search, study)
+        settings = _draw(search, trial) if slot.settings is None else slot.settings
+        study._storage.record_heartbeat(trial._trial_id)  # type: ignore[attr-defined]
+        trial.set_user_attr("settings", settings)
+
+        def watch(step: int, accuracy: float) -> None:
+            trial.report(accuracy, step)
+            if search.prune and slot.settings is None and trial.should_prune():
+                raise optuna.TrialPruned("fell behind")
+
+        try:
+            found = evaluate(settings, slot, watch)
+        except optuna.TrialPruned as reason:
+            if slot.kind != "candidate":
+                raise InputError(str(reason)) from None
+            report(f"{slot.label}: given up, {reason}")
+            raise
+        assert found.accuracies is not None, "what was given up was raised"
+        trial.set_user_attr("accuracies", found.accuracies)
+        trial.set_user_attr("augtest", found.augtest)
+        score = sum(found.accuracies) / len(found.accuracies)
+        report(f"{slot.label} {_in_words(settings)}: {100 * score:.2f} %")
+        return score
+
+    while True:
+        agenda = search.agenda(finished(study))
+        if agenda.complete:
+            return agenda
+        live = {
+            trial.user_attrs.get("slot") for trial in study.get_trials(deepcopy=False) if trial.state.name != "FAIL"
+        }
+        for slot in agenda.slots:
+            if slot.name not in live:
+                study.enqueue_trial({}, user_attrs={"slot": slot.name})
+        if any(trial.state.name == "WAITING" for trial in study.get_trials(deepcopy=False)):
+            _make_one(study, objective, report)
+        else:
+            _fail_the_dead(study, first_seen, grace)
+            time.sleep(0.5)
+
+
+def _slot_of(trial: "Trial", search: Search, study: "Study") -> Slot:
+    """Of two processes that enqueue one slot the earlier trial counts; a trial that none enqueued was asked for where
+    another process had just taken the last one.
+    """
+    slots = {slot.name: slot for slot in search.agenda(finished(study)).slots}
+    name = trial.user_attrs.get("slot")
+    trials = study.get_trials(deepcopy=False)
+    live = [other.number for other in trials if other.user_attrs.get("slot") == name and other.state.name != "FAIL"]
+    if name not in slots or min(live) < trial.number:
+        raise _Taken
+    return slots[name]
+
+
+def _fail_the_dead(study: "Study", first_seen: dict[int, float], grace: int) -> None:
+    """Fails trials whose process is gone. Optuna knows them by heartbeats that stopped; one that was killed before its
+    first has no settings yet.
+    """
+    import optuna
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on what Optuna calls experimental
+        optuna.storages.fail_stale_trials(study)
+    for trial in study.get_trials(deepcopy=False):
+        if trial.state.name == "RUNNING" and "settings" not in trial.user_attrs:
+            if time.monotonic() - first_seen.setdefault(trial.number, time.monotonic()) > grace:
+                study.tell(trial.number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
+
+
+def _make_one(study: "Study", objective: Callable[["Trial"], float], report: Callable[[str], None]) -> None:
+    try:
+        study.optimize(objective, n_trials=1, catch=(_Taken,))
+    except ValueError as error:
+        if "Cannot tell" not in str(error):  # so Optuna says that a trial was failed meanwhile
+            raise
+        report("others took this process for dead, and make its trial again")
+    except AssertionError as error:  # Optuna's own, where the storage did not take how the trial ended
+        raise error.__context__ or error from None
+
+
+def finished(study: "Study") -> dict[str, Outcome]:
+    """What has been found, by slot: its first finished trial."""
+    found: dict[str, Outcome] = {}
+    for trial in study.get_trials(deepcopy=False):
+        facts = trial.user_attrs
+        if trial.state.name == "COMPLETE":
+            augtest = None if facts["augtest"] is None else tuple(facts["augtest"])
+            found.setdefault(facts["slot"], Outcome(facts["settings"], tuple(facts["accuracies"]), augtest))
+        elif trial.state.name == "PRUNED":
+            found.setdefault(facts["slot"], Outcome(facts["settings"], None))
+    return found
+
+
+def _draw(search: Search, trial: "Trial") -> Settings:
+    settings: Settings = {}
+    for key, choices in search.space.choices.items():
+        if isinstance(choices, list):
+            settings[key] = trial.suggest_categorical(key, choices)
+        elif isinstance(choices.low, int) and isinstance(choices.high, int):
+            settings[key] = trial.suggest_int(key, choices.low, choices.high, log=choices.log)
+        else:
+            settings[key] = trial.suggest_float(key, choices.low, choices.high, log=choices.log)
+    return settings
+
+
+@contextlib.contextmanager
+def open_study(
+    search: Search, url: str, name: str, heartbeat: int = HEARTBEAT, grace: int = GRACE
+) -> Iterator["Study"]:
+    """Begins a search's study, or goes on with it; several may share a storage.
+
+    Args:
+        url: "sqlite:///FILE" or "postgresql://...".
+        name: Of the study.
+        heartbeat, grace: Seconds between two signs of life, and without one until a trial is made again.
+
+    Raises:
+        InputError: If the storage cannot be reached (a password in the URL is not repeated), or holds another search
+            by that name.
+        MachineError: If it stops answering within the block.
+    """
+    import optuna
+    import sqlalchemy
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # each trial is reported by its worker
+    parsed = _parsed(url)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on what Optuna calls experimental
+            storage = _storage(parsed, heartbeat, grace)
+            study = optuna.create_study(
+                storage=storage,
+                study_name=name,
+                direction="maximize",
+                load_if_exists=True,
+                sampler=optuna.samplers.RandomSampler() if search.sampler == "random" else optuna.samplers.TPESampler(),
+                pruner=optuna.pruners.MedianPruner() if search.prune else optuna.pruners.NopPruner(),
+            )
+    except ImportError:
+        raise InputError(
+            f"--storage {shown(url)} needs its database's driver. Install it: pip install 'sfumato[postgresql]'."
+        ) from None
+    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError, OSError) as error:
+        raise InputError(
+            f"--storage {shown(url)} cannot be reached: {_reason(error)}. Start it, or give another of {_FORMS}."
+        ) from None
+    try:
+        _agree(study, search, url)
+        yield study
+    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        raise MachineError(
+            f"the storage {shown(url)} stopped answering: {_reason(error)}. Finished trials are kept: "
+            "give the same command again."
+        ) from error
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+def _agree(study: "Study", search: Search, url: str) -> None:
+    mine = search.as_json()
+    if "search" not in study.user_attrs:
+        study.set_user_attr("search", mine)
+    theirs = study.user_attrs["search"]
+    other = next((key for key in mine if theirs.get(key) != mine[key]), None)
+    if other is not None:
+        raise InputError(
+            f"the study {study.study_name!r} in {shown(url)} was begun with another {other}. Give what it was begun "
+            "with to go on with it, or another --output or --storage to begin anew."
+        )
+
+
+def _storage(url: "URL", heartbeat: int, grace: int) -> "RDBStorage":
+    from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+    from sqlalchemy import exc
+
+    is_file = url.database is not None and url.get_backend_name() == "sqlite"
+    if is_file:
+        Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+    for attempt in range(20):
+        try:
+            storage = RDBStorage(
+                url.render_as_string(hide_password=False),
+                # One process writes a file at a time: the others wait their turn.
+                engine_kwargs={"connect_args": {"timeout": 100}} if is_file else {},
+                heartbeat_interval=heartbeat,
+                grace_period=grace,
+                heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
+            )
+            break
+        except (exc.IntegrityError, exc.ProgrammingError, exc.OperationalError) as error:
+            # Processes that start together make the same tables, and only the first succeeds at once.
+            lost_a_race = not isinstance(error, exc.OperationalError) or "already exists" in str(error)
+            if not lost_a_race or attempt == 19:
+                raise
+            time.sleep(0.2)
+    if is_file:
+        _lock_from_the_first_read(storage.engine)
+    return storage
+
+
+def _lock_from_the_first_read(engine: Any) -> None:
+    """Makes every transaction on SQLite take the file's lock when it begins.
+
+    Python's driver begins one at the first write only. Two workers may then both read that a trial
+    is waiting, and both take it.
+    """
+    from sqlalchemy import event
+
+    def leave_transactions_alone(connection: Any, record: Any) -> None:
+        connection.isolation_level = None
+
+    event.listen(engine, "connect", leave_transactions_alone)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    engine.dispose()  # connections made before
+
+
+def file_in(folder: Path) -> str:
+    """The URL of a search's own storage: a file in its folder, whatever signs the folder's name has."""
+    from sqlalchemy.engine import URL
+
+    return URL.create("sqlite", database=str(folder / "study.db")).render_as_string()
+
+
+def file_of(url: str) -> Path | None:
+    """The file that a storage is; None: it is a server.
+
+    Raises:
+        InputError: If it is no URL of a storage.
+    """
+    parsed = _parsed(url)
+    return Path(str(parsed.database)) if parsed.get_backend_name() == "sqlite" else None
+
+
+def shown(url: str) -> str:
+    """The URL without its password."""
+    return _parsed(url).render_as_string(hide_password=True)
+
+
+def _parsed(url: str) -> "URL":
+    from sqlalchemy import exc
+    from sqlalchemy.engine import make_url
+
+    try:
+        parsed = make_url(url)
+    except exc.ArgumentError:
+        raise InputError(f"--storage {url!r} is no URL of a storage. Possible are {_FORMS}.") from None
+    if parsed.drivername == "postgresql":  # releases of SQLAlchemy differ in the driver that this means
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    plain = parsed.render_as_string(hide_password=True)
+    if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+        raise InputError(f"--storage {plain} is of no known kind. Possible are {_FORMS}.")
+    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise InputError(f"--storage {plain} keeps nothing: it names no file. Possible are {_FORMS}.")
+    return parsed
+
+
+def _reason(error: BaseException) -> str:
+    cause = error.__cause__ or error
+    return str(getattr(cause, "orig", None) or cause).strip().splitlines()[0]
+
+
+def _in_words(settings: Settings) -> str:
+    return " ".join(f"{key}={value}" for key, value in settings.items()) or "as the recipe is"
