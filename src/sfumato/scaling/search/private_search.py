@@ -84,10 +84,11 @@ def private_search(
         f"about {expected_trials:g} private runs are expected; how many there will be is secret, "
         "so nothing more is said until the end"
     )
-    dataset = loading.load(every.data, root, report)
+    listed = loading.list_images(every.data, root, report)
+    dataset = listed.load()
     if data is None:  # the validation split scores, and what is printed is measured on the test images
         scoring = dataset
-        dataset = loading.tested_on_test_images(scoring, every.data, root, report)
+        dataset = listed.load(on_test=True)
     else:
         scoring = loading.load(searched_data(parsed, data), None if parsed.data.name == "folder" else root, report)
         if (len(scoring.classes), scoring.shape) != (len(dataset.classes), dataset.shape):
