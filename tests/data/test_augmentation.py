@@ -6,7 +6,7 @@ import scipy.stats
 import torch
 
 from sfumato.config import AugmentationKind
-from sfumato.data.augmentation import augment, crops
+from sfumato.data.augmentation import augment
 from sfumato.data.augmentation import views as making
 
 KINDS = typing.get_args(AugmentationKind)
@@ -60,7 +60,6 @@ def test_large_batches_are_cut_up_without_a_trace(kind, channels, monkeypatch):
     whole = augment(images, bits, kind, 4)
     for views_at_once in (1, 7):
         monkeypatch.setitem(making._MAX_PIXELS, "cpu", views_at_once * 21 * 21)
-        monkeypatch.setattr(crops, "_MAX_INDICES", views_at_once * 21 * 21)
         assert torch.equal(augment(images, bits, kind, 4), whole)
 
 
@@ -139,22 +138,8 @@ def test_the_extreme_bits_stay_within_the_padded_image():
     np.testing.assert_array_equal(views[3], padded[8:, 8:])
 
 
-@pytest.mark.parametrize("kind", ["flip", "crop", "crop_flip"])
-@pytest.mark.parametrize(("size", "padding"), [(65, 0), (66, 4), (70, 69)])
-def test_large_images_are_copied_to_the_views_of_the_table(kind, size, padding, monkeypatch):
-    """Row by row, which costs a CPU a fraction."""
-    images = torch.randn(3, 2, size, size)
-    bits = torch.randint(0, 2**32, (3, 40), generator=torch.Generator().manual_seed(1))
-    copied = augment(images, bits, kind, padding)
-    monkeypatch.setattr(crops, "_LARGE", 10**9)
-    assert torch.equal(copied, augment(images, bits, kind, padding))
-
-
-@pytest.mark.parametrize("large", [False, True])
-def test_parts_of_a_larger_image_are_every_part_equally_often(large, monkeypatch):
+def test_parts_of_a_larger_image_are_every_part_equally_often():
     """De et al. 2022, C.2: images of 1.2 times the size, cropped; no padding."""
-    if large:
-        monkeypatch.setattr(crops, "_LARGE", 0)
     image = torch.arange(49.0).view(1, 1, 7, 7)
     bits = torch.randint(0, 2**32, (1, 18_000), generator=torch.Generator().manual_seed(2))
     views = augment(image, bits, "crop_flip", 4, size=5)[0, :, 0]

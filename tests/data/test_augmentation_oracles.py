@@ -9,8 +9,8 @@ import torch
 from torchvision.transforms.v2 import functional as torchvision
 
 from sfumato.config import DataConfig
-from sfumato.data.augmentation import augment, blur, colour, geometry
-from sfumato.data.augmentation.uniforms import uniforms
+from sfumato.data.augmentation import augment, colour, geometry
+from sfumato.data.augmentation.views import uniforms
 from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 
@@ -106,7 +106,7 @@ def test_a_blur_equals_torchvisions(radius):
             for p, s in zip(pixels, sigmas, strict=True)
         ]
     )
-    assert_close(blur.gaussian_blur(pixels, sigmas, radius), expected)
+    assert_close(colour.gaussian_blur(pixels, sigmas, radius), expected)
 
 
 @pytest.mark.parametrize("height, width", [(32, 32), (28, 20), (224, 224)])
@@ -128,7 +128,7 @@ def test_a_reflected_crop_equals_numpys_padding(padding):
     source = torch.Generator().manual_seed(0)
     top, left = torch.randint(0, 2 * padding + 1, (2, 40), generator=source)
     flip = torch.randint(0, 2, (40,), generator=source)
-    found = geometry.reflected_crop(pixels, top, left, flip, padding)
+    found = geometry.cropped(pixels, top - padding, left - padding, flip, (8, 11), repeats_edge=False)
     for i in range(40):
         padded = np.pad(pixels[i].numpy(), ((0, 0), (padding, padding), (padding, padding)), mode="reflect")
         expected = padded[:, top[i] : top[i] + 8, left[i] : left[i] + 11]

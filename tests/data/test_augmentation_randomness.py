@@ -8,8 +8,8 @@ import scipy.stats
 import torch
 from torchvision.transforms import RandomResizedCrop
 
-from sfumato.data.augmentation import augment, blur, colour, geometry
-from sfumato.data.augmentation.uniforms import uniforms
+from sfumato.data.augmentation import augment, colour, geometry
+from sfumato.data.augmentation.views import uniforms
 
 NUMBER = 50_000
 
@@ -171,7 +171,7 @@ def test_flips_jitter_and_grey_have_their_probabilities():
 
 def test_half_of_simclrs_views_are_blurred_by_a_uniform_width(monkeypatch):
     sigmas, number = [], 20_000
-    monkeypatch.setattr(blur, "gaussian_blur", lambda pixels, sigma, radius: sigmas.append(sigma) or pixels)
+    monkeypatch.setattr(colour, "gaussian_blur", lambda pixels, sigma, radius: sigmas.append(sigma) or pixels)
     augment(torch.rand(1, 1, 20, 20), random_bits(number)[None], "simclr")
     sigma = torch.cat(sigmas).numpy()
     assert within(len(sigma) / number, 0.5, number)

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import torch
 
 from sfumato.config import AugmentationKind
-from sfumato.data.augmentation import blur, colour, crops, geometry
-from sfumato.data.augmentation.uniforms import uniforms
+from sfumato.data.augmentation import colour, geometry
 
 _MAX_PIXELS = {
     "cpu": 2**18,
     "cuda": 2**22,
 }  # of the views made at once: bounds memory, suits a CPU's caches and a GPU's width
+_MASK = 2**32 - 1
+_WEYL = 0x9E3779B9  # 2^32 / golden ratio, odd: consecutive counters land far apart
 _JITTER = (0.8, 0.8, 0.8, 0.2)  # brightness, contrast, saturation, hue: SimCLR's at strength 1, which "tan" has too
 
 
@@ -63,17 +64,20 @@ def augment(
     num_views = bits.shape[1]
     if kind == "none":
         return images[:, None].expand(-1, num_views, -1, -1, -1)
-    if kind in ("flip", "crop", "crop_flip"):
-        return crops.crop_and_flip(images, bits, padding if kind != "flip" else 0, kind != "crop", size)
     of_image = torch.arange(num_images, device=images.device).repeat_interleave(num_views)
     bits = bits.flatten()
     scale = _Scale(images, mean, std)
-    views = images.new_empty(len(bits), channels, height, width)
+    seen = (height, width) if size is None or kind not in ("crop", "crop_flip") else (size, size)
+    views = images.new_empty(len(bits), channels, *seen)
     chunk = max(1, _MAX_PIXELS.get(images.device.type, 2**18) // (height * width))
     for start in range(0, len(bits), chunk):
         part = slice(start, start + chunk)
-        views[part] = _one_view_each(images.index_select(0, of_image[part]), bits[part], kind, padding, scale)
-    return views.view(num_images, num_views, channels, height, width)
+        pixels = images.index_select(0, of_image[part])
+        if kind in ("flip", "crop", "crop_flip"):
+            views[part] = _crop_and_flip(pixels, bits[part], kind, 0 if size or kind == "flip" else padding, seen)
+        else:
+            views[part] = _one_view_each(pixels, bits[part], kind, padding, scale)
+    return views.view(num_images, num_views, channels, *seen)
 
 
 class _Scale:
@@ -90,6 +94,17 @@ class _Scale:
         return (pixels - self.mean) / self.std
 
 
+def _crop_and_flip(
+    pixels: torch.Tensor, bits: torch.Tensor, kind: AugmentationKind, padding: int, size: tuple[int, int]
+) -> torch.Tensor:
+    """Positions are uniform up to their number / 2^31: the lowest of 32 bits decides the flip, the others the place."""
+    rows, columns = (own + 2 * padding - seen + 1 for own, seen in zip(pixels.shape[2:], size, strict=True))
+    position = ((bits >> 1) * (rows * columns)) >> 31
+    flip = torch.zeros_like(bits) if kind == "crop" else bits & 1
+    top, left = position // columns - padding, position % columns - padding
+    return geometry.cropped(pixels, top, left, flip, size, repeats_edge=True)
+
+
 def _one_view_each(
     pixels: torch.Tensor, bits: torch.Tensor, kind: AugmentationKind, padding: int, scale: _Scale
 ) -> torch.Tensor:
@@ -104,7 +119,8 @@ def _one_view_each(
 def _tan(pixels: torch.Tensor, numbers: torch.Tensor, padding: int, scale: _Scale) -> torch.Tensor:
     place, for_jitter = numbers.split([4, colour.NUM_JITTER_UNIFORMS], dim=1)
     top, left = (place[:, :2] * (2 * padding + 1)).long().unbind(1)
-    pixels = geometry.reflected_crop(pixels, top, left, place[:, 2] >= 0.5, padding)
+    size = (pixels.shape[2], pixels.shape[3])
+    pixels = geometry.cropped(pixels, top - padding, left - padding, place[:, 2] >= 0.5, size, repeats_edge=False)
     chosen = _chosen(place[:, 3], 0.3)
     pixels[chosen] = scale.from_unit(colour.jitter(scale.to_unit(pixels[chosen]), for_jitter[chosen], _JITTER))
     return pixels
@@ -122,12 +138,42 @@ def _simclr(pixels: torch.Tensor, numbers: torch.Tensor, scale: _Scale) -> torch
     pixels[chosen] = colour.jitter(pixels[chosen], for_jitter[chosen], _JITTER)
     chosen = _chosen(other[:, 1], 0.2)
     pixels[chosen] = colour.grey(pixels[chosen]).expand(-1, pixels.shape[1], -1, -1)
-    radius = blur.blur_radius(min(pixels.shape[2:]))
+    radius = colour.blur_radius(min(pixels.shape[2:]))
     if radius:
         chosen = _chosen(other[:, 2], 0.5)
-        pixels[chosen] = blur.gaussian_blur(pixels[chosen], 0.1 + 1.9 * other[chosen, 3], radius)
+        pixels[chosen] = colour.gaussian_blur(pixels[chosen], 0.1 + 1.9 * other[chosen, 3], radius)
     return scale.from_unit(pixels)
 
 
 def _chosen(number: torch.Tensor, probability: float) -> torch.Tensor:
     return torch.nonzero(number < probability)[:, 0]
+
+
+def uniforms(bits: torch.Tensor, count: int) -> torch.Tensor:
+    """A function of each view's bits alone: number i of a view is a hash of (bits, i).
+
+    Args:
+        bits: (V,), int64 with values in [0, 2^32).
+        count: How many numbers each view needs.
+
+    Returns:
+        (V, count), float32: multiples of 2^-24 in [0, 1). For uniform bits each number is
+        exactly uniform, since the hash is a permutation; together they are as independent
+        as 2^32 different rows can be. No cryptographic strength: no privacy rests on views.
+    """
+    counters = torch.arange(count, device=bits.device) * _WEYL
+    return (_permute((_permute(bits)[:, None] + counters) & _MASK) >> 8) * 2.0**-24
+
+
+def _permute(words: torch.Tensor) -> torch.Tensor:
+    """A permutation of [0, 2^32) in which each bit of the input moves each bit of the output half
+    of the time.
+
+    Two rounds of multiplication and xor-shift with the multipliers found by C. Wellons's search
+    (`hash-prospector`, 2018); both are below 2^31, so that no product leaves int64.
+    """
+    words = words ^ (words >> 16)
+    words = (words * 0x21F0AAAD) & _MASK
+    words = words ^ (words >> 15)
+    words = (words * 0x735A2D97) & _MASK
+    return words ^ (words >> 15)
