@@ -120,9 +120,7 @@ def test_a_palette_is_looked_up(tmp_path, channels):
         np.testing.assert_allclose(pixels[0] / 257, luma(truth), atol=0.51)
 
 
-@pytest.mark.parametrize(
-    "mode, extension", [("RGBA", "png"), ("LA", "png"), ("RGBA", "webp"), ("RGBA", "tif"), ("LA", "tif")]
-)
+@pytest.mark.parametrize("mode, extension", [("LA", "png"), ("RGBA", "webp"), ("RGBA", "tif")])
 def test_transparency_is_composited_on_white(tmp_path, mode, extension):
     alpha = np.tile(np.array([0, 64, 192, 255], np.uint8), (SIZE, SIZE // 4))
     colour = COLOUR if mode == "RGBA" else np.repeat(COLOUR[..., :1], 3, axis=2)
@@ -164,10 +162,10 @@ UPRIGHT = {  # how the stored pixels come from the upright ones, for each EXIF o
 }
 
 
-@pytest.mark.parametrize("orientation", UPRIGHT)
 @pytest.mark.parametrize(
-    "extension, is_grey_16",
-    [("jpg", False), ("png", False), ("png", True), ("webp", False), ("tif", False), ("tif", True)],
+    "orientation, extension, is_grey_16",
+    [(turn, "png", turn % 2 == 0) for turn in UPRIGHT]
+    + [(5, "jpg", False), (6, "webp", False), (7, "tif", False), (8, "tif", True)],
 )
 def test_all_eight_exif_orientations_give_the_same_pixels(tmp_path, orientation, extension, is_grey_16):
     upright = RAMP if is_grey_16 else COLOUR
@@ -223,7 +221,7 @@ def test_a_jpeg_decoded_at_reduced_size_looks_like_the_full_one(tmp_path, monkey
     assert 0 < np.abs(fast - full).max() <= 8 and np.abs(fast - full).mean() < 1.5
 
 
-@pytest.mark.parametrize("extension", ["jpg", "png", "bmp", "webp", "tif"])
+@pytest.mark.parametrize("extension", ["jpg", "png", "tif"])
 def test_a_truncated_file_is_unreadable_and_keeps_its_index(tmp_path, extension):
     paths = [tmp_path / f"{i}.{extension}" for i in range(3)]
     for path in paths:
@@ -236,25 +234,25 @@ def test_a_truncated_file_is_unreadable_and_keeps_its_index(tmp_path, extension)
     assert not decoded.images[1].any() and decoded.images[0].any() and torch.equal(decoded.images[0], decoded.images[2])
 
 
-@pytest.mark.parametrize("content", [b"", b"no image", b"GIF89a\x01\0\x01\0\0\0\0;"])
+@pytest.mark.parametrize("content", [b"", b"GIF89a\x01\0\x01\0\0\0\0;"])
 def test_what_holds_no_image_is_unreadable(tmp_path, content):
     (tmp_path / "x.png").write_bytes(content)
     pixels, reason = decode(tmp_path / "x.png")
     assert "PNG, JPEG, BMP, WEBP, TIFF" in reason and not pixels.any()
 
 
-@pytest.mark.parametrize("side", [9_000, 10_000, 20_000])  # above our limit, Pillow's warning and Pillow's error
-def test_a_decompression_bomb_is_refused_by_name(tmp_path, side):
+@pytest.mark.parametrize("side", [9_000, 20_000])  # above our limit, and Pillow's
+def test_a_decompression_bomb_is_not_decoded(tmp_path, side):
     Image.new("1", (side, side)).save(tmp_path / "bomb.png")
-    with pytest.raises(InputError, match=r"bomb.png has more than 64 million pixels"):
-        decode(tmp_path / "bomb.png")
+    pixels, reason = decode(tmp_path / "bomb.png")
+    assert "more than 64 million pixels" in reason and not pixels.any()
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
-def test_32_bit_pixels_are_refused_rather_than_guessed(tmp_path, dtype):
+def test_32_bit_pixels_are_not_guessed(tmp_path, dtype):
     Image.fromarray(RAMP.astype(dtype)).save(tmp_path / "x.tif")
-    with pytest.raises(InputError, match="x.tif has pixels of 32 bits"):
-        decode(tmp_path / "x.tif")
+    pixels, reason = decode(tmp_path / "x.tif")
+    assert "pixels of 32 bits" in reason and not pixels.any()
 
 
 def test_a_missing_file_is_an_error_of_the_input(tmp_path):

@@ -261,7 +261,7 @@ def test_damaged_real_cifar_batches_are_named_before_they_are_unpickled(tmp_path
     with open(copy / "data_batch_3", "r+b") as file:
         file.seek(1000)
         file.write(b"\0\1\2\3")
-    with pytest.raises(InputError, match=f"{copy} is damaged .Dataset not found or corrupted"):
+    with pytest.raises(InputError, match=f"cifar10 in {tmp_path} is damaged .Dataset not found or corrupted"):
         load(DataConfig(name="cifar10"), tmp_path, quiet)
 
 

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from sfumato.data import imagenet32
@@ -98,38 +97,21 @@ def _mnist(name: str, named: NamedSet, root: Path, report: Callable[[str], None]
     return _in_memory(torch.cat(found[::2])[:, None], torch.cat(found[1::2]).long())
 
 
-def _cifar(name: str, named: NamedSet, root: Path, report: Callable[[str], None]) -> Raw:
-    import torchvision.datasets
+def _of_torchvision(name: str, named: NamedSet, root: Path, report: Callable[[str], None]) -> Raw:
+    """CIFAR-10, CIFAR-100 and SVHN, whose files are compared with their published checksums."""
+    from torchvision import datasets
 
-    kind = {"cifar10": torchvision.datasets.CIFAR10, "cifar100": torchvision.datasets.CIFAR100}[name]
-    with (
-        refusing(
-            f"data set {name}: {root / kind.base_folder} is damaged", "Put the original files there.", RuntimeError
-        ),
-        warnings.catch_warnings(),
-    ):
-        # NumPy's about the pickles of CIFAR, which are read only if their published checksums are right
+    # NumPy warns about the pickles of CIFAR.
+    with refusing(f"data set {name} in {root} is damaged", _ORIGINAL, RuntimeError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        parts = [kind(str(root), train=train, download=False) for train in (True, False)]
-    images = torch.cat([torch.as_tensor(part.data) for part in parts]).permute(0, 3, 1, 2)
-    return _in_memory(images, torch.cat([torch.as_tensor(part.targets, dtype=torch.int64) for part in parts]))
-
-
-def _svhn(name: str, named: NamedSet, root: Path, report: Callable[[str], None]) -> Raw:
-    """Its files give the digit 0 the label 10."""
-    images, labels = [], []
-    for (file, _), count in zip(named.files, (named.num_train, named.num_test), strict=True):
-        with refusing(f"data set {name}: {root / file} is damaged", _ORIGINAL, *imagenet.NO_MATLAB):
-            held = imagenet.read_matlab(root / file)
-            pixels, digits = held["X"], held["y"]
-            channels, *size = named.shape
-            if pixels.dtype != np.uint8 or pixels.shape != (*size, channels, count):
-                raise ValueError(f"it holds {pixels.dtype} of shape {pixels.shape}")
-            if digits.shape != (count,) or not np.isin(digits, range(1, 11)).all():
-                raise ValueError(f"its labels are not {count} whole numbers from 1 to 10")
-        images.append(torch.from_numpy(np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))))
-        labels.append(torch.from_numpy(digits.astype(np.int64) % 10))
-    return _in_memory(torch.cat(images), torch.cat(labels))
+        if name == "svhn":
+            parts = [datasets.SVHN(str(root), split=split) for split in ("train", "test")]
+        else:
+            kind = datasets.CIFAR10 if name == "cifar10" else datasets.CIFAR100
+            parts = [kind(str(root), train=train) for train in (True, False)]
+    images = torch.cat([torch.as_tensor(part.data) for part in parts])
+    labels = [torch.as_tensor(part.labels if name == "svhn" else part.targets).long() for part in parts]
+    return _in_memory(images if name == "svhn" else images.permute(0, 3, 1, 2), torch.cat(labels))
 
 
 def _imagenet32(name: str, named: NamedSet, root: Path, report: Callable[[str], None]) -> Raw:
@@ -183,8 +165,8 @@ def _of_folders(name: str, named: NamedSet, root: Path, image_size: int, report:
 _READERS: dict[str, Reader] = {
     "mnist": _mnist,
     "fashion_mnist": _mnist,
-    "cifar10": _cifar,
-    "cifar100": _cifar,
-    "svhn": _svhn,
+    "cifar10": _of_torchvision,
+    "cifar100": _of_torchvision,
+    "svhn": _of_torchvision,
     "imagenet32": _imagenet32,
 }

@@ -32,14 +32,13 @@ import numpy as np
 import torch
 
 from sfumato.data import store
-from sfumato.data.listing import ImageFile
+from sfumato.data.listing import ImageFile, refusing
 from sfumato.data.store import Rows
-from sfumato.errors import InputError
 
 RULES_VERSION = 1
 """Goes up when a rule above changes, so that no cache of the old rule is read."""
 MAX_PIXELS = 64_000_000
-"""A larger image is refused before it is decoded (decompression bombs)."""
+"""A larger image is not decoded (decompression bombs)."""
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")
 _GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")
 _DRAFT_MARGIN = 2
@@ -185,11 +184,11 @@ def decode_images(files: Sequence[Path | ImageFile], *, image_size: int, channel
         channels: 1 or 3.
 
     Returns:
-        The images; a damaged file is no error but an unreadable image.
+        The images. A file that is damaged, has more than `MAX_PIXELS` pixels, or pixels of 32 bits, whose range
+        nothing states, is no error but an unreadable image.
 
     Raises:
-        InputError: If a file cannot be opened, has more than `MAX_PIXELS` pixels, or
-            pixels of 32 bits, whose range nothing states.
+        InputError: If a file cannot be opened.
     """
     from PIL import Image
 
@@ -197,7 +196,7 @@ def decode_images(files: Sequence[Path | ImageFile], *, image_size: int, channel
 
     threads = min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     with warnings.catch_warnings(), concurrent.futures.ThreadPoolExecutor(threads) as executor:
-        # Pillow warns about metadata that nothing here reads; large images are refused below.
+        # Pillow warns about metadata that nothing here reads; large images are not decoded.
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         reasons = list(executor.map(_decode, files, rows))
@@ -208,43 +207,33 @@ def _decode(path: Path | ImageFile, into: np.ndarray) -> str | None:
     """Fills (C, S, S) integers from one file; or says why it cannot be read."""
     from PIL import Image
 
-    try:
+    with refusing(f"image {path} cannot be opened", "Make it readable, or take it out of the folder.", OSError):
         file = path.open("rb") if isinstance(path, Path) else path.open()
-    except OSError as error:
-        raise InputError(
-            f"image {path} cannot be opened: {error.strerror}. Make it readable, or take it out of the folder."
-        ) from None
     with file:
         try:
             image = Image.open(file, formats=FORMATS)
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError
-            into[:] = _to_square(image, path, into.shape[-1], len(into))
+            into[:] = _to_square(image, into.shape[-1], len(into))
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-            raise InputError(
-                f"image {path} has more than {MAX_PIXELS // 10**6} million pixels, the limit. "
-                "Make it smaller, or remove it."
-            ) from None
-        except (InputError, MemoryError):
-            raise
+            return f"it has more than {MAX_PIXELS // 10**6} million pixels, the limit: make it smaller"
         except Image.UnidentifiedImageError:
             return f"it holds none of {', '.join(FORMATS)}"
+        except MemoryError:
+            raise
         except Exception as error:  # Pillow's decoders raise nearly every type on damaged files
             return " ".join(str(error).split()) or type(error).__name__
     return None
 
 
-def _to_square(image: Any, path: Path | ImageFile, image_size: int, channels: int) -> np.ndarray:
+def _to_square(image: Any, image_size: int, channels: int) -> np.ndarray:
     # A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, several times faster; twice the size
     # that is needed is left to the resize below, so that the filter stays good (one or two grey
     # levels of difference).
     image.draft(None, (_DRAFT_MARGIN * image_size, _DRAFT_MARGIN * image_size))
     image.load()
     if image.mode in ("I", "F"):
-        raise InputError(
-            f"image {path} has pixels of 32 bits, whose range is unknown. Convert it to 8 or "
-            "16 bits, for example as PNG."
-        )
+        raise ValueError("it has pixels of 32 bits, whose range is unknown: convert it to 8 or 16 bits")
     is_grey = channels == 1 or image.mode in _GREY_16
     square = _resize(_upright(_grey(image) if is_grey else _opaque(image).convert("RGB"), image), image_size)
     pixels = np.asarray(square)

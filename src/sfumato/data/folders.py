@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 
 from sfumato.config import DataConfig
@@ -245,22 +244,9 @@ def decode_files(
         The images, with label 0 throughout; `readable` says which to believe, and why not the
         others.
     """
-    size = round(resize_ratio * image_size)
-    try:
-        decoded = decoding.decode_images(files, image_size=size, channels=channels)
-    except InputError:  # one file is too large, say: the others are read all the same
-        each = [_decoded_alone(file, size, channels) for file in files]
-        decoded = decoding.Decoded(torch.cat([one.images for one in each]), [one.reasons[0] for one in each])
+    decoded = decoding.decode_images(files, image_size=round(resize_ratio * image_size), channels=channels)
     labels = torch.zeros(len(files), dtype=torch.int64)
     return _to_judge(decoded, labels, None, image_size, mean, std), decoded.reasons
-
-
-def _decoded_alone(file: Path, size: int, channels: int) -> decoding.Decoded:
-    try:
-        return decoding.decode_images([file], image_size=size, channels=channels)
-    except InputError as error:
-        blank = np.zeros((1, channels, size, size), decoding.stored_type(channels))
-        return decoding.Decoded(torch.from_numpy(blank), [str(error)])
 
 
 def labelled_images(

@@ -15,10 +15,9 @@ import io
 import re
 import struct
 import tarfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO
 
 from sfumato.data.archives.shards import DAMAGED, files_of
 from sfumato.data.listing import EXTENSIONS, ImageFile, refusing, stamp_of
@@ -31,8 +30,6 @@ _SOLUTION, _KIT = "LOC_val_solution.csv", "ILSVRC2012_devkit_t12"
 _NUMBERS, _SYNSETS = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
 _SYNSET = re.compile(r"n\d{8}")
 _MOST_BYTES_OF_A_CLASS = 2**33
-NO_MATLAB = (OSError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError, struct.error, zlib.error)
-"""What `read_matlab` may raise of a file that is cut, or is none."""
 _ORIGINAL = "Put the original archive there."
 
 
@@ -91,6 +88,8 @@ def _validation(home: Path, tar: tarfile.TarFile) -> Iterator[tuple[tarfile.TarI
 
 def _validation_synsets(home: Path) -> dict[str, str]:
     """Image -> synset, by the table if it is there, else by the development kit."""
+    from scipy.io.matlab import MatReadError
+
     table, kit, archive = home / _SOLUTION, home / _KIT, home / f"{_KIT}.tar.gz"
     place = next((path for path in (table, kit, archive) if path.exists()), None)
     if place is None:
@@ -98,7 +97,9 @@ def _validation_synsets(home: Path) -> dict[str, str]:
             f"{home / VALIDATION} has no labels beside it. Put {_SOLUTION}, {_KIT}.tar.gz or that folder, unpacked, "
             "there."
         )
-    with refusing(f"{place} is damaged", "Put the original there.", *DAMAGED, csv.Error, *NO_MATLAB):
+    # What SciPy raises of a damaged MATLAB file is not stated.
+    kinds = (*DAMAGED, csv.Error, MatReadError, ValueError, TypeError, LookupError, AttributeError, struct.error)
+    with refusing(f"{place} is damaged", "Put the original there.", *kinds):
         if place == table:
             found = _of_table(table.read_text(encoding="utf-8-sig"))
         elif place == kit:
@@ -122,23 +123,9 @@ def _of_table(text: str) -> dict[str, str]:
 
 def _of_kit(numbers: bytes, synsets: bytes) -> dict[str, str]:
     """Line i of the numbers is of validation image i; the table of synsets says which is meant."""
-    table = read_matlab(io.BytesIO(synsets))["synsets"]
+    from scipy.io import loadmat
+
+    table = loadmat(io.BytesIO(synsets), squeeze_me=True)["synsets"]
     leaves = table[table["num_children"] == 0]  # the others are families of classes
     names = {int(number): str(synset) for number, synset in zip(leaves["ILSVRC2012_ID"], leaves["WNID"], strict=True)}
     return {f"ILSVRC2012_val_{place:08d}": names[int(line)] for place, line in enumerate(numbers.split(), 1)}
-
-
-def read_matlab(file: IO[bytes] | Path) -> dict[str, Any]:
-    """The arrays of a MATLAB file.
-
-    Raises:
-        Exception: Of `NO_MATLAB`, if it is damaged.
-    """
-    from scipy.io import loadmat
-    from scipy.io.matlab import MatReadError
-
-    try:
-        held: dict[str, Any] = loadmat(file, squeeze_me=True)
-    except MatReadError as error:
-        raise ValueError(str(error)) from None
-    return held
