@@ -6,8 +6,8 @@ import scipy.stats
 import torch
 
 from sfumato.config import AugmentationKind
+from sfumato.data import augmentation
 from sfumato.data.augmentation import augment
-from sfumato.data.augmentation import views as making
 
 KINDS = typing.get_args(AugmentationKind)
 
@@ -59,7 +59,7 @@ def test_large_batches_are_cut_up_without_a_trace(kind, channels, monkeypatch):
     images, bits = torch.rand(17, channels, 21, 21), random_bits(17, 3)
     whole = augment(images, bits, kind, 4)
     for views_at_once in (1, 7):
-        monkeypatch.setitem(making._MAX_PIXELS, "cpu", views_at_once * 21 * 21)
+        monkeypatch.setitem(augmentation._MAX_PIXELS, "cpu", views_at_once * 21 * 21)
         assert torch.equal(augment(images, bits, kind, 4), whole)
 
 

@@ -9,8 +9,7 @@ import torch
 from torchvision.transforms.v2 import functional as torchvision
 
 from sfumato.config import DataConfig
-from sfumato.data.augmentation import augment, colour, geometry
-from sfumato.data.augmentation.views import uniforms
+from sfumato.data.augmentation import augment, colour, geometry, uniforms
 from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 

@@ -8,8 +8,7 @@ import scipy.stats
 import torch
 from torchvision.transforms import RandomResizedCrop
 
-from sfumato.data.augmentation import augment, colour, geometry
-from sfumato.data.augmentation.views import uniforms
+from sfumato.data.augmentation import augment, colour, geometry, uniforms
 
 NUMBER = 50_000
 
