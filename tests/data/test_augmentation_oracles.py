@@ -1,6 +1,5 @@
 """The batched operations against torchvision's, one image at a time."""
 
-import colorsys
 import itertools
 
 import numpy as np
@@ -53,16 +52,6 @@ def test_an_adjustment_equals_torchvisions(ours, theirs, low, high, channels):
     assert float((expected - pixels).abs().max()) > 0.1  # and it does something
 
 
-def test_hue_equals_the_standard_librarys_conversion():
-    pixels = images(5, size=6)
-    turns = numbers(5, -0.5, 0.5)
-    found = colour.adjust_hue(pixels.double(), turns.double()).numpy()
-    for i, row, column in itertools.product(range(5), range(6), range(9)):
-        hue, saturation, value = colorsys.rgb_to_hsv(*pixels[i, :, row, column].double().tolist())
-        expected = colorsys.hsv_to_rgb((hue + float(turns[i])) % 1, saturation, value)
-        np.testing.assert_allclose(found[i, :, row, column], expected, atol=1e-9)
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_jitter_equals_torchvisions_adjustments_in_its_order(channels):
     theirs = [
@@ -84,19 +73,15 @@ def test_a_jitter_equals_torchvisions_adjustments_in_its_order(channels):
         assert_close(found[i], expected)
 
 
-def test_saturation_hue_and_grey_leave_grey_images_as_they_are():
-    pixels = images(24, channels=1)
-    factors = torch.tensor([1.0, 1.0, 0.3, 0.4]).expand(24, 4)
-    assert torch.equal(colour.adjust_in_order(pixels, factors, torch.arange(4).expand(24, 4)), pixels)
-    assert torch.equal(colour.grey(pixels), pixels)
-
-
-def test_grey_equals_torchvisions():
-    pixels = images()
+def test_grey_equals_torchvisions_and_leaves_grey_images_as_they_are():
+    pixels, grey = images(), images(24, channels=1)
     assert_close(colour.grey(pixels), torchvision.rgb_to_grayscale(pixels, num_output_channels=1))
+    factors = torch.tensor([1.0, 1.0, 0.3, 0.4]).expand(24, 4)
+    assert torch.equal(colour.adjust_in_order(grey, factors, torch.arange(4).expand(24, 4)), grey)
+    assert torch.equal(colour.grey(grey), grey)
 
 
-@pytest.mark.parametrize("radius", [1, 3, 11])
+@pytest.mark.parametrize("radius", [1, 11])
 def test_a_blur_equals_torchvisions(radius):
     pixels, sigmas = images(7), numbers(7, 0.1, 2.0)
     expected = torch.stack(
@@ -108,7 +93,7 @@ def test_a_blur_equals_torchvisions(radius):
     assert_close(colour.gaussian_blur(pixels, sigmas, radius), expected)
 
 
-@pytest.mark.parametrize("height, width", [(32, 32), (28, 20), (224, 224)])
+@pytest.mark.parametrize("height, width", [(28, 20), (224, 224)])
 def test_a_resized_crop_equals_torchvisions(height, width):
     boxes = torch.stack(geometry.random_boxes(uniforms(torch.arange(12), geometry.NUM_BOX_UNIFORMS), height, width), 1)
     boxes[0] = torch.tensor([0, 0, height, width])
@@ -121,7 +106,7 @@ def test_a_resized_crop_equals_torchvisions(height, width):
         assert_close(found[i], torchvision.horizontal_flip(expected) if flip[i] else expected)
 
 
-@pytest.mark.parametrize("padding", [0, 3, 7])
+@pytest.mark.parametrize("padding", [0, 7])
 def test_a_reflected_crop_equals_numpys_padding(padding):
     pixels = torch.rand(40, 2, 8, 11)
     source = torch.Generator().manual_seed(0)

@@ -78,11 +78,12 @@ def made(
     slot.mkdir(mode=0o700, parents=True, exist_ok=True)
     slot.parent.chmod(0o700)
     settings = json.loads(json.dumps(settings))
-    part, whole = slot / _PART, slot / _MADE
+    part, whole, old = slot / _PART, slot / _MADE, slot / "old"
     with _alone(slot, report):
         if read_json(whole / _SETTINGS) == settings:
             return whole, True
         if read_json(part / _SETTINGS) != settings:
+            (part / _SETTINGS).unlink(missing_ok=True)  # what a kill leaves of the next line is not gone on from
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(mode=0o700)
             write(part / _SETTINGS, json.dumps(settings))
@@ -90,8 +91,11 @@ def made(
         for path in part.iterdir():
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
-        shutil.rmtree(whole, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+        if whole.exists():
+            os.rename(whole, old)
         os.rename(part, whole)
+        shutil.rmtree(old, ignore_errors=True)
     return whole, False
 
 
