@@ -201,12 +201,10 @@ REFUSED = {
     "is no JSON": [("0.png", image(0)), ("0.json", b"{")],
     "0.gif is of no known kind of image": [("0.gif", image(0)), ("0.cls", b"cat")],
     "more.tar is of no known kind of image": [("cat/0.png", image(0)), ("more.tar", b"")],
-    "labels.csv is a table of labels": [("cat/0.png", image(0)), ("labels.csv", b"file,label")],
     "has no image of a known kind": [("0.txt", b"a cat"), ("0.cls", b"cat")],
     "two labels, 'cat' and 'dog'": [("0.png", image(0)), ("0.cls", b"cat"), ("0.json", b'{"label": "dog"}')],
     r"has the label '\[1.0\]', no name": [("cat/0.png", image(0)), ("cat/0.json", b'{"label": [1.0]}')],
     "has the label '', no name": [("0.png", image(0)), ("0.cls", b"")],
-    'gives "group" twice': [("0.png", image(0)), ("0.json", b'{"label": "cat", "group": "P", "group": "7"}')],
     "has the label x, which is not in data.classes": [("x/0.png", image(0))],
     "lies in test/, which is a part or a class": [("test/0.png", image(0))],
 }
@@ -230,7 +228,7 @@ def test_an_archive_that_is_none_and_files_beside_archives_are_refused(shard, pa
     (root / "a.tar").unlink()
     (root / "cat").rmdir()
     for rows, message in (
-        ([{"picture": b"", "label": 1}], 'needs the columns "image" and "label"; it has picture, label'),
+        ([{"picture": b"", "label": 1}], 'needs one column "image" and one "label"; it has picture, label'),
         ([{"image": "0.png", "label": 1}], 'row 0 has an "image" that is str, not bytes'),
     ):
         with pytest.raises(InputError, match=message):
@@ -238,7 +236,7 @@ def test_an_archive_that_is_none_and_files_beside_archives_are_refused(shard, pa
     columns = [[image(n) for n in range(4)], LABELS[:4], ["a"] * 4, list("abcd")]
     names = ["image", "label", "group", "group"]
     arrow.parquet.write_table(arrow.table([arrow.array(column) for column in columns], names=names), root / "a.parquet")
-    with pytest.raises(InputError, match='the column "group" twice'):
+    with pytest.raises(InputError, match="it has image, label, group, group"):
         loaded(root)
     (root / "a.parquet").write_bytes(b"PAR1 nothing")
     with pytest.raises(InputError, match="cannot be read as Parquet"):

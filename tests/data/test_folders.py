@@ -239,9 +239,6 @@ def test_classes_are_never_read_from_a_table_of_private_labels(tmp_path, write_i
     with pytest.raises(InputError, match="07.png has the label hiv-positive, which is not in data.classes"):
         facts(config(classes=["cat", "dog"]), root, quiet)
     assert load(config(classes=["cat", "dog", "hiv-positive"]), root, quiet).classes == ("cat", "dog", "hiv-positive")
-    write_table(root, [row.replace("hiv-positive", "cat|dog") for row in rows])
-    with pytest.raises(InputError, match=r"07\.png has several labels \(cat\|dog\)"):
-        facts(config(classes=["cat", "dog"]), root, quiet)
 
 
 def test_one_person_is_one_group_in_every_spelling_and_case_keeps_groups_apart(tmp_path, write_image):

@@ -56,15 +56,9 @@ def read(name: str, named: NamedSet, root: Path | None, image_size: int, report:
     where = "Name the folder that holds it by --data-root or the variable SFUMATO_DATA."
     if root is None:
         raise InputError(f"data set {name} lies in no known folder. {where}")
-    for relative, size in named.files:
-        path = root / relative
-        if not path.is_file():
-            raise InputError(f"data set {name}: {path} is missing. {where}")
-        if size is not None and path.stat().st_size != size:
-            raise InputError(
-                f"data set {name}: {path} is damaged: it has {path.stat().st_size} bytes, not "
-                f"{size}. Put the original file there."
-            )
+    missing = next((root / relative for relative in named.files if not (root / relative).is_file()), None)
+    if missing is not None:
+        raise InputError(f"data set {name}: {missing} is missing. {where}")
     if named.folders:
         return _of_folders(name, named, root, image_size, report)
     return _READERS[name](name, named, root, report)
@@ -88,12 +82,11 @@ def _mnist(name: str, named: NamedSet, root: Path, report: Callable[[str], None]
     from torchvision.datasets.mnist import read_image_file, read_label_file
 
     found = []
-    for file, _ in named.files:
-        is_images = "idx3" in file
-        head = (root / file).read_bytes()[:4]
-        if head != (b"\0\0\x08\x03" if is_images else b"\0\0\x08\x01"):
-            raise InputError(f"data set {name}: {root / file} is damaged (no such header). {_ORIGINAL}")
-        found.append((read_image_file if is_images else read_label_file)(str(root / file)))
+    for file in named.files:
+        read = read_image_file if "idx3" in file else read_label_file
+        kinds = (AssertionError, RuntimeError, ValueError, TypeError, LookupError)
+        with refusing(f"data set {name}: {root / file} is damaged", _ORIGINAL, *kinds):
+            found.append(read(str(root / file)))
     return _in_memory(torch.cat(found[::2])[:, None], torch.cat(found[1::2]).long())
 
 
@@ -152,11 +145,7 @@ def _of_folders(name: str, named: NamedSet, root: Path, image_size: int, report:
             )
         files += [dataclasses.replace(file, name=f"{part}/{file.name}") for file in found]
     decoded = decode_cached(home, files, image_size=image_size, channels=named.shape[0], report=report)
-    wrong = [(file, reason) for file, reason in zip(files, decoded.reasons, strict=True) if reason is not None]
-    for file, reason in wrong[:20]:
-        report(f"unreadable image {file}: {reason}; it contributes nothing")
-    if len(wrong) > 20:
-        report(f"and {len(wrong) - 20} more that cannot be read")
+    decoded.report_unreadable(map(str, files), report)
     places = {label: place for place, label in enumerate(known)}
     labels = torch.tensor([places[file.label] for file in files])
     return Raw(decoded.images, labels, decoded.readable, decoded.store)

@@ -24,7 +24,7 @@ import os
 import struct
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,12 @@ class Decoded:
     def digests(self) -> np.ndarray:
         """(N, 32), uint8: SHA-256 of each image."""
         return store.sha256_of_each(self.images.numpy()) if self.store is None else self.store.columns["digests"]
+
+    def report_unreadable(self, names: Iterable[str], report: Callable[[str], None]) -> None:
+        """Names to the owner what cannot be read."""
+        for name, reason in zip(names, self.reasons, strict=True):
+            if reason is not None:
+                report(f"unreadable image {name}: {reason}; it contributes nothing")
 
     @property
     def max_value(self) -> int:

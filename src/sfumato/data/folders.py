@@ -82,8 +82,7 @@ class Listing:
                 'leave data.held_out = "test" and privacy.score_noise out.'
             )
         held_out: Literal["test", "valid"] = "test" if on_test else self.held_out
-        everything, reasons = self._decoded()
-        _report_unreadable([str(self.root / item.name) for item in self.files], reasons, self.report)
+        everything = self._decoded()
         train, judged = everything.subset(self.parts["train"]), everything.subset(self.parts[held_out])
         for name, part in (("training", train), (f"held-out ({held_out})", judged)):
             if not part.readable.any():
@@ -95,15 +94,16 @@ class Listing:
         counted[self.beyond] = False
         return Dataset("folder", self.classes, dataclasses.replace(train, readable=counted), judged, held_out)
 
-    def _decoded(self) -> tuple[ImageSet, list[str | None]]:
+    def _decoded(self) -> ImageSet:
         size = self.config.stored_size(self.facts.image_size)
         decoded = decoding.decode_cached(
             self.root, self.files, image_size=size, channels=self.facts.channels, report=self.report
         )
+        decoded.report_unreadable((str(self.root / item.name) for item in self.files), self.report)
         self._report_copies(decoded)
         mean, std = self.normalisation
         labels = {name: label for label, name in enumerate(self.classes)}
-        images = ImageSet(
+        return ImageSet(
             stored=decoded.images,
             labels=torch.tensor([labels[item.label] for item in self.files], dtype=torch.int64),
             readable=decoded.readable,
@@ -114,7 +114,6 @@ class Listing:
             crop=self.facts.image_size if size > self.facts.image_size else None,
             store=decoded.store,
         )
-        return images, decoded.reasons
 
     def _report_copies(self, decoded: decoding.Decoded) -> None:
         """Says to the owner how many files hold the same image: the guarantee is for each file alone, and of what was
@@ -218,12 +217,6 @@ def _normalisation(config: DataConfig) -> tuple[tuple[float, ...], tuple[float, 
     return normalisation(config.mean, config.std, channels, default=((0.5,) * channels, (0.5,) * channels))
 
 
-def _report_unreadable(names: Sequence[str], reasons: Sequence[str | None], report: Callable[[str], None]) -> None:
-    for name, reason in zip(names, reasons, strict=True):
-        if reason is not None:
-            report(f"unreadable image {name}: {reason}; it contributes nothing")
-
-
 def decode_files(
     files: Sequence[Path],
     *,
@@ -288,7 +281,7 @@ def labelled_images(
             except InputError as error:
                 report(f"intervals take images to be of different people: {error}")
         decoded = decoding.decode_images(files, image_size=size, channels=channels)
-    _report_unreadable([str(root / item.name) for item in files], decoded.reasons, report)
+    decoded.report_unreadable((str(root / item.name) for item in files), report)
     labels = torch.tensor([tuple(classes).index(item.label) for item in files], dtype=torch.int64)
     images = _to_judge(decoded, labels, groups, image_size, mean, std)
     if not images.readable.any():

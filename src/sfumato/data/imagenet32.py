@@ -26,7 +26,7 @@ def read(name: str, named: NamedSet, root: Path, report: Callable[[str], None]) 
         InputError: If a file is damaged or holds more or fewer images.
         OSError: If there is no room.
     """
-    paths = [root / file for file, _ in named.files]
+    paths = [root / file for file in named.files]
     settings = {"name": name, "files": [[str(path.resolve()), *stamp_of(path)] for path in paths]}
     slot = store.slot_of(settings, "images")
     if slot is None:

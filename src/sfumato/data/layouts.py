@@ -151,11 +151,6 @@ def classes_of(config: DataConfig, root: Path, files: Sequence[ImageFile]) -> tu
         )
     wrong = next((item for item in files if item.label not in classes), None)
     if wrong is not None:
-        if any(set(map(str.strip, wrong.label.split(sign))) & set(classes) for sign in "|;,"):
-            raise InputError(
-                f"{root / wrong.name} has several labels ({wrong.label}): each image has one here. Leave "
-                "such images out, or make the combination a class of its own in data.classes."
-            )
         raise InputError(
             f"{root / wrong.name} has the label {wrong.label}, which is not in data.classes "
             f"({', '.join(classes)}). Correct one of them."

@@ -11,7 +11,7 @@ import itertools
 import json
 import unicodedata
 from collections.abc import Callable, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, TextIO
 
 from sfumato.data.listing import PART_MEANT, Found, ImageFile, find_files, parts_of, refusing
@@ -57,7 +57,7 @@ def read_labels(
     for table in found.tables:
         for line, file, row in _rows(table):
             where = f"{table} line {line}"
-            name = _name_of(root, table, file, where)
+            name = unicodedata.normalize("NFC", (table.parent.relative_to(root) / file).as_posix())
             if name in labelled:
                 raise InputError(f"{where}: {file} stands in {lines[name]} already. Take one line out.")
             if name not in files:
@@ -77,14 +77,6 @@ def read_labels(
         listed = " or ".join(map(str, found.tables))
         raise InputError(f"{without.path} is not in {listed}. Add a line for it, or move it away.")
     return [labelled[name] for name in files]
-
-
-def _name_of(root: Path, table: Path, file: str, where: str) -> str:
-    """The name that the folder's listing has for a file of a table."""
-    path = PurePosixPath(file)
-    if path.is_absolute() or ".." in path.parts:
-        raise InputError(f"{where}: {file} leads out of the folder. Give paths relative to {table.parent}.")
-    return unicodedata.normalize("NFC", (table.parent.relative_to(root) / path).as_posix())
 
 
 def _part_of(where: str, file: str, lies_in: str | None, split: str | None) -> str | None:

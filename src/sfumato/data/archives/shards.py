@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from sfumato.data.listing import EXTENSIONS, PART_MEANT, is_left_out, is_note, is_table, refusing
+from sfumato.data.listing import EXTENSIONS, PART_MEANT, is_left_out, is_note, refusing
 from sfumato.errors import InputError
 
 DAMAGED = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
@@ -112,8 +112,6 @@ def images_of_tar(path: Path, keep: Keep, report: Callable[[str], None]) -> list
 def _refuse_unknown(path: Path, name: str, suffix: str) -> None:
     """Of a member that is no image and no label: whether it may be left out."""
     last = name.rpartition("/")[2]
-    if is_table(last):
-        raise InputError(f"{path}: {name} is a table of labels, which is not read in an archive. Unpack the archive.")
     if suffix not in _BESIDE and not is_note(last):
         raise InputError(
             f"{path}: {name} is of no known kind of image ({', '.join(EXTENSIONS)}). Convert it, or take it out."
@@ -160,15 +158,8 @@ def _labels_of_images(
 
 
 def _described(where: str, content: bytes) -> dict[str, Any]:
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        twice = next((name for name in ("label", "group") if names.count(name) > 1), None)
-        if twice is not None:
-            raise InputError(f'{where} gives "{twice}" twice. Keep one.')
-        return dict(pairs)
-
     with refusing(f"{where} is no JSON", "Correct it.", ValueError, RecursionError):
-        found = json.loads(content, object_pairs_hook=once)
+        found = json.loads(content)
     return found if isinstance(found, dict) else {}
 
 
@@ -205,12 +196,9 @@ def images_of_parquet(path: Path, keep: Keep, report: Callable[[str], None]) -> 
         names = _class_names(file.schema_arrow.metadata)
         given = file.schema_arrow.names
         columns = [name for name in ("image", "label", "group") if name in given]
-        twice = next((name for name in columns if given.count(name) > 1), None)
-        if twice is not None:
-            raise InputError(f'{path} has the column "{twice}" twice. Keep one.')
-        if columns[:2] != ["image", "label"]:
+        if columns[:2] != ["image", "label"] or any(given.count(name) > 1 for name in columns):
             listed = ", ".join(given)
-            raise InputError(f'{path} needs the columns "image" and "label"; it has {listed}. Rename them.')
+            raise InputError(f'{path} needs one column "image" and one "label"; it has {listed}. Rename them.')
         for batch in file.iter_batches(batch_size=256, columns=columns):
             for row in batch.to_pylist():
                 examples.append(_of_row(f"{path} row {len(examples)}", row, names, keep))
