@@ -59,7 +59,7 @@ def test_the_split_is_a_fixed_public_function_of_the_name():
 def test_adding_an_image_moves_no_other(which):
     names = [f"cat/{i}.png" for i in range(300)]
     before = split([labelled(name) for name in names], which)
-    after = split([labelled(name) for name in [*names, "cat/new.png"]], which)
+    after = split([labelled(name) for name in ["cat/new.png", *names]], which)
     assert {part: [name for name in own if name != "cat/new.png"] for part, own in after.items()} == before
     assert sum(map(bool, before.values())) == (3 if which == "train" else 2) and sum(map(len, after.values())) == 301
 

@@ -39,7 +39,7 @@ def no_data_root(request, monkeypatch):
         monkeypatch.delenv("SFUMATO_DATA", raising=False)
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100"])
+@pytest.mark.parametrize("name", ["fashion_mnist", "cifar10"])
 def test_the_real_files_give_what_the_public_facts_say(name):
     root = real_data(name)
     final, tuning = (load(DataConfig(name=name, split=split), root, quiet) for split in ("train+valid", "train"))
@@ -64,11 +64,8 @@ def test_the_real_files_give_what_the_public_facts_say(name):
 
 def contents(*parts):
     """All images with their labels, whatever their order."""
-    return sorted(
-        hashlib.sha256(p.integers(torch.tensor([i]))[0].numpy().tobytes() + bytes([int(p.labels[i])])).digest()
-        for p in parts
-        for i in range(len(p))
-    )
+    rows = [row for p in parts for row in zip(p.integers().numpy(), p.labels.tolist(), strict=True)]
+    return sorted(hashlib.sha256(image.tobytes() + bytes([label])).digest() for image, label in rows)
 
 
 def test_digits_are_split_without_overlap_and_the_same_each_time():

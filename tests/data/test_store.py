@@ -148,7 +148,7 @@ decoding.decode_cached(root, find_images(root), image_size=8, channels=1, report
 """
 
 
-@pytest.mark.parametrize("moment", [1, 5, 8, 12, 17, 23, 27])
+@pytest.mark.parametrize("moment", [3, 8, 13, 24, 99])
 def test_a_process_that_is_killed_at_any_moment_is_gone_on_from(root, decoded_names, moment):
     process = subprocess.run([sys.executable, "-c", _KILLED, str(root), str(moment)], capture_output=True)
     assert process.returncode in (-signal.SIGKILL, 0), process.stderr
