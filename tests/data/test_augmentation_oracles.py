@@ -130,17 +130,6 @@ def test_a_gpu_makes_the_same_views(kind):
     assert off <= 1  # a box whose side lies on the edge of rounding may come out one pixel larger
 
 
-def test_views_of_tan_without_jitter_are_reflected_crops_and_the_others_are_not():
-    padding, views_each = 2, 200
-    image = torch.rand(1, 3, 9, 9)
-    padded = np.pad(image[0].numpy(), ((0, 0), (padding, padding), (padding, padding)), mode="reflect")
-    crops = [padded[:, top : top + 9, left : left + 9] for top in range(5) for left in range(5)]
-    known = {crop.tobytes() for crop in crops} | {crop[:, :, ::-1].tobytes() for crop in crops}
-    bits = torch.from_numpy(np.random.default_rng(0).integers(0, 2**32, (1, views_each)))
-    plain = sum(view.numpy().tobytes() in known for view in augment(image, bits, "tan", padding)[0])
-    assert 0.55 * views_each < plain < 0.85 * views_each  # 0.7 expected, 4.6 standard deviations
-
-
 def test_views_of_ours_at_224_pixels_are_torchvisions_of_the_centre_of_256():
     """Sander et al.: resized to 256, central 224, random crops of it with 20 pixels of reflected padding, flips."""
     config = DataConfig(name="imagenet", resize_ratio=1.142857)

@@ -55,15 +55,13 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("part", ["train", "held_out_files"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_every_change_of_the_data_changes_the_fingerprint(part, change):
+def test_every_change_of_the_data_changes_the_digest(change):
     dataset = make_dataset()
-    images = getattr(dataset, part)
-    images = images if part == "held_out_files" else images.subset([0, 1, 2, 3])
-    dataset = dataclasses.replace(dataset, **{part: images})
-    other = dataclasses.replace(dataset, **{part: CHANGES[change](images)})
-    assert dataset_digest(other) != dataset_digest(dataset)
+    dataset = dataclasses.replace(dataset, train=dataset.train.subset([0, 1, 2, 3]))
+    for part in ("train", "held_out_files"):
+        other = dataclasses.replace(dataset, **{part: CHANGES[change](getattr(dataset, part))})
+        assert dataset_digest(other) != dataset_digest(dataset)
 
 
 def test_names_and_key_change_the_fingerprint_and_a_copy_does_not():
