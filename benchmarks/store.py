@@ -113,7 +113,7 @@ def main() -> None:
         times.append(time.perf_counter() - begin)
     part = 100 * sorted(times)[1] / (ends[2] - ends[1])
     print(
-        f"a batch of {asked.batch_size} gathered, checked and normalised in {min(times):.2f} to {max(times):.2f} s, "
+        f"a batch of {asked.batch_size} gathered and normalised in {min(times):.2f} to {max(times):.2f} s, "
         f"{part:.2f} % of the second update ({ends[2] - ends[1]:.1f} s)"
     )
     print(f"anonymous memory {_anonymous():.2f} GB")

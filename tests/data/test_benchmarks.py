@@ -116,15 +116,11 @@ def batch(**changed):
 
 CONTENTS = {
     "empty": b"",
-    "nonsense": b"nonsense",
-    "call": pickle.dumps(Runs()),
     "call in a part": pickle.dumps({"data": Runs()}),
     "forged": pickle.dumps({"data": Forged(), "labels": [1]}, protocol=2),
     "objects": pickle.dumps(batch(data=np.array([[None]])), protocol=2),
     "floats": pickle.dumps(batch(data=np.full((10, 3072), 300.7)), protocol=2),
-    "label 0": pickle.dumps(batch(labels=[0] * 10), protocol=2),
     "label 5000": pickle.dumps(batch(labels=[5000] * 10), protocol=2),
-    "label 1.5": pickle.dumps(batch(labels=[1.5] * 10), protocol=2),
     "few labels": pickle.dumps(batch(labels=[1] * 9), protocol=2),
 }
 

@@ -23,6 +23,9 @@ DAMAGED = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
 """What damaged archives raise when they are read."""
 MOST_BYTES = 2**28
 """Of one member: no image file is larger."""
+MOST_BYTES_OF_A_LABEL = 2**24
+_MOST_SIGNS = 1000
+"""Of the name of a class or a group."""
 _LABELS = (".cls", ".json")
 """What says the label of the image that it lies beside."""
 _BESIDE = (".txt", ".npy", ".npz", ".pyd", ".pkl", ".pickle", ".pth", ".pt", ".xml", ".yaml", ".yml", ".html")
@@ -80,7 +83,7 @@ def images_of_tar(path: Path, keep: Keep, report: Callable[[str], None]) -> list
         InputError: If it is damaged, or what it holds is no image, has no label or more than one.
     """
     images: dict[str, tuple[int, int]] = {}
-    labels: dict[str, bytes] = {}
+    labels: dict[str, dict[str, str]] = {}
     beside = collections.Counter[str]()
     with refusing(f"{path} is no tar archive", "Put the original there.", *DAMAGED):
         tar = tarfile.open(path, "r:*")  # noqa: SIM115, closed below
@@ -96,12 +99,14 @@ def images_of_tar(path: Path, keep: Keep, report: Callable[[str], None]) -> list
                 _refuse_unknown(path, name, suffix)
                 beside[suffix] += 1
                 continue
+            if suffix in _LABELS and member.size > MOST_BYTES_OF_A_LABEL:
+                raise InputError(f"{path}: {name} has {member.size} bytes. No label is as large.")
             with refusing(f"{path} is cut short or damaged", "Put the original archive there.", *DAMAGED):
                 content = tar.extractfile(member).read()  # type: ignore[union-attr]  # of a file, never None
             if suffix in EXTENSIONS:
                 images[name] = keep(content)
             else:
-                labels[name] = content
+                labels[name] = _stated(f"{path}: {name}", suffix, content)
     if beside:
         kinds = ", ".join(f"{count} of {kind or 'notes'}" for kind, count in sorted(beside.items()))
         report(f"passed over in {path}: members that are no image: {kinds}")
@@ -134,40 +139,42 @@ def _stem(name: str) -> str:
     return above if dot and "/" not in kind else name
 
 
+def _stated(where: str, suffix: str, content: bytes) -> dict[str, str]:
+    """The label and the group that a file beside an image states; each only where it does."""
+    if suffix == ".cls":
+        return {"label": _as_text(where, "label", content.decode("utf-8-sig", "replace"))}
+    with refusing(f"{where} is no JSON", "Correct it.", ValueError, RecursionError):
+        found = json.loads(content)
+    columns = [column for column in ("label", "group") if isinstance(found, dict) and column in found]
+    return {column: _as_text(where, column, found[column]) for column in columns}
+
+
 def _labels_of_images(
-    path: Path, images: Sequence[str], labels: dict[str, bytes]
-) -> dict[str, list[tuple[str, dict[str, str]]]]:
+    path: Path, images: Sequence[str], labels: dict[str, dict[str, str]]
+) -> dict[str, list[dict[str, str]]]:
     """What is stated of each image beside it, by a file of its own name, else by one that shares its key."""
     of_stem, of_key = collections.defaultdict(list), collections.defaultdict(list)
     for name in images:
         of_stem[_stem(name)].append(name)
         of_key[_key(name)].append(name)
     told = collections.defaultdict(list)
-    for label, content in labels.items():
+    for label, stated in labels.items():
         where = f"{path}: {label}"
-        stated = {"label": content.decode("utf-8-sig", "replace")} if label.lower().endswith(".cls") else {}
-        stated = stated or _described(where, content)
         whose = of_stem.get(_stem(label)) or of_key.get(_key(label), [])
         if len(whose) > 1:
             raise InputError(f"{where} has {len(whose)} images ({', '.join(whose[:3])}). Keep one of each example.")
         if whose:
-            told[whose[0]].append((where, stated))
+            told[whose[0]].append(stated)
         elif "label" in stated:
             raise InputError(f"{where} has no image of a known kind ({', '.join(EXTENSIONS)}) beside it. Convert it.")
     return told
 
 
-def _described(where: str, content: bytes) -> dict[str, Any]:
-    with refusing(f"{where} is no JSON", "Correct it.", ValueError, RecursionError):
-        found = json.loads(content)
-    return found if isinstance(found, dict) else {}
-
-
-def _example(path: Path, name: str, span: tuple[int, int], told: Sequence[tuple[str, dict[str, Any]]]) -> Example:
+def _example(path: Path, name: str, span: tuple[int, int], told: Sequence[dict[str, str]]) -> Example:
     where = f"{path}: {name}"
     stated = {}
     for column in ("label", "group"):
-        values = {_as_text(where, column, told_by[column]) for _, told_by in told if column in told_by}
+        values = {told_by[column] for told_by in told if column in told_by}
         if len(values) > 1:
             raise InputError(f"{where} has two {column}s, {' and '.join(map(repr, sorted(values)))}. Keep one.")
         stated[column] = next(iter(values), "")
@@ -237,7 +244,7 @@ def _as_text(where: str, column: str, value: Any) -> str:
     if isinstance(value, float) and value.is_integer():  # as tables write whole numbers beside empty cells
         value = int(value)
     text = unicodedata.normalize("NFC", str(value)).strip() if isinstance(value, (str, int)) else ""
-    if not text:
+    if not 0 < len(text) <= _MOST_SIGNS:
         raise InputError(f"{where} has the {column} {str(value)[:50]!r}, no name or whole number. Correct it.")
     return text
 
