@@ -19,7 +19,7 @@ import torch
 from sfumato.config import parse
 from sfumato.data import store
 from sfumato.data.examples import Dataset
-from sfumato.data.images import Digests, ImageSet
+from sfumato.data.images import ImageSet
 from sfumato.planning.resolve import resolve
 from sfumato.training import loop
 from sfumato.training.learner import Learner
@@ -44,31 +44,31 @@ def main() -> None:
     asked = parser.parse_args()
     folder, settings = asked.folder / "store", {"made up": asked.images}
     start = time.perf_counter()
-    with store.alone(folder, lambda: print("waiting")):
-        if store.read(folder, settings) is None:
-            filling = store.begin(folder, settings, asked.images, (3, _SIZE, _SIZE), np.dtype(np.uint8))
-            source = np.random.default_rng(0)
-            missing = filling.missing()
-            for first in range(0, len(missing), _PART):
-                part = missing[first : first + _PART]
-                filling.put(part, source.integers(0, 256, (len(part), 3, _SIZE, _SIZE), dtype=np.uint8), {})
-            filling.finish()
-            print(f"filled in {time.perf_counter() - start:.0f} s", flush=True)
+    byte = np.dtype(np.uint8)
 
+    def fill(part: Path) -> None:
+        shapes = {"values": ((3, _SIZE, _SIZE), byte), "digests": ((32,), byte)}
+        rows, source = store.Filling(part, asked.images, shapes), np.random.default_rng(0)
+        while rows.num_filled < asked.images:
+            count = min(_PART, asked.images - rows.num_filled)
+            values = source.integers(0, 256, (count, 3, _SIZE, _SIZE), dtype=np.uint8)
+            rows.put(values=values, digests=store.sha256_of_each(values))
+        print(f"filled in {time.perf_counter() - start:.0f} s", flush=True)
+
+    made, _ = store.made(folder, settings, fill, print)
     if asked.cold:
-        for path in folder.glob("*.npy"):
+        for path in made.glob("*.npy"):
             with open(path, "rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     start = time.perf_counter()
-    found = store.read(folder, settings)
-    assert found is not None
+    found = store.read(made)
     everything = ImageSet(
-        torch.from_numpy(found.values),
+        torch.from_numpy(found.columns["values"]),
         torch.arange(asked.images) % _CLASSES,
-        torch.from_numpy(found.filled),
+        torch.ones(asked.images, dtype=torch.bool),
         (0.5,) * 3,
         (0.5,) * 3,
-        digests=Digests(found.digests, folder),
+        store=found,
     )
     held_out = list(range(1000))
     train = list(range(1000, asked.images))
@@ -113,7 +113,7 @@ def main() -> None:
         times.append(time.perf_counter() - begin)
     part = 100 * sorted(times)[1] / (ends[2] - ends[1])
     print(
-        f"a batch of {asked.batch_size} gathered, checked and normalised in {min(times):.2f} to {max(times):.2f} s, "
+        f"a batch of {asked.batch_size} gathered and normalised in {min(times):.2f} to {max(times):.2f} s, "
         f"{part:.2f} % of the second update ({ends[2] - ends[1]:.1f} s)"
     )
     print(f"anonymous memory {_anonymous():.2f} GB")

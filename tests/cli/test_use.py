@@ -312,7 +312,7 @@ def test_a_recipe_without_a_run_folder_gets_one(images, tmp_path, monkeypatch):
 
 
 def test_a_missing_budget_is_noticed_before_an_image_is_decoded(images, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("sfumato.data.folders.decode_cached", lambda *args, **kwargs: pytest.fail("decoded"))
+    monkeypatch.setattr("sfumato.data.decoding.decode_cached", lambda *args, **kwargs: pytest.fail("decoded"))
     assert "--epsilon" in refused(capsys, "train", "image-folder", "--data-root", images, "--output", tmp_path / "run")
 
 

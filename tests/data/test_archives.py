@@ -12,14 +12,9 @@ import torch
 from PIL import Image
 
 from sfumato.config import DataConfig
-from sfumato.data import cache
-from sfumato.data.folders import folder_facts, labelled_images, load_folder
+from sfumato.data import store
+from sfumato.data.folders import labelled_images, list_folder
 from sfumato.errors import InputError
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache_home"))
 
 
 def quiet(line):
@@ -35,14 +30,6 @@ def image(number, kind="PNG"):
 
 def pixels(number):
     return np.asarray(Image.open(io.BytesIO(image(number)))).transpose(2, 0, 1).tobytes()
-
-
-def write_tar(path, members):
-    with tarfile.open(path, "w") as tar:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
 
 
 CONFIG = DataConfig(name="folder", classes=["cat", "dog"], image_size=8)
@@ -66,31 +53,28 @@ def by_folder(numbers):
         yield f"images/{LABELS[number]}/{number:04d}.png", image(number)
 
 
-@pytest.mark.parametrize("members", [by_class_file, by_json, by_folder])
-def test_shards_hold_the_images_of_the_folder_that_they_were_made_of(tmp_path, members):
-    root = tmp_path / "shards"
-    root.mkdir()
-    for shard, numbers in (("train-000", range(0, 5)), ("train-001", range(5, 8)), ("testing-000", range(8, 12))):
-        write_tar(root / f"{shard}.tar", members(numbers))
-    data = load_folder(CONFIG, root, quiet)
-    assert (len(data.train), data.held_out_name, data.classes) == (8, "test", ("cat", "dog"))
-    pixels = [np.asarray(Image.open(io.BytesIO(image(number)))) for number in range(8)]
-    expected = {int(values.sum()): LABELS[number] for number, values in enumerate(pixels)}
-    sums = data.train.integers().long().sum((1, 2, 3)).tolist()
-    assert {
-        total: data.classes[label] for total, label in zip(sums, data.train.labels.tolist(), strict=True)
-    } == expected
-    lines = []
-    load_folder(CONFIG, root, lines.append)
-    assert not any("unpacking" in line for line in lines)
-    assert all(path.stat().st_mode & 0o077 == 0 for path in cache.cache_folder().iterdir())  # private images
+@pytest.fixture
+def shard(tmp_path):
+    """Writes a tar of these members into a folder, which it gives."""
+
+    def write(members, name="a.tar", mode="w"):
+        (tmp_path / "set").mkdir(exist_ok=True)
+        with tarfile.open(tmp_path / "set" / name, mode) as tar:
+            for member, content in members:
+                info = tarfile.TarInfo(member)
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+        return tmp_path / "set"
+
+    return write
 
 
 @pytest.fixture
 def parquet(tmp_path):
+    """Writes a Parquet file of these rows into a folder, which it gives."""
     arrow, written = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 
-    def write(name, rows, classes=None):
+    def write(rows, name="a.parquet", classes=None):
         table = arrow.Table.from_pylist(rows)
         if classes:
             features = {"label": {"names": classes, "_type": "ClassLabel"}}
@@ -102,597 +86,291 @@ def parquet(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("nested", [True, False])
-def test_parquet_files_of_hugging_face_are_read(parquet, nested):
-    content = (lambda number: {"bytes": image(number), "path": None}) if nested else image
-    rows = [{"image": content(n), "label": ["cat", "dog"].index(LABELS[n]), "group": f"p{n // 2}"} for n in range(12)]
-    parquet("train-00000-of-00001.parquet", rows[:8], ["cat", "dog"])
-    root = parquet("test-00000-of-00001.parquet", rows[8:], ["cat", "dog"])
-    data = load_folder(CONFIG.model_copy(update={"group_by": "group"}), root, quiet)
-    assert (len(data.train), len(data.held_out), data.train.largest_group()[1]) == (8, 4, 2)
-    assert folder_facts(CONFIG, root, quiet).num_examples == 8
-    found = {data.train.integers(torch.tensor([i])).numpy().tobytes(): int(data.train.labels[i]) for i in range(8)}
-    assert found == {pixels(n): ["cat", "dog"].index(LABELS[n]) for n in range(8)}
+def loaded(root, report=quiet, **keys):
+    return list_folder(CONFIG.model_copy(update=keys), root, report).load()
 
 
-def test_bad_members_keep_their_place_and_a_cut_shard_says_what_is_lost(tmp_path):
-    root = tmp_path / "shards"
-    root.mkdir()
-    members = list(by_folder(range(12)))
-    members[3] = (members[3][0], b"")
-    members[4] = (members[4][0], members[4][1][:50])
-    write_tar(root / "a.tar", members)
-    lines = []
-    whole = load_folder(CONFIG, root, lines.append)
-    assert len(whole.train) + len(whole.held_out_files) == 12
-    assert sum(not ok for ok in [*whole.train.readable.tolist(), *whole.held_out_files.readable.tolist()]) == 2
-    assert sum("unreadable image" in line for line in lines) == 2
-    path = root / "a.tar"
-    content = path.read_bytes()
-    for end in (9 * 1024 + 100, 9 * 1024 + 600, 9 * 1024 + 512, 9 * 1024):  # in a header, in an image, between
-        path.write_bytes(content[:end])
-        lines.clear()
-        part = load_folder(CONFIG, root, lines.append)
-        assert any("is cut short or damaged" in line for line in lines), end
-        assert 0 < len(part.train) + len(part.held_out_files) < 12
+def labels_by_image(*parts):
+    return {
+        part.integers(torch.tensor([i])).numpy().tobytes(): int(part.labels[i])
+        for part in parts
+        for i in range(len(part))
+    }
 
 
-def shard_of(root, numbers, name="a"):
-    root.mkdir(exist_ok=True)
-    write_tar(root / f"{name}.tar", by_class_file(numbers))
-    return root / f"{name}.tar"
-
-
-def test_what_stands_behind_a_tar_s_end_is_never_lost_without_a_word(tmp_path):
-    """By cat two archives become one file, of which tar shows the first; a header of zeros looks like an end."""
-    root = tmp_path / "shards"
-    path, other = shard_of(root, range(12)), shard_of(tmp_path / "other", range(12, 20))
-    content = path.read_bytes()
-    with tarfile.open(path) as tar:
-        middle = tar.getmembers()[12]
-    for damaged in (
-        content + other.read_bytes(),
-        content[: middle.offset] + bytes(512) + content[middle.offset + 512 :],
-        content + b"a note",
-    ):
-        path.write_bytes(damaged)
-        with pytest.raises(InputError, match=r"a\.tar goes on behind its end"):
-            load_folder(CONFIG, root, quiet)
-    lines = []
-    path.write_bytes(content[: middle.offset] + bytes(3 * tarfile.RECORDSIZE))
-    assert len(load_folder(CONFIG, root, lines.append).train) < 6
-    assert any("is cut short or damaged" in line for line in lines)
-    path.write_bytes(content)
-    with tarfile.open(path) as tar:
-        behind = tar.getmembers()[-1].offset_data + 512
-    for zeros in (2 * 512, 9 * 512, tarfile.RECORDSIZE):  # however much of the last record was free
-        path.write_bytes(content[:behind] + bytes(zeros))
-        lines.clear()
-        assert len(load_folder(CONFIG, root, lines.append).train) > 6
-        assert not any("cut" in line for line in lines)
-
-
-def test_a_link_in_an_archive_is_refused_by_name(tmp_path):
-    path = shard_of(tmp_path / "shards", range(12))
-    with tarfile.open(path, "a") as tar:
-        link = tarfile.TarInfo("images/cat/link.png")
-        link.type, link.linkname = tarfile.SYMTYPE, "0000.png"
-        tar.addfile(link)
-    with pytest.raises(InputError, match=r"link\.png is a link"):
-        load_folder(CONFIG, tmp_path / "shards", quiet)
-
-
-def test_members_beside_images_are_passed_over_with_a_line(tmp_path):
-    root, lines = tmp_path / "shards", []
-    members = [*by_class_file(range(12)), ("0003.txt", b"a cat"), ("0003.seg.npy", b""), ("README.md", b"")]
-    root.mkdir()
-    write_tar(root / "a.tar", sorted(members))
-    assert len(load_folder(CONFIG, root, lines.append).train) >= 6
-    assert any("members that are no image: 1 of .md, 1 of .npy, 1 of .txt" in line for line in lines)
-
-
-@pytest.mark.parametrize("change", ["index cut", "half a line", "label", "image", "no image", "no digest", "no index"])
-def test_what_was_changed_among_unpacked_images_is_unpacked_anew(tmp_path, change):
-    root = tmp_path / "shards"
-    shard_of(root, range(12))
-    whole = load_folder(CONFIG, root, quiet)
-    (index,) = (tmp_path / "cache_home").rglob("index.jsonl")
-    text, images = index.read_text(), sorted(index.parent.glob("*.png"))
-    match change:
-        case "index cut":
-            index.write_text("".join(text.splitlines(keepends=True)[:-2]))
-        case "half a line":
-            index.write_text(text[:-20])
-        case "label":
-            index.write_text(text.replace('"label": "cat"', '"label": "dog"', 1))
-        case "image":
-            images[0].write_bytes(image(99))
-        case "no image":
-            images[0].unlink()
-        case "no digest":
-            (index.parent / "done.json").write_text("{}")
-        case "no index":
-            index.unlink()
-    again = load_folder(CONFIG, root, quiet)
-    for one, other in ((whole.train, again.train), (whole.held_out_files, again.held_out_files)):
-        assert torch.equal(one.labels, other.labels) and torch.equal(one.integers(), other.integers())
-
-
-def test_shards_named_in_camel_case_are_the_parts_that_they_say(tmp_path):
-    for name, numbers in (("petsTrain-0", range(6)), ("petsTest-0", range(6, 12))):
-        shard_of(tmp_path / "shards", numbers, name)
-    data = load_folder(CONFIG, tmp_path / "shards", quiet)
-    assert (len(data.train), len(data.held_out_files), data.held_out_name) == (6, 6, "test")
-
-
-def test_an_image_of_a_parquet_file_without_a_path_is_told_by_its_bytes(parquet):
-    rows = [{"image": image(number), "label": number % 2} for number in range(40)]
-    config, lines = CONFIG.model_copy(update={"classes": ["0", "1"]}), []
-    rows[3]["image"] = b"cut"
-    load_folder(config, parquet("a.parquet", rows), lines.append)
-    (named,) = [line for line in lines if "unreadable image" in line]
-    assert hashlib.sha256(b"cut").hexdigest() in named
-    with pytest.raises(InputError, match='row 0 has an "image" that is str, not bytes'):
-        load_folder(config, parquet("b.parquet", [{"image": "0.png", "label": 1}]), quiet)
-
-
-@pytest.mark.parametrize(
-    ("members", "says"),
-    [
-        ([("0.png", image(0))], "has no label"),
-        ([("0.png", image(0)), ("0.jpg", image(0, "JPEG")), ("0.cls", b"cat")], "has 2 images"),
-        ([("a/0.png", image(0)), ("a/0.png", image(1))], "is there a second time"),
-        ([("0.png", image(0)), ("0.json", b"{")], "is no JSON"),
-        ([("0.gif", image(0)), ("0.cls", b"cat")], "0.gif is of no known kind of image"),
-        ([("cat/0.png", image(0)), ("cat/1.jfif", image(1, "JPEG"))], "1.jfif is of no known kind of image"),
-        ([("cat/0.png", image(0)), ("cat/img1", image(1))], "img1 is of no known kind of image"),
-        ([("cat/0.png", image(0)), ("more.tar", b"")], "more.tar is of no known kind of image"),
-        ([("cat/0.png", image(0)), ("labels.csv", b"file,label")], "labels.csv is a table of labels"),
-        ([("0.txt", b"a cat"), ("0.cls", b"cat")], "has no image of a known kind"),
-        ([("cat/Zo\u00eb.png", image(0)), ("cat/Zoe\u0308.png", image(1))], "is there a second time"),
-        ([("0.png", image(0)), ("0.cls", b"cat"), ("0.json", b'{"label": "dog"}')], "has two labels, 'cat' and 'dog'"),
-        ([("cat/0.png", image(0)), ("cat/0.json", b'{"label": [1.0]}')], r"has the label '\[1.0\]', no name"),
-        ([("0.png", image(0)), ("0.json", b'{"label": "\\ud800"}')], "no name or whole number"),
-        ([("0.png", image(0)), ("1.cls", b"cat"), ("0.cls", b"cat")], "has no label"),
-        ([("x/0.png", image(0))], "has the label x, which is not in data.classes"),
-    ],
-)
-def test_what_no_one_can_have_meant_is_refused_by_name(tmp_path, members, says):
-    root = tmp_path / "shards"
-    root.mkdir()
-    write_tar(root / "a.tar", members)
-    for _ in range(2):  # what was unpacked before the refusal is no result
-        with pytest.raises(InputError, match=says):
-            load_folder(CONFIG, root, quiet)
-
-
-def test_an_archive_that_is_none_and_files_beside_archives_are_refused(tmp_path, parquet):
-    root = tmp_path / "shards"
-    root.mkdir()
-    (root / "a.tar").write_bytes(b"no tar at all" * 100)
-    with pytest.raises(InputError, match=r"a\.tar is no tar archive"):
-        load_folder(CONFIG, root, quiet)
-    (root / "cat").mkdir()
-    with pytest.raises(InputError, match=r"holds archives \(a\.tar\) beside cat"):
-        load_folder(CONFIG, root, quiet)
-    other = parquet("a.parquet", [{"picture": b"", "label": 1}])
-    with pytest.raises(InputError, match='needs the columns "image" and "label"; it has picture, label'):
-        load_folder(CONFIG, other, quiet)
-    (other / "a.parquet").write_bytes(b"PAR1 nothing")
-    with pytest.raises(InputError, match="cannot be read as Parquet"):
-        load_folder(CONFIG, other, quiet)
-
-
-def in_memory(name, members):
-    def write(root):
-        root.mkdir(exist_ok=True)
-        write_tar(root / name, members)
-        return root
-
-    return write
-
-
-def names_of(root, **keys):
+def sides(root, **keys):
     """What is trained on and what is held out, by their pixels."""
-    data = load_folder(CONFIG.model_copy(update=keys), root, quiet)
-    return [
-        {part.integers(torch.tensor([i])).numpy().tobytes() for i in range(len(part))}
-        for part in (data.train, data.held_out_files)
-    ]
+    data = loaded(root, **keys)
+    return [set(labels_by_image(part)) for part in (data.train, data.held_out_files)]
 
 
 @pytest.mark.parametrize("members", [by_class_file, by_json, by_folder])
-def test_one_image_less_moves_no_other(tmp_path, members):
+def test_shards_hold_the_images_of_the_folder_that_they_were_made_of(shard, members):
+    for name, numbers in (("train-000", range(5)), ("train-001", range(5, 8)), ("testing-000", range(8, 12))):
+        root = shard(members(numbers), f"{name}.tar")
+    data, lines = loaded(root), []
+    assert (len(data.train), data.held_out_name, data.classes) == (8, "test", ("cat", "dog"))
+    assert labels_by_image(data.train) == {pixels(n): n % 2 for n in range(8)}
+    loaded(root, lines.append)
+    assert not any("unpacking" in line for line in lines)
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_parquet_files_of_hugging_face_are_read(parquet, nested):
+    content = (lambda number: {"bytes": image(number), "path": None}) if nested else image
+    rows = [{"image": content(n), "label": n % 2, "group": f"p{n // 2}"} for n in range(12)]
+    parquet(rows[:8], "train-00000-of-00001.parquet", ["cat", "dog"])
+    data = loaded(parquet(rows[8:], "test-00000-of-00001.parquet", ["cat", "dog"]), group_by="group")
+    assert (len(data.train), len(data.held_out), data.train.largest_group()[1]) == (8, 4, 2)
+    assert labels_by_image(data.train) == {pixels(n): n % 2 for n in range(8)}
+
+
+def test_bad_images_keep_their_place_and_are_named(shard, parquet):
+    members, lines = list(by_folder(range(12))), []
+    members[3], members[4] = (members[3][0], b""), (members[4][0], members[4][1][:50])
+    root = shard(members)
+    whole = loaded(root, lines.append)
+    assert len(whole.train) + len(whole.held_out_files) == 12
+    assert sum(not ok for ok in [*whole.train.readable.tolist(), *whole.held_out_files.readable.tolist()]) == 2
+    assert sum(f"unreadable image {root}/a/images/cat/" in line for line in lines) == 2
+    (root / "a.tar").unlink()
+    rows = [{"image": image(n) if n != 3 else b"cut", "label": LABELS[n]} for n in range(40)]
+    loaded(parquet(rows), lines.append)  # without a path it is told by its bytes
+    assert any(hashlib.sha256(b"cut").hexdigest() in line for line in lines)
+
+
+@pytest.mark.parametrize("place", ["within a header", "within an image", "between members", "a damaged header"])
+def test_an_archive_that_is_cut_short_or_damaged_is_refused(shard, place):
+    root = shard(by_folder(range(12)))
+    content = (root / "a.tar").read_bytes()
+    with tarfile.open(root / "a.tar") as tar:
+        sixth = tar.getmembers()[6]
+    damaged = {
+        "within a header": content[: sixth.offset + 100],
+        "within an image": content[: sixth.offset_data + 50],
+        "between members": content[: sixth.offset],
+        "a damaged header": content[: sixth.offset] + b"x" * 512 + content[sixth.offset_data :],
+    }[place]
+    (root / "a.tar").write_bytes(damaged)
+    for _ in range(2):  # what was unpacked before the refusal is no result
+        with pytest.raises(InputError, match=r"a\.tar is cut short or damaged"):
+            loaded(root)
+    (root / "a.tar").write_bytes(content)
+    assert sum(map(len, sides(root))) == 12
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:xz", "w:bz2"])
+def test_a_compressed_archive_is_read_and_a_damaged_one_refused(shard, mode):
+    root = shard(by_class_file(range(12)), mode=mode)
+    assert sum(map(len, sides(root))) == 12
+    content = (root / "a.tar").read_bytes()
+    for damaged in (content[: len(content) // 2], b"", b"hello"):
+        (root / "a.tar").write_bytes(damaged)
+        with pytest.raises(InputError, match="cut short or damaged|no tar archive"):
+            loaded(root)
+
+
+def test_a_link_in_an_archive_is_refused_by_name_and_a_member_s_name_leads_nowhere(shard, tmp_path):
+    names = ["../../../cat/0.png", "/dog/1.png", *(f"{LABELS[n]}/{n}.png" for n in range(2, 40))]
+    root = shard((name, image(n)) for n, name in enumerate(names))
+    before = sorted(tmp_path.rglob("*"))
+    assert sum(map(len, sides(root))) == 40 and sorted(tmp_path.rglob("*")) == before
+    for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE):
+        shard(by_folder(range(12)))
+        with tarfile.open(root / "a.tar", "a") as tar:
+            link = tarfile.TarInfo("images/cat/link.png")
+            link.type, link.linkname = kind, "/etc/passwd"
+            tar.addfile(link)
+        with pytest.raises(InputError, match=r"link\.png is a link or no ordinary file"):
+            loaded(root)
+
+
+def test_what_systems_leave_is_passed_over_and_members_beside_images_with_a_line(shard):
+    lines, members = [], [*by_class_file(range(12)), ("0003.txt", b"a cat"), ("0003.seg.npy", b""), ("README.md", b"")]
+    members += [("._0001.png", b"\0\5\x16\7"), ("__MACOSX/x.png", b""), (".thumbs/1.png", image(100))]
+    data = loaded(shard(sorted(members)), lines.append)
+    assert len(data.train) + len(data.held_out_files) == 12
+    assert any("members that are no image: 1 of .md, 1 of .npy, 1 of .txt" in line for line in lines)
+
+
+REFUSED = {
+    "has no label": [("0.png", image(0))],
+    "has 2 images": [("0.png", image(0)), ("0.jpg", image(0, "JPEG")), ("0.cls", b"cat")],
+    "0.cls has 2 images": [("0.1.png", image(0)), ("0.2.png", image(1)), ("0.cls", b"cat")],
+    "is there a second time": [("cat/Zo\u00eb.png", image(0)), ("cat/Zoe\u0308.png", image(1))],
+    "is no JSON": [("0.png", image(0)), ("0.json", b"{")],
+    "0.gif is of no known kind of image": [("0.gif", image(0)), ("0.cls", b"cat")],
+    "more.tar is of no known kind of image": [("cat/0.png", image(0)), ("more.tar", b"")],
+    "has no image of a known kind": [("0.txt", b"a cat"), ("0.cls", b"cat")],
+    "two labels, 'cat' and 'dog'": [("0.png", image(0)), ("0.cls", b"cat"), ("0.json", b'{"label": "dog"}')],
+    r"has the label '\[1.0\]', no name": [("cat/0.png", image(0)), ("cat/0.json", b'{"label": [1.0]}')],
+    "has the label '', no name": [("0.png", image(0)), ("0.cls", b"")],
+    "0.json has 16777217 bytes. No label is as large": [("0.json", bytes(2**24 + 1)), ("0.png", image(0))],
+    "has the label x, which is not in data.classes": [("x/0.png", image(0))],
+    "lies in test/, which is a part or a class": [("test/0.png", image(0))],
+}
+
+
+@pytest.mark.parametrize("says", REFUSED)
+def test_what_no_one_can_have_meant_is_refused_by_name(shard, says):
+    with pytest.raises(InputError, match=says):
+        loaded(shard(REFUSED[says]))
+
+
+def test_an_archive_that_is_none_and_files_beside_archives_are_refused(shard, parquet):
+    arrow = pytest.importorskip("pyarrow")
+    root = shard([])
+    (root / "a.tar").write_bytes(b"no tar at all" * 100)
+    with pytest.raises(InputError, match=r"a\.tar is no tar archive"):
+        loaded(root)
+    (root / "cat").mkdir()
+    with pytest.raises(InputError, match=r"holds archives \(a\.tar\) beside cat"):
+        loaded(root)
+    (root / "a.tar").unlink()
+    (root / "cat").rmdir()
+    for rows, message in (
+        ([{"picture": b"", "label": 1}], 'needs one column "image" and one "label"; it has picture, label'),
+        ([{"image": "0.png", "label": 1}], 'row 0 has an "image" that is str, not bytes'),
+    ):
+        with pytest.raises(InputError, match=message):
+            loaded(parquet(rows))
+    columns = [[image(n) for n in range(4)], LABELS[:4], ["a"] * 4, list("abcd")]
+    names = ["image", "label", "group", "group"]
+    arrow.parquet.write_table(arrow.table([arrow.array(column) for column in columns], names=names), root / "a.parquet")
+    with pytest.raises(InputError, match="it has image, label, group, group"):
+        loaded(root)
+    (root / "a.parquet").write_bytes(b"PAR1 nothing")
+    with pytest.raises(InputError, match="cannot be read as Parquet"):
+        loaded(root)
+
+
+@pytest.mark.parametrize("members", [by_class_file, by_folder])
+def test_one_image_less_or_damaged_moves_no_other(shard, members):
     """By position the images behind it were held out by other hashes: 4.9 sensitivities."""
-    root = tmp_path / "shards"
-    root.mkdir()
-    write_tar(root / "a.tar", members(range(40)))
-    train, held_out = names_of(root)
+    train, held_out = sides(shard(members(range(40))))
     gone = pixels(0)
-    write_tar(root / "a.tar", members(range(1, 40)))
-    fewer_train, fewer_held_out = names_of(root)
-    assert fewer_train == train - {gone} and fewer_held_out == held_out - {gone}
+    assert sides(shard(members(range(1, 40)))) == [train - {gone}, held_out - {gone}]
+    damaged = [(name, b"x" if content == image(0) else content) for name, content in members(range(40))]
+    data = loaded(shard(damaged))
+    assert (len(data.train), len(data.held_out_files)) == (len(train), len(held_out))
 
 
-def test_nor_does_a_row_less(parquet):
-    rows = [{"image": image(n), "label": LABELS[n]} for n in range(40)]
-    train, held_out = names_of(parquet("a.parquet", rows))
-    gone = pixels(0)
-    fewer_train, fewer_held_out = names_of(parquet("a.parquet", rows[1:]))
-    assert fewer_train == train - {gone} and fewer_held_out == held_out - {gone}
-
-
-def moved(root, write, rows):
-    """Training images that come or go when one of the first is taken out, besides itself."""
-    write(root, rows)
-    train, _ = names_of(root)
-    worst = 0
-    for number in range(8):
-        write(root, rows[:number] + rows[number + 1 :])
-        fewer, _ = names_of(root)
-        worst = max(worst, len(fewer - train), len(train - fewer - {pixels(rows[number][0])}))
-    return worst
-
-
-ROWS = {
+NAMES = {
     "equal base names": [(n, f"{n % 20:04}.png", LABELS[n // 20]) for n in range(40)],
-    "one name for all but a few": [(n, "image.png" if n % 3 else f"{n}.png", LABELS[n]) for n in range(40)],
     "names that differ by case": [(n, f"{'IMG' if n % 2 else 'img'}_{n // 2}.png", LABELS[n]) for n in range(40)],
     "copies without a name": [(n // 2, None, LABELS[n]) for n in range(40)],
 }
 
 
-@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("kind", NAMES)
 def test_names_that_are_not_an_image_s_own_move_no_other(parquet, kind):
     """Numbered in their order, up to 19 others moved."""
 
-    def write(_, rows):
-        parquet("a.parquet", [{"image": {"bytes": image(n), "path": name}, "label": label} for n, name, label in rows])
+    def train_of(rows):
+        named = [{"image": {"bytes": image(n), "path": name}, "label": label} for n, name, label in rows]
+        return sides(parquet(named))[0]
 
-    root = parquet("a.parquet", [{"image": image(0), "label": "cat"}])
-    assert moved(root, write, ROWS[kind]) == 0
-
-
-def test_a_person_s_images_of_one_name_are_of_one_person(parquet):
-    """Numbered, each was a person: epsilon 3 for three images, true 10.6."""
-    rows = [
-        {"image": {"bytes": image(n), "path": f"patient{n // 4}.png"}, "label": LABELS[n]}
-        for n in range(40)  # visit after visit
-    ]
-    root = parquet("a.parquet", rows)
-    data = load_folder(CONFIG.model_copy(update={"group_by": r"([^/]+)\.png$"}), root, quiet)
-    assert data.train.largest_group()[1] == 4
+    rows = NAMES[kind]
+    train = train_of(rows)
+    for number in range(4):
+        fewer = train_of(rows[:number] + rows[number + 1 :])
+        assert fewer <= train and train - fewer <= {pixels(rows[number][0])}
 
 
-@pytest.mark.parametrize(("shard", "above"), [("pets.tar", ""), ("pets.tar", "pets/"), ("pets.tar", "a/b/")])
-def test_parts_are_found_at_any_depth(tmp_path, shard, above):
-    files = [(f"{above}{'Train' if n < 8 else 'test'}/{LABELS[n]}/{n}.png", image(n)) for n in range(12)]
-    train, held_out = names_of(in_memory(shard, sorted(files))(tmp_path / "shards"))
-    assert train == {pixels(n) for n in range(8)} and held_out == {pixels(n) for n in range(8, 12)}
+@pytest.mark.parametrize(("kind", "above"), [("tar", ""), ("tar", "a/b/"), ("parquet", "pets/")])
+def test_parts_are_found_at_any_depth_and_must_agree_with_the_archive_s(shard, parquet, kind, above):
+    files = sorted((f"{above}{'Train' if n < 8 else 'test'}/{LABELS[n]}/{n}.png", image(n)) for n in range(12))
+    rows = [{"image": {"bytes": content, "path": path}, "label": path.split("/")[-2]} for path, content in files]
+    root = shard(files, "pets.tar") if kind == "tar" else parquet(rows, "pets.parquet")
+    assert sides(root) == [{pixels(n) for n in range(8)}, {pixels(n) for n in range(8, 12)}]
+    os.rename(root / f"pets.{kind}", root / f"training-data.{kind}")
+    with pytest.raises(InputError, match=r"lies in test/, and the archive is named for train"):
+        loaded(root)
 
 
-def test_a_shard_and_a_folder_of_two_parts_are_refused(tmp_path):
-    files = [(f"{'train' if n < 8 else 'test'}/{LABELS[n]}/{n}.png", image(n)) for n in range(12)]
-    with pytest.raises(InputError, match="lies in test/, and the archive is named for train"):
-        names_of(in_memory("training-data.tar", sorted(files))(tmp_path / "shards"))
+@pytest.mark.parametrize(
+    "names", [("train2017", "val2017"), ("pets_trainset-0", "pets_testset-0"), ("petsTrain-1", "petsTEST")]
+)
+def test_a_word_of_a_shard_s_name_says_its_part(shard, names):
+    for name, numbers in zip(names, (range(8), range(8, 12)), strict=True):
+        root = shard(by_class_file(numbers), f"{name}.tar")
+    train, held_out = sides(root, split="train" if "val" in names[1] else "train+valid")
+    assert train and train <= {pixels(n) for n in range(8)}  # a fixed hash sets test images apart beside val
+    assert held_out and held_out <= {pixels(n) for n in range(8, 12)}
+    shard(by_class_file([3]), "other.tar")
+    with pytest.raises(InputError, match=r"names no part \(train, valid, test\), and others do"):
+        loaded(root)
 
 
-def test_one_archive_under_two_names_is_refused(tmp_path):
-    root = in_memory("a.tar", by_folder(range(12)))(tmp_path / "shards")
-    os.link(root / "a.tar", root / "b.tar")
-    with pytest.raises(InputError, match="are one archive under two names"):
-        names_of(root)
+@pytest.mark.parametrize("kind", ["tar", "tar with labels", "parquet"])
+def test_persons_are_read_from_the_names_that_members_have(shard, parquet, kind):
+    """By made-up names, or names cut at their first dot, each image was a person of its own: epsilon 3, true 301."""
+    names = [f"{LABELS[n]}/{n:04d}.p{n % 4}" for n in range(40)]
+    if kind == "parquet":
+        root = parquet(
+            [{"image": {"bytes": image(n), "path": f"{names[n]}.png"}, "label": LABELS[n]} for n in range(40)]
+        )
+    else:
+        labels = [(f"{name}.cls", name[:3].encode()) for name in names if "labels" in kind]
+        root = shard(sorted([*((f"{name}.png", image(n)) for n, name in enumerate(names)), *labels]))
+    data = loaded(root, group_by=r"([^/.]+)\.png$")
+    assert set(data.train.groups) | set(data.held_out_files.groups) == {"p0", "p1", "p2", "p3"}
+    assert data.train.largest_group()[1] == 10
+    with pytest.raises(InputError, match="reads no group"):
+        loaded(root, group_by="/(x[0-9]+)")
 
 
-def test_names_of_every_kind_are_taken(tmp_path):
-    long, dotted = "\u5f71" * 90, "1.2.840"
-    names = [f"{LABELS[n]}/{long}{n}.png" for n in range(10)] + [f"{LABELS[n]}/{dotted}.{n}.png" for n in range(10, 40)]
-    root = in_memory("a.tar", [(name, image(n)) for n, name in enumerate(names)])(tmp_path / "shards")
-    assert sum(map(len, names_of(root))) == 40
+def test_names_of_every_kind_are_taken(shard):
+    names = [f"{LABELS[n]}/{'影' * 90}{n}.png" for n in range(10)]
+    names += [f"{LABELS[n]}/1.2.840.{n}.png" for n in range(10, 40)]
+    root = shard((name, image(n)) for n, name in enumerate(names))
+    assert sum(map(len, sides(root))) == 40
     with tarfile.open(root / "a.tar", "w", encoding="latin-1", format=tarfile.GNU_FORMAT) as tar:
         for n in range(40):
             info = tarfile.TarInfo(f"{LABELS[n]}/\u00e9{n}.png")
             info.size = len(image(n))
             tar.addfile(info, io.BytesIO(image(n)))
-    assert sum(map(len, names_of(root))) == 40
+    assert sum(map(len, sides(root))) == 40
 
 
-def test_scoring_leaves_alone_what_training_unpacked(tmp_path):
-    root = in_memory("a.tar", by_folder(range(12)))(tmp_path / "shards")
-    load_folder(CONFIG, root, quiet)
-    before = sorted(cache.cache_folder().rglob("*"))
-    keys = {"image_size": 8, "channels": 3, "mean": (0.5,) * 3, "std": (0.5,) * 3, "report": quiet}
-    labelled_images(root, ["cat", "dog"], **keys)
-    assert sorted(cache.cache_folder().rglob("*")) == before
-
-
-@pytest.mark.parametrize("kind", ["tar", "parquet"])
-def test_persons_are_read_from_the_names_that_members_have(tmp_path, parquet, kind):
-    """By made-up names each image was a person of its own: epsilon 3 for 25 images each."""
-    names = [f"scans/{n // 4:04d}_{n % 4:02d}" for n in range(40)]
-    if kind == "tar":
-        root = tmp_path / "shards"
-        root.mkdir()
-        files = [(f"{name}{end}", content) for n, name in enumerate(names) for end, content in (
-            (".png", image(n)), (".cls", LABELS[n].encode()))]  # fmt: skip
-        write_tar(root / "xrays.tar", files)
-    else:
-        rows = [{"image": {"bytes": image(n), "path": f"{names[n]}.png"}, "label": LABELS[n]} for n in range(40)]
-        root = parquet("xrays.parquet", rows)
-    data = load_folder(CONFIG.model_copy(update={"group_by": "/([0-9]+)_"}), root, quiet)
-    assert data.train.largest_group()[1] == 4
-    with pytest.raises(InputError, match="reads no group"):
-        load_folder(CONFIG.model_copy(update={"group_by": "/(p[0-9]+)"}), root, quiet)
-
-
-@pytest.mark.parametrize(
-    "shards",
-    [
-        {"xrays-train-0.tar": range(0, 8), "xrays-test-0.tar": range(8, 12)},
-        {"chest_Training.tar": range(0, 8), "chest_Testing.tar": range(8, 12)},
-    ],
-)
-def test_a_word_of_a_shard_s_name_says_its_part(tmp_path, shards):
-    root = tmp_path / "shards"
-    root.mkdir()
-    for name, numbers in shards.items():
-        write_tar(root / name, by_class_file(numbers))
-    train, held_out = names_of(root)
-    assert (len(train), len(held_out)) == (8, 4)
-    write_tar(root / "other.tar", by_class_file([3]))
-    with pytest.raises(InputError, match=r"names no part \(train, valid, test\), and others do"):
-        names_of(root)
-
-
-def test_so_does_the_first_folder_of_its_members(tmp_path):
-    files = [(f"{'train' if n < 8 else 'test'}/{LABELS[n]}/{n}.png", image(n)) for n in range(12)]
-    train, held_out = names_of(in_memory("data.tar", sorted(files))(tmp_path / "shards"))
-    assert (len(train), len(held_out)) == (8, 4)
-
-
-def test_corrected_labels_are_read_though_size_and_time_are_the_same(tmp_path):
-    root = tmp_path / "shards"
-    root.mkdir()
-    path = root / "a.tar"
-    write_tar(path, by_class_file(range(12)))
-    first, status = load_folder(CONFIG, root, quiet).train.labels, path.stat()
-    swapped = [(n, {b"cat": b"dog", b"dog": b"cat"}.get(c, c)) for n, c in by_class_file(range(12))]
-    write_tar(path, swapped)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert path.stat().st_size == status.st_size
-    assert torch.equal(load_folder(CONFIG, root, quiet).train.labels, 1 - first)
-
-
-def test_a_folder_that_was_scored_is_not_left_in_the_cache(tmp_path):
-    root = in_memory("a.tar", by_folder(range(12)))(tmp_path / "shards")
-    keys = {"image_size": 8, "channels": 3, "mean": (0.5,) * 3, "std": (0.5,) * 3, "report": quiet}
-    assert len(labelled_images(root, ["cat", "dog"], **keys)[0]) == 12
-    assert not list(cache.cache_folder().rglob("*.png"))
-
-
-@pytest.mark.parametrize("mode", ["w:gz", "w:xz", "w:bz2"])
-def test_a_damaged_compressed_archive_is_cut_short_or_none(tmp_path, mode):
-    root = tmp_path / "shards"
-    root.mkdir()
-    with tarfile.open(root / "a.tar", mode) as tar:
-        for name, content in by_class_file(range(12)):
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    content = (root / "a.tar").read_bytes()
-    for damaged in (content[: len(content) // 2], content[:-20], b"", b"hello"):
-        (root / "a.tar").write_bytes(damaged)
-        lines = []
-        try:
-            data = load_folder(CONFIG, root, lines.append)
-            lost = len(data.train) + len(data.held_out_files) < 12
-            assert not lost or any("is cut short or damaged" in line for line in lines)
-        except InputError as refusal:
-            assert "\n" not in str(refusal)
-
-
-def test_a_mac_s_own_files_are_passed_over(tmp_path):
-    files = [
-        file
-        for n in range(40)
-        for file in ((f"{LABELS[n]}/._{n}.png", b"\0\5\x16\7"), (f"{LABELS[n]}/{n}.png", image(n)))
-    ]
-    train, held_out = names_of(in_memory("a.tar", files)(tmp_path / "shards"))
-    assert len(train) + len(held_out) == 40
-
-
-def test_a_member_s_name_leads_nowhere(tmp_path):
-    root = tmp_path / "shards"
-    root.mkdir()
-    names = ["../../../cat/0.png", "/dog/1.png", *(f"{LABELS[n]}/{n}.png" for n in range(2, 40))]
-    write_tar(root / "a.tar", [(name, image(n)) for n, name in enumerate(names)])
-    before = sorted(path for path in tmp_path.rglob("*") if "cache_home" not in path.parts)
-    data = load_folder(CONFIG, root, quiet)
-    assert len(data.train) + len(data.held_out) == 40
-    assert sorted(path for path in tmp_path.rglob("*") if "cache_home" not in path.parts) == before
-
-
-def dotted(numbers, with_labels):
-    """Members whose names have dots, as `<visit>.<person>.png`."""
-    for number in numbers:
-        name = f"{LABELS[number]}/{number:04d}.p{number % 4}"
-        yield f"{name}.png", image(number)
-        if with_labels:
-            yield f"{name}.cls", LABELS[number].encode()
-
-
-@pytest.mark.parametrize("with_labels", [False, True])
-def test_a_person_named_behind_a_dot_is_one_person_with_and_without_labels_beside_the_image(tmp_path, with_labels):
-    """Names cut at their first dot gave each image a person of its own: epsilon 3, true 301."""
-    root = in_memory("a.tar", dotted(range(40), with_labels))(tmp_path / "shards")
-    data = load_folder(CONFIG.model_copy(update={"group_by": r"([^/.]+)\.png$"}), root, quiet)
-    assert set(data.train.groups) | set(data.held_out_files.groups) == {"p0", "p1", "p2", "p3"}
-    assert data.train.largest_group()[1] == 10
-
-
-STRAY = {
-    "an example with its label": [("cat/x.png", image(100)), ("cat/x.cls", b"cat")],
-    "a note": [("info.json", b'{"made": "by us"}')],
-    "an image": [("dog/0000.png", image(100))],
-}
-
-
-@pytest.mark.parametrize("stray", STRAY)
-@pytest.mark.parametrize("with_labels", [False, True])
-def test_one_example_more_renames_no_other(tmp_path, stray, with_labels):
-    members = list(dotted(range(40), with_labels))
-    train, held_out = names_of(in_memory("a.tar", members)(tmp_path / "shards"))
-    more_train, more_held_out = names_of(in_memory("a.tar", [*members, *STRAY[stray]])(tmp_path / "shards"))
-    assert (more_train | more_held_out) - (train | held_out) <= {pixels(100)}
-    assert train <= more_train and held_out <= more_held_out
-
-
-def test_pixels_and_damage_do_not_decide_what_is_held_out(tmp_path):
-    members = list(by_folder(range(40)))
-    counts = set()
-    for content in (b"", b"x", *(image(number) for number in range(100, 106))):
-        members[3] = (members[3][0], content)
-        data = load_folder(CONFIG, in_memory("a.tar", members)(tmp_path / "shards"), quiet)
-        counts.add((len(data.train), len(data.held_out_files)))
-    assert len(counts) == 1
-
-
-@pytest.mark.parametrize(
-    "names",
-    [("train2017", "val2017"), ("train00", "test00"), ("pets_trainset-0", "pets_testset-0"), ("Train-1", "TEST-1")],
-)
-def test_a_part_with_a_number_is_that_part(tmp_path, names):
-    root = tmp_path / "shards"
-    for name, numbers in zip(names, (range(8), range(8, 12)), strict=True):
-        in_memory(f"{name}.tar", by_class_file(numbers))(root)
-    train, held_out = names_of(root, split="train" if "val" in names[1] else "train+valid")
-    assert train and train <= {pixels(n) for n in range(8)}  # a fixed hash sets test images apart beside val
-    assert held_out and held_out <= {pixels(n) for n in range(8, 12)}
-
-
-@pytest.mark.parametrize("labels", [".cls", ".json"])
-@pytest.mark.parametrize("above", ["", "train/", "imgs/"])
-def test_a_cut_loses_what_has_no_whole_label_and_nothing_else(tmp_path, labels, above):
-    root = tmp_path / "shards"
-    write = by_class_file if labels == ".cls" else by_json
-    files = [(f"{above}{name}", content) for name, content in write(range(40))]
-    for at in range(4):  # in the header and in the content of the last two members
-        in_memory("a.tar", files)(root)
-        path = root / "a.tar"
-        content = path.read_bytes()
-        with tarfile.open(path) as tar:
-            last = tar.getmembers()[-2 + at // 2]
-        path.write_bytes(content[: last.offset_data - 100 if at % 2 == 0 else last.offset_data + last.size // 2])
-        lines = []
-        data = load_folder(CONFIG, root, lines.append)
-        found = len(data.train) + len(data.held_out_files)
-        # Behind a JSON an image at the cut is kept, and cannot be read.
-        assert found == (40 if labels == ".json" and at == 3 else 39)
-        assert any("is cut short" in line for line in lines)
-
-
-def test_a_label_has_one_spelling(tmp_path):
+def test_a_label_has_one_spelling(shard):
     """As the folders of a Mac, and files of Windows' editors, spell it."""
     spellings = ["cafe\u0301".encode(), "\ufeffcaf\u00e9".encode(), " caf\u00e9\n".encode(), b"dog"]
     members = []
     for number in range(40):
         members += [(f"{number}.png", image(number)), (f"{number}.cls", spellings[number % 4])]
-    config = CONFIG.model_copy(update={"classes": ["caf\u00e9", "dog"]})
-    data = load_folder(config, in_memory("a.tar", members)(tmp_path / "shards"), quiet)
-    assert len(data.train) + len(data.held_out_files) == 40
-    mac = ["cafe\u0301", "dog"]
-    folders = [(f"{mac[number % 2]}/{number}.png", image(number)) for number in range(40)]
-    folders += [(".thumbs/1.png", image(100))]
-    data = load_folder(config, in_memory("a.tar", folders)(tmp_path / "shards"), quiet)
-    assert len(data.train) + len(data.held_out_files) == 40
+    assert sum(map(len, sides(shard(members), classes=["caf\u00e9", "dog"]))) == 40
+    mac = "cafe\u0301"
+    folders = [(f"{'dog' if number % 2 else mac}/{number}.png", image(number)) for number in range(40)]
+    assert sum(map(len, sides(shard(folders), classes=["caf\u00e9", "dog"]))) == 40
 
 
-@pytest.mark.parametrize(
-    ("members", "says"),
-    [
-        ([("0.png", image(0)), ("0.cls", b"")], "has the label '', no name"),
-        ([("0.png", image(0)), ("0.json", b'{"label": "cat", "group": "P", "group": "7"}')], 'gives "group" twice'),
-        ([("0.png", image(0)), ("0.json", b'{"label": "cat", "label": "dog"}')], 'gives "label" twice'),
-        ([("0.1.png", image(0)), ("0.2.png", image(1)), ("0.cls", b"cat")], "0.cls has 2 images"),
-    ],
-)
-def test_what_could_be_one_or_the_other_is_refused(tmp_path, members, says):
-    with pytest.raises(InputError, match=says):
-        names_of(in_memory("a.tar", members)(tmp_path / "shards"))
+def test_corrected_labels_are_read_though_size_and_time_are_the_same(shard):
+    root = shard(by_class_file(range(12)))
+    first, status = loaded(root).train.labels, (root / "a.tar").stat()
+    shard((n, {b"cat": b"dog", b"dog": b"cat"}.get(c, c)) for n, c in by_class_file(range(12)))
+    os.utime(root / "a.tar", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (root / "a.tar").stat().st_size == status.st_size
+    assert torch.equal(loaded(root).train.labels, 1 - first)
 
 
-def test_a_group_of_nothing_to_be_seen_is_refused(tmp_path):
-    members = []
-    for number in range(40):
-        told = {"label": LABELS[number], "group": "\u200b" if number == 7 else f"p{number}"}
-        members += [(f"{number}.png", image(number)), (f"{number}.json", json.dumps(told).encode())]
-    with pytest.raises(InputError, match="7.png names no group"):
-        names_of(in_memory("a.tar", members)(tmp_path / "shards"), group_by="group")
+def test_a_folder_that_was_scored_is_not_left_in_the_cache(shard):
+    root = shard(by_folder(range(12)))
+    keys = {"image_size": 8, "channels": 3, "mean": (0.5,) * 3, "std": (0.5,) * 3, "report": quiet}
+    assert len(labelled_images(root, ["cat", "dog"], **keys)[0]) == 12
+    assert not store.cache_folder().exists()
 
 
-def test_a_column_that_is_there_twice_is_refused(parquet):
-    pa = pytest.importorskip("pyarrow")
-    root = parquet("a.parquet", [{"image": image(0), "label": "cat"}])
-    columns = [[image(n) for n in range(4)], LABELS[:4], ["a"] * 4, list("abcd")]
-    pa.parquet.write_table(
-        pa.table([pa.array(column) for column in columns], names=["image", "label", "group", "group"]),
-        root / "a.parquet",
-    )
-    with pytest.raises(InputError, match='the column "group" twice'):
-        names_of(root, group_by="group")
-
-
-def test_messages_name_the_member(tmp_path):
-    members = list(by_class_file(range(40)))
-    members[0] = ("0000.png", b"bad")
-    root = in_memory("a.tar", members)(tmp_path / "shards")
-    lines = []
-    load_folder(CONFIG, root, lines.append)
-    assert any(f"unreadable image {root}/a/0000.png" in line for line in lines)
-    with pytest.raises(InputError, match=f"{root}/a/000.+ has the label"):
-        names_of(root, classes=["cat", "bird"])
-
-
-def test_a_caption_beside_an_image_hides_no_label(tmp_path):
+def test_a_label_beside_an_image_is_found_wherever_it_lies_and_hides_no_other(shard):
     """A file of the image's own name took the place of its key's `.cls`: labelled by the folder."""
     files = []
     for number in range(40):
         files += [(f"cat/{number}.x.png", image(number)), (f"cat/{number}.x.json", b'{"caption": "a pet"}')]
         files += [(f"cat/{number}.cls", LABELS[number].encode())]
-    data = load_folder(CONFIG, in_memory("a.tar", files)(tmp_path / "shards"), quiet)
-    labels = [*data.train.labels.tolist(), *data.held_out_files.labels.tolist()]
-    assert sorted(labels) == [0] * 20 + [1] * 20
+    for members in (files, sorted(files, key=lambda file: file[0].rpartition(".")[2])):
+        data = loaded(shard(members))
+        assert labels_by_image(data.train, data.held_out_files) == {pixels(n): n % 2 for n in range(40)}
     told = json.dumps({"label": "cat", "group": "P7"}).encode()
-    for own, says in ((b"dog", "two labels"), (b'{"label": "cat", "group": "P8"}', "two groups")):
-        name = "0.x.cls" if own == b"dog" else "0.x.json"
+    for name, own, says in (("0.x.cls", b"dog", "two labels"), ("0.x.json", b'{"group": "P8"}', "two groups")):
         with pytest.raises(InputError, match=says):
-            names_of(in_memory("a.tar", [("0.x.png", image(0)), (name, own), ("0.json", told)])(tmp_path / "shards"))
-
-
-@pytest.mark.parametrize("kind", ["tar", "parquet"])
-def test_a_folder_test_in_a_path_is_that_part_in_either_kind(tmp_path, parquet, kind):
-    paths = [f"{'train' if n < 20 else 'test'}/{LABELS[n]}/{n}.png" for n in range(40)]
-    if kind == "tar":
-        root = in_memory("a.tar", sorted((path, image(n)) for n, path in enumerate(paths)))(tmp_path / "shards")
-    else:
-        rows = [{"image": {"bytes": image(n), "path": path}, "label": LABELS[n]} for n, path in enumerate(paths)]
-        root = parquet("a.parquet", rows)
-    train, held_out = names_of(root)
-    assert train == {pixels(n) for n in range(20)} and held_out == {pixels(n) for n in range(20, 40)}
-
-
-def test_a_member_of_negative_size_is_damage(tmp_path):
-    """Python 3.11.7 goes round for ever."""
-    root = in_memory("a.tar", by_folder(range(40)))(tmp_path / "shards")
-    raw = bytearray((root / "a.tar").read_bytes())
-    with tarfile.open(root / "a.tar") as tar:
-        at = tar.getmembers()[30].offset
-    header = raw[at : at + 512]
-    header[124:136] = bytes([0xFF] * 10 + [0xFE, 0x00])
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    raw[at : at + 512] = header
-    (root / "a.tar").write_bytes(raw)
-    lines = []
-    data = load_folder(CONFIG, root, lines.append)
-    assert len(data.train) + len(data.held_out_files) == 30 and any("is cut short or damaged" in line for line in lines)
+            loaded(shard([("0.x.png", image(0)), (name, own), ("0.json", told)]))

@@ -136,17 +136,6 @@ def test_the_development_kit_labels_as_the_table_does(home, form):
     assert same(by_table, load(CONFIG, home.parent, quiet))
 
 
-def test_a_second_load_decodes_nothing_and_a_changed_archive_is_read_anew(home):
-    first, lines = load(CONFIG, home.parent, quiet), []
-    assert same(first, load(CONFIG, home.parent, lines.append))
-    assert any("read 10 images from the cache" in line for line in lines)
-    content = (home / VALIDATION).read_bytes()
-    (home / VALIDATION).write_bytes(content.replace(jpeg(103), jpeg(103)[:-300] + bytes(300)))
-    again = load(CONFIG, home.parent, quiet)
-    assert torch.equal(first.train.integers(), again.train.integers())
-    assert not torch.equal(first.held_out.integers(), again.held_out.integers())
-
-
 def test_an_image_with_damaged_bytes_keeps_its_place_and_is_named(home):
     whole, lines = load(CONFIG, home.parent, quiet), []
     content = (home / TRAIN).read_bytes()
@@ -157,41 +146,30 @@ def test_an_image_with_damaged_bytes_keeps_its_place_and_is_named(home):
     assert any("img_train.tar: train/n01440764/n01440764_7.JPEG" in line and "nothing" in line for line in lines)
 
 
-def cut_within_an_image(content):
-    return content[: content.index(jpeg(2)) + 50]
-
-
-def cut_between_images(content):
-    """Where a header would begin: what is there reads as a whole archive but for its end."""
-    return content[: (content.index(jpeg(2)) + len(jpeg(2)) + 511) // 512 * 512]
-
-
 @pytest.mark.parametrize("name", [TRAIN, VALIDATION])
-@pytest.mark.parametrize(
-    "cut", [lambda content: content[: len(content) // 2], lambda content: content[:5120], lambda _: b""]
-)
-def test_an_archive_that_is_cut_short_is_refused(home, name, cut):
-    (home / name).write_bytes(cut((home / name).read_bytes()))
-    with pytest.raises(InputError, match=rf"{name}.* is cut short, damaged or compressed\. Put the original archive"):
-        load(CONFIG, home.parent, quiet)
+def test_an_archive_that_is_cut_short_is_refused(home, name):
+    content = (home / name).read_bytes()
+    for damaged in (content[: len(content) // 2], content[:5120], b""):
+        (home / name).write_bytes(damaged)
+        with pytest.raises(InputError, match=rf"{name}.* is cut short.* damaged.*Put the original archive"):
+            load(CONFIG, home.parent, quiet)
 
 
-@pytest.mark.parametrize("cut", [cut_within_an_image, cut_between_images])
-def test_a_class_that_is_cut_short_is_refused_by_its_name(home, cut):
+def test_a_class_that_is_cut_short_is_refused_by_its_name(home):
     with tarfile.open(home / TRAIN) as outer:
         nested = {member.name: outer.extractfile(member).read() for member in outer}
-    nested["n01440764.tar"] = cut(nested["n01440764.tar"])
-    (home / TRAIN).write_bytes(tar_of(nested))
-    with pytest.raises(InputError, match=r"img_train.tar: n01440764.tar is cut short"):
-        load(CONFIG, home.parent, quiet)
+    whole, at = nested["n01440764.tar"], nested["n01440764.tar"].index(jpeg(2))
+    for end in (at + 50, (at + len(jpeg(2)) + 511) // 512 * 512):  # within an image, and where a header would begin
+        nested["n01440764.tar"] = whole[:end]
+        (home / TRAIN).write_bytes(tar_of(nested))
+        with pytest.raises(InputError, match=r"img_train.tar: n01440764.tar is cut short"):
+            load(CONFIG, home.parent, quiet)
 
 
 TRAIN_FAULTS = {
     "a class is missing": ({"n01440764.tar": tar_of({"a.JPEG": jpeg(1)})}, "holds 1 images in 1 folders, not 6 in 2"),
     "no synset": ({"cats.tar": tar_of({"a.JPEG": jpeg(1)})}, "cats.tar is no archive of a class"),
-    "not nested": ({"n01440764_1.JPEG": jpeg(1)}, "is no archive of a class"),
     "no image": ({"n01440764.tar": tar_of({"a.txt": b"a"})}, "a.txt is no image"),
-    "a class twice": ({f"{at}/n01440764.tar": tar_of({"a.JPEG": jpeg(1)}) for at in "ab"}, "there a second time"),
     "compressed": (
         {"n01440764.tar": tar_of({"a.JPEG": jpeg(1)}, "w:gz")},
         "n01440764.tar is cut short, damaged or comp",
@@ -206,26 +184,14 @@ def test_an_archive_of_something_else_is_refused(home, members, words):
         load(CONFIG, home.parent, quiet)
 
 
-def test_links_are_refused(home):
-    with io.BytesIO() as file:
-        with tarfile.open(fileobj=file, mode="w") as tar:
-            link = tarfile.TarInfo("n01440764.tar")
-            link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-            tar.addfile(link)
-        (home / TRAIN).write_bytes(file.getvalue())
-    with pytest.raises(InputError, match=r"n01440764.tar is no ordinary file"):
-        load(CONFIG, home.parent, quiet)
-
-
 @pytest.mark.parametrize(
     ("table", "words"),
     [
         (None, "has no labels beside it. Put LOC_val_solution.csv, ILSVRC2012_devkit_t12.tar.gz or"),
-        ("", "has no label"),
-        ("ImageId,PredictionString\n", "ILSVRC2012_val_00000003.JPEG has no label"),
+        ("ImageId,PredictionString\nILSVRC2012_val_00000001,n01440764\n", "val_00000003.JPEG has no label"),
+        ("ImageId,PredictionString\n", "LOC_val_solution.csv is damaged"),
         ("ImageId,Other\nILSVRC2012_val_00000003,n01440764\n", "LOC_val_solution.csv is damaged"),
         ("ImageId,PredictionString\nILSVRC2012_val_00000003,tench\n", "has no synset"),
-        ("ImageId,PredictionString\na,n01440764 1\na,n01440764 1\n", "is there twice"),
     ],
 )
 def test_labels_that_are_missing_or_damaged_are_refused(home, table, words):
@@ -236,21 +202,20 @@ def test_labels_that_are_missing_or_damaged_are_refused(home, table, words):
         load(CONFIG, home.parent, quiet)
 
 
-def test_labels_of_more_images_than_the_archive_holds_are_refused(home):
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ({"ILSVRC2012_validation_ground_truth.txt": b"2\n2\n1\n1\n2\n"}, "4 images, and there are labels of 5"),
+        ({"ILSVRC2012_validation_ground_truth.txt": b"5\n"}, "devkit_t12.tar.gz is damaged"),
+        ({"meta.mat": b"5\n"}, "devkit_t12.tar.gz is damaged"),
+    ],
+)
+def test_a_damaged_development_kit_is_refused(home, damage, words):
     """A line too many somewhere would give all later images labels of others."""
     (home / "LOC_val_solution.csv").unlink()
-    files = kit()
-    files["ILSVRC2012_validation_ground_truth.txt"] = b"2\n2\n1\n1\n2\n"
-    members = {f"ILSVRC2012_devkit_t12/data/{each}": content for each, content in files.items()}
+    members = {f"ILSVRC2012_devkit_t12/data/{each}": content for each, content in {**kit(), **damage}.items()}
     (home / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(tar_of(members, "w:gz"))
-    with pytest.raises(InputError, match="holds 4 images, and there are labels of 5"):
-        load(CONFIG, home.parent, quiet)
-
-
-@pytest.mark.parametrize("behind", [b"a note", bytes(3 * tarfile.RECORDSIZE), tar_of({"n1.tar": b""})])
-def test_what_stands_behind_the_end_of_an_archive_is_refused(home, behind):
-    (home / TRAIN).write_bytes((home / TRAIN).read_bytes() + behind)
-    with pytest.raises(InputError, match="is cut short, damaged or compressed"):
+    with pytest.raises(InputError, match=words):
         load(CONFIG, home.parent, quiet)
 
 
@@ -258,13 +223,3 @@ def test_archives_stand_in_the_place_of_folders_for_what_can_be_trained_here(hom
     assert missing("imagenet", home.parent) is None
     (home / VALIDATION).unlink()
     assert missing("imagenet", home.parent) == str(home / "val")
-
-
-@pytest.mark.parametrize("name", list(kit()))
-def test_a_damaged_development_kit_is_refused(home, name):
-    (home / "LOC_val_solution.csv").unlink()
-    files = {**kit(), name: b"5\n"}
-    members = {f"ILSVRC2012_devkit_t12/data/{each}": content for each, content in files.items()}
-    (home / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(tar_of(members, "w:gz"))
-    with pytest.raises(InputError, match="devkit_t12.tar.gz is damaged"):
-        load(CONFIG, home.parent, quiet)

@@ -6,8 +6,8 @@ import scipy.stats
 import torch
 
 from sfumato.config import AugmentationKind
-from sfumato.data.augmentation import augment, crops
-from sfumato.data.augmentation import views as making
+from sfumato.data import augmentation
+from sfumato.data.augmentation import augment
 
 KINDS = typing.get_args(AugmentationKind)
 
@@ -33,12 +33,9 @@ def naive_view(image, bits, kind, padding):
 @pytest.mark.parametrize(
     "shape, padding",
     [
-        ((5, 1, 28, 28), 4),
         ((3, 3, 8, 12), 4),
-        ((2, 2, 9, 8), 0),
-        ((2, 1, 8, 8), 11),
+        ((2, 1, 9, 8), 11),
         ((1, 1, 1, 1), 3),
-        ((0, 3, 8, 8), 4),
     ],
 )
 def test_views_equal_a_naive_loop_with_numpy_symmetric_padding(kind, shape, padding):
@@ -54,13 +51,11 @@ def test_views_equal_a_naive_loop_with_numpy_symmetric_padding(kind, shape, padd
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("channels", [1, 3])
-def test_large_batches_are_cut_up_without_a_trace(kind, channels, monkeypatch):
-    images, bits = torch.rand(17, channels, 21, 21), random_bits(17, 3)
+def test_large_batches_are_cut_up_without_a_trace(kind, monkeypatch):
+    images, bits = torch.rand(17, 3, 21, 21), random_bits(17, 3)
     whole = augment(images, bits, kind, 4)
     for views_at_once in (1, 7):
-        monkeypatch.setitem(making._MAX_PIXELS, "cpu", views_at_once * 21 * 21)
-        monkeypatch.setattr(crops, "_MAX_INDICES", views_at_once * 21 * 21)
+        monkeypatch.setitem(augmentation._MAX_PIXELS, "cpu", views_at_once * 21 * 21)
         assert torch.equal(augment(images, bits, kind, 4), whole)
 
 
@@ -81,18 +76,7 @@ def test_a_view_depends_on_its_own_image_and_bits_alone(kind):
     assert different.nonzero().tolist() in ([[3, 1]], [])
 
 
-@pytest.mark.parametrize("kind", ["crop_flip", "rrc", "tan", "simclr"])
-def test_equal_bits_give_equal_views_and_others_differ(kind):
-    image = torch.rand(1, 3, 32, 32)
-    bits = random_bits(1, 12)
-    bits[0, 6:] = bits[0, :6]
-    views = augment(image, bits, kind, 4)[0]
-    assert torch.equal(views[:6], views[6:])
-    assert len(views.unique(dim=0)) == 6
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("kind", "channels"), [*((kind, 3) for kind in KINDS), ("tan", 1), ("simclr", 1)])
 def test_views_stay_finite_and_within_the_range_of_images(kind, channels):
     mean, std = [0.4, 0.3, 0.5][:channels], [0.2, 0.3, 0.25][:channels]
     shift, scale = torch.tensor(mean)[:, None, None], torch.tensor(std)[:, None, None]
@@ -129,32 +113,8 @@ def test_crops_and_flips_are_uniform():
     assert scipy.stats.chisquare(biased.numpy()).pvalue < 1e-3
 
 
-def test_the_extreme_bits_stay_within_the_padded_image():
-    image = torch.arange(64.0).view(1, 1, 8, 8)
-    views = augment(image, torch.tensor([[0, 1, 2**32 - 1, 2**32 - 2]]), "crop_flip", 4)[0, :, 0].numpy()
-    padded = np.pad(image[0, 0].numpy(), 4, mode="symmetric")
-    np.testing.assert_array_equal(views[0], padded[:8, :8])
-    np.testing.assert_array_equal(views[1], padded[:8, :8][:, ::-1])
-    np.testing.assert_array_equal(views[2], padded[8:, 8:][:, ::-1])
-    np.testing.assert_array_equal(views[3], padded[8:, 8:])
-
-
-@pytest.mark.parametrize("kind", ["flip", "crop", "crop_flip"])
-@pytest.mark.parametrize(("size", "padding"), [(65, 0), (66, 4), (70, 69)])
-def test_large_images_are_copied_to_the_views_of_the_table(kind, size, padding, monkeypatch):
-    """Row by row, which costs a CPU a fraction."""
-    images = torch.randn(3, 2, size, size)
-    bits = torch.randint(0, 2**32, (3, 40), generator=torch.Generator().manual_seed(1))
-    copied = augment(images, bits, kind, padding)
-    monkeypatch.setattr(crops, "_LARGE", 10**9)
-    assert torch.equal(copied, augment(images, bits, kind, padding))
-
-
-@pytest.mark.parametrize("large", [False, True])
-def test_parts_of_a_larger_image_are_every_part_equally_often(large, monkeypatch):
+def test_parts_of_a_larger_image_are_every_part_equally_often():
     """De et al. 2022, C.2: images of 1.2 times the size, cropped; no padding."""
-    if large:
-        monkeypatch.setattr(crops, "_LARGE", 0)
     image = torch.arange(49.0).view(1, 1, 7, 7)
     bits = torch.randint(0, 2**32, (1, 18_000), generator=torch.Generator().manual_seed(2))
     views = augment(image, bits, "crop_flip", 4, size=5)[0, :, 0]

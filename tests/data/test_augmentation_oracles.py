@@ -1,6 +1,5 @@
 """The batched operations against torchvision's, one image at a time."""
 
-import colorsys
 import itertools
 
 import numpy as np
@@ -9,8 +8,7 @@ import torch
 from torchvision.transforms.v2 import functional as torchvision
 
 from sfumato.config import DataConfig
-from sfumato.data.augmentation import augment, blur, colour, geometry
-from sfumato.data.augmentation.uniforms import uniforms
+from sfumato.data.augmentation import augment, colour, geometry, uniforms
 from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 
@@ -54,16 +52,6 @@ def test_an_adjustment_equals_torchvisions(ours, theirs, low, high, channels):
     assert float((expected - pixels).abs().max()) > 0.1  # and it does something
 
 
-def test_hue_equals_the_standard_librarys_conversion():
-    pixels = images(5, size=6)
-    turns = numbers(5, -0.5, 0.5)
-    found = colour.adjust_hue(pixels.double(), turns.double()).numpy()
-    for i, row, column in itertools.product(range(5), range(6), range(9)):
-        hue, saturation, value = colorsys.rgb_to_hsv(*pixels[i, :, row, column].double().tolist())
-        expected = colorsys.hsv_to_rgb((hue + float(turns[i])) % 1, saturation, value)
-        np.testing.assert_allclose(found[i, :, row, column], expected, atol=1e-9)
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_jitter_equals_torchvisions_adjustments_in_its_order(channels):
     theirs = [
@@ -85,19 +73,15 @@ def test_a_jitter_equals_torchvisions_adjustments_in_its_order(channels):
         assert_close(found[i], expected)
 
 
-def test_saturation_hue_and_grey_leave_grey_images_as_they_are():
-    pixels = images(24, channels=1)
-    factors = torch.tensor([1.0, 1.0, 0.3, 0.4]).expand(24, 4)
-    assert torch.equal(colour.adjust_in_order(pixels, factors, torch.arange(4).expand(24, 4)), pixels)
-    assert torch.equal(colour.grey(pixels), pixels)
-
-
-def test_grey_equals_torchvisions():
-    pixels = images()
+def test_grey_equals_torchvisions_and_leaves_grey_images_as_they_are():
+    pixels, grey = images(), images(24, channels=1)
     assert_close(colour.grey(pixels), torchvision.rgb_to_grayscale(pixels, num_output_channels=1))
+    factors = torch.tensor([1.0, 1.0, 0.3, 0.4]).expand(24, 4)
+    assert torch.equal(colour.adjust_in_order(grey, factors, torch.arange(4).expand(24, 4)), grey)
+    assert torch.equal(colour.grey(grey), grey)
 
 
-@pytest.mark.parametrize("radius", [1, 3, 11])
+@pytest.mark.parametrize("radius", [1, 11])
 def test_a_blur_equals_torchvisions(radius):
     pixels, sigmas = images(7), numbers(7, 0.1, 2.0)
     expected = torch.stack(
@@ -106,10 +90,10 @@ def test_a_blur_equals_torchvisions(radius):
             for p, s in zip(pixels, sigmas, strict=True)
         ]
     )
-    assert_close(blur.gaussian_blur(pixels, sigmas, radius), expected)
+    assert_close(colour.gaussian_blur(pixels, sigmas, radius), expected)
 
 
-@pytest.mark.parametrize("height, width", [(32, 32), (28, 20), (224, 224)])
+@pytest.mark.parametrize("height, width", [(28, 20), (224, 224)])
 def test_a_resized_crop_equals_torchvisions(height, width):
     boxes = torch.stack(geometry.random_boxes(uniforms(torch.arange(12), geometry.NUM_BOX_UNIFORMS), height, width), 1)
     boxes[0] = torch.tensor([0, 0, height, width])
@@ -122,13 +106,13 @@ def test_a_resized_crop_equals_torchvisions(height, width):
         assert_close(found[i], torchvision.horizontal_flip(expected) if flip[i] else expected)
 
 
-@pytest.mark.parametrize("padding", [0, 3, 7])
+@pytest.mark.parametrize("padding", [0, 7])
 def test_a_reflected_crop_equals_numpys_padding(padding):
     pixels = torch.rand(40, 2, 8, 11)
     source = torch.Generator().manual_seed(0)
     top, left = torch.randint(0, 2 * padding + 1, (2, 40), generator=source)
     flip = torch.randint(0, 2, (40,), generator=source)
-    found = geometry.reflected_crop(pixels, top, left, flip, padding)
+    found = geometry.cropped(pixels, top - padding, left - padding, flip, (8, 11), repeats_edge=False)
     for i in range(40):
         padded = np.pad(pixels[i].numpy(), ((0, 0), (padding, padding), (padding, padding)), mode="reflect")
         expected = padded[:, top[i] : top[i] + 8, left[i] : left[i] + 11]
@@ -144,17 +128,6 @@ def test_a_gpu_makes_the_same_views(kind):
     found, expected = augment(pixels.cuda(), bits.cuda(), kind).cpu(), augment(pixels, bits, kind)
     off = ((found - expected).abs().flatten(2).amax(2) > TOLERANCE).sum()
     assert off <= 1  # a box whose side lies on the edge of rounding may come out one pixel larger
-
-
-def test_views_of_tan_without_jitter_are_reflected_crops_and_the_others_are_not():
-    padding, views_each = 2, 200
-    image = torch.rand(1, 3, 9, 9)
-    padded = np.pad(image[0].numpy(), ((0, 0), (padding, padding), (padding, padding)), mode="reflect")
-    crops = [padded[:, top : top + 9, left : left + 9] for top in range(5) for left in range(5)]
-    known = {crop.tobytes() for crop in crops} | {crop[:, :, ::-1].tobytes() for crop in crops}
-    bits = torch.from_numpy(np.random.default_rng(0).integers(0, 2**32, (1, views_each)))
-    plain = sum(view.numpy().tobytes() in known for view in augment(image, bits, "tan", padding)[0])
-    assert 0.55 * views_each < plain < 0.85 * views_each  # 0.7 expected, 4.6 standard deviations
 
 
 def test_views_of_ours_at_224_pixels_are_torchvisions_of_the_centre_of_256():

@@ -1,17 +1,18 @@
 """Public sets that are not here, by generated files of the same layout: real formats, few images."""
 
 import dataclasses
+import hashlib
 import pickle
 
 import numpy as np
 import pytest
 import torch
+import torchvision
 from PIL import Image
-from scipy.io import savemat
+from scipy.io import loadmat, savemat
 
 from sfumato.config import DataConfig, parse
-from sfumato.data import benchmarks, cache, catalogue
-from sfumato.data import imagenet32 as imagenet32_files
+from sfumato.data import benchmarks, catalogue
 from sfumato.data.loading import load, load_for
 from sfumato.errors import InputError
 
@@ -25,57 +26,25 @@ def small(monkeypatch, name, **facts):
     monkeypatch.setitem(catalogue.NAMED, name, dataclasses.replace(catalogue.NAMED[name], **facts))
 
 
-@pytest.fixture
-def svhn(tmp_path, monkeypatch):
+def test_svhn_is_read_with_the_digit_zero_in_its_place_and_a_damaged_file_refused(tmp_path, monkeypatch):
     small(monkeypatch, "svhn", num_train=40, num_valid=10, num_test=20)
-    rng = np.random.default_rng(0)
+    rng, split_list = np.random.default_rng(0), {}
     for part, count in (("train", 40), ("test", 20)):
-        pixels = rng.integers(0, 256, (32, 32, 3, count), dtype=np.uint8)
-        savemat(tmp_path / f"{part}_32x32.mat", {"X": pixels, "y": (np.arange(count) % 10 + 1)[:, None]})
-    return tmp_path
-
-
-def test_svhn_is_read_with_the_digit_zero_in_its_place(svhn):
-    dataset = load(DataConfig(name="svhn"), svhn, quiet)
+        pixels, path = rng.integers(0, 256, (32, 32, 3, count), dtype=np.uint8), tmp_path / f"{part}_32x32.mat"
+        savemat(path, {"X": pixels, "y": (np.arange(count) % 10 + 1)[:, None]})
+        split_list[part] = ["", path.name, hashlib.md5(path.read_bytes()).hexdigest()]
+    monkeypatch.setattr(torchvision.datasets.SVHN, "split_list", split_list)
+    dataset = load(DataConfig(name="svhn"), tmp_path, quiet)
     assert (len(dataset.train), len(dataset.held_out), dataset.classes[0]) == (40, 20, "0")
-    from scipy.io import loadmat
-
-    held = loadmat(svhn / "train_32x32.mat")
+    held = loadmat(tmp_path / "train_32x32.mat")
     assert dataset.train.labels.tolist() == [int(label) % 10 for label in held["y"].ravel()]
     one = dataset.train.integers(torch.tensor([3]))[0]
     assert np.array_equal(one.permute(1, 2, 0).numpy(), held["X"][..., 3])
-    tuning = load(DataConfig(name="svhn", split="train"), svhn, quiet)
+    tuning = load(DataConfig(name="svhn", split="train"), tmp_path, quiet)
     assert (len(tuning.train), len(tuning.held_out), tuning.held_out_name) == (30, 10, "valid")
-
-
-def test_a_damaged_svhn_file_is_named(svhn):
-    (svhn / "test_32x32.mat").write_bytes((svhn / "test_32x32.mat").read_bytes()[:500])
-    with pytest.raises(InputError, match=r"test_32x32\.mat is damaged"):
-        load(DataConfig(name="svhn"), svhn, quiet)
-
-
-def arrays(count, **changed):
-    rng = np.random.default_rng(1)
-    pixels, digits = rng.integers(0, 256, (32, 32, 3, count), dtype=np.uint8), np.arange(count) % 10 + 1
-    return {"X": pixels, "y": digits[:, None]} | changed
-
-
-@pytest.mark.parametrize(
-    "held",
-    [
-        arrays(40),  # as many as the other part
-        arrays(20, y=np.arange(20)),
-        arrays(20, y=np.arange(20) % 10 + 1.5),
-        arrays(20, y=np.arange(19) % 10 + 1),
-        arrays(20, X=np.zeros((32, 32, 3, 20))),
-        arrays(20, X=np.zeros((32, 32, 20), np.uint8)),
-        {"X": np.zeros((32, 32, 3, 20), np.uint8)},
-    ],
-)
-def test_an_svhn_file_of_other_contents_is_refused_by_name(svhn, held):
-    savemat(svhn / "test_32x32.mat", held)
-    with pytest.raises(InputError, match=r"test_32x32\.mat is damaged"):
-        load(DataConfig(name="svhn"), svhn, quiet)
+    (tmp_path / "test_32x32.mat").write_bytes((tmp_path / "test_32x32.mat").read_bytes()[:500])
+    with pytest.raises(InputError, match="data set svhn in .* is damaged .Dataset not found or corrupted"):
+        load(DataConfig(name="svhn"), tmp_path, quiet)
 
 
 @pytest.fixture
@@ -90,14 +59,14 @@ def imagenet32(tmp_path, monkeypatch):
             "labels": [int(label) for label in rng.integers(1, 1001, count)],
             "mean": rng.random(3072),
         }
-        (folder / name).write_bytes(pickle.dumps(held, protocol=2))
+        (folder / name).write_bytes(pickle.dumps(held, protocol=5 if name == "val_data" else 2))
     return tmp_path
 
 
 def test_imagenet_32_is_read_once_to_a_map_and_scaled_from_minus_one_to_one(imagenet32):
     lines = []
     dataset = load(DataConfig(name="imagenet32"), imagenet32, lines.append)
-    assert len(lines) == 11 and len(dataset.train) == 100 and dataset.train.digests is not None
+    assert len(lines) == 11 and len(dataset.train) == 100 and dataset.train.store is not None
     held = pickle.loads((imagenet32 / "imagenet32/train_data_batch_3").read_bytes())
     rows = dataset.train.integers(torch.arange(20, 30))
     assert np.array_equal(rows.flatten(1).numpy(), held["data"])
@@ -112,33 +81,15 @@ def test_imagenet_32_is_read_once_to_a_map_and_scaled_from_minus_one_to_one(imag
     assert torch.equal(part.train.integers(), same.train.integers())
 
 
-@pytest.mark.parametrize("change", ["cut", "gone", "other", "null"])
-def test_labels_of_imagenet_32_that_were_changed_in_the_cache_are_read_anew(imagenet32, change):
-    whole = load(DataConfig(name="imagenet32"), imagenet32, quiet)
-    (path,) = cache.cache_folder().rglob("labels.json")
-    text = path.read_text()
-    path.write_text({"cut": text[:-30], "gone": "", "other": text.replace(", 1", ", 2"), "null": "null"}[change])
-    again = load(DataConfig(name="imagenet32"), imagenet32, quiet)
-    assert torch.equal(again.train.labels, whole.train.labels)
-
-
-def test_batches_of_imagenet_32_that_are_copies_or_stand_in_each_other_s_place_are_refused(imagenet32, monkeypatch):
+def test_imagenet_32_of_other_numbers_of_images_is_refused(imagenet32):
     folder = imagenet32 / "imagenet32"
     contents = {path.name: path.read_bytes() for path in folder.iterdir()}
-    (folder / "train_data_batch_7").write_bytes(contents["train_data_batch_2"])
-    with pytest.raises(InputError, match=r"batch_7 is damaged \(it holds the images of train_data_batch_2\)"):
-        load(DataConfig(name="imagenet32"), imagenet32, quiet)
     (folder / "train_data_batch_7").write_bytes(contents["val_data"])
-    (folder / "val_data").write_bytes(contents["train_data_batch_7"])
-    with pytest.raises(InputError, match="batch_10 is damaged .* images after 100 others"):
-        load(DataConfig(name="imagenet32"), imagenet32, quiet)
-    (folder / "train_data_batch_7").write_bytes(pickle.dumps(batch(data=np.zeros((9, 3072), np.uint8), labels=[1] * 9)))
-    (folder / "val_data").write_bytes(contents["val_data"])
-    with pytest.raises(InputError, match="its training files hold 99 images, not 100"):
+    with pytest.raises(InputError, match="its training files hold 110 images, not 100"):
         load(DataConfig(name="imagenet32"), imagenet32, quiet)
     (folder / "train_data_batch_7").write_bytes(contents["train_data_batch_7"])
     (folder / "val_data").write_bytes(pickle.dumps(batch()))
-    with pytest.raises(InputError, match=r"val_data is damaged \(it holds 10 images, not 20\)"):
+    with pytest.raises(InputError, match="val_data holds 10 images, not 20"):
         load(DataConfig(name="imagenet32"), imagenet32, quiet)
 
 
@@ -165,29 +116,13 @@ def batch(**changed):
 
 CONTENTS = {
     "empty": b"",
-    "nonsense": b"nonsense",
-    "call": pickle.dumps(Runs()),
     "call in a part": pickle.dumps({"data": Runs()}),
-    "import": b"\x80\x04cnumpy.f2py.__main__\ndtype\n.",
     "forged": pickle.dumps({"data": Forged(), "labels": [1]}, protocol=2),
     "objects": pickle.dumps(batch(data=np.array([[None]])), protocol=2),
     "floats": pickle.dumps(batch(data=np.full((10, 3072), 300.7)), protocol=2),
-    "wide": pickle.dumps(batch(data=np.full((10, 3072), 300)), protocol=2),
-    "label 0": pickle.dumps(batch(labels=[0] * 10), protocol=2),
     "label 5000": pickle.dumps(batch(labels=[5000] * 10), protocol=2),
-    "label 1.5": pickle.dumps(batch(labels=[1.5] * 10), protocol=2),
     "few labels": pickle.dumps(batch(labels=[1] * 9), protocol=2),
 }
-
-
-@pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_arrays_of_every_layout_are_read(imagenet32, protocol):
-    pixels = np.random.default_rng(3).integers(0, 256, (10, 3072), dtype=np.uint8)
-    labels = np.arange(1, 11, dtype=">i4")
-    path = imagenet32 / "imagenet32/train_data_batch_4"
-    path.write_bytes(pickle.dumps({"data": np.asfortranarray(pixels), "labels": labels}, protocol=protocol))
-    found, given = imagenet32_files._batch("imagenet32", catalogue.NAMED["imagenet32"], path)
-    assert np.array_equal(found, pixels) and given.tolist() == list(range(1, 11))
 
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS.keys())

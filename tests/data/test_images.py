@@ -54,12 +54,6 @@ def test_the_largest_group_is_named_with_its_size():
     assert image_set().largest_group() is None
 
 
-@pytest.mark.parametrize("label", [-1, 2])
-def test_a_label_out_of_range_is_refused_by_index(label):
-    with pytest.raises(InputError, match=f"label {label} of train image 1 is out of range: there are 2 classes"):
-        Dataset("x", ("a", "b"), image_set(count=3, labels=[0, label, 1]), image_set(), "test")
-
-
 def test_facts_are_those_of_the_training_images():
     facts = Dataset("x", ("a", "b"), image_set(count=5), image_set(count=3), "test").facts
     assert (facts.num_examples, facts.num_classes, facts.image_size, facts.channels) == (5, 2, 8, 3)

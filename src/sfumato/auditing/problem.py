@@ -52,7 +52,7 @@ class Problem:
             labels=torch.cat([images.labels, torch.tensor([label])]),
             readable=torch.cat([images.readable, torch.tensor([takes_part])]),
             rows=None,
-            digests=None,
+            store=None,
         )
 
 

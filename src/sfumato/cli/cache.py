@@ -7,7 +7,7 @@ import typer
 from sfumato.cli import options, output
 
 if TYPE_CHECKING:
-    from sfumato.data.cache import Entry
+    from sfumato.data.store import Entry
 
 app = typer.Typer(
     help="What is kept of your images, in plain numbers and for you alone: list, clear.", no_args_is_help=True
@@ -17,20 +17,20 @@ app = typer.Typer(
 @app.command("list")
 def list_(json_: options.Json = False) -> None:
     """Names what is kept, of which folder, and how large it is."""
-    from sfumato.data import cache
+    from sfumato.data import store
 
-    found = cache.entries()
+    found = store.entries()
     _print(found, json_)
     if not json_ and not found:
-        output.say(f"nothing is kept in {cache.cache_folder()}")
+        output.say(f"nothing is kept in {store.cache_folder()}")
 
 
 @app.command()
 def clear(json_: options.Json = False) -> None:
     """Removes all of it. It is made anew when it is needed."""
-    from sfumato.data import cache
+    from sfumato.data import store
 
-    removed = cache.clear(output.note)
+    removed = store.clear(output.note)
     _print(removed, json_)
     if not json_:
         output.say(f"removed {len(removed)}, {sum(entry.num_bytes for entry in removed) / 1e6:.1f} MB")

@@ -21,9 +21,9 @@ def resume(
 ) -> None:
     """Goes on with an interrupted run; one that is complete shows its result again."""
     if no_cache:
-        from sfumato.data import cache
+        from sfumato.data import store
 
-        context.with_resource(cache.switched_off())
+        context.with_resource(store.switched_off())
     from sfumato.training.interrupt import Interrupted
     from sfumato.training.trainer import resume as go_on
 

@@ -63,9 +63,9 @@ def train(
 ) -> None:
     """Trains a classifier under the recipe's privacy budget."""
     if no_cache:
-        from sfumato.data import cache
+        from sfumato.data import store
 
-        context.with_resource(cache.switched_off())
+        context.with_resource(store.switched_off())
     name, values = recipes.read(recipe)
     if epsilon is not None and epsilon_per_person is not None:
         raise InputError("--epsilon is for each image, --epsilon-per-person for each person. Give one of them.")

@@ -2,19 +2,38 @@
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from sfumato.data import imagenet32
 from sfumato.data.archives import imagenet
-from sfumato.data.cache import decode_cached
 from sfumato.data.catalogue import NamedSet
-from sfumato.data.listing import FoundFile, find_images
-from sfumato.data.raw import Raw, damaged
+from sfumato.data.decoding import decode_cached
+from sfumato.data.listing import ImageFile, find_images, refusing
+from sfumato.data.store import Rows
 from sfumato.errors import InputError
+
+_ORIGINAL = "Put the original file there."
+
+
+@dataclasses.dataclass(frozen=True)
+class Raw:
+    """All images of a named set, its training part first, as its files give them.
+
+    Attributes:
+        images: (N, C, H, W), uint8.
+        labels: (N,), int64.
+        readable: (N,), bool.
+        store: Where the images lie on disk; None: in memory.
+    """
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    readable: torch.Tensor
+    store: Rows | None = None
+
 
 Reader = Callable[[str, NamedSet, Path, Callable[[str], None]], Raw]
 
@@ -37,15 +56,9 @@ def read(name: str, named: NamedSet, root: Path | None, image_size: int, report:
     where = "Name the folder that holds it by --data-root or the variable SFUMATO_DATA."
     if root is None:
         raise InputError(f"data set {name} lies in no known folder. {where}")
-    for relative, size in named.files:
-        path = root / relative
-        if not path.is_file():
-            raise InputError(f"data set {name}: {path} is missing. {where}")
-        if size is not None and path.stat().st_size != size:
-            raise InputError(
-                f"data set {name}: {path} is damaged: it has {path.stat().st_size} bytes, not "
-                f"{size}. Put the original file there."
-            )
+    missing = next((root / relative for relative in named.files if not (root / relative).is_file()), None)
+    if missing is not None:
+        raise InputError(f"data set {name}: {missing} is missing. {where}")
     if named.folders:
         return _of_folders(name, named, root, image_size, report)
     return _READERS[name](name, named, root, report)
@@ -69,70 +82,59 @@ def _mnist(name: str, named: NamedSet, root: Path, report: Callable[[str], None]
     from torchvision.datasets.mnist import read_image_file, read_label_file
 
     found = []
-    for file, _ in named.files:
-        is_images = "idx3" in file
-        head = (root / file).read_bytes()[:4]
-        if head != (b"\0\0\x08\x03" if is_images else b"\0\0\x08\x01"):
-            raise damaged(name, root / file, "no such header")
-        found.append((read_image_file if is_images else read_label_file)(str(root / file)))
+    for file in named.files:
+        read = read_image_file if "idx3" in file else read_label_file
+        kinds = (AssertionError, RuntimeError, ValueError, TypeError, LookupError)
+        with refusing(f"data set {name}: {root / file} is damaged", _ORIGINAL, *kinds):
+            found.append(read(str(root / file)))
     return _in_memory(torch.cat(found[::2])[:, None], torch.cat(found[1::2]).long())
 
 
-def _cifar(name: str, named: NamedSet, root: Path, report: Callable[[str], None]) -> Raw:
-    import torchvision.datasets
+def _of_torchvision(name: str, named: NamedSet, root: Path, report: Callable[[str], None]) -> Raw:
+    """CIFAR-10, CIFAR-100 and SVHN, whose files are compared with their published checksums."""
+    from torchvision import datasets
 
-    kind = {"cifar10": torchvision.datasets.CIFAR10, "cifar100": torchvision.datasets.CIFAR100}[name]
-    _refuse_other_files(name, named, root, dict([*kind.train_list, *kind.test_list]))
-    try:
-        with warnings.catch_warnings():
-            # NumPy's about the pickles of CIFAR, which are read only if their published checksums are right
-            warnings.simplefilter("ignore")
-            parts = [kind(str(root), train=train, download=False) for train in (True, False)]
-    except Exception as error:
-        raise damaged(name, root / named.files[0][0], str(error)) from None
-    images = torch.cat([torch.as_tensor(part.data) for part in parts]).permute(0, 3, 1, 2)
-    return _in_memory(images, torch.cat([torch.as_tensor(part.targets, dtype=torch.int64) for part in parts]))
+    # NumPy warns about the pickles of CIFAR.
+    with refusing(f"data set {name} in {root} is damaged", _ORIGINAL, RuntimeError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if name == "svhn":
+            parts = [datasets.SVHN(str(root), split=split) for split in ("train", "test")]
+        else:
+            kind = datasets.CIFAR10 if name == "cifar10" else datasets.CIFAR100
+            parts = [kind(str(root), train=train) for train in (True, False)]
+    images = torch.cat([torch.as_tensor(part.data) for part in parts])
+    labels = [torch.as_tensor(part.labels if name == "svhn" else part.targets).long() for part in parts]
+    return _in_memory(images if name == "svhn" else images.permute(0, 3, 1, 2), torch.cat(labels))
 
 
-def _svhn(name: str, named: NamedSet, root: Path, report: Callable[[str], None]) -> Raw:
-    """Its files give the digit 0 the label 10."""
-    from scipy.io import loadmat
-
-    images, labels = [], []
-    for (file, _), count in zip(named.files, (named.num_train, named.num_test), strict=True):
-        try:
-            held = loadmat(str(root / file))
-            pixels, digits = np.asarray(held["X"]), np.asarray(held["y"]).ravel()
-        except Exception as error:  # of a file that is cut, or no MATLAB file
-            raise damaged(name, root / file, str(error)) from None
-        channels, *size = named.shape
-        if pixels.dtype != np.uint8 or pixels.shape != (*size, channels, count):
-            raise damaged(name, root / file, f"it holds {pixels.dtype} of shape {pixels.shape}")
-        if digits.shape != (count,) or digits.dtype.kind not in "iu" or not set(digits.tolist()) <= set(range(1, 11)):
-            raise damaged(name, root / file, f"its labels are not {count} whole numbers from 1 to 10")
-        images.append(torch.from_numpy(np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))))
-        labels.append(torch.from_numpy(digits.astype(np.int64) % 10))
-    return _in_memory(torch.cat(images), torch.cat(labels))
+def _imagenet32(name: str, named: NamedSet, root: Path, report: Callable[[str], None]) -> Raw:
+    rows = imagenet32.read(name, named, root, report)
+    images, labels = (torch.from_numpy(rows.columns[column]) for column in ("values", "labels"))
+    return Raw(images, labels, torch.ones(len(labels), dtype=torch.bool), rows)
 
 
 def _of_folders(name: str, named: NamedSet, root: Path, image_size: int, report: Callable[[str], None]) -> Raw:
     """Of folders `<part>/<class>/*`, or of ImageNet's archives in their place: decoded once to files that
     are mapped.
     """
-    files: list[FoundFile] = []
-    labels: list[int] = []
+    files: list[ImageFile] = []
     home = root / named.folders[0]
     known: list[str] = []
     for part, count in zip(named.folders[1:], (named.num_train, named.num_test), strict=True):
-        found, archive = _part_of_set(name, named, home, part)
-        classes = sorted({label for _, label in found} - {""})
-        if len(found) != count or len(classes) != named.num_classes or any(not label for _, label in found):
-            remedy = "Unpack the official archive there, one folder a class."
-            if archive is not None:
-                remedy = "Put the original archive there."
+        place = home / part
+        if place.is_dir():
+            found = [
+                dataclasses.replace(file, label=file.name.rpartition("/")[0].split("/")[0])
+                for file in find_images(place)
+            ]
+        else:
+            found = imagenet.images_of(home, part) if name == "imagenet" else []
+            place = home / imagenet.ARCHIVES[part] if found else place
+        classes = sorted({file.label for file in found} - {""})
+        if len(found) != count or len(classes) != named.num_classes or any(not file.label for file in found):
             raise InputError(
-                f"data set {name}: {archive or home / part} holds {len(found)} images in {len(classes)} folders, not "
-                f"{count} in {named.num_classes}. {remedy}"
+                f"data set {name}: {place} holds {len(found)} images in {len(classes)} folders, not "
+                f"{count} in {named.num_classes}. Put the official archive there, or its images in one folder a class."
             )
         known = known or classes
         if classes != known:
@@ -141,49 +143,19 @@ def _of_folders(name: str, named: NamedSet, root: Path, image_size: int, report:
                 f"data set {name}: {home / part} has a folder {other}/, which {home / named.folders[1]} has not. "
                 "Give both parts the same names of classes."
             )
-        places = {label: place for place, label in enumerate(classes)}
-        files += [dataclasses.replace(file, name=f"{part}/{file.name}") for file, _ in found]
-        labels += [places[label] for _, label in found]
+        files += [dataclasses.replace(file, name=f"{part}/{file.name}") for file in found]
     decoded = decode_cached(home, files, image_size=image_size, channels=named.shape[0], report=report)
-    _report_unreadable(files, decoded.reasons, report)
-    return Raw(decoded.images, torch.tensor(labels), decoded.readable, decoded.digests)
-
-
-def _part_of_set(name: str, named: NamedSet, home: Path, part: str) -> tuple[list[tuple[FoundFile, str]], Path | None]:
-    """The images of one part and their classes, by name ("": it lies in none); and the archive that they are in."""
-    if (home / part).is_dir() or name != "imagenet":
-        found = find_images(home / part) if (home / part).is_dir() else []
-        return [(file, file.name.split("/")[0] if "/" in file.name else "") for file in found], None
-    is_train = part == named.folders[1]
-    listed = imagenet.training_images(home) if is_train else imagenet.validation_images(home)
-    return listed, home / imagenet.ARCHIVES[part] if listed else None
-
-
-def _report_unreadable(
-    files: Sequence[FoundFile], reasons: Sequence[str | None], report: Callable[[str], None]
-) -> None:
-    wrong = [(file, reason) for file, reason in zip(files, reasons, strict=True) if reason is not None]
-    for file, reason in wrong[:20]:
-        report(f"unreadable image {file}: {reason}; it contributes nothing")
-    if len(wrong) > 20:
-        report(f"and {len(wrong) - 20} more that cannot be read")
-
-
-def _refuse_other_files(name: str, named: NamedSet, root: Path, md5: dict[str, str]) -> None:
-    """Raises InputError for a file whose published checksum is wrong."""
-    from torchvision.datasets.utils import check_integrity
-
-    for file, _ in named.files:
-        path = root / file
-        if path.name in md5 and not check_integrity(str(path), md5[path.name]):
-            raise damaged(name, path, "its checksum is another")
+    decoded.report_unreadable(map(str, files), report)
+    places = {label: place for place, label in enumerate(known)}
+    labels = torch.tensor([places[file.label] for file in files])
+    return Raw(decoded.images, labels, decoded.readable, decoded.store)
 
 
 _READERS: dict[str, Reader] = {
     "mnist": _mnist,
     "fashion_mnist": _mnist,
-    "cifar10": _cifar,
-    "cifar100": _cifar,
-    "svhn": _svhn,
-    "imagenet32": imagenet32.read,
+    "cifar10": _of_torchvision,
+    "cifar100": _of_torchvision,
+    "svhn": _of_torchvision,
+    "imagenet32": _imagenet32,
 }

@@ -40,7 +40,7 @@ class NamedSet:
         mean: Per channel, published.
         std: Per channel, published.
         max_value: The integer that is scaled to 1.
-        files: Below the data root, with the size in bytes where it is fixed.
+        files: Below the data root.
         folders: For images in folders of classes: that of the set, of its training and of its test part.
     """
 
@@ -52,7 +52,7 @@ class NamedSet:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     max_value: int = 255
-    files: tuple[tuple[str, int | None], ...] = ()
+    files: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
 
     @property
@@ -60,13 +60,10 @@ class NamedSet:
         return len(self.classes)
 
 
-def _idx_files(folder: str) -> tuple[tuple[str, int], ...]:
-    """MNIST's four files: 28 x 28 bytes an image after a header of 16, one byte a label after 8."""
-    sizes = []
-    for part, count in (("train", 60_000), ("t10k", 10_000)):
-        sizes.append((f"{folder}/raw/{part}-images-idx3-ubyte", 16 + 28 * 28 * count))
-        sizes.append((f"{folder}/raw/{part}-labels-idx1-ubyte", 8 + count))
-    return tuple(sizes)
+def _idx_files(folder: str) -> tuple[str, ...]:
+    """MNIST's four files."""
+    parts = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    return tuple(f"{folder}/raw/{part}-ubyte" for part in parts)
 
 
 def _numbered(count: int) -> tuple[str, ...]:
@@ -78,8 +75,7 @@ _DIGITS = tuple("0123456789")
 _FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _CIFAR10_FILES = tuple(
-    (f"cifar-10-batches-py/{name}", None)
-    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
+    f"cifar-10-batches-py/{name}" for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
 )
 
 _CIFAR100 = tuple(
@@ -119,7 +115,7 @@ NAMED: dict[str, NamedSet] = {
         (3, 32, 32),
         (0.50707516, 0.48654887, 0.44091784),
         (0.26733429, 0.25643846, 0.27615047),
-        files=tuple((f"cifar-100-python/{name}", None) for name in ("train", "test", "meta")),
+        files=tuple(f"cifar-100-python/{name}" for name in ("train", "test", "meta")),
     ),
     "svhn": NamedSet(
         _DIGITS,
@@ -129,7 +125,7 @@ NAMED: dict[str, NamedSet] = {
         (3, 32, 32),
         (0.4377, 0.4438, 0.4728),
         (0.1980, 0.2010, 0.1970),
-        files=(("train_32x32.mat", None), ("test_32x32.mat", None)),
+        files=("train_32x32.mat", "test_32x32.mat"),
     ),
     "imagenet32": NamedSet(
         _numbered(1000),
@@ -139,7 +135,7 @@ NAMED: dict[str, NamedSet] = {
         (3, 32, 32),
         (0.5, 0.5, 0.5),
         (0.5, 0.5, 0.5),
-        files=(*((f"imagenet32/train_data_batch_{i}", None) for i in range(1, 11)), ("imagenet32/val_data", None)),
+        files=(*(f"imagenet32/train_data_batch_{i}" for i in range(1, 11)), "imagenet32/val_data"),
     ),
     "imagenet": NamedSet(
         _numbered(1000),
@@ -175,7 +171,7 @@ def missing(name: str, root: Path | None) -> str | None:
     named = NAMED[name]
     if root is None:
         return "a data root: --data-root or the variable SFUMATO_DATA" if named.files or named.folders else None
-    wanted = [[root / relative] for relative, _ in named.files]
+    wanted = [[root / relative] for relative in named.files]
     if named.folders:
         home, *parts = named.folders
         archives = ARCHIVES if name == "imagenet" else {}

@@ -15,34 +15,40 @@ The rules, which never look at a second image:
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
+import importlib.metadata
+import itertools
+import json
 import os
+import struct
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from sfumato.data.images import Digests
-from sfumato.data.listing import FoundFile
-from sfumato.errors import InputError
+from sfumato.data import store
+from sfumato.data.listing import ImageFile, refusing
+from sfumato.data.store import Rows
 
 RULES_VERSION = 1
 """Goes up when a rule above changes, so that no cache of the old rule is read."""
 MAX_PIXELS = 64_000_000
-"""A larger image is refused before it is decoded (decompression bombs)."""
+"""A larger image is not decoded (decompression bombs)."""
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")
 _GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")
 _DRAFT_MARGIN = 2
 _TIFF_BITS_PER_SAMPLE = 258
 _TIFF_PHOTOMETRIC = 262
 _ORIENTATION = 0x0112
-
-
-class UnreadableError(Exception):
-    """The file is there but holds no image that can be decoded; the message is the reason."""
+_PART = 1024
+"""Images that are decoded before they are put on disk."""
+_FILES = "files.json"
+_PROGRESS_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,17 +58,28 @@ class Decoded:
     Attributes:
         images: (N, C, S, S), torch.uint16 for one channel, else torch.uint8; 0 where unreadable.
         reasons: (N,), why an image is unreadable, or None.
-        digests: Where the images lie in a store.
+        store: Where the images lie on disk.
     """
 
     images: torch.Tensor
     reasons: list[str | None]
-    digests: Digests | None = None
+    store: Rows | None = None
 
     @property
     def readable(self) -> torch.Tensor:
         """(N,), torch.bool."""
         return torch.tensor([reason is None for reason in self.reasons], dtype=torch.bool)
+
+    @property
+    def digests(self) -> np.ndarray:
+        """(N, 32), uint8: SHA-256 of each image."""
+        return store.sha256_of_each(self.images.numpy()) if self.store is None else self.store.columns["digests"]
+
+    def report_unreadable(self, names: Iterable[str], report: Callable[[str], None]) -> None:
+        """Names to the owner what cannot be read."""
+        for name, reason in zip(names, self.reasons, strict=True):
+            if reason is not None:
+                report(f"unreadable image {name}: {reason}; it contributes nothing")
 
     @property
     def max_value(self) -> int:
@@ -75,7 +92,96 @@ def stored_type(channels: int) -> np.dtype:
     return np.dtype(np.uint16 if channels == 1 else np.uint8)
 
 
-def decode_images(files: Sequence[Path | FoundFile], *, image_size: int, channels: int) -> Decoded:
+def decode_cached(
+    root: Path, files: Sequence[ImageFile], *, image_size: int, channels: int, report: Callable[[str], None]
+) -> Decoded:
+    """Like `decode_images`, from the cache where it has the image, and leaves the result there.
+
+    A cache that cannot be written is reported and costs time and memory, not the run.
+
+    Args:
+        root: The folder; with the settings it names the cache's folder.
+        files: The images, in the order in which they are returned.
+        image_size: S, in pixels.
+        channels: 1 or 3.
+        report: Takes lines about progress.
+    """
+    settings = {
+        "root": str(root.resolve()),
+        "image_size": image_size,
+        "channels": channels,
+        "rules": RULES_VERSION,
+        "pillow": importlib.metadata.version("pillow"),
+    }
+    slot = store.slot_of(settings, "images")
+    if slot is not None:
+        try:
+            return _from_store(slot, settings, files, report)
+        except OSError as error:
+            report(f"the cache {slot} cannot be written ({error.strerror}); the images will be decoded again next time")
+    report(f"decoding {len(files)} of {len(files)} images to {image_size} x {image_size} pixels")
+    return decode_images(files, image_size=image_size, channels=channels)
+
+
+def _from_store(
+    slot: Path, settings: dict[str, Any], files: Sequence[ImageFile], report: Callable[[str], None]
+) -> Decoded:
+    """The images of a store for exactly these files, which is filled first where there is none."""
+    entries = [(file.name, file.path.name, *file.stamp, *(file.span or ())) for file in files]
+
+    def fill(part: Path) -> None:
+        _fill(part, settings, files, entries, report)
+
+    folder, was_there = store.made(slot, {**settings, "files": store.digest(entries)}, fill, report)
+    if was_there:
+        report(f"read {len(files)} images from the cache {slot}")
+    found = store.read(folder)
+    reasons = [found.reasons.get(index) for index in range(len(files))]
+    return Decoded(torch.from_numpy(found.columns["values"]), reasons, found)
+
+
+def _fill(
+    folder: Path,
+    settings: dict[str, Any],
+    files: Sequence[ImageFile],
+    entries: Sequence[tuple[Any, ...]],
+    report: Callable[[str], None],
+) -> None:
+    """Images of the store that was made of the files as they were, where it has them; the others are decoded."""
+    size, channels = settings["image_size"], settings["channels"]
+    columns = {"values": ((channels, size, size), stored_type(channels)), "digests": ((32,), np.dtype(np.uint8))}
+    new = store.Filling(folder, len(files), columns)
+    store.write(folder / _FILES, json.dumps(entries))
+    before, older = folder.parent / "made", None
+    rows: dict[tuple[Any, ...], int] = {}
+    if before.is_dir():
+        older = store.read(before)
+        rows = {tuple(entry): row for row, entry in enumerate(store.read_json(before / _FILES))}
+    sources = np.array([rows.get(entry, -1) for entry in entries], dtype=np.int64)
+    missing = int((sources[new.num_filled :] < 0).sum())
+    report(f"decoding {missing} of {len(files)} images to {size} x {size} pixels")
+    last, done = time.monotonic(), 0
+    for start in range(new.num_filled, len(files), _PART):
+        source = sources[start : start + _PART]
+        is_new = source < 0
+        fresh = decode_images(
+            list(itertools.compress(files[start : start + _PART], is_new)), image_size=size, channels=channels
+        )
+        found = {name: np.zeros((len(source), *shape), dtype) for name, (shape, dtype) in columns.items()}
+        found["values"][is_new], found["digests"][is_new] = fresh.images.numpy(), fresh.digests
+        reasons = dict(zip((start + np.flatnonzero(is_new)).tolist(), fresh.reasons, strict=True))
+        if older is not None:
+            for name in columns:
+                found[name][~is_new] = older.columns[name][source[~is_new]]
+            reasons |= {int(at): older.reasons.get(int(sources[at])) for at in start + np.flatnonzero(~is_new)}
+        new.put({index: reason for index, reason in reasons.items() if reason is not None}, **found)
+        done += int(is_new.sum())
+        if time.monotonic() - last > _PROGRESS_SECONDS:
+            last = time.monotonic()
+            report(f"decoded {done} of {missing} images")
+
+
+def decode_images(files: Sequence[Path | ImageFile], *, image_size: int, channels: int) -> Decoded:
     """Decodes files by several threads (Pillow decodes and resizes without Python's lock).
 
     Args:
@@ -84,72 +190,46 @@ def decode_images(files: Sequence[Path | FoundFile], *, image_size: int, channel
         channels: 1 or 3.
 
     Returns:
-        The images; a damaged file is no error but an unreadable image.
+        The images. A file that is damaged, has more than `MAX_PIXELS` pixels, or pixels of 32 bits, whose range
+        nothing states, is no error but an unreadable image.
 
     Raises:
-        InputError: If a file cannot be opened, has more than `MAX_PIXELS` pixels, or
-            pixels of 32 bits, whose range nothing states.
+        InputError: If a file cannot be opened.
     """
     from PIL import Image
 
     rows = np.zeros((len(files), channels, image_size, image_size), stored_type(channels))
 
-    def decode(index: int) -> str | None:
-        try:
-            rows[index] = _decode(files[index], image_size, channels)
-        except UnreadableError as error:
-            return " ".join(str(error).split()) or "it cannot be decoded"
-        return None
-
     threads = min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    executor = concurrent.futures.ThreadPoolExecutor(threads)
-    try:
-        with warnings.catch_warnings():
-            # Pillow warns about metadata that nothing here reads; large images are refused below.
-            warnings.simplefilter("ignore")
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            reasons = list(executor.map(decode, range(len(files))))
-    finally:
-        executor.shutdown(cancel_futures=True)  # on an error or an interrupt the rest is not waited for
+    with warnings.catch_warnings(), concurrent.futures.ThreadPoolExecutor(threads) as executor:
+        # Pillow warns about metadata that nothing here reads; large images are not decoded.
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        reasons = list(executor.map(_decode, files, rows))
     return Decoded(torch.from_numpy(rows), reasons)
 
 
-def _decode(path: Path | FoundFile, image_size: int, channels: int) -> np.ndarray:
-    """One file as (C, S, S) integers."""
+def _decode(path: Path | ImageFile, into: np.ndarray) -> str | None:
+    """Fills (C, S, S) integers from one file; or says why it cannot be read."""
     from PIL import Image
 
-    try:
+    with refusing(f"image {path} cannot be opened", "Make it readable, or take it out of the folder.", OSError):
         file = path.open("rb") if isinstance(path, Path) else path.open()
-    except OSError as error:
-        raise InputError(
-            f"image {path} cannot be opened: {error.strerror}. Make it readable, or take it out of the folder."
-        ) from None
     with file:
         try:
             image = Image.open(file, formats=FORMATS)
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError
-            return _to_square(image, image_size, channels)
+            into[:] = _to_square(image, into.shape[-1], len(into))
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-            raise InputError(
-                f"image {path} has more than {MAX_PIXELS // 10**6} million pixels, the limit. "
-                "Make it smaller, or remove it."
-            ) from None
-        except _PixelsOf32BitsError:
-            raise InputError(
-                f"image {path} has pixels of 32 bits, whose range is unknown. Convert it to 8 or "
-                "16 bits, for example as PNG."
-            ) from None
+            return f"it has more than {MAX_PIXELS // 10**6} million pixels, the limit: make it smaller"
         except Image.UnidentifiedImageError:
-            raise UnreadableError(f"it holds none of {', '.join(FORMATS)}") from None
+            return f"it holds none of {', '.join(FORMATS)}"
         except MemoryError:
             raise
         except Exception as error:  # Pillow's decoders raise nearly every type on damaged files
-            raise UnreadableError(str(error) or type(error).__name__) from None
-
-
-class _PixelsOf32BitsError(Exception):
-    pass
+            return " ".join(str(error).split()) or type(error).__name__
+    return None
 
 
 def _to_square(image: Any, image_size: int, channels: int) -> np.ndarray:
@@ -159,18 +239,14 @@ def _to_square(image: Any, image_size: int, channels: int) -> np.ndarray:
     image.draft(None, (_DRAFT_MARGIN * image_size, _DRAFT_MARGIN * image_size))
     image.load()
     if image.mode in ("I", "F"):
-        raise _PixelsOf32BitsError
+        raise ValueError("it has pixels of 32 bits, whose range is unknown: convert it to 8 or 16 bits")
     is_grey = channels == 1 or image.mode in _GREY_16
     square = _resize(_upright(_grey(image) if is_grey else _opaque(image).convert("RGB"), image), image_size)
     pixels = np.asarray(square)
     if not is_grey:
         return pixels.transpose(2, 0, 1)
-    pixels = np.clip(np.rint(pixels), 0, 65535).astype(
-        np.uint16
-    )  # bicubic overshoots: unclipped, white would wrap to black
-    return (
-        pixels[None] if channels == 1 else np.broadcast_to(np.rint(pixels / 257).astype(np.uint8), (3, *pixels.shape))
-    )
+    pixels = np.clip(np.rint(pixels), 0, 65535)  # bicubic overshoots: unclipped, white would wrap to black
+    return pixels[None] if channels == 1 else np.broadcast_to(np.rint(pixels / 257), (3, *pixels.shape))
 
 
 def _grey(image: Any) -> Any:
@@ -207,10 +283,9 @@ def _upright(image: Any, original: Any) -> Any:
     turn = Image.Transpose
     turns = {2: turn.FLIP_LEFT_RIGHT, 3: turn.ROTATE_180, 4: turn.FLIP_TOP_BOTTOM, 5: turn.TRANSPOSE}
     turns |= {6: turn.ROTATE_270, 7: turn.TRANSVERSE, 8: turn.ROTATE_90}
-    try:
+    orientation = 1
+    with contextlib.suppress(OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error):
         orientation = original.getexif().get(_ORIENTATION, 1)
-    except Exception:
-        return image
     return image.transpose(turns[orientation]) if orientation in turns else image
 
 

@@ -60,9 +60,6 @@ class Dataset:
         held_out_files: All held-out images in their places, unreadable ones too: how many they are
             is public.
         held_out_name: "test" or "valid".
-
-    Raises:
-        InputError: If a label lies outside [0, number of classes).
     """
 
     name: str
@@ -70,17 +67,6 @@ class Dataset:
     train: ImageSet
     held_out_files: ImageSet
     held_out_name: Literal["test", "valid"]
-
-    def __post_init__(self) -> None:
-        for part, images in (("train", self.train), (self.held_out_name, self.held_out_files)):
-            wrong = torch.nonzero((images.labels < 0) | (images.labels >= len(self.classes)))
-            if len(wrong):
-                index = int(wrong[0])
-                raise InputError(
-                    f"data set {self.name}: label {int(images.labels[index])} of {part} image "
-                    f"{index} is out of range: there are {len(self.classes)} classes, 0 to "
-                    f"{len(self.classes) - 1}. Correct the label file."
-                )
 
     @functools.cached_property
     def held_out(self) -> ImageSet:

@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from sfumato.data.images import Digests, little_endian, sha256_of_each
-from sfumato.data.readahead import ask_for
+from sfumato.data.images import little_endian
 
 _PART = 4096
-"""Rows that are hashed at once."""
+"""Rows that are replaced or hashed at once."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -17,13 +16,11 @@ class FeatureSet:
     """`Examples` made of features; an image that cannot be read has zeros.
 
     Attributes:
-        stored: (M, D), torch.float32. May lie in a file that is mapped into memory.
+        stored: (M, D), torch.float32.
         labels: (N,), torch.int64.
         readable: (N,), torch.bool.
         groups: Which examples belong together (a person), one name each, or None.
         rows: (N,), torch.int64: where in `stored` each example lies.
-        digests: Of each stored row, which every row that is taken is then compared with; None where
-            they lie in memory.
     """
 
     stored: torch.Tensor
@@ -31,7 +28,6 @@ class FeatureSet:
     readable: torch.Tensor
     groups: list[str] | None
     rows: torch.Tensor
-    digests: Digests | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -42,18 +38,8 @@ class FeatureSet:
         return tuple(self.stored.shape[1:])
 
     def batch(self, indices: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
-        """(B, D), float32.
-
-        Raises:
-            InputError: If a row on disk is no longer what was computed.
-        """
-        rows = self.rows[indices]
-        if self.digests is not None:
-            ask_for(self.stored, rows)
-        chosen = self.stored.index_select(0, rows)
-        if self.digests is not None:
-            self.digests.compare(chosen, rows)
-        return chosen.to(device)
+        """(B, D), float32."""
+        return self.stored.index_select(0, self.rows[indices]).to(device)
 
     def replace(self, of: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Puts what a function makes of rows (m, D) in their place; what could not be read stays zero."""
@@ -77,7 +63,4 @@ class FeatureSet:
         yield little_endian(self.labels)
         yield little_endian(self.readable)
         for rows in self.rows.split(_PART):
-            if self.digests is None:
-                yield sha256_of_each(self.stored.index_select(0, rows).numpy()).tobytes()
-            else:
-                yield self.digests.values[rows.numpy()].tobytes()
+            yield little_endian(self.stored.index_select(0, rows))

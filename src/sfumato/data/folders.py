@@ -1,49 +1,153 @@
 """A user's folder of images as a data set.
 
-Four layouts: `<class>/*`, `{train,valid,test}/<class>/*`, a table of labels (its images in
-{train,valid,test}/ or anywhere; `sfumato.data.tables`), or archives (`sfumato.data.archives`). What
-is held out is decided by the folder's own test/ (valid/), else by `splitting`'s hash of each name;
-what is public (classes, size, channels, normalisation) comes from the recipe and from folder names,
-never from pixels.
+What is held out is decided by the folder's own test/ (valid/), else by `splitting`'s hash of each name; what is public
+(classes, size, channels, normalisation) comes from the recipe and from folder names, never from pixels.
 """
 
 import collections
 import dataclasses
-import hashlib
+import functools
 import tempfile
-import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 
 from sfumato.config import DataConfig
 from sfumato.data import decoding
-from sfumato.data.archives import unpacking
-from sfumato.data.cache import decode_cached
 from sfumato.data.catalogue import Facts
 from sfumato.data.examples import Dataset, check_proportions
-from sfumato.data.folder_labels import MOST_NAMED, classes_of, files_with_labels, of_archives
 from sfumato.data.images import ImageSet, normalisation
-from sfumato.data.listing import LabelledFile, find_notes
-from sfumato.data.splitting import HELD_OUT_FRACTION, hash_fraction, is_held_out
+from sfumato.data.layouts import MOST_NAMED, classes_of, list_images, with_groups
+from sfumato.data.listing import ImageFile
+from sfumato.data.splitting import HELD_OUT_FRACTION, Part, beyond_limit, holds_out_valid_alone, split
 from sfumato.errors import InputError
 
 DEFAULT_IMAGE_SIZE = 32
 DEFAULT_CHANNELS = 3
 
-Part = Literal["train", "valid", "test"]
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Listing:
+    """What the names in a folder say, all of it public but the images' own names; no image is opened yet.
+
+    Attributes:
+        config: The recipe's `data` section.
+        root: The folder.
+        files: All images, in the order of their names.
+        classes: In label order.
+        parts: The places of each part's files.
+        held_out: The part that a run is judged by: "test" for `split = "train+valid"`, else "valid"; a folder with
+            valid/ and no test/ holds out valid/ in either case.
+        beyond: The places, among the training images, of those beyond the limit of their person.
+        normalisation: Mean and standard deviation of each channel.
+        report: Takes lines for the user.
+    """
+
+    config: DataConfig
+    root: Path
+    files: list[ImageFile]
+    classes: tuple[str, ...]
+    parts: dict[Part, list[int]]
+    held_out: Literal["test", "valid"]
+    beyond: list[int]
+    normalisation: tuple[tuple[float, ...], tuple[float, ...]]
+    report: Callable[[str], None]
+
+    @functools.cached_property
+    def facts(self) -> Facts:
+        """The public numbers. What is left out counts too."""
+        groups = {self.files[place].group for place in self.parts["train"]}
+        people = None if self.config.group_by is None else len(groups)
+        size = self.config.image_size or DEFAULT_IMAGE_SIZE
+        channels = self.config.channels or DEFAULT_CHANNELS
+        return Facts(len(self.parts["train"]), len(self.classes), size, channels, people)
+
+    def load(self, on_test: bool = False) -> Dataset:
+        """The images, decoded.
+
+        An image that cannot be decoded is named by `report`, keeps its place and is marked as not
+        readable, so that N and the number of held-out files stay what they were.
+
+        Args:
+            on_test: Hold out the test images, whatever the split.
+
+        Raises:
+            InputError: If no image of a part can be decoded, or there are no test images to hold out.
+        """
+        if on_test and holds_out_valid_alone(self.files):
+            raise InputError(
+                "accuracies are to be measured on test images, and the folder has valid/ but no test/. Add test/, or "
+                'leave data.held_out = "test" and privacy.score_noise out.'
+            )
+        held_out: Literal["test", "valid"] = "test" if on_test else self.held_out
+        everything = self._decoded()
+        train, judged = everything.subset(self.parts["train"]), everything.subset(self.parts[held_out])
+        for name, part in (("training", train), (f"held-out ({held_out})", judged)):
+            if not part.readable.any():
+                raise InputError(
+                    f"{self.root}: not one {name} image can be decoded. See the reasons above, and convert "
+                    "the images, for example to PNG."
+                )
+        counted = train.readable.clone()
+        counted[self.beyond] = False
+        return Dataset("folder", self.classes, dataclasses.replace(train, readable=counted), judged, held_out)
+
+    def _decoded(self) -> ImageSet:
+        size = self.config.stored_size(self.facts.image_size)
+        decoded = decoding.decode_cached(
+            self.root, self.files, image_size=size, channels=self.facts.channels, report=self.report
+        )
+        decoded.report_unreadable((str(self.root / item.name) for item in self.files), self.report)
+        self._report_copies(decoded)
+        mean, std = self.normalisation
+        labels = {name: label for label, name in enumerate(self.classes)}
+        return ImageSet(
+            stored=decoded.images,
+            labels=torch.tensor([labels[item.label] for item in self.files], dtype=torch.int64),
+            readable=decoded.readable,
+            mean=mean,
+            std=std,
+            max_value=decoded.max_value,
+            groups=None if self.config.group_by is None else [str(item.group) for item in self.files],
+            crop=self.facts.image_size if size > self.facts.image_size else None,
+            store=decoded.store,
+        )
+
+    def _report_copies(self, decoded: decoding.Decoded) -> None:
+        """Says to the owner how many files hold the same image: the guarantee is for each file alone, and of what was
+        trained on no accuracy tells anything. The numbers are private.
+        """
+        alike = collections.defaultdict(list)
+        for place, (row, reason) in enumerate(zip(decoded.digests, decoded.reasons, strict=True)):
+            if reason is None:
+                alike[row.tobytes()].append(place)
+        train = set(self.parts["train"])
+        copied = [same for same in alike.values() if len(same) > 1]
+        judged = [same for same in copied if train & set(same) and set(same) - train]
+        if copied:
+            self.report(
+                "warning: files that are copies of others, the same pixels after resizing: "
+                f"{sum(map(len, copied)) - len(copied)} ({self._named(copied)}). Each counts as an image of its own, "
+                "so an image with copies is protected less than epsilon says: take copies out, or group them "
+                "(data.group_by). This number is private."
+            )
+        if judged:
+            self.report(
+                f"warning: held-out images that are copies of training images: {len(judged)} ({self._named(judged)}). "
+                "Accuracies on them tell nothing of new images: take them out. This number is private."
+            )
+
+    def _named(self, copied: list[list[int]]) -> str:
+        shown = [[self.files[place].name for place in same[:MOST_NAMED]] for same in copied[:MOST_NAMED]]
+        return "; ".join(" = ".join(names) for names in shown)
 
 
-def load_folder(
+def list_folder(
     config: DataConfig, root: Path, report: Callable[[str], None], images_per_person: int | None = None
-) -> Dataset:
-    """Lists, splits and decodes a folder of images.
-
-    An image that cannot be decoded is named by `report`, keeps its place and is marked as not
-    readable, so that N and the number of held-out files stay what they were.
+) -> Listing:
+    """Lists and splits a folder of images, once.
 
     Args:
         config: The recipe's `data` section.
@@ -52,88 +156,65 @@ def load_folder(
         images_per_person: Of more training images of a group the rest is left out: marked as not
             readable. Which ones, a fixed hash of each name decides. None: no limit.
 
-    Returns:
-        The data set. `split = "train+valid"` holds out "test": test/ if there is one, else
-        20 %. `split = "train"` leaves those out and holds out "valid": valid/ if there is
-        one, else 20 % of the rest. A folder with valid/ and no test/ holds out valid/ in
-        either case.
-
     Raises:
         InputError: If a file is refused, a class has no training image, a group stands on
             both sides, or nothing is held out.
     """
-    listing = _list(config, root, report)
-    mean, std = _normalisation(config, listing.channels)
-    chosen = [*listing.train, *listing.held_out]
-    size = config.stored_size(listing.image_size)
-    decoded = decode_cached(
-        root, [item.file for item in chosen], image_size=size, channels=listing.channels, report=report
-    )
-    _report_unreadable([str(root / item.file.name) for item in chosen], decoded, report)
-    _report_copies([item.file.name for item in chosen], decoded, report)
-    counts = torch.ones(len(chosen), dtype=torch.bool)
-    counts[_above(listing.train, images_per_person, report)] = False
-    everything = ImageSet(
-        stored=decoded.images,
-        labels=torch.tensor([listing.classes.index(item.label) for item in chosen], dtype=torch.int64),
-        readable=decoded.readable & counts,
-        mean=mean,
-        std=std,
-        max_value=decoded.max_value,
-        groups=None if config.group_by is None else [str(item.group) for item in chosen],
-        crop=listing.image_size if size > listing.image_size else None,
-        digests=decoded.digests,
-    )
-    train = everything.subset(list(range(len(listing.train))))
-    held_out = everything.subset(list(range(len(train), len(chosen))))
-    for name, part in (("training", train), (f"held-out ({listing.held_out_name})", held_out)):
-        if not part.readable.any():
-            raise InputError(
-                f"{root}: not one {name} image can be decoded. See the reasons above, and convert "
-                "the images, for example to PNG."
-            )
-    return Dataset("folder", listing.classes, train, held_out, listing.held_out_name)
-
-
-def _normalisation(config: DataConfig, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    return normalisation(config.mean, config.std, channels, default=((0.5,) * channels, (0.5,) * channels))
-
-
-def _above(train: Sequence[LabelledFile], limit: int | None, report: Callable[[str], None]) -> list[int]:
-    """The places of images beyond the limit of their group, all but those whose names' hashes are
-    smallest: no pixel and no other group decides.
-    """
-    if limit is None or all(item.group is None for item in train):
-        return []
-    places: dict[str, list[int]] = collections.defaultdict(list)
-    for place, item in enumerate(train):
-        places[str(item.group)].append(place)
-    above: list[int] = []
-    for group in places.values():
-        order = sorted(group, key=lambda place: hash_fraction("kept", train[place].hashed or train[place].file.name))
-        above += order[limit:]
-    if above:
-        people = sum(len(group) > limit for group in places.values())
-        report(
-            f"{len(above)} of these beyond privacy.max_images_per_person = {limit} ({people} of the groups) are left "
-            "out: they contribute nothing. A fixed hash of each name decides which. These numbers are private"
+    constants = _normalisation(config)
+    files = with_groups(config.group_by, list_images(config, root, report), root, report)
+    classes = classes_of(config, root, files)
+    check_proportions(config, len(classes))
+    parts = split(files, config.split)
+    held_out: Literal["test", "valid"] = "test"
+    if config.split == "train" or holds_out_valid_alone(files):
+        held_out = "valid"
+    train = [files[place] for place in parts["train"]]
+    present = {item.label for item in train}
+    missing = next((name for name in classes if name not in present), None)
+    if missing is not None:
+        raise InputError(
+            f"class {missing} has no training image. Add images of it, or take it out of "
+            "data.classes and of the folder."
         )
-    return above
+    if not parts[held_out]:
+        raise InputError(f"not one image is held out ({held_out}). Add images, or a {held_out}/ folder.")
+    beyond = beyond_limit(train, images_per_person)
+    listing = Listing(config, root, files, classes, parts, held_out, beyond, constants, report)
+    _report_listing(listing, train, images_per_person)
+    return listing
 
 
-def folder_facts(
-    config: DataConfig, root: Path, report: Callable[[str], None], images_per_person: int | None = None
-) -> Facts:
-    """The public numbers of a folder, by the names of its files alone. What is left out counts too.
+def _report_listing(listing: Listing, train: Sequence[ImageFile], images_per_person: int | None) -> None:
+    config, classes, held_out, report = listing.config, listing.classes, listing.held_out, listing.report
+    if config.classes is None:
+        report(f"classes, public because folders are named so: {', '.join(classes)}")
+    what = "image" if config.group_by is None else "group"
+    how = f"{HELD_OUT_FRACTION:.0%}, by a fixed hash of each {what}'s name"
+    if held_out in {item.part for item in listing.files}:
+        how = f"{held_out}/"
+    counts = collections.Counter(item.label for item in train)
+    shown = ", ".join(f"{name} {counts[name]}" for name in classes[:MOST_NAMED])
+    shown += ", ..." if len(classes) > MOST_NAMED else ""
+    report(f"{len(train)} images to train on ({shown}), {len(listing.parts[held_out])} held out as {held_out} ({how})")
+    if config.group_by is not None:
+        sizes = collections.Counter(item.group for item in train).values()
+        report(f"they are of {len(sizes)} groups (people) with {min(sizes)} to {max(sizes)} images each")
+        if max(sizes) == 1:
+            report(f"warning: no group has two images: does data.group_by = {config.group_by!r} read the person?")
+    if listing.beyond:
+        people = len({train[place].group for place in listing.beyond})
+        report(
+            f"{len(listing.beyond)} of these beyond privacy.max_images_per_person = {images_per_person} ({people} of "
+            "the groups) are left out: they contribute nothing. A fixed hash of each name decides which. These numbers "
+            "are private"
+        )
+    if config.class_proportions is not None and config.classes is None:
+        report(f"data.class_proportions are taken in the order {', '.join(classes)}")
 
-    Raises:
-        InputError: As `load_folder` does for what it sees before decoding.
-    """
-    listing = _list(config, root, report)
-    _normalisation(config, listing.channels)
-    _above(listing.train, images_per_person, report)
-    people = None if config.group_by is None else len({item.group for item in listing.train})
-    return Facts(len(listing.train), len(listing.classes), listing.image_size, listing.channels, people)
+
+def _normalisation(config: DataConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    channels = config.channels or DEFAULT_CHANNELS
+    return normalisation(config.mean, config.std, channels, default=((0.5,) * channels, (0.5,) * channels))
 
 
 def decode_files(
@@ -156,30 +237,9 @@ def decode_files(
         The images, with label 0 throughout; `readable` says which to believe, and why not the
         others.
     """
-    size = round(resize_ratio * image_size)
-    try:
-        decoded = decoding.decode_images(files, image_size=size, channels=channels)
-    except InputError:  # one file is too large, say: the others are read all the same
-        each = [_decoded_alone(file, size, channels) for file in files]
-        decoded = decoding.Decoded(torch.cat([one.images for one in each]), [one.reasons[0] for one in each])
-    images = ImageSet(
-        decoded.images,
-        torch.zeros(len(files), dtype=torch.int64),
-        decoded.readable,
-        tuple(mean),
-        tuple(std),
-        decoded.max_value,
-        crop=image_size if size > image_size else None,
-    )
-    return images, decoded.reasons
-
-
-def _decoded_alone(file: Path, size: int, channels: int) -> decoding.Decoded:
-    try:
-        return decoding.decode_images([file], image_size=size, channels=channels)
-    except InputError as error:
-        blank = np.zeros((1, channels, size, size), decoding.stored_type(channels))
-        return decoding.Decoded(torch.from_numpy(blank), [str(error)])
+    decoded = decoding.decode_images(files, image_size=round(resize_ratio * image_size), channels=channels)
+    labels = torch.zeros(len(files), dtype=torch.int64)
+    return _to_judge(decoded, labels, None, image_size, mean, std), decoded.reasons
 
 
 def labelled_images(
@@ -209,189 +269,43 @@ def labelled_images(
     Raises:
         InputError: If a file is refused, an image is of another class, or none can be decoded.
     """
-    config = DataConfig(name="folder", classes=list(classes), group_by=group_by)
+    config = DataConfig(name="folder", classes=list(classes))
     size = round(resize_ratio * image_size)
-    found = unpacking.shards(root)
     with tempfile.TemporaryDirectory(prefix="sfumato-") as own:  # for its owner alone
-        if found:
-            unpacking.unpack(found, Path(own), report)
-
-        def listed(config: DataConfig) -> list[LabelledFile]:
-            if found:
-                return of_archives(config, root, unpacking.labelled(Path(own)) or [], report)
-            return files_with_labels(config, root, report, needs_train=False)
-
-        try:
-            files = listed(config)
-        except InputError as error:
-            if group_by is None:
-                raise
-            files = listed(config.model_copy(update={"group_by": None}))
-            report(f"intervals take images to be of different people: {error}")
+        files = list_images(config, root, report, needs_train=False, unpack_to=Path(own))
         classes_of(config, root, files)
-        decoded = decoding.decode_images([item.file.path for item in files], image_size=size, channels=channels)
-    _report_unreadable([str(root / item.file.name) for item in files], decoded, report)
+        groups = None
+        if group_by is not None:
+            try:
+                groups = [str(file.group) for file in with_groups(group_by, files, root, report)]
+            except InputError as error:
+                report(f"intervals take images to be of different people: {error}")
+        decoded = decoding.decode_images(files, image_size=size, channels=channels)
+    decoded.report_unreadable((str(root / item.name) for item in files), report)
     labels = torch.tensor([tuple(classes).index(item.label) for item in files], dtype=torch.int64)
-    images = ImageSet(
+    images = _to_judge(decoded, labels, groups, image_size, mean, std)
+    if not images.readable.any():
+        raise InputError(f"{root}: not one image can be decoded. Convert the images, for example to PNG.")
+    kept = images.readable.nonzero()[:, 0].tolist()
+    return images.subset(kept), [files[place].name for place in kept]
+
+
+def _to_judge(
+    decoded: decoding.Decoded,
+    labels: torch.Tensor,
+    groups: list[str] | None,
+    image_size: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> ImageSet:
+    size = decoded.images.shape[-1]
+    return ImageSet(
         decoded.images,
         labels,
         decoded.readable,
         tuple(mean),
         tuple(std),
         decoded.max_value,
+        groups=groups,
         crop=image_size if size > image_size else None,
-        groups=[str(item.group) for item in files] if all(item.group for item in files) else None,
     )
-    if not images.readable.any():
-        raise InputError(f"{root}: not one image can be decoded. Convert the images, for example to PNG.")
-    kept = images.readable.nonzero()[:, 0].tolist()
-    return images.subset(kept), [files[place].file.name for place in kept]
-
-
-def split(files: Sequence[LabelledFile], which: Literal["train", "train+valid"]) -> dict[Part, list[LabelledFile]]:
-    """Which images train and which are held out, by the folder's parts or by the hash of each name
-    alone.
-
-    Args:
-        files: The listed images; their groups, where given, are hashed instead of their paths.
-        which: "train" sets "valid" apart from the training images; "train+valid" does not, unless
-            the folder has valid/ and no test/: that is then its only held-out part.
-
-    Raises:
-        InputError: If a group would have images on both sides.
-    """
-    given = {item.part for item in files}
-    valid_alone = _holds_out_valid_alone(files)
-    parts: dict[Part, list[LabelledFile]] = {"train": [], "valid": [], "test": []}
-    sides: dict[str, tuple[Part, LabelledFile]] = {}
-    for item in files:
-        name = item.group or item.hashed or item.file.name
-        part: Part = "train"
-        if valid_alone:
-            part = "valid" if item.part == "valid" else "train"
-        elif item.part == "test" if "test" in given else is_held_out("test", name):
-            part = "test"
-        elif which == "train" and (item.part == "valid" if "valid" in given else is_held_out("valid", name)):
-            part = "valid"
-        if item.group is not None:
-            other, first = sides.setdefault(item.group, (part, item))
-            if other != part:
-                raise InputError(
-                    f"group {item.group} has images on both sides: {first.file.name} ({other}) "
-                    f"and {item.file.name} ({part}). Move all images of a group into one part."
-                )
-        parts[part].append(item)
-    return parts
-
-
-def _holds_out_valid_alone(files: Sequence[LabelledFile]) -> bool:
-    """Whether the folder's owner held out valid/ and nothing else: training on it would surprise."""
-    given = {item.part for item in files}
-    return "valid" in given and "test" not in given
-
-
-@dataclasses.dataclass(frozen=True)
-class _Listing:
-    """Everything about a folder that is public, and which file stands where."""
-
-    classes: tuple[str, ...]
-    train: list[LabelledFile]
-    held_out: list[LabelledFile]
-    held_out_name: Literal["test", "valid"]
-    image_size: int
-    channels: int
-
-
-def _list(config: DataConfig, root: Path, report: Callable[[str], None]) -> _Listing:
-    files = files_with_labels(config, root, report)
-    classes = classes_of(config, root, files)
-    check_proportions(config, len(classes))
-    if config.classes is None:
-        report(f"classes, public because folders are named so: {', '.join(classes)}")
-    if config.group_by is not None:
-        _warn_of_like_groups({str(item.group) for item in files}, report)
-    notes = find_notes(root)
-    if notes:
-        more = f" and {len(notes) - 3} more" if len(notes) > 3 else ""
-        report(f"passed over: {', '.join(notes[:3])}{more}")
-    parts = split(files, config.split)
-    on_valid = config.split == "train" or _holds_out_valid_alone(files)
-    held_out_name: Literal["test", "valid"] = "valid" if on_valid else "test"
-    train, held_out = parts["train"], parts[held_out_name]
-    what = "image" if config.group_by is None else "group"
-    how = (
-        f"{held_out_name}/"
-        if held_out_name in {item.part for item in files}
-        else f"{HELD_OUT_FRACTION:.0%}, by a fixed hash of each {what}'s name"
-    )
-    counts = collections.Counter(item.label for item in train)
-    shown = ", ".join(f"{name} {counts[name]}" for name in classes[:MOST_NAMED])
-    shown += ", ..." if len(classes) > MOST_NAMED else ""
-    report(f"{len(train)} images to train on ({shown}), {len(held_out)} held out as {held_out_name} ({how})")
-    if config.group_by is not None:
-        sizes = collections.Counter(str(item.group) for item in train)
-        report(
-            f"they are of {len(sizes)} groups (people) with {min(sizes.values())} to {max(sizes.values())} images each"
-        )
-        if max(sizes.values()) == 1:
-            report(f"warning: no group has two images: does data.group_by = {config.group_by!r} read the person?")
-    if config.class_proportions is not None and config.classes is None:
-        report(f"data.class_proportions are taken in the order {', '.join(classes)}")
-    present = {item.label for item in train}
-    for name in classes:
-        if name not in present:
-            raise InputError(
-                f"class {name} has no training image. Add images of it, or take it out of "
-                "data.classes and of the folder."
-            )
-    if not held_out:
-        raise InputError(f"not one image is held out ({held_out_name}). Add images, or a {held_out_name}/ folder.")
-    return _Listing(
-        classes,
-        train,
-        held_out,
-        held_out_name,
-        config.image_size or DEFAULT_IMAGE_SIZE,
-        config.channels or DEFAULT_CHANNELS,
-    )
-
-
-def _report_unreadable(names: Sequence[str], decoded: decoding.Decoded, report: Callable[[str], None]) -> None:
-    for name, reason in zip(names, decoded.reasons, strict=True):
-        if reason is not None:
-            report(f"unreadable image {name}: {reason}; it contributes nothing")
-
-
-def _report_copies(names: Sequence[str], decoded: decoding.Decoded, report: Callable[[str], None]) -> None:
-    """Says to the owner how many files hold the same image: the guarantee is for each file alone.
-    The number is private.
-    """
-    alike: dict[bytes, list[str]] = {}
-    for name, pixels, reason in zip(names, decoded.images.numpy(), decoded.reasons, strict=True):
-        if reason is None:
-            alike.setdefault(hashlib.sha256(pixels.tobytes()).digest(), []).append(name)
-    copied = [same for same in alike.values() if len(same) > 1]
-    if copied:
-        shown = "; ".join(" = ".join(same[:MOST_NAMED]) for same in copied[:MOST_NAMED])
-        count = sum(map(len, copied)) - len(copied)
-        report(
-            f"warning: files that are copies of others, the same pixels after resizing: {count} "
-            f"({shown}). Each counts as an image of its own, so an image with copies is protected "
-            "less than epsilon says: take copies out, or group them (data.group_by). This number "
-            "is private."
-        )
-
-
-def _warn_of_like_groups(groups: set[str], report: Callable[[str], None]) -> None:
-    """Says to the owner which groups are apart by case, width or the like alone: one person
-    perhaps, counted as several.
-    """
-    alike: dict[str, list[str]] = {}
-    for group in sorted(groups):
-        alike.setdefault(unicodedata.normalize("NFKC", group).casefold(), []).append(group)
-    same = [" / ".join(spellings) for spellings in alike.values() if len(spellings) > 1]
-    if same:
-        report(
-            "warning: groups that differ by upper and lower case or the like are different "
-            f"people here: {', '.join(same[:MOST_NAMED])}"
-        )

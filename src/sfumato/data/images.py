@@ -4,47 +4,17 @@ batch is taken.
 
 import collections
 import dataclasses
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 
-from sfumato.data.readahead import ask_for
+from sfumato.data.store import Rows, sha256_of_each
 from sfumato.errors import InputError
 
 _PART = 1024
 """Images that are hashed at once."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Digests:
-    """What the rows of a store were when they were made.
-
-    Attributes:
-        values: (M, 32), uint8: SHA-256 of each row.
-        folder: Of the store.
-    """
-
-    values: np.ndarray
-    folder: Path
-
-    def compare(self, chosen: torch.Tensor, rows: torch.Tensor) -> None:
-        """Raises InputError if a row is no longer what it was.
-
-        Args:
-            chosen: (b, ...), as read.
-            rows: (b,), where they lie.
-        """
-        wrong = (sha256_of_each(chosen.numpy()) != self.values[rows.numpy()]).any(1)
-        if wrong.any():
-            raise InputError(
-                f"row {int(rows[int(wrong.argmax())])} of {self.folder} is not what was written there: the store was "
-                "altered, or is damaged. Delete that folder; it is then made anew."
-            )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,8 +40,7 @@ class ImageSet:
             None: all of it.
         rows: (N,), torch.int64: where in `stored` each image lies; None where N = M and each lies
             in its place.
-        digests: Of each stored image, which every image that is taken is then compared with; None
-            where they lie in memory.
+        store: Where `stored` lies on disk, with a digest of each image; None: in memory.
     """
 
     stored: torch.Tensor
@@ -84,7 +53,7 @@ class ImageSet:
     image_size: int | None = None
     crop: int | None = None
     rows: torch.Tensor | None = None
-    digests: Digests | None = None
+    store: Rows | None = None
 
     def __post_init__(self) -> None:
         count = len(self.stored if self.rows is None else self.rows)
@@ -93,7 +62,6 @@ class ImageSet:
         assert self.readable.shape == (count,) and self.readable.dtype == torch.bool
         assert len(self.mean) == len(self.std) in (self.stored.shape[1], 3)
         assert self.groups is None or len(self.groups) == count
-        assert self.digests is None or len(self.digests.values) == len(self.stored)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -110,21 +78,14 @@ class ImageSet:
         return (len(self.mean), self.image_size or height, self.image_size or width)
 
     def integers(self, indices: torch.Tensor | None = None) -> torch.Tensor:
-        """The chosen images, or all, as they are stored: (B, C, H, W).
-
-        Raises:
-            InputError: If an image on disk is no longer what was decoded.
-        """
+        """The chosen images, or all, as they are stored: (B, C, H, W)."""
         chosen_or_all = torch.arange(len(self)) if indices is None else indices
         rows = chosen_or_all if self.rows is None else self.rows[chosen_or_all]
-        if self.digests is not None:
-            ask_for(self.stored, rows)
+        if self.store is not None:
+            self.store.bring(rows.tolist())
         # uint16 lacks indexing in some releases of torch; int16 has the same bits.
         stored = self.stored.view(torch.int16) if self.stored.dtype == torch.uint16 else self.stored
-        chosen = stored.index_select(0, rows.to(stored.device)).view(self.stored.dtype)
-        if self.digests is not None:
-            self.digests.compare(chosen, rows)
-        return chosen
+        return stored.index_select(0, rows.to(stored.device)).view(self.stored.dtype)
 
     def batch(self, indices: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
         """The chosen images, scaled to [0, 1] and normalised: (x / max_value - mean) / std.
@@ -135,9 +96,6 @@ class ImageSet:
 
         Returns:
             (B, C, H, W), float32. Each image depends on itself alone.
-
-        Raises:
-            InputError: As `integers`.
         """
         batch = self.whole(indices, device)
         _, height, width = self.shape
@@ -190,10 +148,11 @@ class ImageSet:
         yield repr((self.max_value, self.mean, self.std)).encode()
         yield little_endian(self.readable)
         for indices in torch.arange(len(self)).split(_PART):
-            if self.digests is None:  # the same bytes wherever the pixels lie
+            if self.store is None:  # the same bytes wherever the pixels lie
                 yield sha256_of_each(self.integers(indices).numpy()).tobytes()
             else:
-                yield self.digests.values[(indices if self.rows is None else self.rows[indices]).numpy()].tobytes()
+                rows = indices if self.rows is None else self.rows[indices]
+                yield self.store.columns["digests"][rows.numpy()].tobytes()
 
     def largest_group(self) -> tuple[str, int] | None:
         """The group with most images that count and how many it has; None where images are not grouped."""
@@ -207,17 +166,6 @@ def little_endian(tensor: torch.Tensor) -> bytes:
     """The bytes of a tensor, the same on every machine."""
     array = tensor.contiguous().numpy()
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-
-
-def sha256_of_each(values: np.ndarray) -> np.ndarray:
-    """(N, 32), uint8: SHA-256 of each row's bytes in little-endian order.
-
-    Args:
-        values: (N, ...).
-    """
-    rows = values.astype(values.dtype.newbyteorder("<"), copy=False).reshape(len(values), -1)
-    digests = [hashlib.sha256(row.tobytes()).digest() for row in rows]
-    return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 32)
 
 
 def normalisation(

@@ -4,8 +4,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
-
-import torch
+from typing import Protocol
 
 from sfumato.config import DataConfig, Recipe
 from sfumato.data import benchmarks, folders
@@ -16,27 +15,25 @@ from sfumato.data.splitting import hold_out
 from sfumato.errors import InputError
 
 
-def facts(config: DataConfig, data_root: Path | None, report: Callable[[str], None], limit: int | None = None) -> Facts:
-    """The public numbers of the data set; of a folder by its files' names, without decoding an
-    image.
+class Listed(Protocol):
+    """A data set of which names and numbers are known, and no image is read yet."""
 
-    Raises:
-        InputError: As `load` does for a folder.
-    """
-    if config.name in NAMED:
-        _normalisation(config, NAMED[config.name])
-    return public_facts(config) or folders.folder_facts(config, _folder(config, data_root), report, limit)
+    @property
+    def facts(self) -> Facts:
+        """Its public numbers."""
 
+    def load(self, on_test: bool = False) -> Dataset:
+        """Its images; with `on_test` the test images are held out, whatever the split.
 
-def images_per_person(recipe: Recipe) -> int | None:
-    """Of how many training images of a person the rest is left out; None: no limit."""
-    return None if recipe.privacy is None else recipe.privacy.max_images_per_person
+        Raises:
+            InputError: If a file is missing or damaged, or there are no such images.
+        """
 
 
-def load(
+def list_images(
     config: DataConfig, data_root: Path | None, report: Callable[[str], None], limit: int | None = None
-) -> Dataset:
-    """The data set that a recipe asks for.
+) -> Listed:
+    """Lists the data set that a recipe asks for, once.
 
     Args:
         config: The recipe's `data` section.
@@ -46,50 +43,59 @@ def load(
         limit: Of more training images of one person the rest contributes nothing.
 
     Raises:
-        InputError: If a file is missing or damaged, or the recipe contradicts the data.
+        InputError: If the recipe contradicts the data, or a file of a folder is refused.
     """
-    if torch.get_default_device().type != "cpu":
-        raise InputError(
-            f'torch.set_default_device("{torch.get_default_device()}") moves what belongs to the main memory. Leave '
-            "it out: a run has a device of its own (device, --device)."
-        )
     if config.name == "folder":
-        return folders.load_folder(config, _folder(config, data_root), report, limit)
-    return _load_named(config, data_root, report)
+        return folders.list_folder(config, _folder(config, data_root), report, limit)
+    return _NamedListing(config, data_root, report)
+
+
+def list_for(recipe: Recipe, data_root: Path | None, report: Callable[[str], None]) -> Listed:
+    """The same for a run of this recipe."""
+    return list_images(recipe.data, data_root, report, images_per_person(recipe))
+
+
+def images_per_person(recipe: Recipe) -> int | None:
+    """Of how many training images of a person the rest is left out; None: no limit."""
+    return None if recipe.privacy is None else recipe.privacy.max_images_per_person
+
+
+def is_judged_on_test(recipe: Recipe) -> bool:
+    """Whether a run of this recipe holds out the test images: where the recipe asks for them, and where the
+    validation images score under `privacy.score_noise`, since an exact accuracy on them would undo that noise.
+    """
+    is_scored = recipe.privacy is not None and recipe.privacy.score_noise is not None
+    return is_scored or recipe.data.held_out == "test"
+
+
+def facts(config: DataConfig, data_root: Path | None, report: Callable[[str], None], limit: int | None = None) -> Facts:
+    """The public numbers of the data set; of a folder by its files' names, without decoding an
+    image.
+
+    Raises:
+        InputError: As `list_images`.
+    """
+    return list_images(config, data_root, report, limit).facts
+
+
+def load(
+    config: DataConfig, data_root: Path | None, report: Callable[[str], None], limit: int | None = None
+) -> Dataset:
+    """The data set that a recipe asks for.
+
+    Raises:
+        InputError: As `list_images` and `Listed.load`.
+    """
+    return list_images(config, data_root, report, limit).load()
 
 
 def load_for(recipe: Recipe, data_root: Path | None, report: Callable[[str], None]) -> Dataset:
-    """The data set that a run of this recipe trains on, held out what its accuracies are measured
-    on.
-
-    Those are the test images where the recipe asks for them, and where the validation images score
-    under `privacy.score_noise`: an exact accuracy on them would undo that noise.
+    """The data set that a run of this recipe trains on, held out what its accuracies are measured on.
 
     Raises:
-        InputError: As `load`.
+        InputError: As `list_images` and `Listed.load`.
     """
-    dataset = load(recipe.data, data_root, report, images_per_person(recipe))
-    is_scored = recipe.privacy is not None and recipe.privacy.score_noise is not None
-    if dataset.held_out_name == "test" or not (is_scored or recipe.data.held_out == "test"):
-        return dataset
-    return tested_on_test_images(dataset, recipe.data, data_root, report)
-
-
-def tested_on_test_images(
-    dataset: Dataset, config: DataConfig, data_root: Path | None, report: Callable[[str], None]
-) -> Dataset:
-    """The same training images, but the test images held out in place of the validation images.
-
-    Raises:
-        InputError: If there are none.
-    """
-    whole = load(config.model_copy(update={"split": "train+valid"}), data_root, report)
-    if whole.held_out_name != "test":
-        raise InputError(
-            "accuracies are to be measured on test images, and the folder has valid/ but no test/. Add test/, or leave "
-            'data.held_out = "test" and privacy.score_noise out.'
-        )
-    return dataclasses.replace(dataset, held_out_files=whole.held_out_files, held_out_name=whole.held_out_name)
+    return list_for(recipe, data_root, report).load(is_judged_on_test(recipe))
 
 
 def _folder(config: DataConfig, data_root: Path | None) -> Path:
@@ -106,57 +112,80 @@ def _folder(config: DataConfig, data_root: Path | None) -> Path:
     return data_root if data_root is not None else Path(str(config.path))
 
 
-def _load_named(config: DataConfig, data_root: Path | None, report: Callable[[str], None]) -> Dataset:
-    named = NAMED[config.name]
-    mean, std = _normalisation(config, named)
-    public_facts(config)  # refuses more images than there are, before a file is read
-    root = _root(data_root or (Path(config.path) if config.path else None))
-    seen = config.image_size or named.shape[1]
-    size = config.stored_size(seen)
-    raw = benchmarks.read(config.name, named, root, size, report)
-    total = named.num_train + named.num_test
-    expected = (total, *named.shape) if not named.folders else (total, *raw.images.shape[1:])
-    if raw.images.shape != expected or raw.labels.shape != (total,):
-        raise InputError(
-            f"data set {config.name}: its files hold {tuple(raw.images.shape)}, not "
-            f"{(total, *named.shape)}. Put the original files there."
-        )
-    everything = ImageSet(
-        raw.images,
-        raw.labels,
-        raw.readable,
-        mean,
-        std,
-        named.max_value,
-        image_size=None if named.folders or size == named.shape[1] else size,
-        crop=seen if size > seen else None,
-        digests=raw.digests,
-    )
-    if config.name == "digits":
-        train, test = hold_out("digits test", total, named.num_test)
-    else:
-        train, test = list(range(named.num_train)), list(range(named.num_train, total))
-    on_test = config.split == "train+valid"
-    held_out = test
-    num_examples = config.num_examples or named.num_train
-    if not on_test and not named.num_valid:
-        if config.held_out != "test":
+@dataclasses.dataclass(frozen=True, eq=False)
+class _NamedListing:
+    """Public benchmark images, of which all numbers are known."""
+
+    config: DataConfig
+    data_root: Path | None
+    report: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        _normalisation(self.config, NAMED[self.config.name])
+        assert self.facts  # refuses more images than there are, before a file is read
+
+    @property
+    def facts(self) -> Facts:
+        known = public_facts(self.config)
+        assert known is not None
+        return known
+
+    def load(self, on_test: bool = False) -> Dataset:
+        config, named = self.config, NAMED[self.config.name]
+        everything = self._read()
+        total = len(everything)
+        if config.name == "digits":
+            train, test = hold_out("digits test", total, named.num_test)
+        else:
+            train, test = list(range(named.num_train)), list(range(named.num_train, total))
+        held_out = test
+        num_examples = config.num_examples or named.num_train
+        is_split = config.split == "train"
+        on_test = on_test or (config.held_out == "test" and not named.num_valid)
+        if is_split and named.num_valid:
+            kept, valid = hold_out(f"{config.name} valid", len(train), named.num_valid)
+            num_examples = min(num_examples, len(kept))
+            held_out = test if on_test else [train[i] for i in valid]
+        elif is_split and not on_test:
             raise InputError(
                 f"data set {config.name} has no validation images. Set data.held_out=test: its test images."
             )
-    elif not on_test:
-        kept, valid = hold_out(f"{config.name} valid", len(train), named.num_valid)
-        held_out, num_examples = [train[i] for i in valid], min(num_examples, len(kept))
-    # In one order for both splits: as many images as "train" has are those of "train".
-    portion, _ = hold_out(f"{config.name} valid", len(train), len(train) - num_examples)
-    train = [train[i] for i in portion]
-    return Dataset(
-        config.name,
-        named.classes,
-        everything.subset(train),
-        everything.subset(held_out),
-        "test" if on_test else "valid",
-    )
+        # In one order for both splits: as many images as "train" has are those of "train".
+        portion, _ = hold_out(f"{config.name} valid", len(train), len(train) - num_examples)
+        return Dataset(
+            config.name,
+            named.classes,
+            everything.subset([train[i] for i in portion]),
+            everything.subset(held_out),
+            "valid" if is_split and not on_test else "test",
+        )
+
+    def _read(self) -> ImageSet:
+        """All images, the training part first."""
+        config, named = self.config, NAMED[self.config.name]
+        mean, std = _normalisation(config, named)
+        seen = config.image_size or named.shape[1]
+        size = config.stored_size(seen)
+        root = self.data_root or (Path(config.path) if config.path else None)
+        raw = benchmarks.read(config.name, named, _root(root), size, self.report)
+        total = named.num_train + named.num_test
+        expected = (total, *named.shape) if not named.folders else (total, *raw.images.shape[1:])
+        if raw.images.shape != expected or raw.labels.shape != (total,):
+            raise InputError(
+                f"data set {config.name}: its files hold {tuple(raw.images.shape)}, not "
+                f"{(total, *named.shape)}. Put the original files there."
+            )
+        return ImageSet(
+            raw.images,
+            raw.labels,
+            raw.readable,
+            mean,
+            std,
+            named.max_value,
+            image_size=None if named.folders or size == named.shape[1] else size,
+            crop=seen if size > seen else None,
+            store=raw.store,
+        )
 
 
 def _normalisation(config: DataConfig, named: NamedSet) -> tuple[tuple[float, ...], tuple[float, ...]]:

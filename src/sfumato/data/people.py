@@ -1,6 +1,5 @@
 """People as examples: each with all images of theirs that count."""
 
-import numpy as np
 import torch
 
 from sfumato.data.examples import Examples
@@ -62,7 +61,7 @@ class Together:
     """In the place of `sfumato.data.views.Views`: the images of each person, as they are."""
 
     def with_labels(
-        self, examples: People, indices: torch.Tensor, view_bits: np.ndarray, device: torch.device
+        self, examples: People, indices: torch.Tensor, view_bits: object, device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`People.together`; no views are drawn."""
         return examples.together(indices, device)

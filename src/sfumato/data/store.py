@@ -1,178 +1,252 @@
-"""Rows of numbers on disk, made once and mapped into memory: decoded images, features of images.
+"""What is made once of private images and kept on disk: decoded images, their features, what archives hold.
 
-A store is a folder of `.npy` files: `values.npy` (N, ...), `digests.npy` (N, 32) with SHA-256 of
-each row, `state.npy` (N,) with what is known of it, and `store.json`, which is written last. One
-process fills it, part by part, and a process that is killed is gone on from. Whoever reads a row
-compares it with its digest, so that a damaged file stops a run and never changes one.
+Each slot is a folder in the user's cache directory, named by what it is made of. It is filled in `part`, which is
+renamed to `made` when all of it is on the disk: what is half written is never read. One process fills a slot, and
+the others wait. Rows of numbers are filled from the first to the last, and a process that is killed is gone on from.
 
-It holds private images in plain numbers, so it is readable by its owner alone.
+It holds private images in plain numbers, so it is for its owner alone.
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
+import io
 import json
+import mmap
 import os
 import shutil
-import tokenize
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sfumato.data.images import sha256_of_each
+KINDS = ("images", "features", "unpacked")
+_PART, _MADE, _SETTINGS, _FILLED = "part", "made", "settings.json", "filled.json"
+_is_off: ContextVar[bool] = ContextVar("cache_is_off", default=False)
 
-_VALUES, _DIGESTS, _STATE, _INDEX = "values.npy", "digests.npy", "state.npy", "store.json"
-_REASONS, _STARTED = "reasons.jsonl", "started.json"
-_MISSING, _FILLED, _EMPTY = 0, 1, 2
-
-# What damaged files raise when they are read; NumPy parses a header as Python.
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, SyntaxError, tokenize.TokenError)
+Columns = Mapping[str, tuple[tuple[int, ...], np.dtype]]
+"""Name -> shape and type of one row."""
 
 
-class Store:
-    """Rows of one type and shape, of which some may be empty for a reason.
-
-    Attributes:
-        values: (N, *shape), mapped; zeros where a row is empty.
-        digests: (N, 32), uint8; mapped.
-        reasons: Why rows are empty, by their index.
-    """
-
-    def __init__(self, folder: Path, settings: Mapping[str, Any], mode: str) -> None:
-        self.folder, self.settings = folder, dict(settings)
-        self.values, self.digests, self._state = (
-            np.lib.format.open_memmap(folder / name, mode=mode) for name in (_VALUES, _DIGESTS, _STATE)
-        )
-        self.reasons: dict[int, str] = {}
-
-    def __len__(self) -> int:
-        return len(self._state)
-
-    @property
-    def filled(self) -> np.ndarray:
-        """(N,), bool: which rows hold something."""
-        return np.asarray(self._state == _FILLED)
-
-    def missing(self) -> np.ndarray:
-        """The indices of rows that nobody has put yet, ascending."""
-        return np.flatnonzero(self._state == _MISSING)
-
-    def put(self, indices: np.ndarray, values: np.ndarray, reasons: Mapping[int, str]) -> None:
-        """Writes rows, then that they are there: a kill between the two loses them and no more.
-
-        Args:
-            indices: (b,), of the rows.
-            values: (b, *shape).
-            reasons: Why a row is empty, by its index.
-        """
-        self.values[indices] = values
-        self.digests[indices] = sha256_of_each(values)
-        self.values.flush()
-        self.digests.flush()
-        if reasons:
-            lines = (f"\n{json.dumps([int(index), reason])}" for index, reason in reasons.items())
-            write_private(self.folder / _REASONS, "".join(lines), os.O_APPEND)
-        self._state[indices] = [_EMPTY if int(index) in reasons else _FILLED for index in indices]
-        self._state.flush()
-
-    def finish(self) -> None:
-        """States that all rows are there."""
-        assert not len(self.missing())
-        temporary = self.folder / f"{_INDEX}.part"
-        write_private(temporary, json.dumps({"settings": self.settings, "sha256": self._checksum()}))
-        os.replace(temporary, self.folder / _INDEX)
-
-    def _checksum(self) -> str:
-        checksum = hashlib.sha256(self.digests.tobytes())
-        checksum.update(self._state.tobytes())
-        checksum.update(self.values.dtype.str.encode() + repr(self.values.shape).encode())
-        return checksum.hexdigest()
-
-    def _read_reasons(self) -> None:
-        path = self.folder / _REASONS
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        known = dict(json.loads(line) for line in lines if line.endswith("]"))  # one may be cut by a kill
-        self.reasons = {int(index): known.get(int(index), "") for index in np.flatnonzero(self._state == _EMPTY)}
-
-
-def read(folder: Path, settings: Mapping[str, Any]) -> Store | None:
-    """The finished store of a folder; None where there is none of these settings, or a damaged one."""
-    try:
-        written = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-        if written["settings"] != json.loads(json.dumps(dict(settings))):
-            return None
-        # "c": a tensor of torch wants to be written to; what is written to it stays in memory.
-        store = Store(folder, settings, "c")
-        if written["sha256"] != store._checksum() or len({len(store), len(store.values), len(store.digests)}) > 1:
-            return None
-        store._read_reasons()
-        return store
-    except _DAMAGED:
-        return None
-
-
-def begin(folder: Path, settings: Mapping[str, Any], count: int, shape: tuple[int, ...], dtype: np.dtype) -> Store:
-    """An unfinished store to be filled: what another process left of one, or a new one. Call it
-    within `alone`.
-
-    Raises:
-        OSError: If the disk has no room for it.
-    """
-    if not (folder / _INDEX).exists():  # one that was finished, and is not taken, is damaged
-        try:
-            started = json.loads((folder / _STARTED).read_text(encoding="utf-8"))
-            left = Store(folder, settings, "r")  # refuses files that are too short
-            sizes = (left.values.shape, left.values.dtype, left.digests.shape, left._state.shape)
-            is_same = started == json.loads(json.dumps(dict(settings)))
-            if is_same and sizes == ((count, *shape), dtype, (count, 32), (count,)):
-                return Store(folder, settings, "r+")
-        except _DAMAGED:
-            pass
-    clear(folder)
-    for name, size, kind in (
-        (_VALUES, (count, *shape), dtype),
-        (_DIGESTS, (count, 32), "u1"),
-        (_STATE, (count,), "u1"),
-    ):
-        np.lib.format.open_memmap(folder / name, mode="w+", dtype=kind, shape=size)
-        (folder / name).chmod(0o600)
-        with open(folder / name, "r+b") as file:  # a full disk is an error now, and would be a crash later
-            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
-    write_private(folder / _STARTED, json.dumps(dict(settings)))
-    return Store(folder, settings, "r+")
-
-
-def clear(folder: Path) -> None:
-    """Removes what a store holds, and leaves its folder, and its lock."""
-    for path in folder.iterdir():
-        if path.name != "lock":
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+def cache_folder() -> Path:
+    """`sfumato` in the user's cache directory: XDG_CACHE_HOME, else ~/.cache."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "sfumato"
 
 
 @contextlib.contextmanager
-def alone(folder: Path, say_waiting: Callable[[], None]) -> Iterator[None]:
-    """Within the block no other process fills the store; the folder is there, for its owner alone.
+def switched_off() -> Iterator[None]:
+    """Within, nothing is read from the cache or kept in it."""
+    token = _is_off.set(True)
+    try:
+        yield
+    finally:
+        _is_off.reset(token)
+
+
+def slot_of(settings: Mapping[str, Any], kind: str) -> Path | None:
+    """The folder in which what is made of these settings is kept; None where the cache is switched off."""
+    return None if _is_off.get() else cache_folder() / f"{digest(settings)[:32]}.{kind}"
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a JSON value."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def made(
+    slot: Path, settings: Mapping[str, Any], fill: Callable[[Path], None], report: Callable[[str], None]
+) -> tuple[Path, bool]:
+    """The folder in a slot that was filled under these settings; where there is none it is filled now.
 
     Args:
-        folder: Of the store.
-        say_waiting: Called where another process is filling it just now.
+        slot: Of `slot_of`.
+        settings: As JSON. What was made under others is removed when the new folder is whole.
+        fill: Fills a folder: an empty one, or one that a killed process left under the same settings. What was made
+            under other settings lies beside it in `made` meanwhile.
+        report: Is told where another process fills the slot, and is waited for.
+
+    Returns:
+        The folder, and whether it was there already.
+
+    Raises:
+        OSError: If the disk is full, or the folder cannot be had.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    with os.fdopen(os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)) as lock:
+    slot.mkdir(mode=0o700, parents=True, exist_ok=True)
+    slot.parent.chmod(0o700)
+    settings = json.loads(json.dumps(settings))
+    part, whole, old = slot / _PART, slot / _MADE, slot / "old"
+    with _alone(slot, report):
+        if read_json(whole / _SETTINGS) == settings:
+            return whole, True
+        if read_json(part / _SETTINGS) != settings:
+            (part / _SETTINGS).unlink(missing_ok=True)  # what a kill leaves of the next line is not gone on from
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(mode=0o700)
+            write(part / _SETTINGS, json.dumps(settings))
+        fill(part)
+        for path in part.iterdir():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+        shutil.rmtree(old, ignore_errors=True)
+        if whole.exists():
+            os.rename(whole, old)
+        os.rename(part, whole)
+        shutil.rmtree(old, ignore_errors=True)
+    return whole, False
+
+
+@contextlib.contextmanager
+def _alone(slot: Path, report: Callable[[str], None]) -> Iterator[None]:
+    with open(slot / "lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say_waiting()
+            report(f"another process is filling {slot}: waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def write_private(path: Path, text: str, how: int = os.O_TRUNC) -> None:
-    """Onto the disk, for the owner alone."""
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | how, 0o600), "w", encoding="utf-8") as file:
+def write(path: Path, text: str) -> None:
+    """A small file, all of it or nothing."""
+    temporary = path.with_name(f"{path.name}.new")
+    with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def read_json(path: Path) -> Any:
+    """What `write` wrote; None where it never did."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+class Filling:
+    """Rows that are written to a slot's folder, from the first to the last.
+
+    Attributes:
+        num_filled: How many are there already.
+        reasons: Why rows are empty, by their index.
+
+    Args:
+        folder: Where a process that was killed may have begun.
+        count: N.
+        columns: What each row holds; each column becomes a `.npy` file.
+    """
+
+    def __init__(self, folder: Path, count: int, columns: Columns) -> None:
+        self._folder, self._columns = folder, columns
+        filled: tuple[int, list[tuple[int, str]]] = read_json(folder / _FILLED) or (0, [])
+        self.num_filled, self.reasons = filled[0], dict(filled[1])
+        self._starts = {}
+        for name, (shape, dtype) in columns.items():
+            head = io.BytesIO()
+            described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count, *shape)}
+            np.lib.format.write_array_header_1_0(head, described)
+            self._starts[name] = head.tell()
+            if not self.num_filled:
+                (folder / f"{name}.npy").write_bytes(head.getvalue())
+        self._note()
+
+    def put(self, reasons: Mapping[int, str] | None = None, **columns: np.ndarray) -> None:
+        """The next rows of every column; then, when they are on the disk, that they are there.
+
+        Args:
+            reasons: Why rows of these are empty, by their index among all.
+            columns: (b, *shape) each.
+        """
+        assert columns.keys() == self._columns.keys()
+        for name, values in columns.items():
+            shape, dtype = self._columns[name]
+            assert values.shape[1:] == shape and values.dtype == dtype
+            with open(self._folder / f"{name}.npy", "r+b") as file:
+                file.seek(self._starts[name] + self.num_filled * int(np.prod(shape, dtype=int)) * dtype.itemsize)
+                file.write(np.ascontiguousarray(values).data)
+                file.flush()
+                os.fsync(file.fileno())
+        self.num_filled += len(values)
+        self.reasons |= reasons or {}
+        self._note()
+
+    def _note(self) -> None:
+        write(self._folder / _FILLED, json.dumps([self.num_filled, list(self.reasons.items())]))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rows:
+    """Finished rows, mapped into memory.
+
+    Attributes:
+        columns: (N, ...) each. What is written to them stays in memory.
+        reasons: Why rows are empty, by their index.
+    """
+
+    columns: dict[str, np.memmap]
+    reasons: dict[int, str]
+
+    def bring(self, rows: list[int]) -> None:
+        """Asks the system for rows of `values` that are read next, all at once: one after another, with what lies
+        around each, they take many times longer (LOG.md). Advice: nothing is read differently.
+        """
+        values: Any = self.columns["values"]
+        size = values[:1].nbytes
+        for row in rows if size else ():
+            start = values.offset + row * size
+            page = start - start % mmap.PAGESIZE
+            values._mmap.madvise(mmap.MADV_WILLNEED, page, start + size - page)
+
+
+def read(folder: Path) -> Rows:
+    """The rows of a folder that `made` gives."""
+    columns = {path.stem: np.lib.format.open_memmap(path, mode="c") for path in folder.glob("*.npy")}
+    return Rows(columns, dict(read_json(folder / _FILLED)[1]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A slot of the cache.
+
+    Attributes:
+        kind: "images" (decoded), "features" or "unpacked" (from archives).
+        root: The folder that they are of; None for features.
+        num_bytes: On disk.
+    """
+
+    folder: Path
+    kind: str
+    root: str | None
+    num_bytes: int
+
+
+def entries() -> list[Entry]:
+    """All that the cache holds, largest first."""
+    home = cache_folder()
+    slots = sorted(home.iterdir()) if home.is_dir() else []
+    found = []
+    for slot in slots:
+        if slot.suffix[1:] in KINDS and slot.is_dir():
+            settings = read_json(slot / _MADE / _SETTINGS) or read_json(slot / _PART / _SETTINGS) or {}
+            sizes = [path.stat().st_size for path in slot.rglob("*") if path.is_file()]
+            found.append(Entry(slot, slot.suffix[1:], settings.get("root"), sum(sizes)))
+    return sorted(found, key=lambda entry: -entry.num_bytes)
+
+
+def clear(report: Callable[[str], None]) -> list[Entry]:
+    """Removes all that the cache holds, and says what it was. A process that is filling a part of it
+    is waited for.
+    """
+    removed = entries()
+    for entry in removed:
+        with _alone(entry.folder, report):
+            shutil.rmtree(entry.folder)
+    return removed
+
+
+def sha256_of_each(values: np.ndarray) -> np.ndarray:
+    """(N, ...) -> (N, 32), uint8: SHA-256 of each row's bytes."""
+    digests = [hashlib.sha256(np.ascontiguousarray(row).data).digest() for row in values]
+    return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 32)

@@ -6,14 +6,15 @@ train/, valid/ and test/. A column `split` says which part an image belongs to.
 """
 
 import csv
+import dataclasses
 import itertools
 import json
 import unicodedata
 from collections.abc import Callable, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, TextIO
 
-from sfumato.data.listing import PART_MEANT, LabelledFile, find_images, group_name, parts_of
+from sfumato.data.listing import PART_MEANT, Found, ImageFile, find_files, parts_of, refusing
 from sfumato.errors import InputError
 
 FILE_COLUMNS = {"labels.csv": "file", "metadata.csv": "file_name", "metadata.jsonl": "file_name"}
@@ -21,24 +22,13 @@ FILE_COLUMNS = {"labels.csv": "file", "metadata.csv": "file_name", "metadata.jso
 
 _KNOWN = {*FILE_COLUMNS.values(), "label", "group"}
 
-
-def find_tables(root: Path) -> list[Path]:
-    """The folder's table of labels, or those of its parts; none where folders are named by classes.
-
-    Raises:
-        InputError: If there is more than one for the same images.
-    """
-    inner = sorted(path for path in root.iterdir() if path.name.casefold() in PART_MEANT) if root.is_dir() else []
-    found = [folder / name for folder in (root, *inner) for name in FILE_COLUMNS if (folder / name).is_file()]
-    for one, other in itertools.pairwise(found):
-        if one.parent in (other.parent, root):
-            raise InputError(f"{one} and {other} both give labels. Keep one of them.")
-    return found
+_Table = tuple[list[str], list[tuple[int, list[str]]]]
+"""Names of columns, and the cells of each further line with its number."""
 
 
 def read_labels(
-    root: Path, *, with_groups: bool, classes: Sequence[str] | None = None, needs_train: bool = True
-) -> list[LabelledFile]:
+    root: Path, found: Found, *, classes: Sequence[str] | None = None, needs_train: bool = True
+) -> list[ImageFile]:
     """The images that the folder's tables list, in the order of their names. Columns of other names
     are not read.
 
@@ -47,7 +37,7 @@ def read_labels(
 
     Args:
         root: The folder.
-        with_groups: Whether the column `group` is read; it must then be there.
+        found: What lies in it.
         classes: The listed classes: folders of their names are no parts.
         needs_train: Whether there must be a training part, where there are parts.
 
@@ -56,50 +46,72 @@ def read_labels(
             one that is not there, or if an image below the folder is not in the table, or lies in
             none of the parts.
     """
-    files = {file.name: file for file in find_images(root)}
+    for one, other in itertools.pairwise(found.tables):
+        if one.parent in (other.parent, root):
+            raise InputError(f"{one} and {other} both give labels. Keep one of them.")
+    files = {file.name: file for file in found.images}
     folders = sorted({name.split("/")[0] for name in files if "/" in name})
-    parts = parts_of(root, list(files.values()), folders, classes, needs_train=needs_train)
-    tables = find_tables(root)
-    found: dict[str, LabelledFile] = {}
+    parts = parts_of(root, list(files), folders, classes, needs_train=needs_train)
+    labelled: dict[str, ImageFile] = {}
     lines: dict[str, str] = {}
-    for table in tables:
-        above = PurePosixPath(table.parent.relative_to(root).as_posix())
-        column = FILE_COLUMNS[table.name]
-        split = [name for name in _read(table)[0] if name.casefold() == "split"][:1]
-        for line, row in _rows(table, [column, "label", *(["group"] if with_groups else []), *split]):
-            where, text = f"{table} line {line}", row[column]
-            path = PurePosixPath(text)
-            if path.is_absolute() or ".." in path.parts:
-                raise InputError(f"{where}: {text} leads out of the folder. Give paths relative to {table.parent}.")
-            name = unicodedata.normalize("NFC", str(above / path))
-            if name in found:
-                raise InputError(f"{where}: {text} stands in {lines[name]} already. Take one line out.")
+    for table in found.tables:
+        for line, file, row in _rows(table):
+            where = f"{table} line {line}"
+            name = unicodedata.normalize("NFC", (table.parent.relative_to(root) / file).as_posix())
+            if name in labelled:
+                raise InputError(f"{where}: {file} stands in {lines[name]} already. Take one line out.")
             if name not in files:
                 raise InputError(
-                    f"{where}: there is no image {text} below {table.parent}. Correct the line, or take it out."
+                    f"{where}: there is no image {file} below {table.parent}. Correct the line, or take it out."
                 )
-            group = group_name(row["group"]) if with_groups else None
-            if group == "":
-                raise InputError(f"{where} has no group that could be seen. Fill it in, or take the line out.")
             if parts and "/" not in name:
                 raise InputError(
                     f"{files[name].path} lies outside train/, valid/ and test/. Move it into one of them or away."
                 )
-            part = parts[name.split("/")[0]] if parts else None
-            if split:
-                stated = PART_MEANT.get(row[split[0]].casefold())
-                if stated is None:
-                    raise InputError(f"{where}: split {row[split[0]]!r} is none of train, valid, test. Correct it.")
-                if part not in (None, stated):
-                    raise InputError(f"{where}: {text} has split {stated} and lies in {part}/. Correct one of them.")
-                part = stated
-            found[name] = LabelledFile(files[name], unicodedata.normalize("NFC", row["label"]), part, group)
-            lines[name] = f"line {line}" if len(tables) == 1 else f"{table} line {line}"
-    for name, file in files.items():
-        if name not in found:
-            listed = " or ".join(map(str, tables))
-            raise InputError(f"{file.path} is not in {listed}. Add a line for it, or move it away.")
-    return [found[name] for name in sorted(found)]
+            part = _part_of(where, file, parts[name.split("/")[0]] if parts else None, row.get("split"))
+            label = unicodedata.normalize("NFC", row["label"])
+            labelled[name] = dataclasses.replace(files[name], label=label, part=part, group=row.get("group"))
+            lines[name] = f"line {line}" if len(found.tables) == 1 else where
+    without = next((file for name, file in files.items() if name not in labelled), None)
+    if without is not None:
+        listed = " or ".join(map(str, found.tables))
+        raise InputError(f"{without.path} is not in {listed}. Add a line for it, or move it away.")
+    return [labelled[name] for name in files]
+
+
+def _part_of(where: str, file: str, lies_in: str | None, split: str | None) -> str | None:
+    """The part that folder and column say."""
+    if split is None:
+        return lies_in
+    stated = PART_MEANT.get(split.casefold())
+    if stated is None:
+        raise InputError(f"{where}: split {split!r} is none of train, valid, test. Correct it.")
+    if lies_in not in (None, stated):
+        raise InputError(f"{where}: {file} has split {stated} and lies in {lies_in}/. Correct one of them.")
+    return stated
+
+
+def _rows(table: Path) -> list[tuple[int, str, dict[str, str]]]:
+    """Of each row its line's number, its file, and its label, split and group, stripped; only groups may be empty."""
+    header, lines = _read(table)
+    file = FILE_COLUMNS[table.name]
+    columns = {file: file, "label": "label"}
+    columns |= {name.casefold(): name for name in header if name.casefold() == "split" or name == "group"}
+    if any(header.count(name) != 1 for name in columns.values()):
+        listed = " and ".join(f"one column {name!r}" for name in columns.values())
+        raise InputError(
+            f"{table} needs {listed} in its first line, parted by commas, semicolons or tabs; it has "
+            f"{', '.join(header) or 'none'}. Correct the first line."
+        )
+    places = {key: header.index(name) for key, name in columns.items()}
+    rows = []
+    for line, cells in lines:
+        row = {key: cells[place].strip() if place < len(cells) else "" for key, place in places.items()}
+        empty = next((key for key, value in row.items() if not value and key != "group"), None)
+        if empty is not None:
+            raise InputError(f"{table} line {line} has no {empty}. Fill it in, or take the line out.")
+        rows.append((line, row.pop(file), row))
+    return rows
 
 
 def column(root: Path, name: str) -> dict[str, str]:
@@ -108,7 +120,7 @@ def column(root: Path, name: str) -> dict[str, str]:
     Raises:
         InputError: If there is no table, or a table has no such column.
     """
-    tables = find_tables(root)
+    tables = find_files(root).tables
     if not tables:
         raise InputError(f"{root} has no table, so no column {name!r}. Write one: labels.csv, or metadata.csv.")
     found: dict[str, str] = {}
@@ -123,55 +135,29 @@ def column(root: Path, name: str) -> dict[str, str]:
     return found
 
 
-def has_groups(root: Path) -> bool:
-    """Whether a table has a column `group`."""
-    return any("group" in _read(table)[0] for table in find_tables(root))
+def _label(value: Any) -> str:
+    return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
 
 
-def _listed(needed: list[str]) -> str:
-    """One column each, by name."""
-    *first, last = [f"one column {column!r}" for column in needed]
-    return f"{', '.join(first)} and {last}" if first else last
+def _any_value(value: Any) -> str:
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value, sort_keys=True)
 
 
-def _rows(table: Path, needed: list[str]) -> list[tuple[int, dict[str, str]]]:
-    """The needed columns of each row with its line number, stripped and none of them empty."""
-    header, lines = _read(table)
-    for column in needed:
-        if header.count(column) != 1:
-            raise InputError(
-                f"{table} needs {_listed(needed)} in its first line, parted by commas, semicolons or tabs; it has "
-                f"{', '.join(header) or 'none'}. Correct the first line."
-            )
-    rows = []
-    for line, cells in lines:
-        row = {
-            column: cells[header.index(column)].strip() if header.index(column) < len(cells) else ""
-            for column in needed
-        }
-        for column, value in row.items():
-            if not value:
-                raise InputError(f"{table} line {line} has no {column}. Fill it in, or take the line out.")
-        rows.append((line, row))
-    return rows
-
-
-def _read(table: Path, in_words: Callable[[Any], str] | None = None) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The header's column names, and each further non-empty line's cells with its number.
+def _read(table: Path, in_words: Callable[[Any], str] = _label) -> _Table:
+    """A table's columns and its lines that are not empty.
 
     Args:
         in_words: Of a value of JSON; by default "" of all but texts and whole numbers.
     """
-    try:
-        with open(table, encoding="utf-8-sig", newline="") as file:  # "-sig": spreadsheets put a mark at the start
-            return _read_json(table, file, in_words or _label) if table.suffix == ".jsonl" else _read_csv(file)
-    except OSError as error:
-        raise InputError(f"{table} cannot be read: {error.strerror}. Make it readable.") from None
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise InputError(f"{table} is no CSV in UTF-8: {error}. Save it as comma-separated UTF-8.") from None
+    kind = "JSON" if table.suffix == ".jsonl" else "CSV"
+    with (
+        refusing(f"{table} is no {kind} in UTF-8", f"Save it as {kind} in UTF-8.", csv.Error, UnicodeDecodeError),
+        open(table, encoding="utf-8-sig", newline="") as file,  # "-sig": spreadsheets put a mark at the start
+    ):
+        return _read_json(table, file, in_words) if kind == "JSON" else _read_csv(file)
 
 
-def _read_csv(file: TextIO) -> tuple[list[str], list[tuple[int, list[str]]]]:
+def _read_csv(file: TextIO) -> _Table:
     first = file.readline()
     file.seek(0)
     # As spreadsheets of many countries write it: by what sets the columns apart that are known.
@@ -181,29 +167,18 @@ def _read_csv(file: TextIO) -> tuple[list[str], list[tuple[int, list[str]]]]:
     return header, [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
 
 
-def _label(value: Any) -> str:
-    return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
-
-
-def _any_value(value: Any) -> str:
-    return value if isinstance(value, str) else "" if value is None else json.dumps(value, sort_keys=True)
-
-
-def _read_json(
-    table: Path, file: TextIO, in_words: Callable[[Any], str]
-) -> tuple[list[str], list[tuple[int, list[str]]]]:
+def _read_json(table: Path, file: TextIO, in_words: Callable[[Any], str]) -> _Table:
     """An object a line; a label may be a number."""
     header: list[str] = []
     rows = []
     for line, text in enumerate(file, start=1):
         if not text.strip():
             continue
-        try:
+        where, remedy = f"{table} line {line} is no JSON object", "Write one object a line."
+        with refusing(where, remedy, ValueError, RecursionError):
             row = json.loads(text)
-        except (ValueError, RecursionError):
-            row = None
         if not isinstance(row, dict):
-            raise InputError(f"{table} line {line} is no JSON object. Write one object a line.")
+            raise InputError(f"{where}. {remedy}")
         header += [key for key in row if key not in header]
         rows.append((line, [in_words(row.get(key)) for key in header]))
     return header, rows

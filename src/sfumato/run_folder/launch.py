@@ -14,7 +14,7 @@ from typing import Any
 
 from sfumato import config
 from sfumato.config import Recipe
-from sfumato.data.digest import fingerprint
+from sfumato.data.digest import dataset_digest
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.planning.resolve import Plan
@@ -94,7 +94,7 @@ def begin(folder: Path, plan: Plan, dataset: Dataset) -> Launch:
         if started.checkpoint is not None:
             raise InputError(f"another start began the run in {folder} meanwhile. Go on with it: sfumato resume.")
         write_recipe(folder, plan)
-        files.write_atomically(folder / _IMAGES_FILE, images_digest(dataset).encode(), 0o600)
+        files.write_atomically(folder / _IMAGES_FILE, dataset_digest(dataset).encode(), 0o600)
         if started.ledger.is_new:
             started.ledger.begin(run_line(plan))
         return started
@@ -128,7 +128,7 @@ def go_on(folder: Path, plan: Plan, dataset: Dataset, max_lost: float = MOST_LOS
         return None
     with ledger.closed_on_error():
         noted = folder / _IMAGES_FILE
-        if not noted.is_file() or noted.read_text() != images_digest(dataset):
+        if not noted.is_file() or noted.read_text() != dataset_digest(dataset):
             raise InputError(
                 "the images changed since this run began (one that trains or is held out was added, removed, altered, "
                 f"relabelled or reordered), or {noted} is gone. Restore them, or start a new run with another "
@@ -170,11 +170,6 @@ def run_line(plan: Plan) -> RunLine:
 def recipe_digest(recipe: Recipe) -> str:
     """SHA-256 of every key that changes a result."""
     return digest(config.releasing_keys(recipe))
-
-
-def images_digest(dataset: Dataset) -> str:
-    """Of all that training sees; for the owner alone, since it would confirm a guess."""
-    return fingerprint(dataset, b"")
 
 
 def write_recipe(folder: Path, plan: Plan) -> None:

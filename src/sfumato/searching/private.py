@@ -18,7 +18,7 @@ from sfumato import config, randomness
 from sfumato.accounting.selection import Selection
 from sfumato.config import Recipe, ResolvedRecipe
 from sfumato.data import loading
-from sfumato.data.digest import fingerprint
+from sfumato.data.digest import dataset_digest
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.evaluation.scores import judged_right, predict_each_alone, predict_logits
@@ -88,7 +88,7 @@ def private_search(options: SearchOptions) -> PrivateSearchResult:
         predict = predict_logits if options.score_noise is None else predict_each_alone
         return judged_right(trained.objective.decision_logits(predict(trained.model, judges)), judges)
 
-    images = randomness.digest([fingerprint(each, b"") for each in (dataset, scoring)])
+    images = randomness.digest([dataset_digest(each) for each in (dataset, scoring)])
     with stop_on_sigterm():
         result = paid_search(plan.recipe, space, Path(options.output), images, train, score)
     assert result.epsilon is not None and result.delta is not None, "every trial is private"
@@ -115,9 +115,10 @@ def private_search(options: SearchOptions) -> PrivateSearchResult:
 def _load(options: SearchOptions, parsed: Recipe, every: Recipe) -> tuple[Dataset, Dataset]:
     """The images of all trials, and those by which they are compared."""
     report = options.report
-    dataset = loading.load(every.data, options.root, report)
+    listed = loading.list_images(every.data, options.root, report)
+    dataset = listed.load()
     if options.data is None:  # the validation split scores, and what is printed is measured on the test images
-        return loading.tested_on_test_images(dataset, every.data, options.root, report), dataset
+        return listed.load(on_test=True), dataset
     scoring = loading.load(options.looked_at(parsed), options.looked_at_root(parsed), report)
     if (len(scoring.classes), scoring.shape) != (len(dataset.classes), dataset.shape):
         raise InputError(

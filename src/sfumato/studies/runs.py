@@ -15,7 +15,7 @@ from typing import Literal
 
 from sfumato import config
 from sfumato.data import loading
-from sfumato.data.digest import fingerprint
+from sfumato.data.digest import dataset_digest
 from sfumato.errors import InputError, MachineError
 from sfumato.reporting.lines import note
 from sfumato.reporting.page import write_report
@@ -109,7 +109,7 @@ class Maker:
             self._trainer = None  # two data sets may not fit
             dataset = loading.load_for(recipe, self.options.root, self.options.report)
             stated = images_of(config.shareable(recipe))  # wherever they lie
-            path, digest = self.folder / OWNER / IMAGES_FILE, fingerprint(dataset, b"")
+            path, digest = self.folder / OWNER / IMAGES_FILE, dataset_digest(dataset)
             known = read_json(path) if path.exists() else {}
             if dataset.facts != cell.facts or known.get(stated, digest) != digest:
                 raise InputError(

@@ -1,7 +1,6 @@
 """Features of all images, computed once: what a frozen network gives its classifier."""
 
 import hashlib
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +11,9 @@ from torch import nn
 
 from sfumato.clipping.identity import identity_of_network
 from sfumato.clipping.made_up import made_up_images
-from sfumato.data import cache, store
+from sfumato.data import store
 from sfumato.data.features import FeatureSet
-from sfumato.data.images import ImageSet, sha256_of_each
+from sfumato.data.images import ImageSet
 from sfumato.errors import InputError
 from sfumato.models.trainable import Backbone
 from sfumato.models.weights import Weights
@@ -26,10 +25,7 @@ _PART = 1024
 _FEW = 256
 """Features of fewer images are computed sooner than kept."""
 _PROGRESS_SECONDS = 10.0
-_MADE_UP = "made_up.npy"
 _NUM_MADE_UP = 8
-_ALIKE = 1e-3
-"""Of the largest feature: more than threads and kernels round by."""
 
 
 def features_of(
@@ -39,9 +35,8 @@ def features_of(
 
     Each row is a function of the weights and its own image: the network is in evaluation mode, and
     computes always as many rows. They are kept in a store in the user's cache folder, keyed by
-    weights, network and images, which a process that is killed leaves to the next. What the network
-    makes of made-up images is kept beside, and compared: no key tells all that code may compute.
-    They are as private as the images.
+    weights, network and images, which a process that is killed leaves to the next. They are as private
+    as the images.
 
     An image whose features are not finite keeps them: it contributes nothing, as in every engine.
 
@@ -52,7 +47,7 @@ def features_of(
         report: Takes lines about progress.
 
     Raises:
-        InputError: If features of made-up images are not finite, or the store was altered.
+        InputError: If features of made-up images are not finite, or there is no room.
     """
     settings = {
         "weights": Weights(backbone.state_dict()).digest,
@@ -61,7 +56,7 @@ def features_of(
         "device": device.type,
     }
     made_up = _made_up(backbone, images, device)
-    folder = cache.own_folder(settings, "features") if len(images) >= _FEW else None
+    folder = store.slot_of(settings, "features") if len(images) >= _FEW else None
     if folder is None:
         values = np.zeros((len(images), *made_up.shape[1:]), np.float32)
         for part, found in _computed(backbone, images, np.arange(len(images)), device, report):
@@ -85,7 +80,7 @@ def features_of(
 
 
 def _stored(
-    folder: Path,
+    slot: Path,
     settings: dict[str, str],
     backbone: Backbone,
     images: ImageSet,
@@ -93,38 +88,18 @@ def _stored(
     device: torch.device,
     report: Callable[[str], None],
 ) -> np.ndarray:
-    """The rows of a finished store, read into memory and compared with their digests."""
-    with store.alone(folder, lambda: report(f"another process is filling {folder}: waiting for it")):
-        if not _agrees(folder / _MADE_UP, made_up):
-            store.clear(folder)
-        values = _read(folder, settings)
-        if values is not None and not _still_computes(backbone, images, values, device):
-            store.clear(folder)
-            values = None
-        if values is None:
-            new = store.begin(folder, settings, len(images), made_up.shape[1:], np.dtype(np.float32))
-            np.save(folder / _MADE_UP, made_up)
-            for part, rows in _computed(backbone, images, new.missing(), device, report):
-                new.put(part, rows, {})
-            new.finish()
-            values = _read(folder, settings)
-        else:
-            report(f"read the features of {len(images)} images from the cache {folder}")
-    if values is None:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise InputError(f"{folder} does not hold what was written there. Run again.")
-    return values
+    """The rows of a finished store, read into memory."""
 
+    def fill(part: Path) -> None:
+        rows = store.Filling(part, len(images), {"values": (made_up.shape[1:], np.dtype(np.float32))})
+        missing = np.arange(rows.num_filled, len(images))
+        for _, found in _computed(backbone, images, missing, device, report):
+            rows.put(values=found)
 
-def _read(folder: Path, settings: dict[str, str]) -> np.ndarray | None:
-    """The rows of a finished store, compared with their digests; None where there is none."""
-    found = store.read(folder, settings)
-    if found is None:
-        return None
-    values = np.array(found.values)
-    if (sha256_of_each(values) != found.digests).any():
-        raise InputError(f"features in {folder} are not what was computed: a file was altered. Delete that folder.")
-    return values
+    folder, was_there = store.made(slot, settings, fill, report)
+    if was_there:
+        report(f"read the features of {len(images)} images from the cache {folder}")
+    return np.array(store.read(folder).columns["values"])
 
 
 @torch.inference_mode()
@@ -165,28 +140,6 @@ def _made_up(backbone: nn.Module, images: ImageSet, device: torch.device) -> np.
     if not found.isfinite().any(1).any():
         raise InputError("the network gives no finite features on made-up images. Its weights are damaged.")
     return found.numpy()
-
-
-def _still_computes(backbone: nn.Module, images: ImageSet, values: np.ndarray, device: torch.device) -> bool:
-    """Whether the network gives some of the images what the store holds of them."""
-    some = torch.linspace(0, len(images) - 1, ROWS).long()
-    with torch.inference_mode():
-        now = _rows(backbone, images, some, device).numpy()
-    return _alike(values[some.numpy()], now)
-
-
-def _agrees(path: Path, made_up: np.ndarray) -> bool:
-    """Whether the network is the one that a store was filled by, as far as it shows."""
-    try:
-        before = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return False
-    return before.shape == made_up.shape and _alike(before, made_up)
-
-
-def _alike(before: np.ndarray, now: np.ndarray) -> bool:
-    scale = np.abs(np.nan_to_num(now, posinf=0, neginf=0)).max(1, keepdims=True) + 1e-30
-    return bool(np.allclose(before / scale, now / scale, rtol=0, atol=_ALIKE, equal_nan=True))
 
 
 def _digest(images: ImageSet) -> str:

@@ -12,7 +12,7 @@ from sfumato.clipping.clipped_grad import GradFn
 from sfumato.data.canaries import WithCanaries
 from sfumato.data.examples import Examples
 from sfumato.data.people import People
-from sfumato.data.views import Views
+from sfumato.data.views import ViewBits, Views, ViewWords
 from sfumato.randomness import Stream
 from sfumato.run_folder.record import NormHistogram
 from sfumato.training.noise import add_noise
@@ -27,12 +27,12 @@ class Randomness:
 
     Attributes:
         indices: The sampled examples, shape (realised batch,). Sensitive.
-        view_bits: Uniform words for the views of every example, shape (N, K).
+        view_bits: Uniform words for the views of any example: a view depends on (example, view) alone.
         model_key: Of the random numbers inside the model, which it draws for each (example, view).
     """
 
     indices: np.ndarray
-    view_bits: np.ndarray
+    view_bits: ViewBits
     model_key: bytes
 
 
@@ -56,7 +56,7 @@ class Gathers(Protocol):
     """Makes inputs and targets of examples: `Views` of images, or people `Together`."""
 
     def with_labels(
-        self, examples: Any, indices: torch.Tensor, view_bits: np.ndarray, device: torch.device
+        self, examples: Any, indices: torch.Tensor, view_bits: ViewBits, device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Of the examples at these indices."""
 
@@ -157,6 +157,4 @@ def draw(mechanism: Mechanism, indices: np.ndarray, views: Views, view: Stream, 
     """The sampled examples, the bits of their views, and the key of the random numbers inside the
     model.
     """
-    # Bits for every example, so that a view depends on (example, view) alone.
-    view_bits = view.uint32(mechanism.num_examples * views.augmult).reshape(mechanism.num_examples, views.augmult)
-    return Randomness(indices, view_bits, bytes(model.bytes(32)))
+    return Randomness(indices, ViewWords(bytes(view.bytes(32)), views.augmult), bytes(model.bytes(32)))

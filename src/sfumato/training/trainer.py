@@ -131,8 +131,9 @@ def train(
         if noted is not None:
             watched.message(f"images of {noted}, as {output / files.DATA_ROOT_FILE} says")
         # Before any image is decoded: a budget that is missing or impossible.
-        resolved(parsed, loading.facts(parsed.data, data_root, lambda line: None))
-        dataset = loading.load_for(loaded, data_root, watched.message)
+        listed = loading.list_for(loaded, data_root, watched.message)
+        resolved(parsed, listed.facts)
+        dataset = listed.load(loading.is_judged_on_test(loaded))
         trainer = Trainer(dataset, device=device, trust=trust, progress=watched)
         plan = resolved(parsed, trainer.dataset.facts)
         for choice in [] if resume else plan.choices:

@@ -12,15 +12,15 @@ keeps its place and contributes nothing.
 
 import csv
 import io
-import itertools
 import re
+import struct
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from sfumato.data.archives.tar import DAMAGED, MOST_BYTES, End, end_of, next_member
-from sfumato.data.listing import EXTENSIONS, FoundFile, stamp_of
+from sfumato.data.archives.shards import DAMAGED, files_of
+from sfumato.data.listing import EXTENSIONS, ImageFile, refusing, stamp_of
 from sfumato.errors import InputError
 
 TRAIN, VALIDATION = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
@@ -29,175 +29,103 @@ ARCHIVES = {"train": TRAIN, "val": VALIDATION}
 _SOLUTION, _KIT = "LOC_val_solution.csv", "ILSVRC2012_devkit_t12"
 _NUMBERS, _SYNSETS = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
 _SYNSET = re.compile(r"n\d{8}")
+_MOST_BYTES_OF_A_CLASS = 2**33
+_ORIGINAL = "Put the original archive there."
 
 
-def training_images(home: Path) -> list[tuple[FoundFile, str]]:
-    """Every training image and its synset, by name; none where the archive is not there.
-
-    Raises:
-        InputError: If the archive is damaged, or holds anything else.
-    """
-    path = home / TRAIN
-    if not path.is_file():
-        return []
-    found: list[tuple[FoundFile, str]] = []
-    stamp = stamp_of(path)
-    with _opened(path) as outer:
-        for member in _files(path, path.name, outer):
-            synset, _, kind = PurePosixPath(member.name).name.rpartition(".")
-            if kind != "tar" or not _SYNSET.fullmatch(synset):
-                raise InputError(f"{path}: {member.name} is no archive of a class. Put the original archive there.")
-            with _nested(path, outer, member) as inner:
-                for image in _files(path, member.name, inner, member.size):
-                    span = (member.offset_data + image.offset_data, image.size)
-                    found.append((FoundFile(path, f"{synset}/{_image_name(path, image)}", stamp, span), synset))
-    return _in_order(path, found)
-
-
-def validation_images(home: Path) -> list[tuple[FoundFile, str]]:
-    """The same of the validation images.
+def images_of(home: Path, part: str) -> list[ImageFile]:
+    """The images of "train" or "val", each labelled by its synset, by name; none where the archive is not there.
 
     Raises:
-        InputError: Likewise; or if their labels are missing or damaged.
+        InputError: If the archive is damaged or holds anything else, or labels are missing.
     """
-    path = home / VALIDATION
+    path = home / ARCHIVES[part]
     if not path.is_file():
         return []
-    synsets = _validation_synsets(home)
-    found: list[tuple[FoundFile, str]] = []
     stamp = stamp_of(path)
-    with _opened(path) as archive:
-        for image in _files(path, path.name, archive):
-            name = _image_name(path, image)
-            synset = synsets.get(name.partition(".")[0])
-            if synset is None:
-                raise InputError(f"{path}: {name} has no label. Put the original archive and its labels there.")
-            found.append((FoundFile(path, f"{synset}/{name}", stamp, (image.offset_data, image.size)), synset))
-    if len(synsets) != len(found):
-        raise InputError(
-            f"{path} holds {len(found)} images, and there are labels of {len(synsets)}. Put the original archive and "
-            "its labels there."
-        )
-    return _in_order(path, found)
+    found: list[ImageFile] = []
+    with _opened(path, str(path)) as tar:
+        for image, start, synset in _training(path, tar) if part == "train" else _validation(home, tar):
+            name = PurePosixPath(image.name).name
+            if PurePosixPath(name).suffix.lower() not in EXTENSIONS:
+                raise InputError(f"{path}: {image.name} is no image. {_ORIGINAL}")
+            span = (start + image.offset_data, image.size)
+            found.append(ImageFile(path, f"{synset}/{name}", stamp, span, label=synset))
+    return sorted(found, key=lambda file: file.name)
 
 
-def _in_order(path: Path, found: list[tuple[FoundFile, str]]) -> list[tuple[FoundFile, str]]:
-    ordered = sorted(found, key=lambda item: item[0].name)
-    for (one, _), (other, _) in itertools.pairwise(ordered):
-        if one.name == other.name:
-            raise InputError(f"{path}: {one.name} is there a second time. Put the original archive there.")
-    return ordered
+def _opened(path: Path, where: str, file: IO[bytes] | None = None) -> tarfile.TarFile:
+    with refusing(f"{where} is cut short, damaged or compressed", _ORIGINAL, *DAMAGED):
+        return tarfile.open(path, "r:", file)  # a compressed one has no places to read from
 
 
-def _image_name(path: Path, member: tarfile.TarInfo) -> str:
-    name = PurePosixPath(member.name).name
-    if PurePosixPath(name).suffix.lower() not in EXTENSIONS:
-        raise InputError(f"{path}: {member.name} is no image. Put the original archive there.")
-    if member.size > MOST_BYTES:
-        raise InputError(f"{path}: {member.name} has {member.size} bytes. No image is as large.")
-    return name
+def _training(path: Path, tar: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, int, str]]:
+    """Each image, where its class's own archive begins, and its synset."""
+    for member in files_of(tar, str(path), _MOST_BYTES_OF_A_CLASS):
+        synset, _, kind = PurePosixPath(member.name).name.rpartition(".")
+        if kind != "tar" or not _SYNSET.fullmatch(synset):
+            raise InputError(f"{path}: {member.name} is no archive of a class. {_ORIGINAL}")
+        where = f"{path}: {member.name}"
+        with _opened(path, where, tar.extractfile(member)) as inner:
+            for image in files_of(inner, where):
+                yield image, member.offset_data, synset
 
 
-def _opened(path: Path) -> tarfile.TarFile:
-    try:
-        return tarfile.open(path, "r:")  # a compressed one has no places to read from
-    except (tarfile.TarError, *DAMAGED) as error:
-        raise _damaged(path, path.name) from error
-
-
-def _nested(path: Path, outer: tarfile.TarFile, member: tarfile.TarInfo) -> tarfile.TarFile:
-    try:
-        return tarfile.open(fileobj=outer.extractfile(member), mode="r:")
-    except (tarfile.TarError, *DAMAGED) as error:
-        raise _damaged(path, member.name) from error
-
-
-def _files(path: Path, name: str, tar: tarfile.TarFile, size: int | None = None) -> Iterator[tarfile.TarInfo]:
-    """The ordinary files of an archive of so many bytes, which must reach to its end."""
-    size = path.stat().st_size if size is None else size
-    try:
-        while (member := next_member(tar)) is not None:
-            if member.isdir():
-                continue
-            if not member.isfile() or member.sparse is not None:
-                raise InputError(f"{path}: {member.name} is no ordinary file. Put the original archive there.")
-            if member.offset_data + member.size > size:
-                raise _damaged(path, name)
-            yield member
-    except (tarfile.TarError, *DAMAGED) as error:
-        if isinstance(error, InputError):
-            raise
-        raise _damaged(path, name) from error
-    if end_of(tar) is not End.WHOLE:
-        raise _damaged(path, name)
-
-
-def _damaged(path: Path, name: str) -> InputError:
-    where = f"{path}" if name == path.name else f"{path}: {name}"
-    return InputError(f"{where} is cut short, damaged or compressed. Put the original archive there.")
+def _validation(home: Path, tar: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, int, str]]:
+    """Each image, 0, and its synset."""
+    path, synsets, count = home / VALIDATION, _validation_synsets(home), 0
+    labels = "Put the original archive and its labels there."
+    for image in files_of(tar, str(path)):
+        name = PurePosixPath(image.name).name
+        synset = synsets.get(name.partition(".")[0])
+        if synset is None:
+            raise InputError(f"{path}: {name} has no label. {labels}")
+        count += 1
+        yield image, 0, synset
+    if len(synsets) != count:
+        raise InputError(f"{path} holds {count} images, and there are labels of {len(synsets)}. {labels}")
 
 
 def _validation_synsets(home: Path) -> dict[str, str]:
     """Image -> synset, by the table if it is there, else by the development kit."""
-    table = home / _SOLUTION
-    if table.is_file():
-        return _of_table(table)
-    kit = home / _KIT
-    if kit.is_dir():
-        read = {name: _content_of_kit(kit, name) for name in (_NUMBERS, _SYNSETS)}
-        return _of_kit(kit, read[_NUMBERS], read[_SYNSETS])
-    archive = home / f"{_KIT}.tar.gz"
-    if archive.is_file():
-        held = {}
-        try:
+    from scipy.io.matlab import MatReadError
+
+    table, kit, archive = home / _SOLUTION, home / _KIT, home / f"{_KIT}.tar.gz"
+    place = next((path for path in (table, kit, archive) if path.exists()), None)
+    if place is None:
+        raise InputError(
+            f"{home / VALIDATION} has no labels beside it. Put {_SOLUTION}, {_KIT}.tar.gz or that folder, unpacked, "
+            "there."
+        )
+    # What SciPy raises of a damaged MATLAB file is not stated.
+    kinds = (*DAMAGED, csv.Error, MatReadError, ValueError, TypeError, LookupError, AttributeError, struct.error)
+    with refusing(f"{place} is damaged", "Put the original there.", *kinds):
+        if place == table:
+            found = _of_table(table.read_text(encoding="utf-8-sig"))
+        elif place == kit:
+            found = _of_kit((kit / "data" / _NUMBERS).read_bytes(), (kit / "data" / _SYNSETS).read_bytes())
+        else:
+            held = {}
             with tarfile.open(archive, "r:gz") as tar:
-                for member in tar:
-                    if member.isfile() and (name := PurePosixPath(member.name).name) in (_NUMBERS, _SYNSETS):
-                        file: IO[bytes] | None = tar.extractfile(member)
-                        held[name] = b"" if file is None else file.read()
-        except (tarfile.TarError, *DAMAGED) as error:
-            raise InputError(f"{archive} is cut short or damaged. Put the original there.") from error
-        return _of_kit(archive, held.get(_NUMBERS, b""), held.get(_SYNSETS, b""))
-    raise InputError(
-        f"{home / VALIDATION} has no labels beside it. Put {_SOLUTION}, {_KIT}.tar.gz or that folder, unpacked, there."
-    )
-
-
-def _content_of_kit(kit: Path, name: str) -> bytes:
-    path = kit / "data" / name
-    if not path.is_file():
-        raise InputError(f"{path} is missing. Unpack the development kit again.")
-    return path.read_bytes()
-
-
-def _of_table(path: Path) -> dict[str, str]:
-    """Of rows `ILSVRC2012_val_00048981,n03995372 85 1 499 272`: the synset, then its boxes."""
-    try:
-        rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"))))
-        found = {row["ImageId"]: row["PredictionString"].split()[0] for row in rows}
-    except (csv.Error, *DAMAGED, KeyError, AttributeError, IndexError) as error:
-        raise InputError(f"{path} is damaged. Put the original there.") from error
-    if len(found) < len(rows) or not all(_SYNSET.fullmatch(synset) for synset in found.values()):
-        raise InputError(f"{path} is damaged: an image is there twice, or has no synset. Put the original there.")
+                for member in files_of(tar, str(archive)):
+                    if (name := PurePosixPath(member.name).name) in (_NUMBERS, _SYNSETS):
+                        held[name] = tar.extractfile(member).read()  # type: ignore[union-attr]  # of a file
+            found = _of_kit(held[_NUMBERS], held[_SYNSETS])
+        if not found or not all(_SYNSET.fullmatch(synset) for synset in found.values()):
+            raise ValueError("an image has no synset")
     return found
 
 
-def _of_kit(where: Path, numbers: bytes, synsets: bytes) -> dict[str, str]:
+def _of_table(text: str) -> dict[str, str]:
+    """Of rows `ILSVRC2012_val_00048981,n03995372 85 1 499 272`: the synset, then its boxes."""
+    return {row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(io.StringIO(text))}
+
+
+def _of_kit(numbers: bytes, synsets: bytes) -> dict[str, str]:
     """Line i of the numbers is of validation image i; the table of synsets says which is meant."""
     from scipy.io import loadmat
 
-    try:
-        table = loadmat(io.BytesIO(synsets), squeeze_me=True)["synsets"]
-        leaves = table[table["num_children"] == 0]  # the others are families of classes
-        names = {
-            int(number): str(synset) for number, synset in zip(leaves["ILSVRC2012_ID"], leaves["WNID"], strict=True)
-        }
-        stated = [int(line) for line in numbers.split()]
-        found = {f"ILSVRC2012_val_{place:08d}": names[number] for place, number in enumerate(stated, 1)}
-    except Exception as error:  # of a file that is cut, or no MATLAB file
-        raise InputError(
-            f"{where} is damaged: {_NUMBERS} and {_SYNSETS} do not fit. Put the original there."
-        ) from error
-    if not found or not all(_SYNSET.fullmatch(synset) for synset in found.values()):
-        raise InputError(f"{where} is damaged: it names no synsets. Put the original there.")
-    return found
+    table = loadmat(io.BytesIO(synsets), squeeze_me=True)["synsets"]
+    leaves = table[table["num_children"] == 0]  # the others are families of classes
+    names = {int(number): str(synset) for number, synset in zip(leaves["ILSVRC2012_ID"], leaves["WNID"], strict=True)}
+    return {f"ILSVRC2012_val_{place:08d}": names[int(line)] for place, line in enumerate(numbers.split(), 1)}

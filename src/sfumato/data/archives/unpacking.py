@@ -1,38 +1,33 @@
 """A folder of tar shards (`webdataset`) or Parquet files (`parquet`), unpacked once into the user's cache folder.
 
 **Nothing depends on an image's place, nor on other members.** Its name, by which persons are told
-and it is held out, is `<shard>/<member>`, whatever lies beside it; on disk it has another. (A row of
-a Parquet file that has no path is held out by its bytes.) A part (train, valid, test and their other
-spellings) is what a word of the shard's name says, or a folder of its members; the two must agree.
+and it is held out, is `<shard>/<member>`, whatever lies beside it. (A row of a Parquet file that has no path is held
+out by its bytes.) A part (train, valid, test and their other spellings) is what a word of the shard's name says, or a
+folder of its members; the two must agree.
 
-An archive that is cut short loses what lay behind the cut; an image at the cut is kept, and cannot be
-read. What was unpacked is taken only as it was left: where a file was changed since, all is unpacked anew.
+All images are put into one file, and beside it stands where each begins: no name of a member is a name on the disk.
 """
 
-import errno
-import hashlib
 import json
-import shutil
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from sfumato.data import cache, store
-from sfumato.data.archives.parquet import examples_of_parquet
-from sfumato.data.archives.webdataset import examples_of_tar
-from sfumato.data.listing import PART_MEANT, FoundFile, LabelledFile, stamp_of, words_of
+from sfumato.data import store
+from sfumato.data.archives.shards import images_of_parquet, images_of_tar
+from sfumato.data.listing import PART_MEANT, ImageFile, stamp_of, words_of
 from sfumato.errors import InputError
 
 SUFFIXES = (".tar", ".parquet")
-_INDEX, _DONE = "index.jsonl", "done.json"
+_IMAGES, _INDEX = "images.bin", "index.jsonl"
+_PASSED_OVER = ("readme.md", "readme.txt", "dataset_info.json", "license", "thumbs.db", "desktop.ini")
 
 
 def shards(root: Path) -> list[Path]:
     """The archives of a folder, by name; none where it holds anything else.
 
     Raises:
-        InputError: If it holds archives beside other files, or one under two names.
+        InputError: If it holds archives beside other files.
     """
     if root.is_file() and root.suffix.lower() in SUFFIXES:
         return [root]
@@ -46,121 +41,76 @@ def shards(root: Path) -> list[Path]:
             f"{root} holds archives ({found[0].name}) beside {others[0].name}. Keep archives in a folder of their own, "
             "or unpack them."
         )
-    same: dict[tuple[int, int], Path] = {}
-    for path in found:
-        status = path.stat()
-        other = same.setdefault((status.st_dev, status.st_ino), path)
-        if other != path:
-            raise InputError(f"{path} and {other} are one archive under two names. Take one out.")
     return found
 
 
-_PASSED_OVER = ("readme.md", "readme.txt", "dataset_info.json", "license", "thumbs.db", "desktop.ini")
-
-
-def unpacked(root: Path, report: Callable[[str], None]) -> list[LabelledFile] | None:
-    """The images of a folder's archives, kept in the user's cache folder; None where it holds none.
+def unpacked(
+    root: Path, found: Sequence[Path], report: Callable[[str], None], unpack_to: Path | None = None
+) -> list[ImageFile]:
+    """The images of a folder's archives, in the order of their names.
 
     Args:
         root: The folder.
+        found: Its archives.
         report: Takes lines about progress.
+        unpack_to: An empty folder; None: they are kept in the user's cache folder.
 
     Raises:
-        InputError: If an archive is no archive, an example has no label or two, or there is no room.
+        InputError: If an archive is no archive, or an example has no label or two.
     """
-    found = shards(root)
-    if not found:
-        return None
-    slot = cache.own_folder({"root": str(root.resolve())}, "unpacked")
-    if slot is None:
-        raise InputError(
-            f"{root} holds archives, which are unpacked into a cache folder of your own: leave --no-cache out, and see "
-            "to it that XDG_CACHE_HOME, or ~/.cache, can be written."
+    folder = unpack_to
+    if folder is None:
+        settings = {"root": str(root.resolve())}
+        slot = store.slot_of(settings, "unpacked")
+        if slot is None:
+            raise InputError(f"{root} holds archives, which are unpacked into a cache folder: leave --no-cache out.")
+        stamps = [[path.name, *stamp_of(path)] for path in found]
+        folder, _ = store.made(
+            slot, {**settings, "archives": stamps}, lambda part: _unpack(root, found, part, report), report
         )
-    stamps = [[path.name, *stamp_of(path), path.stat().st_ino] for path in found]
-    folder = slot / hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:32]
-    try:
-        with store.alone(slot, lambda: report(f"another process is unpacking into {slot}: waiting for it")):
-            files = labelled(folder)
-            if files is None:
-                for other in slot.iterdir():  # no copies of private images pile up
-                    if other.is_dir():
-                        shutil.rmtree(other)
-                try:
-                    unpack(found, folder, report)
-                except BaseException:
-                    shutil.rmtree(folder, ignore_errors=True)
-                    raise
-                files = labelled(folder)
-    except OSError as error:
-        room = " Free some space." if error.errno == errno.ENOSPC else ""
-        raise InputError(f"{root} cannot be unpacked into {slot}: {error.strerror or error}.{room}") from None
-    if files is None:
-        raise InputError(f"{slot} does not hold what was unpacked there. Run again.")
-    return files
+    else:
+        _unpack(root, found, folder, report)
+    rows = [json.loads(line) for line in (folder / _INDEX).read_text(encoding="utf-8").splitlines()]
+    images, stamp = folder / _IMAGES, stamp_of(folder / _IMAGES)
+    files = [ImageFile(images, stamp=stamp, **{**row, "span": tuple(row["span"])}) for row in rows]
+    return sorted(files, key=lambda file: (file.name, file.span))
 
 
-def labelled(folder: Path) -> list[LabelledFile] | None:
-    """What was unpacked into a folder, in the order of names; None where it is not as it was left."""
-    try:
-        text = (folder / _INDEX).read_text(encoding="ascii")
-        done = json.loads((folder / _DONE).read_text(encoding="utf-8"))
-        if done["sha256"] != hashlib.sha256(text.encode()).hexdigest():
-            return None
-        rows = [json.loads(line) for line in text.splitlines()]
-        found = [_labelled(folder, row) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if any(list(item.file.stamp) != row["stamp"] for item, row in zip(found, rows, strict=True)):
-        return None
-    return sorted(found, key=lambda item: (item.file.name, item.file.path.name))
-
-
-def _labelled(folder: Path, row: dict[str, Any]) -> LabelledFile:
-    path = folder / row["file"]
-    file = FoundFile(path, row["name"], stamp_of(path))
-    return LabelledFile(file, row["label"], row["part"] or None, row["group"] or None, row["hashed"])
-
-
-def unpack(found: Sequence[Path], folder: Path, report: Callable[[str], None]) -> None:
-    """Writes all images to a folder, under names that tell nothing, and an index."""
-    root = found[0] if len(found) == 1 else found[0].parent
+def _unpack(root: Path, found: Sequence[Path], folder: Path, report: Callable[[str], None]) -> None:
+    """Writes all images to one file of a folder, and an index."""
     report(f"unpacking {len(found)} archive(s) of {root}")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
-    for path in found:
-        of_shard = part_of(path)
-        read = examples_of_parquet if path.suffix.lower() == ".parquet" else examples_of_tar
-        for example in read(path, report):
-            # Without a name of its own an image is told by its bytes, never by its place.
-            own = example.name or f"#{hashlib.sha256(example.image).hexdigest()}"
-            name = unicodedata.normalize("NFC", f"{path.stem}/{own}")
-            if of_shard and example.part and of_shard != example.part:
-                raise InputError(
-                    f"{path}: {own} lies in {example.part}/, and the archive is named for {of_shard}. Rename "
-                    "the archive, or the folder."
+    rows = []
+    with open(folder / _IMAGES, "wb") as file:
+
+        def keep(content: bytes) -> tuple[int, int]:
+            start = file.tell()
+            return start, file.write(content)
+
+        for path in found:
+            of_shard = part_of(path)
+            read = images_of_parquet if path.suffix.lower() == ".parquet" else images_of_tar
+            for image in read(path, keep, report):
+                if of_shard and image.part and of_shard != image.part:
+                    raise InputError(
+                        f"{path}: {image.name} lies in {image.part}/, and the archive is named for {of_shard}. Rename "
+                        "the archive, or the folder."
+                    )
+                hashed = unicodedata.normalize("NFC", f"{path.stem}/{image.name}")
+                rows.append(
+                    {
+                        "name": hashed + image.suffix,
+                        "hashed": hashed,
+                        "span": image.span,
+                        "label": image.label,
+                        "group": image.group or None,
+                        "part": of_shard or image.part or None,
+                    }
                 )
-            file = f"{len(rows):08d}{example.suffix}"
-            (folder / file).write_bytes(example.image)
-            rows.append(
-                {
-                    "file": file,
-                    "name": name + example.suffix,
-                    "hashed": name,
-                    "label": example.label,
-                    "group": example.group,
-                    "part": of_shard or example.part,
-                    "stamp": stamp_of(folder / file),
-                }
-            )
     for column, what in (("group", "group"), ("part", "part (train, valid, test)")):
         without = next((row["name"] for row in rows if not row[column]), None)
         if without is not None and any(row[column] for row in rows):
             raise InputError(f"{root}: {without} names no {what}, and others do. Give it to all or none.")
-    index = "".join(f"{json.dumps(row)}\n" for row in rows)
-    store.write_private(folder / _INDEX, index)
-    done = {"root": str(root.resolve()), "images": len(rows), "sha256": hashlib.sha256(index.encode()).hexdigest()}
-    store.write_private(folder / _DONE, json.dumps(done))
+    store.write(folder / _INDEX, "".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 def part_of(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Which part of an image a view shows, where parts are drawn for each view from more than a few.
+"""Which part of an image a view shows.
 
 All functions take V images with one set of parameters for each, and treat each image alone:
 the values of a view do not depend on what else is in the batch, to the last bit.
@@ -13,36 +13,44 @@ _ATTEMPTS = 10
 NUM_BOX_UNIFORMS = 2 * _ATTEMPTS + 2
 
 
-def reflected_crop(
-    pixels: torch.Tensor, top: torch.Tensor, left: torch.Tensor, flip: torch.Tensor, padding: int
+def cropped(
+    pixels: torch.Tensor,
+    top: torch.Tensor,
+    left: torch.Tensor,
+    flip: torch.Tensor,
+    size: tuple[int, int],
+    *,
+    repeats_edge: bool,
 ) -> torch.Tensor:
-    """Crops of the original size from images padded by reflection: the edge pixel is not repeated.
+    """Crops by whole pixels, of images that go on beyond their edges as in a mirror.
 
     Args:
         pixels: (V, C, H, W).
-        top: (V,), int64 in [0, 2 padding]: first row of the crop in the padded image.
-        left: (V,), likewise its first column.
+        top: (V,), int64: the image's row at which the crop begins; may be negative.
+        left: (V,), likewise its column.
         flip: (V,): other than 0 exchanges left and right afterwards.
-        padding: Pixels on each edge, less than H and W.
+        size: Rows and columns of a crop.
+        repeats_edge: Whether the pixel at the edge is seen in the mirror too (NumPy's "symmetric"; else "reflect").
 
     Returns:
-        (V, C, H, W).
+        (V, C, *size).
     """
     num_views, channels, height, width = pixels.shape
-    rows, columns = _reflected(height, top - padding), _reflected(width, left - padding)
+    rows = _mirrored(height, top, size[0], repeats_edge)
+    columns = _mirrored(width, left, size[1], repeats_edge)
     columns = torch.where(flip[:, None] != 0, columns.flip(1), columns)
-    source = (
-        (rows[:, :, None] * width + columns[:, None, :]).view(num_views, 1, height * width).expand(-1, channels, -1)
-    )
-    return pixels.reshape(num_views, channels, height * width).gather(2, source).view(pixels.shape)
+    source = (rows[:, :, None] * width + columns[:, None, :]).view(num_views, 1, size[0] * size[1])
+    found = pixels.reshape(num_views, channels, height * width).gather(2, source.expand(-1, channels, -1))
+    return found.view(num_views, channels, *size)
 
 
-def _reflected(size: int, start: torch.Tensor) -> torch.Tensor:
-    """The pixels seen from `start` on when a line is continued by reflection, 2 1 | 0 1 ... n-1 |
-    n-2: (V,) -> (V, size).
+def _mirrored(size: int, start: torch.Tensor, length: int, repeats_edge: bool) -> torch.Tensor:
+    """The pixels seen from `start` on when a line goes on as in a mirror, 1 0 | 0 1 ... n-1 | n-1 or
+    2 1 | 0 1 ... n-1 | n-2: (V,) -> (V, length).
     """
-    index = (start[:, None] + torch.arange(size, device=start.device)).abs()
-    return torch.minimum(index, (2 * size - 2 - index).abs())
+    period = 2 * size if repeats_edge else max(2 * size - 2, 1)
+    index = (start[:, None] + torch.arange(length, device=start.device)) % period
+    return torch.minimum(index, period - repeats_edge - index)
 
 
 def random_boxes(
