@@ -21,10 +21,9 @@ from scipy.stats import binom
 
 import sfumato
 from sfumato import config
-from sfumato.accounting.gaussian import epsilon_gaussian
+from sfumato.accounting.gaussian import epsilon_gaussian, mu_gaussian
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing.one_run import audit_guesses, epsilon_of_guesses, num_guesses, power, probability
-from sfumato.auditing.rates import mu_of
 from sfumato.auditing.run import scores
 from sfumato.data import loading
 from sfumato.data.canaries import WithCanaries, canary_images
@@ -110,7 +109,7 @@ def gaussian_scores(rng, mu, count):
 def test_a_sound_gaussian_mechanism_is_not_accused_and_its_double_shows_more(epsilon):
     rng = np.random.default_rng(1)
     found = [
-        [audit_guesses(*gaussian_scores(rng, mu_of(true, DELTA), 2000), delta=DELTA, nominal_epsilon=epsilon)]
+        [audit_guesses(*gaussian_scores(rng, mu_gaussian(true, DELTA), 2000), delta=DELTA, nominal_epsilon=epsilon)]
         for true in [epsilon] * 60 + [2.2 * epsilon] * 10
     ]
     sound, double = found[:60], found[60:]
@@ -170,11 +169,11 @@ def test_power_of_a_tight_attack_is_what_it_shows_in_the_middle():
     rng = np.random.default_rng(5)
     stated = power(1000, 0.95, DELTA, 4.0).tight
     shown = [
-        audit_guesses(*gaussian_scores(rng, mu_of(4.0, DELTA), 1000), delta=DELTA).epsilon_lower_bound
+        audit_guesses(*gaussian_scores(rng, mu_gaussian(4.0, DELTA), 1000), delta=DELTA).epsilon_lower_bound
         for _ in range(40)
     ]
     assert np.median(shown) == pytest.approx(stated, abs=0.1)
-    assert epsilon_gaussian(mu_of(4.0, DELTA), DELTA) > stated > 1
+    assert epsilon_gaussian(mu_gaussian(4.0, DELTA), DELTA) > stated > 1
 
 
 @pytest.mark.parametrize(

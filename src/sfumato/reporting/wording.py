@@ -2,7 +2,7 @@
 
 from sfumato.planning.claims import AttackerClaims, Guarantee
 from sfumato.reporting import formats
-from sfumato.reporting.markup import Html, element
+from sfumato.reporting.html import Html, element
 from sfumato.run_folder.record import Certificate, PublicInputs, Recorded
 
 
