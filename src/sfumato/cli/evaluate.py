@@ -13,14 +13,8 @@ if TYPE_CHECKING:
 
 def evaluate(
     run: options.Run,
-    folder: Annotated[
-        Path | None,
-        typer.Argument(help="Images with labels, scored whole; default: what the run held out.", show_default=False),
-    ] = None,
-    data_root: Annotated[
-        Path | None,
-        typer.Option(help="Where the data lies; default as in training, where the run's owner has noted it."),
-    ] = None,
+    folder: options.LabelledImages = None,
+    data_root: options.DataRoot = None,
     test_views: Annotated[
         int | None,
         typer.Option(min=0, max=256, help="Random views of each image that decide together; default as in the recipe."),
@@ -62,10 +56,7 @@ def evaluate(
         trust=trust or (),
         report=output.note,
     )
-    if json_:
-        output.print_json(found.as_json())
-    else:
-        _show(found, specificity)
+    output.answer(found, json_, lambda found: _show(found, specificity))
     if plot is not None:  # last: what was computed is told by now
         reliability_plot.draw(found, plot)
 

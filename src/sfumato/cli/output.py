@@ -1,14 +1,31 @@
 """What goes to stdout and what to stderr."""
 
+import contextlib
 import json
-from typing import Any
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from sfumato.reporting.lines import note, plain
+
+if TYPE_CHECKING:
+    from sfumato.json_record import Record
 
 
 def print_json(value: Any) -> None:
     """Exactly one strict JSON object on stdout."""
     print(json.dumps(value, allow_nan=False))
+
+
+def answer(found: "Record", json_: bool, show: Callable[[Any], None]) -> None:
+    """What a command ends with: one JSON object, or words."""
+    if json_:
+        print_json(found.as_json())
+    else:
+        show(found)
 
 
 def say(text: str) -> None:
@@ -40,3 +57,35 @@ def print_augtest(views: int, vote: float | None, mean: float | None) -> None:
             f"with {views} random views of each image: {per_cent(vote)} by majority, "
             f"{per_cent(mean)} by mean probability"
         )
+
+
+@contextlib.contextmanager
+def interruptible(
+    *more: str,
+    password: str | None = None,
+    kept: str = "what was finished is kept",
+    command: Sequence[str] | None = None,
+) -> Iterator[None]:
+    """Ends the command with status 1 where SIGINT or SIGTERM interrupt the block, and says how to go on.
+
+    Args:
+        more: Options that the same command needs besides.
+        password: Of a storage: not for logs.
+        kept: What is.
+        command: Goes on with a run that was interrupted after a checkpoint; None: the same command does.
+    """
+    from sfumato.training.interrupt import Interrupted, stop_on_sigterm
+
+    try:
+        with contextlib.nullcontext() if command is not None else stop_on_sigterm():
+            yield
+    except (Interrupted, KeyboardInterrupt) as stopped:
+        has_checkpoint = isinstance(stopped, Interrupted)
+        if command is not None and not has_checkpoint:
+            raise
+        again = shlex.join(["sfumato", *sys.argv[1:], *more] if command is None else command)
+        if password:
+            again = again.replace(password, "***")
+        how = "the same command: " if command is None else ""
+        note(f"{stopped if has_checkpoint else 'interrupted'}; {kept}. Go on with {how}{again}")
+        raise typer.Exit(1) from None

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def train(
-    context: typer.Context,
     recipe: options.Recipe,
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon of one image: smaller is more private.")] = None,
     epsilon_per_person: Annotated[
@@ -28,9 +27,7 @@ def train(
     images_per_person: options.ImagesPerPerson = None,
     delta: options.Delta = None,
     set_: options.Set = None,
-    output_folder: Annotated[
-        Path | None, typer.Option("--output", help="The run folder; default: runs/<recipe>-<time>.")
-    ] = None,
+    output_folder: options.Output = None,
     data_root: options.DataRoot = None,
     device: options.Device = "auto",
     accountant: Annotated[Accountant | None, typer.Option(help="pld (tighter) or rdp.")] = None,
@@ -59,10 +56,6 @@ def train(
     json_: options.Json = False,
 ) -> None:
     """Trains a classifier under the recipe's privacy budget."""
-    if no_cache:
-        from sfumato.data import cache
-
-        context.with_resource(cache.switched_off())
     name, values = recipes.read(recipe)
     if epsilon is not None and epsilon_per_person is not None:
         raise InputError("--epsilon is for each image, --epsilon-per-person for each person. Give one of them.")
@@ -90,43 +83,20 @@ def train(
         return
 
     from sfumato.run_folder import session
-    from sfumato.training.interrupt import Interrupted
     from sfumato.training.trainer import train as run_training
 
+    again: dict[str, Any] = {"data_root": data_root, "device": device, "non_private": non_private, "trust": trusted}
     if times is not None or seeds is not None:
-        again = {"data_root": data_root, "device": device, "non_private": non_private, "trust": trusted}
-        _repeat(
-            parsed,
-            output_folder or session.new_folder(name),
-            times,
-            seeds,
-            again | ({"resume": True} if resume else {}),
-            json_,
-        )
+        folder = output_folder or session.new_folder(name)
+        with output.interruptible(*([] if output_folder else ["--output", str(folder)]), kept="everything is kept"):
+            _repeat(parsed, folder, times, seeds, again | ({"resume": True} if resume else {}), json_)
         return
     folder = output_folder or (session.newest_unfinished(name) if resume else session.new_folder(name))
     if resume and output_folder is None:
         output.note(f"going on with {folder}")
-    try:
-        result = run_training(
-            parsed,
-            folder,
-            data_root=data_root,
-            device=device,
-            non_private=non_private,
-            resume=resume,
-            trust=trusted,
-        )
-    except Interrupted as interrupted:
-        words = ["sfumato", "resume", str(folder), *trust_options(trusted)]
-        words += ["--device", device] if device != "auto" else []
-        words += ["--no-cache"] if no_cache else []
-        output.note(f"{interrupted}; everything is kept. Go on with: {shlex.join(words)}")
-        raise typer.Exit(1) from None
-    if json_:
-        output.print_json(result.as_json())
-    else:
-        show_result(result, trusted)
+    with output.interruptible(command=resume_command(folder, trusted, device, no_cache), kept="everything is kept"):
+        result = run_training(parsed, folder, resume=resume, **again)
+    output.answer(result, json_, lambda result: show_result(result, trusted))
 
 
 def _one_of_them(recipe: config.Recipe, times: int | None, seeds: str | None) -> config.Recipe:
@@ -143,16 +113,9 @@ def _repeat(
     recipe: config.Recipe, folder: Path, times: int | None, seeds: str | None, again: dict[str, Any], json_: bool
 ) -> None:
     from sfumato.cli.simulate import parse_seeds
-    from sfumato.training.interrupt import Interrupted
     from sfumato.training.repeated import repeat
 
-    try:
-        found = repeat(recipe, folder, times=times, seeds=None if seeds is None else parse_seeds(seeds), **again)
-    except Interrupted as interrupted:
-        output.note(
-            f"{interrupted}; everything is kept. Go on with the same command and --output {shlex.quote(str(folder))}"
-        )
-        raise typer.Exit(1) from None
+    found = repeat(recipe, folder, times=times, seeds=None if seeds is None else parse_seeds(seeds), **again)
     if json_:
         output.print_json(found.as_json())
         return
@@ -329,6 +292,16 @@ def show_result(result: "Result", trust: list[str]) -> None:
     output.say(f"certificate {Path(result.run) / 'privacy.json'}")
     output.say(f"report      {Path(result.run) / 'report.html'}")
     output.say(f"use it      sfumato predict {shlex.join([result.run, *trust_options(trust)])} IMAGE...")
+
+
+def resume_command(
+    run: Path, trust: list[str], device: str, no_cache: bool, data_root: Path | None = None
+) -> list[str]:
+    """Goes on with a run, as words."""
+    words = ["sfumato", "resume", str(run), *trust_options(trust)]
+    words += ["--data-root", str(data_root)] if data_root is not None else []
+    words += ["--device", device] if device != "auto" else []
+    return [*words, "--no-cache"] if no_cache else words
 
 
 def trust_options(trust: list[str]) -> list[str]:
