@@ -25,28 +25,10 @@ def test_a_classic_fault_breaks_a_law(fault):
     assert found(fault) is not None
 
 
-AT_EVERY_CHANGE = {
-    "a norm that leaves out the bias",
-    "the bias not clipped",
-    "noise five per cent too small",
-    "noise for every microbatch as well",
-    "the same noise again in the second half of a run",
-}
-
-
-@pytest.mark.parametrize("fault", [fault for fault in MORE if fault.name in AT_EVERY_CHANGE], ids=name_of)
-def test_a_near_fault_breaks_a_law(fault):
-    assert found(fault) is not None
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [fault for fault in MORE if fault.name not in AT_EVERY_CHANGE], ids=name_of)
+@pytest.mark.parametrize("fault", MORE, ids=name_of)
 def test_another_fault_breaks_a_law(fault):
     assert found(fault) is not None
-
-
-def test_all_that_are_named_are_faults():
-    assert {fault.name for fault in MORE} >= AT_EVERY_CHANGE
 
 
 def found(fault):

@@ -39,8 +39,7 @@ def test_an_empty_batch_has_no_clipped_fraction(tmp_path):
     draw_norms(facts, tmp_path / "norms.svg")
 
 
-@pytest.mark.parametrize("steps", [[1], list(range(1, 20))])
-@pytest.mark.parametrize("name", ["norms.svg", "norms.png"])
+@pytest.mark.parametrize("steps, name", [([1], "norms.svg"), (list(range(1, 20)), "norms.png")])
 def test_the_plot_is_its_owner_s_alone_and_says_so(tmp_path, steps, name):
     folder = watched(tmp_path, steps)
     path = folder / name

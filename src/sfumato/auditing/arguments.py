@@ -42,7 +42,7 @@ def levels(
         raise InputError(f"confidence must lie between 0.5 and 1, not {confidence}. Usual are 0.95 and 0.999.")
     if epsilon is not None and not least <= epsilon <= _MOST_EPSILON:
         raise InputError(
-            f"the claimed epsilon must be a number from {least:g} to {_MOST_EPSILON:,}, not {epsilon}: a larger one "
+            f"the claimed epsilon must be a number from {least} to {_MOST_EPSILON:,}, not {epsilon}: a larger one "
             "promises nothing that games could refute."
         )
     return float(delta), float(confidence), None if epsilon is None else float(epsilon)
