@@ -86,6 +86,6 @@ def interruptible(
         again = shlex.join(["sfumato", *sys.argv[1:], *more] if command is None else command)
         if password:
             again = again.replace(password, "***")
-        how = "the same command: " if command is None else ""
-        note(f"{stopped if has_checkpoint else 'interrupted'}; {kept}. Go on with {how}{again}")
+        how = " the same command" if command is None else ""
+        note(f"{stopped if has_checkpoint else 'interrupted'}; {kept}. Go on with{how}: {again}")
         raise typer.Exit(1) from None
