@@ -1,5 +1,6 @@
 """From scores and membership to lower bounds on epsilon: nothing else of an attack is looked at."""
 
+import bisect
 import dataclasses
 import math
 import secrets
@@ -14,7 +15,6 @@ from sfumato.auditing import trade_off
 from sfumato.auditing.arguments import levels
 from sfumato.auditing.rates import (
     advantage_bound,
-    games_needed,
     gaussian_epsilon,
     gaussian_mu,
     log_ratio,
@@ -29,6 +29,7 @@ from sfumato.errors import InputError
 SHARE = 0.2
 """Of the games of each side, those that choose thresholds. No bound uses them."""
 _MOST_THRESHOLDS = 2000
+_MOST_A_SIDE = 10**15
 _LARGEST = 1e300
 _CAREFUL = 1e-3
 """Many thresholds show almost the same mu. Where few scores lie above, luck would decide, so that mu is
@@ -168,20 +169,16 @@ def auc(members: np.ndarray, non_members: np.ndarray) -> float:
 def require_enough(num_members: int, num_non_members: int, confidence: float, delta: float) -> None:
     """Raises InputError where no attack could show anything; it says how many games could."""
 
-    def shows(*sides: int) -> bool:
-        used = [side - _num_chosen(side) for side in sides]
-        return min(used) >= 1 and perfect(used[0], used[1], confidence, delta) > 0
+    def shows(members: int, non_members: int) -> bool:
+        used = members - _num_chosen(members), non_members - _num_chosen(non_members)
+        return min(used) >= 1 and perfect(*used, confidence, delta) > 0
 
     if shows(num_members, num_non_members):
         return
-    needed = games_needed(0.0, confidence, delta, SHARE)
-    if needed:
-        needed += needed % 2
-        while not shows(needed // 2, needed // 2):  # whole games choose the threshold
-            needed += 2
+    needed = 2 * bisect.bisect_left(range(_MOST_A_SIDE + 1), True, lo=1, key=lambda side: shows(side, side))
     remedy = (
         f"Play at least {needed:,}, half of them with the example"
-        if needed
+        if needed <= 2 * _MOST_A_SIDE
         else "No number of games is enough: take a smaller delta"
     )
     raise InputError(

@@ -1,7 +1,6 @@
 """report.html: one self-contained page that says what a run is worth and what it promises."""
 
 from pathlib import Path
-from typing import Any
 
 from sfumato.reporting import formats, wording
 from sfumato.reporting.attack import attack_section, audit_section
@@ -268,33 +267,13 @@ def _per_class(run: Recorded) -> Html:
 
 
 def _recipe(run: Recorded) -> Html:
+    import tomli_w
+
     parts = [paragraph("The resolved recipe, every filled-in value included: enough to run again.")]
     if "privacy" in run.recipe and not run.is_private:
         asked = "Its privacy section says what was asked for; for this run it is no guarantee."
         parts.append(paragraph(asked, "remark"))
-    tables = [_recipe_section(name, values) for name, values in run.recipe.items()]
-    return section("Hyper-parameters", *parts, element("div", *tables, class_="recipe"))
-
-
-def _recipe_section(name: str, values: Any) -> Html:
-    items = values.items() if isinstance(values, dict) else [("", values)]
-    rows = [
-        element("tr", element("th", key, scope="row"), element("td", _as_text(value)))
-        for key, value in items
-        if value != {}
-    ]
-    return element("table", element("caption", name), element("tbody", *rows))
-
-
-def _as_text(value: Any) -> str:
-    """A TOML value as one would write it, without the quotes around a lone string."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        return ", ".join(_as_text(item) for item in value)
-    if isinstance(value, dict):
-        return ", ".join(f"{key} = {_as_text(item)}" for key, item in value.items())
-    return formats.delta_text(value) if isinstance(value, float) and 0 < value < 1e-3 else str(value)
+    return section("Hyper-parameters", *parts, element("pre", tomli_w.dumps(run.recipe)))
 
 
 def _values(run: Recorded) -> Html:
