@@ -63,7 +63,8 @@ def an_audit(num_models=40, epsilon=4.0, **changes):
     return Audit(made_up_task(), network(), epsilon, 0.05, num_models, **changes)
 
 
-def models_of(mechanism, target="blank", clipping_norm=0.5, **changes):
+def models_of(mechanism, target="blank", clipping_norm=1.41, **changes):
+    """At first half of the examples' gradients are longer than the clipping norm."""
     net = network(torch.float64)
     return Models(made_up_task(), target, net, mechanism, clipping_norm=clipping_norm, learning_rate=0.5, **changes)
 
