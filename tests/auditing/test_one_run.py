@@ -15,7 +15,7 @@ from scipy.stats import binom
 
 import sfumato
 from sfumato import config
-from sfumato.accounting.gaussian import epsilon_gaussian, mu_gaussian
+from sfumato.accounting.gaussian import mu_gaussian
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing.one_run import audit_guesses, epsilon_of_guesses, num_guesses, power, probability
 from sfumato.auditing.run import scores
@@ -150,17 +150,6 @@ def test_an_attacker_who_is_never_wrong_shows_what_power_says_and_one_canary_few
     assert 1 / (1 + math.exp(-without_delta)) == pytest.approx(0.05 ** (1 / 200), rel=1e-6)
     needed = power(1000, 0.95, DELTA, 3.0).games_needed
     assert power(needed, 0.95, DELTA, None).perfect > 3 >= power(needed - 1, 0.95, DELTA, None).perfect
-
-
-def test_power_of_a_tight_attack_is_what_it_shows_in_the_middle():
-    rng = np.random.default_rng(5)
-    stated = power(1000, 0.95, DELTA, 4.0).tight
-    shown = [
-        audit_guesses(*gaussian_scores(rng, mu_gaussian(4.0, DELTA), 1000), delta=DELTA).epsilon_lower_bound
-        for _ in range(40)
-    ]
-    assert np.median(shown) == pytest.approx(stated, abs=0.1)
-    assert epsilon_gaussian(mu_gaussian(4.0, DELTA), DELTA) > stated > 1
 
 
 @pytest.mark.parametrize(
@@ -413,40 +402,24 @@ def test_the_command_prints_the_contract_s_keys_keeps_its_schema_and_states_its_
 
 
 def test_a_folder_that_cannot_be_audited_is_refused(run, tmp_path):
-    def copy(name, **changes):
-        folder = tmp_path / name
-        shutil.copytree(run, folder)
+    inputs = json.loads((run / "privacy.json").read_text())["public_inputs"]
+    for number, (changes, words) in enumerate(
+        [
+            ({"status": "running"}, "is unfinished"),
+            ({"public_inputs": {**inputs, "num_canaries": 0}}, "without canaries"),
+            ({"private": False, "epsilon": None, "why_not_private": "a seed"}, "claims no privacy"),
+            ({"weights_sha256": "0" * 64}, "other weights"),
+        ]
+    ):
+        folder = shutil.copytree(run, tmp_path / str(number))
         path = folder / "privacy.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-        return folder
-
-    inputs = json.loads((run / "privacy.json").read_text())["public_inputs"]
-    for folder, words in (
-        (copy("unfinished", status="running"), "is unfinished"),
-        (copy("without", public_inputs={**inputs, "num_canaries": 0}), "without canaries"),
-        (copy("public", private=False, epsilon=None, why_not_private="a seed"), "claims no privacy"),
-        (copy("weights", weights_sha256="0" * 64), "other weights"),
-        (copy("another", run_id="0" * 32), "is another run's"),
-        (tmp_path / "absent", "cannot be read"),
-    ):
         with pytest.raises(InputError, match=words):
             sfumato.audit_one_run(folder)
-    shared = copy("shared")
+    shared = shutil.copytree(run, tmp_path / "shared")
     (shared / coins.COINS_FILE).unlink()
     with pytest.raises(InputError, match="is not there"):
         sfumato.audit_one_run(shared)
-    (shared / coins.COINS_FILE).write_text("[]")
-    with pytest.raises(InputError, match="is damaged"):
-        sfumato.audit_one_run(shared)
-    with pytest.raises(InputError, match="confidence must lie"):
-        sfumato.audit_one_run(run, confidence=0.0)
-
-
-@pytest.mark.parametrize("epsilon, delta", [(20.0, 1e-10)])
-def test_how_many_canaries_a_large_claim_needs_is_known_at_once(epsilon, delta):
-    found = power(1000, 0.95, delta, epsilon)
-    assert found.tight <= found.perfect < epsilon
-    assert found.games_needed is None or power(found.games_needed, 0.95, delta, None).perfect > epsilon
 
 
 def test_what_forty_canaries_show_is_not_called_out_of_reach():

@@ -26,7 +26,7 @@ def whole(name: str, value: int, least: int, most: int) -> int:
 
 
 def levels(
-    delta: float, confidence: float, epsilon: float | None, least: float = 0.0
+    delta: float, confidence: float, epsilon: float | None, least: float = 0
 ) -> tuple[float, float, float | None]:
     """Delta, confidence and the claimed epsilon, None where nothing is claimed.
 
