@@ -163,8 +163,9 @@ FAULTS: tuple[Fault, ...] = (
 )
 
 _ZEROS = "randomness.Streams(bytes(32), {}, {})"
-_CLAMP, _TENSORS = "torch.clamp(1 / norms, max=1 / self.clipping_norm)", "zip(grad_sum.items(), parts, strict=True)}"
-_UPDATE, _RADIUS = "self.state.update(released, step)", "np.sqrt(-2 * np.log(uniform))"
+_CLAMP, _RADIUS = "torch.clamp(1 / norms, max=1 / self.clipping_norm)", "np.sqrt(-2 * np.log(uniform))"
+_TENSORS = "for (name, value), part in zip(grad_sum.items(), parts, strict=True)\n    }"
+_UPDATE = "self.state.update(self.step.release(grad_sum, noise), step)"
 
 MORE: tuple[Fault, ...] = (
     Fault(
@@ -225,8 +226,8 @@ MORE: tuple[Fault, ...] = (
             Edit(
                 "training.learner:Learner.update",
                 _UPDATE,
-                _UPDATE + "\n        for name, value in self.state.ema.averages[0].items():"
-                "\n            value.sub_(0.01 * grad_sum[name])",
+                _UPDATE + "\n    for name, value in self.state.ema.averages[0].items():"
+                "\n        value.sub_(0.01 * grad_sum[name])",
             ),
         ),
         "weights",
@@ -341,7 +342,11 @@ MORE: tuple[Fault, ...] = (
     ),
     Fault(
         "epsilon of one update less",
-        (Edit("run_folder.certificate:released", "spent.replace(", "spent.replace(num_steps=spent.num_steps - 1, "),),
+        (
+            Edit(
+                "run_folder.certificate:released", "return spent", "return spent.replace(num_steps=spent.num_steps - 1)"
+            ),
+        ),
         "account",
     ),
     Fault(
@@ -349,9 +354,9 @@ MORE: tuple[Fault, ...] = (
         (
             Edit(
                 "run_folder.certificate:public_inputs",
-                "class_proportions=data.class_proportions",
-                "class_proportions=[float((dataset.train.labels == label).sum())"
-                " for label in range(len(dataset.classes))]",
+                "**inputs_of_the_recipe(plan.recipe)",
+                "**inputs_of_the_recipe(plan.recipe) | {'class_proportions': ["
+                "float((dataset.train.labels == label).sum()) for label in range(len(dataset.classes))]}",
             ),
         ),
         "public",
