@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import sfumato
 from sfumato.accounting import accountants
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import arguments, toy_task
@@ -220,7 +219,6 @@ class Audit:
     def _settings(self, confidence: float) -> dict[str, Any]:
         """All that decides the losses, in JSON."""
         return {
-            "version": sfumato.__version__,
             "num_examples": len(self.task.images),
             "batch_size": self.task.batch_size,
             "num_steps": list(self.task.num_steps),
