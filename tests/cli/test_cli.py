@@ -395,17 +395,6 @@ def test_no_file_but_the_private_one_holds_anything_of_the_norms(watched):
         assert not [secret for secret in secrets if secret in content], path
 
 
-def test_a_rate_for_sgd_is_warned_about_under_adam(capsys):
-    arguments = ["train", "demo/digits", "--set", "optimizer.name=adam", "--dry-run", "--accountant", "rdp"]
-    facts = json_of(capsys, *arguments)
-    assert any("optimizer.learning_rate = 2" in warning and "adam" in warning for warning in facts["warnings"])
-    assert {"optimizer.beta1": 0.9, "optimizer.beta2": 0.999}.items() <= {
-        row["key"]: row["value"] for row in facts["choices"]
-    }.items()
-    again = json_of(capsys, *arguments, "--set", "optimizer.learning_rate=0.01")["warnings"]
-    assert not any("learning_rate" in warning for warning in again)
-
-
 def test_the_python_in_the_readme_runs_as_it_stands(folder, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "xrays").symlink_to(folder)
