@@ -99,8 +99,8 @@ def draw_norms(facts: dict[str, Any], path: Path) -> None:
         xscale="log",
         xlabel="norm of an image's gradient before clipping, over C",
         ylabel="% of the batch",
-        title=f"Gradient norms ({WARNING})",
     )
+    axes.set_title(f"Gradient norms ({WARNING})", fontsize="small")
     axes.legend(frameon=False, fontsize="small")
     written = io.BytesIO()
     figure.savefig(written, format=path.suffix[1:])
