@@ -43,6 +43,11 @@ def per_cent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{100 * fraction:.2f} %"
 
 
+def share(fraction: float | None, interval: Sequence[float | None] | None) -> str:
+    """A fraction as per cent with its interval, or a dash where there is none."""
+    return "-" if interval is None else f"{per_cent(fraction)} ({' to '.join(map(per_cent, interval))})"
+
+
 def less_than_sure(probability: float) -> str:
     """A probability as per cent, never as certainty."""
     if probability < 0.0001:
