@@ -86,7 +86,7 @@ def histograms(
     """
     most = max(1e-9, *(float(max(heights)) for _, heights in sides))
     curves = [
-        Curve(side, edges, heights, colour, steps=True, is_filled=True, width=1.5)
+        Curve(side, edges, heights, colour, steps=True, band=(np.zeros(len(heights)), heights), width=1.5)
         for (side, heights), colour in zip(sides, ("second", "first"), strict=True)
     ]
     x = linear(float(edges[0]), float(edges[-1]), 8, lambda value: f"{value:.6g}", label)

@@ -30,7 +30,6 @@ class Curve:
         colour: One of `COLOURS`, or "muted".
         steps: x are the edges of bins (one more than there are y), and y their heights.
         band: Lower and upper ends of y, drawn faintly.
-        is_filled: Down to the axis, faintly.
     """
 
     name: str
@@ -41,7 +40,6 @@ class Curve:
     markers: bool = False
     steps: bool = False
     band: tuple[Numbers, Numbers] | None = None
-    is_filled: bool = False
     width: float = 2.0
 
 
@@ -136,7 +134,7 @@ def _panel(x: Axis, panel: Panel, top: float, with_x: bool) -> tuple[list[Html],
         parts.append(_text(LEFT - 8, height + 4, text, "end"))
     parts.append(_line([LEFT, WIDTH - RIGHT], [bottom, bottom], "stroke: var(--muted)"))
     for curve in panel.curves:
-        parts += _curve(curve, across, up, bottom)
+        parts += _curve(curve, across, up)
     if not with_x:
         return parts, bottom + _GAP
     for (_, text), place in zip(x.ticks, across([value for value, _ in x.ticks]).tolist(), strict=True):
@@ -162,19 +160,15 @@ def _legend(curves: Sequence[Curve], top: float) -> tuple[list[Html], float]:
     return parts, top + _ROW if parts else top
 
 
-def _curve(
-    curve: Curve, across: Callable[[Numbers], np.ndarray], up: Callable[[Numbers], np.ndarray], bottom: float
-) -> list[Html]:
-    xs, ys = across(curve.x), up(curve.y)
+def _curve(curve: Curve, across: Callable[[Numbers], np.ndarray], up: Callable[[Numbers], np.ndarray]) -> list[Html]:
+    each = 2 if curve.steps else 1
+    xs, ys = np.repeat(across(curve.x), each), np.repeat(up(curve.y), each)
+    xs = xs[1:-1] if curve.steps else xs
     parts = []
-    faint = f"fill: var(--{curve.colour}); fill-opacity: 0.2; stroke: none"
     if curve.band is not None:
-        ends = np.concatenate([up(curve.band[0]), up(curve.band[1])[::-1]])
-        parts.append(_line(np.concatenate([xs, xs[::-1]]), ends, faint))
-    if curve.steps:
-        xs, ys = np.repeat(xs, 2)[1:-1], np.repeat(ys, 2)
-    if curve.is_filled:
-        parts.append(_line([xs[0], *xs, xs[-1]], [bottom, *ys, bottom], faint))
+        low, high = (np.repeat(up(ends), each) for ends in curve.band)
+        faint = f"fill: var(--{curve.colour}); fill-opacity: 0.2; stroke: none"
+        parts.append(_line([*xs, *xs[::-1]], [*low, *high[::-1]], faint))
     parts.append(_line(xs, ys, _stroke(curve), "curve"))
     if curve.markers:
         fill = f"fill: var(--{curve.colour})"
