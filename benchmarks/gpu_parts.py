@@ -16,7 +16,7 @@ import torch
 from scipy.io import savemat
 
 from benchmarks.gpu_steps import FORMATS, Case, Findings, beside, case, crops_and_flips, ordinary_off, prepared
-from sfumato import Ema, Mechanism, OwnLoop, audit_membership
+from sfumato import Ema, Mechanism, PrivateLoop, audit_membership
 
 PRECISIONS = ("bf16", "tf32", "float32")
 METHODS = ("loop", "grouped", "unfold", "conv_ghost")  # of a convolution, as `GradFn.methods` names them
@@ -105,26 +105,27 @@ def own_updates(out: Findings) -> int | None:
     def load(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return crops_and_flips(pixels[rows], views), labels[rows]
 
-    def move(noisy: dict[str, torch.Tensor], step: int) -> None:
+    def move(private_grad: dict[str, torch.Tensor], step: int) -> None:
         for name, parameter in parameters.items():
-            parameter.grad = noisy[name] / batch_size
+            parameter.grad = private_grad[name]
         sgd.step()
         ema.update(parameters, step)
 
     one = load(torch.arange(1, device=out.device))
     grad_fn = prepared(out, (model, *one), batch_size=batch_size, precision=out.facts["precision"])
     mechanism = Mechanism(count, batch_size, noise_multiplier=10.0, num_steps=875)
+    state = {"model": model, "optimizer": sgd, "averages": ema}
     with tempfile.TemporaryDirectory() as folder:
-        loop = OwnLoop(folder, mechanism, clipping_norm=1.0, delta=1e-5)
+        loop = PrivateLoop(f"{folder}/run", mechanism, clipping_norm=1.0, delta=1e-5, state=state)
+        updates = iter(loop)
         for step in range(1, out.size(5, 3)):
-            batch, sampling = out.took(partial(loop.batch, step))
-            indices = torch.from_numpy(batch).to(out.device)
+            update, sampling = out.took(partial(next, updates))  # with a checkpoint, where one is due
+            indices = update.indices.to(out.device)
             sums, gradient = out.took(partial(grad_fn.sum_over, indices, load, is_fresh=True))
-            release = partial(loop.release, step, sums.grad_sum, sensitivity=grad_fn.sensitivity)
-            noisy, ledger_and_noise = out.took(release)
-            _, moving = out.took(partial(move, noisy, step))
+            private_grad, ledger_and_noise = out.took(partial(update.release, sums))
+            _, moving = out.took(partial(move, private_grad, step))
             phases = {"sampling": sampling, "gradient": gradient, "ledger_and_noise": ledger_and_noise}
-            out(step=step, examples=len(batch), phases={**phases, "update": moving})
+            out(step=step, examples=len(indices), phases={**phases, "update": moving})
         loop.close()
     if out.device == "cuda":
         with out.about(profile="microbatch") as found:

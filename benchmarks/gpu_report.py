@@ -21,7 +21,7 @@ made longer by what roundings could have hidden ([engine](engine.md)), and the s
 """
 UPDATES = """\
 Medians of all updates but the first. An update has eight microbatches of 512, or nine where more than 4,096 images are
-drawn. "own" is a loop of one's own with `sfumato.OwnLoop`, "product" is `sfumato train`.
+drawn. "own" is a loop of one's own with `sfumato.PrivateLoop`, "product" is `sfumato train`.
 """
 SITES = """\
 256 examples of 16 views: multiples of the ordinary step of this one layer, by method. Names: channels in and out, taps,

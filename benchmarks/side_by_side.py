@@ -27,7 +27,7 @@ from sfumato.auditing.parallel_models import Models
 from sfumato.auditing.toy_task import ToyTask, mnist
 from sfumato.data.sampling import poisson_batch
 from sfumato.models.lenet import LeNet
-from sfumato.randomness import Streams, key_from_seed
+from sfumato.randomness import derived, key_from_seed
 from sfumato.training.allocator import keep_freed_memory
 from sfumato.training.step import draw
 
@@ -46,17 +46,16 @@ def one_at_a_time(
     begin = {name: value.detach().clone() for name, value in network.named_parameters()}
     parameters = dict(network.named_parameters())
     for key, takes_part in zip(keys, took, strict=True):
-        streams = Streams(key, {}, {})
         with torch.no_grad():
             for name, value in begin.items():
                 parameters[name].copy_(value)
         for number in range(1, mechanism.num_steps + 1):
-            indices = poisson_batch(mechanism, streams.stream("sampling", number))
-            view, model = streams.stream("augmentation", number), streams.stream("model", number)
+            indices = poisson_batch(mechanism, derived(key, "sampling", number))
+            view, model = derived(key, "augmentation", number), derived(key, "model", number)
             randomness = draw(mechanism, indices, views, view, model)
             grad_sum, _ = models.step.collect(parts[takes_part], parameters, randomness)
             with torch.no_grad():
-                for name, grad in models.step.release(grad_sum, streams.stream("noise", number)).items():
+                for name, grad in models.step.release(grad_sum, derived(key, "noise", number)).items():
                     parameters[name] -= RATE * grad
         found.append({name: value.detach().clone() for name, value in parameters.items()})
     with torch.no_grad():

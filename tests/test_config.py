@@ -112,11 +112,10 @@ def test_what_may_change_while_a_run_goes_on_is_marked_on_its_field():
         "model.init_from",
         "model.init_recipe",
         "augmentation.test_views",
-        "run.keep_key",
         "run.log",
         "run.log_private",
         *(f"training.{key}" for key in ("microbatch_size", "engine", "compile")),
-        *(f"training.{key}_every" for key in ("evaluate", "checkpoint", "verify", "norm_histogram")),
+        *(f"training.{key}_every" for key in ("evaluate", "checkpoint", "norm_histogram")),
     }
 
 

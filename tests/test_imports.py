@@ -18,7 +18,6 @@ MAY_IMPORT = {
     "randomness": set(),
     "json_record": set(),
     "torch_internals": set(),
-    "collector": set(),
     "pretrained": set(),
     "config": set(),
     "recipes": set(),
@@ -28,7 +27,7 @@ MAY_IMPORT = {
     "clipping": {"nn", "torch_internals"},
     "data": {"accounting"},
     "planning": {"accounting", "data"},
-    "run_folder": {"planning", "accounting", "data"},
+    "run_folder": {"planning", "accounting", "data", "models"},
     "evaluation": {"run_folder", "planning", "clipping", "data", "models"},
     "training": {
         "nn",
@@ -41,7 +40,6 @@ MAY_IMPORT = {
         "data",
         "models",
         "torch_internals",
-        "collector",
     },
     "reporting": {"run_folder", "planning", "accounting"},
     "scaling": {
@@ -80,7 +78,6 @@ MAY_IMPORT = {
         *(
             "auditing",
             "torch_internals",
-            "collector",
             "recipes",
             "accounting",
             "models",

@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Ema": "sfumato.training.ema",
     "Mechanism": "sfumato.accounting.mechanism",
-    "OwnLoop": "sfumato.training.own_loop",
+    "PrivateLoop": "sfumato.training.private_loop",
     "audit_canary": "sfumato.auditing.canary",
     "audit_membership": "sfumato.auditing.membership",
     "audit_one_run": "sfumato.auditing.run",

@@ -1,7 +1,7 @@
-"""The run's secret key, and every random stream that is derived from it.
+"""Random numbers of a cryptographic generator: ChaCha20, under a key that serves one purpose.
 
-Whoever holds the key can regenerate the noise and undo the privacy. A private
-run draws its key from the operating system; a public seed voids the guarantee.
+A private run takes its keys from the operating system, one for each purpose of each update, and keeps them in memory
+alone: whoever had one could subtract the noise. A public seed derives all keys from a number, and voids the guarantee.
 """
 
 import dataclasses
@@ -26,20 +26,6 @@ def key_from_seed(seed: int) -> bytes:
     return hashlib.sha256(f"sfumato public seed {seed}".encode()).digest()
 
 
-def subkey(key: bytes, purpose: str) -> bytes:
-    """A key for one purpose alone: what is computed with it says nothing of streams or of other
-    subkeys.
-    """
-    return hmac.digest(key, canonical({"subkey": purpose}), "sha256")
-
-
-def run_id(key: bytes) -> str:
-    """The name of the run whose key this is, 32 hexadecimal digits: public, bound to the key, of
-    which it tells nothing.
-    """
-    return subkey(key, "run id").hex()[:32]
-
-
 def canonical(value: Any) -> bytes:
     """A JSON value in one form: equal values give equal bytes, others give others."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
@@ -50,35 +36,27 @@ def digest(value: Any) -> str:
     return hashlib.sha256(canonical(value)).hexdigest()
 
 
+def derived(key: bytes, purpose: str, step: int = 0) -> "Stream":
+    """The stream of one purpose at one step under a key; equal arguments give equal bits."""
+    return Stream(hmac.digest(key, canonical({"purpose": purpose, "step": step}), "sha256"))
+
+
 @dataclasses.dataclass(frozen=True)
 class Streams:
-    """All randomness of a run: one ChaCha20 stream for each (session, purpose, step).
+    """All randomness of a run.
+
+    Guarantee: without a seed each stream has 256 fresh bits of the operating system for its key, which nothing keeps:
+    no two calls ever give the same numbers, in this process or in another.
 
     Attributes:
-        key: The run's 256-bit key.
-        context: Digests of everything that decides what is released: the recipe's keys
-            that change a result, and the data as training sees it. With them in the
-            derivation, changed data or a changed recipe never meet the same noise; two
-            releases with one noise would give their difference away.
-        session: Number and environment of the session. Updates repeated in another
-            environment differ in rounding, so they are drawn afresh.
-
-    Whoever keeps a key for longer than one process must bind the noise to the sum that it is
-    added to, as `sfumato train` does (docs/privacy.md): no list of what decides a sum is complete.
+        seed: None; or a public number from which every stream follows by its purpose and step.
     """
 
-    key: bytes = dataclasses.field(repr=False)
-    context: dict[str, Any]
-    session: dict[str, Any]
+    seed: int | None = None
 
-    def stream(self, purpose: str, step: int = 0, **bound_to: str) -> "Stream":
-        """The stream of one purpose at one step, bound to what else is named; equal arguments give
-        equal bits.
-        """
-        message = {"context": self.context, "session": self.session, "purpose": purpose, "step": step}
-        if bound_to:
-            message["bound to"] = bound_to
-        return Stream(hmac.digest(self.key, canonical(message), "sha256"))
+    def stream(self, purpose: str, step: int = 0) -> "Stream":
+        """The stream of one purpose at one step."""
+        return Stream(new_key()) if self.seed is None else derived(key_from_seed(self.seed), purpose, step)
 
 
 class Stream:

@@ -30,7 +30,7 @@ from sfumato.data.images import ImageSet
 from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError
 from sfumato.models.lenet import LeNet
-from sfumato.randomness import Streams, key_from_seed
+from sfumato.randomness import derived, key_from_seed
 from sfumato.training import step as step_module
 from sfumato.training.step import draw
 
@@ -39,7 +39,7 @@ KEYS = [key_from_seed(seed) for seed in range(3)]
 TOOK = [True, False, True]
 
 
-def made_up_task(count=20, num_steps=(4,), side=SIDE):
+def made_up_task(count=20, num_steps=(5,), side=SIDE):
     """Digits of noise: each class is brighter than the one before."""
     generator = torch.Generator().manual_seed(0)
 
@@ -82,7 +82,7 @@ class InDouble:
 
 def alone(models, key, took, fixed=None):
     """One model by the product's step, written as a loop. Where z takes no part it is as an unreadable image."""
-    own, streams, mechanism = copy.deepcopy(network(torch.float64)), Streams(key, {}, {}), models.mechanism
+    own, mechanism = copy.deepcopy(network(torch.float64)), models.mechanism
     norm, views = models.step.grad_fn.clipping_norm, models.views
     grad_fn = clipped_grad(own, cross_entropy, clipping_norm=norm, augmult=views.augmult)
     step = step_module.PrivateStep(grad_fn, mechanism, InDouble(views))
@@ -90,11 +90,11 @@ def alone(models, key, took, fixed=None):
     images = dataclasses.replace(images, readable=torch.tensor([True] * (len(images) - 1) + [took]))
     parameters = dict(own.named_parameters())
     for number in range(1, mechanism.num_steps + 1):
-        indices = poisson_batch(mechanism, streams.stream("sampling", number)) if fixed is None else fixed[number - 1]
-        view, model = streams.stream("augmentation", number), streams.stream("random numbers inside the model", number)
+        indices = poisson_batch(mechanism, derived(key, "sampling", number)) if fixed is None else fixed[number - 1]
+        view, model = derived(key, "augmentation", number), derived(key, "model", number)
         grad_sum, _ = step.collect(images, parameters, draw(mechanism, indices, views, view, model))
         with torch.no_grad():
-            for name, grad in step.release(grad_sum, streams.stream("noise", number)).items():
+            for name, grad in step.release(grad_sum, derived(key, "noise", number)).items():
                 parameters[name] -= 0.5 * grad
     return parameters
 
@@ -158,7 +158,7 @@ def test_with_fixed_batches_the_claim_is_gaussian_over_the_updates_with_z():
 
 def test_fixed_batches_without_z_are_refused_before_anything_is_trained(tmp_path, monkeypatch):
     audit = an_audit(fixed_batches=True)
-    monkeypatch.setattr(audit, "batches", lambda setting: 4 * [np.arange(20)])
+    monkeypatch.setattr(audit, "batches", lambda setting: 5 * [np.arange(20)])
     with pytest.raises(InputError, match="no batch has z"):
         audit.run(0.9, tmp_path / "audit")
     assert [path.name for path in (tmp_path / "audit").iterdir()] == ["settings.json"]
@@ -187,7 +187,7 @@ def test_models_of_another_mechanism_architecture_or_data_are_another_audit(tmp_
     deeper = torch.nn.Sequential(*net, torch.nn.Tanh())
     for changed, key in (
         ((dataclasses.replace(task, batch_size=9), net), "batch_size"),
-        ((dataclasses.replace(task, num_steps=(5,)), net), "num_steps"),
+        ((dataclasses.replace(task, num_steps=(6,)), net), "num_steps"),
         ((dataclasses.replace(task, images=task.with_target("noise")), net), "num_examples, images"),
         ((task, deeper), "network"),
     ):

@@ -16,7 +16,6 @@ from scipy.stats import binom
 import sfumato
 from sfumato import config
 from sfumato.accounting.gaussian import mu_gaussian
-from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing.one_run import audit_guesses, epsilon_of_guesses, num_guesses, power, probability
 from sfumato.auditing.run import scores
 from sfumato.data import loading
@@ -25,10 +24,8 @@ from sfumato.data.views import Views
 from sfumato.errors import InputError
 from sfumato.evaluation import trained
 from sfumato.planning.resolve import resolve, resolve_without_privacy
-from sfumato.randomness import Streams, new_key, run_id
-from sfumato.run_folder import coins, entries
-from sfumato.run_folder.ledger import Ledger
-from sfumato.run_folder.session import Session
+from sfumato.randomness import Stream, Streams, new_key
+from sfumato.run_folder import coins
 from sfumato.training.display import Progress
 from sfumato.training.learner import build_learner
 from sfumato.training.step import draw
@@ -237,7 +234,7 @@ def test_views_of_canaries_are_made_of_their_own_bits(digits):
     ids=["images", "views", "features"],
 )
 def test_a_canary_that_takes_no_part_contributes_zero_and_one_that_does_its_clipped_gradient(digits, changes):
-    plan, streams = resolve(recipe(**changes), digits.facts), Streams(bytes(32), {}, {})
+    plan, streams = resolve(recipe(**changes), digits.facts), Streams(0)
     learner = build_learner(plan, digits, torch.device("cpu"), None)
 
     def clipped_sum(took_part, indices):
@@ -328,13 +325,9 @@ def run(tmp_path_factory):
 
 def test_coins_are_fair_and_for_the_owner_alone(tmp_path, run):
     assert stat.S_IMODE((run / coins.COINS_FILE).stat().st_mode) == 0o600
-    key = new_key()
-    ledger = Ledger.open(tmp_path / "ledger.jsonl", exclusive=True)
-    ledger.appends_under(key)
-    ledger.append(entries.run_line(run_id(key), Mechanism(100, 10, 1.0, 1), 1.0, "recipe"))
-    tossed = coins.toss(Session(tmp_path, key, ledger, None, {"data": "a"}), 4000)
-    ledger.close()
-    assert abs(tossed.mean() - 0.5) < 0.04 and np.array_equal(coins.read(tmp_path, run_id(key), 4000), tossed)
+    (tmp_path / coins.COINS_FILE).parent.mkdir()
+    tossed = coins.toss(tmp_path, "0f" * 16, 4000, Stream(new_key()))
+    assert abs(tossed.mean() - 0.5) < 0.04 and np.array_equal(coins.read(tmp_path, "0f" * 16, 4000), tossed)
 
 
 def test_no_public_file_tells_the_coins(run):
@@ -349,7 +342,7 @@ def test_a_certificate_counts_canaries_and_accuracies_do_not(run):
     assert claim["num_examples"] == result["num_examples"] == 1497
     assert (claim["public_inputs"]["num_examples"], claim["public_inputs"]["num_canaries"]) == (1437, 60)
     assert claim["sampling_prob"] == 256 / 1497
-    assert any("audit_private.json" in line for line in claim["not_covered"])
+    assert any("canaries.json" in line for line in claim["not_covered"])
     model = trained.load(run)
     accuracy = sfumato.evaluate(run, report=lambda line: None).accuracy
     assert result["accuracy"] == pytest.approx(accuracy) and len(scores(model, 60)) == 60

@@ -2,16 +2,18 @@
 
 import pytest
 
+from sfumato.accounting.accountants import epsilon
+from sfumato.accounting.mechanism import Mechanism
 from sfumato.config import DataConfig, parse
 from sfumato.data import loading as datasets
 from sfumato.planning.resolve import resolve
-from sfumato.run_folder import entries as lines_of
 from sfumato.run_folder.certificate import NOT_COVERED, SEARCH, certificate, public_inputs
-from sfumato.run_folder.ledger import Ledger
+from sfumato.run_folder.launch import run_line
+from sfumato.run_folder.ledger import Lines, ReleaseLine
 
 
 @pytest.fixture
-def claim_of(tmp_path):
+def claim_of():
     def claim(**privacy):
         dataset = datasets.load(DataConfig(name="digits"), None, lambda text: None)
         recipe = {"data": {"name": "digits"}, "training": {"batch_size": 64, "num_steps": 10}}
@@ -19,9 +21,13 @@ def claim_of(tmp_path):
             parse({**recipe, "privacy": {"noise_multiplier": 2.0, "delta": 1e-4, "accountant": "rdp", **privacy}}),
             dataset.facts,
         )
-        ledger = Ledger(tmp_path, [], 0)
-        ledger.lines.append({**lines_of.run_line("0f" * 16, plan.mechanism, 1.0, "digest"), "hash": "ab" * 32})
-        return certificate(plan, plan.mechanism, ledger, "complete", public_inputs(plan, dataset))
+        run = run_line(plan).model_copy(update={"run_id": "0f" * 16})
+        steps = [1, 2, 3, 3]  # the third was lost
+        releases = [
+            ReleaseLine(kind="release", release=number, step=step, launch=1, launch_id="a")
+            for number, step in enumerate(steps, start=1)
+        ]
+        return certificate(plan, Lines(run, releases), 3, "running", public_inputs(plan, dataset), "ab" * 32)
 
     return claim
 
@@ -37,6 +43,12 @@ def test_a_search_on_public_images_costs_nothing_and_one_on_private_images_has_n
     assert firsts == [NOT_COVERED[0], SEARCH["public"], SEARCH["private"]] and "is not covered" in firsts[2]
 
 
-def test_a_certificate_names_its_run_and_the_ledger_that_it_counts(claim_of):
+def test_a_certificate_states_the_epsilon_of_the_plan_and_what_was_released_of_it(claim_of):
     claim = claim_of()
-    assert (claim.run_id, claim.ledger_lines, claim.ledger_head) == ("0f" * 16, 1, "ab" * 32)
+    assert (claim.run_id, claim.ledger_lines, claim.ledger_sha256) == ("0f" * 16, 5, "ab" * 32)
+    assert (claim.num_steps, claim.num_applied, claim.num_lost) == (10, 3, 1)
+    mechanism = Mechanism(1437, 64, 2.0, 10)
+    assert claim.epsilon == epsilon(mechanism, 1e-4, "rdp").epsilon
+    assert claim.epsilon_so_far == epsilon(mechanism.replace(num_steps=4), 1e-4, "rdp").epsilon < claim.epsilon
+    selected = claim_of(selected_from=3.0)
+    assert selected.epsilon_so_far is None and selected.epsilon > claim.epsilon

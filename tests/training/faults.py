@@ -3,11 +3,10 @@
 import errno
 import multiprocessing
 import os
+import secrets
 import signal
 import sys
 from pathlib import Path
-
-from sfumato import errors
 
 # The server imports the heavy libraries once and is forked for each run, so that a run
 # costs its own time only. It never computes anything itself.
@@ -54,10 +53,11 @@ def start(
     Args:
         die_at: ("ledger" | "file", n, share): during the n-th append to a ledger, or n-th write of
             another file, write that share of the bytes and receive SIGKILL. ("full ledger" | "full file", n, share):
-            write that share and find the disk full.
+            write that share and find the disk full. ("full room", n, 0.0): find it full when room for the n-th
+            checkpoint is held.
         log: Takes stdout and stderr.
         modules: A folder to import from, as on PYTHONPATH.
-        watch: A folder that takes what nobody may see: each private update's sample, sum and release, by number.
+        watch: A folder that takes a file for each drawing of noise, before it is drawn.
     """
     process = _context.Process(target=_run, args=(arguments, die_at, str(log) if log else os.devnull, modules, watch))
     process.start()
@@ -99,33 +99,19 @@ def _run(
 
 
 def _watch(folder: Path) -> None:
-    import torch
-    from safetensors.torch import save_file
+    from sfumato.training import step
 
-    from sfumato.training.step import PrivateStep
-
-    collect, release = PrivateStep.collect, PrivateStep.release
-    seen: dict[str, torch.Tensor] = {}
+    real = step.add_noise
     folder.mkdir(exist_ok=True)
 
-    def collecting(step, images, parameters, randomness, **options):
-        seen["sample"] = torch.from_numpy(randomness.indices)
-        return collect(step, images, parameters, randomness, **options)
+    def noted(grad_sum, noise_stddev, stream):
+        (folder / secrets.token_hex(8)).touch()
+        return real(grad_sum, noise_stddev, stream)
 
-    def releasing(step, grad_sum, noise):
-        released = release(step, grad_sum, noise)
-        scaled = {name: value * step.mechanism.batch_size for name, value in released.items()}
-        seen["sum"], seen["released"] = (
-            torch.cat([value.flatten() for value in each.values()]) for each in (grad_sum, scaled)
-        )
-        save_file(seen, folder / f"{len(list(folder.iterdir())):04d}.safetensors")
-        return released
-
-    PrivateStep.collect, PrivateStep.release = collecting, releasing  # type: ignore[method-assign]
+    step.add_noise = noted
 
 
 def _plant(where: str, count: int, share: float) -> None:
-    errors._KNOWN |= {"tests"}  # what this disk raises is the system's
     seen = 0
     is_full, where = where.startswith("full "), where.removeprefix("full ")
 
@@ -139,6 +125,18 @@ def _plant(where: str, count: int, share: float) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return write(descriptor, data)
 
+    if where == "room":
+        real_room = os.posix_fallocate
+
+        def held(descriptor, offset, length):
+            nonlocal seen
+            seen += 1
+            if seen == count:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real_room(descriptor, offset, length)
+
+        os.posix_fallocate = held
+        return
     if where == "ledger":
         real = os.write
 
@@ -152,22 +150,11 @@ def _plant(where: str, count: int, share: float) -> None:
 
     def opened(descriptor, *args, **kwargs):
         file = real_open(descriptor, *args, **kwargs)
-        if args and args[0] == "wb":
+        if args and args[0] in ("wb", "r+b"):
             file = _Dying(file, dies)
         return file
 
     os.fdopen = opened  # type: ignore[assignment]
-    real_pwrite = os.pwrite
-
-    def placed(descriptor, data, place):
-        def through(_, part):
-            real_pwrite(descriptor, part, place)
-            os.fsync(descriptor)
-            return len(part)
-
-        return dies(through, descriptor, data)
-
-    os.pwrite = placed
 
 
 class _Dying:

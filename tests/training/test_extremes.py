@@ -110,7 +110,8 @@ def test_a_run_ends_with_scores_whatever_its_norms_and_losses(nets, capsys, tmp_
     )
     assert result["private"] is private and 0 <= result["test_accuracy"] <= 1 and 0 <= result["test_accuracy_last"] <= 1
     lines = [
-        json.loads(line, parse_constant=refuse) for line in (run / "metrics_private.jsonl").read_text().splitlines()
+        json.loads(line, parse_constant=refuse)
+        for line in (run / "owner" / "metrics_private.jsonl").read_text().splitlines()
     ]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert all({"loss", "clipped_fraction", "grad_norm", "clipped_square"} <= line.keys() for line in lines)

@@ -25,6 +25,7 @@ from sfumato.evaluation.trained import load as load_trained
 from sfumato.models import build
 from sfumato.models.trainable import Backbone, classifier_name
 from sfumato.nn import Classifier, UnitLinear
+from sfumato.run_folder.checkpoint import Checkpoints
 from sfumato.training import features
 from sfumato.training.features import features_of
 from sfumato.training.trainer import train
@@ -467,7 +468,8 @@ def test_a_run_on_features_ends_as_one_on_images(tmp_path):
     for name, value in one.items():
         torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-5)
     assert on_features.num_parameters == on_images.num_parameters < 6000
-    assert "closed_form" in (tmp_path / "features/ledger.jsonl").read_text()
+    found = Checkpoints(tmp_path / "features/owner/checkpoints").newest()
+    assert found is not None and found.facts["speed"]["engine"] == "closed_form"
 
 
 def test_weights_of_a_run_start_another_and_the_certificate_names_them(tmp_path):

@@ -4,7 +4,6 @@ survives any kill.
 
 import json
 import math
-import shutil
 import signal
 
 import numpy as np
@@ -14,7 +13,6 @@ from safetensors.torch import load_file
 
 import sfumato
 from sfumato import cli, config
-from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.data.catalogue import Facts
 from sfumato.data.features import FeatureSet
@@ -23,10 +21,9 @@ from sfumato.errors import InputError
 from sfumato.evaluation.trained import load as load_trained
 from sfumato.planning.resolve import resolve
 from sfumato.randomness import Stream
-from sfumato.run_folder.ledger import Ledger
+from sfumato.run_folder import ledger
 from sfumato.training import first_release
 from sfumato.training.first_release import SENSITIVITY, MeanFeatures
-from sfumato.training.learner import build_learner
 from sfumato.training.loop import Progress
 from tests.accounting import truth
 from tests.training import faults
@@ -74,7 +71,7 @@ def written(folder, privacy="target_epsilon = 2.0"):
 
 
 def steps_of(folder):
-    return [line["step"] for line in Ledger.open(folder / "ledger.jsonl").lines if line["kind"] == "step"]
+    return [line.release for line in ledger.read(folder / "ledger.jsonl").releases]
 
 
 def claim_of(folder):
@@ -193,26 +190,6 @@ def test_plan_refuses_a_recipe_whose_run_would_release_first(tmp_path, capsys):
     assert 'plan knows of updates alone, and model.features = "centred" releases more' in capsys.readouterr().err
 
 
-def test_an_earlier_state_has_its_own_features_again(tmp_path):
-    plan = resolve(config.parse(recipe_of()), Facts(1437, 10, 8, 1))
-    learner = build_learner(plan, load(config.DataConfig(name="digits"), None, print), CPU, None)
-    learner.initialise(np.zeros(1, np.uint64))
-    unit, before = learner.train.batch(torch.arange(50)), learner.state.tensors()
-    before = {name: value.clone() for name, value in before.items()}
-    assert learner.lacks_first_release
-    learner.take_first_release(learner.first_release.collect(learner.train), Stream(bytes(32)))
-    once = learner.train.batch(torch.arange(50))
-    centre = next(value for name, value in learner.state.tensors().items() if name.endswith(".centre"))
-    torch.testing.assert_close(once, torch.nn.functional.normalize(unit - centre))
-    after = {name: value.clone() for name, value in learner.state.tensors().items()}
-    for state, rows in ((after, once), (before, unit), (after, once), (before, unit)):
-        learner.state.load(state)
-        for _ in range(2):
-            learner.centre()
-            assert torch.equal(learner.drawn_from.batch(torch.arange(50)), rows)
-        assert learner.lacks_first_release == (state is before)
-
-
 def test_the_ledger_has_one_first_release_and_epsilon_is_that_of_both_together(tmp_path):
     result = sfumato.train(recipe_of(), tmp_path / "run")
     assert steps_of(tmp_path / "run") == list(range(STEPS + 1))
@@ -229,64 +206,29 @@ def test_the_ledger_has_one_first_release_and_epsilon_is_that_of_both_together(t
     assert [json.loads(line)["epsilon"] for line in lines][-1] == result.epsilon
 
 
-@pytest.fixture(scope="module")
-def begun(tmp_path_factory):
-    """Killed when the first release's line was on disk, whole, and nothing of it was released."""
-    home = tmp_path_factory.mktemp("runs")
-    died = faults.run(["train", str(written(home)), "--output", str(home / "begun")], die_at=("ledger", 3, 1.0))
-    assert died == -signal.SIGKILL and steps_of(home / "begun") == [0]
-    assert claim_of(home / "begun")["first_release_noise"] is not None
-    return home / "begun"
-
-
-@pytest.fixture(scope="module")
-def finished(begun, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "finished"
-    shutil.copytree(begun, folder)
-    assert faults.run(["resume", str(folder)]) == 0
-    return folder
-
-
-@pytest.mark.parametrize(
-    "die_at", [("ledger", 1, 0.5), ("ledger", 6, 0.0), ("file", 3, 0.3), ("file", 5, 1.0)], ids=str
-)
-def test_killed_inside_a_write_it_ends_as_if_nothing_had_happened(begun, finished, tmp_path, die_at):
+def test_a_first_release_that_a_kill_lost_is_counted_and_not_made_again(tmp_path):
+    """Its line was on disk, whole, and nothing of it kept: the run goes on without it, and says so."""
     folder, log = tmp_path / "run", tmp_path / "log"
-    shutil.copytree(begun, folder)
-    assert faults.run(["resume", str(folder)], die_at=die_at) == -signal.SIGKILL
+    arguments = ["train", str(written(tmp_path)), "--output", str(folder)]
+    assert faults.run(arguments, die_at=("ledger", 2, 1.0)) == -signal.SIGKILL
+    assert steps_of(folder) == [0] and claim_of(folder)["first_release_noise"] is not None
     assert faults.run(["resume", str(folder)], log=log) == 0, log.read_text()
-    assert steps_of(folder) == steps_of(finished) == list(range(STEPS + 1))
-    one, other = (load_file(run / "model.safetensors") for run in (folder, finished))
-    assert all(torch.equal(one[name], other[name]) for name in other)
-    assert claim_of(folder) == claim_of(finished)
+    assert "is lost: going on without it" in log.read_text()
+    assert steps_of(folder) == list(range(STEPS + 1))
+    claim = claim_of(folder)
+    assert claim["epsilon"] == claim["epsilon_so_far"] <= 2.0
+    tensors = load_file(folder / "model.safetensors")
+    assert not any(value.any() for name, value in tensors.items() if name.endswith(".centre"))
 
 
-@pytest.mark.parametrize("has_target", [True, False])
-def test_sums_that_do_not_repeat_are_not_released_again_under_one_noise(tmp_path, monkeypatch, has_target):
-    """A killed run whose features come out otherwise: with a target the budget has paid for one release, and the run
-    goes on without; without a target it is drawn afresh, and counts twice.
-    """
-    privacy = "target_epsilon = 2.0" if has_target else "noise_multiplier = 2.0\nfirst_release_noise = 8.0"
+def test_a_first_release_is_checkpointed_at_once(tmp_path):
     folder = tmp_path / "run"
-    arguments = ["train", str(written(tmp_path, privacy)), "--output", str(folder)]
-    assert faults.run(arguments, die_at=("ledger", 3, 1.0)) == -signal.SIGKILL
-    planned = claim_of(folder)
-    bounded = first_release.bounded
-    monkeypatch.setattr(first_release, "bounded", lambda features, bits: bounded(features * 0.999, bits))
-    said = []
-    result = sfumato.resume(folder, progress=Progress(message=said.append))
-    assert any("does not repeat bit for bit" in line for line in said)
-    assert steps_of(folder).count(0) == (1 if has_target else 2)
-    assert any("going on without" in line for line in said) == has_target
-    if has_target:
-        assert result.epsilon == planned["epsilon"] <= 2.0
-    else:
-        assert result.first_release_noise == pytest.approx(8 / 2**0.5)
-        assert result.epsilon > planned["epsilon"]
-    spent = Mechanism(
-        result.num_examples, 128, result.noise_multiplier, STEPS, first_release_noise=result.first_release_noise
-    )
-    assert result.epsilon == epsilon(spent, 1e-5).epsilon
+    arguments = ["train", str(written(tmp_path)), "--output", str(folder)]
+    assert faults.run(arguments, die_at=("ledger", 3, 0.5)) == -signal.SIGKILL
+    assert faults.run(["resume", str(folder)]) == 0
+    assert steps_of(folder) == list(range(STEPS + 1)) and claim_of(folder)["num_lost"] == 0
+    tensors = load_file(folder / "model.safetensors")
+    assert all(value.any() for name, value in tensors.items() if name.endswith(".centre"))
 
 
 def test_a_run_without_a_target_needs_the_noise_of_the_release(tmp_path):
@@ -315,9 +257,13 @@ def test_what_does_not_go_together_is_refused_by_name(tmp_path, changes, named):
     assert not (tmp_path / "run").exists()
 
 
-def test_without_privacy_sums_are_exact_and_nothing_is_counted(tmp_path):
+def test_without_privacy_sums_are_exact_and_nothing_is_claimed(tmp_path):
     result = sfumato.train(recipe_of(run={"seed": 0}), tmp_path / "run", non_private=True)
-    assert not result.private and result.first_release_noise is None and steps_of(tmp_path / "run") == []
+    assert (
+        not result.private
+        and result.first_release_noise is None
+        and steps_of(tmp_path / "run") == list(range(STEPS + 1))
+    )
 
 
 def test_all_images_of_a_person_are_covered(tmp_path):

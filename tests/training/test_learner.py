@@ -7,7 +7,7 @@ from torch import nn
 from sfumato.config import DataConfig, parse
 from sfumato.data import loading as datasets
 from sfumato.planning.resolve import resolve
-from sfumato.randomness import Streams
+from sfumato.randomness import derived
 from sfumato.training.learner import build_learner
 from sfumato.training.step import draw
 
@@ -32,10 +32,10 @@ class Update:
         training = {"batch_size": 16, "num_steps": 2, "microbatch_size": microbatch_size, "engine": "graph"}
         plan = resolve(parse({**self.recipe, "training": training}), self.dataset.facts)
         learner = build_learner(plan, self.dataset, torch.device("cpu"), None, trust=[__name__])
-        streams = Streams(bytes(32), {}, {})
-        learner.initialise(streams.stream("weights").uint64(1))
+        view, model = derived(bytes(32), "views"), derived(bytes(32), model_key)
+        learner.initialise(derived(bytes(32), "weights").uint64(1))
         indices = torch.arange(3, 40, 2).numpy()
-        randomness = draw(plan.mechanism, indices, learner.views, streams.stream("views"), streams.stream(model_key))
+        randomness = draw(plan.mechanism, indices, learner.views, view, model)
         grad_sum, _ = learner.collect(randomness, 1)
         return torch.cat([value.flatten() for value in grad_sum.values()])
 

@@ -1,11 +1,9 @@
-import threading
-
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from sfumato.randomness import Stream, Streams, new_key
+from sfumato.randomness import Stream, new_key
 from sfumato.training import noise
 from sfumato.training.noise import add_noise, standard_normal
 
@@ -112,17 +110,3 @@ def test_neither_threads_nor_pieces_decide_which_noise_a_coordinate_gets(monkeyp
     monkeypatch.setattr(noise, "_PIECE", threads * noise._BLOCK)
     again = add_noise(zeros, 1.0, Stream(key))
     assert all(again[name].equal(expected[name]) for name in zeros)
-
-
-def test_noise_leaves_later_threads_as_many_as_they_had():
-    counts = []
-
-    def count():
-        thread = threading.Thread(target=lambda: counts.append(torch.get_num_threads()))
-        thread.start()
-        thread.join()
-
-    count()
-    add_noise({"weight": torch.zeros(200_000)}, 1.0, Streams(bytes(32), {}, {}).stream("noise", 1))
-    count()
-    assert counts[0] == counts[1]

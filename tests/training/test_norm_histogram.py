@@ -14,7 +14,7 @@ from sfumato.training.norm_histogram import norm_histogram
 from sfumato.training.step import PrivateStep
 from tests.training.test_step import CLIPPING_NORM, bits, flat, problem, step_of
 
-STREAMS = Streams(bytes(32), {}, {})
+STREAMS = Streams(1)
 
 
 def one_at_a_time(step, model, images, indices, randomness):

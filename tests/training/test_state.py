@@ -73,7 +73,7 @@ def test_updates_are_the_optimizer_s_on_the_private_gradient(given, kind, option
     reference = kind(twin.parameters(), lr=0.5, **options)
     for step in range(1, 6):
         gradient = {name: torch.randn(value.shape) for name, value in model.named_parameters()}
-        state.update(gradient, step)
+        state.update(gradient, step, step)
         for name, value in twin.named_parameters():
             value.grad = gradient[name]
         reference.step()
@@ -90,7 +90,7 @@ def test_adam_is_what_kingma_and_ba_print_and_adamw_what_loshchilov_and_hutter_p
     first = second = torch.zeros_like(weight)
     for step in range(1, 7):
         gradient = {name: torch.randn(value.shape, dtype=torch.float64) for name, value in model.named_parameters()}
-        state.update(gradient, step)
+        state.update(gradient, step, step)
         rate = 0.5 * min(step / 3, 1)
         seen = gradient["weight"] + (decay * weight if name == "adam" else 0)
         first, second = 0.8 * first + 0.2 * seen, 0.95 * second + 0.05 * seen**2
@@ -108,13 +108,13 @@ def test_a_state_goes_on_bit_for_bit_from_its_tensors(given, done):
     torch.manual_seed(0)
     first = State(nn.Linear(3, 2), recipe(**given))
     for step in range(1, done + 1):
-        whole.update(gradients[step], step)
-        first.update(gradients[step], step)
+        whole.update(gradients[step], step, step)
+        first.update(gradients[step], step, step)
     second = State(nn.Linear(3, 2), recipe(**given))
     second.load({name: value.clone() for name, value in first.tensors().items()})
     for step in range(done + 1, 8):
-        whole.update(gradients[step], step)
-        second.update(gradients[step], step)
+        whole.update(gradients[step], step, step)
+        second.update(gradients[step], step, step)
     tensors, expected = second.tensors(), whole.tensors()
     assert tensors.keys() == expected.keys() and all(torch.equal(tensors[name], expected[name]) for name in expected)
     if "adam" in given.get("name", ""):  # without it, the correction of the bias would start anew
@@ -124,7 +124,7 @@ def test_a_state_goes_on_bit_for_bit_from_its_tensors(given, done):
 def test_averaged_weights_are_used_inside_the_block_only():
     state = State(nn.Linear(3, 2), recipe())
     for step in range(1, 4):
-        state.update({"weight": torch.randn(2, 3), "bias": torch.randn(2)}, step)
+        state.update({"weight": torch.randn(2, 3), "bias": torch.randn(2)}, step, step)
     last = state.model.weight.clone()
     with state.averaged_weights():
         assert torch.equal(state.model.weight, state.ema.averages[0]["weight"])

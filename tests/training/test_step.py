@@ -10,7 +10,7 @@ from sfumato.clipping import clipped_grad
 from sfumato.clipping.graph import engine as graph_engine
 from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
-from sfumato.randomness import Streams, new_key
+from sfumato.randomness import Streams
 from sfumato.training.step import PrivateStep, Randomness, draw
 
 NUM_EXAMPLES, CLIPPING_NORM = 24, 0.7
@@ -42,7 +42,7 @@ def step_of(model, batch_size=8, sigma=0.0, augmult=0, microbatch_size=5):
 
 
 def bits(step, indices, streams=None):
-    streams = streams or Streams(new_key(), {}, {})
+    streams = streams or Streams()
     return draw(
         step.mechanism,
         np.asarray(indices, dtype=np.int64),
@@ -54,7 +54,7 @@ def bits(step, indices, streams=None):
 
 def private_grad(step, model, images, indices, streams=None):
     """One update: what is released, and the statistics."""
-    streams = streams or Streams(new_key(), {}, {})
+    streams = streams or Streams()
     grad_sum, statistics = step.collect(images, dict(model.named_parameters()), bits(step, indices, streams))
     return step.release(grad_sum, streams.stream("noise")), statistics
 
@@ -100,7 +100,7 @@ def test_an_unreadable_image_contributes_exactly_zero_and_the_divisor_stays():
 @pytest.mark.parametrize("augmult", [0, 3])
 def test_the_microbatch_size_changes_nothing_but_rounding(augmult):
     model, images = problem()
-    streams, results = Streams(new_key(), {}, {}), []
+    streams, results = Streams(7), []
     for microbatch_size in (1, 5, 24):
         step = step_of(model, sigma=1.0, augmult=augmult, microbatch_size=microbatch_size)
         gradient, _ = private_grad(step, model, images, range(17), streams)
@@ -113,7 +113,7 @@ def test_the_microbatch_size_changes_nothing_but_rounding(augmult):
 def test_a_view_depends_on_its_example_and_number_alone():
     """Who else is in the batch must not move an example's views."""
     model, images = problem()
-    step, streams = step_of(model, augmult=3), Streams(new_key(), {}, {})
+    step, streams = step_of(model, augmult=3), Streams(7)
     alone = [flat(private_grad(step, model, images, [index], streams)[0]) for index in (4, 11)]
     together = flat(private_grad(step, model, images, [4, 11], streams)[0])
     assert torch.allclose(alone[0] + alone[1], together, atol=1e-6)
@@ -172,7 +172,7 @@ def test_noise_is_added_once_by_the_release_and_only_where_there_is_noise():
     sums = [flat(step.collect(images, parameters, randomness)[0]) for step in (without, with_noise)]
     assert torch.allclose(sums[0], sums[1], atol=1e-6)
     grad_sum, _ = without.collect(images, parameters, randomness)
-    stream = Streams(new_key(), {}, {}).stream("noise")
+    stream = Streams().stream("noise")
     assert flat(without.release(grad_sum, stream)).equal(sums[0] / 8)
     noise = flat(with_noise.release(grad_sum, stream)) * 8 - sums[0]
     assert abs(float(noise.square().mean()) - 1) < 6 * (2 / len(noise)) ** 0.5

@@ -30,9 +30,8 @@ from sfumato.clipping import GradFn, clipped_grad, pure
 from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 from sfumato.errors import InputError
-from sfumato.randomness import Streams, new_key, run_id
-from sfumato.run_folder import entries
-from sfumato.run_folder.ledger import Ledger
+from sfumato.randomness import Streams
+from sfumato.run_folder.ledger import Ledger, new_run_line
 from sfumato.training.draws import Draws
 from sfumato.training.step import PrivateStep
 
@@ -162,7 +161,7 @@ def _grad_fn() -> GradFn:
 
 def coins(count: int) -> np.ndarray:
     """(count,) fair coins from the operating system, bool."""
-    words = Streams(new_key(), {}, {}).stream("coins").uint64(count)
+    words = Streams().stream("coins").uint64(count)
     return (words & np.uint64(1)).astype(bool)
 
 
@@ -178,18 +177,17 @@ def observe(step: PrivateStep, took_part: np.ndarray) -> np.ndarray:
     mechanism, data = step.mechanism, canaries(took_part)
     parameters = {"weight": torch.zeros(_MOST_CANARIES)}  # its gradient is the same at all weights
     seen = np.empty((mechanism.num_steps, mechanism.num_examples))
-    key = new_key()
+    draws = Draws(mechanism, _VIEWS, Streams())
+    run = new_run_line(mechanism, unit="image", clipping_norm=_CLIPPING_NORM, delta=None, recipe_sha256=None)
     # The ledger of an audit need not outlive it, so it need not wait for a disk.
     with tempfile.TemporaryDirectory(dir=_IN_MEMORY if os.path.isdir(_IN_MEMORY) else None) as folder:
-        ledger = Ledger.open(Path(folder) / "ledger.jsonl", exclusive=True)
+        ledger = Ledger(Path(folder) / "ledger.jsonl")
         try:
-            ledger.appends_under(key)
-            ledger.append(entries.run_line(run_id(key), mechanism, _CLIPPING_NORM, "canary audit"))
-            ledger.append(entries.first_session_line({}))
-            draws = Draws(key, {}, ledger, is_public=False, is_accounted=True)
+            ledger.begin(run)
             for update in range(1, mechanism.num_steps + 1):
-                grad_sum, _ = step.collect(data, parameters, draws.of_step(update, mechanism, _VIEWS))
-                private_grad = step.release(grad_sum, draws.record(update, grad_sum))
+                grad_sum, _ = step.collect(data, parameters, draws.of_update(update))
+                ledger.append(update)
+                private_grad = step.release(grad_sum, draws.noise(update))
                 seen[update - 1] = private_grad["weight"][: mechanism.num_examples].numpy()
         finally:
             ledger.close()

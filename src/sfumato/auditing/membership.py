@@ -28,7 +28,7 @@ from sfumato.auditing.toy_task import ToyTask
 from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError
 from sfumato.models.lenet import LeNet
-from sfumato.randomness import Streams, digest, key_from_seed, new_key
+from sfumato.randomness import derived, digest, key_from_seed, new_key
 from sfumato.training.allocator import keep_freed_memory
 
 _CHUNK = 8
@@ -198,9 +198,9 @@ class Audit:
         """The batches that are the same for all models, from a public seed; None where each draws its own."""
         if not self.fixed_batches:
             return None
-        mechanism, streams = self.mechanism(setting), Streams(key_from_seed(_SEED), {}, {})
+        mechanism, key = self.mechanism(setting), key_from_seed(_SEED)
         return [
-            poisson_batch(mechanism, streams.stream("sampling", number)) for number in range(1, setting.num_steps + 1)
+            poisson_batch(mechanism, derived(key, "sampling", number)) for number in range(1, setting.num_steps + 1)
         ]
 
     def models(self, setting: Setting) -> Models:

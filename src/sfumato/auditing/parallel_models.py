@@ -19,7 +19,7 @@ from sfumato.clipping.functional import clipped_sum
 from sfumato.clipping.stacked import Stacked
 from sfumato.data.sampling import poisson_batch
 from sfumato.data.views import Views
-from sfumato.randomness import Streams
+from sfumato.randomness import derived
 from sfumato.training.step import PrivateStep, Randomness, draw
 
 PADDING = 4
@@ -84,21 +84,20 @@ class Models:
             keys: One for each model. All its randomness follows from it.
             takes_part: Whether z takes part in its training.
         """
-        streams = [Streams(key, {}, {}) for key in keys]
         parameters = {name: value.expand(len(keys), *value.shape).clone() for name, value in self._begin.items()}
         readable, last = self._images.readable.numpy(), len(self._images) - 1
         for number in range(1, self.mechanism.num_steps + 1):
             if self._stopped is not None and self._stopped.is_set():
                 raise Stopped
-            drawn = [self._draw(each, number) for each in streams]
+            drawn = [self._draw(key, number) for key in keys]
             rows = [
                 each.indices[readable[each.indices] & (took | (each.indices != last))]
                 for each, took in zip(drawn, takes_part, strict=True)
             ]
             sums = self._clipped_sums(parameters, drawn, rows)
-            for model, each in enumerate(streams):
+            for model, key in enumerate(keys):
                 own = {name: value[model] for name, value in sums.items()}
-                for name, grad in self.step.release(own, each.stream("noise", number)).items():
+                for name, grad in self.step.release(own, derived(key, "noise", number)).items():
                     parameters[name][model] -= self._learning_rate * grad
         return parameters
 
@@ -119,12 +118,14 @@ class Models:
             found += self.losses(self.train(keys[part], takes_part[part]))
         return found
 
-    def _draw(self, streams: Streams, number: int) -> Randomness:
+    def _draw(self, key: bytes, number: int) -> Randomness:
         if self._fixed_batches is None:
-            indices = poisson_batch(self.mechanism, streams.stream("sampling", number))
+            indices = poisson_batch(self.mechanism, derived(key, "sampling", number))
         else:
             indices = self._fixed_batches[number - 1]
-        views, model = streams.stream("augmentation", number), streams.stream("random numbers inside the model", number)
+        views, model = (
+            derived(key, purpose, number) for purpose in ("augmentation", "random numbers inside the model")
+        )
         return draw(self.mechanism, indices, self.views, views, model)
 
     def _batch(self, rows: torch.Tensor) -> torch.Tensor:

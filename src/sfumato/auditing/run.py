@@ -18,7 +18,7 @@ from sfumato.reporting.page import write_report
 from sfumato.run_folder import coins, record
 from sfumato.run_folder.audited import OneRunClaim
 from sfumato.run_folder.record import Certificate
-from sfumato.run_folder.verification import verify_without_images
+from sfumato.run_folder.verification import verify_run
 
 
 def audit_one_run(run: Path | str, *, confidence: float = 0.95, trust: Collection[str] = ()) -> OneRunResult:
@@ -84,7 +84,7 @@ def _claim(folder: Path) -> Certificate:
         )
     if claim.status != "complete":
         raise InputError(f"{folder} is unfinished, and an audit attacks what a run releases. Go on: sfumato resume.")
-    return verify_without_images(folder)
+    return verify_run(folder)[0]
 
 
 def _as_claimed(found: OneRunResult) -> OneRunClaim:

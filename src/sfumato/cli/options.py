@@ -17,6 +17,12 @@ ImagesPerPerson = Annotated[
     int | None, typer.Option(help="At most so many training images of one person; the rest is left out.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda ...")]
+MaxLost = Annotated[
+    float,
+    typer.Option(
+        min=0, max=1, help="The share of the planned updates that crashes may cost the model; they count for epsilon."
+    ),
+]
 Trust = Annotated[
     list[str] | None,
     typer.Option(

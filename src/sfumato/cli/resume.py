@@ -2,12 +2,14 @@
 
 from sfumato.cli import options, output
 from sfumato.cli.train import resume_command, show_result
+from sfumato.run_folder.ledger import MOST_LOST
 
 
 def resume(
     run: options.Run,
     data_root: options.DataRoot = None,
     device: options.Device = "auto",
+    max_lost: options.MaxLost = MOST_LOST,
     trust: options.Trust = None,
     no_cache: options.NoCache = False,
     json_: options.Json = False,
@@ -17,5 +19,5 @@ def resume(
 
     again = resume_command(run, trust or [], device, no_cache, data_root)
     with output.interruptible(command=again, kept="everything is kept"):
-        result = go_on(run, data_root=data_root, device=device, trust=trust or ())
+        result = go_on(run, data_root=data_root, device=device, max_lost=max_lost, trust=trust or ())
     output.answer(result, json_, lambda result: show_result(result, trust or []))

@@ -39,11 +39,11 @@ def simulate(
     trusted = trusted_modules(parsed, set_ or [], trust or [])
     numbers = parse_seeds(seeds)
 
-    from sfumato.run_folder import session
+    from sfumato.run_folder import launch
     from sfumato.scaling.simulate import simulate as run_all
     from sfumato.training.interrupt import Interrupted
 
-    folder = output_folder or session.new_folder(f"{name}-b{batch_size}")
+    folder = output_folder or launch.new_folder(f"{name}-b{batch_size}")
 
     try:
         result = run_all(

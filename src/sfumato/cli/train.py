@@ -11,6 +11,7 @@ from sfumato.accounting.mechanism import Accountant
 from sfumato.cli import options, output
 from sfumato.errors import InputError
 from sfumato.reporting import formats
+from sfumato.run_folder.ledger import MOST_LOST
 
 if TYPE_CHECKING:
     from sfumato.planning.claims import Claims
@@ -42,8 +43,10 @@ def train(
         bool, typer.Option("--dry-run", help="Shows every choice, epsilon and the time to expect; trains nothing.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Goes on with the run in --output, or the newest unfinished one.")
+        bool,
+        typer.Option("--resume", help="Goes on with the run in --output, or begins it; without: the newest."),
     ] = False,
+    max_lost: options.MaxLost = MOST_LOST,
     times: Annotated[
         int | None,
         typer.Option(
@@ -82,20 +85,20 @@ def train(
             output.say(f"so for each of {times} runs: their epsilons add up")
         return
 
-    from sfumato.run_folder import session
+    from sfumato.run_folder import launch
     from sfumato.training.trainer import train as run_training
 
     again: dict[str, Any] = {"data_root": data_root, "device": device, "non_private": non_private, "trust": trusted}
     if times is not None or seeds is not None:
-        folder = output_folder or session.new_folder(name)
+        folder = output_folder or launch.new_folder(name)
         with output.interruptible(*([] if output_folder else ["--output", str(folder)]), kept="everything is kept"):
             _repeat(parsed, folder, times, seeds, again | ({"resume": True} if resume else {}), json_)
         return
-    folder = output_folder or (session.newest_unfinished(name) if resume else session.new_folder(name))
+    folder = output_folder or (launch.newest_unfinished(name) if resume else launch.new_folder(name))
     if resume and output_folder is None:
         output.note(f"going on with {folder}")
     with output.interruptible(command=resume_command(folder, trusted, device, no_cache), kept="everything is kept"):
-        result = run_training(parsed, folder, resume=resume, **again)
+        result = run_training(parsed, folder, resume=resume, max_lost=max_lost, **again)
     output.answer(result, json_, lambda result: show_result(result, trusted))
 
 
@@ -287,11 +290,20 @@ def show_result(result: "Result", trust: list[str]) -> None:
     output.print_augtest(result.test_views, result.accuracy_augtest_vote, result.accuracy_augtest_mean)
     if result.guarantee is not None:
         _show_guarantee(result)
+        _show_lost(result)
     else:
         output.say(f"not private: {result.why_not_private}")
     output.say(f"certificate {Path(result.run) / 'privacy.json'}")
     output.say(f"report      {Path(result.run) / 'report.html'}")
     output.say(f"use it      sfumato predict {shlex.join([result.run, *trust_options(trust)])} IMAGE...")
+
+
+def _show_lost(result: "Result") -> None:
+    if result.num_lost:
+        output.say(
+            f"{result.num_lost} of {result.num_steps} updates were lost in crashes: they count for epsilon, and the "
+            f"model has {result.num_applied}"
+        )
 
 
 def resume_command(

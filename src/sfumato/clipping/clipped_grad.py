@@ -288,7 +288,7 @@ class GradFn:
         out = self._sum(prepared, real, load, key, ids, targets)
         grad_norms, losses = torch.zeros(2, len(views), dtype=out.grad_norms.dtype, device=views.device)
         grad_norms[real], losses[real] = out.grad_norms, out.losses
-        return ClippedGrad(out.grad_sum, grad_norms, losses)
+        return ClippedGrad(out.grad_sum, grad_norms, losses, self.sensitivity)
 
     def sum_over(
         self, indices: torch.Tensor, load: Load, *, key: bytes | None = None, is_fresh: bool = False
@@ -370,7 +370,8 @@ class GradFn:
                 name: at_least_float32(torch.zeros_like(parameter, requires_grad=False))
                 for name, parameter in parameters.items()
             }
-            return ClippedGrad(zeros, *torch.zeros(2, 0, dtype=dtype, device=rows.device))
+            norms, losses = torch.zeros(2, 0, dtype=dtype, device=rows.device)
+            return ClippedGrad(zeros, norms, losses, self.sensitivity)
         self._targets = tuple(target[:0] for target in targets)
         seeding = seeding_of(key, example_ids) if prepared.engine.draw_dims else None
 
@@ -418,7 +419,7 @@ class GradFn:
                 losses.append(out.losses)
         if prepared.name != "graph":
             prepared.note()
-        return ClippedGrad(grad_sum, torch.cat(norms).to(dtype), torch.cat(losses).to(dtype))
+        return ClippedGrad(grad_sum, torch.cat(norms).to(dtype), torch.cat(losses).to(dtype), self.sensitivity)
 
     @property
     def _coefficient(self) -> Clip:

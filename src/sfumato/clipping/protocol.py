@@ -61,11 +61,13 @@ class ClippedGrad:
         grad_norms: (B,) L2 norms before clipping, what float32 roundings may hide included
             (docs/engine.md); not private. Zero at padding.
         losses: (B,) losses, averaged over an example's views; not private. Zero at padding.
+        sensitivity: How far one example moves the sum, in L2 norm: what noise multiplies.
     """
 
     grad_sum: dict[str, torch.Tensor]
     grad_norms: torch.Tensor
     losses: torch.Tensor
+    sensitivity: float = 1.0
 
 
 def add_to(total: dict[str, torch.Tensor], part: dict[str, torch.Tensor]) -> None:

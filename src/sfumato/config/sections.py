@@ -347,11 +347,7 @@ class TrainingConfig(Section):
     evaluate_every: Annotated[PositiveInt | None, MayChange()] = None
     """Steps between two evaluations on held-out images."""
     checkpoint_every: Annotated[PositiveInt | None, MayChange()] = None
-    """Steps between two checkpoints."""
-    verify_every: Annotated[PositiveInt | None, MayChange()] = None
-    """Steps between two checks of the engine on made-up images through the model as it then is; the
-    run stops if one fails.
-    """
+    """Steps between two checkpoints, beside one every five minutes; default: a fiftieth of all."""
     norm_histogram_every: Annotated[PositiveInt | None, MayChange()] = None
     """Steps between two histograms of gradient norms, step 1 included, in metrics_private.jsonl:
     not private, for the owner alone.
@@ -372,8 +368,6 @@ class RunConfig(Section):
 
     seed: Annotated[int, Field(ge=0)] | None = None
     """For tests and simulations: all randomness from a public seed, hence not private."""
-    keep_key: Annotated[bool, MayChange()] = False
-    """Keep the run's secret key after the run completes."""
     log: Annotated[Literal["csv", "tensorboard"] | list[Literal["csv", "tensorboard"]] | None, MayChange()] = None
     """What is written while the run trains, of what metrics.jsonl says: "csv" (metrics.csv),
     "tensorboard" (the folder tensorboard), or a list of both.

@@ -9,7 +9,7 @@ import torch
 
 from sfumato.data.features import FeatureSet
 from sfumato.data.images import ImageSet
-from sfumato.randomness import Streams, key_from_seed
+from sfumato.randomness import derived, key_from_seed
 
 _MOST_SIDE = 64
 """Of the noise that a canary is made of, in pixels: larger images are enlarged noise, which takes less memory."""
@@ -35,10 +35,10 @@ def canary_images(
     Returns:
         m images with labels, all readable.
     """
-    streams = Streams(key_from_seed(0), {}, {})
+    key = key_from_seed(0)
     channels, side = len(mean), min(stored_size, _MOST_SIDE)
-    pixels = np.frombuffer(streams.stream("canaries").bytes(count * channels * side**2), np.uint8)
-    labels = streams.stream("labels of canaries").uint64(count) % np.uint64(num_classes)
+    pixels = np.frombuffer(derived(key, "canaries").bytes(count * channels * side**2), np.uint8)
+    labels = derived(key, "labels of canaries").uint64(count) % np.uint64(num_classes)
     return ImageSet(
         stored=torch.from_numpy(pixels.copy()).view(count, channels, side, side),
         labels=torch.from_numpy(labels.astype(np.int64)),

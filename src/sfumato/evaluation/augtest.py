@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 from sfumato.evaluation.calibration import Calibration
-from sfumato.randomness import Streams, key_from_seed
+from sfumato.randomness import derived, key_from_seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,5 +108,5 @@ def _public_bits(num_images: int, num_views: int) -> torch.Tensor:
     """(N, K), int64 in [0, 2^32): the bits of a view depend on the number of images and the view's
     place alone.
     """
-    words = Streams(key_from_seed(0), {}, {}).stream("test views").uint32(num_views * num_images)
+    words = derived(key_from_seed(0), "test views").uint32(num_views * num_images)
     return torch.from_numpy(words.reshape(num_views, num_images).T.astype(np.int64))

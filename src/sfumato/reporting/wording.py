@@ -179,16 +179,18 @@ def _mechanism(certificate: Certificate, is_private: bool) -> list[Term]:
             "released once; the noise is in units of what one image can contribute. Epsilon covers both."
         )
         rows.append(("Noise of the first release", formats.quantity(certificate.first_release_noise), released))
-    last = f"The record of every update; its last hash is {certificate.ledger_head}."
+    lost = f" {formats.count(certificate.num_lost)} of them were lost in crashes." if certificate.num_lost else ""
+    steps = f"Updates that may be released in all; epsilon is that of all of them, whenever the run ends.{lost}"
+    digest = f"The record of every release; SHA-256 {certificate.ledger_sha256}."
     rows += [
         ("Public inputs", "", _public(certificate.public_inputs)),
-        ("Steps", formats.count(certificate.num_steps), "Updates of the weights that are counted."),
-        ("Ledger", f"{formats.count(certificate.ledger_lines)} lines", last),
+        ("Steps", formats.count(certificate.num_steps), steps),
+        ("Ledger", f"{formats.count(certificate.ledger_lines)} lines", digest),
     ]
     if certificate.weights_sha256 is not None:
+        digest = f"SHA-256 of names, types, shapes and values: {certificate.weights_sha256}."
         day = "" if certificate.finished_on is None else f" Training ended on {certificate.finished_on} (UTC)."
-        digest = f"SHA-256 {certificate.weights_sha256}, as `sha256sum` prints it.{day}"
-        rows.append(("Weights", "model.safetensors", digest))
+        rows.append(("Weights", "model.safetensors", f"{digest}{day}"))
     return rows
 
 

@@ -1,18 +1,15 @@
 """privacy.json: what a run claims, and what it does not."""
 
-import hashlib
-from pathlib import Path
 from typing import Any, Literal
 
-from sfumato.accounting.mechanism import Mechanism
+from sfumato.accounting.mechanism import Accountant
 from sfumato.config import ResolvedRecipe
 from sfumato.data.examples import Dataset
-from sfumato.errors import InputError
+from sfumato.json_record import finite
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
-from sfumato.run_folder.entries import spent_mechanism
-from sfumato.run_folder.ledger import Ledger
-from sfumato.run_folder.record import Certificate, PublicInputs, ResultClaims, WeightsFacts
+from sfumato.run_folder.ledger import Lines
+from sfumato.run_folder.record import FORMAT_VERSION, Certificate, PublicInputs, ResultClaims, WeightsFacts
 
 HELD_OUT = (
     "held-out images, on which accuracies are computed and probabilities calibrated: they get no guarantee, and the "
@@ -35,16 +32,23 @@ ONE_OF_MANY = (
 )
 OTHER_RUNS = "other runs on the same images: their epsilons add up"
 RUNNING_TIME = "the running time of the training"
+COPIES = "a copy of this run's folder that was resumed: it is another run, and its epsilon adds up with this one's"
+ENDS = (
+    "ends of the training that depended on what is in an image, or on which or how many images were drawn; other "
+    "crashes and stops cost nothing"
+)
 NOT_COVERED = [  # lines are replaced where something else is known
     UNSEARCHED,
     FROM_SCRATCH,
     SEVERAL_IMAGES,
     OTHER_RUNS,
+    COPIES,
+    ENDS,
     RUNNING_TIME,
     HELD_OUT,
     "public_inputs: they were taken to be known to everybody, and are published as they are",
-    "metrics_private.jsonl, data_root, init_from and checkpoints/: for the owner alone; and decoded copies of images, "
-    "which the cache of the machine that trained may keep (sfumato cache list)",
+    "the folder owner/: for the owner alone; and decoded copies of images, which the cache of the machine that trained "
+    "may keep (sfumato cache list)",
 ]
 SEARCH = {
     "private": "the search on the private data is not covered: hyper-parameters were chosen by simulations on these "
@@ -55,42 +59,31 @@ SELECTION = [
     "a search beside the selection of this run from a random number of private ones, which epsilon covers",
     "anyone who learns how many runs there were, or sees another of them",
 ]
-COINS = "audit_private.json, which says which canaries took part: for the owner alone"
-KEY_KEPT = "anyone who reads the file `key`, which this run keeps: it regenerates the noise"
-
-
-def released(plan: Plan, ledger: Ledger) -> Mechanism:
-    """The mechanism whose num_steps counts what was released; of ordinary training, whose updates
-    nobody counts, the planned one.
-
-    Raises:
-        InputError: If the lines do not form a ledger.
-    """
-    spent = spent_mechanism(ledger.lines)
-    if plan.recipe.privacy is None:
-        return plan.mechanism
-    return spent
+COINS = "owner/canaries.json, which says which canaries took part: for the owner alone"
 
 
 def certificate(
-    plan: Plan, mechanism: Mechanism, ledger: Ledger, status: Literal["running", "complete"], public: PublicInputs
+    plan: Plan, lines: Lines, step: int, status: Literal["running", "complete"], public: PublicInputs, sha256: str
 ) -> Certificate:
-    """What was released, or will have been.
+    """What a run claims: the epsilon of its whole plan, whenever it ends.
 
     Args:
         plan: The resolved run.
-        mechanism: Its num_steps counts every release: those in the ledger when the run
-            has ended; while it is running also those still planned, so that the number
-            read from the file is never below what was spent.
-        ledger: Its line count and head are stated.
+        lines: Of its ledger.
+        step: Updates that the model has.
         status: "running" or "complete".
         public: What is taken to be public about the images.
+        sha256: Of the ledger's lines.
     """
     privacy = plan.recipe.privacy
+    whole = claims(plan, plan.mechanism)
+    so_far = None
+    if plan.private and plan.selection is None and whole.accountant is not None:
+        so_far = epsilon_so_far(lines, plan.delta, whole.accountant)
     return Certificate(
-        **dict(claims(plan, mechanism)),
+        **dict(whole),
         status=status,
-        **counted(mechanism, ledger),
+        **counted(lines, step, so_far, sha256),
         clipping_norm=privacy.clipping_norm if privacy else None,
         public_inputs=public,
         precision=plan.recipe.training.precision,
@@ -98,9 +91,20 @@ def certificate(
     )
 
 
-def counted(mechanism: Mechanism, ledger: Ledger) -> dict[str, Any]:
-    """The mechanism as a certificate states it, and the ledger that it was counted on."""
+def epsilon_so_far(lines: Lines, delta: float, accountant: Accountant) -> float | None:
+    """Of what the ledger counts, as if that had been the plan."""
+    from sfumato.accounting.accountants import epsilon
+
+    noise = lines.run.first_release_noise if lines.has_first_release else None
+    released = lines.run.mechanism.replace(num_steps=lines.num_releases, first_release_noise=noise)
+    return finite(epsilon(released, delta, accountant).epsilon)
+
+
+def counted(lines: Lines, step: int, epsilon_so_far: float | None, sha256: str) -> dict[str, Any]:
+    """The plan as a certificate states it, and what of it was released."""
+    mechanism = lines.run.mechanism
     return {
+        "format_version": FORMAT_VERSION,
         "sampling": mechanism.sampling,
         "noise_multiplier": mechanism.noise_multiplier,
         "sampling_prob": mechanism.sampling_prob,
@@ -108,23 +112,13 @@ def counted(mechanism: Mechanism, ledger: Ledger) -> dict[str, Any]:
         "num_examples": mechanism.num_examples,
         "num_steps": mechanism.num_steps,
         "first_release_noise": mechanism.first_release_noise,
-        "run_id": ledger.lines[0]["run_id"],
-        "ledger_lines": len(ledger.lines),
-        "ledger_head": ledger.head,
+        "num_lost": lines.num_releases - step,
+        "num_applied": step,
+        "epsilon_so_far": epsilon_so_far,
+        "run_id": lines.run.run_id,
+        "ledger_lines": lines.count,
+        "ledger_sha256": sha256,
     }
-
-
-def finished(claim: Certificate, weights: Path, day: str | None) -> Certificate:
-    """The certificate of these weights.
-
-    Raises:
-        InputError: If they cannot be read.
-    """
-    try:
-        digest = hashlib.sha256(weights.read_bytes()).hexdigest()
-    except OSError as error:
-        raise InputError(f"{weights} cannot be read: {error.strerror}. Restore it from a copy.") from None
-    return claim.model_copy(update={"weights_sha256": digest, "finished_on": day})
 
 
 def not_covered(plan: Plan) -> list[str]:
@@ -143,7 +137,7 @@ def not_covered(plan: Plan) -> list[str]:
             lines[lines.index(HELD_OUT)] = SCORED
     if plan.recipe.audit.canaries:
         lines.append(COINS)
-    return [*lines, KEY_KEPT] if plan.recipe.run.keep_key else lines
+    return lines
 
 
 def result_claims(certificate: Certificate) -> ResultClaims:

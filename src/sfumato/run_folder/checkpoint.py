@@ -1,19 +1,20 @@
-"""Everything that a bit-exact resume needs, in one file that is whole or absent."""
+"""Checkpoints: the state of a run after one of its updates, in a file that is whole or absent."""
 
 import dataclasses
-import hmac
-import json
+import io
+import os
+import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sfumato.errors import InputError
-from sfumato.randomness import subkey
-from sfumato.run_folder.files import write_atomically
-from sfumato.run_folder.tensor_mac import tensor_mac
+from sfumato.run_folder.files import machine_faults, sync_folder
 
 KEPT = 2
+_ROOM_OF_THE_FIRST = 4
+"""An optimizer remembers nothing yet when the first checkpoint is written: later ones may be so many times as large."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,76 +22,98 @@ class Checkpoint:
     """The state after an update.
 
     Attributes:
-        tensors: Parameters, buffers, averages and the optimizer's moments, by name.
-        facts: run_id, step, session, ledger_lines, ledger_head, data_digest and what else is JSON.
+        run_id: Whose it is.
+        num_lines: Of the ledger by then.
+        num_releases: Updates that were released by then.
+        step: Updates that the state has: fewer, where some were lost.
+        state: Nested dictionaries of tensors and plain values.
+        facts: What else is plain.
     """
 
-    tensors: dict[str, torch.Tensor]
+    run_id: str
+    num_lines: int
+    num_releases: int
+    step: int
+    state: dict[str, Any]
     facts: dict[str, Any]
 
 
-def save(folder: Path, checkpoint: Checkpoint, key: bytes) -> None:
-    """Writes the checkpoint of a step, authenticated under the run's key, and removes all but the
-    newest two.
+class Checkpoints:
+    """The newest two checkpoints of a run, for its owner alone: they depend on what was not released, too.
 
-    Raises:
-        MachineError: If the disk fails; older checkpoints stay.
+    Room on the disk for the next one is held in a file of zeros, which becomes it: a disk that fills up stops a run
+    right after a checkpoint, and not with updates that are released and cannot be kept.
     """
-    from safetensors.torch import save as to_bytes
 
-    tensors = {name: value.detach().cpu().contiguous() for name, value in checkpoint.tensors.items()}
-    facts = {**checkpoint.facts, "mac": _mac(key, checkpoint.facts, tensors)}
-    # A checkpoint depends on the unreleased state of the run: for its owner alone.
-    write_atomically(_path(folder, checkpoint.facts["step"]), to_bytes(tensors, {"facts": json.dumps(facts)}), 0o600)
-    for old in paths(folder)[:-KEPT]:
-        old.unlink()
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
+    def paths(self) -> list[Path]:
+        """All, the oldest first."""
+        return sorted(self.folder.glob("release-*.pt"))
 
-def paths(folder: Path) -> list[Path]:
-    """All checkpoints of a run folder, the oldest first."""
-    return sorted((folder / "checkpoints").glob("step-*.safetensors"))
+    def newest(self) -> Checkpoint | None:
+        """The newest one that is whole; None where none was ever written.
 
+        Raises:
+            InputError: If no file of them can be read.
+        """
+        paths = self.paths()
+        for path in reversed(paths):
+            try:
+                found = torch.load(path, map_location="cpu", weights_only=True)
+                return Checkpoint(**found)
+            except (OSError, RuntimeError, EOFError, ValueError, TypeError, pickle.UnpicklingError):
+                continue  # cut: the one before has all but the updates since
+        if paths:
+            raise InputError(
+                f"no checkpoint in {self.folder} can be read. Restore one from a copy, or start a new run."
+            )
+        return None
 
-def load_newest(folder: Path, key: bytes) -> Checkpoint:
-    """Reads the newest checkpoint.
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Writes a checkpoint, removes all but the newest two, and holds room for the next.
 
-    Raises:
-        InputError: If there is none, or it is damaged, altered, or another run's.
-    """
-    found = paths(folder)
-    if not found:
-        raise InputError(
-            f"{folder} has no checkpoint, so there is nothing to resume. Start the run again with another --output."
-        )
-    return load(found[-1], key)
+        Raises:
+            MachineError: If the disk is full or fails; the last checkpoint stays.
+        """
+        buffer = io.BytesIO()
+        torch.save({field.name: getattr(checkpoint, field.name) for field in dataclasses.fields(checkpoint)}, buffer)
+        data = buffer.getbuffer()
+        path = self.folder / f"release-{checkpoint.num_releases:09d}.pt"
+        with machine_faults(path):
+            with self._open_room() as file:
+                file.write(data)
+                file.truncate()
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(self._room, path)
+            sync_folder(self.folder)
+            for old in self.paths()[:-KEPT]:
+                old.unlink()
+        self._hold(len(data) * (1 if checkpoint.num_releases else _ROOM_OF_THE_FIRST))
 
+    def hold_room(self) -> None:
+        """Before a start's first release: room for a checkpoint as large as those before."""
+        self._hold(max(path.stat().st_size for path in self.paths()))
 
-def load(path: Path, key: bytes) -> Checkpoint:
-    """Reads one checkpoint and authenticates every bit of it under the run's key.
+    def free_room(self) -> None:
+        """No more checkpoints follow."""
+        self._room.unlink(missing_ok=True)
 
-    Raises:
-        InputError: If it is damaged, altered, or another run's; the line names it and the remedy.
-    """
-    from safetensors import SafetensorError, safe_open
+    @property
+    def _room(self) -> Path:
+        return self.folder / ".next"
 
-    remedy = "Delete that file: --resume then goes on from the checkpoint before it, if there is one."
-    damaged = InputError(f"checkpoint {path} is damaged. {remedy}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            facts = json.loads(file.metadata()["facts"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (safe_open is no mapping)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
-        raise damaged from None
-    if not hmac.compare_digest(str(facts.pop("mac", "")), _mac(key, facts, tensors)):
-        raise InputError(
-            f"checkpoint {path} is damaged, altered or another run's: its code is not of this run's key. {remedy}"
-        )
-    return Checkpoint(tensors, facts)
+    def _open_room(self) -> io.BufferedRandom:
+        descriptor = os.open(self._room, os.O_RDWR | os.O_CREAT, 0o600)
+        return os.fdopen(descriptor, "r+b")
 
-
-def _path(folder: Path, step: int) -> Path:
-    return folder / "checkpoints" / f"step-{step:09d}.safetensors"
-
-
-def _mac(key: bytes, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> str:
-    return tensor_mac(subkey(key, "checkpoint"), facts, dict(sorted(tensors.items())))
+    def _hold(self, size: int) -> None:
+        with machine_faults(self._room), self._open_room() as file:
+            missing = size - os.fstat(file.fileno()).st_size
+            if missing > 0 and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            elif missing > 0:  # macOS has no such call
+                file.seek(0, os.SEEK_END)
+                file.write(bytes(missing))

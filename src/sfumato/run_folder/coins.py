@@ -1,4 +1,4 @@
-"""Which canaries took part: coins that follow from the run's key, kept for its owner after the key is gone."""
+"""Which canaries of a run took part (`audit.canaries`): known to its owner alone."""
 
 from pathlib import Path
 
@@ -7,13 +7,14 @@ import pydantic
 
 from sfumato.errors import InputError
 from sfumato.json_record import Record
-from sfumato.randomness import Streams
-from sfumato.run_folder.files import NO_FILE, reading_faults, write_json
-from sfumato.run_folder.session import COINS_FILE, Session
+from sfumato.randomness import Stream
+from sfumato.run_folder.files import OWNER, write_json
+
+COINS_FILE = f"{OWNER}/canaries.json"
 
 
 class Coins(Record):
-    """audit_private.json, for the owner alone.
+    """owner/canaries.json.
 
     Attributes:
         run_id: Whose they are.
@@ -24,23 +25,10 @@ class Coins(Record):
     took_part: list[bool]
 
 
-def toss(session: Session, count: int) -> np.ndarray | None:
-    """Fair coins of a run, written into its folder: the same in all its sessions, and known to nobody without
-    the key.
-
-    Args:
-        session: Of the run.
-        count: Its canaries, m.
-
-    Returns:
-        (m,), bool; None where m is 0.
-    """
-    if not count:
-        return None
-    words = Streams(session.key, session.context, {}).stream("coins of canaries").uint64(count)
-    took_part = (words >> np.uint64(63)).astype(bool)
-    kept = Coins(run_id=session.ledger.lines[0]["run_id"], took_part=took_part.tolist())
-    write_json(session.folder / COINS_FILE, kept.as_json(), 0o600)
+def toss(folder: Path, run_id: str, count: int, stream: Stream) -> np.ndarray:
+    """Fair coins of a run that begins, written into its folder: (m,), bool."""
+    took_part = (stream.uint64(count) >> np.uint64(63)).astype(bool)
+    write_json(folder / COINS_FILE, Coins(run_id=run_id, took_part=took_part.tolist()).as_json(), 0o600)
     return took_part
 
 
@@ -49,13 +37,11 @@ def read(folder: Path, run_id: str, count: int) -> np.ndarray:
 
     Raises:
         InputError: If they are not there, or are another run's.
-        MachineError: If they cannot be read.
     """
     path = folder / COINS_FILE
     try:
-        with reading_faults(path):
-            found = Coins.model_validate_json(path.read_bytes())
-    except NO_FILE:
+        found = Coins.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
         raise InputError(
             f"{path} is not there, so nobody knows which canaries took part. It is for the run's owner alone and in no "
             "copy for sharing: name the folder that the run was trained in."

@@ -8,24 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sfumato.config import DataConfig
-from sfumato.errors import InputError, MachineError, is_from_elsewhere
+from sfumato.config import DataConfig, Recipe
+from sfumato.errors import InputError, MachineError
 
-DATA_ROOT_FILE = "data_root"
-INIT_FILE = "init_from"
+OWNER = "owner"
+"""The folder in a run's that is for its owner alone, and never handed on."""
+DATA_ROOT_FILE = f"{OWNER}/data_root"
+INIT_FILE = f"{OWNER}/init_from"
 NO_FILE = FileNotFoundError, IsADirectoryError, NotADirectoryError
 
 
 @contextlib.contextmanager
 def machine_faults(path: Path) -> Iterator[None]:
-    """Turns a failing disk into one line that names the file. An error without a number is not the system's, and one
-    of a signal's handler is not of this file: they pass.
-    """
+    """Turns a failing disk into one line that names the file."""
     try:
         yield
     except OSError as error:
-        if error.errno is None or is_from_elsewhere(error):
-            raise
         raise MachineError(
             f"{path} cannot be written: {error.strerror}. What was written before is intact; make room or make it "
             "writable, then go on: a run by `sfumato resume`, all else by the same command."
@@ -40,8 +38,6 @@ def reading_faults(path: Path) -> Iterator[None]:
     except NO_FILE:
         raise
     except OSError as error:
-        if error.errno is None or is_from_elsewhere(error):
-            raise
         raise MachineError(f"{path} cannot be read: {error.strerror}. Mend that, then try again.") from error
 
 
@@ -54,9 +50,7 @@ def is_there(path: Path) -> bool:
     try:
         with reading_faults(path):
             os.lstat(path)
-    except NO_FILE as error:
-        if is_from_elsewhere(error):
-            raise
+    except NO_FILE:
         return False
     return True
 
@@ -73,17 +67,14 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
         MachineError: If the disk is full, read-only or failing.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    with machine_faults(path):
-        try:
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(descriptor)
-            os.replace(part, path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+    with machine_faults(path), contextlib.ExitStack() as afterwards:
+        afterwards.callback(part.unlink, missing_ok=True)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(part, path)
         sync_folder(path.parent)
 
 
@@ -101,7 +92,7 @@ def make_folder(path: Path) -> None:
                 sync_folder(above.parent)
             except OSError as error:
                 # What is above and was there may be of another system, or only lead here and not be listed.
-                if is_from_elsewhere(error) or above in missing and not isinstance(error, PermissionError):
+                if above in missing and not isinstance(error, PermissionError):
                     raise
 
 
@@ -157,8 +148,6 @@ def read_json(path: Path) -> Any:
         with reading_faults(path):
             return json.loads(path.read_text(encoding="utf-8"))
     except (*NO_FILE, ValueError, RecursionError) as error:  # lists within lists
-        if is_from_elsewhere(error):
-            raise
         raise InputError(
             f"{path} is missing or damaged ({type(error).__name__}). Give the folder of a run that this tool wrote."
         ) from None
@@ -219,8 +208,17 @@ def create(path: Path) -> None:
             f"{path} is not empty: it may hold another run. Choose another --output, or go on "
             "with that run by --resume."
         )
+    make_folders(path)
+
+
+def make_folders(path: Path) -> None:
+    """A run's folder, and the one for its owner."""
     with machine_faults(path):
-        (path / "checkpoints").mkdir(parents=True)
+        (path / OWNER).mkdir(parents=True, exist_ok=True)
+        os.chmod(path / OWNER, 0o700)
+        (path / OWNER / "checkpoints").mkdir(exist_ok=True)
+        for folder in (path / OWNER, path, path.parent):
+            sync_folder(folder)
 
 
 def refuse_name(folder: Path) -> None:
@@ -261,34 +259,33 @@ def refuse_among_images(folder: Path, data: DataConfig, root: Path | None = None
 
 
 def refuse_links(folder: Path, *, below: bool = True) -> None:
-    """Refuses a folder of a run or a search in which a name leads elsewhere: whoever goes on there
-    would read, append to or overwrite that file.
+    """Refuses the folder of a run or a search in which a name leads elsewhere: whoever goes on there would append to or
+    overwrite that file. The folder may be a stranger's.
 
     Args:
         folder: Of a run or a search.
         below: Whether what lies in folders of it counts, too.
 
     Raises:
-        InputError: Naming the link, or what else is no ordinary file or folder.
+        InputError: Naming the link.
     """
-    for root, folders, files in os.walk(folder):
-        for path in (Path(root) / name for name in [*folders, *files]):
-            if path.is_symlink():
-                raise InputError(
-                    f"{path} is a symbolic link, and going on here would write where it leads. "
-                    "Put the file itself there."
-                )
-            if not (path.is_dir() or path.is_file()) and os.path.lexists(path):  # not one just taken away
-                raise InputError(f"{path} is no ordinary file. Take it out of the folder.")
-        if not below:
-            break
+    link = next((path for path in folder.glob("**/*" if below else "*") if path.is_symlink()), None)
+    if link is not None:
+        raise InputError(
+            f"{link} is a symbolic link, and going on here would write where it leads. Put the file itself there."
+        )
 
 
-def write_place(folder: Path, name: str, place: str) -> None:
-    """Notes where something lies (`DATA_ROOT_FILE`: the images; `INIT_FILE`: the weights that training
-    began from), for the owner alone.
-    """
-    write_atomically(folder / name, os.fsencode(os.path.abspath(place)), 0o600)
+def write_places(folder: Path, recipe: Recipe) -> None:
+    """Notes for the owner where images and weights lie (`DATA_ROOT_FILE`, `INIT_FILE`)."""
+    source = recipe.model.init_from
+    places = {
+        DATA_ROOT_FILE: recipe.data.path,
+        INIT_FILE: source if source is not None and Path(source).exists() else None,
+    }
+    for name, place in places.items():
+        if place is not None:
+            write_atomically(folder / name, os.fsencode(os.path.abspath(place)), 0o600)
 
 
 def read_data_root(folder: Path) -> Path | None:
@@ -297,7 +294,7 @@ def read_data_root(folder: Path) -> Path | None:
 
 
 def read_place(folder: Path, name: str) -> Path | None:
-    """What `write_place` noted; None where the note is not there."""
+    """What `write_places` noted; None where the note is not there."""
     path = folder / name
     if path.is_symlink() or not path.is_file():
         return None

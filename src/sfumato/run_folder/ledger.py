@@ -1,340 +1,312 @@
-"""The record of every release of a run, which nobody can shorten or alter unnoticed."""
+"""The ledger: one line for each release of a run, on disk before its noise is drawn.
 
-import fcntl
+It counts. What a run may have released is never more than its whole lines, and never more than the plan in its first
+line; so a crash at any moment leaves a count that is not too low. A last line without its newline was being written
+when the process died: its noise was never drawn, and it is cut off when the file is opened to go on.
+"""
+
+import contextlib
+import dataclasses
 import hashlib
-import hmac
-import io
-import json
 import os
-import weakref
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
-from sfumato.errors import InputError, MachineError, is_from_elsewhere
-from sfumato.randomness import canonical, subkey
-from sfumato.run_folder.files import (
-    NO_FILE,
-    is_there,
-    machine_faults,
-    read_json,
-    reading_faults,
-    sync_folder,
-    write_json,
-)
-from sfumato.run_folder.key_file import KEY_FILE
+from pydantic import Field
+
+from sfumato.accounting.mechanism import Mechanism, Sampling
+from sfumato.errors import InputError, MachineError
+from sfumato.json_record import Record
+from sfumato.run_folder.files import machine_faults, sync_folder
 from sfumato.run_folder.locks import lock
-from sfumato.run_folder.process import this_process
 
-GENESIS = "0" * 64
-_all: "weakref.WeakSet[Ledger]" = weakref.WeakSet()
+LEDGER_FILE = "ledger.jsonl"
+MOST_LOST = 0.05
+"""Of the plan's updates: more that crashes cost the model end a run, unless its owner allows more."""
+_FEW = 10
+"""So many may be lost of a short plan."""
+
+
+class RunLine(Record):
+    """The first line: which run this is, and what it may release in all.
+
+    Attributes:
+        run_id: 128 random bits; public.
+        unit: Of privacy; None of a run that claims nothing.
+        first_release_noise: Of a release of all examples before update 1; None: there is none.
+        delta: None where nothing is claimed.
+        recipe_sha256: Of every key that decides what is released; None: a loop of one's own.
+    """
+
+    kind: Literal["run"] = "run"
+    format_version: Literal[1] = 1
+    run_id: str
+    unit: Literal["image", "person"] | None
+    num_examples: int
+    batch_size: int
+    noise_multiplier: float
+    num_steps: int
+    sampling: Sampling
+    images_per_unit: int
+    first_release_noise: float | None
+    clipping_norm: float | None
+    delta: float | None
+    recipe_sha256: str | None
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The whole plan."""
+        return Mechanism(
+            self.num_examples,
+            self.batch_size,
+            self.noise_multiplier,
+            self.num_steps,
+            self.sampling,
+            self.images_per_unit,
+            self.first_release_noise,
+        )
+
+
+class ReleaseLine(Record):
+    """One release.
+
+    Attributes:
+        kind: An update; or the "first release", of all examples, which is number 0.
+        release: From 1, without gaps, whatever was lost.
+        step: The update of the model that it is: lower than `release` where updates were lost.
+        launch, launch_id: Which start of the run made it. None in a run selected from several, where starts would tell
+            how many there were.
+    """
+
+    kind: Literal["release", "first release"]
+    release: Annotated[int, Field(ge=0)]
+    step: Annotated[int, Field(ge=0)]
+    launch: int | None
+    launch_id: str | None
+
+
+Line = Annotated[RunLine | ReleaseLine, Field(discriminator="kind")]
+
+
+@dataclasses.dataclass
+class Lines:
+    """What a ledger says."""
+
+    run: RunLine
+    releases: list[ReleaseLine]
+
+    @property
+    def count(self) -> int:
+        """Lines, the first one included."""
+        return 1 + len(self.releases)
+
+    @property
+    def has_first_release(self) -> bool:
+        return bool(self.releases) and self.releases[0].release == 0
+
+    @property
+    def num_releases(self) -> int:
+        """Updates that count."""
+        return len(self.releases) - self.has_first_release
+
+
+def new_run_line(
+    mechanism: Mechanism,
+    *,
+    unit: Literal["image", "person"] | None,
+    clipping_norm: float | None,
+    delta: float | None,
+    recipe_sha256: str | None,
+) -> RunLine:
+    """The first line of a run that begins, with an id of its own."""
+    return RunLine(
+        run_id=secrets.token_hex(16),
+        unit=unit,
+        num_examples=mechanism.num_examples,
+        batch_size=mechanism.batch_size,
+        noise_multiplier=mechanism.noise_multiplier,
+        num_steps=mechanism.num_steps,
+        sampling=mechanism.sampling,
+        images_per_unit=mechanism.images_per_unit,
+        first_release_noise=mechanism.first_release_noise,
+        clipping_norm=clipping_norm,
+        delta=delta,
+        recipe_sha256=recipe_sha256,
+    )
+
+
+def read(path: Path) -> Lines:
+    """The whole lines of a ledger.
+
+    Raises:
+        InputError: If there is none, or it says something else than a ledger does.
+    """
+    try:
+        return parse(path.read_bytes(), path)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}), so what was spent is not known. Restore it from a copy."
+        ) from None
+
+
+def parse(content: bytes, path: Path) -> Lines:
+    """The same of a file's bytes; a tail without a newline is left out."""
+    whole = content[: content.rfind(b"\n") + 1]
+    try:
+        first, *others = whole.splitlines()
+        run = RunLine.model_validate_json(first)
+        releases = [ReleaseLine.model_validate_json(line) for line in others]
+        _ = run.mechanism
+    except (ValueError, InputError):  # no line at all, or one of another kind
+        raise InputError(
+            f"{path} is no ledger of this version, or was altered or damaged, so what was spent is not known. Restore "
+            "it from a copy; without one, this run's epsilon cannot be stated."
+        ) from None
+    has_first = bool(releases) and releases[0].kind == "first release"
+    expected = range(0 if has_first else 1, len(releases) + (not has_first))
+    kinds = {line.kind for line in releases[has_first:]}
+    if (
+        [line.release for line in releases] != list(expected)
+        or kinds - {"release"}
+        or (has_first and run.first_release_noise is None and run.unit is not None)
+        or len(releases) - has_first > run.num_steps
+    ):
+        raise InputError(
+            f"{path} does not count its releases from 1 up to at most {run.num_steps}, its plan: lines were removed or "
+            "added, so what was spent is not known. Restore it from a copy."
+        )
+    return Lines(run, releases)
+
+
+def sha256_of(path: Path) -> str:
+    """Of a ledger's whole lines, in hexadecimal."""
+    content = path.read_bytes()
+    return hashlib.sha256(content[: content.rfind(b"\n") + 1]).hexdigest()
 
 
 class Ledger:
-    """Append-only record of every release, chained by hashes.
+    """A run's ledger, open to append: by one process at a time, which holds its lock until it ends.
 
-    Each line holds the hash of the line before and its own. A line is on disk, synced,
-    before the update that it names is applied, so that no fault lowers the count. A hash
-    chain alone cannot show that whole last lines were removed. So the last line is kept in a
-    second file, ``ledger.head``, authenticated under the run's key and written first: that file
-    is at most one line ahead, and then gives the ledger the line that a crash kept from it.
+    Args:
+        path: Of the file; made if it is not there.
+        anonymous: Lines do not say which start made them.
+
+    Attributes:
+        lines: What it says. Before `begin` of a new one there is nothing.
+
+    Raises:
+        InputError: If another process holds it, or it is damaged.
+        MachineError: If it cannot be opened.
     """
 
-    def __init__(self, path: Path, lines: list[dict[str, Any]], size: int, torn: bytes = b"") -> None:
-        self.path = path
-        self.lines = lines
-        # How many lines the ledger's file has, and in how many bytes; there may be one more.
-        # One value, set at once: an interrupt (Ctrl-C, tried again) falls before or after.
-        self._on_disk = len(lines), size
-        self._torn = torn  # what follows: a part of a line, which a crash left
-        # It closes itself: where a signal falls as `__del__` begins, Python runs nothing of that.
-        self._file: io.FileIO | None = None
-        self._is_closed = False
-        self._process = this_process()
-        _all.add(self)
-        self._key: bytes | None = None
+    lines: Lines
 
-    @classmethod
-    def open(cls, path: Path, *, exclusive: bool = False) -> "Ledger":
-        """Reads and checks a ledger; an unfinished last line (a crash while it was written) is left
-        out.
+    def __init__(self, path: Path, *, anonymous: bool = False) -> None:
+        self.path = path
+        self._anonymous = anonymous
+        with machine_faults(path), contextlib.ExitStack() as unless_opened:
+            self._file = unless_opened.enter_context(open(path, "ab+", buffering=0))
+            if not lock(self._file.fileno(), path):
+                raise InputError(f"another process is training in {path.parent}. Wait for it to end, or stop it first.")
+            self._file.seek(0)
+            content = self._file.readall()
+            self._size = content.rfind(b"\n") + 1
+            self._file.truncate(self._size)
+            if self._size:
+                self.lines = parse(content, path)
+            unless_opened.pop_all()
+        self.is_new = self._size == 0
+        launches = [] if self.is_new else [line.launch or 0 for line in self.lines.releases]
+        self._launch, self._launch_id = max(launches, default=0) + 1, secrets.token_hex(8)
+
+    @property
+    def num_releases(self) -> int:
+        return self.lines.num_releases
+
+    def begin(self, run: RunLine) -> None:
+        """Writes the first line, which lasts through a crash once this returns."""
+        self._write(run)
+        with machine_faults(self.path):
+            sync_folder(self.path.parent)
+        self.lines = Lines(run, [])
+
+    def append(self, step: int, kind: Literal["release", "first release"] = "release") -> None:
+        """Counts a release. Only once this has returned may its noise be drawn.
 
         Args:
-            path: May be absent: an empty ledger.
-            exclusive: To append, once `appends_under` has the key; no other process may do so at
-                the same time.
+            step: The update of the model that it is.
 
         Raises:
-            InputError: If a line was altered, lines are missing between others, or another
-                process appends to it.
-            MachineError: If it cannot be written.
+            MachineError: If it cannot be written, or something else wrote there; this process then counts no more.
         """
-        process = this_process()  # before there is a descriptor: one that is forked amid this shares it, and the lock
-        with machine_faults(path):
-            if path.exists() and not path.is_file():
-                raise InputError(f"{path} is no file. Give the folder of a run that this tool wrote.")
-        if exclusive:
-            with machine_faults(path):
-                file = io.FileIO(path, "r+", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, 0o644))
-            try:
-                if not lock(file.fileno(), path):
-                    raise InputError(
-                        f"another process is training in {path.parent}, or this one is, by an object that was not "
-                        "closed. Wait for it to end, or stop it first."
-                    )
-                with machine_faults(path):
-                    sync_folder(path.parent)
-                ledger = cls.open(path)
-            except BaseException:
-                file.close()
-                raise
-            ledger._file, ledger._process = file, process
-            return ledger
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            if error.errno is None or is_from_elsewhere(error):
-                raise
-            if not isinstance(error, FileNotFoundError):
-                raise InputError(f"{path} cannot be read: {error.strerror}. Make it readable.") from None
-            content = b""
-        *whole, torn = content.split(b"\n")
-        lines: list[dict[str, Any]] = []
-        head = GENESIS
-        for number, raw in enumerate(whole, start=1):
-            line = _intact(raw, head)
-            if line is None:
-                raise InputError(
-                    f"{path}, line {number}, does not follow from the lines before it: the ledger "
-                    "was altered or damaged, so what was spent is not known. Restore the file "
-                    "from a copy; without one, this run's epsilon cannot be stated."
+        number = self.num_releases + 1 if kind == "release" else 0
+        assert number <= self.lines.run.num_steps, "the plan is a hard cap"
+        launch, launch_id = (None, None) if self._anonymous else (self._launch, self._launch_id)
+        line = ReleaseLine(kind=kind, release=number, step=step, launch=launch, launch_id=launch_id)
+        self._write(line)
+        self.lines.releases.append(line)
+
+    def _write(self, line: Record) -> None:
+        data = (line.model_dump_json() + "\n").encode()
+        if self._file.closed:
+            raise MachineError(f"{self.path} was closed, so nothing more is released. Open its run again to go on.")
+        with machine_faults(self.path), contextlib.ExitStack() as unless_written:
+            unless_written.callback(self.close)  # whether the line is whole on disk is then not known
+            if os.fstat(self._file.fileno()).st_size != self._size:
+                raise MachineError(
+                    f"{self.path} was written to by something else, so nothing more is released: another start of this "
+                    "run may go on. Find out which, and stop one of them."
                 )
-            head = line["hash"]
-            lines.append(line)
-        return cls(path, lines, len(content) - len(torn), torn)
-
-    @property
-    def head(self) -> str:
-        return self.lines[-1]["hash"] if self.lines else GENESIS
-
-    def head_at(self, count: int) -> str:
-        """The head when the ledger had ``count`` lines."""
-        return self.lines[count - 1]["hash"] if count else GENESIS
-
-    def appends_under(self, key: bytes) -> None:
-        """Takes the run's key, and a line that the head's file has and the ledger has not. Nothing
-        is written yet.
-
-        Raises:
-            InputError: If the head's file is missing, not of this key, or not of this ledger.
-            MachineError: If it cannot be read.
-        """
-        self._key = subkey(key, "ledger head")
-        path = self.head_path
-        restore = (
-            "so what was spent is not known. Restore both files from one copy since which nothing was released, or "
-            "start a new run; the epsilons of both add up."
-        )
-        if not is_there(path):
-            if self.lines:
-                raise InputError(f"{path} is missing: lines of {self.path} may be, too, {restore}")
-            return
-        count, line = self._authentic_head()
-        if line is None:
-            raise InputError(f"{path} was altered or damaged, or it or the file {KEY_FILE} is another run's, {restore}")
-        if (count, line["prev"]) == (len(self.lines) + 1, self.head):
-            self.lines.append(line)
-        elif (count, line["hash"]) != (len(self.lines), self.head):
-            lack = (
-                f"{self.path} has not the {count} lines that {path.name} states: "
-                "lines were removed or are another copy's"
-            )
-            raise InputError(f"{lack}, {restore}")
-
-    def _authentic_head(self) -> tuple[Any, dict[str, Any] | None]:
-        """How many lines there are, by the head's file, and the last one; None where the file is not of the key."""
-        try:
-            stated = read_json(self.head_path)
-            facts: dict[str, Any] = stated if isinstance(stated, dict) else {}
-            count, line, mac = (facts.get(name) for name in ("lines", "line", "mac"))
-            own = self._head_mac(count, line)
-        except (ValueError, RecursionError) as error:  # damaged, or with numbers that are none
-            if is_from_elsewhere(error):
-                raise
-            return 0, None
-        authentic = isinstance(mac, str) and hmac.compare_digest(mac.encode("utf-8", "replace"), own.encode())
-        return count, line if isinstance(line, dict) and authentic else None
-
-    def refuse_another_head(self) -> None:
-        """Compares with the count and the last line that the head's file states, where there is no
-        key to authenticate it.
-
-        Raises:
-            InputError: If they differ, or the file is missing or damaged.
-        """
-        stated = read_json(self.head_path)
-        if (
-            not isinstance(stated, dict)
-            or not self.lines
-            or (stated.get("lines"), stated.get("line")) != (len(self.lines), self.lines[-1])
-        ):
-            raise InputError(
-                f"{self.head_path} states another number of lines or another last line than "
-                f"{self.path} has: lines were removed, or one of the two is another copy's. "
-                "Restore the folder from a copy."
-            )
-
-    def append(self, entry: dict[str, Any]) -> dict[str, Any]:
-        """Adds a line and returns it, once it is on disk.
-
-        Raises:
-            MachineError: If it cannot be written; the update must then not be applied.
-        """
-        self.settle()
-        assert self._file is not None, "opened to read only"
-        line = chained_line(entry, self.head)
-        self.lines.append(line)  # counted from here on, whatever stops what follows
-        self.settle()
-        return line
-
-    def settle(self) -> None:
-        """Writes the line that the files lack, if there is one: the head's file first, and again where it has
-        it.
-
-        Raises:
-            MachineError: If it cannot be written.
-        """
-        if this_process() != self._process:
-            raise MachineError(f"{self.path} is for the process that opened it. End the one forked off it.")
-        count, size = self._on_disk
-        assert not self._is_closed or count == len(self.lines), "closed"
-        if self._file is not None:
-            self._require_place(self._file.fileno(), size)
-        if count == len(self.lines):
-            return
-        assert self._file is not None, "opened to read only"
-        entry = self.lines[count]
-        head = {"lines": count + 1, "line": entry, "mac": self._head_mac(count + 1, entry)}
-        write_json(self.head_path, head)
-        line = data = _as_bytes(entry)
-        with machine_faults(self.path):
-            descriptor = self._file.fileno()
-            os.ftruncate(descriptor, size)  # a part of a line
-            os.lseek(descriptor, size, os.SEEK_SET)
+            self._size += len(data)
             while data:
-                data = data[os.write(descriptor, data) :]
-            os.fsync(descriptor)
-        self._on_disk = count + 1, size + len(line)
+                data = data[os.write(self._file.fileno(), data) :]
+            os.fsync(self._file.fileno())
+            unless_written.pop_all()
 
-    def _require_place(self, descriptor: int, size: int) -> None:
-        """Raises MachineError if what lies at the path is not the file that is written to: a folder that was
-        moved, another working folder, where the files beside it would be another run's; or a file that was cut,
-        or that somebody else wrote to.
+    def refuse_lost(self, step: int, most_lost: float) -> None:
+        """Ends a run that crashes too often, before another release.
+
+        Args:
+            step: Updates that the model has; the others that were released are lost to it.
+            most_lost: The share of the plan that may be.
+
+        Raises:
+            MachineError: Saying how it goes on all the same.
         """
+        num_lost, num_steps = self.num_releases - step, self.lines.run.num_steps
+        if num_lost > max(_FEW, most_lost * num_steps):
+            share = min(1.0, num_lost / num_steps + MOST_LOST)
+            raise MachineError(
+                f"{num_lost} of {num_steps} updates were lost in crashes: they count for the epsilon, and the model "
+                f"has not got them. Go on all the same with --max-lost {share:.2f}, or begin a new run with another "
+                "--output; the epsilons of both add up."
+            )
+
+    def cut_back(self, count: int) -> None:
+        """Keeps the first lines alone: for a run that claims nothing, whose updates are made again, bit for bit."""
+        run, releases = self.lines.run, self.lines.releases[: count - 1]
+        assert run.unit is None
         with machine_faults(self.path):
-            own = os.fstat(descriptor)
-            beyond = os.pread(descriptor, max(0, own.st_size - size), size)
-        try:
-            with reading_faults(self.path):
-                there = os.stat(self.path)
-        except NO_FILE as error:
-            if is_from_elsewhere(error):
-                raise
-            there = None
-        if there is None or (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino) or own.st_size < size:
-            raise MachineError(
-                f"{self.path} was moved, deleted or replaced while it was in use, so nothing more is released. Put it "
-                "back as it was, and open its folder again."
-            )
-        pending = b"".join(map(_as_bytes, self.lines[self._on_disk[0] :]))
-        if beyond != self._torn and not pending.startswith(beyond):
-            raise MachineError(
-                f"{self.path} was written to by something else while it was in use, so nothing more is released: what "
-                "was spent may be more than is known here. Find out what wrote there."
-            )
+            self._file.seek(0)
+            content = self._file.readall()
+            self._size = sum(len(line) for line in content.splitlines(keepends=True)[:count])
+            self._file.truncate(self._size)
+        self.lines = Lines(run, releases)
 
-    @property
-    def head_path(self) -> Path:
-        return self.path.with_name("ledger.head")
-
-    def _head_mac(self, count: Any, line: Any) -> str:
-        assert self._key is not None, "the key is not known yet"
-        return hmac.digest(self._key, canonical([count, line]), "sha256").hex()
-
-    def close(self) -> None:
-        self._is_closed = True  # first: what is interrupted further down goes on without the lock otherwise
-        file = self._file
-        if file is not None:
-            try:
-                with machine_faults(self.path):
-                    if this_process() == self._process:  # one that was forked by no Python code would hold the lock
-                        fcntl.flock(file, fcntl.LOCK_UN)
-            finally:
-                self._file = None
-                with machine_faults(self.path):
-                    file.close()
-
-    def __del__(self) -> None:
-        # An interrupt may fall between the opening of the file and whoever would close it, or in here.
-        for _ in range(2):
-            try:  # not by contextlib, which is gone when the interpreter ends
-                self.close()
-            except BaseException:
-                pass
+    @contextlib.contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """Frees the lock if what follows fails, so that the same process may start again."""
+        with contextlib.ExitStack() as unless_done:
+            unless_done.callback(self.close)
+            yield
+            unless_done.pop_all()
 
     @property
     def is_open(self) -> bool:
-        """To append. One whose closing was interrupted is not; `close` is called again."""
-        return self._file is not None and not self._is_closed
+        return not self._file.closed
 
-
-def is_in_use(path: Path) -> bool:
-    """Whether a process appends to this ledger now; a process that was killed does not."""
-    try:
-        descriptor = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def chained_line(entry: dict[str, Any], head: str) -> dict[str, Any]:
-    """The line of a ledger that follows ``head``, the hash of the line before it."""
-    line = {**entry, "prev": head}
-    return {**line, "hash": _line_hash(line)}
-
-
-def _intact(raw: bytes, head: str) -> dict[str, Any] | None:
-    """A line that follows ``head``; None where it does not, or is none."""
-    try:
-        line = json.loads(raw)
-        follows = isinstance(line, dict) and line.get("prev") == head and line.get("hash") == _line_hash(line)
-    except (ValueError, RecursionError) as error:
-        if is_from_elsewhere(error):
-            raise
-        return None
-    return line if follows else None
-
-
-def _as_bytes(line: dict[str, Any]) -> bytes:
-    return (json.dumps(line, allow_nan=False) + "\n").encode()
-
-
-def _line_hash(line: dict[str, Any]) -> str:
-    content = {key: value for key, value in line.items() if key != "hash"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
-
-
-def _leave_to_the_parent() -> None:
-    """In a forked process: one that lives longer than its parent would hold the lock. The parent's stays."""
-    for ledger in list(_all):
-        file, ledger._file = ledger._file, None
-        if file is not None:
-            file.close()
-
-
-os.register_at_fork(after_in_child=_leave_to_the_parent)
+    def close(self) -> None:
+        """Frees the lock. Nothing can be appended any more."""
+        self._file.close()

@@ -3,7 +3,7 @@
 import fcntl
 from pathlib import Path
 
-from sfumato.errors import MachineError, is_from_elsewhere
+from sfumato.errors import MachineError
 
 
 def lock(descriptor: int, path: Path) -> bool:
@@ -11,8 +11,6 @@ def lock(descriptor: int, path: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if is_from_elsewhere(error):
-            raise
         if isinstance(error, BlockingIOError):
             return False
         raise MachineError(

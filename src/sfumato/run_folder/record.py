@@ -18,9 +18,12 @@ CERTIFICATE_FILE, RESULT_FILE, METRICS_FILE, PRIVATE_METRICS_FILE = (
     "privacy.json",
     "result.json",
     "metrics.jsonl",
-    "metrics_private.jsonl",
+    "owner/metrics_private.jsonl",
 )
+FORMAT_VERSION = 1
+"""Of privacy.json, result.json, model.safetensors and the ledger."""
 CALIBRATION_FILE = "calibration.json"
+WEIGHTS_FILE = "model.safetensors"
 
 Kind = TypeVar("Kind", bound=Record)
 
@@ -68,16 +71,20 @@ class PublicInputs(Record):
 
 
 class LoopCertificate(Claims):
-    """privacy.json of a loop of one's own (`sfumato.OwnLoop`): what it claims, and what it does not.
+    """privacy.json of a loop of one's own (`sfumato.PrivateLoop`): what it claims, and what it does not.
 
     Attributes:
-        status: While a run is "running" its claims count every update that is planned.
-        num_steps: Updates that are counted.
-        first_release_noise: Noise of the release of all examples before the updates; None: there
-            is none. Where a crash had it made k times it is 1 / sqrt(k) of the recipe's.
-        ledger_head: Hash of the ledger's last line.
+        status: "running", or "complete": nothing more is released.
+        num_steps: The plan; `epsilon` is that of the whole plan, whenever the run ends.
+        first_release_noise: Noise of the release of all examples before the updates; None: there is none.
+        num_lost: Updates that were released and that a crash cost the model: they count.
+        num_applied: Updates that the model has.
+        epsilon_so_far: Of what was released, if an end right then had been planned; None where nothing is claimed, and
+            in a run selected from several.
+        ledger_sha256: Of the ledger's lines, as `sha256sum` prints it.
     """
 
+    format_version: Literal[1]
     status: Literal["running", "complete"]
     sampling: str
     noise_multiplier: float
@@ -87,9 +94,12 @@ class LoopCertificate(Claims):
     num_steps: int
     clipping_norm: float | None
     first_release_noise: float | None = None
+    num_lost: int
+    num_applied: int
+    epsilon_so_far: float | None
     run_id: str
     ledger_lines: int
-    ledger_head: str
+    ledger_sha256: str
     not_covered: list[str]
 
 
@@ -98,7 +108,7 @@ class Certificate(LoopCertificate):
 
     Attributes:
         precision: What updates were computed in (`training.precision`).
-        weights_sha256: Of the file model.safetensors, as `sha256sum` prints it; None while it runs.
+        weights_sha256: Of the tensors of model.safetensors (names, types, shapes, values); None while it runs.
         finished_on: The day (UTC); None while it runs, and in what a private search publishes.
         audit: What `sfumato audit one-run` showed; None: it was not run.
     """
@@ -113,10 +123,14 @@ class Certificate(LoopCertificate):
 class ResultClaims(Claims):
     """What of a certificate result.json repeats."""
 
+    format_version: Literal[1]
     run_id: str
     noise_multiplier: float
     batch_size: int
     num_steps: int
+    num_lost: int
+    num_applied: int
+    epsilon_so_far: float | None
     num_examples: int
     first_release_noise: float | None = None
     classes: Classes
@@ -221,6 +235,7 @@ class WeightsFacts(Record):
     that made them.
     """
 
+    format_version: Literal[1]
     classes: Classes
     mean: list[float]
     std: Spread
@@ -230,8 +245,6 @@ class WeightsFacts(Record):
     private: bool
     epsilon: float | None
     delta: float | None
-    ledger_lines: int
-    ledger_head: str
 
 
 class Metrics(Record):
@@ -269,7 +282,7 @@ class NormHistogram(Record):
 
 
 class PrivateMetrics(Record):
-    """A line of metrics_private.jsonl, for the owner alone: aggregates over the training images of
+    """A line of owner/metrics_private.jsonl, for the owner alone: aggregates over the training images of
     one update, and times.
 
     Attributes:
@@ -354,7 +367,7 @@ def _damaged(path: Path, error: pydantic.ValidationError) -> InputError:
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """The public files of one run. The key, checkpoints and metrics_private.jsonl are never opened.
+    """The public files of one run. What is in owner/ is never opened.
 
     Attributes:
         name: Of the folder.

@@ -4,7 +4,7 @@ from typing import Any
 
 import pydantic
 
-from sfumato.run_folder.entries import Line
+from sfumato.run_folder.ledger import Line
 from sfumato.run_folder.record import Certificate, LoopCertificate, Metrics, PrivateMetrics, Result
 
 SCHEMAS: dict[str, Any] = {

@@ -9,7 +9,7 @@ from sfumato.config import Recipe
 from sfumato.errors import InputError
 from sfumato.recipes import name_of
 from sfumato.reporting.lines import note
-from sfumato.run_folder import session
+from sfumato.run_folder import launch
 from sfumato.run_folder.files import (
     read_json,
     refuse_among_images,
@@ -147,7 +147,7 @@ def made(
     )
     planned = settle(planned, trust)
     name = name_of(recipe) if name is None else name
-    folder = session.new_folder(f"{name}-sweep") if output is None else Path(output)
+    folder = launch.new_folder(f"{name}-sweep") if output is None else Path(output)
     url = storage or file_in(folder)
     for written in (folder, file_of(url) or folder):
         for cell in planned.cells:

@@ -4,6 +4,5 @@ To be read in this order: `trainer` (load, resolve, train), `loop` (the steps of
 leaves), `step` (one private update) and `nonprivate` (one ordinary one), `noise`, `draws` (where
 their randomness comes from), `learner` (model, gradient and optimizer together), `state` and `ema`.
 
-A loop of somebody's own is `own_loop`, with `waiting_sample` (what it may not pass over), `own_loop_arguments`,
-`own_loop_certificate` and `uncompiled` (what `torch.compile` leaves alone).
+A loop of somebody's own is `private_loop`.
 """

@@ -36,3 +36,14 @@ class Ema:
         for decay, average in zip(self.decays, self.averages, strict=True):
             weight = 1 - warmed_up_decay(decay, step)
             lerp_all(list(average.values()), [parameters[name].detach() for name in average], weight)
+
+    def state_dict(self) -> dict[str, object]:
+        """For a checkpoint."""
+        return {"averages": self.averages}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, list[dict[str, torch.Tensor]]]) -> None:
+        """Takes over what `state_dict` of an equal object returned."""
+        for average, kept in zip(self.averages, state["averages"], strict=True):
+            for name, value in average.items():
+                value.copy_(kept[name])

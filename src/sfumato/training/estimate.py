@@ -10,7 +10,8 @@ from sfumato.data.catalogue import Facts
 from sfumato.data.examples import Dataset
 from sfumato.data.images import ImageSet
 from sfumato.planning.resolve import Plan
-from sfumato.run_folder.environment import pick_device
+from sfumato.randomness import Streams
+from sfumato.run_folder.device import pick_device
 from sfumato.training.learner import build_learner
 from sfumato.training.step import draw
 
@@ -23,9 +24,7 @@ def expected_seconds(plan: Plan, facts: Facts, device: str = "auto", trust: Coll
     learner.initialise(np.zeros(1, dtype=np.uint64))
     size = min(learner.microbatch_size * learner.num_workers, facts.num_examples)
     mechanism = plan.mechanism.replace(batch_size=size)
-    from sfumato.randomness import Streams, new_key
-
-    streams = Streams(new_key(), {}, {})
+    streams = Streams()
     sums, updates = [], []  # a sum takes as long as its batch is large, an update does not
     for step in (1, 2, 3):
         randomness = draw(
@@ -34,7 +33,7 @@ def expected_seconds(plan: Plan, facts: Facts, device: str = "auto", trust: Coll
         start = time.perf_counter()
         grad_sum, _ = learner.collect(randomness, step)
         sums.append(time.perf_counter() - start)
-        learner.update(grad_sum, streams.stream("noise", step), step)
+        learner.state.update(learner.step.release(grad_sum, streams.stream("noise")), step, step)
         updates.append(time.perf_counter() - start - sums[-1])
     features = learner.seconds_of_features(facts.num_examples)
     seconds = min(sums) / size * plan.mechanism.batch_size + min(updates)

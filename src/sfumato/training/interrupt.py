@@ -14,20 +14,14 @@ class Interrupted(Exception):
         self.step = step
 
 
-class Stopped(KeyboardInterrupt):
-    """SIGINT or SIGTERM. Where KeyboardInterrupt itself passes through text that ``exec`` runs, as a library's import
-    does, ``python -m`` ends by SIGINT later, whoever caught it.
-    """
-
-
 def stop(number: int, frame: object) -> None:
     """A signal's handler."""
-    raise Stopped
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def watch_for_interrupts() -> Iterator[Callable[[], bool]]:
-    """Yields ``interrupted()``; a second SIGINT raises KeyboardInterrupt at once.
+    """Yields ``interrupted()``; a second signal raises KeyboardInterrupt at once.
 
     Outside the main thread signals cannot be caught, and ``interrupted()`` stays False.
     """
@@ -37,8 +31,8 @@ def watch_for_interrupts() -> Iterator[Callable[[], bool]]:
         return
 
     def note(number: int, frame: object) -> None:
-        if seen and number == signal.SIGINT:
-            raise Stopped
+        if seen:
+            raise KeyboardInterrupt
         seen.append(number)
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -9,7 +9,6 @@ import torch
 
 from sfumato.clipping import GradFn, clipped_grad
 from sfumato.clipping.agreement import first_line
-from sfumato.clipping.identity import identity, identity_of_network
 from sfumato.clipping.microbatch import count_saved, default_microbatch_size
 from sfumato.clipping.numerics import refuse_missing_tf32
 from sfumato.clipping.speed import Speed
@@ -36,7 +35,7 @@ from sfumato.models.trainable import (
 from sfumato.models.weights import Fitted, Weights, fit
 from sfumato.nn import CentredLinear, centred
 from sfumato.planning.resolve import Plan
-from sfumato.randomness import Stream, digest
+from sfumato.randomness import Stream
 from sfumato.training.allocator import keep_freed_memory
 from sfumato.training.features import ROWS, features_of
 from sfumato.training.first_release import MeanFeatures
@@ -64,7 +63,6 @@ class Learner:
     first_release: MeanFeatures | None = None
     fitted: Fitted | None = None
     _centred: CentredLinear
-    _taken_off: torch.Tensor
 
     def __init__(
         self,
@@ -223,11 +221,6 @@ class Learner:
         """Why a private run could not have a faster engine; None if it has the fastest."""
         return self.grad_fn.refusal if self.grad_fn else None
 
-    def identity(self) -> str:
-        """A digest of what is computed, as far as it can be told."""
-        own = self.grad_fn.identity() if self.grad_fn else identity(self.trained, self.objective.loss, None)
-        return own if self._backbone is None else digest([own, identity_of_network(self._backbone)])
-
     def initialise(self, seed: np.ndarray, took_part: np.ndarray | None = None) -> None:
         """Draws the initial weights from one uniform word, and computes what stays the same from
         then on.
@@ -240,7 +233,6 @@ class Learner:
         self._compute_features()
         if self.plan.recipe.model.features == "centred":
             self._centred = centre_features(self.model, named_classifier(self.model, len(self.dataset.classes)))
-            self._taken_off = self._centred.centre.clone()
         self.state = State(self.model, self.plan.recipe)
         self.drawn_from = self.train if took_part is None else self._with_canaries(took_part)
 
@@ -297,24 +289,16 @@ class Learner:
         self.centre()
 
     def centre(self) -> None:
-        """Has the features be those that the classifier multiplies, with the centre that the state has."""
-        if self.first_release is None or torch.equal(self._centred.centre, self._taken_off):
-            return
-        assert isinstance(self.train, FeatureSet) and isinstance(self.held_out, FeatureSet)
-        if self._taken_off.any():  # the state is an earlier one
-            self._compute_features()
-            self.drawn_from = self.train
-        self._taken_off = self._centred.centre.clone()
-        if self._taken_off.any():
+        """Takes the centre that the state has off all features, once."""
+        if self.first_release is not None and self._centred.centre.any():
+            centre = self._centred.centre.clone()
+            assert isinstance(self.train, FeatureSet) and isinstance(self.held_out, FeatureSet)
             for features in (self.train, self.held_out):
-                features.replace(lambda rows: centred(rows, self._taken_off.to(rows.device)))
+                features.replace(lambda rows: centred(rows, centre.to(rows.device)))
 
     def collect(self, randomness: Randomness, step: int) -> tuple[dict[str, torch.Tensor], Statistics]:
         """What the gradients of one update add up to; in a private run nobody may see it."""
-        training = self.plan.recipe.training
-        every, verify_every = training.norm_histogram_every, training.verify_every
-        if self.grad_fn and verify_every and step % verify_every == 0:
-            self.grad_fn.verify(step)
+        every = self.plan.recipe.training.norm_histogram_every
         with_norms = every is not None and (step == 1 or step % every == 0)
         if self._people is None:
             return self.step.collect(self.drawn_from, self.state.parameters, randomness, with_norms=with_norms)
@@ -322,10 +306,6 @@ class Learner:
             self._drawn = People(self.train, self._people, len(self.dataset.classes))
         carried, statistics = self.step.collect(self._drawn, self.state.parameters, randomness, with_norms=with_norms)
         return {name.removeprefix(NETWORK): value for name, value in carried.items()}, statistics
-
-    def update(self, grad_sum: dict[str, torch.Tensor], noise: Stream, step: int) -> None:
-        """Parameters and averages, by what is released of the sum."""
-        self.state.update(self.step.release(grad_sum, noise), step)
 
 
 def _refuse_other_state(model: torch.nn.Module) -> None:
@@ -348,8 +328,10 @@ def build_learner(
     weights: Weights | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Learner:
-    """A learner in the recorded environment as far as the recipe leaves it open; its model may come
-    from trusted modules alone, and starts from the weights that are given.
+    """A learner; its model may come from trusted modules alone, and starts from the weights that are given.
+
+    Args:
+        recorded: Engine, methods and microbatch size of a run that goes on bit for bit; None: they are chosen.
     """
     keep_freed_memory()
     training = plan.recipe.training
@@ -359,11 +341,10 @@ def build_learner(
     if plan.recipe.run.seed is not None:
         methods = {"memory_format": "contiguous"}  # nothing measured: equal seeds give equal bits
     if recorded is not None:
-        torch.set_num_threads(recorded["threads"])
         if engine == "auto":
             engine = recorded["engine"]
         microbatch_size = microbatch_size or recorded["microbatch_size"]
-        methods = recorded.get("methods")  # a record without them is of another environment anyway
+        methods = recorded["methods"]
     # Operations on a small microbatch leave a second core idle; two microbatches side by side do
     # not.
     workers = torch.get_num_threads() if device.type == "cpu" else 1

@@ -3,17 +3,16 @@
 import csv
 import importlib.util
 import io
-import os
 from pathlib import Path
 from typing import Any, Literal
 
 from sfumato.config import RunConfig
 from sfumato.errors import InputError
 from sfumato.run_folder import record
-from sfumato.run_folder.files import machine_faults, write_atomically
+from sfumato.run_folder.files import OWNER, machine_faults, write_atomically
 from sfumato.run_folder.record import Metrics, PrivateMetrics
 
-CSV_FILE, PRIVATE_CSV_FILE, TENSORBOARD_FOLDER = "metrics.csv", "metrics_private.csv", "tensorboard"
+CSV_FILE, PRIVATE_CSV_FILE, TENSORBOARD_FOLDER = "metrics.csv", f"{OWNER}/metrics_private.csv", f"{OWNER}/tensorboard"
 _PUBLIC = ("epsilon", "accuracy", "accuracy_last")
 _PRIVATE = ("loss", "clipped_fraction", "grad_norm")
 
@@ -67,8 +66,7 @@ class Logs:
             self.close()
             place = self._folder / TENSORBOARD_FOLDER
             with machine_faults(place):
-                place.mkdir(mode=0o700, exist_ok=True)
-                os.chmod(place, 0o700)
+                place.mkdir(exist_ok=True)
             self._writer = SummaryWriter(str(place), purge_step=first_step)
 
     def _has_metrics(self) -> bool:

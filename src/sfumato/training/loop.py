@@ -1,29 +1,32 @@
-"""The loop over steps, and what a run writes before, during and after it."""
+"""The loop over updates, and what a run writes before, during and after it."""
 
+import contextlib
 import dataclasses
 import datetime
+import functools
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
-from sfumato.collector import collecting_rarely, collecting_usually
+import torch
+
+from sfumato.accounting.accountants import EpsilonCurve
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.json_record import finite
 from sfumato.models.weights import Weights, read_weights
 from sfumato.planning.resolve import Plan
-from sfumato.run_folder import coins, files, key_file, record
-from sfumato.run_folder import session as sessions
-from sfumato.run_folder.certificate import certificate, finished, public_inputs, released
-from sfumato.run_folder.checkpoint import Checkpoint
-from sfumato.run_folder.environment import describe, pick_device
-from sfumato.run_folder.record import Metrics, PrivateMetrics, PublicInputs, RecordLines, Result
-from sfumato.run_folder.verification import verify_finished
+from sfumato.randomness import Streams
+from sfumato.run_folder import coins, files, launch, ledger, record
+from sfumato.run_folder.certificate import certificate, public_inputs
+from sfumato.run_folder.device import pick_device
+from sfumato.run_folder.launch import Launch
+from sfumato.run_folder.record import Certificate, Metrics, PrivateMetrics, RecordLines, Result
+from sfumato.run_folder.verification import verify_run
 from sfumato.training.allocator import give_freed_memory_back
-from sfumato.training.budget import Budget
-from sfumato.training.draws import Draws, SumChanged
+from sfumato.training.draws import Draws
 from sfumato.training.held_out import (
     HeldOutScores,
     accuracy_on_training_images,
@@ -36,6 +39,9 @@ from sfumato.training.learner import Learner, build_learner
 from sfumato.training.logs import Logs, log_kinds
 from sfumato.training.outcome import result, save_weights
 from sfumato.training.step import Statistics
+from sfumato.training.world import World
+
+_CHECKPOINT_SECONDS = 300.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +84,6 @@ class Looks:
     training_images: bool = False
 
 
-@collecting_rarely()
 def train(
     plan: Plan,
     dataset: Dataset,
@@ -86,22 +91,26 @@ def train(
     *,
     device: str = "auto",
     resume: bool = False,
+    max_lost: float = ledger.MOST_LOST,
     trust: Collection[str] = (),
     progress: Progress = Progress(),  # noqa: B008  (immutable)
     looks: Looks = Looks(),  # noqa: B008  (immutable)
 ) -> Result:
     """Trains a model and writes the run folder.
 
-    Guarantee: where ``plan.private``, everything that the run releases (model.safetensors,
-    metrics.jsonl's steps and epsilons, privacy.json, ledger.jsonl) satisfies the
-    (epsilon, delta) of privacy.json for the relation it states.
+    Guarantee: where ``plan.private``, everything that the run releases (all of its folder but owner/) satisfies the
+    (epsilon, delta) of privacy.json for the relation it states, whenever and however the run ends. Each update has a
+    sample and noise of its own, from fresh bytes of the operating system, and is counted on disk before its noise is
+    drawn; there are never more than planned.
 
     Args:
         plan: From ``resolve``.
         dataset: What the plan was made for.
         folder: Of the new run, or of the one to go on with.
         device: "auto", "cpu", "cuda" ...
-        resume: Go on with the run in ``folder``; one that is complete returns its result again.
+        resume: Go on with the run in ``folder``, from its newest checkpoint; begin where nothing was begun; one that is
+            complete returns its result again.
+        max_lost: The share of the plan's updates that crashes may cost the model before the run is refused.
         trust: Modules that may be imported for the recipe's model, each by its full name.
         progress: Who watches.
         looks: What is evaluated besides.
@@ -111,28 +120,45 @@ def train(
 
     Raises:
         InputError: If the input is wrong; nothing that was there is lost.
-        MachineError: If the disk fails; the run can be resumed.
+        MachineError: If the disk fails, or too much was lost; the run can be resumed.
         Interrupted: After SIGINT or SIGTERM, once a checkpoint is written.
     """
     files.refuse_name(folder)
     files.refuse_among_images(folder, plan.recipe.data)
-    if resume and folder.is_dir():
-        files.refuse_links(folder)
     plan, weights = _with_weights(plan)
     log_kinds(plan.recipe.run)
-    if resume and (folder / record.RESULT_FILE).exists():
-        sessions.refuse_changed_recipe(folder, plan)
-        refuse_large_groups(plan, dataset.train.largest_group())
-        result = verify_finished(folder, plan, dataset).model_copy(
-            update={"run": str(folder)}
-        )  # it may have been moved
-        if not plan.recipe.run.keep_key:
-            key_file.delete_key(folder)
-        return result
-    if resume:
-        sessions.refuse_no_run(folder)
     refuse_large_groups(plan, dataset.train.largest_group())
-    recorded = sessions.recorded_environment(folder) if resume else None
+    if resume and (folder / record.RESULT_FILE).exists():
+        launch.refuse_changed_recipe(folder, plan)
+        return verify_run(folder)[1].model_copy(update={"run": str(folder)})  # it may have been moved
+    with contextlib.ExitStack() as stack:
+        started = launch.go_on(folder, plan, dataset, max_lost) if resume else None
+        if started is not None:
+            stack.callback(started.ledger.close)
+        learner = _build(plan, dataset, device, started, trust, weights, progress)
+        if started is None:
+            if not resume:
+                files.create(folder)
+            started = launch.begin(folder, plan, dataset)
+            stack.callback(started.ledger.close)
+        logs = Logs(folder, plan.recipe.run)
+        stack.callback(logs.close)
+        stack.callback(give_freed_memory_back)
+        return _Run(plan, dataset, learner, started, progress, looks, logs).finish()
+
+
+def _build(
+    plan: Plan,
+    dataset: Dataset,
+    device: str,
+    started: Launch | None,
+    trust: Collection[str],
+    weights: Weights | None,
+    progress: Progress,
+) -> Learner:
+    """Model and engine. A run of a public seed goes on with the methods that it began with: equal bits."""
+    seeded = plan.recipe.run.seed is not None and started is not None and started.checkpoint is not None
+    recorded = started.checkpoint.facts["speed"] if seeded and started and started.checkpoint else None
     compiles = "; compiling takes some minutes" if plan.recipe.training.compile else ""
     with said_when_long(
         lambda: progress.message(f"still tracing the model and trying how to differentiate it{compiles}")
@@ -143,27 +169,7 @@ def train(
     if plan.recipe.privacy is not None and learner.engine == "reference":
         why = f": {learner.refusal}" if learner.refusal else ""
         progress.message(f'engine "reference" computes one image at a time, which is slow{why}')
-    environment = describe(
-        learner.device,
-        model=learner.identity(),
-        engine=learner.engine,
-        methods=learner.methods,
-        microbatch_size=learner.microbatch_size,
-        precision=plan.recipe.training.precision,
-        compile=plan.recipe.training.compile,
-    )
-    if resume:
-        session = sessions.resume(folder, plan, dataset, environment)
-    else:
-        files.create(folder)
-        session = sessions.begin(folder, plan, dataset, environment)
-    logs = Logs(folder, plan.recipe.run)
-    try:
-        return _Run(plan, dataset, learner, session, progress, looks, logs).finish()
-    finally:
-        logs.close()
-        session.ledger.close()
-        give_freed_memory_back()
+    return learner
 
 
 def _with_weights(plan: Plan) -> tuple[Plan, Weights | None]:
@@ -186,7 +192,7 @@ def _with_weights(plan: Plan) -> tuple[Plan, Weights | None]:
     return dataclasses.replace(plan, recipe=stated), weights
 
 
-@contextmanager
+@contextlib.contextmanager
 def said_when_long(say: Callable[[], None], seconds: float = 8.0) -> Iterator[None]:
     """Says something if the block takes longer than that."""
     timer = threading.Timer(seconds, say)
@@ -229,204 +235,202 @@ class _Run:
         plan: Plan,
         dataset: Dataset,
         learner: Learner,
-        session: sessions.Session,
+        started: Launch,
         progress: Progress,
         looks: Looks,
         logs: Logs,
     ) -> None:
-        self.plan = plan
-        self.dataset = dataset
-        self.session = session
-        self.progress = progress
-        self.looks = looks
-        self.logs = logs
-        self.folder = session.folder
+        self.plan, self.dataset, self.learner = plan, dataset, learner
+        self.started, self.ledger, self.folder = started, started.ledger, started.folder
+        self.progress, self.looks, self.logs = progress, looks, logs
+        self.world = World()
+        self.streams = Streams(plan.recipe.run.seed)
         self.mechanism = plan.mechanism
+        self.draws = Draws(plan.mechanism, learner.views, self.streams)
         self.metrics = RecordLines(self.folder / record.METRICS_FILE)
         self.metrics_private = RecordLines(self.folder / record.PRIVATE_METRICS_FILE, mode=0o600)
         self.seconds: dict[str, float] = {}
-        self.draws = self._draws()
-        learner.initialise(self.draws.initial_weights(), coins.toss(session, plan.recipe.audit.canaries))
-        self.learner = learner
-        self.state = learner.state
+        self.step = 0
         self.seconds_before = 0.0
-        self._go_on_from(session.checkpoint)
+        self.started_at = time.perf_counter()
+        self._initialise()
+        self.releases_before = self.ledger.num_releases
 
-    def _draws(self) -> Draws:
-        # A public seed makes common random numbers: runs that differ in batch size or data share
-        # their noise. Such a run is marked as not private.
-        recipe, session = self.plan.recipe, self.session
-        is_public, is_accounted = recipe.run.seed is not None, recipe.privacy is not None
-        return Draws(session.key, session.context, session.ledger, is_public=is_public, is_accounted=is_accounted)
-
-    def _go_on_from(self, checkpoint: Checkpoint | None) -> None:
-        self.first_step = 1
-        if checkpoint is not None:
-            self.state.load(checkpoint.tensors)
-            self.learner.centre()
-            self.first_step = checkpoint.facts["step"] + 1
-            self.seconds_before = checkpoint.facts["seconds"]
-        self.budget = Budget(self.plan, self.draws, self.first_step, self._lacks_first())
-        self.started = time.perf_counter()
-        self.metrics.keep_up_to(self.first_step - 1)
-        self.metrics_private.keep_up_to(self.first_step - 1)
-        self.logs.go_on_from(self.first_step)
+    def _initialise(self) -> None:
+        """All that is drawn once, in checkpoint 0; or what the newest checkpoint has."""
+        learner, found, num_canaries = self.learner, self.started.checkpoint, self.plan.recipe.audit.canaries
+        word = self.streams.stream("initial weights").uint64(1)
+        if found is None:
+            took_part = None
+            if num_canaries:
+                stream = self.streams.stream("coins of canaries")
+                took_part = coins.toss(self.folder, self.started.run_id, num_canaries, stream)
+            learner.initialise(word, took_part)
+            self._checkpoint()
+        else:
+            took_part = coins.read(self.folder, self.started.run_id, num_canaries) if num_canaries else None
+            learner.initialise(word, took_part)
+            learner.state.load(found.state)
+            learner.centre()
+            self.step, self.seconds_before = found.step, found.facts["seconds"]
+            lost = self.ledger.num_releases - found.num_releases
+            if lost:
+                self.progress.message(
+                    f"{lost} update(s) since the last checkpoint are lost: they were released and count for the epsilon"
+                )
+        self.state = learner.state
+        for lines in (self.metrics, self.metrics_private):
+            lines.keep_up_to(0 if found is None else found.num_releases)
+        self.logs.go_on_from(1 if found is None else found.num_releases + 1)
 
     def finish(self) -> Result:
-        """Takes every step that is left, evaluates, and writes what a finished run leaves."""
-        try:
-            return self._complete(*self._take_steps())
-        except SumChanged as changed:
-            # An operation that is not deterministic, or a model that computes otherwise than it
-            # did.
-            self.progress.message(
-                f"{changed}: going back to the last checkpoint; what follows is drawn afresh and counts again"
-            )
-            self.session = sessions.begin_again(self.session, self.plan, self.dataset)
-            self.draws = self._draws()
-            self._go_on_from(self.session.checkpoint)
-            return self._complete(*self._take_steps())
-
-    def _take_steps(self) -> tuple[int, HeldOutScores]:
-        """The last step, and the scores after it."""
-        recipe, num_steps, draws = self.plan.recipe, self.mechanism.num_steps, self.draws
-        evaluate_every = recipe.training.evaluate_every or max(num_steps // 10, 1)
-        checkpoint_every = recipe.training.checkpoint_every or max(num_steps // 20, 1)
-        self._state_what_is_planned()
-        curve = self.budget.curve()
-        if self.session.checkpoint is None:
-            self._checkpoint(0)
+        """Takes every update that is left, evaluates, and writes what a finished run leaves."""
+        record.write(self.folder / record.CERTIFICATE_FILE, self._certificate("running"))
         self._release_first()
+        return self._complete(self._take_updates())
 
-        last_step = self.first_step - 1
+    def _take_updates(self) -> HeldOutScores:
+        """All that the plan has left. The scores are those of the last weights."""
+        num_steps, ledger, learner, world = self.mechanism.num_steps, self.ledger, self.learner, self.world
         scores: HeldOutScores | None = None
-        evaluated = False
-        with watch_for_interrupts() as interrupted, collecting_usually():
-            for step in range(self.first_step, num_steps + 1):
-                if not self.budget.covers(step):
-                    if step == 1:
-                        raise InputError(
-                            "the budget pays for what was released in another environment and is not kept, and for "
-                            "nothing more: no classifier was trained. "
-                            "Begin anew with another --output; both then add up."
-                        )
-                    self.progress.message(
-                        f"stopped after step {step - 1}: updates that were drawn afresh used up the budget"
-                    )
-                    self._checkpoint(step - 1)
-                    break
+        last_checkpoint = time.monotonic()
+        with watch_for_interrupts() as interrupted:
+            while ledger.num_releases < num_steps:  # the plan is a hard cap on releases
+                release = ledger.num_releases + 1  # never repeats, whatever was lost
                 with self._timed("sampling"):
-                    randomness = draws.of_step(step, self.mechanism, self.learner.views)
+                    randomness = self.draws.of_update(release)
                 with self._timed("gradient"):
-                    grad_sum, statistics = self.learner.collect(randomness, step)
-                with self._timed("ledger"):  # on disk before anything is released
-                    noise = draws.record(step, grad_sum)
+                    grad_sum, statistics = learner.collect(world.share(randomness), release)
+                    grad_sum = world.sum(grad_sum)
+                with self._timed("ledger"):  # on disk before any noise is drawn
+                    ledger.append(self.step + 1)
                 with self._timed("update"):
-                    self.learner.update(grad_sum, noise, step)
-                last_step = step
+                    released = world.same(functools.partial(self._noised, grad_sum, release))
+                    self.step += 1
+                    self.state.update(released, release, self.step)
 
-                asked = step in self.looks.steps or step == num_steps
-                evaluated = asked or step % evaluate_every == 0
+                evaluated = self._is_looked_at(release)
                 if evaluated:
-                    with self._timed("evaluation"):
-                        scores = held_out_scores(self.learner, self.dataset)
-                    reached = {"accuracy": scores.averaged.accuracy, "accuracy_last": scores.accuracy_last}
-                    line = Metrics(step=step, epsilon=curve(step), **reached)
-                    self.metrics.append(line)
-                    self.logs.public(line)
+                    scores = self._evaluate(release)
                 if evaluated or statistics.norms is not None:
-                    looks = asked and self.looks.training_images
-                    on_training_images = accuracy_on_training_images(self.learner) if looks else None
-                    noted = self._noted(step, statistics, on_training_images)
-                    self.metrics_private.append(noted)
-                    self.logs.private(noted)
+                    self._note(release, statistics)
                 accuracy = scores.averaged.accuracy if scores else None
-                self.progress.step(
-                    StepFacts(step, num_steps, curve(step), accuracy, self._images_per_second(step), evaluated)
-                )
-                if interrupted():
-                    self._checkpoint(step)
-                    raise Interrupted(step, num_steps)
-                if step % checkpoint_every == 0 or step == num_steps:
+                epsilon, rate = self._curve(release), self._images_per_second(release)
+                self.progress.step(StepFacts(release, num_steps, epsilon, accuracy, rate, evaluated))
+                is_due = release % self._checkpoint_every == 0 or release == num_steps
+                if is_due or interrupted() or time.monotonic() - last_checkpoint > _CHECKPOINT_SECONDS:
                     with self._timed("checkpoint"):
-                        self._checkpoint(step)
-        return last_step, scores if evaluated and scores else held_out_scores(self.learner, self.dataset)
+                        self._checkpoint()
+                    last_checkpoint = time.monotonic()
+                if interrupted() and release < num_steps:
+                    raise Interrupted(release, num_steps)
+        return scores or held_out_scores(learner, self.dataset)
 
-    def _release_first(self) -> None:
-        """What is released of all examples before update 1, where there is such a thing; on the ledger as step 0."""
-        if not self.budget.covers_first():
-            if self._lacks_first():
-                assert self.learner.first_release is not None
-                self.progress.message(
-                    "the mean of features: released already, but not kept, and the budget pays for that once: going on "
-                    "without"
-                )
-            return
-        assert self.learner.first_release is not None
-        with self._timed("gradient"):
-            sums = self.learner.first_release.collect(self.learner.train)
-        with self._timed("ledger"):  # on disk before anything is released
-            noise = self.draws.record(0, sums)
-        self.learner.take_first_release(sums, noise)
-        self._checkpoint(0)
+    def _noised(self, grad_sum: dict[str, torch.Tensor], release: int) -> dict[str, torch.Tensor]:
+        return self.learner.step.release(grad_sum, self.draws.noise(release))
 
-    def _lacks_first(self) -> bool:
-        return self.first_step == 1 and self.learner.lacks_first_release
+    @functools.cached_property
+    def _checkpoint_every(self) -> int:
+        return self.plan.recipe.training.checkpoint_every or max(self.mechanism.num_steps // 50, 1)
 
-    def _state_what_is_planned(self) -> None:
-        """Writes a certificate that holds whenever the run ends: it counts all that is planned."""
-        record.write(
-            self.folder / record.CERTIFICATE_FILE,
-            certificate(self.plan, self.budget.planned_mechanism(), self.session.ledger, "running", self._public),
+    def _is_looked_at(self, release: int) -> bool:
+        num_steps = self.mechanism.num_steps
+        every = self.plan.recipe.training.evaluate_every or max(num_steps // 10, 1)
+        return release in self.looks.steps or release == num_steps or release % every == 0
+
+    def _evaluate(self, release: int) -> HeldOutScores:
+        with self._timed("evaluation"):
+            scores = held_out_scores(self.learner, self.dataset)
+        line = Metrics(
+            step=release,
+            epsilon=self._curve(release),
+            accuracy=scores.averaged.accuracy,
+            accuracy_last=scores.accuracy_last,
         )
+        self.metrics.append(line)
+        self.logs.public(line)
+        return scores
 
-    @property
-    def _public(self) -> PublicInputs:
-        return public_inputs(self.plan, self.dataset)
-
-    def _noted(self, step: int, statistics: Statistics, train_accuracy: float | None) -> PrivateMetrics:
-        """For the owner; what a diverged run has no finite number for is None, and no reason to
-        stop.
-        """
-        return PrivateMetrics(
-            step=step,
+    def _note(self, release: int, statistics: Statistics) -> None:
+        """For the owner; what a diverged run has no finite number for is None, and no reason to stop."""
+        asked = release in self.looks.steps or release == self.mechanism.num_steps
+        noted = PrivateMetrics(
+            step=release,
             loss=finite(statistics.loss),
             clipped_fraction=finite(statistics.clipped_fraction),
             grad_norm=finite(statistics.grad_norm),
             clipped_square=finite(statistics.clipped_square),
             norms=statistics.norms,
-            train_accuracy=train_accuracy,
+            train_accuracy=accuracy_on_training_images(self.learner) if asked and self.looks.training_images else None,
             seconds=self._elapsed(),
             phases=self.seconds,
         )
+        self.metrics_private.append(noted)
+        self.logs.private(noted)
 
-    def _checkpoint(self, step: int) -> None:
-        self.session.save(self.state.tensors(), step, self._elapsed() if step else 0.0)
+    def _release_first(self) -> None:
+        """What is released of all examples before update 1, where there is such a thing: number 0 of the ledger."""
+        learner, is_counted = self.learner, self.ledger.lines.has_first_release
+        if learner.first_release is None or not learner.lacks_first_release:
+            return
+        if is_counted or self.ledger.num_releases:
+            self.progress.message(
+                "the mean of features was released in a start that was cut short, and is lost: going on without it"
+            )
+            return
+        with self._timed("gradient"):
+            sums = learner.first_release.collect(learner.train)
+        with self._timed("ledger"):  # on disk before any noise is drawn
+            self.ledger.append(0, "first release")
+        learner.take_first_release(sums, self.draws.noise(0))
+        self._checkpoint()
+
+    @functools.cached_property
+    def _curve(self) -> Callable[[int], float | None]:
+        """Epsilon after so many releases; of a run that was selected from several, that of the whole plan."""
+        plan = self.plan
+        if not plan.private:
+            return lambda release: None
+        if plan.selection is not None:
+            total = self._certificate("running").epsilon
+            return lambda release: total
+        return EpsilonCurve(self.mechanism, plan.delta, plan.recipe.budget.accountant).at
+
+    def _certificate(self, status: Literal["running", "complete"]) -> Certificate:
+        sha256, public = ledger.sha256_of(self.ledger.path), public_inputs(self.plan, self.dataset)
+        return certificate(self.plan, self.ledger.lines, self.step, status, public, sha256)
+
+    def _checkpoint(self) -> None:
+        speed = {"engine": self.learner.engine, "microbatch_size": self.learner.microbatch_size}
+        facts = {"seconds": self._elapsed(), "speed": {**speed, "methods": self.learner.methods}}
+        self.started.save(self.learner.state.tensors(), self.step, facts)
 
     def _elapsed(self) -> float:
-        return self.seconds_before + time.perf_counter() - self.started
+        return self.seconds_before + time.perf_counter() - self.started_at
 
-    def _images_per_second(self, step: int) -> float:
+    def _images_per_second(self, release: int) -> float:
         """Expected, not realised, batches: the realised count is sensitive."""
-        return self.mechanism.batch_size * (step - self.first_step + 1) / max(time.perf_counter() - self.started, 1e-9)
+        taken = release - self.releases_before
+        return self.mechanism.batch_size * taken / max(time.perf_counter() - self.started_at, 1e-9)
 
     def _timed(self, phase: str) -> "_Timed":
         return _Timed(self.seconds, phase)
 
-    def _complete(self, last_step: int, scores: HeldOutScores) -> Result:
-        """Writes weights, certificate and result, then deletes the key."""
-        spent = released(self.plan, self.session.ledger)
-        claim = certificate(self.plan, spent, self.session.ledger, "complete", self._public)
-        weights = self.folder / "model.safetensors"
-        save_weights(weights, self.plan, self.learner, claim, scores.temperature)
-        today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        claim = finished(claim, weights, today)
+    def _complete(self, scores: HeldOutScores) -> Result:
+        """Writes weights, certificate and result, in this order."""
+        is_selected = self.plan.selection is not None  # when and how fast would tell which of several it was
+        claim = self._certificate("complete")
+        temperature, path = scores.temperature, self.folder / record.WEIGHTS_FILE
+        digest = save_weights(path, self.plan, self.learner, claim, temperature)
+        day = None if is_selected else datetime.datetime.now(datetime.UTC).date().isoformat()
+        claim = claim.model_copy(update={"weights_sha256": digest, "finished_on": day})
         record.write(self.folder / record.CERTIFICATE_FILE, claim)
         if warning := warning_of_chance(self.learner, self.dataset.classes, scores):
             self.progress.message(warning)
         test_views = self.plan.recipe.augmentation.test_views
         with_views = scores_with_views(self.learner, self.dataset, test_views, self.progress.message)
         seconds = self._elapsed()
+        rate = self.mechanism.batch_size * max(self.step, 1) / max(seconds, 1e-9)
         found = result(
             claim,
             self.folder,
@@ -434,12 +438,11 @@ class _Run:
             scores,
             with_views,
             num_parameters=self.learner.num_parameters,
-            images_per_second=self.mechanism.batch_size * max(last_step, 1) / max(seconds, 1e-9),
-            seconds=seconds,
+            images_per_second=None if is_selected else rate,
+            seconds=None if is_selected else seconds,
         )
         record.write(self.folder / record.RESULT_FILE, found)
-        if not self.plan.recipe.run.keep_key:
-            key_file.delete_key(self.folder)
+        self.started.checkpoints.free_room()
         return found
 
 

@@ -7,6 +7,7 @@ from sfumato import config
 from sfumato.data.examples import Dataset
 from sfumato.evaluation.augtest import WithViews
 from sfumato.evaluation.calibration import Calibration
+from sfumato.models.weights import Weights
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder import files, weights_file
 from sfumato.run_folder.certificate import result_claims, weights_facts
@@ -15,8 +16,12 @@ from sfumato.training.held_out import HeldOutScores
 from sfumato.training.learner import Learner
 
 
-def save_weights(path: Path, plan: Plan, learner: Learner, claim: Certificate, temperature: float | None) -> None:
-    """The averaged weights, with what is needed to use and to judge them."""
+def save_weights(path: Path, plan: Plan, learner: Learner, claim: Certificate, temperature: float | None) -> str:
+    """The averaged weights, with what is needed to use and to judge them.
+
+    Returns:
+        The digest of their tensors.
+    """
     from safetensors.torch import save as to_bytes
 
     averaged = learner.state.averaged_state_dict()
@@ -34,6 +39,7 @@ def save_weights(path: Path, plan: Plan, learner: Learner, claim: Certificate, t
         )
         metadata["calibration"] = fitted.model_dump_json()
     files.write_atomically(path, weights_file.with_metadata(to_bytes(tensors), metadata))
+    return Weights(tensors).digest
 
 
 def result(
@@ -44,8 +50,8 @@ def result(
     with_views: WithViews,
     *,
     num_parameters: int,
-    images_per_second: float,
-    seconds: float,
+    images_per_second: float | None,
+    seconds: float | None,
 ) -> Result:
     """What result.json holds."""
     averaged, held_out = scores.averaged, dataset.held_out_name

@@ -12,7 +12,7 @@ from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
 from sfumato.json_record import Record, finite
 from sfumato.recipes import name_of
-from sfumato.run_folder import session
+from sfumato.run_folder import launch
 from sfumato.run_folder.record import Result
 from sfumato.training.trainer import recipe_of, train
 
@@ -62,7 +62,7 @@ def repeat(
     refuse_repeats(recipe_of(recipe, settings), times, seeds)
     if "resume" in options:
         raise InputError("runs that are repeated go on by themselves: give the same command again, without --resume.")
-    folder = session.new_folder(name_of(recipe)) if output is None else Path(output)
+    folder = launch.new_folder(name_of(recipe)) if output is None else Path(output)
     if (folder / "recipe.toml").exists():
         raise InputError(f"{folder} is a run's folder. Name a folder for several runs by --output.")
     if seeds is None:

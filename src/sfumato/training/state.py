@@ -25,19 +25,25 @@ class State:
         self.num_steps = recipe.training.num_steps
         self.optimizer = make_optimizer(self.parameters, self.config)
 
-    def update(self, gradient: dict[str, torch.Tensor], step: int) -> None:
-        """Applies update number ``step``, which starts at 1, and moves the averages once."""
+    def update(self, gradient: dict[str, torch.Tensor], release: int, step: int) -> None:
+        """Applies the gradient of a release, and moves the averages once.
+
+        Args:
+            gradient: Of each parameter.
+            release: Its number, from 1: the schedule of learning rates follows the plan.
+            step: Updates that the model has had by then: fewer, where some were lost. The averages' warm-up follows it.
+        """
         for name, value in self.parameters.items():
             value.grad = gradient[name].to(value.dtype)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config, step, self.num_steps)
+            group["lr"] = learning_rate(self.config, release, self.num_steps)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.ema.update(self.parameters, step)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Everything of it, by name, for a checkpoint."""
-        out = {f"model.{name}": value for name, value in _each_its_own(self.model.state_dict()).items()}
+        out = {f"model.{name}": value.cpu() for name, value in _each_its_own(self.model.state_dict()).items()}
         for number in range(len(self.ema.averages)):
             out.update({f"ema.{number}.{name}": value for name, value in _each_its_own(self._averages(number)).items()})
         names = list(self.parameters)

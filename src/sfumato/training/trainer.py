@@ -15,7 +15,7 @@ from sfumato.errors import InputError
 from sfumato.planning.resolve import Plan, resolve, resolve_without_privacy
 from sfumato.recipes import name_of, recipe_of
 from sfumato.reporting.page import write_report
-from sfumato.run_folder import files, session
+from sfumato.run_folder import files, launch, ledger
 from sfumato.run_folder.record import Result
 from sfumato.training import loop
 from sfumato.training.display import watching
@@ -54,6 +54,7 @@ class Trainer:
         folder: Path,
         *,
         resume: bool = False,
+        max_lost: float = ledger.MOST_LOST,
         progress: Progress | None = None,
         looks: Looks = Looks(),  # noqa: B008  (immutable)
     ) -> Result:
@@ -65,6 +66,7 @@ class Trainer:
                 folder,
                 device=self.device,
                 resume=resume,
+                max_lost=max_lost,
                 trust=self.trust,
                 progress=progress or self.progress,
                 looks=looks,
@@ -81,6 +83,7 @@ def train(
     device: str = "auto",
     non_private: bool = False,
     resume: bool = False,
+    max_lost: float = ledger.MOST_LOST,
     trust: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Result:
@@ -96,8 +99,9 @@ def train(
         data_root: Where the data lies; for named data sets default: $SFUMATO_DATA.
         device: "auto", "cpu", "cuda" ...
         non_private: The same recipe without privacy, to show its price.
-        resume: Go on with the run in ``output``; where its images lie may be left out, if the
-            folder holds its owner's note.
+        resume: Go on with the run in ``output``, or begin where nothing was begun; where its images lie may be left
+            out, if the folder holds its owner's note.
+        max_lost: The share of the plan's updates that crashes may cost the model before it is refused.
         trust: Modules that may be imported for the recipe's model, each by its full name.
         progress: Who watches; what was chosen and every warning are messages. None: a live line on
             stderr.
@@ -111,7 +115,7 @@ def train(
     parsed = recipe_of(recipe, settings if epsilon is None else {**settings, "privacy.target_epsilon": epsilon})
     if output is None and resume:
         raise InputError("a run to go on with is named by its folder: give output.")
-    output = session.new_folder(name_of(recipe)) if output is None else Path(output)
+    output = launch.new_folder(name_of(recipe)) if output is None else Path(output)
     data_root = None if data_root is None else Path(data_root)
     noted = files.read_data_root(output) if resume and data_root is None and parsed.data.path is None else None
     data_root = noted or data_root
@@ -135,7 +139,7 @@ def train(
             watched.message(f"chosen: {choice.key} = {choice.value} ({choice.why})")
         for warning in plan.warnings:
             watched.message(f"warning: {warning}")
-        result = trainer.run_plan(plan, output, resume=resume)
+        result = trainer.run_plan(plan, output, resume=resume, max_lost=max_lost)
     write_report(output)
     return result
 
@@ -145,6 +149,7 @@ def resume(
     *,
     data_root: Path | str | None = None,
     device: str = "auto",
+    max_lost: float = ledger.MOST_LOST,
     trust: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Result:
@@ -153,7 +158,7 @@ def resume(
     Args:
         run: The run folder, with its owner's notes of where images and weights lie.
         data_root: Where the images lie now, if not where the note says.
-        device, trust, progress: See `train`.
+        device, max_lost, trust, progress: See `train`.
 
     Returns:
         What result.json holds.
@@ -169,4 +174,13 @@ def resume(
     weights = files.read_place(folder, files.INIT_FILE)
     if weights is not None:
         values.setdefault("model", {})["init_from"] = str(weights)
-    return train(values, folder, data_root=data_root, device=device, resume=True, trust=trust, progress=progress)
+    return train(
+        values,
+        folder,
+        data_root=data_root,
+        device=device,
+        resume=True,
+        max_lost=max_lost,
+        trust=trust,
+        progress=progress,
+    )

@@ -1,0 +1,250 @@
+"""Starting a run: one that begins, or one that goes on from its newest checkpoint.
+
+What a start writes comes in this order, so that one that is killed anywhere can be started again: the recipe and the
+owner's notes; the ledger's first line; checkpoint 0, with all that is drawn once. The first release comes after that.
+"""
+
+import dataclasses
+import datetime
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Any
+
+from sfumato import config
+from sfumato.config import Recipe
+from sfumato.data.digest import fingerprint
+from sfumato.data.examples import Dataset
+from sfumato.errors import InputError
+from sfumato.planning.resolve import Plan
+from sfumato.randomness import digest
+from sfumato.run_folder import files
+from sfumato.run_folder.checkpoint import Checkpoint, Checkpoints
+from sfumato.run_folder.ledger import LEDGER_FILE, MOST_LOST, Ledger, RunLine, new_run_line
+
+_IMAGES_FILE = f"{files.OWNER}/images_sha256"
+
+
+@dataclasses.dataclass
+class Launch:
+    """A run that may release updates.
+
+    Attributes:
+        folder: The run folder.
+        ledger: Open for appending.
+        checkpoints: Those that were and will be written.
+        checkpoint: Where to go on from; None at the very beginning.
+    """
+
+    folder: Path
+    ledger: Ledger
+    checkpoints: Checkpoints
+    checkpoint: Checkpoint | None
+
+    @property
+    def run_id(self) -> str:
+        return self.ledger.lines.run.run_id
+
+    def save(self, state: dict[str, Any], step: int, facts: dict[str, Any]) -> None:
+        """Writes the checkpoint of the model's update ``step``, which all releases so far led to."""
+        lines = self.ledger.lines
+        self.checkpoints.save(Checkpoint(self.run_id, lines.count, lines.num_releases, step, state, facts))
+
+
+def start(folder: Path, line: RunLine, *, anonymous: bool = False) -> Launch:
+    """Opens a run's ledger, and finds where to go on from.
+
+    Args:
+        folder: With what a run begins with, or left.
+        line: What the first line of its ledger says, but for the id.
+        anonymous: Lines do not say which start made them.
+
+    Raises:
+        InputError: If another process works there, the ledger is of another plan, or it and the checkpoints disagree.
+        MachineError: If it cannot be written.
+    """
+    checkpoints = Checkpoints(folder / files.OWNER / "checkpoints")
+    ledger = Ledger(folder / LEDGER_FILE, anonymous=anonymous)
+    with ledger.closed_on_error():
+        found = checkpoints.newest()
+        if not ledger.is_new:
+            refuse_another_plan(ledger.lines.run, line, ledger.path)
+        lines = None if ledger.is_new else ledger.lines
+        if found is None and lines is not None and lines.releases:
+            raise InputError(
+                f"{folder} has releases in its ledger and no checkpoint to go on from. Restore "
+                f"{files.OWNER}/checkpoints from a copy, or start a new run; the epsilons of both add up."
+            )
+        if found is not None and (lines is None or found.run_id != lines.run.run_id or found.num_lines > lines.count):
+            raise InputError(
+                f"{ledger.path} has fewer lines than the newest checkpoint, or is another run's: what was spent is not "
+                "known. Restore both from one copy, or start a new run; the epsilons of both add up."
+            )
+        return Launch(folder, ledger, checkpoints, found)
+
+
+def begin(folder: Path, plan: Plan, dataset: Dataset) -> Launch:
+    """Begins a run in a new folder, or in one where a start was cut short before checkpoint 0. Raises what `start`
+    does.
+    """
+    files.make_folders(folder)
+    started = start(folder, run_line(plan), anonymous=plan.selection is not None)
+    with started.ledger.closed_on_error():
+        write_recipe(folder, plan)
+        files.write_atomically(folder / _IMAGES_FILE, images_digest(dataset).encode(), 0o600)
+        if started.ledger.is_new:
+            started.ledger.begin(run_line(plan))
+        return started
+
+
+def go_on(folder: Path, plan: Plan, dataset: Dataset, max_lost: float = MOST_LOST) -> Launch | None:
+    """Goes on from the newest whole checkpoint. Releases after it are lost to the model, and stay counted.
+
+    Args:
+        folder: Of the run.
+        plan: As when it began.
+        dataset: The same images.
+        max_lost: The share of the plan's updates that crashes may cost in all.
+
+    Returns:
+        None where nothing was begun, or a start was cut short before there was anything to go on from.
+
+    Raises:
+        InputError: If the recipe or the images changed, the folder holds no run, or what `start` says.
+        MachineError: If more updates were lost than allowed.
+    """
+    files.refuse_links(folder)
+    if not (folder / LEDGER_FILE).exists():
+        _refuse_no_run(folder)
+        return None
+    refuse_changed_recipe(folder, plan)
+    started = start(folder, run_line(plan), anonymous=plan.selection is not None)
+    found, ledger = started.checkpoint, started.ledger
+    if found is None:
+        ledger.close()
+        return None
+    with ledger.closed_on_error():
+        if (folder / _IMAGES_FILE).read_text() != images_digest(dataset):
+            raise InputError(
+                "the training images changed since this run began (one was added, removed, altered, relabelled or "
+                "reordered). Restore them, or start a new run with another --output; the epsilons of both add up."
+            )
+        files.write_places(folder, plan.recipe)
+        if not plan.private:
+            ledger.cut_back(found.num_lines)
+        ledger.refuse_lost(found.step, max_lost)
+        started.checkpoints.hold_room()
+        return started
+
+
+def refuse_another_plan(stated: RunLine, expected: RunLine, path: Path) -> None:
+    """recipe.toml can be edited or lost; the ledger's first line states what the epsilon is of.
+
+    Raises:
+        InputError: If the ledger was begun under another plan.
+    """
+    if expected.model_copy(update={"run_id": stated.run_id}) != stated:
+        raise InputError(
+            f"{path} was begun under another recipe, mechanism or number of images than this one: another plan is "
+            "another run. Give it as it was, or start a new run with another --output."
+        )
+
+
+def run_line(plan: Plan) -> RunLine:
+    """What a run of the plan states first, with a new id."""
+    privacy = plan.recipe.privacy
+    return new_run_line(
+        plan.mechanism,
+        unit=privacy.unit if privacy is not None and plan.private else None,
+        clipping_norm=None if privacy is None else privacy.clipping_norm,
+        delta=None if privacy is None else privacy.delta,
+        recipe_sha256=recipe_digest(plan.recipe),
+    )
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """SHA-256 of every key that changes a result."""
+    return digest(config.releasing_keys(recipe))
+
+
+def images_digest(dataset: Dataset) -> str:
+    """Of all that training sees; for the owner alone, since it would confirm a guess."""
+    return fingerprint(dataset, b"")
+
+
+def write_recipe(folder: Path, plan: Plan) -> None:
+    """recipe.toml, and notes for the owner where images and weights lie: `sfumato resume` needs no more."""
+    files.write_atomically(folder / "recipe.toml", config.to_toml(config.shareable(plan.recipe)).encode())
+    files.write_places(folder, plan.recipe)
+
+
+def refuse_changed_recipe(folder: Path, plan: Plan) -> None:
+    """Compares with the recipe on disk, speed and device aside.
+
+    Raises:
+        InputError: Naming the first key that changed.
+    """
+    path = folder / "recipe.toml"
+    if not path.exists():
+        return
+    before = config.releasing_keys(config.parse(config.read(path)))
+    now = config.releasing_keys(plan.recipe)
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key):
+            raise InputError(
+                f"{key} was {before.get(key)!r} when this run began and is {now.get(key)!r} now: "
+                "a resumed run must keep its recipe. Give it as it was, or start a new run with "
+                "another --output."
+            )
+
+
+def _refuse_no_run(folder: Path) -> None:
+    """A folder without a ledger: empty, or with what a start leaves before the ledger's first line."""
+    strange = [
+        path.name
+        for path in (folder.iterdir() if folder.is_dir() else [])
+        if path.name not in ("recipe.toml", files.OWNER) and not path.name.endswith(".part")
+    ]
+    if folder.exists() and not folder.is_dir():
+        strange = [folder.name]
+    if any((folder / files.OWNER / "checkpoints").glob("*.pt")):
+        raise InputError(
+            f"{folder / LEDGER_FILE} is missing, so what was spent is not known. Restore it from a copy, or start a "
+            "new run; the epsilons of both add up."
+        )
+    if strange:
+        raise InputError(
+            f"{folder} holds {strange[0]}, but no run, so there is nothing to resume. Name the folder of a run, or "
+            "leave out --resume and choose another --output."
+        )
+
+
+def new_folder(name: str) -> Path:
+    """runs/<recipe>-<UTC time>-<4 hex>."""
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    return Path("runs") / f"{name.replace('/', '-')}-{now}-{secrets.token_hex(2)}"
+
+
+def newest_unfinished(name: str) -> Path:
+    """The newest run of that recipe in runs/ that did not finish.
+
+    Raises:
+        InputError: If there is none.
+    """
+    named = re.compile(re.escape(name.replace("/", "-")) + r"-\d{8}T\d{6}Z-[0-9a-f]{4}")
+    found = Path("runs").iterdir() if Path("runs").is_dir() else []
+    candidates = [
+        path
+        for path in found
+        if named.fullmatch(path.name)
+        and path.is_dir()
+        and not any((path / name).exists() for name in ("result.json", "run-1"))
+        and not any(path.glob("seed-*"))  # nor is a series of runs one
+    ]
+    if not candidates:
+        raise InputError(
+            f"there is no unfinished run of {name} in {os.path.join('runs', '')}. Name the folder "
+            "by --output, or leave out --resume."
+        )
+    return max(candidates, key=lambda path: path.stat().st_mtime)

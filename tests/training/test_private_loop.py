@@ -1,0 +1,245 @@
+"""`sfumato.PrivateLoop`: samples, noise, count and certificate of somebody's own loop."""
+
+import json
+import multiprocessing
+import os
+import signal
+import stat
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sfumato
+from sfumato.clipping.protocol import ClippedGrad
+from sfumato.errors import InputError, MachineError
+from sfumato.run_folder import ledger
+from sfumato.run_folder.ledger import Ledger
+from sfumato.training.ema import Ema
+
+MECHANISM = sfumato.Mechanism(num_examples=1000, batch_size=100, noise_multiplier=2.0, num_steps=12)
+DELTA = 1e-5
+
+
+def parts():
+    torch.manual_seed(0)
+    model = nn.Linear(10, 10, bias=False)
+    return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)}
+
+
+def begin(folder, mechanism=MECHANISM, state=None, **changes):
+    return sfumato.PrivateLoop(
+        folder, mechanism, **{"clipping_norm": 1.0, "delta": DELTA, "state": state or parts(), **changes}
+    )
+
+
+def zeros(update, sensitivity=1.0, value=0.0):
+    count = len(update.indices)
+    return ClippedGrad({"weight": torch.full((10, 10), value)}, torch.zeros(count), torch.zeros(count), sensitivity)
+
+
+def spent(num_steps=12):
+    return sfumato.epsilon(MECHANISM.replace(num_steps=num_steps), DELTA).epsilon
+
+
+def lines(folder):
+    return ledger.read(folder / "ledger.jsonl")
+
+
+def test_a_loop_takes_the_whole_plan_and_certifies_it(tmp_path):
+    folder, state = tmp_path / "run", parts()
+    loop = begin(folder, state=state)
+    before = state["model"].weight.detach().clone()
+    claim = json.loads((folder / "privacy.json").read_text())
+    assert (claim["status"], claim["epsilon"], claim["epsilon_so_far"]) == ("running", spent(), 0)
+    for number, update in enumerate(loop, start=1):
+        assert update.release_number == number and lines(folder).num_releases == number - 1
+        update.apply(zeros(update), state["optimizer"])
+        assert lines(folder).num_releases == number
+    assert not state["model"].weight.equal(before)
+    found = loop.certificate
+    assert (found.status, found.epsilon, found.epsilon_so_far) == ("complete", spent(), spent())
+    assert (found.num_steps, found.num_applied, found.num_lost, found.ledger_lines) == (12, 12, 0, 13)
+    assert "its author's word" in found.not_covered[0] and stat.S_IMODE((folder / "owner").stat().st_mode) == 0o700
+    assert list(begin(folder)) == []  # it has ended
+
+
+def test_samples_are_poisson_and_noise_has_its_scale_each_time_anew(tmp_path):
+    many = MECHANISM.replace(num_steps=300)
+    counts, noise = np.zeros(1000), []
+    for update in begin(tmp_path / "run", many):
+        counts[update.indices] += 1
+        noise.append(update.release(zeros(update))["weight"].flatten() * 100)
+    rate = counts.mean() / 300
+    assert abs(rate - 0.1) < 6 * (0.09 / 300_000) ** 0.5
+    assert 0.7 < counts.var() / (300 * 0.09) < 1.3
+    values = torch.stack(noise)
+    assert abs(float(values.square().mean()) / 4 - 1) < 6 * (2 / values.numel()) ** 0.5
+    assert abs(float((values[:-1] * values[1:]).mean())) / 4 < 6 / values[1:].numel() ** 0.5
+
+
+def test_noise_is_in_units_of_the_stated_sensitivity_around_the_sum(tmp_path):
+    loop = begin(tmp_path / "run", clipping_norm=50.0)
+    update = next(iter(loop))
+    private_grad = update.release(zeros(update, sensitivity=50.0, value=7.0))["weight"]
+    assert abs(float(private_grad.mean()) - 0.07) < 6 * 1.0 / 10
+    assert abs(float(private_grad.std()) - 1.0) < 0.45
+
+
+def test_the_line_is_on_disk_before_there_is_noise(tmp_path, monkeypatch):
+    loop = begin(tmp_path / "run")
+    update = next(iter(loop))
+    seen = []
+    monkeypatch.setattr(
+        "sfumato.training.private_loop.add_noise", lambda *args: seen.append(lines(tmp_path / "run").num_releases) or {}
+    )
+    update.release(zeros(update))
+    assert seen == [1]
+    monkeypatch.setattr(Ledger, "append", lambda *args: (_ for _ in ()).throw(MachineError("full")))
+    update = next(iter(loop))
+    with pytest.raises(MachineError):
+        update.release(zeros(update))
+    assert seen == [1]
+
+
+def test_a_sample_is_not_passed_over(tmp_path):
+    """Not by asking for the next one, nor by beginning again: a notebook's cell is handed the same once more."""
+    loop = begin(tmp_path / "run")
+    updates = iter(loop)
+    first = next(updates)
+    with pytest.raises(InputError, match="drawn and not released"):
+        next(updates)
+    with pytest.raises(ZeroDivisionError):
+        for update in loop:
+            assert update is first
+            raise ZeroDivisionError
+    assert lines(tmp_path / "run").num_releases == 0
+    second = []
+    for update in loop:
+        second.append(update)
+        update.release(zeros(update))
+    assert second[0] is first and len(second) == 12
+
+
+def test_a_sum_is_released_once_and_only_of_its_own_sample_and_norm(tmp_path):
+    loop = begin(tmp_path / "run", clipping_norm=0.5)
+    updates = iter(loop)
+    update = next(updates)
+    other = ClippedGrad({"weight": torch.zeros(10, 10)}, torch.zeros(3), torch.zeros(3), 1.0)
+    with pytest.raises(InputError, match="of 3 examples"):
+        update.release(other)
+    with pytest.raises(InputError, match="clipped to 2"):
+        update.release(zeros(update, sensitivity=2.0))
+    renamed = ClippedGrad({"0.weight": torch.zeros(10, 10)}, *[torch.zeros(len(update.indices))] * 2, 1.0)
+    with pytest.raises(InputError, match="no parameter '0.weight'"):
+        update.apply(renamed, parts()["optimizer"])
+    assert lines(tmp_path / "run").num_releases == 0
+    update.release(zeros(update, sensitivity=0.5))
+    with pytest.raises(InputError, match="released before"):
+        update.release(zeros(update))
+    assert next(updates).release(zeros(loop._pending))["weight"].shape == (10, 10)
+
+
+def test_an_empty_sample_is_an_update_all_the_same(tmp_path):
+    few = sfumato.Mechanism(num_examples=4, batch_size=1, noise_multiplier=5.0, num_steps=30)
+    state = parts()
+    grad_fn = sfumato.clipped_grad(state["model"], nn.CrossEntropyLoss(reduction="none"), clipping_norm=1.0)
+    images, labels = torch.randn(4, 10), torch.arange(4)
+    sizes = []
+    for update in begin(tmp_path / "run", few, state=state, delta=1e-3):
+        sizes.append(len(update.indices))
+        update.apply(grad_fn(images[update.indices], labels[update.indices]), state["optimizer"])
+    assert 0 in sizes and len(sizes) == 30 == lines(tmp_path / "run").num_releases
+
+
+def run_until(folder, last, kill):
+    """A loop in a process of its own that ends amid an update."""
+    state = parts()
+    state["averages"] = Ema(dict(state["model"].named_parameters()), [0.9])
+    loop = begin(folder, MECHANISM.replace(num_steps=100), state=state)
+    for update in loop:
+        update.apply(zeros(update), state["optimizer"])
+        state["averages"].update(dict(state["model"].named_parameters()), update.release_number)
+        if update.release_number == last:
+            torch.save({name: part.state_dict() for name, part in state.items()}, folder.parent / "left.pt")
+            if kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+            loop.close()
+            return
+
+
+@pytest.mark.parametrize("kill", [True, False])
+def test_a_loop_that_ended_amid_goes_on_from_its_checkpoint(tmp_path, kill):
+    """A kill costs what the last checkpoint has not, and counts it; `close` costs nothing."""
+    folder = tmp_path / "run"
+    process = multiprocessing.get_context("fork").Process(target=run_until, args=(folder, 7, kill))
+    process.start()
+    process.join(60)
+    assert process.exitcode == (-signal.SIGKILL if kill else 0)
+    assert lines(folder).num_releases == 7
+    state = parts()
+    state["averages"] = Ema(dict(state["model"].named_parameters()), [0.9])
+    loop = begin(folder, MECHANISM.replace(num_steps=100), state=state)
+    if not kill:
+        left = torch.load(tmp_path / "left.pt", weights_only=True)
+        assert state["model"].weight.equal(left["model"]["weight"])
+        assert state["averages"].averages[0]["weight"].equal(left["averages"]["averages"][0]["weight"])
+        momentum = state["optimizer"].state_dict()["state"][0]["momentum_buffer"]
+        assert momentum.equal(left["optimizer"]["state"][0]["momentum_buffer"])
+    lost = 1 if kill else 0  # a checkpoint every second update, written when the next is asked for
+    assert loop.certificate.num_lost == lost and loop.certificate.num_applied == 7 - lost
+    update = next(iter(loop))
+    update.apply(zeros(update), state["optimizer"])
+    last = lines(folder).releases[-1]
+    assert (last.release, last.step) == (8, 8 - lost)
+
+
+def test_too_many_lost_updates_end_a_loop_unless_its_owner_allows_them(tmp_path):
+    folder = tmp_path / "run"
+    begin(folder, MECHANISM.replace(num_steps=100)).close()
+    opened = Ledger(folder / "ledger.jsonl")
+    for _ in range(11):
+        opened.append(1)
+    opened.close()
+    with pytest.raises(MachineError, match="11 of 100 updates were lost"):
+        begin(folder, MECHANISM.replace(num_steps=100))
+    begin(folder, MECHANISM.replace(num_steps=100), max_lost=0.2).close()
+
+
+def test_a_released_update_that_was_perhaps_not_applied_is_in_no_checkpoint(tmp_path):
+    folder = tmp_path / "run"
+    with begin(folder) as loop:
+        update = next(iter(loop))
+        update.release(zeros(update))
+    assert begin(folder).certificate.num_lost == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mechanism": MECHANISM.replace(num_steps=13)}, "another plan"),
+        ({"mechanism": MECHANISM.replace(noise_multiplier=3.0)}, "another plan"),
+        ({"clipping_norm": 2.0}, "another plan"),
+        ({"delta": 1e-6}, "another plan"),
+        ({}, "another process"),
+    ],
+)
+def test_a_folder_of_another_loop_or_of_one_that_runs_is_refused(tmp_path, changes, said):
+    loop = begin(tmp_path / "run")
+    if changes:
+        loop.close()
+    with pytest.raises(InputError, match=said):
+        begin(tmp_path / "run", **changes)
+
+
+def test_nothing_is_begun_among_other_files_or_without_a_finite_epsilon(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(InputError, match="not empty"):
+        begin(tmp_path)
+    for mechanism in (MECHANISM.replace(noise_multiplier=0.0), MECHANISM.replace(sampling="shuffled")):
+        with pytest.raises(InputError):
+            begin(tmp_path / "run", mechanism)
+    with pytest.raises(InputError, match="model"):
+        begin(tmp_path / "run", state={"optimizer": parts()["optimizer"]})
+    assert not (tmp_path / "run").exists()
