@@ -6,6 +6,7 @@ from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.config import DataConfig, parse
 from sfumato.data import loading as datasets
+from sfumato.planning.claims import claims
 from sfumato.planning.resolve import resolve
 from sfumato.run_folder.certificate import NOT_COVERED, SEARCH, certificate, public_inputs
 from sfumato.run_folder.launch import run_line
@@ -27,7 +28,8 @@ def claim_of():
             ReleaseLine(kind="release", release=number, step=step, launch=1, launch_id="a")
             for number, step in enumerate(steps, start=1)
         ]
-        return certificate(plan, Lines(run, releases), 3, "running", public_inputs(plan, dataset), "ab" * 32)
+        whole, public = claims(plan, plan.mechanism), public_inputs(plan, dataset)
+        return certificate(plan, whole, Lines(run, releases), 3, "running", public, "ab" * 32, 0.5)
 
     return claim
 
@@ -49,6 +51,4 @@ def test_a_certificate_states_the_epsilon_of_the_plan_and_what_was_released_of_i
     assert (claim.num_steps, claim.num_applied, claim.num_lost) == (10, 3, 1)
     mechanism = Mechanism(1437, 64, 2.0, 10)
     assert claim.epsilon == epsilon(mechanism, 1e-4, "rdp").epsilon
-    assert claim.epsilon_so_far == epsilon(mechanism.replace(num_steps=4), 1e-4, "rdp").epsilon < claim.epsilon
-    selected = claim_of(selected_from=3.0)
-    assert selected.epsilon_so_far is None and selected.epsilon > claim.epsilon
+    assert claim_of(selected_from=3.0).epsilon > claim.epsilon

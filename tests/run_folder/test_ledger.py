@@ -58,7 +58,7 @@ def test_a_line_is_on_disk_when_append_returns(tmp_path, monkeypatch):
 
 def test_the_plan_is_a_hard_cap(tmp_path):
     opened = begun(tmp_path, 8)
-    with pytest.raises(AssertionError, match="hard cap"):
+    with pytest.raises(MachineError, match="all 8 releases of its plan"):
         opened.append(9)
     line = opened.lines.releases[-1].model_copy(update={"release": 9})
     with (tmp_path / "ledger.jsonl").open("a") as file:

@@ -1,5 +1,6 @@
 """`sfumato.PrivateLoop`: samples, noise, count and certificate of somebody's own loop."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -54,7 +55,7 @@ def test_a_loop_takes_the_whole_plan_and_certifies_it(tmp_path):
     claim = json.loads((folder / "privacy.json").read_text())
     assert (claim["status"], claim["epsilon"], claim["epsilon_so_far"]) == ("running", spent(), 0)
     for number, update in enumerate(loop, start=1):
-        assert update.release_number == number and lines(folder).num_releases == number - 1
+        assert update.number == number and lines(folder).num_releases == number - 1
         update.apply(zeros(update), state["optimizer"])
         assert lines(folder).num_releases == number
     assert not state["model"].weight.equal(before)
@@ -160,8 +161,8 @@ def run_until(folder, last, kill):
     loop = begin(folder, MECHANISM.replace(num_steps=100), state=state)
     for update in loop:
         update.apply(zeros(update), state["optimizer"])
-        state["averages"].update(dict(state["model"].named_parameters()), update.release_number)
-        if update.release_number == last:
+        state["averages"].update(dict(state["model"].named_parameters()), update.number)
+        if update.number == last:
             torch.save({name: part.state_dict() for name, part in state.items()}, folder.parent / "left.pt")
             if kill:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -207,12 +208,57 @@ def test_too_many_lost_updates_end_a_loop_unless_its_owner_allows_them(tmp_path)
     begin(folder, MECHANISM.replace(num_steps=100), max_lost=0.2).close()
 
 
-def test_a_released_update_that_was_perhaps_not_applied_is_in_no_checkpoint(tmp_path):
-    folder = tmp_path / "run"
-    with begin(folder) as loop:
-        update = next(iter(loop))
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_end_of_a_block_loses_nothing_unless_an_exception_came_before_an_update_was_applied(tmp_path, fails):
+    """Checkpoints are far apart; the last update was released, and applied by one's own code, or perhaps not."""
+    folder, many = tmp_path / "run", MECHANISM.replace(num_steps=1000)
+    with contextlib.suppress(ZeroDivisionError), begin(folder, many) as loop:
+        for update in loop:
+            update.release(zeros(update))
+            if update.number == 9 and fails:
+                raise ZeroDivisionError
+            if update.number == 9:
+                break
+    claim = begin(folder, many).certificate
+    assert (claim.num_lost, claim.num_applied) == ((9, 0) if fails else (0, 9))
+
+
+def test_the_certificate_counts_what_was_released_by_the_last_checkpoint(tmp_path):
+    loop = begin(tmp_path / "run")
+    for update in loop:
         update.release(zeros(update))
-    assert begin(folder).certificate.num_lost == 1
+        if update.number == 7:
+            break
+    loop.close()
+    claim = loop.certificate
+    assert (claim.ledger_lines, claim.num_applied, claim.status) == (8, 7, "running")
+    assert spent(7) <= claim.epsilon_so_far < spent() == claim.epsilon
+
+
+def test_state_that_no_checkpoint_could_give_back_is_refused_before_any_release(tmp_path):
+    state = parts()
+    state["optimizer"] = torch.optim.SGD(state["model"].parameters(), lr=np.float64(0.1))
+    with pytest.raises(InputError, match="could not give back"):
+        begin(tmp_path / "run", state=state)
+    begin(tmp_path / "run")  # and the folder is as good as new
+
+
+@pytest.mark.parametrize("state", ["fewer", "other shapes"])
+def test_state_of_other_names_or_shapes_is_refused(tmp_path, state):
+    begin(tmp_path / "run").close()
+    given = {"model": parts()["model"]} if state == "fewer" else {**parts(), "model": nn.Linear(3, 3)}
+    with pytest.raises(InputError, match="checkpoint keeps"):
+        begin(tmp_path / "run", state=given)
+
+
+def test_a_folder_with_a_link_is_not_gone_on_with(tmp_path):
+    begin(tmp_path / "run").close()
+    (tmp_path / "mine").write_text("precious\n")
+    (tmp_path / "run" / "owner" / "checkpoints" / ".next").unlink()
+    (tmp_path / "run" / "owner" / "checkpoints" / ".next").symlink_to(tmp_path / "mine")
+    with pytest.raises(InputError, match="symbolic link"):
+        begin(tmp_path / "run")
+    assert (tmp_path / "mine").read_text() == "precious\n"
 
 
 @pytest.mark.parametrize(
@@ -235,7 +281,7 @@ def test_a_folder_of_another_loop_or_of_one_that_runs_is_refused(tmp_path, chang
 
 def test_nothing_is_begun_among_other_files_or_without_a_finite_epsilon(tmp_path):
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(InputError, match="not empty"):
+    with pytest.raises(InputError, match="holds notes.txt"):
         begin(tmp_path)
     for mechanism in (MECHANISM.replace(noise_multiplier=0.0), MECHANISM.replace(sampling="shuffled")):
         with pytest.raises(InputError):

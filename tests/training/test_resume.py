@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 import sfumato
+from sfumato.errors import InputError
 from sfumato.run_folder import ledger
 from sfumato.run_folder.checkpoint import Checkpoints
+from sfumato.run_folder.verification import verify_run
 from tests.training import faults
 
 STEPS, EVERY = 30, 4
@@ -72,7 +74,8 @@ def assert_finished(folder, watch):
     )
     assert read(folder, "result.json")["num_lost"] == claim["num_lost"]
     steps = [line.step for line in counted.releases]
-    assert steps[-1] == claim["num_applied"] and all(b - a <= 1 for a, b in zip([0, *steps], steps, strict=False))
+    assert steps[-1] >= claim["num_applied"] and all(b - a <= 1 for a, b in zip([0, *steps], steps, strict=False))
+    assert verify_run(folder)[1].num_lost == claim["num_lost"]
     assert not (folder / "owner" / "checkpoints" / ".next").exists()
 
 
@@ -104,6 +107,7 @@ def interrupted(killed_once, tmp_path):
         (("ledger", 10, 0.0), 1),  # nothing of the line is there
         (("ledger", 11, 0.5), 2),  # torn: no noise was drawn
         (("ledger", 12, 1.0), 3),  # whole: counts, whether noise was drawn or not
+        (("ledger", STEPS + 1, 1.0), 2),  # the last line of all
         (("file", 9, 0.5), EVERY),
         (("file", 9, 1.0), EVERY),  # a checkpoint that is whole, but not yet under its name
     ],
@@ -171,8 +175,8 @@ def test_a_full_disk_ends_with_one_line_and_loses_no_count(tmp_path, full_at):
     said = log.read_text()
     assert said.count("No space left") == 1 and "Traceback" not in said
     assert_counted(folder, watch)
-    if full_at[0] == "full room":  # held right after a checkpoint: nothing is lost
-        assert lines(folder).num_releases == checkpoint(folder).num_releases
+    # The state before is kept in the room that was held; a whole line may count though nothing was released.
+    assert lines(folder).num_releases - checkpoint(folder).num_releases == (full_at[2] == 1.0)
     assert faults.run(command(folder, "--resume"), watch=watch, log=log) == 0, log.read_text()
     assert_finished(folder, watch)
 
@@ -428,3 +432,37 @@ def test_what_is_private_lies_in_one_folder_and_no_artefact_tells_what_was_drawn
     for line in (finished / "metrics.jsonl").read_text().splitlines():
         assert json.loads(line).keys() == {"step", "epsilon", "accuracy", "accuracy_last"}
     assert set(lines(finished).releases[0].model_dump()) == {"kind", "release", "step", "launch", "launch_id"}
+
+
+def test_a_run_on_features_goes_on_with_the_network_that_it_began_with(tmp_path):
+    """A fixed random network: features of another one would mean nothing to the classifier."""
+    folder, log, fixed = tmp_path / "run", tmp_path / "log", {"model__trainable": "classifier"}
+    assert faults.run(command(folder, **fixed), die_at=("ledger", 16, 1.0)) == -signal.SIGKILL
+    before = checkpoint(folder).state
+    assert faults.run(command(folder, "--resume", **fixed), log=log) == 0, log.read_text()
+    after = checkpoint(folder).state
+    frozen = [name for name in before if name.startswith("model.") and f"ema.0.{name[6:]}" not in before]
+    assert len(frozen) > 3 and all(before[name].equal(after[name]) for name in frozen)
+    assert sfumato.evaluate(folder).accuracy == pytest.approx(read(folder, "result.json")["accuracy"], abs=0.003)
+
+
+def test_a_second_start_that_waited_while_the_first_began_is_refused(killed_once, tmp_path, monkeypatch):
+    """It found nothing begun, and built its model meanwhile: it goes on with nothing that it did not compare."""
+    folder = tmp_path / "run"
+    monkeypatch.setattr(
+        "sfumato.training.loop.launch.go_on", lambda *args: shutil.copytree(killed_once, folder) and None
+    )
+    with pytest.raises(InputError, match="another start began"):
+        sfumato.train("demo/digits", folder, settings=SETTINGS, resume=True)
+
+
+def test_a_ledger_that_leaves_the_recipe_s_first_release_out_is_refused(tmp_path):
+    folder = tmp_path / "run"
+    centred = {"model.trainable": "classifier", "model.features": "centred", "training.num_steps": 3}
+    sfumato.train("demo/digits", folder, settings={**SETTINGS, **centred})
+    path = folder / "ledger.jsonl"
+    first, _, *others = path.read_text().splitlines(keepends=True)
+    stated = json.loads(first)["first_release_noise"]
+    path.write_text(first.replace(json.dumps(stated), "null") + "".join(others))
+    with pytest.raises(InputError, match="another plan"):
+        verify_run(folder)

@@ -125,7 +125,7 @@ def audit_canary(
 def play(
     mechanism: Mechanism, num_runs: int, report: Callable[[str], None] = lambda text: None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Runs of the real step, each with a key of its own.
+    """Runs of the real step, each with fresh random numbers.
 
     Args:
         mechanism: Its examples are the canaries, at most `SIDE` squared.

@@ -2,11 +2,9 @@
 
 from typing import Any, Literal
 
-from sfumato.accounting.mechanism import Accountant
 from sfumato.config import ResolvedRecipe
 from sfumato.data.examples import Dataset
-from sfumato.json_record import finite
-from sfumato.planning.claims import claims
+from sfumato.planning.claims import Claims
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder.ledger import Lines
 from sfumato.run_folder.record import FORMAT_VERSION, Certificate, PublicInputs, ResultClaims, WeightsFacts
@@ -63,23 +61,28 @@ COINS = "owner/canaries.json, which says which canaries took part: for the owner
 
 
 def certificate(
-    plan: Plan, lines: Lines, step: int, status: Literal["running", "complete"], public: PublicInputs, sha256: str
+    plan: Plan,
+    whole: Claims,
+    lines: Lines,
+    step: int,
+    status: Literal["running", "complete"],
+    public: PublicInputs,
+    sha256: str,
+    so_far: float | None,
 ) -> Certificate:
     """What a run claims: the epsilon of its whole plan, whenever it ends.
 
     Args:
         plan: The resolved run.
+        whole: The claims of the whole plan.
         lines: Of its ledger.
         step: Updates that the model has.
         status: "running" or "complete".
         public: What is taken to be public about the images.
         sha256: Of the ledger's lines.
+        so_far: Epsilon of what the ledger counts, or an upper bound.
     """
     privacy = plan.recipe.privacy
-    whole = claims(plan, plan.mechanism)
-    so_far = None
-    if plan.private and plan.selection is None and whole.accountant is not None:
-        so_far = epsilon_so_far(lines, plan.delta, whole.accountant)
     return Certificate(
         **dict(whole),
         status=status,
@@ -89,15 +92,6 @@ def certificate(
         precision=plan.recipe.training.precision,
         not_covered=not_covered(plan),
     )
-
-
-def epsilon_so_far(lines: Lines, delta: float, accountant: Accountant) -> float | None:
-    """Of what the ledger counts, as if that had been the plan."""
-    from sfumato.accounting.accountants import epsilon
-
-    noise = lines.run.first_release_noise if lines.has_first_release else None
-    released = lines.run.mechanism.replace(num_steps=lines.num_releases, first_release_noise=noise)
-    return finite(epsilon(released, delta, accountant).epsilon)
 
 
 def counted(lines: Lines, step: int, epsilon_so_far: float | None, sha256: str) -> dict[str, Any]:

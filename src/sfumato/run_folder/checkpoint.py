@@ -75,12 +75,20 @@ class Checkpoints:
         """Writes a checkpoint, removes all but the newest two, and holds room for the next.
 
         Raises:
+            InputError: If the state has what could not be read again.
             MachineError: If the disk is full or fails; the last checkpoint stays.
         """
         buffer = io.BytesIO()
         torch.save({field.name: getattr(checkpoint, field.name) for field in dataclasses.fields(checkpoint)}, buffer)
+        try:
+            torch.load(io.BytesIO(buffer.getbuffer()), weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise InputError(
+                f"the state has something that a checkpoint could not give back: {str(error).splitlines()[0]} Keep "
+                "tensors and plain numbers in it."
+            ) from None
         data = buffer.getbuffer()
-        path = self.folder / f"release-{checkpoint.num_releases:09d}.pt"
+        path = self._path(checkpoint.num_releases)
         with machine_faults(path):
             with self._open_room() as file:
                 file.write(data)
@@ -91,15 +99,19 @@ class Checkpoints:
             sync_folder(self.folder)
             for old in self.paths()[:-KEPT]:
                 old.unlink()
-        self._hold(len(data) * (1 if checkpoint.num_releases else _ROOM_OF_THE_FIRST))
+        self.hold_room()
 
     def hold_room(self) -> None:
-        """Before a start's first release: room for a checkpoint as large as those before."""
-        self._hold(max(path.stat().st_size for path in self.paths()))
+        """Before a start's first release, and after each checkpoint: room for the next one."""
+        newest = self.paths()[-1]
+        self._hold(newest.stat().st_size * (_ROOM_OF_THE_FIRST if newest == self._path(0) else 1))
 
     def free_room(self) -> None:
         """No more checkpoints follow."""
         self._room.unlink(missing_ok=True)
+
+    def _path(self, num_releases: int) -> Path:
+        return self.folder / f"release-{num_releases:09d}.pt"
 
     @property
     def _room(self) -> Path:

@@ -91,6 +91,8 @@ def begin(folder: Path, plan: Plan, dataset: Dataset) -> Launch:
     files.make_folders(folder)
     started = start(folder, run_line(plan), anonymous=plan.selection is not None)
     with started.ledger.closed_on_error():
+        if started.checkpoint is not None:
+            raise InputError(f"another start began the run in {folder} meanwhile. Go on with it: sfumato resume.")
         write_recipe(folder, plan)
         files.write_atomically(folder / _IMAGES_FILE, images_digest(dataset).encode(), 0o600)
         if started.ledger.is_new:
@@ -116,7 +118,7 @@ def go_on(folder: Path, plan: Plan, dataset: Dataset, max_lost: float = MOST_LOS
     """
     files.refuse_links(folder)
     if not (folder / LEDGER_FILE).exists():
-        _refuse_no_run(folder)
+        refuse_other_files(folder)
         return None
     refuse_changed_recipe(folder, plan)
     started = start(folder, run_line(plan), anonymous=plan.selection is not None)
@@ -125,10 +127,12 @@ def go_on(folder: Path, plan: Plan, dataset: Dataset, max_lost: float = MOST_LOS
         ledger.close()
         return None
     with ledger.closed_on_error():
-        if (folder / _IMAGES_FILE).read_text() != images_digest(dataset):
+        noted = folder / _IMAGES_FILE
+        if not noted.is_file() or noted.read_text() != images_digest(dataset):
             raise InputError(
-                "the training images changed since this run began (one was added, removed, altered, relabelled or "
-                "reordered). Restore them, or start a new run with another --output; the epsilons of both add up."
+                "the images changed since this run began (one that trains or is held out was added, removed, altered, "
+                f"relabelled or reordered), or {noted} is gone. Restore them, or start a new run with another "
+                "--output; the epsilons of both add up."
             )
         files.write_places(folder, plan.recipe)
         if not plan.private:
@@ -199,8 +203,8 @@ def refuse_changed_recipe(folder: Path, plan: Plan) -> None:
             )
 
 
-def _refuse_no_run(folder: Path) -> None:
-    """A folder without a ledger: empty, or with what a start leaves before the ledger's first line."""
+def refuse_other_files(folder: Path) -> None:
+    """Refuses a folder without a ledger that has more than what a start leaves before the ledger's first line."""
     strange = [
         path.name
         for path in (folder.iterdir() if folder.is_dir() else [])
@@ -215,8 +219,8 @@ def _refuse_no_run(folder: Path) -> None:
         )
     if strange:
         raise InputError(
-            f"{folder} holds {strange[0]}, but no run, so there is nothing to resume. Name the folder of a run, or "
-            "leave out --resume and choose another --output."
+            f"{folder} holds {strange[0]} and no run, so there is nothing to resume. Name the folder of a run, or an "
+            "empty one."
         )
 
 

@@ -209,13 +209,16 @@ class Ledger:
         with machine_faults(path), contextlib.ExitStack() as unless_opened:
             self._file = unless_opened.enter_context(open(path, "ab+", buffering=0))
             if not lock(self._file.fileno(), path):
-                raise InputError(f"another process is training in {path.parent}. Wait for it to end, or stop it first.")
+                raise InputError(
+                    f"another process is training in {path.parent}, or a loop of this one that was not closed. "
+                    "Wait for it to end, or stop it first."
+                )
             self._file.seek(0)
             content = self._file.readall()
             self._size = content.rfind(b"\n") + 1
-            self._file.truncate(self._size)
             if self._size:
                 self.lines = parse(content, path)
+            self._file.truncate(self._size)
             unless_opened.pop_all()
         self.is_new = self._size == 0
         launches = [] if self.is_new else [line.launch or 0 for line in self.lines.releases]
@@ -227,10 +230,10 @@ class Ledger:
 
     def begin(self, run: RunLine) -> None:
         """Writes the first line, which lasts through a crash once this returns."""
-        self._write(run)
-        with machine_faults(self.path):
+        with self.closed_on_error(), machine_faults(self.path):
+            self._write(run)
             sync_folder(self.path.parent)
-        self.lines = Lines(run, [])
+            self.lines = Lines(run, [])
 
     def append(self, step: int, kind: Literal["release", "first release"] = "release") -> None:
         """Counts a release. Only once this has returned may its noise be drawn.
@@ -239,31 +242,32 @@ class Ledger:
             step: The update of the model that it is.
 
         Raises:
-            MachineError: If it cannot be written, or something else wrote there; this process then counts no more.
+            MachineError: If it cannot be written, the plan has no release left, or something else wrote there; this
+                process then counts no more.
         """
         number = self.num_releases + 1 if kind == "release" else 0
-        assert number <= self.lines.run.num_steps, "the plan is a hard cap"
         launch, launch_id = (None, None) if self._anonymous else (self._launch, self._launch_id)
         line = ReleaseLine(kind=kind, release=number, step=step, launch=launch, launch_id=launch_id)
-        self._write(line)
-        self.lines.releases.append(line)
+        # Whether a line whose writing failed is whole on disk is not known: the next start will see.
+        with self.closed_on_error(), machine_faults(self.path):
+            if number > self.lines.run.num_steps:
+                raise MachineError(f"{self.path} counts all {number - 1} releases of its plan. Begin another run.")
+            self._write(line)
+            self.lines.releases.append(line)
 
     def _write(self, line: Record) -> None:
-        data = (line.model_dump_json() + "\n").encode()
-        if self._file.closed:
+        if not self.is_open:
             raise MachineError(f"{self.path} was closed, so nothing more is released. Open its run again to go on.")
-        with machine_faults(self.path), contextlib.ExitStack() as unless_written:
-            unless_written.callback(self.close)  # whether the line is whole on disk is then not known
-            if os.fstat(self._file.fileno()).st_size != self._size:
-                raise MachineError(
-                    f"{self.path} was written to by something else, so nothing more is released: another start of this "
-                    "run may go on. Find out which, and stop one of them."
-                )
-            self._size += len(data)
-            while data:
-                data = data[os.write(self._file.fileno(), data) :]
-            os.fsync(self._file.fileno())
-            unless_written.pop_all()
+        if os.fstat(self._file.fileno()).st_size != self._size:
+            raise MachineError(
+                f"{self.path} was written to by something else, so nothing more is released: another start of this run "
+                "may go on. Find out which, and stop one of them."
+            )
+        data = (line.model_dump_json() + "\n").encode()
+        self._size += len(data)
+        while data:
+            data = data[os.write(self._file.fileno(), data) :]
+        os.fsync(self._file.fileno())
 
     def refuse_lost(self, step: int, most_lost: float) -> None:
         """Ends a run that crashes too often, before another release.

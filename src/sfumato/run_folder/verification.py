@@ -11,10 +11,13 @@ from sfumato import config
 from sfumato.errors import InputError
 from sfumato.json_record import Record
 from sfumato.models.weights import Weights
+from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan, why_not_private
 from sfumato.run_folder import launch, ledger, record
 from sfumato.run_folder.certificate import certificate, inputs_of_the_recipe, result_claims, weights_facts
 from sfumato.run_folder.record import Certificate, Metrics, PublicInputs, Result, WeightsFacts
+
+_NONE = ledger.ReleaseLine(kind="release", release=0, step=0, launch=None, launch_id=None)
 
 
 def verify_run(folder: Path) -> tuple[Certificate, Result]:
@@ -40,11 +43,14 @@ def verify_run(folder: Path) -> tuple[Certificate, Result]:
             f"{lines.run.num_steps} releases: the result is another run's, or lines were removed. Restore the folder "
             f"from a copy, or take {record.RESULT_FILE} away to go on with the run."
         )
-    step = lines.releases[-1].step if lines.num_releases else 0
+    # Which of its last releases a model has, after a crash, the ledger cannot say: at most the last one's step.
+    step = stated.num_applied if 0 <= stated.num_applied <= (lines.releases or [_NONE])[-1].step else -1
     sha256 = ledger.sha256_of(folder / ledger.LEDGER_FILE)
     tensors, facts, own_recipe = _weights(folder / record.WEIGHTS_FILE)
     # An attack's result and the day are nothing that the ledger claims.
-    truth = certificate(plan, lines, step, "complete", stated.public_inputs, sha256).model_copy(
+    whole = claims(plan, plan.mechanism)
+    so_far = whole.epsilon if plan.selection is None else None
+    truth = certificate(plan, whole, lines, step, "complete", stated.public_inputs, sha256, so_far).model_copy(
         update={"audit": stated.audit, "finished_on": stated.finished_on, "weights_sha256": tensors.digest}
     )
     _refuse_another(path, dict(stated.public_inputs), inputs_of_the_recipe(recipe))
@@ -68,6 +74,8 @@ def _plan_of(recipe: config.ResolvedRecipe, public: PublicInputs, lines: ledger.
             batch_size=min(recipe.training.batch_size, planned.num_examples),
             noise_multiplier=recipe.privacy.noise_multiplier,
             sampling=recipe.privacy.sampling,
+            images_per_unit=recipe.privacy.images_per_unit,
+            first_release_noise=recipe.privacy.first_release_noise,
         )
     reason = why_not_private(recipe, planned)
     return Plan(recipe, planned, reason is None, reason, [], [])

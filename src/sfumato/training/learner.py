@@ -40,7 +40,7 @@ from sfumato.training.allocator import keep_freed_memory
 from sfumato.training.features import ROWS, features_of
 from sfumato.training.first_release import MeanFeatures
 from sfumato.training.nonprivate import OrdinaryStep
-from sfumato.training.state import State
+from sfumato.training.state import State, model_state
 from sfumato.training.step import PrivateStep, Randomness, Statistics, Step
 
 
@@ -221,19 +221,28 @@ class Learner:
         """Why a private run could not have a faster engine; None if it has the fastest."""
         return self.grad_fn.refusal if self.grad_fn else None
 
-    def initialise(self, seed: np.ndarray, took_part: np.ndarray | None = None) -> None:
-        """Draws the initial weights from one uniform word, and computes what stays the same from
-        then on.
+    def initialise(
+        self, seed: np.ndarray, took_part: np.ndarray | None = None, state: dict[str, torch.Tensor] | None = None
+    ) -> None:
+        """Draws the initial weights from one uniform word, or takes those of a checkpoint; then computes what stays the
+        same from then on.
 
         Args:
             seed: (1,), uint64.
             took_part: (m,), bool: which canaries take part; None: there are none.
+            state: Of a run that goes on, as `State.tensors` gave it.
         """
-        self.model.load_state_dict(self._build(seed=int(seed[0]) >> 1).state_dict())
+        if state is None:
+            self.model.load_state_dict(self._build(seed=int(seed[0]) >> 1).state_dict())
+        else:  # features are of the network that the run began with
+            self.model.load_state_dict(model_state(state), strict=False)  # a centre has no place there yet
         self._compute_features()
         if self.plan.recipe.model.features == "centred":
             self._centred = centre_features(self.model, named_classifier(self.model, len(self.dataset.classes)))
         self.state = State(self.model, self.plan.recipe)
+        if state is not None:
+            self.state.load(state)
+            self.centre()
         self.drawn_from = self.train if took_part is None else self._with_canaries(took_part)
 
     def _compute_features(self) -> None:

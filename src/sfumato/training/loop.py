@@ -14,9 +14,10 @@ import torch
 
 from sfumato.accounting.accountants import EpsilonCurve
 from sfumato.data.examples import Dataset
-from sfumato.errors import InputError
+from sfumato.errors import InputError, MachineError
 from sfumato.json_record import finite
 from sfumato.models.weights import Weights, read_weights
+from sfumato.planning.claims import Claims, claims
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Streams
 from sfumato.run_folder import coins, files, launch, ledger, record
@@ -269,9 +270,7 @@ class _Run:
             self._checkpoint()
         else:
             took_part = coins.read(self.folder, self.started.run_id, num_canaries) if num_canaries else None
-            learner.initialise(word, took_part)
-            learner.state.load(found.state)
-            learner.centre()
+            learner.initialise(word, took_part, found.state)
             self.step, self.seconds_before = found.step, found.facts["seconds"]
             lost = self.ledger.num_releases - found.num_releases
             if lost:
@@ -285,45 +284,56 @@ class _Run:
 
     def finish(self) -> Result:
         """Takes every update that is left, evaluates, and writes what a finished run leaves."""
-        record.write(self.folder / record.CERTIFICATE_FILE, self._certificate("running"))
-        self._release_first()
-        return self._complete(self._take_updates())
+        self._write_certificate()
+        with watch_for_interrupts() as interrupted, self._kept_when_the_disk_fails():
+            self._release_first()
+            scores = self._take_updates(interrupted)
+        return self._complete(scores)
 
-    def _take_updates(self) -> HeldOutScores:
+    @contextlib.contextmanager
+    def _kept_when_the_disk_fails(self) -> Iterator[None]:
+        """Writes a last checkpoint, for which there is room, when anything else cannot be written."""
+        try:
+            yield
+        except MachineError as error:
+            if isinstance(error.__cause__, OSError):  # not another start of this run, whose files these are then
+                self._checkpoint()
+            raise
+
+    def _take_updates(self, interrupted: Callable[[], bool]) -> HeldOutScores:
         """All that the plan has left. The scores are those of the last weights."""
         num_steps, ledger, learner, world = self.mechanism.num_steps, self.ledger, self.learner, self.world
         scores: HeldOutScores | None = None
         last_checkpoint = time.monotonic()
-        with watch_for_interrupts() as interrupted:
-            while ledger.num_releases < num_steps:  # the plan is a hard cap on releases
-                release = ledger.num_releases + 1  # never repeats, whatever was lost
-                with self._timed("sampling"):
-                    randomness = self.draws.of_update(release)
-                with self._timed("gradient"):
-                    grad_sum, statistics = learner.collect(world.share(randomness), release)
-                    grad_sum = world.sum(grad_sum)
-                with self._timed("ledger"):  # on disk before any noise is drawn
-                    ledger.append(self.step + 1)
-                with self._timed("update"):
-                    released = world.same(functools.partial(self._noised, grad_sum, release))
-                    self.step += 1
-                    self.state.update(released, release, self.step)
+        while ledger.num_releases < num_steps:  # the plan is a hard cap on releases
+            release = ledger.num_releases + 1  # never repeats, whatever was lost
+            with self._timed("sampling"):
+                randomness = self.draws.of_update(release)
+            with self._timed("gradient"):
+                grad_sum, statistics = learner.collect(world.share(randomness), release)
+                grad_sum = world.sum(grad_sum)
+            with self._timed("ledger"):  # on disk before any noise is drawn
+                ledger.append(self.step + 1)
+            with self._timed("update"):
+                released = world.same(functools.partial(self._noised, grad_sum, release))
+                self.step += 1
+                self.state.update(released, release, self.step)
 
-                evaluated = self._is_looked_at(release)
-                if evaluated:
-                    scores = self._evaluate(release)
-                if evaluated or statistics.norms is not None:
-                    self._note(release, statistics)
-                accuracy = scores.averaged.accuracy if scores else None
-                epsilon, rate = self._curve(release), self._images_per_second(release)
-                self.progress.step(StepFacts(release, num_steps, epsilon, accuracy, rate, evaluated))
-                is_due = release % self._checkpoint_every == 0 or release == num_steps
-                if is_due or interrupted() or time.monotonic() - last_checkpoint > _CHECKPOINT_SECONDS:
-                    with self._timed("checkpoint"):
-                        self._checkpoint()
-                    last_checkpoint = time.monotonic()
-                if interrupted() and release < num_steps:
-                    raise Interrupted(release, num_steps)
+            evaluated = self._is_looked_at(release)
+            if evaluated:
+                scores = self._evaluate(release)
+            if evaluated or statistics.norms is not None:
+                self._note(release, statistics)
+            accuracy = scores.averaged.accuracy if scores else None
+            epsilon, rate = self._curve(release), self._images_per_second(release)
+            self.progress.step(StepFacts(release, num_steps, epsilon, accuracy, rate, evaluated))
+            stops, is_due = interrupted(), release % self._checkpoint_every == 0 or release == num_steps
+            if stops or is_due or time.monotonic() - last_checkpoint > _CHECKPOINT_SECONDS:
+                with self._timed("checkpoint"):
+                    self._checkpoint()
+                last_checkpoint = time.monotonic()
+            if stops and release < num_steps:
+                raise Interrupted(release, num_steps)
         return scores or held_out_scores(learner, self.dataset)
 
     def _noised(self, grad_sum: dict[str, torch.Tensor], release: int) -> dict[str, torch.Tensor]:
@@ -392,18 +402,26 @@ class _Run:
         if not plan.private:
             return lambda release: None
         if plan.selection is not None:
-            total = self._certificate("running").epsilon
-            return lambda release: total
+            return lambda release: self._claims.epsilon
         return EpsilonCurve(self.mechanism, plan.delta, plan.recipe.budget.accountant).at
+
+    @functools.cached_property
+    def _claims(self) -> Claims:
+        return claims(self.plan, self.mechanism)
 
     def _certificate(self, status: Literal["running", "complete"]) -> Certificate:
         sha256, public = ledger.sha256_of(self.ledger.path), public_inputs(self.plan, self.dataset)
-        return certificate(self.plan, self.ledger.lines, self.step, status, public, sha256)
+        so_far = None if self.plan.selection is not None else self._curve(self.ledger.num_releases)
+        return certificate(self.plan, self._claims, self.ledger.lines, self.step, status, public, sha256, so_far)
+
+    def _write_certificate(self) -> None:
+        record.write(self.folder / record.CERTIFICATE_FILE, self._certificate("running"))
 
     def _checkpoint(self) -> None:
         speed = {"engine": self.learner.engine, "microbatch_size": self.learner.microbatch_size}
         facts = {"seconds": self._elapsed(), "speed": {**speed, "methods": self.learner.methods}}
         self.started.save(self.learner.state.tensors(), self.step, facts)
+        self._write_certificate()
 
     def _elapsed(self) -> float:
         return self.seconds_before + time.perf_counter() - self.started_at

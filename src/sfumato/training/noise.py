@@ -1,4 +1,4 @@
-"""The noise of an update: Gaussian, of the claimed scale, from the run's key."""
+"""The noise of an update: Gaussian, of the claimed scale, from a fresh stream."""
 
 import math
 from collections.abc import Mapping

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from sfumato.accounting.accountants import EpsilonCurve
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.clipping.protocol import ClippedGrad
 from sfumato.data.sampling import poisson_batch
@@ -23,7 +24,6 @@ from sfumato.run_folder.certificate import (
     SEVERAL_IMAGES,
     UNSEARCHED,
     counted,
-    epsilon_so_far,
 )
 from sfumato.run_folder.ledger import LEDGER_FILE, MOST_LOST, new_run_line
 from sfumato.run_folder.record import LoopCertificate
@@ -41,15 +41,14 @@ class Update:
     """One update of a `PrivateLoop`.
 
     Attributes:
-        release: Its number in the plan, from 1.
+        number: In the plan, from 1.
         indices: (realised batch,), int64, ascending: the examples drawn. Sensitive, and may be empty: an update all the
             same.
         key: 32 bytes of this update alone, for a model that draws random numbers (dropout): the ``key`` of `grad_fn`.
     """
 
-    def __init__(self, loop: "PrivateLoop", release: int, indices: torch.Tensor, key: bytes) -> None:
-        self._loop = loop
-        self.release_number, self.indices, self.key = release, indices, key
+    def __init__(self, loop: "PrivateLoop", number: int, indices: torch.Tensor, key: bytes) -> None:
+        self._loop, self.number, self.indices, self.key = loop, number, indices, key
 
     def release(self, out: ClippedGrad) -> dict[str, torch.Tensor]:
         """Counts the update, and gives its gradient with noise.
@@ -135,6 +134,7 @@ class PrivateLoop:
             raise InputError('state names what a checkpoint keeps: give {"model": model, "optimizer": optimizer}.')
         self._state, self._model = dict(state), state["model"]
         self._claims = claims_of(mechanism, self._delta, accountant)  # refused before anything is written
+        self._curve = EpsilonCurve(mechanism, self._delta, accountant)
         line = new_run_line(
             mechanism,
             unit="person" if mechanism.images_per_unit > 1 else "image",
@@ -143,7 +143,9 @@ class PrivateLoop:
             recipe_sha256=None,
         )
         if not (self.folder / LEDGER_FILE).exists():
-            files.create(self.folder)
+            launch.refuse_other_files(self.folder)
+        files.refuse_links(self.folder)
+        files.make_folders(self.folder)
         self._started = launch.start(self.folder, line)
         self._ledger = self._started.ledger
         self._pending: Update | None = None
@@ -159,30 +161,47 @@ class PrivateLoop:
                 self._ledger.begin(line)
             self._save()
         else:
-            for name, value in self._state.items():
-                value.load_state_dict(found.state[name])
+            self._load(found.state)
             self._step, self._saved_at = found.step, found.num_releases
             self._ledger.refuse_lost(self._step, max_lost)
             self._started.checkpoints.hold_room()
         self._write("running")
 
+    def _load(self, found: dict[str, Any]) -> None:
+        if found.keys() != self._state.keys():
+            raise InputError(
+                f"the checkpoint keeps {', '.join(sorted(found))}, and state names {', '.join(sorted(self._state))}. "
+                "Give what was given when the loop began."
+            )
+        for name, value in self._state.items():
+            try:
+                value.load_state_dict(found[name])
+            except (RuntimeError, ValueError, KeyError) as error:
+                why = str(error).splitlines()[0]
+                raise InputError(
+                    f"{name} does not take what the checkpoint keeps of it: {why} Give it as it was."
+                ) from None
+
     def __iter__(self) -> Iterator[Update]:
         """The updates that the plan has left. One that an exception left unreleased is handed out first."""
-        if self._pending is None:
-            self._draw()
-        while self._pending is not None:
+        while True:
+            if self._pending is None:
+                self._is_settled = True  # whoever asks for the next one has applied the last
+                self._save_if_due()
+                self._draw()
+            if self._pending is None:
+                break
             handed_out = self._pending
             yield handed_out
             if self._pending is handed_out:
                 raise InputError(
-                    f"update {handed_out.release_number} was drawn and not released: to pass over samples costs more "
-                    "than is stated. Call its apply or release, for an empty sample too."
+                    f"update {handed_out.number} was drawn and not released: to pass over samples costs more than is "
+                    "stated. Call its apply or release, for an empty sample too."
                 )
-            self._is_settled = True
-            self._save_if_due()
-            self._draw()
-        self._write("complete")
-        self.close()
+        if self._ledger.is_open:
+            self._write("complete")
+            self._started.checkpoints.free_room()
+            self._ledger.close()
 
     def _draw(self) -> None:
         if self._ledger.num_releases < self.mechanism.num_steps:
@@ -193,7 +212,7 @@ class PrivateLoop:
 
     def _release(self, update: Update, out: ClippedGrad) -> dict[str, torch.Tensor]:
         if update is not self._pending:
-            raise InputError(f"update {update.release_number} was released before, or is of another loop.")
+            raise InputError(f"update {update.number} was released before, or is of another loop.")
         if len(out.grad_norms) != len(update.indices):
             raise InputError(
                 f"the sum is of {len(out.grad_norms)} examples, and the update's sample has {len(update.indices)}. "
@@ -204,21 +223,26 @@ class PrivateLoop:
                 f"the sum was clipped to {out.sensitivity:g}, and this loop states {self._clipping_norm:g}. Make "
                 "grad_fn and loop with one clipping_norm."
             )
-        self._ledger.append(self._step + 1)  # on disk before any noise is drawn
         self._pending, self._is_settled = None, False
-        self._step += 1
+        self._ledger.append(self._step + 1)  # on disk before any noise is drawn
         noisy = add_noise(out.grad_sum, self.mechanism.noise_multiplier * out.sensitivity, Stream(new_key()))
+        self._step += 1
         return {name: value / self.mechanism.batch_size for name, value in noisy.items()}
 
     def _save_if_due(self) -> None:
         num_releases, num_steps = self._ledger.num_releases, self.mechanism.num_steps
         is_due = num_releases - self._saved_at >= max(num_steps // 50, 1) or num_releases == num_steps
         if is_due or time.monotonic() - self._saved_when > _CHECKPOINT_SECONDS:
+            self._save_new()
+
+    def _save_new(self) -> None:
+        if self._ledger.is_open and self._ledger.num_releases > self._saved_at:
             self._save()
 
     def _save(self) -> None:
         self._started.save({name: value.state_dict() for name, value in self._state.items()}, self._step, {})
-        self._saved_at, self._saved_when = self._ledger.lines.num_releases, time.monotonic()
+        self._saved_at, self._saved_when = self._ledger.num_releases, time.monotonic()
+        self._write("running")
 
     @property
     def certificate(self) -> LoopCertificate:
@@ -227,7 +251,7 @@ class PrivateLoop:
 
     def _write(self, status: Literal["running", "complete"]) -> None:
         lines = self._ledger.lines
-        so_far = epsilon_so_far(lines, self._delta, self._accountant)
+        so_far = self._curve.at(lines.num_releases)
         sha256 = ledger.sha256_of(self._ledger.path)
         written = LoopCertificate(
             **dict(self._claims),
@@ -248,14 +272,15 @@ class PrivateLoop:
         record.write(self.folder / record.CERTIFICATE_FILE, written)
 
     def close(self) -> None:
-        """Frees the folder, with a checkpoint unless an update was released and perhaps not applied."""
-        if self._ledger.is_open:
-            if self._is_settled and self._ledger.num_releases > self._saved_at:
-                self._save()
-            self._ledger.close()
+        """Frees the folder, with a checkpoint of what was released: `state` is to be as the next update needs it."""
+        self._save_new()
+        self._ledger.close()
 
     def __enter__(self) -> "PrivateLoop":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """`close`; where an exception may have come between a release and its use, without a checkpoint."""
+        if kind is None or self._is_settled:
+            self._save_new()
+        self._ledger.close()

@@ -52,7 +52,7 @@ def repeat(
     Args:
         recipe: As `sfumato.train` takes it.
         output: Takes the run folders; None: a new one in runs/.
-        times: So many runs, each with a key of its own: private ones, whose epsilons add up; or
+        times: So many runs, each with random numbers of its own: private ones, whose epsilons add up; or
         seeds: one run for each, its seed public: not private.
         settings, options: As `sfumato.train` takes them.
 

@@ -55,9 +55,7 @@ class State:
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
         """Takes over what ``tensors`` of an equal state returned."""
-        self.model.load_state_dict(
-            {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-        )
+        self.model.load_state_dict(model_state(tensors))
         for number, average in enumerate(self.ema.averages):
             for name in average:
                 average[name].copy_(tensors[f"ema.{number}.{name}"])
@@ -92,6 +90,11 @@ class State:
         own = {id(value): self.ema.averages[number][name] for name, value in self.parameters.items()}
         named = self.model.named_parameters(remove_duplicate=False)
         return {name: own[id(value)] for name, value in named if id(value) in own}
+
+
+def model_state(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What of a state's tensors is the model's."""
+    return {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
 
 
 def _each_its_own(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

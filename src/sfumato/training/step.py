@@ -23,8 +23,7 @@ from sfumato.training.norm_histogram import norm_histogram
 class Randomness:
     """The random bits of one update's sum; each is used for nothing else.
 
-    The noise is not among them: its stream follows from the sum that it is added to
-    (`sfumato.training.draws`).
+    The noise is not among them: it is drawn once the update is counted (`sfumato.training.draws`).
 
     Attributes:
         indices: The sampled examples, shape (realised batch,). Sensitive.

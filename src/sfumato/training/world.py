@@ -11,8 +11,6 @@ Value = TypeVar("Value")
 class World:
     """One process: it has every share, its sums are the sums, and what it computes is the same for all."""
 
-    is_first = True
-
     def share(self, randomness: Value) -> Value:
         """This process's part of the one global sample."""
         return randomness
