@@ -70,7 +70,7 @@ def draw_norms(facts: dict[str, Any], path: Path) -> None:
     if path.suffix not in FORMATS:
         raise InputError(f"--plot writes {', '.join(FORMATS)}, not {path.name!r}.")
     for folder in path.resolve().parents:
-        if (folder / "privacy.json").exists() and not (folder / "metrics_private.jsonl").exists():
+        if (folder / record.CERTIFICATE_FILE).exists() and not (folder / record.PRIVATE_METRICS_FILE).exists():
             raise InputError(
                 f"{folder} holds a run without its private part, so it was made for sharing, but "
                 "a plot of norms is not private. Put it elsewhere."

@@ -180,7 +180,9 @@ def _mechanism(certificate: Certificate, is_private: bool) -> list[Term]:
         )
         rows.append(("Noise of the first release", formats.quantity(certificate.first_release_noise), released))
     lost = f" {formats.count(certificate.num_lost)} of them were lost in crashes." if certificate.num_lost else ""
-    steps = f"Updates that may be released in all; epsilon is that of all of them, whenever the run ends.{lost}"
+    steps = "Updates of the weights."
+    if is_private:
+        steps = f"Updates that may be released in all; epsilon is that of all of them, whenever the run ends.{lost}"
     digest = f"The record of every release; SHA-256 {certificate.ledger_sha256}."
     rows += [
         ("Public inputs", "", _public(certificate.public_inputs)),
