@@ -104,7 +104,7 @@ DIGITS = "train demo/digits"
         (f"{DIGITS} --set augmentation.kind=rrc", "augmentation.augmult"),  # the recipe says 0
         (f"{DIGITS} --device gpu7", "gpu7"),
         (f"{DIGITS} --set training.precision=tf32 --device cpu", "CUDA"),
-        (f"{DIGITS} --resume --output no-such-run", "no-such-run"),
+        ("resume no-such-run", "no-such-run"),
         (f"{DIGITS} --resume", "unfinished"),
         ("train no-such.toml", "no-such.toml"),
         ("train image-folder --epsilon 3", "--data-root"),
@@ -230,18 +230,15 @@ def test_a_folder_is_trained_on_and_every_file_of_the_run_is_there(trained):
         and result["test_accuracy_top5"] is None
         and result["balanced_accuracy"] is not None
     )
-    files = set(
-        "recipe.toml privacy.json ledger.jsonl metrics.jsonl metrics_private.jsonl model.safetensors report.html "
-        "checkpoints".split()
-    )
-    assert files <= {path.name for path in run.iterdir()} and not (run / "key").exists()
-    assert oct((run / "metrics_private.jsonl").stat().st_mode)[-3:] == "600"
+    files = set("recipe.toml privacy.json ledger.jsonl metrics.jsonl model.safetensors report.html owner".split())
+    assert files <= {path.name for path in run.iterdir()}
+    assert oct((run / "owner" / "metrics_private.jsonl").stat().st_mode)[-3:] == "600"
     assert "0.png" in log and "chosen: " in log
     claim = json.loads((run / "privacy.json").read_text())
     keys = (
         "private epsilon epsilon_rdp epsilon_pld delta accountant relation unit sampling noise_multiplier "
         "sampling_prob batch_size "
-        "num_examples num_steps clipping_norm ledger_lines ledger_head not_covered"
+        "num_examples num_steps clipping_norm ledger_lines ledger_sha256 not_covered"
     )
     assert set(keys.split()) <= set(claim) and claim["epsilon"] == result["epsilon"]
     for line in (run / "metrics.jsonl").read_text().splitlines():
@@ -375,18 +372,13 @@ def test_gradient_norms_are_shown_to_the_owner_at_the_chosen_steps(watched, caps
 
 
 def test_no_file_but_the_private_one_holds_anything_of_the_norms(watched):
-    lines = [json.loads(line) for line in (watched / "metrics_private.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (watched / "owner" / "metrics_private.jsonl").read_text().splitlines()]
     norms = [line["norms"] for line in lines if "norms" in line]
-    assert len(norms) == 2 and oct((watched / "metrics_private.jsonl").stat().st_mode)[-3:] == "600"
+    assert len(norms) == 2 and oct((watched / "owner" / "metrics_private.jsonl").stat().st_mode)[-3:] == "600"
     numbers = [str(value) for found in norms for value in (found["median"], found["signal_to_noise"])]
     counts = [json.dumps(found["counts"])[1:-1] for found in norms]
     secrets = ["signal_to_noise", "not_finite", '"counts"', '"norms"', "median", *numbers, *counts]
-    private = {"metrics_private.jsonl", "key"}
-    public = [
-        path
-        for path in watched.rglob("*")
-        if path.is_file() and path.name not in private and path.parent.name != "checkpoints"
-    ]
+    public = [path for path in watched.rglob("*") if path.is_file() and "owner" not in path.relative_to(watched).parts]
     assert {"recipe.toml", "privacy.json", "metrics.jsonl", "result.json", "report.html", "ledger.jsonl"} <= {
         path.name for path in public
     }
@@ -501,7 +493,7 @@ def test_what_a_run_leaves_is_what_the_schemas_say(capsys, tmp_path):
     run = tmp_path / "run"
     steps = ("--set training.num_steps=4 --set training.evaluate_every=2 --set training.norm_histogram_every=2").split()
     json_of(capsys, "train", "demo/digits", *steps, "--output", run)
-    lines = {"metrics": "metrics.jsonl", "private-metrics": "metrics_private.jsonl", "ledger": "ledger.jsonl"}
+    lines = {"metrics": "metrics.jsonl", "private-metrics": "owner/metrics_private.jsonl", "ledger": "ledger.jsonl"}
     for name, file in {"certificate": "privacy.json", "result": "result.json", **lines}.items():
         _, out, _ = call(capsys, "schema", name)
         validator = jsonschema.Draft202012Validator(json.loads(out))

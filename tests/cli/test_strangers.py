@@ -162,14 +162,14 @@ def owned(tmp_path_factory):
 
 def test_where_the_images_lie_stands_in_a_file_for_the_owner_alone(owned, capsys, tmp_path):
     run, images = owned
-    private = {"metrics_private.jsonl", "key", "data_root"}
-    shared = [path for path in run.rglob("*") if path.is_file() and path.name not in private]
+    shared = [path for path in run.rglob("*") if path.is_file() and "owner" not in path.relative_to(run).parts]
     assert {"recipe.toml", "privacy.json", "model.safetensors", "result.json", "report.html", "ledger.jsonl"} <= {
         path.name for path in shared
     }
     for path in shared:
         assert b"of-alice" not in path.read_bytes(), path
-    assert oct((run / "data_root").stat().st_mode)[-3:] == "600" and (run / "data_root").read_text() == str(images)
+    note = run / "owner" / "data_root"
+    assert oct(note.stat().st_mode)[-3:] == "600" and note.read_text() == str(images)
     assert json_of(capsys, "evaluate", run)["classes"] == ["cat", "dog"]
     copy = tmp_path / "shared"
     copy.mkdir()
@@ -184,10 +184,11 @@ def test_where_the_images_lie_stands_in_a_file_for_the_owner_alone(owned, capsys
 def test_a_note_of_where_images_lie_that_no_run_wrote_is_not_followed(tmp_path, capsys, content):
     recipe = f'[data]\nname = "folder"\n{RESOLVED}[model]\nname = "small_cnn"\ntrainable = "all"\nfeatures = "raw"\n'
     run = write_run(tmp_path / "run", recipe)
-    (run / "data_root").write_bytes(content)
+    (run / "owner").mkdir()
+    (run / "owner" / "data_root").write_bytes(content)
     assert "--data-root" in refused(capsys, "evaluate", run)
-    (run / "data_root").unlink()
-    (run / "data_root").symlink_to("/etc/hostname")
+    (run / "owner" / "data_root").unlink()
+    (run / "owner" / "data_root").symlink_to("/etc/hostname")
     assert "--data-root" in refused(capsys, "evaluate", run)
 
 
@@ -203,13 +204,13 @@ def test_the_certificate_and_the_report_list_what_was_taken_to_be_public(owned):
     assert "Public inputs" in page and "the names of the class folders" in page and "class proportions 0.5, 0.5" in page
 
 
-@pytest.mark.parametrize("name", ["ledger.jsonl", "checkpoints/step-000000001.safetensors"])
+@pytest.mark.parametrize("name", ["ledger.jsonl", "owner/checkpoints/000000001.safetensors"])
 def test_going_on_with_a_strangers_folder_never_writes_where_a_link_leads(owned, capsys, tmp_path, name):
     run, images = owned
     mine = tmp_path / "mine"
     mine.write_text("precious\n")
     folder = tmp_path / "theirs"
-    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "owner" / "checkpoints").mkdir(parents=True)
     for file in ("recipe.toml", "result.json"):
         (folder / file).write_bytes((run / file).read_bytes())
     (folder / name).symlink_to(mine)
