@@ -11,6 +11,7 @@ same examples (forward and backward, as PyTorch counts them), at the rate of one
 """
 
 import argparse
+import dataclasses
 import json
 import statistics
 import sys
@@ -22,33 +23,44 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.machine import machine
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.auditing.problem import Problem, mnist
-from sfumato.auditing.side_by_side import Models, Product
+from sfumato.auditing.parallel_models import Models
+from sfumato.auditing.toy_task import ToyTask, mnist
 from sfumato.data.sampling import poisson_batch
 from sfumato.models.lenet import LeNet
-from sfumato.randomness import Streams, key_from_seed
+from sfumato.randomness import derived, key_from_seed
 from sfumato.training.allocator import keep_freed_memory
 from sfumato.training.step import draw
 
 RATE = 0.5
+AT_ONCE = 2
+"""Models that an audit computes together: 128 examples."""
 
 
 def one_at_a_time(
-    problem: Problem, product: Product, mechanism: Mechanism, keys: list[bytes], took: list[bool]
+    task: ToyTask, network: torch.nn.Sequential, models: Models, keys: list[bytes], took: list[bool]
 ) -> list[dict[str, torch.Tensor]]:
-    step, found = product.step(mechanism), []
-    images = {each: problem.with_target("blank", takes_part=each) for each in (False, True)}
+    mechanism, views, found = models.mechanism, models.views, []
+    images = task.with_target("blank")
+    last = torch.arange(len(images)) == len(images) - 1
+    parts = {each: dataclasses.replace(images, readable=images.readable & (each | ~last)) for each in (False, True)}
+    begin = {name: value.detach().clone() for name, value in network.named_parameters()}
+    parameters = dict(network.named_parameters())
     for key, takes_part in zip(keys, took, strict=True):
-        streams = Streams(key, {}, {})
-        parameters = {name: value.clone() for name, value in product.begin.items()}
+        with torch.no_grad():
+            for name, value in begin.items():
+                parameters[name].copy_(value)
         for number in range(1, mechanism.num_steps + 1):
-            indices = poisson_batch(mechanism, streams.stream("sampling", number))
-            view, model = streams.stream("augmentation", number), streams.stream("model", number)
-            randomness = draw(mechanism, indices, product.views, view, model)
-            grad_sum = product.collect(step, parameters, images[takes_part], randomness)
-            for name, grad in step.release(grad_sum, streams.stream("noise", number)).items():
-                parameters[name] -= RATE * grad
-        found.append(parameters)
+            indices = poisson_batch(mechanism, derived(key, "sampling", number))
+            view, model = derived(key, "augmentation", number), derived(key, "model", number)
+            randomness = draw(mechanism, indices, views, view, model)
+            grad_sum, _ = models.step.collect(parts[takes_part], parameters, randomness)
+            with torch.no_grad():
+                for name, grad in models.step.release(grad_sum, derived(key, "noise", number)).items():
+                    parameters[name] -= RATE * grad
+        found.append({name: value.detach().clone() for name, value in parameters.items()})
+    with torch.no_grad():
+        for name, value in begin.items():
+            parameters[name].copy_(value)
     return found
 
 
@@ -56,19 +68,19 @@ def side_by_side(
     models: Models, keys: list[bytes], took: list[bool], threads: ThreadPoolExecutor
 ) -> list[dict[str, torch.Tensor]]:
     def one(first: int) -> list[dict[str, torch.Tensor]]:
-        part = slice(first, first + models.at_once)
+        part = slice(first, first + AT_ONCE)
         stacked = models.train(keys[part], took[part])
         return [{name: value[i] for name, value in stacked.items()} for i in range(len(keys[part]))]
 
-    return [each for part in threads.map(one, range(0, len(keys), models.at_once)) for each in part]
+    return [each for part in threads.map(one, range(0, len(keys), AT_ONCE)) for each in part]
 
 
-def flops_of_an_example(product: Product, example: torch.Tensor) -> float:
+def flops_of_an_example(network: torch.nn.Sequential, example: torch.Tensor) -> float:
     """Of an ordinary gradient."""
     counter = FlopCounterMode(display=False)
     with counter:
-        product.network(example[None].to(product.dtype)).sum().backward()
-    product.network.zero_grad(set_to_none=True)
+        network(example[None]).sum().backward()
+    network.zero_grad(set_to_none=True)
     return float(counter.get_total_flops())
 
 
@@ -90,18 +102,17 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     keep_freed_memory()  # as an audit does
-    problem, mechanism = mnist(100, None), Mechanism(101, 64, 2.0, arguments.num_steps)
+    task, mechanism = mnist(100, None), Mechanism(101, 64, 2.0, arguments.num_steps)
     torch.manual_seed(0)
-    product = Product(LeNet(10), 1.0)
-    product.prepare(problem.images)
-    models = Models(problem, "blank", product, mechanism, learning_rate=RATE)
+    network = LeNet(10)
+    models = Models(task, "blank", network, mechanism, clipping_norm=1.0, learning_rate=RATE)
     keys = [key_from_seed(seed) for seed in range(arguments.num_models)]
     took = [seed % 2 == 0 for seed in range(arguments.num_models)]
     count = torch.get_num_threads()
     seconds: dict[str, list[float]] = {"one at a time": [], "side by side": []}
     for _ in range(arguments.repeats):
         began = time.perf_counter()
-        alone = one_at_a_time(problem, product, mechanism, keys, took)
+        alone = one_at_a_time(task, network, models, keys, took)
         seconds["one at a time"].append(time.perf_counter() - began)
         began = time.perf_counter()
         with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as threads:
@@ -111,9 +122,7 @@ def main() -> int:
     apart = max(float((a[name] - b[name]).abs().max()) for a, b in zip(alone, together, strict=True) for name in a)
     middle = {name: statistics.median(each) for name, each in seconds.items()}
     num_gradients = arguments.num_models * arguments.num_steps * mechanism.batch_size
-    limit = (
-        num_gradients * flops_of_an_example(product, problem.images.batch(torch.tensor([0]))[0]) / flops_per_second()
-    )
+    limit = num_gradients * flops_of_an_example(network, task.images.batch(torch.tensor([0]))[0]) / flops_per_second()
     found = {
         "models": arguments.num_models,
         "updates of each": arguments.num_steps,

@@ -1,12 +1,9 @@
 """Bounds on epsilon from scores: they are valid, they are not empty, and they say what they assume."""
 
-import functools
 import math
 import re
 import subprocess
 import sys
-from decimal import Decimal
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,10 +11,9 @@ import torch
 from scipy.stats import binom, norm
 from sklearn.metrics import roc_auc_score
 
-from sfumato.accounting.gaussian import epsilon_gaussian
+from sfumato.accounting.gaussian import epsilon_gaussian, mu_gaussian
 from sfumato.auditing.bounds import _parted, audit_scores, new_split_seed, require_enough
-from sfumato.auditing.power import games_needed, perfect, power
-from sfumato.auditing.rates import advantage_bound, log_ratio, lower_rate, mu_of, upper_rate
+from sfumato.auditing.rates import advantage_bound, games_needed, log_ratio, lower_rate, perfect, power, upper_rate
 from sfumato.errors import InputError
 
 DELTA = 0.01
@@ -34,8 +30,9 @@ def test_the_rates_of_de_et_al_give_the_bound_that_their_formula_gives():
     assert float(found) == pytest.approx(3.5635, abs=5e-5)
 
 
-@pytest.mark.parametrize("count, total", [(0, 7), (1, 7), (6, 7), (7, 7), (3, 1000), (999, 1000), (40, 490_000)])
-@pytest.mark.parametrize("error", [0.025, 0.0005])
+@pytest.mark.parametrize(
+    "count, total, error", [(0, 7, 0.025), (6, 7, 0.0005), (7, 7, 0.025), (999, 1000, 0.025), (40, 490_000, 0.0005)]
+)
 def test_an_interval_ends_where_so_many_are_just_as_unlikely_as_the_error(count, total, error):
     upper, lower = float(upper_rate(count, total, error)), float(lower_rate(count, total, error))
     if count < total:
@@ -46,11 +43,6 @@ def test_an_interval_ends_where_so_many_are_just_as_unlikely_as_the_error(count,
         assert binom.sf(count - 1, total, lower) == pytest.approx(error, rel=1e-6)
     else:
         assert lower == 0
-
-
-def test_nothing_is_shown_where_no_rate_is_above_delta():
-    assert float(log_ratio(0.9, 0.009, DELTA)) == -math.inf or float(log_ratio(0.995, 0.009, DELTA)) == -math.inf
-    assert float(log_ratio(0.999, 0.001, 0.01)) == -math.inf
 
 
 def test_either_role_may_be_the_one_that_is_looked_for():
@@ -67,16 +59,16 @@ def test_the_advantage_is_bounded_as_in_table_8():
         assert [round(advantage_bound(epsilon, delta), 2) for epsilon in (1, 2, 4, 8)] == printed
 
 
-@pytest.mark.parametrize("models", [800, 1000])
-def test_power_at_a_thousand_models_is_what_is_known(models):
+def test_power_at_a_thousand_models_is_what_is_known():
     """At 99.9 %: of the best attack about .25, .8, 1.75, 3.1 at delta .01; 0, .25, 1.1, 2.2 at 1/60,000."""
+    models = 1000
     for delta, known in ((0.01, [0.25, 0.8, 1.75, 3.1]), (1 / 60_000, [0, 0.25, 1.1, 2.2])):
         found = [power(models, models, 0.999, delta, float(epsilon), 0.2).tight for epsilon in (1, 2, 4, 8)]
         np.testing.assert_allclose(found, known, atol=0.22)
         assert 4.6 < power(models, models, 0.999, delta, 1.0, 0.2).perfect < 4.9
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 1.0, 4.0, 8.0])
+@pytest.mark.parametrize("epsilon", [0.0, 4.0])
 def test_with_one_game_less_than_is_needed_no_attack_shows_epsilon(epsilon):
     needed = games_needed(epsilon, 0.95, DELTA, 0.2)
     used, fewer = needed / 2 * 0.8, (needed - 1) / 2 * 0.8
@@ -113,8 +105,8 @@ def laplace(epsilon_0):
 
 
 MECHANISMS = {
-    "gaussian 1": gaussian(mu_of(1.0, DELTA)),
-    "gaussian 4": gaussian(mu_of(4.0, DELTA)),
+    "gaussian 1": gaussian(mu_gaussian(1.0, DELTA)),
+    "gaussian 4": gaussian(mu_gaussian(4.0, DELTA)),
     "randomised response": randomised_response(2.0),
     "laplace": laplace(1.0),
 }
@@ -130,9 +122,10 @@ def audits(name, count, games=1000, confidence=0.99):
         yield audit_scores(scores, members, delta=DELTA, confidence=confidence, nominal_epsilon=epsilon)
 
 
-def refute_validity(name, count):
-    """At 99 % confidence, no significantly larger share than 1 % of bounds is above the truth."""
-    epsilon, _ = MECHANISMS[name]
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_bound_is_above_the_truth_no_more_often_than_stated(name):
+    """At 99 % confidence, no significantly larger share than 1 % of bounds."""
+    (epsilon, _), count = MECHANISMS[name], 2000
     found = [by_name(result) for result in audits(name, count)]
     kinds = ["clopper-pearson", "gaussian"] if name.startswith("gaussian") else ["clopper-pearson"]
     for kind in kinds:
@@ -140,17 +133,6 @@ def refute_validity(name, count):
         above = int((bounds > epsilon).sum())
         assert binom.sf(above - 1, count, 0.01) > 1e-4, (kind, above)
         assert bounds.mean() > (0.1 if kind == "clopper-pearson" else 0.3) * epsilon  # an empty bound is valid, too
-
-
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_a_bound_is_above_the_truth_no_more_often_than_stated(name):
-    refute_validity(name, 2000)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_a_bound_is_above_the_truth_no_more_often_than_stated_in_ten_thousand_audits(name):
-    refute_validity(name, 10_000)
 
 
 def test_a_threshold_from_the_games_of_the_bound_would_be_caught():
@@ -212,7 +194,7 @@ def test_infinite_scores_are_the_highest_and_the_lowest():
 
 def test_the_gaussian_bound_finds_a_gaussian_mechanism():
     rng = np.random.default_rng(0)
-    mu = mu_of(2.0, 1e-5)
+    mu = mu_gaussian(2.0, 1e-5)
     scores = np.concatenate([rng.normal(0, 1, 200_000), rng.normal(mu, 1, 200_000)])
     result = audit_scores(scores, np.repeat([0, 1], 200_000), delta=1e-5, nominal_epsilon=2.0)
     assert 0.93 * 2 < by_name(result)["gaussian"].epsilon < 2
@@ -244,24 +226,12 @@ HALF = [0, 1] * 500
     "scores, members, options, words",
     [
         ([0.0] * 6, [0, 1] * 3, {}, "too few"),
-        ([0.0] * 40, [0, 1] * 20, {"confidence": 0.9999999}, "at least"),
         ([0.0] * 1000, HALF, {"delta": 0.0}, "delta must lie between"),
-        ([0.0] * 1000, HALF, {"delta": math.nan}, "delta must lie between"),
         ([0.0] * 999 + [math.nan], HALF, {}, "score 1000 is not a number"),
         ([0.0] * 999, HALF, {}, "do not belong together"),
-        ([0.0] * 1000, [1] * 1000, {}, "no games without the example"),
         ([0.0] * 1000, [0] * 1000, {}, "no games with the example"),
-        ([], [], {}, "no games with the example"),
         ([0.0] * 1000, [0, 2] * 500, {}, "members must be 1"),
-        (["a"] * 1000, HALF, {}, "must be numbers"),
         ([1j] * 1000, HALF, {}, "must be numbers"),
-        (torch.zeros(1000, dtype=torch.complex64), HALF, {}, "must be numbers"),
-        ([0.0] * 999 + [np.ma.masked], HALF, {}, "must be numbers"),
-        ([0.0] * 1000, HALF, {"nominal_epsilon": 10**400}, "must be a number of fewer digits"),
-        (np.zeros(1000, dtype="datetime64[s]"), HALF, {}, "must be numbers"),
-        (np.ma.masked_equal(HALF, 1), HALF, {}, "must be numbers"),
-        ([0.0] * 1000, np.ma.masked_equal(HALF, 1), {}, "must be numbers"),
-        ([0.0] * 1000, HALF, {"confidence": 1.0}, "confidence must lie"),
         ([0.0] * 1000, HALF, {"confidence": 95}, "confidence must lie"),
         ([0.0] * 1000, HALF, {"nominal_epsilon": -1.0}, "claimed epsilon"),
     ],
@@ -272,16 +242,8 @@ def test_input_that_no_bound_follows_from_is_refused_in_one_line(scores, members
     assert "\n" not in str(refusal.value)
 
 
-def test_so_many_games_as_a_refusal_asks_for_are_enough():
-    with pytest.raises(InputError) as refusal:
-        audit_scores([0.0, 1.0], [0, 1], delta=DELTA)
-    needed = int(str(refusal.value).split("at least ")[1].split(",")[0])
-    scores = np.arange(needed + needed % 2) % 2
-    assert audit_scores(scores, scores, delta=DELTA).epsilon_lower_bound > 0
-
-
 def test_bounds_need_no_torch():
-    program = "import sys, sfumato.auditing.bounds, sfumato.auditing.scores_file; assert 'torch' not in sys.modules"
+    program = "import sys, sfumato.auditing.bounds, sfumato.auditing.arguments; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
@@ -297,26 +259,7 @@ def test_bounds_hold_where_one_side_always_scores_the_same():
     assert binom.sf(fails - 1, count, 0.05) > 1e-4
 
 
-def test_a_claim_from_numpy_is_judged_as_any_other():
-    members = np.repeat([0, 1], 500)
-    for epsilon in (np.float64(0.5), np.float32(0.5)):
-        assert audit_scores(members, members, delta=DELTA, nominal_epsilon=epsilon).violated is True
-
-
-def test_a_tiny_claim_is_judged():
-    members = np.repeat([0, 1], 500)
-    assert audit_scores(members, members, delta=1e-12, nominal_epsilon=1e-9).violated is True
-
-
-@pytest.mark.parametrize("split_seed", [-1, 1.5, "a", True])
-def test_a_split_seed_is_a_whole_number(split_seed):
-    members = np.repeat([0, 1], 500)
-    with pytest.raises(InputError, match="split_seed must be that of a result"):
-        audit_scores(members, members, delta=DELTA, split_seed=split_seed)
-
-
-@pytest.mark.parametrize("confidence", [0.55, 0.7, 0.8, 0.9, 0.999])
-@pytest.mark.parametrize("delta", [1e-5, 0.01, 0.3])
+@pytest.mark.parametrize("confidence, delta", [(0.55, 0.3), (0.7, 1e-5), (0.8, 0.01), (0.999, 0.01)])
 def test_so_many_games_as_a_refusal_asks_for_are_enough_at_any_level(confidence, delta):
     with pytest.raises(InputError, match="Play at least") as refusal:
         require_enough(1, 1, confidence, delta)
@@ -324,40 +267,8 @@ def test_so_many_games_as_a_refusal_asks_for_are_enough_at_any_level(confidence,
     require_enough(count // 2, count // 2, confidence, delta)
 
 
-ODD_CLAIMS = [{"nominal_epsilon": value} for value in ("4", "", [], np.zeros(1), False, Decimal(0), Fraction(1, 2))]
-
-
-@pytest.mark.parametrize(
-    "change", [{"delta": Fraction(1, 10)}, {"delta": "a"}, {"delta": None}, {"confidence": "x"}, *ODD_CLAIMS]
-)
-def test_levels_that_are_no_numbers_are_refused_in_one_line(change):
-    with pytest.raises(InputError, match="must be a number"):
-        audit_scores([0.0, 1.0], [0, 1], **{"delta": 0.1, **change})
-
-
 def test_scores_are_taken_from_whatever_holds_numbers():
     scores, members = np.random.default_rng(0).normal(size=1000), np.arange(1000) % 2
-    audit = functools.partial(audit_scores, delta=DELTA, split_seed=1)
-    truth = audit(scores, members)
-    asks_gradient = torch.tensor(scores, requires_grad=True)
-    for given in (
-        asks_gradient,
-        list(asks_gradient),
-        torch._neg_view(torch.tensor(-scores)),
-        list(scores),
-        scores.astype(np.longdouble),
-        scores.astype(object),
-        np.ma.array(scores),
-    ):
-        for took_part in (torch.tensor(members), members == 1, list(members)):
-            assert audit(given, took_part) == truth
-
-
-def test_a_score_that_no_float_holds_is_refused_in_one_line():
-    with pytest.raises(InputError, match="must be numbers"):
-        audit_scores([10**400, 1.0], [0, 1], delta=0.1)
-
-
-def test_a_mechanism_that_is_none_is_refused():
-    with pytest.raises(InputError, match="sfumato.Mechanism"):
-        audit_scores([0.0] * 500 + [1.0] * 500, [0] * 500 + [1] * 500, delta=0.01, mechanism="gaussian")
+    truth = audit_scores(scores, members, delta=DELTA, split_seed=1)
+    for given, took_part in ((torch.tensor(scores), members == 1), (list(scores), list(members))):
+        assert audit_scores(given, took_part, delta=DELTA, split_seed=1) == truth

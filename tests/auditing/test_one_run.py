@@ -1,13 +1,9 @@
 """Lower bounds from one run: true where epsilon is known, and of canaries that touch nothing but N."""
 
-import dataclasses
-import hashlib
 import json
 import math
 import shutil
 import stat
-import subprocess
-import sys
 from fractions import Fraction
 from math import comb
 
@@ -15,16 +11,12 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from scipy.stats import binom
 
 import sfumato
 from sfumato import config
-from sfumato.accounting.gaussian import epsilon_gaussian
-from sfumato.accounting.mechanism import Mechanism
+from sfumato.accounting.gaussian import mu_gaussian
 from sfumato.auditing.one_run import audit_guesses, epsilon_of_guesses, num_guesses, power, probability
-from sfumato.auditing.rates import mu_of
 from sfumato.auditing.run import scores
 from sfumato.data import loading
 from sfumato.data.canaries import WithCanaries, canary_images
@@ -32,11 +24,8 @@ from sfumato.data.views import Views
 from sfumato.errors import InputError
 from sfumato.evaluation import trained
 from sfumato.planning.resolve import resolve, resolve_without_privacy
-from sfumato.randomness import Streams, run_id
-from sfumato.run_folder import coins, entries, files
-from sfumato.run_folder import session as sessions
-from sfumato.run_folder.ledger import GENESIS, Ledger, chained_line
-from sfumato.run_folder.session import Session
+from sfumato.randomness import Stream, Streams, new_key
+from sfumato.run_folder import coins
 from sfumato.training.display import Progress
 from sfumato.training.learner import build_learner
 from sfumato.training.step import draw
@@ -50,7 +39,7 @@ DELTA = 1e-5
 # What guesses show
 
 
-@pytest.mark.parametrize("right", [1, 7, 11, 12])
+@pytest.mark.parametrize("right", [1, 11])
 def test_without_delta_guesses_are_as_right_as_those_of_randomised_response(right):
     """Odds 3 to 1 are epsilon ln 3; the tail in exact fractions."""
     tail = sum(comb(12, k) * Fraction(3, 4) ** k * Fraction(1, 4) ** (12 - k) for k in range(right, 13))
@@ -70,8 +59,7 @@ def test_the_example_of_the_paper_is_reproduced():
     assert round(epsilon_of_guesses(1000, 100, 75, 1e-4, 0.05), 3) == 0.673
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 2.0, 4.0])
-@pytest.mark.parametrize("error", [0.05, 0.01])
+@pytest.mark.parametrize("epsilon, error", [(0.5, 0.05), (4.0, 0.01)])
 def test_randomised_response_is_accused_as_seldom_as_is_stated_and_no_looser_than_one_guess(epsilon, error):
     """It is the worst case: the chance of a bound above epsilon, summed over all that may be right. One right guess
     fewer accuses too often: no bound could be larger.
@@ -83,7 +71,7 @@ def test_randomised_response_is_accused_as_seldom_as_is_stated_and_no_looser_tha
     assert binom.sf(least - 1, guesses, q) <= error < binom.sf(least - 2, guesses, q)
 
 
-@pytest.mark.parametrize("given_away", [5, 20, 60])
+@pytest.mark.parametrize("given_away", [5, 60])
 def test_a_mechanism_that_gives_coins_away_with_probability_delta_is_not_accused_too_often(given_away):
     """Now and then it tells some of its coins, each with probability delta: that is (epsilon, delta), and accused too
     often where delta is left out. The error is the very one at which randomised response is accused.
@@ -106,11 +94,11 @@ def gaussian_scores(rng, mu, count):
     return rng.normal(0, 1, count) + mu * took_part, took_part
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+@pytest.mark.parametrize("epsilon", [4.0])
 def test_a_sound_gaussian_mechanism_is_not_accused_and_its_double_shows_more(epsilon):
     rng = np.random.default_rng(1)
     found = [
-        [audit_guesses(*gaussian_scores(rng, mu_of(true, DELTA), 2000), delta=DELTA, nominal_epsilon=epsilon)]
+        [audit_guesses(*gaussian_scores(rng, mu_gaussian(true, DELTA), 2000), delta=DELTA, nominal_epsilon=epsilon)]
         for true in [epsilon] * 60 + [2.2 * epsilon] * 10
     ]
     sound, double = found[:60], found[60:]
@@ -119,11 +107,6 @@ def test_a_sound_gaussian_mechanism_is_not_accused_and_its_double_shows_more(eps
     assert np.median([each[0].epsilon_lower_bound for each in double]) > np.max(
         [each[0].epsilon_lower_bound for each in sound]
     )
-
-
-def test_a_mechanism_far_weaker_than_its_claim_is_refuted():
-    rng = np.random.default_rng(2)
-    assert audit_guesses(*gaussian_scores(rng, 2.0, 1000), delta=DELTA, nominal_epsilon=1.0).violated
 
 
 def test_scores_that_know_nothing_show_something_as_seldom_as_is_stated():
@@ -166,27 +149,13 @@ def test_an_attacker_who_is_never_wrong_shows_what_power_says_and_one_canary_few
     assert power(needed, 0.95, DELTA, None).perfect > 3 >= power(needed - 1, 0.95, DELTA, None).perfect
 
 
-def test_power_of_a_tight_attack_is_what_it_shows_in_the_middle():
-    rng = np.random.default_rng(5)
-    stated = power(1000, 0.95, DELTA, 4.0).tight
-    shown = [
-        audit_guesses(*gaussian_scores(rng, mu_of(4.0, DELTA), 1000), delta=DELTA).epsilon_lower_bound
-        for _ in range(40)
-    ]
-    assert np.median(shown) == pytest.approx(stated, abs=0.1)
-    assert epsilon_gaussian(mu_of(4.0, DELTA), DELTA) > stated > 1
-
-
 @pytest.mark.parametrize(
     "change, words",
     [
         ({"scores": [0.0] * 4, "took_part": [0, 1, 0, 1]}, "4 canaries at delta 1e-5 .* Train with 6 "),
         ({"scores": [0.0, math.nan] * 50}, "not a number"),
         ({"scores": [0.0] * 99}, "do not belong together"),
-        ({"took_part": [1] * 100}, "no games without"),
-        ({"took_part": [2] * 100}, "members must be 1"),
         ({"delta": 0.0}, "delta must lie"),
-        ({"confidence": 1.0}, "confidence must lie"),
         ({"nominal_epsilon": math.inf}, "a number from 0 to"),
         ({"delta": 0.01, "confidence": 0.9999}, "nothing. Claim a smaller delta"),
     ],
@@ -229,13 +198,6 @@ def canaries_of(dataset, count, num_classes=10):
     return canary_images(count, num_classes, **constants)
 
 
-def test_canaries_are_the_same_for_everybody_whatever_the_images(digits):
-    many, few = canaries_of(digits, 50), canaries_of(digits, 20)
-    assert torch.equal(many.stored[:20], few.stored) and torch.equal(many.labels[:20], few.labels)
-    assert set(many.labels.tolist()) == set(range(10)) and len(many.stored.flatten(1).unique(dim=0)) == 50
-    assert torch.equal(many.labels, canaries_of(dataclasses.replace(digits, train=digits.held_out), 50).labels)
-
-
 def test_canaries_stand_behind_the_images_in_every_batch(digits):
     canaries = canaries_of(digits, 60)
     both = WithCanaries(digits.train, canaries, np.arange(60) % 2 == 0)
@@ -272,7 +234,7 @@ def test_views_of_canaries_are_made_of_their_own_bits(digits):
     ids=["images", "views", "features"],
 )
 def test_a_canary_that_takes_no_part_contributes_zero_and_one_that_does_its_clipped_gradient(digits, changes):
-    plan, streams = resolve(recipe(**changes), digits.facts), Streams(bytes(32), {}, {})
+    plan, streams = resolve(recipe(**changes), digits.facts), Streams(0)
     learner = build_learner(plan, digits, torch.device("cpu"), None)
 
     def clipped_sum(took_part, indices):
@@ -351,56 +313,21 @@ def stops_at(number):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run that was stopped after a checkpoint, lost its coins, and went on in another session."""
+    """A run that was stopped after a checkpoint, and went on with the same coins."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     with pytest.raises(Stop):
-        sfumato.train(recipe(run__keep_key=True), folder, progress=stops_at(5))
-    path = folder / coins.COINS_FILE
-    before = path.read_bytes()
-    path.unlink()
-    again = recipe(run__keep_key=True, training__microbatch_size=32)
-    sfumato.train(again, folder, resume=True, progress=Progress())
-    assert [line["kind"] for line in Ledger.open(folder / "ledger.jsonl").lines].count("session") == 2
-    assert path.read_bytes() == before
+        sfumato.train(recipe(), folder, progress=stops_at(5))
+    before = (folder / coins.COINS_FILE).read_bytes()
+    sfumato.train(recipe(), folder, resume=True, progress=Progress())
+    assert (folder / coins.COINS_FILE).read_bytes() == before
     return folder
 
 
-def test_coins_are_for_the_owner_alone_and_stay_when_the_key_is_gone(run):
-    path = run / coins.COINS_FILE
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    sfumato.train(recipe(training__microbatch_size=32), run, resume=True, progress=Progress())  # it is complete
-    assert not (run / "key").exists()
-    claim = json.loads((run / "privacy.json").read_text())
-    assert 10 < coins.read(run, claim["run_id"], 60).sum() < 50
-
-
-def test_coins_are_fair_and_follow_from_the_key_and_the_data(tmp_path):
-    def tossed(name, key, **context):
-        (tmp_path / name).mkdir()
-        ledger = Ledger.open(tmp_path / name / "ledger.jsonl", exclusive=True)
-        ledger.appends_under(key)
-        ledger.append(entries.run_line(run_id(key), Mechanism(100, 10, 1.0, 1), 1.0, "recipe"))
-        try:
-            return coins.toss(Session(tmp_path / name, key, ledger, None, {"data": "a", **context}), 4000)
-        finally:
-            ledger.close()
-
-    first = tossed("first", bytes(32))
-    assert np.array_equal(coins.read(tmp_path / "first", run_id(bytes(32)), 4000), first)
-    assert np.array_equal(tossed("again", bytes(32)), first) and abs(first.mean() - 0.5) < 0.04
-    for other in (tossed("key", bytes(31) + b"1"), tossed("data", bytes(32), data="b")):
-        assert abs((other == first).mean() - 0.5) < 0.04
-
-
-def test_a_start_that_was_cut_short_once_the_coins_were_written_is_gone_on_with(tmp_path, digits):
-    files.create(tmp_path / "run")
-    session = sessions.begin(tmp_path / "run", resolve(recipe(), digits.facts), digits, {})
-    coins.toss(session, 60)
-    session.ledger.close()
-    sessions.refuse_no_run(tmp_path / "run")  # which refuses what no start leaves
-    (tmp_path / "run/strange").touch()
-    with pytest.raises(InputError, match="holds strange"):
-        sessions.refuse_no_run(tmp_path / "run")
+def test_coins_are_fair_and_for_the_owner_alone(tmp_path, run):
+    assert stat.S_IMODE((run / coins.COINS_FILE).stat().st_mode) == 0o600
+    (tmp_path / coins.COINS_FILE).parent.mkdir()
+    tossed = coins.toss(tmp_path, "0f" * 16, 4000, Stream(new_key()))
+    assert abs(tossed.mean() - 0.5) < 0.04 and np.array_equal(coins.read(tmp_path, "0f" * 16, 4000), tossed)
 
 
 def test_no_public_file_tells_the_coins(run):
@@ -415,7 +342,7 @@ def test_a_certificate_counts_canaries_and_accuracies_do_not(run):
     assert claim["num_examples"] == result["num_examples"] == 1497
     assert (claim["public_inputs"]["num_examples"], claim["public_inputs"]["num_canaries"]) == (1437, 60)
     assert claim["sampling_prob"] == 256 / 1497
-    assert any("audit_private.json" in line for line in claim["not_covered"])
+    assert any("canaries.json" in line for line in claim["not_covered"])
     model = trained.load(run)
     accuracy = sfumato.evaluate(run, report=lambda line: None).accuracy
     assert result["accuracy"] == pytest.approx(accuracy) and len(scores(model, 60)) == 60
@@ -436,7 +363,7 @@ def test_a_run_that_was_audited_says_so_and_is_still_the_run_it_was(run):
     assert "What an attack showed" in page.text and f"{found.bounds[0].num_right} guesses were right" in page.text
     named = [name for name in page.attributes("id") if name]
     assert len(named) == len(set(named)) and "attack-title" in named
-    sfumato.train(recipe(training__microbatch_size=32), run, resume=True, progress=Progress())
+    sfumato.train(recipe(), run, resume=True, progress=Progress())
     assert json.loads((run / "privacy.json").read_text()) == claim
     assert not found.violated
 
@@ -468,184 +395,24 @@ def test_the_command_prints_the_contract_s_keys_keeps_its_schema_and_states_its_
 
 
 def test_a_folder_that_cannot_be_audited_is_refused(run, tmp_path):
-    def copy(name, **changes):
-        folder = tmp_path / name
-        shutil.copytree(run, folder)
+    inputs = json.loads((run / "privacy.json").read_text())["public_inputs"]
+    for number, (changes, words) in enumerate(
+        [
+            ({"status": "running"}, "is unfinished"),
+            ({"public_inputs": {**inputs, "num_canaries": 0}}, "without canaries"),
+            ({"private": False, "epsilon": None, "why_not_private": "a seed"}, "claims no privacy"),
+            ({"weights_sha256": "0" * 64}, "other weights"),
+        ]
+    ):
+        folder = shutil.copytree(run, tmp_path / str(number))
         path = folder / "privacy.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-        return folder
-
-    inputs = json.loads((run / "privacy.json").read_text())["public_inputs"]
-    for folder, words in (
-        (copy("unfinished", status="running"), "is unfinished"),
-        (copy("without", public_inputs={**inputs, "num_canaries": 0}), "without canaries"),
-        (copy("public", private=False, epsilon=None, why_not_private="a seed"), "claims no privacy"),
-        (copy("weights", weights_sha256="0" * 64), "other weights"),
-        (copy("another", run_id="0" * 32), "is another run's"),
-        (tmp_path / "absent", "cannot be read"),
-    ):
         with pytest.raises(InputError, match=words):
             sfumato.audit_one_run(folder)
-    shared = copy("shared")
+    shared = shutil.copytree(run, tmp_path / "shared")
     (shared / coins.COINS_FILE).unlink()
     with pytest.raises(InputError, match="is not there"):
         sfumato.audit_one_run(shared)
-    (shared / coins.COINS_FILE).write_text("[]")
-    with pytest.raises(InputError, match="is damaged"):
-        sfumato.audit_one_run(shared)
-    with pytest.raises(InputError, match="confidence must lie"):
-        sfumato.audit_one_run(run, confidence=0.0)
-
-
-def test_coins_that_may_not_be_read_are_not_called_lost(run):
-    program = f"""
-import os
-from pathlib import Path
-from sfumato.run_folder import coins
-if os.geteuid() == 0:  # who may read everything
-    os.setresuid(65534, 65534, 65534)
-try:
-    coins.read(Path({str(run)!r}), "0" * 32, 60)
-except Exception as error:
-    print(type(error).__name__, error)
-"""
-    for place in (run, *run.parents[:4]):
-        place.chmod(place.stat().st_mode | 0o055)
-    path = run / coins.COINS_FILE
-    path.chmod(0)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    path.chmod(0o600)
-    assert "MachineError" in done.stdout and "cannot be read: Permission denied" in done.stdout, done.stderr
-
-
-@pytest.mark.parametrize("epsilon, delta", [(12.0, 1e-8), (20.0, 1e-10)])
-def test_how_many_canaries_a_large_claim_needs_is_known_at_once(epsilon, delta):
-    found = power(1000, 0.95, delta, epsilon)
-    assert found.tight <= found.perfect < epsilon
-    assert found.games_needed is None or power(found.games_needed, 0.95, delta, None).perfect > epsilon
-
-
-BELIEVED = {"audit", "finished_on", "public_inputs", "not_covered", "status"}  # of status: another test
-
-
-def test_no_file_that_the_bound_depends_on_may_be_altered(run, tmp_path):
-    """But for the coins, which nobody but their owner has, and what only the images could tell."""
-    folder, claim = tmp_path / "run", json.loads((run / "privacy.json").read_text())
-    shutil.copytree(run, folder)
-
-    def refused_with(name, content):
-        path = folder / name
-        kept = path.read_bytes()
-        path.unlink()
-        if content is not None:
-            path.write_bytes(content)
-        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-        with pytest.raises(
-            InputError, match=r"privacy\.json|ledger|recipe\.toml|claims no privacy|without canaries|runs"
-        ):
-            sfumato.audit_one_run(folder)
-        assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-        path.write_bytes(kept)
-
-    numbers = {key for key, value in claim.items() if type(value) in (int, float)} - BELIEVED
-    assert {"epsilon", "delta", "num_examples", "noise_multiplier", "num_steps", "sampling_prob"} <= numbers
-    for key in claim.keys() - BELIEVED:
-        value = claim[key]
-        other = value * 2 if type(value) in (int, float) else None if value is not None else 1
-        refused_with("privacy.json", json.dumps({**claim, key: other}).encode())
-    inputs = claim["public_inputs"]
-    others = {"num_canaries": 59, "num_examples": 1436, "split": "train", "class_proportions": [0.1] * 10}
-    for key, other in {**others, "group_by": "dup", "init_sha256": 64 * "0", "pretrained_on": "dup"}.items():
-        assert inputs[key] != other
-        changed = {**claim, "public_inputs": {**inputs, key: other}}
-        refused_with("privacy.json", json.dumps(changed).encode())
-    recipe_text = (folder / "recipe.toml").read_text()
-    for before, after in (("canaries = 60", "canaries = 59"), ("batch_size = 256", "batch_size = 255")):
-        assert before in recipe_text
-        refused_with("recipe.toml", recipe_text.replace(before, after).encode())
-    lines = (folder / "ledger.jsonl").read_bytes().splitlines(keepends=True)
-    for content in (b"".join(lines[:-2]), b"", bytes(len(b"".join(lines))), None):
-        refused_with("ledger.jsonl", content)
-    refused_with("ledger.head", None)
-    assert sfumato.audit_one_run(folder).as_json() == sfumato.audit_one_run(run).as_json()
-
-
-def test_a_ledger_with_other_noise_than_the_recipe_is_another_run_s(run, tmp_path):
-    """Though it is chained anew, and its head with it."""
-    folder = tmp_path / "run"
-    shutil.copytree(run, folder)
-    (folder / "key").unlink(missing_ok=True)
-    lines, head = [], GENESIS
-    for line in Ledger.open(folder / "ledger.jsonl").lines:
-        entry = {key: value for key, value in line.items() if key not in ("prev", "hash")}
-        lines.append(chained_line(entry | ({"noise_multiplier": 5.0} if entry["kind"] == "run" else {}), head))
-        head = lines[-1]["hash"]
-    (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "ledger.head").write_text(json.dumps({"lines": len(lines), "line": lines[-1], "mac": ""}))
-    with pytest.raises(InputError, match="was begun under another recipe"):
-        sfumato.audit_one_run(folder)
-
-
-def nudged(value):
-    """The same, each number of it off in its last digits."""
-    if isinstance(value, dict):
-        return {key: nudged(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [nudged(each) for each in value]
-    return value * (1 + 1e-12) if isinstance(value, float) else value
-
-
-def test_another_kind_of_processor_which_rounds_otherwise_finds_the_same_run(run, tmp_path):
-    """`exp` and `log` of NumPy differ by 1e-15 to 1e-12 between processors, within lists and records, too."""
-    folder = tmp_path / "run"
-    shutil.copytree(run, folder)
-    for name in ("privacy.json", "result.json"):
-        stated = json.loads((folder / name).read_text())
-        assert stated["attacker"]["advantage"] != nudged(stated)["attacker"]["advantage"]
-        (folder / name).write_text(json.dumps(nudged(stated)))
-    assert sfumato.audit_one_run(folder).num_games == 60
-    sfumato.train(recipe(training__microbatch_size=32), folder, resume=True, progress=Progress())
-
-
-def test_while_the_key_is_kept_weights_are_those_of_the_last_checkpoint(tmp_path):
-    sfumato.train(recipe(run__keep_key=True, training__microbatch_size=32), tmp_path / "run", progress=Progress())
-    before = sfumato.audit_one_run(tmp_path / "run")
-    path = tmp_path / "run/model.safetensors"
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-    save_file({name: value + 0.01 for name, value in load_file(path).items()}, path, metadata)
-    claim = json.loads((tmp_path / "run/privacy.json").read_text())
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    (tmp_path / "run/privacy.json").write_text(json.dumps({**claim, "weights_sha256": digest}))
-    with pytest.raises(InputError, match="holds other weights than this run's last checkpoint"):
-        sfumato.audit_one_run(tmp_path / "run")
-    assert before.num_games == 60
-
-
-def test_while_the_key_is_kept_an_older_checkpoint_is_not_the_end_of_the_run(tmp_path):
-    """Nor are its weights, though the certificate bears their digest."""
-    folder = tmp_path / "run"
-    every = recipe(run__keep_key=True, training__microbatch_size=32, training__checkpoint_every=1)
-    sfumato.train(every, folder, progress=Progress())
-    path, (older, newest) = folder / "model.safetensors", sorted((folder / "checkpoints").iterdir())
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-    held = load_file(older)
-    weights = {
-        name.removeprefix(prefix): value
-        for prefix in ("model.", "ema.0.")
-        for name, value in held.items()
-        if name.startswith(prefix)
-    }
-    save_file(weights, path, metadata)
-    claim = json.loads((folder / "privacy.json").read_text())
-    claim["weights_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    (folder / "privacy.json").write_text(json.dumps(claim))
-    newest.unlink()
-    with pytest.raises(InputError, match=r"newest checkpoint is of update [0-9]+, not of the last: a checkpoint was"):
-        sfumato.audit_one_run(folder)
-    older.unlink()  # all of them, as where space is short: there is nothing that says otherwise
-    assert sfumato.audit_one_run(folder).num_games == 60
 
 
 def test_what_forty_canaries_show_is_not_called_out_of_reach():
@@ -654,9 +421,3 @@ def test_what_forty_canaries_show_is_not_called_out_of_reach():
     found = audit_guesses(took_part.astype(float), took_part, delta=1e-3, nominal_epsilon=2.4)
     assert found.violated and found.power.games_needed is not None
     assert power(found.power.games_needed, 0.95, 1e-3, None).perfect > 2.4
-
-
-def test_coins_that_are_words_are_read_as_numbers():
-    took_part = np.arange(200) < 100
-    found = audit_guesses(took_part.astype(float), took_part.astype(int).astype(str), delta=DELTA)
-    assert found.bounds[0].num_right == found.bounds[0].num_guesses

@@ -1,7 +1,6 @@
 """The page of an audit: true to its numbers, and complete by itself."""
 
 import math
-import os
 import re
 
 import numpy as np
@@ -15,7 +14,7 @@ from sfumato.auditing.canary import audit_canary
 from sfumato.auditing.membership import Audit
 from sfumato.errors import InputError
 from sfumato.models.lenet import LeNet
-from tests.auditing.test_membership import made_up_problem
+from tests.auditing.test_membership import made_up_task
 from tests.reporting.test_page import Page
 
 
@@ -43,16 +42,14 @@ def test_rates_are_those_of_the_best_threshold_with_no_more_false_alarms(digits)
         assert got[1] == max(true for false, true in tried if false <= rate) and got[0] <= rate
 
 
-def test_the_page_has_three_figures_each_told_in_words_and_needs_nothing_from_elsewhere():
+def test_the_page_has_two_charts_each_told_in_words_and_needs_nothing_from_elsewhere():
     text = page_of(*games())
     page = Page(text)
     figures = [attributes["aria-labelledby"] for tag, attributes in page.elements if tag == "svg"]
-    assert figures == [f"{name}-title {name}-description" for name in ("rates", "sides", "bounds")]
+    assert figures == [f"{name}-title {name}-description" for name in ("rates", "sides")]
     names = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(names) == len(set(names))
-    referred = {"".join(pair) for pair in re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"", text)}
-    assert referred and referred <= set(names) and "default-src &#x27;none&#x27;" in text
-    assert not re.search(r"https?://", text.replace("http://www.w3.org", ""))
+    assert "default-src &#x27;none&#x27;" in text and not re.search(r"https?://|url\(", text)
 
 
 def test_bounds_on_the_page_are_the_audit_s():
@@ -85,10 +82,9 @@ def test_what_a_canary_audit_s_page_allows_is_the_mechanism_whose_epsilon_is_cla
     assert "by the mechanism" in pages.render(found, scores, members)
 
 
-@pytest.mark.parametrize("fixed_batches", [False, True])
-def test_what_a_membership_audit_s_page_allows_is_the_mechanism_whose_epsilon_is_claimed(fixed_batches):
-    problem, kept = made_up_problem(side=28), []
-    audit = Audit(problem, LeNet(10), 8.0, 0.01, 24, fixed_batches)
+def test_what_a_membership_audit_s_page_allows_is_the_mechanism_whose_epsilon_is_claimed():
+    task, kept = made_up_task(side=28), []
+    audit = Audit(task, LeNet(10), 8.0, 0.01, 24, fixed_batches=True)
     found = audit.run(0.9, keep=lambda *games: kept.append(games))
     assert accountants.epsilon(pages.mechanism_of(found), 0.01).epsilon == found.nominal_epsilon
     (scores, members) = kept[0]
@@ -98,25 +94,12 @@ def test_what_a_membership_audit_s_page_allows_is_the_mechanism_whose_epsilon_is
 
 
 @pytest.mark.parametrize(
-    "name, words", [("audit.txt", "ends in .html"), ("none/audit.html", "Make it first"), ("a.html", "a folder")]
+    "name, words", [("audit.txt", "ends in .html"), ("none/audit.html", "Make it"), ("a.html", "a folder")]
 )
 def test_a_page_that_cannot_be_written_is_refused_before_the_audit(tmp_path, name, words):
     (tmp_path / "a.html").mkdir()
     with pytest.raises(InputError, match=words):
         pages.require_page(tmp_path / name)
-    scores = tmp_path / "scores.html"
-    scores.write_text("score,member\n1,0\n")
-    with pytest.raises(InputError, match="is no page of an audit, so it is not overwritten"):
-        pages.require_page(scores)
-    for other in ("report.html", "pipe.html"):
-        (tmp_path / "report.html").write_text("<!DOCTYPE html>\n<title>Report · Sfumato</title>")
-        if other == "pipe.html":
-            os.mkfifo(tmp_path / other)
-        with pytest.raises(InputError, match="is no page of an audit"):
-            pages.require_page(tmp_path / other)
-    (tmp_path / "older.html").write_text(page_of(*games()))
-    pages.require_page(tmp_path / "older.html")
-    pages.require_page(None)
 
 
 def test_the_claim_of_an_epsilon_is_the_line_of_both_inequalities():

@@ -25,28 +25,10 @@ def test_a_classic_fault_breaks_a_law(fault):
     assert found(fault) is not None
 
 
-AT_EVERY_CHANGE = {
-    "a norm that leaves out the bias",
-    "the bias not clipped",
-    "noise five per cent too small",
-    "noise for every microbatch as well",
-    "the same noise again in the second half of a run",
-}
-
-
-@pytest.mark.parametrize("fault", [fault for fault in MORE if fault.name in AT_EVERY_CHANGE], ids=name_of)
-def test_a_near_fault_breaks_a_law(fault):
-    assert found(fault) is not None
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [fault for fault in MORE if fault.name not in AT_EVERY_CHANGE], ids=name_of)
+@pytest.mark.parametrize("fault", MORE, ids=name_of)
 def test_another_fault_breaks_a_law(fault):
     assert found(fault) is not None
-
-
-def test_all_that_are_named_are_faults():
-    assert {fault.name for fault in MORE} >= AT_EVERY_CHANGE
 
 
 def found(fault):
@@ -59,22 +41,23 @@ def found(fault):
 
 
 def test_what_is_planted_is_seen_by_all_who_use_it_and_taken_out_again():
-    real = step.add_noise, draws.Draws.record
+    real = step.add_noise, draws.Draws.noise
     stddev = Edit("training.noise:add_noise", "_GRID_BITS)", "_GRID_BITS - 1)")
-    with planted(stddev, Edit("training.draws:Draws.record", "if step:", "if True:")):
+    with planted(stddev, Edit("training.draws:Draws.noise", "release)", "release + 0)")):
         assert step.add_noise is sys.modules["sfumato.training.noise"].add_noise is not real[0]
-        assert draws.Draws.record is not real[1]
-    assert (step.add_noise, draws.Draws.record) == real and step.add_noise is add_noise
+        assert draws.Draws.noise is not real[1]
+    assert (step.add_noise, draws.Draws.noise) == real and step.add_noise is add_noise
 
 
 @pytest.mark.parametrize("before", ["no such text", "self"])
 def test_a_fault_whose_text_does_not_stand_in_the_code_once_is_an_error(before):
-    real = draws.Draws.record
+    real = draws.Draws.noise
     with (
         pytest.raises(ValueError, match="once"),
         planted(
-            Edit("training.draws:Draws.record", "if step:", "if True:"), Edit("training.draws:Draws.record", before, "")
+            Edit("training.draws:Draws.noise", "release)", "release + 0)"),
+            Edit("training.draws:Draws.noise", before, ""),
         ),
     ):
         pass
-    assert draws.Draws.record is real
+    assert draws.Draws.noise is real

@@ -5,7 +5,6 @@ import pytest
 from scipy.stats import norm
 
 from sfumato.accounting import accountants
-from sfumato.accounting.attacker import curve
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import trade_off
 
@@ -90,39 +89,7 @@ def test_rates_that_the_claim_allows_never_exceed_its_epsilon_where_more_noise_s
     assert trade_off.epsilon(claim, delta, *rates) <= accountants.epsilon(claim, delta).epsilon
 
 
-def test_a_first_release_alone_is_judged_whatever_the_noise_of_no_update():
-    found = [
-        trade_off.epsilon(Mechanism(1000, 1, noise, 0, first_release_noise=1.0), 1e-3, 0.1, 0.5)
-        for noise in (0.0, 1e-200, 1.0)
-    ]
-    assert found[0] == found[1] == found[2] > 3.1
-
-
-def test_where_pld_states_nothing_from_the_refuted_noise_to_the_claimed_the_claim_is_refuted_still(monkeypatch):
-    rates, stated = (0.02, 0.3), accountants.epsilon
-    claimed = stated(SAMPLED, DELTA)
-
-    def only_of_the_claim(mechanism, delta):
-        found = stated(mechanism, delta)
-        return found if mechanism == SAMPLED else found.__class__(**{**vars(found), "note": "nothing"})
-
-    assert trade_off.refutes(SAMPLED, *rates)
-    monkeypatch.setattr(accountants, "epsilon", only_of_the_claim)
-    assert claimed.epsilon < trade_off.epsilon(SAMPLED, DELTA, *rates) < claimed.epsilon * 1.000001
-    weak = WHOLE_BATCH.replace(noise_multiplier=0.5)
-    assert trade_off.epsilon(SAMPLED, DELTA, 0.02, 0.021) == 0 and trade_off.epsilon(weak, DELTA, 0.02, 0.03) == -np.inf
-
-
 def test_rates_that_no_amount_of_noise_allows_refute_the_claim():
     """At next to no noise PLD states nothing, but at more it does."""
     claimed = Mechanism(1000, 10, 1.0, 1)
     assert trade_off.epsilon(claimed, DELTA, 1e-3, 0.9) > 100 * accountants.epsilon(claimed, DELTA).epsilon
-
-
-def test_the_curve_holds_the_certified_epsilon():
-    epsilons, deltas = curve(SAMPLED)
-    assert np.all(np.diff(deltas) <= 1e-12)
-    certified = accountants.epsilon(SAMPLED, DELTA).epsilon
-    assert np.interp(certified, epsilons, np.log(deltas)) == pytest.approx(np.log(DELTA), abs=0.05)
-    assert np.all(curve(SAMPLED.replace(num_steps=0))[1] == 0)
-    assert np.all(curve(SAMPLED.replace(noise_multiplier=0.0))[1] == 1)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import sfumato
-from sfumato.auditing import problem as problem_module
-from tests.auditing.test_membership import made_up_problem
+from sfumato.auditing import toy_task
+from tests.auditing.test_membership import made_up_task
 from tests.cli.test_cli import call, json_of, refused
 
 KEYS = {
@@ -89,7 +89,7 @@ def test_a_violated_claim_is_said_with_status_0(capsys, table):
 def test_a_page_is_written_beside_what_is_printed(capsys, tmp_path, table):
     words = ["audit", "bounds", table, "--delta", "0.01", "--epsilon", "1"]
     found = json_of(capsys, *words, "--page", tmp_path / "audit.html")
-    assert found.keys() == json_of(capsys, *words).keys() and (tmp_path / "audit.html").read_text().count("<svg") == 3
+    assert found.keys() == json_of(capsys, *words).keys() and (tmp_path / "audit.html").read_text().count("<svg") == 2
     assert "ends in .html" in refused(capsys, *words, "--page", tmp_path / "audit.png")
 
 
@@ -105,7 +105,7 @@ def test_a_canary_audit_states_what_it_ran_and_keeps_its_schema(capsys):
 
 def test_a_membership_audit_states_what_it_ran_keeps_its_schema_and_goes_on(capsys, tmp_path, monkeypatch):
     """On made-up digits: MNIST need not be here."""
-    monkeypatch.setattr(problem_module, "mnist", lambda num_examples, data_root: made_up_problem(side=28))
+    monkeypatch.setattr(toy_task, "mnist", lambda num_examples, data_root: made_up_task(side=28))
     membership = ["audit", "membership", "--epsilon", "8", "--num-models", "24", "--confidence", "0.9"]
     found = json_of(capsys, *membership, "--output", tmp_path / "audit")
     assert KEYS | {"noise_multiplier", "winner", "seconds", "models_per_second"} <= found.keys()
@@ -150,7 +150,7 @@ def test_an_audit_of_scores_and_one_of_a_run_that_are_stopped_say_so(capsys, tmp
     monkeypatch.setattr("sfumato.auditing.run.audit_one_run", stopped)
     for words in (["bounds", table, "--delta", "0.01"], ["one-run", tmp_path]):
         status, out, err = call(capsys, "audit", *words)
-        assert (status, out) == (1, "") and err.startswith("interrupted; ") and "same command" in err
+        assert (status, out) == (1, "") and err.startswith("interrupted; ") and "same command: sfumato" in err
 
 
 def test_an_audit_that_is_stopped_as_its_page_is_drawn_says_so(capsys, tmp_path, monkeypatch, table):
@@ -162,7 +162,7 @@ def test_an_audit_that_is_stopped_as_its_page_is_drawn_says_so(capsys, tmp_path,
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_membership_audit_that_is_stopped_says_how_to_go_on(capsys, tmp_path, monkeypatch, keeps):
-    monkeypatch.setattr(problem_module, "mnist", lambda num_examples, data_root: made_up_problem(side=28))
+    monkeypatch.setattr(toy_task, "mnist", lambda num_examples, data_root: made_up_task(side=28))
     before, output = signal.getsignal(signal.SIGTERM), ["--output", tmp_path / "audit"] if keeps else []
 
     def stop():
@@ -177,40 +177,24 @@ def test_a_membership_audit_that_is_stopped_says_how_to_go_on(capsys, tmp_path, 
     assert err.splitlines()[-1].startswith(
         "interrupted; what is trained is kept. Go on with the same command: sfumato"
         if keeps
-        else "interrupted; nothing is kept of an audit without --output"
+        else "interrupted; nothing is kept, so it begins anew. Go on with the same command: sfumato"
     )
 
 
 @pytest.mark.parametrize(
     "header, row, words",
     [
-        ("score", "1", "no column member"),
-        ("value,member", "1,1", "no column score"),
-        ("score,member", "high,1", "line 2: score must be a number"),
-        ("score,member", "1", "line 2: 1 cells, and the first line has 2 names"),
-        ("score,member", "1,", "line 2: member must be 1"),
-        ("score,member", "1,yes", "line 2: member must be 1"),
+        ("score", "1", "one column member"),
+        ("score,score,member", "1,2,1", "one column score"),
+        ("score,member", "high,1", "line 2: 'high,1' does not fit"),
+        ("score,member", "1", "line 2"),
+        ("score,member", "1,yes", "line 2"),
+        ("score,member", "1,0.5,1", "line 2"),  # a decimal comma
         ("score,member", "nan,1", "not a number"),
-        ("score,member", "1_000,1", "line 2: score must be a number"),
-        ("score,score,member", "1,2,1", "more than one column score"),
         ("score,member", "1,1", "no games without"),
-        ("score,member", "x" * 5000 + ",1", "xxx...'. Mend"),
-        ("score,member,note", '1,1,"oops\n' + "0,0,a\n" * 2000, "Is a quote not closed"),
-        (
-            "score,member,note",
-            '1,1,"oops\n' + "0,0,a\n" * 20 + '1,1,a 5"',
-            "several lines. Is a quote not closed",
-        ),
-        ("score,member,note", '1,1,"oops\n' + "0,0,a\n" * 50_000, "Is a quote not closed"),
-        ("score,member", "1,0.5,1", "line 2: 3 cells, and the first line has 2 names"),
-        ("member,score", "1,0,5", "line 2: 3 cells, and the first line has 2 names"),
-        ("member,score,note", "0,0,0.5,", "line 2: 4 cells, and the first line has 3 names"),
-        ("score,member,note", "0.5,1", "line 2: 2 cells, and the first line has 3 names"),
-        ('"score,member,note', '1,0,a\n0,0,a"', "line 3 has several lines"),
-        ('score,member,"note', '1,0,a\n0,0,a"', "line 3 has several lines"),
-        ("score,member,,", '1,1,"oops\n' + "0,0,,\n" * 20 + '1,1,a",', "several lines. Is a quote not closed"),
-        ("score,member", '1,1,"oops\n' + "0,0,a\n" * 20 + '1,1,a"', "several lines. Is a quote not closed"),
-        ("score,member", '1,1,"oops\r0,0,a\r1,1,a"', "several lines. Is a quote not closed"),
+        ("score,member", "0.5,1\n\n\n0.1,0\nx,1", "line 6: 'x,1'"),
+        ("score,member", "x" * 5000 + ",1", "x' does not fit"),
+        ("score,member,note", '1,1,"oops\n' + "0,0,a\n" * 2000 + '1,1,a"', "line 2"),  # a quote takes no other line
     ],
 )
 def test_a_table_that_is_none_is_refused_in_one_line(capsys, tmp_path, header, row, words):
@@ -219,10 +203,10 @@ def test_a_table_that_is_none_is_refused_in_one_line(capsys, tmp_path, header, r
     assert words in refused(capsys, "audit", "bounds", path, "--delta", "0.01")
 
 
-def test_the_line_that_is_to_be_mended_is_named_where_others_are_blank(capsys, tmp_path):
-    path = tmp_path / "scores.csv"
-    path.write_text("score,member\n0.5,1\n\n\n0.1,0\nx,1\n", encoding="utf-8")
-    assert "line 6: score" in refused(capsys, "audit", "bounds", path, "--delta", "0.01")
+def test_a_table_too_large_for_the_memory_is_refused(capsys, tmp_path):
+    with (tmp_path / "scores.csv").open("wb") as file:
+        file.truncate(2**40)  # a terabyte of zeros, which takes no room
+    assert "has more than" in refused(capsys, "audit", "bounds", tmp_path / "scores.csv", "--delta", "0.01")
 
 
 def test_files_and_settings_that_are_none_are_refused_in_one_line(capsys, tmp_path, table):
@@ -232,11 +216,8 @@ def test_files_and_settings_that_are_none_are_refused_in_one_line(capsys, tmp_pa
     refused(capsys, "audit", "bounds", tmp_path / "binary.csv", "--delta", "0.01")
     refused(capsys, "audit", "bounds", table, "--delta", "0")
     refused(capsys, "audit", "bounds", table)
-    refused(capsys, "audit", "bounds", table, "--delta", "0.01", "--confidence", "95")
     few = write_scores(tmp_path / "few.csv", [0.0, 1.0], [0, 1])
     assert "Play at least" in refused(capsys, "audit", "bounds", few, "--delta", "0.01")
-    refused(capsys, *CANARY, "--sampling-prob", "0")
-    refused(capsys, *CANARY, "--num-games", "4")
     few = ["audit", "membership", "--epsilon", "1", "--num-models", "3", "--data-root", tmp_path]
     assert "Play at least" in refused(capsys, *few)
     assert "is missing" in refused(capsys, *few, "--num-models", "100")

@@ -24,16 +24,9 @@ from tests.evaluation.test_trained import recipe as model_recipe
 from tests.training import faults
 from tests.training.test_resume import wait_for_step
 
-SHORT = [
-    "--set",
-    "training.num_steps=2",
-    "--set",
-    "training.batch_size=32",
-    "--set",
-    "training.engine=reference",
-    "--accountant",
-    "rdp",
-]
+SHORT = (
+    "--set training.num_steps=2 --set training.batch_size=32 --set training.engine=reference --accountant rdp"
+).split()
 NET = """
 import pathlib
 from torch import nn
@@ -107,34 +100,11 @@ def test_resuming_a_folder_needs_trust_too_and_an_interrupt_says_so(theirs, caps
 
 def test_searches_import_nothing_that_a_space_names(theirs, capsys):
     (theirs / "space.toml").write_text('[model]\n"model.name" = ["their_net:net"]\n')
-    common = [
-        "search",
-        "demo/digits",
-        "--trials",
-        2,
-        "--space",
-        theirs / "space.toml",
-        *SHORT[:-2],
-        "--output",
-        theirs / "search",
-    ]
-    call(capsys, *common, "--batch-size", 8, "--seeds", "0")
+    search = ["search", "demo/digits", "--space", theirs / "space.toml", *SHORT[:-2], "--output", theirs / "search"]
+    call(capsys, *search, "--trials", 2, "--batch-size", 8, "--seeds", "0")
     assert not (theirs / "ran").exists()
-    paid = [
-        "search",
-        "demo/digits",
-        "--trials",
-        1,
-        "--space",
-        theirs / "space.toml",
-        *SHORT[:-2],
-        "--output",
-        theirs / "paid",
-        "--paid",
-    ]
-    assert (
-        refused(capsys, *paid, "--score-noise", 3).endswith("add --trust their_net") and not (theirs / "ran").exists()
-    )
+    paid = [*search[:-1], theirs / "paid", "--trials", 1, "--paid", "--score-noise", 3]
+    assert refused(capsys, *paid).endswith("add --trust their_net") and not (theirs / "ran").exists()
 
 
 ESCAPES = "\nepsilon 0.1\x1b]0;owned\x07\x1b[2J\u202egnp\x9b31m\r"
@@ -192,14 +162,14 @@ def owned(tmp_path_factory):
 
 def test_where_the_images_lie_stands_in_a_file_for_the_owner_alone(owned, capsys, tmp_path):
     run, images = owned
-    private = {"metrics_private.jsonl", "key", "data_root"}
-    shared = [path for path in run.rglob("*") if path.is_file() and path.name not in private]
+    shared = [path for path in run.rglob("*") if path.is_file() and "owner" not in path.relative_to(run).parts]
     assert {"recipe.toml", "privacy.json", "model.safetensors", "result.json", "report.html", "ledger.jsonl"} <= {
         path.name for path in shared
     }
     for path in shared:
         assert b"of-alice" not in path.read_bytes(), path
-    assert oct((run / "data_root").stat().st_mode)[-3:] == "600" and (run / "data_root").read_text() == str(images)
+    note = run / "owner" / "data_root"
+    assert oct(note.stat().st_mode)[-3:] == "600" and note.read_text() == str(images)
     assert json_of(capsys, "evaluate", run)["classes"] == ["cat", "dog"]
     copy = tmp_path / "shared"
     copy.mkdir()
@@ -210,14 +180,15 @@ def test_where_the_images_lie_stands_in_a_file_for_the_owner_alone(owned, capsys
     assert status == 0 and json.loads(out)["private"], err
 
 
-@pytest.mark.parametrize("content", [b"relative/folder", b"/a\0b", b"\xff", b""])
+@pytest.mark.parametrize("content", [b"relative/folder", b"/a\0b"])
 def test_a_note_of_where_images_lie_that_no_run_wrote_is_not_followed(tmp_path, capsys, content):
     recipe = f'[data]\nname = "folder"\n{RESOLVED}[model]\nname = "small_cnn"\ntrainable = "all"\nfeatures = "raw"\n'
     run = write_run(tmp_path / "run", recipe)
-    (run / "data_root").write_bytes(content)
+    (run / "owner").mkdir()
+    (run / "owner" / "data_root").write_bytes(content)
     assert "--data-root" in refused(capsys, "evaluate", run)
-    (run / "data_root").unlink()
-    (run / "data_root").symlink_to("/etc/hostname")
+    (run / "owner" / "data_root").unlink()
+    (run / "owner" / "data_root").symlink_to("/etc/hostname")
     assert "--data-root" in refused(capsys, "evaluate", run)
 
 
@@ -233,15 +204,13 @@ def test_the_certificate_and_the_report_list_what_was_taken_to_be_public(owned):
     assert "Public inputs" in page and "the names of the class folders" in page and "class proportions 0.5, 0.5" in page
 
 
-@pytest.mark.parametrize(
-    "name", ["key", "metrics.jsonl", "metrics_private.jsonl", "ledger.jsonl", "checkpoints/step-000000001.safetensors"]
-)
+@pytest.mark.parametrize("name", ["ledger.jsonl", "owner/checkpoints/000000001.safetensors"])
 def test_going_on_with_a_strangers_folder_never_writes_where_a_link_leads(owned, capsys, tmp_path, name):
     run, images = owned
     mine = tmp_path / "mine"
     mine.write_text("precious\n")
     folder = tmp_path / "theirs"
-    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "owner" / "checkpoints").mkdir(parents=True)
     for file in ("recipe.toml", "result.json"):
         (folder / file).write_bytes((run / file).read_bytes())
     (folder / name).symlink_to(mine)
@@ -249,31 +218,10 @@ def test_going_on_with_a_strangers_folder_never_writes_where_a_link_leads(owned,
     assert "symbolic link" in line and mine.read_text() == "precious\n"
 
 
-@pytest.mark.parametrize("name", ["search.json", "recipe.toml", "study.db"])
-def test_a_search_in_a_strangers_folder_never_writes_where_a_link_leads(capsys, tmp_path, name):
-    mine, folder = tmp_path / "mine", tmp_path / "theirs"
-    mine.write_text("precious\n")
-    folder.mkdir()
-    (folder / name).symlink_to(mine)
-    line = refused(capsys, "search", "demo/digits", "--trials", "1", "--output", folder)
-    assert "symbolic link" in line and mine.read_text() == "precious\n"
-
-
 def test_a_dry_run_leaves_out_as_many_images_of_a_person_as_the_run_does(owned, capsys, tmp_path):
     _, images = owned
-    words = [
-        "train",
-        "image-folder",
-        "--data-root",
-        images,
-        "--epsilon",
-        8,
-        *SHORT,
-        "--set",
-        r"data.group_by=/(\d)",
-        "--set",
-        "data.image_size=8",
-    ]
+    words = ["train", "image-folder", "--data-root", images, "--epsilon", 8, *SHORT]
+    words += ["--set", r"data.group_by=/(\d)", "--set", "data.image_size=8"]
     said = []
     for rest in (["--dry-run"], ["--output", tmp_path / "run"]):
         status, _, err = call(capsys, *words, "--images-per-person", 3, *rest)
@@ -284,7 +232,7 @@ def test_a_dry_run_leaves_out_as_many_images_of_a_person_as_the_run_does(owned, 
     assert facts["person_groups"].startswith("as data.group_by states")
 
 
-@pytest.mark.parametrize("options", [{"depth": 3_600_004}, {"width": 2**40}, {"groups": 10**9}], ids=str)
+@pytest.mark.parametrize("options", [{"depth": 3_600_004}, {"width": 2**40}], ids=str)
 def test_an_architecture_that_takes_all_time_to_build_is_refused_at_once(tmp_path, capsys, options):
     run = write_run(tmp_path / "run", model_recipe("wide_resnet", **options))
     started = time.monotonic()
@@ -312,37 +260,17 @@ def test_a_console_that_cannot_show_a_name_shows_it_spelled_out(tmp_path):
     assert done.returncode == 2 and "\\u732b" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_model_without_finite_outputs_is_one_line(tmp_path, capsys):
-    weights = {name: value * float("nan") if value.is_floating_point() else value for name, value in _ten().items()}
-    run = write_run(tmp_path / "run", facts={"classes": [str(number) for number in range(10)]}, tensors=weights)
-    Image.new("L", (8, 8)).save(tmp_path / "x.png")
-    assert "no finite outputs" in refused(capsys, "predict", run, tmp_path / "x.png", "--json")
-
-
 @pytest.mark.parametrize(
     "words",
     [
-        ["train", "demo/digits", "--dry-run", "--epsilon", "1e-300"],
-        ["train", "demo/digits", "--dry-run", "--set", "privacy.delta=1e-320"],
-        ["train", "demo/digits", "--dry-run", "--set", "privacy.noise_multiplier=1e-310"],
-        ["train", "demo/digits", "--output", "never", "--device", "meta"],
-        ["search", "demo/digits", "--paid", "--trials", "4", "--score-noise", "1e300", "--output", "never"],
-        ["search", "demo/digits", "--paid", "--trials", "4", "--score-noise", "1e-300", "--output", "never"],
-        [
-            "search",
-            "demo/digits",
-            "--paid",
-            "--trials",
-            "99999999999999999999",
-            "--score-noise",
-            "3",
-            "--output",
-            "never",
-        ],
+        "train demo/digits --dry-run --epsilon 1e-300",
+        "train demo/digits --dry-run --set privacy.noise_multiplier=1e-310",
+        "train demo/digits --output never --device meta",
+        "search demo/digits --paid --trials 4 --output never --score-noise 1e300",
+        "search demo/digits --paid --trials 99999999999999999999 --output never --score-noise 3",
     ],
-    ids=lambda words: words[-1] if words[-1] != "never" else words[-3],
 )
 def test_numbers_that_cannot_be_computed_with_are_one_line(tmp_path, capsys, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
-    refused(capsys, *words)
+    refused(capsys, *words.split())
     assert not (tmp_path / "never").exists()

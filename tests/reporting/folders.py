@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-KEY = "c0ffee" * 10 + "abcd"
 PRIVATE_LOSS = 1.2345678901
 _OF_IMAGES = {"loss": PRIVATE_LOSS, "clipped_fraction": 0.777123, "grad_norm": 1.0, "clipped_square": 0.5}
 PRIVATE_LINE: dict[str, Any] = {"step": 6, **_OF_IMAGES, "seconds": 1.5, "phases": {}}
@@ -42,9 +41,6 @@ decay = 0.9
 [training]
 batch_size = 512
 num_steps = 60
-
-[run]
-keep_key = false
 """
 
 NUMBERS: dict[str, Any] = {
@@ -55,12 +51,19 @@ NUMBERS: dict[str, Any] = {
     "num_examples": 1437,
     "num_steps": 60,
     "clipping_norm": 1.0,
+    "format_version": 1,
+    "num_lost": 0,
+    "num_applied": 60,
+    "epsilon_so_far": None,
     "run_id": "0f" * 16,
     "ledger_lines": 61,
-    "ledger_head": "5d41402abc4b2a76b9719d911017c592" * 2,
+    "ledger_sha256": "5d41402abc4b2a76b9719d911017c592" * 2,
     "precision": "float32",
     "not_covered": ["other runs on the same images: their epsilons add up", "the running time of the training"],
 }
+IN_RESULT = (
+    "format_version num_lost num_applied epsilon_so_far run_id noise_multiplier batch_size num_examples num_steps"
+).split()
 PUBLIC: dict[str, Any] = {
     "num_examples": 1437,
     "num_people": None,
@@ -142,7 +145,7 @@ def finished(classes: list[str], **changes: Any) -> dict[str, Any]:
     """result.json of a run over these classes; the accuracies differ from class to class."""
     per_class = [0.88 + 0.11 * (7 * i % len(classes)) / len(classes) for i in range(len(classes))]
     result = {
-        **{key: NUMBERS[key] for key in ("run_id", "noise_multiplier", "batch_size", "num_examples", "num_steps")},
+        **{key: NUMBERS[key] for key in IN_RESULT},
         "private": True,
         "why_not_private": None,
         **dict.fromkeys(("epsilon", "epsilon_pld"), 2.996123),
@@ -205,8 +208,7 @@ def write_run(
     if result is not None:
         (folder / "result.json").write_text(json.dumps(result))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
-    (folder / "metrics_private.jsonl").write_text(json.dumps(PRIVATE_LINE) + "\n")
-    (folder / "key").write_text(KEY + "\n")
-    (folder / "checkpoints").mkdir()
+    (folder / "owner" / "checkpoints").mkdir(parents=True)
+    (folder / "owner" / "metrics_private.jsonl").write_text(json.dumps(PRIVATE_LINE) + "\n")
     (folder / "recipe.toml").write_text(recipe)
     return folder

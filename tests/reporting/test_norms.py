@@ -17,7 +17,7 @@ def watched(tmp_path, steps):
     """A run that noted the norms of some steps, among lines without."""
     folder = folders.write_run(tmp_path / "run", *RUNS["private"])
     norms = {"edges": EDGES, "counts": [1, 2, 3, 4, 0, 2], "not_finite": 1, "median": 0.75, "signal_to_noise": 0.5}
-    with (folder / "metrics_private.jsonl").open("a") as file:
+    with (folder / "owner" / "metrics_private.jsonl").open("a") as file:
         for step in steps:
             file.write(json.dumps({"step": step, "norms": norms, **REST}) + "\n")
     return folder
@@ -32,15 +32,14 @@ def test_what_is_read_is_marked_as_not_private_and_clipped_are_the_norms_above_o
 
 def test_an_empty_batch_has_no_clipped_fraction(tmp_path):
     folder = watched(tmp_path, [1])
-    path = folder / "metrics_private.jsonl"
+    path = folder / "owner" / "metrics_private.jsonl"
     path.write_text(path.read_text().replace("[1, 2, 3, 4, 0, 2]", "[0, 0, 0, 0, 0, 0]"))
     facts = read_norms(folder)
     assert facts["histograms"][0]["clipped_fraction"] is None
     draw_norms(facts, tmp_path / "norms.svg")
 
 
-@pytest.mark.parametrize("steps", [[1], list(range(1, 20))])
-@pytest.mark.parametrize("name", ["norms.svg", "norms.png"])
+@pytest.mark.parametrize("steps, name", [([1], "norms.svg"), (list(range(1, 20)), "norms.png")])
 def test_the_plot_is_its_owner_s_alone_and_says_so(tmp_path, steps, name):
     folder = watched(tmp_path, steps)
     path = folder / name

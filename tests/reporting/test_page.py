@@ -1,8 +1,10 @@
 """report.html: what it must say, must never say, and how it must stand alone."""
 
+import html
 import html.parser
 import json
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -66,16 +68,8 @@ def private(tmp_path: Path, classes=DIGITS, lines=10, **changes) -> str:
 WITH_VIEWS = {"test_views": 8, "accuracy_augtest_vote": 0.9712345, "accuracy_augtest_mean": 0.9754321}
 RUNS = {
     "private": (folders.private_certificate(), folders.finished(DIGITS), folders.curve(10)),
-    "seeded": (folders.public_certificate(), folders.finished(DIGITS), folders.curve(10, private=False)),
     "ordinary": (folders.ordinary_certificate(), folders.finished(["a", "b"]), folders.curve(3, private=False)),
-    "with views": (folders.private_certificate(), folders.finished(DIGITS, **WITH_VIEWS), folders.curve(10)),
-    "unfinished": (folders.private_certificate(status="running"), None, folders.curve(2)),
     "just begun": (folders.private_certificate(status="running", ledger_lines=0), None, []),
-    "no steps": (
-        folders.private_certificate(epsilon=0.0, epsilon_pld=0.0, epsilon_rdp=0.0, num_steps=0),
-        folders.finished(DIGITS),
-        [],
-    ),
     "nasty": (folders.private_certificate(), folders.finished(NASTY), folders.curve(1)),
     "hundred": (
         folders.private_certificate(),
@@ -90,72 +84,33 @@ def any_page(request, tmp_path_factory) -> str:
     return report(tmp_path_factory.mktemp("any"), *RUNS[request.param])
 
 
-def test_the_page_stands_alone(any_page):
+def test_the_page_stands_alone_and_holds_nothing_private(any_page):
     page = Page(any_page)
-    assert (
-        "http://" not in any_page
-        and "https://" not in any_page
-        and "@import" not in any_page
-        and "url(http" not in any_page
-    )
-    assert not {tag for tag, _ in page.elements} & {
-        "script",
-        "link",
-        "img",
-        "iframe",
-        "object",
-        "embed",
-        "image",
-        "base",
-        "form",
-    }
-    assert page.attributes("src") == []
-    assert all(target.startswith("#") for target in page.attributes("href"))
-    assert all(address.startswith("#") for address in re.findall(r"url\(([^)]*)\)", any_page))
+    assert not re.search(r"https?://|@import|url\(", any_page)
+    from_elsewhere = {"script", "link", "img", "iframe", "object", "embed", "image", "base", "form"}
+    assert not {tag for tag, _ in page.elements} & from_elsewhere
+    assert page.attributes("src") == page.attributes("href") == []
     assert not [key for _, attributes in page.elements for key in attributes if key.startswith("on")]
-
-
-def test_every_reference_meets_exactly_one_name(any_page):
-    page = Page(any_page)
     names = page.attributes("id")
     assert len(names) == len(set(names))
-    labels = [part for value in page.attributes("aria-labelledby") for part in value.split()]
-    targets = [value[1:] for value in page.attributes("href")] + re.findall(r"url\(#([^)]*)\)", any_page) + labels
-    assert set(targets) == set(names) & set(targets)
-
-
-def test_nothing_private_reaches_the_page(any_page):
-    for secret in (
-        folders.KEY,
-        folders.KEY[:16],
-        "1.23456",
-        "0.777",
-        "clipped_fraction",
-        "54321",
-        "27.18",
-        "/somewhere/else",
-    ):
+    assert {part for value in page.attributes("aria-labelledby") for part in value.split()} == set(names)
+    for secret in ("1.23456", "0.777", "clipped_fraction", "54321", "27.18", "/somewhere/else"):
         assert secret not in any_page
 
 
 def test_private_files_are_not_even_opened(tmp_path):
     folder = folders.write_run(tmp_path / "run", *RUNS["private"])
     before = write_report(folder).read_bytes()
-    for name in ("key", "metrics_private.jsonl"):
-        (folder / name).unlink()
-    (folder / "checkpoints").rmdir()
+    shutil.rmtree(folder / "owner")
     assert write_report(folder).read_bytes() == before
 
 
 def test_a_test_with_views_stands_beside_the_plain_accuracy_and_never_in_its_place(tmp_path):
-    text = Page(report(tmp_path / "a", *RUNS["with views"])).text
+    result = folders.finished(DIGITS, **WITH_VIEWS)
+    text = Page(report(tmp_path / "a", folders.private_certificate(), result, folders.curve(10))).text
     plain, vote, mean = (text.index(number) for number in ("96.39 %", "97.12 %", "97.54 %"))
     assert plain < vote < mean and "majority of 8 views" in text and "mean probability of 8 views" in text
-    for without in (
-        RUNS["private"],
-        (RUNS["private"][0], folders.finished(DIGITS, test_views=0, accuracy_augtest_vote=None), []),
-    ):
-        assert "views" not in Page(report(tmp_path / str(len(without[2])), *without)).text
+    assert "views" not in Page(report(tmp_path / "b", *RUNS["private"])).text
 
 
 def test_class_names_are_text_and_never_markup(tmp_path):
@@ -174,7 +129,7 @@ def test_recipe_and_certificate_text_is_escaped(tmp_path):
     text = report(
         tmp_path,
         folders.private_certificate(
-            relation=evil, unit=evil, accountant_note=evil, not_covered=[evil], ledger_head=evil
+            relation=evil, unit=evil, accountant_note=evil, not_covered=[evil], ledger_sha256=evil
         ),
         folders.finished(DIGITS),
         folders.curve(2),
@@ -184,26 +139,10 @@ def test_recipe_and_certificate_text_is_escaped(tmp_path):
     assert Page(text).text.count(evil) == 8  # the model twice, its option, five of the certificate
 
 
-def test_a_folder_name_is_escaped_in_title_and_heading(tmp_path):
-    folder = folders.write_run(tmp_path / "<b>&", *RUNS["private"])
-    text = write_report(folder).read_text()
-    assert "<b>&" not in text and text.count("&lt;b&gt;&amp;") == 2
-
-
 def test_a_private_run_says_epsilon_delta_relation_unit_and_sampling(tmp_path):
     page = Page(private(tmp_path))
-    assert "ε ≤ 2.997 at δ = 1e-4" in page.text
-    for fact in (
-        "Epsilon 2.997",
-        "by RDP 3.211",
-        "Delta 1e-4",
-        "1 in 10,000",
-        folders.RELATION,
-        "Unit one image",
-        "Sampling poisson",
-        "0.3563",
-        "1,437",
-    ):
+    facts = "Epsilon 2.997", "by RDP 3.211", "Delta 1e-4", "1 in 10,000", "Unit one image", "Sampling poisson", "0.3563"
+    for fact in (*facts, "ε ≤ 2.997 at δ = 1e-4", folders.RELATION, "1,437"):
         assert fact in page.text
     assert "Not private" not in page.text and "no privacy guarantee" not in page.text
 
@@ -213,11 +152,6 @@ def test_an_attacker_is_told_by_the_mechanism_s_own_trade_off(tmp_path):
     text = Page(private(tmp_path)).text
     assert "at most 65.50 % of the time" in text and "Attacker right at most 65.50 %" in text
     assert "at most 6.84 % of those that did; with 0.1 %, at most 1.27 %" in text and "95.26" not in text
-
-
-def test_the_chance_of_naming_the_one_that_took_part_is_told_beside_a_blind_guess_s(tmp_path):
-    text = Page(private(tmp_path)).text
-    assert "Who has 1,437 candidates" in text and "a chance of at most 1 in 109; a blind guess has 1 in 1,437" in text
 
 
 OF_PERSONS = {
@@ -234,7 +168,6 @@ OF_PERSONS = {
         ({}, {}),
         (OF_PERSONS, {"images_per_unit": 3}),
         ({**OF_PERSONS, "drawn": "people"}, {}),  # each is one of N
-        ({"max_images_per_person": 3, "epsilon_person": 10.7012, "person_groups": "checked"}, {}),
         ({"first_release_noise": 2.0}, {"first_release_noise": 2.0}),
     ],
 )
@@ -252,11 +185,11 @@ def test_the_curve_of_what_an_attacker_gains_is_that_of_the_certificate_s_mechan
 def test_where_a_run_was_chosen_or_is_not_private_no_curve_is_drawn(tmp_path):
     selected = {"selected_from": 10.0, "selection_shape": 0.0}
     assert "attack-title" not in private(tmp_path, **selected)
-    folder = folders.write_run(tmp_path / "seeded", *RUNS["seeded"])
-    assert "attack-title" not in write_report(folder).read_text()
+    seeded = report(tmp_path / "seeded", folders.public_certificate(), folders.finished(DIGITS), [])
+    assert "attack-title" not in seeded
 
 
-@pytest.mark.parametrize("accuracy, weak", [(0.5, False), (0.95, False), (0.995, True), (1.0, True)])
+@pytest.mark.parametrize("accuracy, weak", [(0.95, False), (0.995, True)])
 def test_weak_protection_is_called_weak(tmp_path, accuracy, weak):
     text = Page(private(tmp_path, attacker=folders.attacker(accuracy))).text
     assert ("little protection" in text) == weak
@@ -276,16 +209,8 @@ def test_a_person_with_several_images_is_told_their_own_epsilon(tmp_path):
     assert "Epsilon of a person 10.71" in text and "up to 3 images" in text and "declared, not checked" in text
 
 
-def test_a_person_without_a_finite_epsilon_is_told_so(tmp_path):
-    text = Page(private(tmp_path, max_images_per_person=900, epsilon_person=None, person_groups="checked")).text
-    assert "Epsilon of a person infinite" in text
-
-
-@pytest.mark.parametrize("line_epsilon", [True, False])
-def test_a_run_that_is_not_private_says_so_first_and_shows_no_epsilon_as_a_guarantee(tmp_path, line_epsilon):
-    text = report(
-        tmp_path, folders.public_certificate(), folders.finished(DIGITS), folders.curve(10, private=line_epsilon)
-    )
+def test_a_run_that_is_not_private_says_so_first_and_shows_no_epsilon_as_a_guarantee(tmp_path):
+    text = report(tmp_path, folders.public_certificate(), folders.finished(DIGITS), folders.curve(10))
     page = Page(text)
     body = page.text
     assert "without a privacy guarantee" in body[: body.index("Not private")]
@@ -293,17 +218,8 @@ def test_a_run_that_is_not_private_says_so_first_and_shows_no_epsilon_as_a_guara
     assert not re.search(r"\d\.\d", body[: body.index("Not private")])
     assert body.count("2.997") == 1
     assert "would have meant epsilon 2.997 at delta 1e-4. That is no guarantee for this run." in body
-    for promise in (
-        "ε",
-        "Epsilon 2",
-        "Delta 1e-4",
-        "of the time",
-        "epsilon so far",
-        "Epsilon spent",
-        "stays secret",
-        "with differential privacy",
-    ):
-        assert promise not in text
+    promises = "ε", "Epsilon 2", "Delta 1e-4", "of the time", "epsilon so far", "Epsilon spent", "stays secret"
+    assert not [promise for promise in (*promises, "with differential privacy") if promise in text]
 
 
 def test_ordinary_training_mentions_no_epsilon_at_all(tmp_path):
@@ -311,14 +227,6 @@ def test_ordinary_training_mentions_no_epsilon_at_all(tmp_path):
     body = Page(report(tmp_path, *RUNS["ordinary"], recipe)).text
     assert "Not private" in body and "this is ordinary training, without a budget" in body
     assert "epsilon" not in body.replace("No epsilon", "").replace("their epsilons", "").lower()
-
-
-def test_a_hypothetical_person_epsilon_is_no_guarantee_either(tmp_path):
-    privacy = folders.public_certificate(
-        max_images_per_person=3, epsilon_person_if_private=10.7012, person_groups="checked"
-    )
-    body = Page(report(tmp_path, privacy, folders.finished(DIGITS), folders.curve(3, private=False))).text
-    assert "and 10.71 for all images of one person. That is no guarantee" in body and "Epsilon of a person" not in body
 
 
 def test_a_certificate_without_a_finite_epsilon_is_no_guarantee(tmp_path):
@@ -333,7 +241,7 @@ def test_pld_that_was_not_computed_is_said(tmp_path):
     assert "By PLD not computed, by RDP 3.211" in body and "PLD's grid would need 3 GB." in body
 
 
-@pytest.mark.parametrize("lines", [0, 1, 2])
+@pytest.mark.parametrize("lines", [0, 2])
 def test_an_unfinished_run_says_so_and_shows_what_is_known(tmp_path, lines):
     body = Page(report(tmp_path, folders.private_certificate(status="running"), None, folders.curve(lines))).text
     assert "This run is unfinished" in body and "already count every step that is planned" in body
@@ -342,11 +250,7 @@ def test_an_unfinished_run_says_so_and_shows_what_is_known(tmp_path, lines):
         assert f"{formats.per_cent(folders.curve(lines)[-1]['accuracy'])} accuracy so far" in body
 
 
-def test_a_finished_run_is_not_called_unfinished(tmp_path):
-    assert "finished:" not in Page(private(tmp_path)).text
-
-
-@pytest.mark.parametrize("num_classes", [2, 5, 10, 100])
+@pytest.mark.parametrize("num_classes", [2, 10])
 def test_scores_on_the_page_are_those_of_the_files(tmp_path, num_classes):
     classes = [f"class-{i:03d}" for i in range(num_classes)]
     page = Page(private(tmp_path, classes=classes))
@@ -375,36 +279,19 @@ def test_a_class_without_held_out_images_has_no_accuracy(tmp_path):
     assert "b no held-out image" in body and "weakest class is c with 50.00 %" in body
 
 
-@pytest.mark.parametrize("accuracy, said", [(0.74, True), (0.75, True), (0.76, False)])
+@pytest.mark.parametrize("accuracy, said", [(0.75, True), (0.76, False)])
 def test_a_classifier_no_better_than_the_majority_is_called_so(tmp_path, accuracy, said):
     result = folders.finished(["a", "b"], accuracy=accuracy, majority_rate=0.75)
     body = Page(report(tmp_path, folders.private_certificate(), result, folders.curve(2))).text
     assert ("no better than always naming the most frequent class" in body) == said
 
 
-def test_every_value_of_the_recipe_is_on_the_page(tmp_path):
-    body = Page(private(tmp_path)).text
-    for section, values in tomllib.loads(folders.RECIPE).items():
-        for key, value in values.items():
-            if value == {}:
-                continue
-            text = (
-                {True: "true", False: "false"}.get(value, str(value))
-                if isinstance(value, bool)
-                else "1e-4"
-                if value == 0.0001
-                else str(value)
-            )
-            assert f"{key} {text}" in body, (section, key)
+def test_the_recipe_on_the_page_is_the_run_s(tmp_path):
+    (block,) = re.findall(r"<pre>(.*?)</pre>", private(tmp_path), re.DOTALL)
+    assert tomllib.loads(html.unescape(block)) == tomllib.loads(folders.RECIPE)
 
 
-def test_all_that_is_not_covered_is_listed(tmp_path):
-    points = [f"point {i}" for i in range(9)]
-    text = private(tmp_path, not_covered=points)
-    assert all(f"<li>{point}</li>" in text for point in points)
-
-
-@pytest.mark.parametrize("lines", [1, 10, 25, 26, 200, 1001])
+@pytest.mark.parametrize("lines", [25, 26, 1001])
 def test_the_table_of_the_curve_is_short_true_and_ends_with_the_last_line(tmp_path, lines):
     text = private(tmp_path, lines=lines)
     table = text[text.index('<table class="numbers">') :]
@@ -419,7 +306,7 @@ def test_the_table_of_the_curve_is_short_true_and_ends_with_the_last_line(tmp_pa
 
 
 def test_the_same_files_give_the_same_page_and_a_new_one_replaces_the_old(tmp_path):
-    folder = folders.write_run(tmp_path / "run", *RUNS["unfinished"])
+    folder = folders.write_run(tmp_path / "run", *RUNS["just begun"])
     first = write_report(folder).read_bytes()
     assert write_report(folder).read_bytes() == first
     (folder / "result.json").write_text(json.dumps(folders.finished(DIGITS)))
@@ -427,21 +314,13 @@ def test_the_same_files_give_the_same_page_and_a_new_one_replaces_the_old(tmp_pa
     assert not list(folder.glob("*.part")) and not list(folder.glob(".*.part"))
 
 
-@pytest.mark.parametrize("missing", ["privacy.json", "recipe.toml"])
-def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path, missing):
+def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path):
+    missing = "privacy.json"
     folder = folders.write_run(tmp_path / "run", *RUNS["private"])
     (folder / missing).unlink()
     with pytest.raises(InputError, match=missing):
         write_report(folder)
     assert not (folder / "report.html").exists()
-
-
-def test_a_torn_last_line_of_the_metrics_is_passed_over(tmp_path):
-    folder = folders.write_run(tmp_path / "run", *RUNS["private"])
-    before = write_report(folder).read_bytes()
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 66, "epsi')
-    assert write_report(folder).read_bytes() == before
 
 
 def test_headings_go_down_one_level_at_a_time_and_figures_are_named(tmp_path):

@@ -25,7 +25,7 @@ _context.set_forkserver_preload(
         "sfumato.cli.app",
         "sfumato.data.folders",
         "optuna.storages",
-        "sfumato.reporting.plots",
+        "sfumato.reporting.charts",
         "sfumato.studies.sweep",
         "sfumato.training.display",
         "sfumato.training.loop",

@@ -1,85 +1,101 @@
-"""What an audit is asked, as Python's own numbers."""
+"""What an audit is asked and given: its levels, its claim, and scores that somebody's own attack wrote down."""
 
+import csv
+import io
 import operator
-import os
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
+from sfumato.accounting.calibration import solve_noise_multiplier
+from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
 
+LEAST_TARGET = 1e-9
+"""The smallest epsilon that noise is solved for: below, nothing is learnt and no attack can show anything."""
 _MOST_EPSILON = 100_000
-_LEAST_TARGET, _LEAST_DELTA = 1e-9, 1e-100  # as a recipe has them
+_LEAST_DELTA = 1e-100
+_COLUMNS = ("score", "member")
+_MOST_BYTES = 2**28  # ten million games
 
 
-def number(name: str, value: Any) -> float:
-    """Raises InputError where it is none: neither Python's nor NumPy's."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise InputError(f"{name} must be a number, not {_shown(value)}.")
-    try:
-        return float(value)
-    except OverflowError:
-        raise InputError(f"{name} must be a number of fewer digits.") from None
-
-
-def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Raises InputError where it is no whole number of this range."""
-    try:
-        found = None if isinstance(value, bool | np.bool_) else operator.index(value)
-    except TypeError:
-        found = None
-    if found is None or found < least or (most is not None and found > most):
-        range_ = f"at least {least}" if most is None else f"from {least:,} to {most:,}"
-        raise InputError(f"{name} must be a whole number, {range_}, not {_shown(value)}.")
+def whole(name: str, value: int, least: int, most: int) -> int:
+    """Raises InputError where it is out of range."""
+    found = operator.index(value)
+    if not least <= found <= most:
+        raise InputError(f"{name} must be a whole number, from {least:,} to {most:,}, not {value}.")
     return found
 
 
-def levels(delta: Any, confidence: Any, epsilon: Any) -> tuple[float, float, float]:
-    """Delta, confidence and the claimed epsilon.
+def levels(
+    delta: float, confidence: float, epsilon: float | None, least: float = 0
+) -> tuple[float, float, float | None]:
+    """Delta, confidence and the claimed epsilon, None where nothing is claimed.
 
     Raises:
-        InputError: Where one of them is out of range, or no number.
+        InputError: Where one of them is out of range.
     """
-    delta, confidence = number("delta", delta), number("confidence", confidence)
-    epsilon = number("nominal_epsilon", epsilon)
     if not _LEAST_DELTA <= delta < 1:
         because = ": no mechanism with Gaussian noise has a finite epsilon at 0" if delta == 0 else ""
-        least = "0" if delta <= 0 or delta >= 1 else _LEAST_DELTA
-        raise InputError(f"delta must lie between {least} and 1, not {delta}{because}. Give the delta of the claim.")
+        raise InputError(
+            f"delta must lie between {_LEAST_DELTA} and 1, not {delta}{because}. Give the delta of the claim."
+        )
     if not 0.5 < confidence < 1:
         raise InputError(f"confidence must lie between 0.5 and 1, not {confidence}. Usual are 0.95 and 0.999.")
-    if not 0 <= epsilon <= _MOST_EPSILON:
+    if epsilon is not None and not least <= epsilon <= _MOST_EPSILON:
         raise InputError(
-            f"the claimed epsilon must be a number from 0 to {_MOST_EPSILON:,}, not {epsilon}: a larger one "
+            f"the claimed epsilon must be a number from {least} to {_MOST_EPSILON:,}, not {epsilon}: a larger one "
             "promises nothing that games could refute."
         )
-    return delta, confidence, epsilon
+    return float(delta), float(confidence), None if epsilon is None else float(epsilon)
 
 
-def target(epsilon: Any) -> float:
-    """An epsilon that noise is solved for. Raises InputError where it is none."""
-    found = number("epsilon", epsilon)
-    if not found >= _LEAST_TARGET:
-        raise InputError(
-            f"epsilon must be at least 1e-9, not {found}: noise is solved for it, and where nothing is "
-            "learnt no attack can show anything."
-        )
-    return found
+def calibrated(num_examples: int, batch_size: int, num_steps: int, epsilon: float, delta: float) -> Mechanism:
+    """The mechanism of a run whose noise is calibrated to (epsilon, delta)."""
+    mechanism = Mechanism(num_examples, batch_size, 1.0, num_steps)
+    sigma = solve_noise_multiplier(
+        num_examples=num_examples, batch_size=batch_size, num_steps=num_steps, target_epsilon=epsilon, delta=delta
+    )
+    return mechanism.replace(noise_multiplier=sigma)
 
 
-def path_of(name: str, value: Any) -> Path:
-    """Raises InputError where it is no path that a file can have."""
+def read_scores(path: Path) -> tuple[list[float], list[int]]:
+    """The columns ``score`` and ``member`` of a CSV file whose first line names its columns; others are passed over.
+
+    Returns:
+        Scores, and 1 or 0 for each.
+
+    Raises:
+        InputError: If the file cannot be read, is larger than 256 MiB, lacks a column, or a line does not fit.
+    """
     try:
-        path = Path(value)
-        too_long = any(len(os.fsencode(part)) > 255 for part in path.parts)
-    except TypeError:
-        raise InputError(f"{name} must be a path, not {_shown(value)}.") from None
-    if too_long or "\0" in str(path):
-        raise InputError(f"{name} = {str(path)[:40]!r}... is no path that a file can have. Choose a shorter one.")
-    return path
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}. Name a CSV file.") from None
+    if len(data) > _MOST_BYTES:
+        raise InputError(f"{path} has more than {_MOST_BYTES:,} bytes. Leave the columns score and member alone.")
+    try:
+        lines = io.StringIO(data.decode("utf-8-sig"))
+        names = _cells(next(lines, ""))
+    except (UnicodeDecodeError, csv.Error):
+        raise InputError(f"{path} is no CSV file in UTF-8. Save it as one.") from None
+    if any(names.count(name) != 1 for name in _COLUMNS):
+        raise InputError(f"{path} must have one column score and one column member. Name them in its first line.")
+    scores, members = [], []
+    for number, line in enumerate(lines, start=2):
+        if not line.strip():
+            continue
+        try:
+            row = dict(zip(names, _cells(line), strict=True))
+            scores.append(float(row["score"]))
+            members.append(("0", "1").index(row["member"]))
+        except (csv.Error, ValueError):
+            raise InputError(
+                f"{path}, line {number}: {line.strip()[:80]!r} does not fit. Each line needs {len(names)} cells, a "
+                "number as score, and as member 1 where the example took part, 0 where it did not."
+            ) from None
+    return scores, members
 
 
-def _shown(value: Any) -> str:
-    is_long = isinstance(value, int) and abs(value) >= 10**40
-    return "one of so many digits" if is_long else repr(value)[:40]
+def _cells(line: str) -> list[str]:
+    """Of one line alone, so that a quote that is not closed takes no other."""
+    return next(csv.reader([line], strict=True), [])

@@ -1,5 +1,6 @@
 """From scores and membership to lower bounds on epsilon: nothing else of an attack is looked at."""
 
+import bisect
 import dataclasses
 import math
 import secrets
@@ -12,13 +13,14 @@ from sfumato.accounting import rounding
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import trade_off
 from sfumato.auditing.arguments import levels
-from sfumato.auditing.power import games_needed, perfect, power
 from sfumato.auditing.rates import (
     advantage_bound,
     gaussian_epsilon,
     gaussian_mu,
     log_ratio,
     lower_rate,
+    perfect,
+    power,
     upper_rate,
 )
 from sfumato.auditing.record import AuditResult, Bound, BoundName
@@ -27,6 +29,7 @@ from sfumato.errors import InputError
 SHARE = 0.2
 """Of the games of each side, those that choose thresholds. No bound uses them."""
 _MOST_THRESHOLDS = 2000
+_MOST_A_SIDE = 10**15
 _LARGEST = 1e300
 _CAREFUL = 1e-3
 """Many thresholds show almost the same mu. Where few scores lie above, luck would decide, so that mu is
@@ -100,15 +103,10 @@ def audit_scores(
         >>> round(result.epsilon_lower_bound, 2)
         4.64
     """
-    if mechanism is not None and not isinstance(mechanism, Mechanism):
-        raise InputError("mechanism must be a sfumato.Mechanism, or None where it is not known.")
-    delta, confidence, claimed = levels(delta, confidence, 0.0 if nominal_epsilon is None else nominal_epsilon)
-    nominal_epsilon = None if nominal_epsilon is None else claimed
+    delta, confidence, nominal_epsilon = levels(delta, confidence, nominal_epsilon)
     inside, outside = sides(scores, members)
     require_enough(len(inside), len(outside), confidence, delta)
     split_seed = new_split_seed() if split_seed is None else split_seed
-    if type(split_seed) is not int or split_seed < 0:
-        raise InputError(f"split_seed must be that of a result, a whole number from 0 on, not {split_seed!r}.")
     chooses, used = _parted(inside, outside, split_seed)
     error = (1 - confidence) / 2
     candidates = _thresholds(chooses)
@@ -149,7 +147,7 @@ def audit_scores(
         epsilon_lower_bound=found[0].epsilon or 0.0,
         bounds=found,
         confidence=confidence,
-        nominal_epsilon=None if nominal_epsilon is None else float(nominal_epsilon),
+        nominal_epsilon=nominal_epsilon,
         delta=delta,
         violated=None if nominal_epsilon is None else bool(max(decide) > nominal_epsilon),
         num_games=len(inside) + len(outside),
@@ -171,20 +169,16 @@ def auc(members: np.ndarray, non_members: np.ndarray) -> float:
 def require_enough(num_members: int, num_non_members: int, confidence: float, delta: float) -> None:
     """Raises InputError where no attack could show anything; it says how many games could."""
 
-    def shows(*sides: int) -> bool:
-        used = [side - _num_chosen(side) for side in sides]
-        return min(used) >= 1 and perfect(used[0], used[1], confidence, delta) > 0
+    def shows(members: int, non_members: int) -> bool:
+        used = members - _num_chosen(members), non_members - _num_chosen(non_members)
+        return min(used) >= 1 and perfect(*used, confidence, delta) > 0
 
     if shows(num_members, num_non_members):
         return
-    needed = games_needed(0.0, confidence, delta, SHARE)
-    if needed:
-        needed += needed % 2
-        while not shows(needed // 2, needed // 2):  # whole games choose the threshold
-            needed += 2
+    needed = 2 * bisect.bisect_left(range(_MOST_A_SIDE + 1), True, lo=1, key=lambda side: shows(side, side))
     remedy = (
         f"Play at least {needed:,}, half of them with the example"
-        if needed
+        if needed <= 2 * _MOST_A_SIDE
         else "No number of games is enough: take a smaller delta"
     )
     raise InputError(
@@ -196,12 +190,7 @@ def require_enough(num_members: int, num_non_members: int, confidence: float, de
 
 def sides(scores: Any, members: Any) -> tuple[np.ndarray, np.ndarray]:
     """The sorted scores of either side."""
-    try:
-        values, took_part = as_numbers(scores), as_numbers(members)
-    except (TypeError, ValueError, OverflowError):
-        raise InputError(
-            "scores and members must be numbers, one of each for every game: give lists, or arrays without holes."
-        ) from None
+    values, took_part = as_numbers(scores), as_numbers(members)
     if values.ndim != 1 or values.shape != took_part.shape:
         raise InputError(
             f"scores of shape {values.shape} and members of shape {took_part.shape} do not belong together. "
@@ -223,25 +212,11 @@ def sides(scores: Any, members: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def as_numbers(given: Any) -> np.ndarray:
-    """In float64. TypeError, ValueError or OverflowError: it has something else."""
-    if isinstance(given, list | tuple):
-        given = [_plain(each) for each in given]
-    if np.ma.is_masked(given) or isinstance(given, list) and any(each is np.ma.masked for each in given):
-        raise ValueError("masked")
-    found = np.asarray(_plain(given))
-    if found.dtype.kind not in "biufOUS":
-        raise TypeError(found.dtype)
-    with np.errstate(over="ignore"):  # what is beyond float64 is infinite, and has its order
-        return found.astype(np.float64)
-
-
-def _plain(given: Any) -> Any:
-    """Of a tensor, from which a gradient may be asked, its numbers in main memory."""
-    if not hasattr(given, "detach"):
-        return given
-    if given.is_complex():
-        raise TypeError("complex")
-    return given.detach().cpu().double().clone().numpy()
+    """In float64. Raises InputError where it has something else."""
+    try:
+        return np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError("scores and members must be numbers, one of each for every game: lists or arrays.") from None
 
 
 def _num_chosen(count: int) -> int:
@@ -260,13 +235,13 @@ def _parted(inside: np.ndarray, outside: np.ndarray, split_seed: int) -> tuple[G
     meet the same split, and bounds fail more often than is stated.
     """
     rng = np.random.default_rng(split_seed)
-    parts = []
+    chooses, used = [], []
     for side in (inside, outside):
-        chosen = np.zeros(len(side), dtype=bool)
-        chosen[rng.choice(len(side), _num_chosen(len(side)), replace=False)] = True
-        parts.append((side[chosen], side[~chosen]))
-    (members, members_used), (non_members, non_members_used) = parts
-    return Games(members, non_members), Games(members_used, non_members_used)
+        places = rng.permutation(len(side))
+        chosen = np.sort(places[: _num_chosen(len(side))])
+        chooses.append(side[chosen])
+        used.append(np.delete(side, chosen))
+    return Games(*chooses), Games(*used)
 
 
 def _thresholds(games: Games) -> np.ndarray:

@@ -22,9 +22,8 @@ import torch
 from torch import nn
 
 from sfumato.accounting import accountants
-from sfumato.accounting.calibration import solve_noise_multiplier
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.auditing.arguments import levels, number, target, whole
+from sfumato.auditing.arguments import LEAST_TARGET, calibrated, levels, whole
 from sfumato.auditing.bounds import audit_scores, require_enough
 from sfumato.auditing.record import CanaryResult
 from sfumato.clipping import GradFn, clipped_grad, pure
@@ -91,9 +90,8 @@ def audit_canary(
         InputError: If an argument is out of range, the budget is impossible, or the games are too
             few for any bound above 0.
     """
-    delta, confidence, epsilon = levels(delta, confidence, target(epsilon))
+    levels(delta, confidence, epsilon, LEAST_TARGET)
     num_steps, num_games = whole("num_steps", num_steps, 1, _MOST_SEEN), whole("num_games", num_games, 1, _MOST_GAMES)
-    sampling_prob = number("sampling_prob", sampling_prob)
     num_canaries, num_runs = _games(sampling_prob, num_games)
     if num_steps * num_canaries > _MOST_SEEN:
         raise InputError(
@@ -102,12 +100,8 @@ def audit_canary(
     # The coins fall near one half: one game less on each side is not what is refused here.
     require_enough(num_games // 2, num_games // 2, confidence, delta)
     started = time.perf_counter()
-    batch_size = round(sampling_prob * num_canaries)
-    mechanism = Mechanism(num_canaries, batch_size, 1.0, num_steps)
-    sigma = solve_noise_multiplier(
-        num_examples=num_canaries, batch_size=batch_size, num_steps=num_steps, target_epsilon=epsilon, delta=delta
-    )
-    mechanism = mechanism.replace(noise_multiplier=sigma)
+    mechanism = calibrated(num_canaries, round(sampling_prob * num_canaries), num_steps, epsilon, delta)
+    sigma = mechanism.noise_multiplier
     report(f"{num_runs} runs of {num_canaries:,} canaries, {num_steps} updates each, at noise multiplier {sigma:g}")
     scores, members = play(mechanism, num_runs, report)
     keep(scores, members)
@@ -139,24 +133,16 @@ def play(
     Returns:
         Scores and membership of every game, (num_runs x N,).
     """
-    step, all_updates = prepared_step(mechanism), num_runs * mechanism.num_steps
+    step, started = prepared_step(mechanism), time.perf_counter()
     scores, members = [], []
-    started, told, done = time.perf_counter(), 0.0, 0
-
-    def tell() -> None:
-        nonlocal told, done
-        done += 1
-        seconds = time.perf_counter() - started
-        expected = seconds / done * all_updates
-        if expected > _LONG and seconds - told > min(10.0, expected / 10) and done < all_updates:
-            told = seconds
-            run, update = divmod(done, mechanism.num_steps)
-            report(f"run {run + 1} of {num_runs}, update {update}; about {expected - seconds:.0f} s left")
-
-    for _ in range(num_runs):
+    for run in range(num_runs):
         took_part = coins(mechanism.num_examples)
-        scores.append(log_likelihood_ratio(observe(step, took_part, tell), mechanism))
+        scores.append(log_likelihood_ratio(observe(step, took_part), mechanism))
         members.append(took_part)
+        expected = (time.perf_counter() - started) / (run + 1) * num_runs
+        if expected > _LONG and run % max(1, num_runs // 10) == 0:
+            left = expected * (1 - (run + 1) / num_runs)
+            report(f"run {run + 1} of {num_runs} is done; about {left:.0f} s left")
     return np.concatenate(scores), np.concatenate(members)
 
 
@@ -167,7 +153,7 @@ def prepared_step(mechanism: Mechanism) -> PrivateStep:
 
 @functools.cache
 def _grad_fn() -> GradFn:
-    """One for all audits of a process: it takes seconds to settle, and nothing in it changes."""
+    """One for all audits of a process: it takes seconds to settle."""
     grad_fn = clipped_grad(Pixels(), pure(_output), clipping_norm=_CLIPPING_NORM, microbatch_size=_MICROBATCH)
     grad_fn.prepare(torch.zeros(1, 1, SIDE, SIDE), torch.zeros(1, dtype=torch.int64))
     return grad_fn
@@ -179,12 +165,11 @@ def coins(count: int) -> np.ndarray:
     return (words & np.uint64(1)).astype(bool)
 
 
-def observe(step: PrivateStep, took_part: np.ndarray, tell: Callable[[], None] = lambda: None) -> np.ndarray:
+def observe(step: PrivateStep, took_part: np.ndarray) -> np.ndarray:
     """One run: what the attacker sees of each canary at each update.
 
     Args:
         took_part: (N,): the coins.
-        tell: Is called after each update.
 
     Returns:
         (T, N): the canary's coordinate of the noisy sum, in units of the sensitivity.
@@ -204,7 +189,6 @@ def observe(step: PrivateStep, took_part: np.ndarray, tell: Callable[[], None] =
                 ledger.append(update)
                 private_grad = step.release(grad_sum, draws.noise(update))
                 seen[update - 1] = private_grad["weight"][: mechanism.num_examples].numpy()
-                tell()
         finally:
             ledger.close()
     return seen * (mechanism.batch_size / step.grad_fn.sensitivity)

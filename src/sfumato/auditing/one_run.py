@@ -5,6 +5,7 @@ guesses some of the coins. Under (epsilon, delta) no attacker has many right, al
 where games are not independent, the coins are.
 """
 
+import bisect
 import functools
 import math
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from sfumato.accounting import rounding
+from sfumato.accounting.gaussian import mu_gaussian
 from sfumato.auditing.arguments import levels
 from sfumato.auditing.bounds import as_numbers, auc, sides
-from sfumato.auditing.rates import advantage_bound, mu_of
+from sfumato.auditing.rates import advantage_bound
 from sfumato.auditing.record import GuessBound, GuessPower, OneRunResult
 from sfumato.errors import InputError
 from sfumato.run_folder.audited import Histogram
@@ -22,7 +24,6 @@ from sfumato.run_folder.audited import Histogram
 _SHARE = 5
 _LEAST = 40
 _MOST_EPSILON = 1024.0
-_HALVINGS = 40
 _MOST_CANARIES = 10**7
 _BINS = 30
 _ASSUMPTION = "none"
@@ -63,8 +64,7 @@ def audit_guesses(
         >>> round(result.epsilon_lower_bound, 2) == round(result.power.perfect, 2)
         True
     """
-    delta, confidence, claimed = levels(delta, confidence, 0.0 if nominal_epsilon is None else nominal_epsilon)
-    nominal_epsilon = None if nominal_epsilon is None else claimed
+    delta, confidence, nominal_epsilon = levels(delta, confidence, nominal_epsilon)
     inside, outside = sides(scores, took_part)
     values, coins = as_numbers(scores), as_numbers(took_part) == 1
     count, error = len(coins), 1 - confidence
@@ -148,20 +148,16 @@ def epsilon_of_guesses(count: int, guesses: int, right: int, delta: float, error
     A mechanism that keeps a smaller epsilon keeps this one too, so all smaller ones are refuted with it.
     """
 
-    def is_refuted(epsilon: float) -> bool:
-        return probability(count, guesses, right, epsilon, delta) < error
+    from scipy.optimize import brentq
 
-    if not is_refuted(0.0):
+    def excess(epsilon: float) -> float:
+        return probability(count, guesses, right, epsilon, delta) - error
+
+    if excess(0.0) >= 0:
         return 0.0
-    low, high = 0.0, 1.0
-    while is_refuted(high):
-        if high >= _MOST_EPSILON:
-            return high
-        low, high = high, 2 * high
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_refuted(middle) else (low, middle)
-    return low
+    if excess(_MOST_EPSILON) < 0:
+        return _MOST_EPSILON
+    return max(0.0, float(brentq(excess, 0.0, _MOST_EPSILON, xtol=1e-10)) - 1e-9)
 
 
 @functools.lru_cache(maxsize=64)
@@ -178,7 +174,7 @@ def power(count: int, confidence: float, delta: float, epsilon: float | None) ->
     if epsilon is None or not math.isfinite(epsilon):
         return GuessPower(perfect=best, tight=None, games_needed=None)
     guesses = num_guesses(count)
-    right = math.floor(_expected_right(count, guesses, mu_of(epsilon, delta))) if epsilon > 0 else guesses // 2
+    right = math.floor(_expected_right(count, guesses, mu_gaussian(epsilon, delta))) if epsilon > 0 else guesses // 2
     tight = epsilon_of_guesses(count, guesses, right, delta, error)
     return GuessPower(perfect=best, tight=tight, games_needed=_needed(epsilon, delta, error))
 
@@ -220,13 +216,9 @@ def _needed(epsilon: float, delta: float, error: float) -> int | None:
     found = next((count for count in range(2, _LEAST + 1, 2) if is_enough(count)), None)
     if found is not None:
         return found
-    high = _LEAST
+    high = _LEAST  # guesses
     while not is_enough(_SHARE * high):
         high *= 2
         if _SHARE * high > _MOST_CANARIES or 2 * _SHARE * high * delta > 1:
             return None
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_enough(_SHARE * middle) else (middle, high)
-    return _SHARE * high
+    return _SHARE * bisect.bisect_left(range(high), True, lo=high // 2, key=lambda guesses: is_enough(_SHARE * guesses))

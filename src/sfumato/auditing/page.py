@@ -3,7 +3,6 @@ beside the claim.
 """
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,25 @@ import numpy as np
 from sfumato.accounting.attacker import true_positive_rates
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.rounding import lower_epsilon_text
-from sfumato.auditing.arguments import path_of
 from sfumato.auditing.bounds import as_numbers
 from sfumato.auditing.record import AuditResult, CanaryResult, MembershipResult
 from sfumato.errors import InputError
 from sfumato.reporting import formats
-from sfumato.reporting.attack import draw_rates
-from sfumato.reporting.markup import Html, element
-from sfumato.reporting.page import whole_page
-from sfumato.reporting.plots import FIRST, INK, SECOND, drawn
-from sfumato.run_folder.files import reading_faults, write_atomically
+from sfumato.reporting.attack import histograms, rates_chart
+from sfumato.reporting.html import (
+    Html,
+    bar,
+    element,
+    figure,
+    header,
+    numbers_table,
+    paragraph,
+    section,
+    together,
+    whole_page,
+)
+from sfumato.run_folder.files import write_atomically
 
-_MARK = b"Sfumato audit</title>"
 _MOST_POINTS = 400
 _BINS = 60
 _TAIL = 0.001
@@ -32,23 +38,12 @@ _LARGEST = 1e100
 """Scores beyond are infinite to the eye, and in no bar."""
 
 
-def require_page(path: Path | None) -> None:
+def require_page(path: Path) -> None:
     """Raises InputError where no page could be written, before an audit takes its time."""
-    if path is None:
-        return
-    path = path_of("--page", path)
     if path.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--page writes HTML, not {path.name!r}. Give a name that ends in .html.")
     if path.is_dir() or not path.parent.is_dir():
-        raise InputError(
-            f"{path} cannot be written: it is a folder, or there is no folder {path.parent}. Make it first."
-        )
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"nothing can be written in {path.parent}. Make it writable, or name another place.")
-    with reading_faults(path):
-        is_another = path.exists() and (not path.is_file() or _MARK not in path.read_bytes())
-    if is_another:
-        raise InputError(f"{path} is there and is no page of an audit, so it is not overwritten. Give another name.")
+        raise InputError(f"{path} is a folder, or there is no folder {path.parent}. Make it, or name another.")
 
 
 def write_page(path: Path, found: AuditResult, scores: Any, members: Any) -> None:
@@ -72,14 +67,9 @@ def render(found: AuditResult, scores: Any, members: Any) -> str:
     inside, outside = (np.sort(values[coins == took_part]) for took_part in (1, 0))
     title = {"bounds": "Scores of an attack", "canary": "Canaries", "membership": "Membership"}[found.audit]
     games = f"{formats.count(found.num_games)} games at delta {formats.delta_text(found.delta)}"
-    header = element(
-        "header",
-        element("p", "Sfumato audit", class_="kicker"),
-        element("h1", title),
-        element("p", f"{games}. Each bound holds with confidence {100 * found.confidence:.12g} %.", class_="lead"),
-    )
+    lead = f"{games}. Each bound holds with confidence {100 * found.confidence:.12g} %."
     sections = [_verdict(found), _curve(found, inside, outside), _scores(found, inside, outside), _bounds(found)]
-    return whole_page(f"{title} · Sfumato audit", header, *sections)
+    return whole_page(f"{title} · Sfumato audit", header("Sfumato audit", title, lead), *sections)
 
 
 def _verdict(found: AuditResult) -> Html:
@@ -94,7 +84,7 @@ def _verdict(found: AuditResult) -> Html:
         head = f"{claim} is {'refuted' if found.violated else 'not refuted'}"
         told = "" if found.violated else "That is no proof of it."
         kind = "verdict none" if found.violated else "verdict"
-    return element("div", element("p", head, class_="headline"), element("p", f"{text} {told}".strip()), class_=kind)
+    return element("div", paragraph(head, "headline"), paragraph(f"{text} {told}".strip()), class_=kind)
 
 
 def _curve(found: AuditResult, inside: np.ndarray, outside: np.ndarray) -> Html:
@@ -106,18 +96,13 @@ def _curve(found: AuditResult, inside: np.ndarray, outside: np.ndarray) -> Html:
         mechanism = mechanism_of(found)
         if mechanism is not None:
             curves.append(("at most, by the mechanism", rates, true_positive_rates(mechanism, rates.tolist())))
-    figure = drawn(
-        lambda figure: draw_rates(figure, least, curves),
-        400,
-        "The attack's curve",
-        f"Area under the curve {found.auc:.3f}, advantage {found.advantage:.3f}.",
-        "rates",
-    )
+    described = f"Area under the curve {found.auc:.3f}, advantage {found.advantage:.3f}."
+    drawing = rates_chart(least, curves, "The attack's curve", described, "rates")
     caption = (
         "True positives over false ones as they were counted in all games, luck included; both axes are logarithmic. "
         "Intervals decide about the claim, below."
     )
-    return _section("What the attack reached", figure, caption)
+    return section("What the attack reached", figure(drawing, caption))
 
 
 def counted_rates(inside: np.ndarray, outside: np.ndarray, rates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -164,81 +149,49 @@ def _scores(found: AuditResult, inside: np.ndarray, outside: np.ndarray) -> Html
     known = np.concatenate(sides)
     low, high = np.quantile(known, [_TAIL, 1 - _TAIL]) if len(known) else (0.0, 1.0)
     edges = np.linspace(low, high if high - low > _BINS * np.finfo(float).tiny else low + 1, _BINS + 1)
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        for side, name, colour in zip(sides, ("without the example", "with it"), (SECOND, FIRST), strict=True):
-            counts, _ = np.histogram(side.clip(edges[0], edges[-1]), edges)
-            axes.stairs(counts, edges, color=colour, fill=True, alpha=0.25)
-            axes.stairs(counts, edges, color=colour, linewidth=1.5, label=name)
-        axes.set_title("Games")
-        axes.set_xlabel(what.lower())
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.99), ncols=2, borderaxespad=0.0, handlelength=1.6)
-
+    names = "without the example", "with it"
+    counted = [
+        (name, np.histogram(side.clip(edges[0], edges[-1]), edges)[0]) for name, side in zip(names, sides, strict=True)
+    ]
     means = [f"{name} {side.mean():.4g}" for side, name in zip(sides, ("without", "with"), strict=True) if len(side)]
     described = f"{what}, mean {' and '.join(means)}."
-    figure = drawn(draw, 320, "Both sides", described, "sides")
+    games = "Games", lambda count: f"{count:,.0f}"
+    drawing = histograms(edges, counted, games, what.lower(), "Both sides", described, "sides")
     caption = "Where the two hills lie over each other, no attack by this score can tell. Tails are in the last bars."
-    return _section("Scores with and without the example", figure, caption)
+    return section("Scores with and without the example", figure(drawing, caption))
 
 
 def _bounds(found: AuditResult) -> Html:
-    values = [(bound.name, bound.epsilon or 0.0) for bound in found.bounds]
     power = found.power
     best = [("an attack that is never wrong", power.perfect)]
     if power.tight is not None:
         best.append(("the best attack on a tight mechanism", power.tight))
-
-    def draw(figure: Any) -> None:
-        figure.subplots_adjust(left=130 / 736)
-        axes = figure.subplots()
-        names, epsilons = zip(*reversed(values), strict=True)
-        axes.barh(names, epsilons, height=0.5, color=FIRST)
-        claimed = found.nominal_epsilon
-        if claimed is not None and math.isfinite(claimed):
-            label = f"claimed: {formats.epsilon_text(claimed)}"
-            axes.axvline(claimed, color=INK, linestyle=(0, (2, 3)), linewidth=1.5, label=label)
-            axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.99), borderaxespad=0.0, handlelength=1.6)
-        axes.set_xlim(0, 1.1 * max(*epsilons, claimed or 0.0, 1e-3))
-        axes.grid(axis="y", visible=False)
-        axes.grid(axis="x", visible=True)
-        axes.set_xlabel("epsilon")
-        axes.set_title("At least")
-
-    described = (
-        "; ".join(f"{name}: {lower_epsilon_text(value) if value else 'nothing'}" for name, value in values) + "."
+    most = "By clopper-pearson, so many games show at best: " + ", ".join(
+        f"{name} {_at_least(value)}" for name, value in best
     )
-    figure = drawn(draw, 240, "Bounds beside the claim", described, "bounds")
-    caption = "By clopper-pearson, so many games show at best: " + ", ".join(
-        f"{name} {lower_epsilon_text(value) if value else 'nothing'}" for name, value in best
-    )
+    claimed = found.nominal_epsilon or 0.0
+    longest = 1.05 * max(claimed, 1e-3, *(bound.epsilon or 0.0 for bound in found.bounds))
+    bars = [
+        bar(together(bound.name), (bound.epsilon or 0.0) / longest, _at_least(bound.epsilon), claimed / longest, "")
+        for bound in found.bounds
+    ]
     rows = [
-        element(
-            "tr",
-            *(
-                element("td", cell)
-                for cell in (
-                    bound.name,
-                    lower_epsilon_text(bound.epsilon) if bound.epsilon else "nothing",
-                    f"{formats.count(bound.false_positives)} of {formats.count(bound.num_non_members)}",
-                    f"{formats.count(bound.true_positives)} of {formats.count(bound.num_members)}",
-                    bound.assumption,
-                )
-            ),
+        (
+            bound.name,
+            _at_least(bound.epsilon),
+            f"{formats.count(bound.false_positives)} of {formats.count(bound.num_non_members)}",
+            f"{formats.count(bound.true_positives)} of {formats.count(bound.num_members)}",
+            bound.assumption,
         )
         for bound in found.bounds
     ]
-    names = ("bound", "epsilon at least", "false positives", "true positives", "assumes")
-    head = element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
-    table = element("table", head, element("tbody", *rows), class_="numbers")
-    return element(
-        "section",
-        element("h2", "Bounds beside the claim"),
-        element("figure", figure, element("figcaption", caption + ".")),
-        table,
+    return section(
+        "Bounds beside the claim",
+        paragraph("Epsilon is at least so much; the line across the bars marks what is claimed. " + most + "."),
+        element("dl", *bars, class_="bars"),
+        numbers_table(("bound", "epsilon at least", "false positives", "true positives", "assumes"), rows),
     )
 
 
-def _section(title: str, figure: Html, caption: str) -> Html:
-    return element("section", element("h2", title), element("figure", figure, element("figcaption", caption)))
+def _at_least(epsilon: float | None) -> str:
+    return lower_epsilon_text(epsilon) if epsilon else "nothing"

@@ -1,17 +1,20 @@
-"""Two error rates of one attack, and what they say of epsilon.
+"""Two error rates of one attack, what they say of epsilon, and what so many games could show at best.
 
-Everything here works on numbers and on arrays of them alike.
+Rates are numbers or arrays of them alike.
 """
 
+import bisect
+import functools
 import math
 from typing import Any
 
 import numpy as np
 
-from sfumato.accounting.gaussian import epsilon_gaussian
+from sfumato.accounting.gaussian import epsilon_gaussian, mu_gaussian
+from sfumato.auditing.record import Power
 
 Number = Any  # a float, or an array of them
-_LEAST_MU = 1e-9
+_MOST_GAMES = 10**15
 
 
 def upper_rate(count: Number, total: Number, error: float) -> Number:
@@ -75,23 +78,6 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return epsilon_gaussian(mu, delta) if mu > 0 else 0.0
 
 
-def mu_of(epsilon: float, delta: float) -> float:
-    """The mu whose Gaussian mechanism spends exactly (epsilon, delta); the least that is tried is 1e-9.
-
-    Example:
-        >>> round(gaussian_epsilon(mu_of(2.0, 1e-5), 1e-5), 6)
-        2.0
-    """
-    from scipy.optimize import brentq
-
-    if epsilon_gaussian(_LEAST_MU, delta) >= epsilon:
-        return _LEAST_MU
-    high = 1.0
-    while epsilon_gaussian(high, delta) < epsilon:
-        high *= 2
-    return float(brentq(lambda mu: epsilon_gaussian(mu, delta) - epsilon, _LEAST_MU, high, xtol=1e-12))
-
-
 def advantage_bound(epsilon: float, delta: float) -> float:
     """True positives less false ones, at most, under (epsilon, delta): De et al. (2022), Table 8.
 
@@ -101,6 +87,69 @@ def advantage_bound(epsilon: float, delta: float) -> float:
     """
     # Written so that a large epsilon does not overflow.
     return min(1.0, 1 - 2 * (1 - delta) / (math.exp(min(epsilon, 700.0)) + 1))
+
+
+@functools.lru_cache(maxsize=64)
+def power(
+    num_members: int, num_non_members: int, confidence: float, delta: float, epsilon: float | None, share: float
+) -> Power:
+    """What an audit can show.
+
+    Args:
+        num_members: Games that the bound uses, where the example took part.
+        num_non_members: And where it did not.
+        confidence: Of one bound.
+        epsilon: That is claimed, if any.
+        share: Of all games, those that choose the threshold.
+    """
+    from scipy.special import ndtr
+
+    error = (1 - confidence) / 2
+    best = max(0.0, perfect(num_members, num_non_members, confidence, delta))
+    if epsilon is None or not math.isfinite(epsilon):
+        return Power(perfect=best, tight=None, tight_gaussian=None, games_needed=None)
+    needed = games_needed(epsilon, confidence, delta, share)
+    if epsilon <= 0:
+        return Power(perfect=best, tight=0.0, tight_gaussian=0.0, games_needed=needed)
+    mu = mu_gaussian(epsilon, delta)
+    # Expected counts, which need not be whole, at every threshold that could be the best one.
+    thresholds = np.linspace(-9, mu + 9, 4001)
+    false_positives = upper_rate(num_non_members * ndtr(-thresholds), num_non_members, error)
+    true_positives = lower_rate(num_members * ndtr(mu - thresholds), num_members, error)
+    tight = float(log_ratio(false_positives, true_positives, delta).max())
+    tight_mu = float(gaussian_mu(false_positives, true_positives).max())
+    return Power(
+        perfect=best,
+        tight=max(0.0, tight),
+        tight_gaussian=gaussian_epsilon(tight_mu, delta),
+        games_needed=needed,
+    )
+
+
+def perfect(num_members: float, num_non_members: float, confidence: float, delta: float) -> float:
+    """The Clopper-Pearson bound of an attack that is never wrong.
+
+    Example:
+        >>> round(perfect(1000, 1000, 0.999, 0.01), 2)
+        4.87
+    """
+    # In closed form: a rate of 0 of n is below 1 - error^(1/n).
+    log_error = math.log((1 - confidence) / 2)
+    false_positives, true_positives = -math.expm1(log_error / num_non_members), math.exp(log_error / num_members)
+    return float(log_ratio(false_positives, true_positives, delta))
+
+
+def games_needed(epsilon: float, confidence: float, delta: float, share: float) -> int | None:
+    """The fewest games, half of them on each side, with which an attack that is never wrong shows
+    more than ``epsilon``; None where none do, or more than 10^15.
+    """
+
+    def shows(total: int) -> bool:
+        used = total / 2 * (1 - share)
+        return perfect(used, used, confidence, delta) > epsilon
+
+    found = bisect.bisect_left(range(_MOST_GAMES + 1), True, lo=2, key=shows)
+    return found if found <= _MOST_GAMES else None
 
 
 def _log_quotient(above: Number, below: Number) -> Number:

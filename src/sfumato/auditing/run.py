@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sfumato.auditing.arguments import levels, path_of
+from sfumato.auditing.arguments import levels
 from sfumato.auditing.one_run import audit_guesses
 from sfumato.auditing.record import OneRunResult
 from sfumato.data.canaries import canary_images
@@ -40,7 +40,7 @@ def audit_one_run(run: Path | str, *, confidence: float = 0.95, trust: Collectio
         InputError: If the run is unfinished, makes no claim, had no canaries or too few, its coins are not there, or a
             file is another run's.
     """
-    folder = path_of("run", run)
+    folder = Path(run)
     claim = _claim(folder)
     assert claim.guarantee is not None
     levels(claim.guarantee.delta, confidence, claim.guarantee.epsilon)

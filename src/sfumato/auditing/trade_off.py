@@ -1,5 +1,6 @@
 """The claimed mechanism's own trade-off between two errors, against rates that were observed."""
 
+import bisect
 import functools
 import math
 
@@ -9,70 +10,57 @@ from sfumato.accounting import accountants
 from sfumato.accounting.attacker import curve
 from sfumato.accounting.mechanism import LEAST_NOISE, Mechanism
 
-_CLOSE = 1.005
-"""The noise is found up to this factor."""
-_MOST_DOUBLINGS = 20
-_MORE = 4.0
-_NUM_AMOUNTS = 18
-"""Of noise between what is refuted and what is claimed, or `_MORE` times as much, that PLD is asked about."""
+_STEP = 1.005
+"""Between the amounts of noise that are tried, as a factor."""
+_MOST_NOISE = 2.0**20
+"""That is tried, in units of what is claimed."""
+_MORE = (1.0, 1.1, 1.4, 2.0, 4.0)
+"""How much more noise than is refuted may have an epsilon by PLD where that amount has none."""
+
+_curve = functools.lru_cache(maxsize=1024)(curve)
 
 
 def epsilon(mechanism: Mechanism, delta: float, false_positives: float, true_positives: float) -> float:
     """The certificate's epsilon at the most noise that two rates leave possible; 0 where every amount
     of noise is possible.
 
-    Only the noise may differ from what is claimed. Where it is above the epsilon of the claimed mechanism, the rates
-    break its trade-off, as PLD states it; where they break it by so little that noise half a percent less would allow
-    them, it may not be above. PLD's epsilon is at most about 2 % above the mechanism's own, mostly far closer. Minus
-    infinity where PLD states none of the claimed mechanism, whatever the rates: another accountant's may be further
-    above.
+    Only the noise may differ from what is claimed. It is above the epsilon of the claimed mechanism exactly where the
+    rates break its trade-off, as PLD states it. PLD's epsilon is at most about 2 % above the mechanism's own, mostly
+    far closer. Minus infinity where PLD states none of the claimed mechanism, whatever the rates: another accountant's
+    may be further above.
 
     Args:
         false_positives: Upper bound on the rate.
         true_positives: Lower bound on the rate.
     """
-    rates = false_positives, true_positives
-    if accountants.epsilon(mechanism, delta).note:
+    claimed = accountants.epsilon(mechanism, delta)
+    if claimed.note:
         return -math.inf
-    if mechanism.num_steps == 0:  # a first release is all
-        mechanism = mechanism.replace(noise_multiplier=1.0)
     if true_positives <= false_positives:
         return 0.0
-    # Between the two lies the most noise that is possible; the larger is refuted.
-    possible = refuted = mechanism.noise_multiplier
-    for _ in range(_MOST_DOUBLINGS):
-        if refutes(mechanism.replace(noise_multiplier=refuted), *rates):
-            break
-        possible, refuted = refuted, refuted * 2
-    else:
+    if mechanism.num_steps == 0:  # a first release is all
+        mechanism = mechanism.replace(noise_multiplier=1.0)
+
+    def noisy(power: int) -> Mechanism:
+        return mechanism.replace(noise_multiplier=mechanism.noise_multiplier * _STEP**power)
+
+    def is_refuted(power: int) -> bool:
+        return refutes(noisy(power), false_positives, true_positives)
+
+    # The more noise, the smaller the rates that it allows: the least amount that is refuted is looked for.
+    is_claim_refuted = is_refuted(0)
+    least = math.ceil(math.log(LEAST_NOISE / mechanism.noise_multiplier, _STEP))
+    powers = range(least, 0) if is_claim_refuted else range(1, math.ceil(math.log(_MOST_NOISE, _STEP)))
+    found = bisect.bisect_left(powers, True, key=is_refuted)
+    if found == len(powers) and not is_claim_refuted:
         return 0.0
-    while refutes(mechanism.replace(noise_multiplier=possible), *rates):
-        refuted, possible = possible, possible / 2
-        if possible < LEAST_NOISE:  # where a certificate states no epsilon
-            break
-    while refuted > possible * _CLOSE:
-        middle = math.sqrt(refuted * possible)
-        if refutes(mechanism.replace(noise_multiplier=middle), *rates):
-            refuted = middle
-        else:
-            possible = middle
-    return _least_epsilon(mechanism, delta, refuted)
-
-
-def _least_epsilon(mechanism: Mechanism, delta: float, refuted: float) -> float:
-    """What is spent by noise that is refuted: more noise spends less, so where PLD states no epsilon of it, which
-    happens at single amounts and between others, that of more noise is a lower bound, too.
-    """
-    claimed, found = mechanism.noise_multiplier, 0.0
-    for noise in np.geomspace(refuted, claimed if refuted < claimed else refuted * _MORE, _NUM_AMOUNTS)[:-1]:
-        spent = accountants.epsilon(mechanism.replace(noise_multiplier=float(noise)), delta)
-        if not spent.note:
-            found = spent.epsilon
-            break
-    of_claim = accountants.epsilon(mechanism, delta).epsilon
-    if refuted >= claimed:  # more noise spends less, whatever rounding says
-        return min(found, of_claim)
-    return max(found, math.nextafter(of_claim, math.inf)) if of_claim > 0 else found
+    refuted = powers[found] if found < len(powers) else 0
+    # More noise spends less, so where PLD states nothing of that amount, what it states of more is a lower bound, too.
+    spent = (accountants.epsilon(noisy(refuted + round(math.log(more, _STEP))), delta) for more in _MORE)
+    shown = next((each.epsilon for each in spent if not each.note), 0.0)
+    if is_claim_refuted:
+        return max(shown, math.nextafter(claimed.epsilon, math.inf))
+    return min(shown, claimed.epsilon)
 
 
 def refutes(mechanism: Mechanism, false_positives: float, true_positives: float) -> bool:
@@ -83,8 +71,3 @@ def refutes(mechanism: Mechanism, false_positives: float, true_positives: float)
     most = (growth * false_positives + deltas).min()
     most_swapped = (growth * (1 - true_positives) + deltas).min()
     return bool(true_positives > most or 1 - false_positives > most_swapped)
-
-
-@functools.lru_cache(maxsize=1024)
-def _curve(mechanism: Mechanism) -> tuple[np.ndarray, np.ndarray]:
-    return curve(mechanism)

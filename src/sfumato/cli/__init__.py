@@ -40,32 +40,25 @@ def run(arguments: list[str]) -> int:
         return status
     except InputError as error:
         return _fail(2, str(error))
-    except (MachineError, MemoryError) as error:
-        return _fail(1, str(error) or "the machine has too little memory. Lower training.microbatch_size.")
+    except MachineError as error:
+        return _fail(1, str(error))
     except (KeyboardInterrupt, typer.Abort):
         return _fail(1, "interrupted. If a run had begun, go on with it by --resume.")
     except OSError as error:
-        return _fail(
-            1,
-            f"{error.filename or 'a file'}: {error.strerror or error}. Mend that, then try again; "
-            "a run goes on with --resume.",
-        )
+        what = f"{error.filename or 'a file'}: {error.strerror or error}"
+        return _fail(1, f"{what}. Mend that, then try again; a run goes on with --resume.")
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's usage errors, whose class depends on its version
             context = getattr(error, "ctx", None)
             return _fail(2, f"{error.format_message()} See `{context.command_path if context else 'sfumato'} --help`.")
-        if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(
-            error
-        ):  # torch's; not imported here
-            return _fail(
-                1, "out of memory. Lower training.microbatch_size, or leave it out; a run goes on with --resume."
-            )
+        # By name: torch's own is not imported here.
+        if type(error).__name__ in ("MemoryError", "OutOfMemoryError") or "can't allocate memory" in str(error):
+            remedy = "Lower training.microbatch_size, or leave it out; a run goes on with --resume."
+            return _fail(1, f"out of memory. {remedy}")
         if os.environ.get("SFUMATO_DEBUG"):
             traceback.print_exc()
-        first = (str(error).splitlines() or [""])[0]
-        return _fail(
-            1, f"internal fault: {type(error).__name__}: {first}. Set SFUMATO_DEBUG=1 to see where, and report it."
-        )
+        first = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return _fail(1, f"internal fault: {first}. Set SFUMATO_DEBUG=1 to see where, and report it.")
 
 
 def _fail(status: int, message: str) -> int:

@@ -34,23 +34,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("train")(train.train)
-app.command("resume")(resume.resume)
-app.command("plan")(plan.plan)
-app.add_typer(recipes.app, name="recipes")
-app.command("simulate")(simulate.simulate)
-app.command("search")(search.search)
-app.command("sweep")(sweep.sweep)
-app.add_typer(figures.app, name="figures")
-app.command("scaling-law")(scaling_law.scaling_law)
-app.command("evaluate")(evaluate.evaluate)
-app.command("predict")(predict.predict)
-app.command("calibrate")(calibrate.calibrate)
-app.command("check")(check.check)
-app.command("norms")(norms.norms)
-app.command("schema")(schema.schema)
-app.add_typer(audit.app, name="audit")
-app.add_typer(cache.app, name="cache")
+for command in (
+    train.train,
+    resume.resume,
+    plan.plan,
+    simulate.simulate,
+    search.search,
+    sweep.sweep,
+    scaling_law.scaling_law,
+    evaluate.evaluate,
+    predict.predict,
+    calibrate.calibrate,
+    check.check,
+    norms.norms,
+    schema.schema,
+):
+    app.command()(command)
+for name, group in {"recipes": recipes, "figures": figures, "audit": audit, "cache": cache}.items():
+    app.add_typer(group.app, name=name)
 
 
 def _say_version(asked: bool) -> None:

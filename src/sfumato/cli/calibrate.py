@@ -1,19 +1,19 @@
 """`sfumato calibrate`: probabilities that are as often right as they say, and a threshold."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sfumato.cli import options, output
 
+if TYPE_CHECKING:
+    from sfumato.evaluation.calibration import Calibration
+
 
 def calibrate(
     run: options.Run,
-    folder: Annotated[
-        Path | None,
-        typer.Argument(help="Images with labels, not trained on; default: what the run held out.", show_default=False),
-    ] = None,
+    folder: options.LabelledImages = None,
     positive: Annotated[
         str | None, typer.Option(help="The one of two classes that is looked for; default: the second.")
     ] = None,
@@ -44,9 +44,10 @@ def calibrate(
         report=output.note,
     )
     write_report(run)
-    if json_:
-        output.print_json(found.as_json())
-        return
+    output.answer(found, json_, lambda found: _show(found, run))
+
+
+def _show(found: "Calibration", run: Path) -> None:
     shifts = "" if found.shifts is None else f", shifts {', '.join(f'{shift:+.3f}' for shift in found.shifts)}"
     output.say(f"temperature {found.temperature:.4g}{shifts}; fitted on {found.num_images} {found.fitted_on} images")
     if (threshold := found.threshold) is not None:
@@ -55,6 +56,6 @@ def calibrate(
             f"{output.per_cent(threshold.at)} or more on these images"
         )
     output.say(
-        f"written to {Path(run) / 'calibration.json'}, which `evaluate` and `predict` use; not private with respect to "
+        f"written to {run / 'calibration.json'}, which `evaluate` and `predict` use; not private with respect to "
         "these images. report.html says so, and tells of accuracies without it"
     )

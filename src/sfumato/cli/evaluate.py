@@ -10,17 +10,13 @@ from sfumato.cli import options, output
 if TYPE_CHECKING:
     from sfumato.evaluation.evaluate import Decision, Evaluation
 
+_MOST_CONFUSIONS = 3
+
 
 def evaluate(
     run: options.Run,
-    folder: Annotated[
-        Path | None,
-        typer.Argument(help="Images with labels, scored whole; default: what the run held out.", show_default=False),
-    ] = None,
-    data_root: Annotated[
-        Path | None,
-        typer.Option(help="Where the data lies; default as in training, where the run's owner has noted it."),
-    ] = None,
+    folder: options.LabelledImages = None,
+    data_root: options.DataRoot = None,
     test_views: Annotated[
         int | None,
         typer.Option(min=0, max=256, help="Random views of each image that decide together; default as in the recipe."),
@@ -62,21 +58,17 @@ def evaluate(
         trust=trust or (),
         report=output.note,
     )
-    if json_:
-        output.print_json(found.as_json())
-    else:
-        _show(found, specificity)
+    output.answer(found, json_, lambda found: _show(found, specificity))
     if plot is not None:  # last: what was computed is told by now
         reliability_plot.draw(found, plot)
 
 
 def _show(found: "Evaluation", specificity: float) -> None:
     where = "images of the folder" if found.held_out == "folder" else f"{found.held_out} images"
-    low, high = found.intervals.accuracy
+    balanced, majority = output.per_cent(found.balanced_accuracy), output.per_cent(found.majority_rate)
     output.say(
-        f"{found.num_images} {where}: accuracy {output.per_cent(found.accuracy)} "
-        f"({output.per_cent(low)} to {output.per_cent(high)}), balanced {output.per_cent(found.balanced_accuracy)}; "
-        f"always naming the largest class: {output.per_cent(found.majority_rate)}"
+        f"{found.num_images} {where}: accuracy {output.share(found.accuracy, found.intervals.accuracy)}, balanced "
+        f"{balanced}; always naming the largest class: {majority}"
     )
     output.print_augtest(found.test_views, found.accuracy_augtest_vote, found.accuracy_augtest_mean)
     if found.auroc is not None:
@@ -93,37 +85,30 @@ def _show(found: "Evaluation", specificity: float) -> None:
     if found.groups is not None:
         output.say(f"  {found.by:<24}{'images':>10}{'accuracy':>10}")
     for group in found.groups or []:
-        interval, name = " to ".join(map(output.per_cent, group.interval)), group.value or "(not stated)"
-        output.say(f"  {name:<24}{group.num_images:>10}{output.per_cent(group.accuracy):>10} ({interval})")
-    for count, label, decided in _largest_confusions(found.confusion, found.classes):
+        right = output.share(group.accuracy, group.interval)
+        output.say(f"  {group.value or '(not stated)':<24}{group.num_images:>10}   {right}")
+    confusions = [
+        (count, label, decided)
+        for label, row in zip(found.classes, found.confusion, strict=True)
+        for decided, count in zip(found.classes, row, strict=True)
+        if label != decided and count
+    ]
+    for count, label, decided in sorted(confusions, key=lambda cell: -cell[0])[:_MOST_CONFUSIONS]:
         output.say(f"{count} of {label} taken for {decided}")
 
 
 def _show_decision(decision: "Decision") -> None:
-    def told(share: float | None, interval: list[float] | None) -> str:
-        return "-" if interval is None else f"{output.per_cent(share)} ({' to '.join(map(output.per_cent, interval))})"
-
     counts = decision.counts
     output.say(
         f"{decision.positive} from probability {decision.threshold:.4f} on: {counts['found']} found, "
         f"{counts['missed']} missed, {counts['false_alarms']} false alarms, {counts['left_alone']} left alone"
     )
     output.say(
-        f"  sensitivity {told(decision.sensitivity, decision.sensitivity_interval)}, specificity "
-        f"{told(decision.specificity, decision.specificity_interval)}"
+        f"  sensitivity {output.share(decision.sensitivity, decision.sensitivity_interval)}, specificity "
+        f"{output.share(decision.specificity, decision.specificity_interval)}"
     )
     output.say(
         f"  where {output.per_cent(decision.prevalence)} of images are {decision.positive}: of those named so "
         f"{output.per_cent(decision.positive_predictive_value)} are right, of the others "
         f"{output.per_cent(decision.negative_predictive_value)}"
     )
-
-
-def _largest_confusions(confusion: list[list[int]], classes: list[str], most: int = 3) -> list[tuple[int, str, str]]:
-    found = [
-        (count, label, decided)
-        for label, row in zip(classes, confusion, strict=True)
-        for decided, count in zip(classes, row, strict=True)
-        if label != decided and count
-    ]
-    return sorted(found, key=lambda cell: -cell[0])[:most]

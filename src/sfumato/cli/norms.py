@@ -5,18 +5,18 @@ from typing import Annotated
 
 import typer
 
-from sfumato.cli import output
+from sfumato.cli import options, output
 
 
 def norms(
-    run: Annotated[Path, typer.Argument(help="A run folder, trained with training.norm_histogram_every.")],
+    run: options.Run,
     plot: Annotated[
         Path | None, typer.Option(help="Draws the histograms here (.svg or .png), readable by you alone.")
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, with every histogram.")] = False,
+    json_: options.Json = False,
 ) -> None:
-    """Shows the norms of per-image gradients before clipping. Not private: for the owner of the run
-    alone.
+    """Shows the norms of per-image gradients before clipping, of a run that was trained with
+    training.norm_histogram_every. Not private: for the owner of the run alone.
     """
     from sfumato.reporting.norms import draw_norms, read_norms
 

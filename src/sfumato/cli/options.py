@@ -9,6 +9,7 @@ from sfumato.errors import InputError
 
 Recipe = Annotated[str, typer.Argument(help="A shipped recipe (`sfumato recipes list`) or the path of a TOML file.")]
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
+Output = Annotated[Path | None, typer.Option("--output", help="The run folder; default: runs/<recipe>-<time>.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Changes one key of the recipe.")
 ]
@@ -31,8 +32,25 @@ Trust = Annotated[
         "--trust", metavar="PACKAGE.MODULE", help="Lets a file name this module for its model's code; may be repeated."
     ),
 ]
+
+
+def _without_cache(context: typer.Context, asked: bool) -> bool:
+    if asked:
+        from sfumato.data import store
+
+        context.with_resource(store.switched_off())
+    return asked
+
+
 NoCache = Annotated[
-    bool, typer.Option("--no-cache", help="Keeps no decoded images or features on disk, and reads none.")
+    bool,
+    typer.Option(
+        "--no-cache", callback=_without_cache, help="Keeps no decoded images or features on disk, and reads none."
+    ),
+]
+LabelledImages = Annotated[
+    Path | None,
+    typer.Argument(help="Images with labels, not trained on; default: what the run held out.", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 

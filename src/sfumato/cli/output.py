@@ -5,17 +5,28 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from sfumato.reporting.lines import note, plain
 
+if TYPE_CHECKING:
+    from sfumato.json_record import Record
+
 
 def print_json(value: Any) -> None:
     """Exactly one strict JSON object on stdout."""
     print(json.dumps(value, allow_nan=False))
+
+
+def answer(found: "Record", json_: bool, show: Callable[[Any], None]) -> None:
+    """What a command ends with: one JSON object, or words."""
+    if json_:
+        print_json(found.as_json())
+    else:
+        show(found)
 
 
 def say(text: str) -> None:
@@ -31,6 +42,11 @@ def warn(text: str) -> None:
 def per_cent(fraction: float | None) -> str:
     """A fraction as per cent, or a dash."""
     return "-" if fraction is None else f"{100 * fraction:.2f} %"
+
+
+def share(fraction: float | None, interval: Sequence[float | None] | None) -> str:
+    """A fraction as per cent with its interval, or a dash where there is none."""
+    return "-" if interval is None else f"{per_cent(fraction)} ({' to '.join(map(per_cent, interval))})"
 
 
 def less_than_sure(probability: float) -> str:
@@ -50,19 +66,29 @@ def print_augtest(views: int, vote: float | None, mean: float | None) -> None:
 
 
 @contextlib.contextmanager
-def interruptible(*more: str) -> Iterator[None]:
-    """Ends the command with status 1 where the block is interrupted, and says how to go on.
+def interruptible(
+    *more: str,
+    kept: str = "what was finished is kept",
+    command: Sequence[str] | None = None,
+) -> Iterator[None]:
+    """Ends the command with status 1 where SIGINT or SIGTERM interrupt the block, and says how to go on.
 
     Args:
         more: Options that the same command needs besides.
+        kept: What is.
+        command: Goes on with a run that was interrupted after a checkpoint; None: the same command does.
     """
-    from sfumato.training.interrupt import Interrupted
+    from sfumato.training.interrupt import Interrupted, stop_on_sigterm
 
     try:
-        yield
-    except (Interrupted, KeyboardInterrupt) as interrupted:
-        again = shlex.join(["sfumato", *sys.argv[1:], *more])
+        with contextlib.nullcontext() if command is not None else stop_on_sigterm():
+            yield
+    except (Interrupted, KeyboardInterrupt) as stopped:
+        has_checkpoint = isinstance(stopped, Interrupted)
+        if command is not None and not has_checkpoint:
+            raise
+        again = shlex.join(["sfumato", *sys.argv[1:], *more] if command is None else command)
         again = re.sub(r"://([^:@/ ]*):[^@ ]*@", r"://\1:***@", again)  # a storage's password is not for logs
-        what = str(interrupted) if isinstance(interrupted, Interrupted) else "interrupted"
-        note(f"{what}; what was finished is kept. Go on with the same command: {again}")
+        how = " the same command" if command is None else ""
+        note(f"{stopped if has_checkpoint else 'interrupted'}; {kept}. Go on with{how}: {again}")
         raise typer.Exit(1) from None

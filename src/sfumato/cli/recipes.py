@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sfumato import config, recipes
 from sfumato.accounting.mechanism import Accountant
 from sfumato.cli import options, output
 from sfumato.errors import InputError
@@ -25,7 +26,7 @@ def list_(data_root: options.DataRoot = None, json_: options.Json = False) -> No
     """
     from sfumato.recipes.heading import by_place
 
-    rows = [listed(name, data_root) for name in _names()]
+    rows = [listed(name, data_root) for name in recipes.names()]
     rows.sort(key=lambda row: by_place(row["group"]))
     if json_:
         output.print_json({"recipes": rows})
@@ -51,8 +52,6 @@ def show(
     json_: options.Json = False,
 ) -> None:
     """Prints one recipe."""
-    from sfumato import config, recipes
-
     path = recipes.find(name)
     values, text = config.read(path), path.read_text(encoding="utf-8")
     found = None if calibrate is None else calibrated(name, calibrate)
@@ -72,35 +71,42 @@ def show(
 @app.command()
 def verify(json_: options.Json = False) -> None:
     """Recomputes epsilon for every recipe whose number of images is public."""
-    _print([verified(name) for name in _names()], json_)
+    rows = [verified(name) for name in recipes.names()]
+    if json_:
+        output.print_json({"recipes": rows})
+        return
+    width = max(len(row["name"]) for row in rows) + 2
+    for row in rows:
+        rdp, pld = (
+            formats.epsilon_text(row[key]) if row[key] is not None else "-" for key in ("epsilon_rdp", "epsilon_pld")
+        )
+        spent = f"  RDP {rdp}  PLD {pld}  {row['status']}"
+        output.say(f"{row['name']:<{width}}{_nominal(row):<14}{spent}  {row['source']}")
 
 
 def describe(name: str) -> dict[str, Any]:
     """Name, source, group, the accuracies that its comment states, and nominal epsilon."""
-    from sfumato import config, recipes
     from sfumato.recipes.heading import read_heading
 
-    path = recipes.find(name)
-    parsed = config.parse(config.read(path))
+    parsed = _parsed(name)
     nominal = None if parsed.privacy is None else parsed.privacy.target_epsilon
-    heading = dataclasses.asdict(read_heading(path.read_text(encoding="utf-8")))
+    heading = dataclasses.asdict(read_heading(recipes.find(name).read_text(encoding="utf-8")))
     return {"name": name, **heading, "nominal_epsilon": nominal, "private": parsed.privacy is not None}
 
 
 def listed(name: str, data_root: Path | None = None) -> dict[str, Any]:
     """The same, and what a run of it needs that is not here; "a GPU" is needed for its time, whatever is here."""
-    from sfumato import config, recipes
     from sfumato.data.catalogue import NAMED, missing
 
-    parsed = config.parse(config.read(recipes.find(name)))
-    root = data_root or (Path(os.environ["SFUMATO_DATA"]) if os.environ.get("SFUMATO_DATA") else None)
+    parsed, kept = _parsed(name), os.environ.get("SFUMATO_DATA")
+    root = data_root or (Path(kept) if kept else None)
     needs = []
     if parsed.data.name not in NAMED:
         needs.append("your images")
     elif missing(parsed.data.name, root):
         needs.append(f"the images of {parsed.data.name}")
     if parsed.model.missing_weights is not None:
-        images = config.parse(config.read(recipes.find(str(parsed.model.init_recipe)))).data.name
+        images = _parsed(str(parsed.model.init_recipe)).data.name
         lacking = f" (which needs the images of {images})" if missing(images, root) else ""
         needs.append(f"weights of {parsed.model.init_recipe}{lacking}")
     if (parsed.model.name or "").startswith(_LARGE_NETWORKS):
@@ -114,7 +120,6 @@ def calibrated(name: str, accountant: Accountant) -> dict[str, Any]:
     Raises:
         InputError: If the recipe prints no noise, or has no target.
     """
-    from sfumato import config, recipes
     from sfumato.cli.train import calibrate
     from sfumato.data.catalogue import public_facts
     from sfumato.planning.resolve import resolve
@@ -135,13 +140,12 @@ def calibrated(name: str, accountant: Accountant) -> dict[str, Any]:
 
 def verified(name: str) -> dict[str, Any]:
     """What a recipe spends, and whether its printed numbers meet their nominal epsilon by RDP."""
-    from sfumato import config, recipes
     from sfumato.accounting.accountants import epsilon
     from sfumato.data.catalogue import public_facts
     from sfumato.planning.resolve import resolve
 
     row = describe(name)
-    parsed = config.parse(config.read(recipes.find(name)))
+    parsed = _parsed(name)
     facts = public_facts(parsed.data)
     if parsed.privacy is None or facts is None or row["nominal_epsilon"] is None:
         return {
@@ -161,23 +165,8 @@ def verified(name: str) -> dict[str, Any]:
     return {**row, "epsilon_rdp": spent.epsilon_rdp, "epsilon_pld": spent.epsilon_pld, "status": status}
 
 
-def _names() -> list[str]:
-    from sfumato import recipes
-
-    return recipes.names()
-
-
-def _print(rows: list[dict[str, Any]], json_: bool) -> None:
-    if json_:
-        output.print_json({"recipes": rows})
-        return
-    width = max(len(row["name"]) for row in rows) + 2
-    for row in rows:
-        rdp, pld = (
-            formats.epsilon_text(row[key]) if row[key] is not None else "-" for key in ("epsilon_rdp", "epsilon_pld")
-        )
-        spent = f"  RDP {rdp}  PLD {pld}  {row['status']}"
-        output.say(f"{row['name']:<{width}}{_nominal(row):<14}{spent}  {row['source']}")
+def _parsed(name: str) -> config.Recipe:
+    return config.parse(config.read(recipes.find(name)))
 
 
 def _nominal(row: dict[str, Any]) -> str:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def train(
-    context: typer.Context,
     recipe: options.Recipe,
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon of one image: smaller is more private.")] = None,
     epsilon_per_person: Annotated[
@@ -29,9 +28,7 @@ def train(
     images_per_person: options.ImagesPerPerson = None,
     delta: options.Delta = None,
     set_: options.Set = None,
-    output_folder: Annotated[
-        Path | None, typer.Option("--output", help="The run folder; default: runs/<recipe>-<time>.")
-    ] = None,
+    output_folder: options.Output = None,
     data_root: options.DataRoot = None,
     device: options.Device = "auto",
     accountant: Annotated[Accountant | None, typer.Option(help="pld (tighter) or rdp.")] = None,
@@ -62,10 +59,6 @@ def train(
     json_: options.Json = False,
 ) -> None:
     """Trains a classifier under the recipe's privacy budget."""
-    if no_cache:
-        from sfumato.data import store
-
-        context.with_resource(store.switched_off())
     name, values = recipes.read(recipe)
     if epsilon is not None and epsilon_per_person is not None:
         raise InputError("--epsilon is for each image, --epsilon-per-person for each person. Give one of them.")
@@ -93,44 +86,23 @@ def train(
         return
 
     from sfumato.run_folder import launch
-    from sfumato.training.interrupt import Interrupted
     from sfumato.training.trainer import train as run_training
 
+    again: dict[str, Any] = {"data_root": data_root, "device": device, "non_private": non_private, "trust": trusted}
+    again["max_lost"] = max_lost
     if times is not None or seeds is not None:
-        again = {"data_root": data_root, "device": device, "non_private": non_private, "trust": trusted}
-        _repeat(
-            parsed,
-            output_folder or launch.new_folder(name),
-            times,
-            seeds,
-            again | ({"resume": True} if resume else {}),
-            json_,
-        )
+        folder = output_folder or launch.new_folder(name)
+        with output.interruptible(*([] if output_folder else ["--output", str(folder)]), kept="everything is kept"):
+            _repeat(parsed, folder, times, seeds, again | ({"resume": True} if resume else {}), json_)
         return
     folder = output_folder or (launch.newest_unfinished(name) if resume else launch.new_folder(name))
     if resume and output_folder is None:
         output.note(f"going on with {folder}")
-    try:
-        result = run_training(
-            parsed,
-            folder,
-            data_root=data_root,
-            device=device,
-            non_private=non_private,
-            resume=resume,
-            max_lost=max_lost,
-            trust=trusted,
-        )
-    except Interrupted as interrupted:
-        words = ["sfumato", "resume", str(folder), *trust_options(trusted)]
-        words += ["--device", device] if device != "auto" else []
-        words += ["--no-cache"] if no_cache else []
-        output.note(f"{interrupted}; everything is kept. Go on with: {shlex.join(words)}")
-        raise typer.Exit(1) from None
-    if json_:
-        output.print_json(result.as_json())
-    else:
-        show_result(result, trusted)
+    with output.interruptible(
+        command=resume_command(folder, trusted, device, no_cache, max_lost), kept="everything is kept"
+    ):
+        result = run_training(parsed, folder, resume=resume, **again)
+    output.answer(result, json_, lambda result: show_result(result, trusted))
 
 
 def _one_of_them(recipe: config.Recipe, times: int | None, seeds: str | None) -> config.Recipe:
@@ -145,18 +117,9 @@ def _one_of_them(recipe: config.Recipe, times: int | None, seeds: str | None) ->
 def _repeat(
     recipe: config.Recipe, folder: Path, times: int | None, seeds: str | None, again: dict[str, Any], json_: bool
 ) -> None:
-    from sfumato.training.interrupt import Interrupted
     from sfumato.training.repeated import repeat
 
-    try:
-        found = repeat(
-            recipe, folder, times=times, seeds=None if seeds is None else options.parse_seeds(seeds), **again
-        )
-    except Interrupted as interrupted:
-        output.note(
-            f"{interrupted}; everything is kept. Go on with the same command and --output {shlex.quote(str(folder))}"
-        )
-        raise typer.Exit(1) from None
+    found = repeat(recipe, folder, times=times, seeds=None if seeds is None else options.parse_seeds(seeds), **again)
     if json_:
         output.print_json(found.as_json())
         return
@@ -358,6 +321,17 @@ def _show_lost(result: "Result") -> None:
             f"{result.num_lost} of {result.num_steps} updates were lost in crashes: they count for epsilon, and the "
             f"model has {result.num_applied}"
         )
+
+
+def resume_command(
+    run: Path, trust: list[str], device: str, no_cache: bool, max_lost: float, data_root: Path | None = None
+) -> list[str]:
+    """Goes on with a run, as words."""
+    words = ["sfumato", "resume", str(run), *trust_options(trust)]
+    words += ["--data-root", str(data_root)] if data_root is not None else []
+    words += ["--device", device] if device != "auto" else []
+    words += ["--max-lost", f"{max_lost:g}"] if max_lost != MOST_LOST else []
+    return [*words, "--no-cache"] if no_cache else words
 
 
 def trust_options(trust: list[str]) -> list[str]:

@@ -1,15 +1,15 @@
-"""What an attacker gains, as a curve: how often an image that took part is recognised, at most, at each rate of false
-alarms.
-"""
+"""What an attacker gains at most, and what an attack on the run showed: two sections of its report."""
 
 from typing import Any
 
 import numpy as np
 
 from sfumato.accounting.mechanism import Mechanism
+from sfumato.accounting.rounding import lower_epsilon_text
 from sfumato.reporting import formats
-from sfumato.reporting.markup import Html, element
-from sfumato.reporting.plots import INK, SERIES, drawn
+from sfumato.reporting.charts import COLOURS, Curve, Panel, chart, linear, logarithmic
+from sfumato.reporting.html import Html, figure, paragraph, section, tiles
+from sfumato.run_folder.audited import Histogram, OneRunClaim
 from sfumato.run_folder.record import Certificate, Recorded
 
 LEAST = 1e-5
@@ -34,9 +34,9 @@ def attack_section(run: Recorded) -> list[Html]:
     described = "; ".join(
         f"{100 * rate:g} % false alarms: {formats.per_cent_at_most(most)}" for rate, most in at.items()
     )
-    figure = drawn(
-        lambda figure: draw_rates(figure, LEAST, [("at most, by the mechanism", rates, most)]),
-        400,
+    drawing = rates_chart(
+        LEAST,
+        [("at most, by the mechanism", rates, most)],
         "What an attacker gains",
         f"Share of those that took part that is recognised, at most, by rate of false alarms. {described}.",
         "attack",
@@ -45,13 +45,7 @@ def attack_section(run: Recorded) -> list[Html]:
         f"Whatever test somebody uses to tell whether one {who} took part, its rates lie on the curve or below. On the "
         "dashed line lies who guesses. Both axes are logarithmic: at the left are attackers who are seldom wrong."
     )
-    return [
-        element(
-            "section",
-            element("h2", "What an attacker gains"),
-            element("figure", figure, element("figcaption", caption)),
-        )
-    ]
+    return [section("What an attacker gains", figure(drawing, caption))]
 
 
 def _mechanism(certificate: Certificate) -> Mechanism:
@@ -66,26 +60,84 @@ def _mechanism(certificate: Certificate) -> Mechanism:
     )
 
 
-def draw_rates(figure: Any, least: float, curves: list[tuple[str, Any, Any]]) -> None:
+def rates_chart(least: float, curves: list[tuple[str, Any, Any]], title: str, description: str, name: str) -> Html:
     """Curves of true positives over false ones on logarithmic axes, beside the diagonal.
 
     Args:
         least: Where the axes begin.
         curves: The name of each, rates of false positives, rates of true ones.
     """
-    figure.subplots_adjust(left=72 / 736, right=1 - 24 / 736)
-    axes = figure.subplots()
-    axes.plot([least, 1], [least, 1], color=INK, linestyle=(0, (2, 3)), linewidth=1.5, label="guessing")
-    for (name, false_positives, true_positives), colour in zip(curves, SERIES, strict=False):
-        axes.plot(false_positives, true_positives, color=colour, label=name)
-    for set_scale, set_limits, axis in (
-        (axes.set_xscale, axes.set_xlim, axes.xaxis),
-        (axes.set_yscale, axes.set_ylim, axes.yaxis),
-    ):
-        set_scale("log")
-        set_limits(least, 1)
-        axis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-    axes.minorticks_off()
-    axes.set_xlabel("false alarms")
-    axes.set_title("Recognised of those that took part")
-    axes.legend(loc="lower right", handlelength=1.6)
+    x, y = (logarithmic(least, lambda rate: f"{100 * rate:g} %", label) for label in ("false alarms", ""))
+    drawn = [Curve("guessing", [least, 1], [least, 1], "muted", dashed=True, width=1.5)]
+    drawn += [Curve(*curve, colour) for curve, colour in zip(curves, COLOURS, strict=False)]
+    return chart(x, [Panel("Recognised of those that took part", drawn, y, 320)], title, description, name)
+
+
+def histograms(
+    edges: Any, sides: list[tuple[str, Any]], y: tuple[str, Any], label: str, title: str, description: str, name: str
+) -> Html:
+    """Two or more histograms over the same bins.
+
+    Args:
+        edges: Of the bins.
+        sides: The name of each, and its heights.
+        y: What the heights are, and how one is written.
+        label: Of the values.
+    """
+    most = max(1e-9, *(float(max(heights)) for _, heights in sides))
+    curves = [
+        Curve(side, edges, heights, colour, steps=True, band=(np.zeros(len(heights)), heights), width=1.5)
+        for (side, heights), colour in zip(sides, ("second", "first"), strict=True)
+    ]
+    x = linear(float(edges[0]), float(edges[-1]), 8, lambda value: f"{value:.6g}", label)
+    panel = Panel(y[0], curves, linear(0, 1.05 * most, 5, y[1]), 180)
+    return chart(x, [panel], title, description, name)
+
+
+def audit_section(run: Recorded) -> list[Html]:
+    """What an attack on the run showed; nothing where there was none."""
+    claim, guarantee = run.certificate.audit, run.certificate.guarantee
+    if claim is None or guarantee is None:
+        return []
+    shown, claimed = lower_epsilon_text(claim.epsilon_lower_bound), formats.epsilon_text(guarantee.epsilon)
+    refuted = (
+        f"The claim of epsilon {claimed} is refuted: the certificate is wrong, or the code is, unless this is the rare "
+        "case that the confidence leaves."
+    )
+    caption = (
+        "Minus the loss of each canary under the released weights. The further the two groups are apart, the more an "
+        "attacker sees."
+    )
+    return [
+        section(
+            "What an attack showed",
+            tiles((shown, "shown: epsilon is at least that"), (claimed, "claimed: epsilon is at most that")),
+            *([paragraph(refuted, "remark")] if claim.violated else []),
+            paragraph(_how(claim)),
+            figure(_canaries(claim.scores), caption),
+        )
+    ]
+
+
+def _how(claim: OneRunClaim) -> str:
+    return (
+        f"{formats.count(claim.num_canaries)} canaries, made-up images of noise with labels at random, stood among the "
+        f"training images; a fair coin decided for each whether it took part. From the released weights alone the "
+        f"attacker guessed {formats.count(claim.num_guesses)} of these coins, and {formats.count(claim.num_right)} "
+        f"guesses were right. At confidence {formats.per_cent(claim.confidence)} and delta "
+        f"{formats.delta_text(claim.delta)} this is what they show of epsilon ({claim.bound}). An attacker who is "
+        f"never wrong would have shown {lower_epsilon_text(claim.perfect)}. An attack can refute a claim, never "
+        "prove one. This section depends on the released weights, on canaries that everybody can make and on their "
+        "coins; on the training images in no other way."
+    )
+
+
+def _canaries(scores: Histogram) -> Html:
+    sides = {"took no part": scores.non_members, "took part": scores.members}
+    shares = [(name, np.array(counts) / max(1, sum(counts))) for name, counts in sides.items()]
+    described = (
+        f"Two histograms: of {formats.count(sum(scores.members))} canaries that took part and "
+        f"{formats.count(sum(scores.non_members))} that did not."
+    )
+    y = "Share of each group", lambda value: f"{100 * value:g} %"
+    return histograms(scores.edges, shares, y, "score", "Scores of the canaries", described, "canaries")

@@ -7,6 +7,8 @@ import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sfumato import config
 from sfumato.errors import InputError
 from sfumato.run_folder import record
@@ -68,7 +70,7 @@ def draw_norms(facts: dict[str, Any], path: Path) -> None:
     if path.suffix not in FORMATS:
         raise InputError(f"--plot writes {', '.join(FORMATS)}, not {path.name!r}.")
     for folder in path.resolve().parents:
-        if (folder / "privacy.json").exists() and not (folder / "metrics_private.jsonl").exists():
+        if (folder / record.CERTIFICATE_FILE).exists() and not (folder / record.PRIVATE_METRICS_FILE).exists():
             raise InputError(
                 f"{folder} holds a run without its private part, so it was made for sharing, but "
                 "a plot of norms is not private. Put it elsewhere."
@@ -81,36 +83,24 @@ def draw_norms(facts: dict[str, Any], path: Path) -> None:
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    shown = facts["histograms"]
-    if len(shown) > _MOST_CURVES:
-        shown = [shown[round(number * (len(shown) - 1) / (_MOST_CURVES - 1))] for number in range(_MOST_CURVES)]
+    every = facts["histograms"]
+    chosen = np.linspace(0, len(every) - 1, min(len(every), _MOST_CURVES)).round().astype(int)
     occupied = [1.0]
-    for number, histogram in enumerate(shown):
+    for histogram in (every[number] for number in chosen):
         edges, counts = histogram["edges"], histogram["counts"]
-        inner = [
-            counts[0] + counts[1],
-            *counts[2:-2],
-            counts[-2] + counts[-1],
-        ]  # the outermost bins take what lies beyond
-        shares = [100 * count / max(sum(counts), 1) for count in inner]
-        late = number / max(len(shown) - 1, 1)
+        # The outermost bins take what lies beyond.
+        inner = np.array([counts[0] + counts[1], *counts[2:-2], counts[-2] + counts[-1]])
+        shares = 100 * inner / max(sum(counts), 1)
         occupied += [edge for share, *ends in zip(shares, edges, edges[1:], strict=False) if share for edge in ends]
-        axes.stairs(
-            shares,
-            edges,
-            color=(0.9 * late, 0.35, 0.9 - 0.8 * late),
-            linewidth=1.5,
-            label=f"step {histogram['step']:,}",
-        )
+        axes.stairs(shares, edges, label=f"step {histogram['step']:,}")
     axes.set_xlim(min(occupied) / 2, max(occupied) * 2)
     axes.axvline(1.0, color="tab:gray", linestyle=":", label="clipping norm C")
     axes.set(
         xscale="log",
         xlabel="norm of an image's gradient before clipping, over C",
         ylabel="% of the batch",
-        title=f"Gradient norms ({WARNING})",
     )
-    axes.title.set_fontsize("small")
+    axes.set_title(f"Gradient norms ({WARNING})", fontsize="small")
     axes.legend(frameon=False, fontsize="small")
     written = io.BytesIO()
     figure.savefig(written, format=path.suffix[1:])

@@ -1,22 +1,28 @@
 """report.html: one self-contained page that says what a run is worth and what it promises."""
 
-from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from sfumato.reporting import formats, wording
-from sfumato.reporting.attack import attack_section
-from sfumato.reporting.audited import audit_section
-from sfumato.reporting.markup import Html, element
-from sfumato.reporting.plots import training_curves
+from sfumato.reporting.attack import attack_section, audit_section
+from sfumato.reporting.charts import Curve, Panel, chart, linear
+from sfumato.reporting.html import (
+    Html,
+    bar,
+    element,
+    figure,
+    header,
+    numbers_table,
+    paragraph,
+    section,
+    tiles,
+    whole_page,
+)
 from sfumato.run_folder.files import write_atomically
-from sfumato.run_folder.record import Recorded, read_run
+from sfumato.run_folder.record import Metrics, Recorded, read_run
 
 MOST_ROWS = 25
 MANY_CLASSES = 12
-NOTHING_FROM_ELSEWHERE = (
-    "default-src 'none'; style-src 'unsafe-inline'"  # the browser enforces that the page loads nothing
-)
+MOST_MARKERS = 50
 
 
 def write_report(folder: Path | str) -> Path:
@@ -58,22 +64,6 @@ def render(run: Recorded) -> str:
     return whole_page(f"{run.name} · Sfumato report", _header(run), *sections)
 
 
-def whole_page(title: str, *parts: Html) -> str:
-    """A page that stands for itself, as HTML text."""
-    style = resources.files("sfumato.reporting").joinpath("page.css").read_text(encoding="utf-8")
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=NOTHING_FROM_ELSEWHERE),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", title),
-        element("style", Html(style)),
-    )
-    body = element("body", element("main", *parts))
-    return "<!DOCTYPE html>\n" + element("html", head, body, lang="en") + "\n"
-
-
 def _header(run: Recorded) -> Html:
     model = run.recipe.get("model", {}).get("name", "a network")
     classes = f" for {formats.count(len(run.classes))} classes" if run.classes else ""
@@ -82,24 +72,12 @@ def _header(run: Recorded) -> Html:
         f"An image classifier ({model}){classes}, "
         f"trained on {formats.count(run.certificate.public_inputs.num_examples)} images {how}."
     )
-    parts = [
-        element("p", "Sfumato report", class_="kicker"),
-        element("h1", run.name),
-        element("p", lead, class_="lead"),
-    ]
-    if run.result is None:
-        parts.append(
-            element(
-                "p",
-                "This run is unfinished: there is no final model yet, and accuracies are those so far.",
-                class_="unfinished",
-            )
-        )
-    return element("header", *parts)
+    unfinished = "This run is unfinished: there is no final model yet, and accuracies are those so far."
+    more = [paragraph(unfinished, "unfinished")] if run.result is None else []
+    return header("Sfumato report", run.name, lead, *more)
 
 
 def _certificate(run: Recorded) -> Html:
-    parts = [element("h2", "What is guaranteed"), wording.verdict(run)]
     rows = [
         element(
             "div",
@@ -108,13 +86,13 @@ def _certificate(run: Recorded) -> Html:
         )
         for name, value, meaning in wording.terms(run)
     ]
-    return element("section", *parts, element("dl", *rows, class_="terms"))
+    return section("What is guaranteed", wording.verdict(run), element("dl", *rows, class_="terms"))
 
 
 def _not_covered(run: Recorded) -> Html:
     points = element("ul", *(element("li", point) for point in run.certificate.not_covered))
     intro = "The guarantee says nothing about:" if run.is_private else "Even a private run would say nothing about:"
-    return element("section", element("h2", "What is not covered"), element("p", intro), points)
+    return section("What is not covered", paragraph(intro), points)
 
 
 def _interval(ends: list[float] | None) -> str:
@@ -122,29 +100,26 @@ def _interval(ends: list[float] | None) -> str:
 
 
 def _accuracy(run: Recorded) -> Html:
+    title = "How good it is"
     if run.result is None:
-        title = element("h2", "How good it is")
         if not run.metrics:
-            return element("section", title, element("p", "Nothing has been evaluated yet."))
+            return section(title, paragraph("Nothing has been evaluated yet."))
         last = run.metrics[-1]
-        tiles = [_tile("accuracy so far", formats.per_cent(last.accuracy)), _tile("at step", formats.count(last.step))]
-        return element("section", title, element("div", *tiles, class_="tiles"))
-    result = run.result
-    tiles = [
-        _tile("accuracy" + _interval(result.accuracy_interval), formats.per_cent(result.accuracy)),
-        _tile("balanced accuracy", formats.per_cent(result.balanced_accuracy)),
-        _tile("always the most frequent class", formats.per_cent(result.majority_rate)),
-    ]
-    if result.accuracy_top5 is not None:
-        tiles.append(_tile("among the first five", formats.per_cent(result.accuracy_top5)))
-    if result.auroc is not None:
-        tiles.append(_tile("AUROC", f"{result.auroc:.4f}"))
-    tiles.append(_tile("accuracy of the last weights", formats.per_cent(result.accuracy_last)))
-    if result.test_views:
-        tiles.append(_tile(f"majority of {result.test_views} views", formats.per_cent(result.accuracy_augtest_vote)))
-        tiles.append(
-            _tile(f"mean probability of {result.test_views} views", formats.per_cent(result.accuracy_augtest_mean))
+        return section(
+            title, tiles((formats.per_cent(last.accuracy), "accuracy so far"), (formats.count(last.step), "at step"))
         )
+    result = run.result
+    shown = {
+        "accuracy" + _interval(result.accuracy_interval): result.accuracy,
+        "balanced accuracy": result.balanced_accuracy,
+        "always the most frequent class": result.majority_rate,
+        "among the first five": result.accuracy_top5,
+        "AUROC": result.auroc,
+        "accuracy of the last weights": result.accuracy_last,
+    }
+    if result.test_views:
+        shown[f"majority of {result.test_views} views"] = result.accuracy_augtest_vote
+        shown[f"mean probability of {result.test_views} views"] = result.accuracy_augtest_mean
     text = (
         f"Measured on the held-out images ({result.held_out}) that could be read, with the averaged weights, which "
         "are the ones kept. Balanced accuracy is the mean over the classes, each counting the "
@@ -155,12 +130,15 @@ def _accuracy(run: Recorded) -> Html:
             " The last two let several random views of each image decide together; "
             "results are compared by the plain accuracy."
         )
-    parts = [element("h2", "How good it is"), element("div", *tiles, class_="tiles"), element("p", text)]
+    each = [
+        (f"{value:.4f}" if name == "AUROC" else formats.per_cent(value), name)
+        for name, value in shown.items()
+        if value is not None
+    ]
+    parts = [tiles(*each), paragraph(text)]
     if result.accuracy <= result.majority_rate:
-        parts.append(
-            element("p", "The classifier is no better than always naming the most frequent class.", class_="remark")
-        )
-    return element("section", *parts)
+        parts.append(paragraph("The classifier is no better than always naming the most frequent class.", "remark"))
+    return section(title, *parts)
 
 
 def _decision(run: Recorded) -> list[Html]:
@@ -171,8 +149,7 @@ def _decision(run: Recorded) -> list[Html]:
     where = "held-out images of this run" if fitted.fitted_on == "held-out" else "other images with labels"
     shifted = "" if fitted.shifts is None else ", and shifted for each class"
     parts = [
-        element(
-            "p",
+        paragraph(
             f"After training, probabilities were calibrated on {formats.count(fitted.num_images)} {where}: outputs are "
             f"divided by {formats.quantity(fitted.temperature)}{shifted}. This is not private with respect to those "
             "images. Accuracies on this page are of decisions before it; `sfumato evaluate` tells of those after it.",
@@ -182,46 +159,101 @@ def _decision(run: Recorded) -> list[Html]:
         aim = "find" if threshold.aim == "sensitivity" else "leave alone"
         of = f"images of {threshold.positive}" if threshold.aim == "sensitivity" else "other images"
         parts.append(
-            element(
-                "p",
+            paragraph(
                 f"{threshold.positive} is named from a probability of {formats.per_cent(threshold.probability)} on, "
                 f"chosen to {aim} at least {formats.per_cent(threshold.at)} of the {of} among them.",
             )
         )
-    return [element("section", element("h2", "How it decides"), *parts)]
-
-
-def _tile(name: str, value: str) -> Html:
-    return element(
-        "p", element("span", value, class_="number"), " ", element("span", name, class_="label"), class_="tile"
-    )
+    return [section("How it decides", *parts)]
 
 
 def _curves(run: Recorded) -> Html:
-    title = element("h2", "How it was reached")
+    title = "How it was reached"
     if not run.metrics:
-        return element("section", title, element("p", "No step has been evaluated yet, so there is no curve."))
+        return section(title, paragraph("No step has been evaluated yet, so there is no curve."))
     majority_rate = run.result.majority_rate if run.result else None
     target = run.recipe.get("privacy", {}).get("target_epsilon")
-    figure = training_curves(run.metrics, with_epsilon=run.is_private, majority_rate=majority_rate, target=target)
+    drawing = training_curves(run.metrics, with_epsilon=run.is_private, majority_rate=majority_rate, target=target)
     caption = "Accuracy on held-out images after each evaluated step"
     caption += (
         ", and the epsilon spent until then." if run.is_private else ". No epsilon is drawn: this run is not private."
     )
-    return element("section", title, element("figure", figure, element("figcaption", caption)))
+    return section(title, figure(drawing, caption))
+
+
+def training_curves(
+    metrics: list[Metrics], *, with_epsilon: bool, majority_rate: float | None = None, target: float | None = None
+) -> Html:
+    """Held-out accuracy over steps and, below it, epsilon over steps.
+
+    Args:
+        metrics: Lines of metrics.jsonl by step, at least one.
+        with_epsilon: Whether epsilon is a guarantee of this run; otherwise it is not drawn.
+        majority_rate: Accuracy of always naming the most frequent class, drawn as a reference.
+        target: The epsilon that was asked for, drawn as a reference.
+
+    Returns:
+        One ``<svg>`` element with a title and a description of what is to be seen.
+    """
+    last = max(line.step for line in metrics) * 1.02 or 1.0
+    x = linear(0, last, 8, lambda value: f"{value:,.0f}", "step", whole=True)
+    panels = [_accuracy_panel(metrics, last, majority_rate)]
+    spent = [(line.step, line.epsilon) for line in metrics if line.epsilon is not None] if with_epsilon else []
+    if spent:
+        panels.append(_epsilon_panel(spent, last, target))
+    return chart(x, panels, "Training curves", _described(metrics, spent))
+
+
+def _accuracy_panel(metrics: list[Metrics], last: float, majority_rate: float | None) -> Panel:
+    steps, markers = [line.step for line in metrics], len(metrics) <= MOST_MARKERS
+    averaged, of_last = ([100 * getattr(line, key) for line in metrics] for key in ("accuracy", "accuracy_last"))
+    curves = [
+        Curve("averaged weights", steps, averaged, "first", markers=markers),
+        Curve("last weights", steps, of_last, "second", markers=markers, width=1.5),
+    ]
+    if majority_rate is not None:
+        curves.append(_reference("always the most frequent class", 100 * majority_rate, last))
+    shown = [value for curve in curves for value in curve.y]
+    margin = max(0.08 * (max(shown) - min(shown)), 1.0)
+    low, high = max(min(shown) - margin, 0), min(max(shown) + margin, 101)
+    return Panel("Held-out accuracy", curves, linear(low, high, 6, lambda value: f"{value:g} %", below=100), 220)
+
+
+def _epsilon_panel(spent: list[tuple[int, float]], last: float, target: float | None) -> Panel:
+    steps, values = zip(*spent, strict=True)
+    curves = [Curve("", steps, values, "first", markers=len(spent) <= MOST_MARKERS)]
+    if target is not None:
+        curves.append(_reference(f"asked for: {formats.epsilon_text(target)}", target, last))
+    highest = max(value for curve in curves for value in curve.y)
+    return Panel("Epsilon spent so far", curves, linear(0, 1.1 * highest or 1, 4, lambda value: f"{value:g}"), 130)
+
+
+def _reference(name: str, value: float, last: float) -> Curve:
+    return Curve(name, [0, last], [value, value], "muted", dashed=True, width=1.5)
+
+
+def _described(metrics: list[Metrics], spent: list[tuple[int, float]]) -> str:
+    """What the curves show, for those who cannot see them."""
+    first, last = metrics[0], metrics[-1]
+    text = f"Held-out accuracy is {formats.per_cent(first.accuracy)} at step {formats.count(first.step)}"
+    if len(metrics) > 1:
+        text += f" and {formats.per_cent(last.accuracy)} at step {formats.count(last.step)}"
+    if spent:
+        text += f". Epsilon has then reached {formats.epsilon_text(spent[-1][1])}"
+    return text + "."
 
 
 def _per_class(run: Recorded) -> Html:
-    title = element("h2", "Accuracy per class")
+    title = "Accuracy per class"
     if run.result is None:
-        return element("section", title, element("p", "Known once the run has finished."))
+        return section(title, paragraph("Known once the run has finished."))
     majority_rate = run.result.majority_rate
     pairs = list(zip(run.result.classes, run.result.per_class, strict=True))
-    bars = element(
-        "dl",
-        *(_bar(name, value, majority_rate) for name, value in pairs),
-        class_="bars many" if len(pairs) > MANY_CLASSES else "bars",
+    rows = (
+        bar(element("bdi", name), value, formats.per_cent(value), majority_rate, "no held-out image")
+        for name, value in pairs
     )
+    bars = element("dl", *rows, class_="bars many" if len(pairs) > MANY_CLASSES else "bars")
     text = (
         f"The line across the bars marks {formats.per_cent(majority_rate)}, "
         "the accuracy of always naming the most frequent class."
@@ -231,53 +263,17 @@ def _per_class(run: Recorded) -> Html:
     if known:
         value, name = min(known)
         parts += [" The weakest class is ", element("bdi", name, class_="name"), f" with {formats.per_cent(value)}."]
-    return element("section", title, element("p", *parts), bars)
-
-
-def _bar(name: str, value: float | None, majority_rate: float) -> Html:
-    label = element("dt", element("bdi", name))
-    if value is None:
-        return element("div", label, element("dd", element("span", "no held-out image", class_="absent")))
-    fill = element("span", class_="fill", style=f"width: {100 * value:.2f}%")
-    reference = element("span", class_="reference", style=f"left: {100 * majority_rate:.2f}%")
-    track = element("span", fill, reference, class_="track", aria_hidden="true")
-    return element("div", label, element("dd", track, element("span", formats.per_cent(value), class_="value")))
+    return section(title, element("p", *parts), bars)
 
 
 def _recipe(run: Recorded) -> Html:
-    parts = [
-        element("h2", "Hyper-parameters"),
-        element("p", "The resolved recipe, every filled-in value included: enough to run again."),
-    ]
+    import tomli_w
+
+    parts = [paragraph("The resolved recipe, every filled-in value included: enough to run again.")]
     if "privacy" in run.recipe and not run.is_private:
-        parts.append(
-            element(
-                "p", "Its privacy section says what was asked for; for this run it is no guarantee.", class_="remark"
-            )
-        )
-    tables = [_recipe_section(section, values) for section, values in run.recipe.items()]
-    return element("section", *parts, element("div", *tables, class_="recipe"))
-
-
-def _recipe_section(section: str, values: Any) -> Html:
-    items = values.items() if isinstance(values, dict) else [("", values)]
-    rows = [
-        element("tr", element("th", key, scope="row"), element("td", _as_text(value)))
-        for key, value in items
-        if value != {}
-    ]
-    return element("table", element("caption", section), element("tbody", *rows))
-
-
-def _as_text(value: Any) -> str:
-    """A TOML value as one would write it, without the quotes around a lone string."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        return ", ".join(_as_text(item) for item in value)
-    if isinstance(value, dict):
-        return ", ".join(f"{key} = {_as_text(item)}" for key, item in value.items())
-    return formats.delta_text(value) if isinstance(value, float) and 0 < value < 1e-3 else str(value)
+        asked = "Its privacy section says what was asked for; for this run it is no guarantee."
+        parts.append(paragraph(asked, "remark"))
+    return section("Hyper-parameters", *parts, element("pre", tomli_w.dumps(run.recipe)))
 
 
 def _values(run: Recorded) -> Html:
@@ -285,19 +281,10 @@ def _values(run: Recorded) -> Html:
     if not run.metrics:
         return Html("")
     every = -(-len(run.metrics) // MOST_ROWS)
-    shown = run.metrics[::-1][::every][::-1]
     names = ["step", "accuracy", "accuracy, last weights"] + (["epsilon so far"] if run.is_private else [])
-    head = element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
     rows = []
-    for line in shown:
+    for line in run.metrics[::-1][::every][::-1]:
         cells = [formats.count(line.step), formats.per_cent(line.accuracy), formats.per_cent(line.accuracy_last)]
-        if run.is_private:
-            cells.append(formats.epsilon_text(line.epsilon))
-        rows.append(element("tr", *(element("td", cell) for cell in cells)))
-    note = [element("p", f"One of every {every} lines of metrics.jsonl.")] if every > 1 else []
-    return element(
-        "section",
-        element("h2", "Numbers of the curves"),
-        *note,
-        element("table", head, element("tbody", *rows), class_="numbers"),
-    )
+        rows.append(cells + ([formats.epsilon_text(line.epsilon)] if run.is_private else []))
+    note = [paragraph(f"One of every {every} lines of metrics.jsonl.")] if every > 1 else []
+    return section("Numbers of the curves", *note, numbers_table(names, rows))

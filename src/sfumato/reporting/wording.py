@@ -2,7 +2,7 @@
 
 from sfumato.planning.claims import AttackerClaims, Guarantee
 from sfumato.reporting import formats
-from sfumato.reporting.markup import Html, element
+from sfumato.reporting.html import Html, element, paragraph
 from sfumato.run_folder.record import Certificate, PublicInputs, Recorded
 
 
@@ -10,28 +10,27 @@ def verdict(run: Recorded) -> Html:
     """The one thing to know first: the guarantee, or that there is none."""
     certificate = run.certificate
     guarantee = certificate.guarantee
-    if guarantee is not None:
-        numbers = element(
-            "p",
-            f"ε ≤ {formats.epsilon_text(guarantee.epsilon)} at δ = {formats.delta_text(guarantee.delta)}",
-            class_="headline",
-        )
-        held_out = element(
-            "p",
-            f"{formats.count(certificate.public_inputs.num_held_out)} further images were held out to measure "
-            "accuracy: no guarantee is given to them.",
-        )
-        return element("div", numbers, _person(guarantee), held_out, *_running(certificate), class_="verdict")
-    reason = certificate.why_not_private or "no finite epsilon can be certified for it"
-    parts = [
-        element("p", "Not private", class_="headline"),
-        element("p", f"This run gives no privacy guarantee: {reason}."),
-        element("p", "Treat the model, and everything else that the run wrote, like the training images themselves."),
-    ]
-    return element("div", *parts, *_if_private(certificate.hypothetical), class_="verdict none")
+    if guarantee is None:
+        reason = certificate.why_not_private or "no finite epsilon can be certified for it"
+        treat = "Treat the model, and everything else that the run wrote, like the training images themselves."
+        parts = [paragraph("Not private", "headline"), paragraph(f"This run gives no privacy guarantee: {reason}.")]
+        parts.append(paragraph(treat))
+        if certificate.hypothetical is not None:
+            parts.append(paragraph(_if_private(certificate.hypothetical), "hypothetical"))
+        return element("div", *parts, class_="verdict none")
+    numbers = f"ε ≤ {formats.epsilon_text(guarantee.epsilon)} at δ = {formats.delta_text(guarantee.delta)}"
+    held_out = (
+        f"{formats.count(certificate.public_inputs.num_held_out)} further images were held out to measure accuracy: no "
+        "guarantee is given to them."
+    )
+    parts = [paragraph(numbers, "headline"), paragraph(_person(guarantee)), paragraph(held_out)]
+    if certificate.status == "running":
+        counted = "The run has not finished: these numbers already count every step that is planned, so what was spent "
+        parts.append(paragraph(counted + "so far is less."))
+    return element("div", *parts, class_="verdict")
 
 
-def _person(guarantee: Guarantee) -> Html:
+def _person(guarantee: Guarantee) -> str:
     """What the guarantee means for whoever is on an image."""
     of_persons = guarantee.of_persons
     single, every_other, one = (
@@ -52,7 +51,7 @@ def _person(guarantee: Guarantee) -> Html:
     elif epsilon is not None and guarantee.attacker_person is not None:
         who = f"a person with up to {formats.count(images)} images, all of them together"
         text += f" If they ask instead about {who}, they are right {_at_most(guarantee.attacker_person)}"
-    return element("p", text)
+    return text
 
 
 def _at_most(attacker: AttackerClaims | None) -> str:
@@ -61,72 +60,55 @@ def _at_most(attacker: AttackerClaims | None) -> str:
     return f"at most {formats.per_cent_at_most(guess)} of the time.{weak}"
 
 
-def _running(certificate: Certificate) -> list[Html]:
-    if certificate.status != "running":
-        return []
-    return [
-        element(
-            "p",
-            "The run has not finished: these numbers already count every step that is planned, "
-            "so what was spent so far is less.",
-        )
-    ]
-
-
-def _if_private(hypothetical: Guarantee | None) -> list[Html]:
-    if hypothetical is None:
-        return []
-    person = hypothetical.person[0] if hypothetical.person and not hypothetical.of_persons else None
-    also = f", and {formats.epsilon_text(person)} for all images of one person" if person is not None else ""
-    also = f" for {hypothetical.unit}" if hypothetical.of_persons else also
-    text = (
-        "For comparison only: with Poisson sampling and secret noise, the same settings would "
-        f"have meant epsilon {formats.epsilon_text(hypothetical.epsilon)} at delta "
-        f"{formats.delta_text(hypothetical.delta)}{also}. That is no guarantee for this run."
+def _if_private(hypothetical: Guarantee) -> str:
+    also = ""
+    if hypothetical.of_persons:
+        also = f" for {hypothetical.unit}"
+    elif hypothetical.person and hypothetical.person[0] is not None:
+        also = f", and {formats.epsilon_text(hypothetical.person[0])} for all images of one person"
+    return (
+        "For comparison only: with Poisson sampling and secret noise, the same settings would have meant epsilon "
+        f"{formats.epsilon_text(hypothetical.epsilon)} at delta {formats.delta_text(hypothetical.delta)}{also}. That "
+        "is no guarantee for this run."
     )
-    return [element("p", text, class_="hypothetical")]
 
 
-def terms(run: Recorded) -> list[tuple[str, str, str]]:
-    """The certificate line by line: (name, value, what it means)."""
+Term = tuple[str, str, str]
+"""A name, its value, and what it means."""
+
+
+def terms(run: Recorded) -> list[Term]:
+    """The certificate line by line."""
     certificate = run.certificate
     guarantee = certificate.guarantee
     return [*(_guarantee(guarantee, certificate) if guarantee else []), *_mechanism(certificate, guarantee is not None)]
 
 
-def _guarantee(guarantee: Guarantee, certificate: Certificate) -> list[tuple[str, str, str]]:
+def _guarantee(guarantee: Guarantee, certificate: Certificate) -> list[Term]:
     by_pld, by_rdp = (
         "not computed" if value is None else formats.epsilon_text(value)
         for value in (certificate.epsilon_pld, certificate.epsilon_rdp)
     )
-    how = f"Accountant: {guarantee.accountant.upper()}. By PLD {by_pld}, by RDP {by_rdp}; each is an upper bound."
     of_persons = guarantee.of_persons
-    single = "person" if of_persons else "image"
+    single, examples = "person" if of_persons else "image", formats.count(certificate.num_examples)
     groups = f"Which images belong together: {certificate.person_groups}."
-    if certificate.accountant_note:
-        how += f" {certificate.accountant_note}"
+    of_epsilon = (
+        f"How far one {single} can shift the probability of any result: by a factor of at most e to the power of "
+        "epsilon. Smaller is safer: 1 is strong, 3 usual, 8 weak. "
+        f"Accountant: {guarantee.accountant.upper()}. By PLD {by_pld}, by RDP {by_rdp}; each is an upper bound. "
+        f"{certificate.accountant_note or ''}"
+    )
+    of_delta = (
+        f"What that factor does not cover: at most {formats.one_in(guarantee.delta)} may be added to any probability. "
+        f"It should be well below one in {examples}, the number of {_drawn(certificate)}."
+    )
+    of_unit = "The guarantee is for each single image. It weakens for someone who is on several of them."
+    if of_persons:
+        of_unit = f"The guarantee is for each person, with all of these images together. {groups}"
     rows = [
-        (
-            "Epsilon",
-            formats.epsilon_text(guarantee.epsilon),
-            f"How far one {single} can shift the probability of any result: by a factor of at most e "
-            f"to the power of epsilon. Smaller is safer: 1 is strong, 3 usual, 8 weak. "
-            f"{how}",
-        ),
-        (
-            "Delta",
-            formats.delta_text(guarantee.delta),
-            f"What that factor does not cover: at most {formats.one_in(guarantee.delta)} may be "
-            "added to any probability. It should be well below one in "
-            f"{formats.count(certificate.num_examples)}, the number of {_drawn(certificate)}.",
-        ),
-        (
-            "Unit",
-            guarantee.unit,
-            f"The guarantee is for each person, with all of these images together. {groups}"
-            if of_persons
-            else "The guarantee is for each single image. It weakens for someone who is on several of them.",
-        ),
+        ("Epsilon", formats.epsilon_text(guarantee.epsilon), of_epsilon.strip()),
+        ("Delta", formats.delta_text(guarantee.delta), of_delta),
+        ("Unit", guarantee.unit, of_unit),
     ]
     if guarantee.image is not None:
         rows.append(("Epsilon of one image", formats.epsilon_text(guarantee.image), "For one image alone."))
@@ -135,9 +117,10 @@ def _guarantee(guarantee: Guarantee, certificate: Certificate) -> list[tuple[str
         text = f"For all of up to {formats.count(images)} images of one person together. {groups}"
         rows.append(("Epsilon of a person", formats.epsilon_text(epsilon), text))
     rows.append(("Relation", "", f"What is compared: {certificate.relation}."))
-    told = [("Attacker", guarantee.attacker)]
-    told += [] if of_persons else [("Attacker, of a person", guarantee.attacker_person)]
-    for name, attacker in told:
+    told = {"Attacker": guarantee.attacker}
+    if not of_persons:
+        told["Attacker, of a person"] = guarantee.attacker_person
+    for name, attacker in told.items():
         if attacker is not None:
             rows.append((name, f"right at most {formats.per_cent_at_most(attacker.accuracy)}", _of_attacker(attacker)))
     return rows
@@ -165,69 +148,51 @@ def singled_out(attacker: AttackerClaims) -> str:
     )
 
 
-def _mechanism(certificate: Certificate, is_private: bool) -> list[tuple[str, str, str]]:
-    examples = formats.count(certificate.num_examples)
+def _mechanism(certificate: Certificate, is_private: bool) -> list[Term]:
+    examples, batch = formats.count(certificate.num_examples), formats.count(certificate.batch_size)
     one = "person" if certificate.drawn == "people" else "image"
+    sampling = (
+        f"Batches of {batch} of the {examples} training images in shuffled order. No epsilon of Poisson sampling holds "
+        "for them."
+    )
     if certificate.sampling == "poisson":
+        secret = " Which ones were drawn stays secret." if is_private else ""
         sampling = (
-            f"At each step, each of the {examples} {_drawn(certificate)} is drawn by itself with "
-            f"probability {formats.quantity(certificate.sampling_prob)}; "
-            f"{formats.count(certificate.batch_size)} are expected. "
-            + ("Which ones were drawn stays secret." if is_private else "")
+            f"At each step, each of the {examples} {_drawn(certificate)} is drawn by itself with probability "
+            f"{formats.quantity(certificate.sampling_prob)}; {batch} are expected.{secret}"
         )
-    else:
-        sampling = (
-            f"Batches of {formats.count(certificate.batch_size)} of the {examples} training "
-            "images in shuffled order. No epsilon of Poisson sampling holds for them."
-        )
+    noise = f"Standard deviation of the noise in units of what one {one} can contribute to a step."
     rows = [
-        ("Sampling", certificate.sampling, sampling.strip()),
-        (
-            "Noise multiplier",
-            formats.quantity(certificate.noise_multiplier),
-            f"Standard deviation of the noise in units of what one {one} can contribute to a step.",
-        ),
+        ("Sampling", certificate.sampling, sampling),
+        ("Noise multiplier", formats.quantity(certificate.noise_multiplier), noise),
     ]
     if certificate.clipping_norm is not None:
-        rows.append(
-            (
-                "Clipping norm",
-                formats.quantity(certificate.clipping_norm),
-                f"The bound on each {one}'s gradient, or on the length of its features where the classifier is solved "
-                "for, which limits what it can contribute."
-                + (" A person's is the mean over their images." if one == "person" else ""),
-            )
+        mean = " A person's is the mean over their images." if one == "person" else ""
+        bound = (
+            f"The bound on each {one}'s gradient, or on the length of its features where the classifier is solved for, "
+            f"which limits what it can contribute.{mean}"
         )
+        rows.append(("Clipping norm", formats.quantity(certificate.clipping_norm), bound))
     if certificate.first_release_noise is not None:
-        rows.append(
-            (
-                "Noise of the first release",
-                formats.quantity(certificate.first_release_noise),
-                f"Before the steps, the mean or the second moments (DP-FC) of the features of all {examples} images "
-                "were released once; the noise is in units of what one image can contribute. Epsilon covers both.",
-            )
+        released = (
+            f"Before the steps, the mean or the second moments (DP-FC) of the features of all {examples} images were "
+            "released once; the noise is in units of what one image can contribute. Epsilon covers both."
         )
-    rows.append(("Public inputs", "", _public(certificate.public_inputs)))
+        rows.append(("Noise of the first release", formats.quantity(certificate.first_release_noise), released))
     lost = f" {formats.count(certificate.num_lost)} of them were lost in crashes." if certificate.num_lost else ""
-    steps = f"Updates that may be released in all; epsilon is that of all of them, whenever the run ends.{lost}"
-    rows.append(("Steps", formats.count(certificate.num_steps), steps))
-    rows.append(
-        (
-            "Ledger",
-            f"{formats.count(certificate.ledger_lines)} lines",
-            f"The record of every release; SHA-256 {certificate.ledger_sha256}.",
-        )
-    )
+    steps = "Updates of the weights."
+    if is_private:
+        steps = f"Updates that may be released in all; epsilon is that of all of them, whenever the run ends.{lost}"
+    digest = f"The record of every release; SHA-256 {certificate.ledger_sha256}."
+    rows += [
+        ("Public inputs", "", _public(certificate.public_inputs)),
+        ("Steps", formats.count(certificate.num_steps), steps),
+        ("Ledger", f"{formats.count(certificate.ledger_lines)} lines", digest),
+    ]
     if certificate.weights_sha256 is not None:
         digest = f"SHA-256 of names, types, shapes and values: {certificate.weights_sha256}."
         day = "" if certificate.finished_on is None else f" Training ended on {certificate.finished_on} (UTC)."
-        rows.append(
-            (
-                "Weights",
-                "model.safetensors",
-                f"{digest}{day}",
-            )
-        )
+        rows.append(("Weights", "model.safetensors", f"{digest}{day}"))
     return rows
 
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sfumato.reporting import formats
-from sfumato.reporting.markup import Html, element
-from sfumato.reporting.page import whole_page
-from sfumato.reporting.plots import INK, SERIES, at_most, drawn
+from sfumato.reporting.charts import COLOURS, Axis, Curve, Panel, chart, linear
+from sfumato.reporting.html import Html, element, whole_page
 from sfumato.studies.grid import in_words
 from sfumato.studies.result import Cell, Sweep
 
@@ -50,7 +49,11 @@ def _figure(sweep: Sweep) -> Html:
         f"{name or 'all'}: " + ", ".join(f"{_text(x)} {formats.per_cent(cell.mean)}" for x, cell in line)
         for name, line in lines
     )
-    figure = drawn(lambda figure: _draw(figure, sweep), 400, "Accuracy of the cells", described)
+    curves, x = _curves(sweep)
+    ends = [value for curve in curves for value in (*curve.y, *(end for band in curve.band or () for end in band))]
+    margin = max(0.05 * (max(ends) - min(ends)), 0.5)
+    y = linear(min(ends) - margin, max(ends) + margin, 6, lambda value: f"{value:g} %", below=100)
+    figure = chart(x, [Panel("Held-out accuracy", curves, y, 300)], "Accuracy of the cells", described)
     caption = f"Mean accuracy against {against}"
     caption += f", a line for each {' and '.join(sweep.axes[1:])}" if len(sweep.axes) > 1 else ""
     caption += "; bands are one standard deviation between runs." if sweep.seeds > 1 else "; one run each."
@@ -98,47 +101,55 @@ def plot(sweep: Sweep) -> "Figure":
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), layout="constrained")
-    _draw(figure, sweep, colours=tuple(f"C{number}" for number in range(10)), ink="black")
+    axes = figure.subplots()
+    curves, x = _curves(sweep)
+    for number, curve in enumerate(curves):
+        colour, style = f"C{number % 10}", "--" if curve.dashed else "-"
+        axes.plot(curve.x, curve.y, marker="o", color=colour, linestyle=style, label=curve.name or None)
+        if curve.band is not None:
+            axes.fill_between(curve.x, *curve.band, color=colour, alpha=0.15, linewidth=0)
+    if x.is_log:
+        axes.set_xscale("log")
+    axes.minorticks_off()
+    axes.set_xticks(*zip(*x.ticks, strict=True))
+    axes.set_xlabel(x.label)
+    axes.set_title("Held-out accuracy")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
+    if len(curves) > 1:
+        axes.legend(frameon=False, fontsize="small")
     return figure
 
 
-def _draw(figure: Any, sweep: Sweep, colours: Sequence[str] = SERIES, ink: str = INK) -> None:
-    axes = figure.subplots()
+def _curves(sweep: Sweep) -> tuple[list[Curve], Axis]:
+    """Of the first lines, in per cent, over an axis that has a place for each value."""
     lines = lines_of(sweep)[:MOST_LINES]
     values = list(dict.fromkeys(_text(x) for _, line in lines for x, _ in line))
     numbers = all(type(x) in (int, float) for _, line in lines for x, _ in line)
+    curves = []
     for number, (name, line) in enumerate(lines):
-        colour = colours[number % len(colours)]
-        style = "-" if number < len(colours) else "--"
         points = sorted(line, key=lambda point: point[0]) if numbers else line
         places = [x if numbers else values.index(_text(x)) for x, _ in points]
         means = [100 * cell.mean for _, cell in points]
         spread = [100 * (cell.std or 0.0) for _, cell in points]
-        axes.plot(places, means, marker="o", color=colour, linestyle=style, label=name or None)
-        if sweep.seeds > 1:
-            low = [mean - std for mean, std in zip(means, spread, strict=True)]
-            high = [mean + std for mean, std in zip(means, spread, strict=True)]
-            axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+        low = [mean - std for mean, std in zip(means, spread, strict=True)]
+        high = [mean + std for mean, std in zip(means, spread, strict=True)]
+        band, dashed = (low, high) if sweep.seeds > 1 else None, number >= len(COLOURS)
+        curves.append(Curve(name, places, means, COLOURS[number % len(COLOURS)], dashed, markers=True, band=band))
+    label = sweep.axes[0] if sweep.axes else ""
     if numbers:
-        _scale(axes, [x for _, line in lines for x, _ in line])
-    else:
-        axes.set_xticks(range(len(values)), [value if len(value) < 18 else value[:16] + "…" for value in values])
-    axes.set_xlabel(sweep.axes[0] if sweep.axes else "")
-    axes.set_title("Held-out accuracy")
-    axes.yaxis.set_major_locator(at_most(6, below=100))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
-    if len(lines) > 1:
-        axes.legend(frameon=False, labelcolor=ink, fontsize="small")
+        return curves, _axis(sorted({x for _, line in lines for x, _ in line}), label)
+    ticks = [(place, value if len(value) < 18 else value[:16] + "…") for place, value in enumerate(values)]
+    return curves, Axis(-0.5, len(values) - 0.5, ticks, label)
 
 
-def _scale(axes: Any, values: Sequence[float]) -> None:
-    """Logarithmic where values span much, with a tick at each."""
-    if min(values) > 0 and max(values) >= _LOGARITHMIC_FROM * min(values):
-        axes.set_xscale("log")
-    axes.minorticks_off()
-    ticks = sorted(set(values))
-    if len(ticks) <= 10:
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+def _axis(values: Sequence[float], label: str) -> Axis:
+    """Logarithmic where values span much, with a tick at each, or at ten of them."""
+    ticks = [(tick, f"{tick:g}") for tick in values[:: -(-len(values) // 10)]]
+    low, high = values[0], values[-1]
+    if low > 0 and high >= _LOGARITHMIC_FROM * low:
+        return Axis(low / 1.1, high * 1.1, ticks, label, is_log=True)
+    margin = 0.05 * (high - low) or 1.0
+    return Axis(low - margin, high + margin, ticks, label)
 
 
 def _text(value: Any) -> str:

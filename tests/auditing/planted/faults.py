@@ -6,14 +6,19 @@
 from tests.auditing.planted.plants import Edit, Fault
 
 _COLLECT, _RELEASE = "training.step:PrivateStep.collect", "training.step:PrivateStep.release"
-_SUM, _RECORD, _OF_STEP = (
+_SUM, _NOISE, _SAMPLE = (
     "clipping.clipped_grad:GradFn._sum",
-    "training.draws:Draws.record",
-    "training.draws:Draws.of_step",
+    "training.draws:Draws.noise",
+    "training.draws:Draws.of_update",
 )
+_UPDATES = "training.loop:_Run._take_updates"
 _ADD_NOISE = "add_noise(grad_sum, self.noise_stddev, noise)"
-_NOISE_OF_STEP = 'return self._streams.stream("noise", step, **before, **sealed)'
-_APPEND = "self._lines[step] = self._ledger.append(lines_of.step_line(self.session, step, sum_mac))"
+_FRESH = 'return self._streams.stream("noise", release)'
+_AGAIN = (
+    'self._kept = [*getattr(self, "_kept", []), self._streams.stream("noise", release)._key]\n'
+    "    return Stream(self._kept[{place}])"
+)
+_APPEND = "ledger.append(self.step + 1)"
 _BATCH = "Batch(views, targets, is_real, seeds)"
 _EACH_VIEW = (
     "Batch(views.flatten(0, 1)[:, None], tuple(target.repeat_interleave(views.shape[1], 0) for target in targets),"
@@ -82,12 +87,12 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "the same noise twice",
-        (Edit(_RECORD, _NOISE_OF_STEP, 'return self._streams.stream("noise", (step + 1) // 2)'),),
+        (Edit(_NOISE, _FRESH, _AGAIN.format(place="(release - 1) // 2")),),
         "release",
     ),
     Fault(
         "noise from a seed that the adversary knows",
-        (Edit("run_folder.session:begin", "randomness.new_key()", "randomness.key_from_seed(0)"),),
+        (Edit(_NOISE, "self._streams", "Streams(0)"),),
         "secret",
     ),
     Fault(
@@ -124,20 +129,12 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "shuffled batches accounted as Poisson",
-        (Edit(_OF_STEP, 'if mechanism.sampling == "poisson":', "if False:"),),
+        (Edit(_SAMPLE, 'if self._mechanism.sampling == "poisson":', "if False:"),),
         "sampling",
     ),
     Fault(
         "a ledger that skips a step",
-        (
-            Edit(
-                _RECORD,
-                _APPEND,
-                "entry = lines_of.step_line(self.session, step, sum_mac)\n"
-                '        self._lines[step] = {**entry, "prev": self._ledger.head} if step == 3'
-                " else self._ledger.append(entry)",
-            ),
-        ),
+        (Edit(_UPDATES, _APPEND, "self.step == 2 or " + _APPEND),),
         "account",
     ),
     Fault(
@@ -162,9 +159,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
 )
 
-_ZEROS = "randomness.Streams(bytes(32), {}, {})"
-_CLAMP, _TENSORS = "torch.clamp(1 / norms, max=1 / self.clipping_norm)", "zip(grad_sum.items(), parts, strict=True)}"
-_UPDATE, _RADIUS = "self.state.update(released, step)", "np.sqrt(-2 * np.log(uniform))"
+_CLAMP, _RADIUS = "torch.clamp(1 / norms, max=1 / self.clipping_norm)", "np.sqrt(-2 * np.log(uniform))"
+_TENSORS = "for (name, value), part in zip(grad_sum.items(), parts, strict=True)\n    }"
+_UPDATE = "self.state.update(released, release, self.step)"
 
 MORE: tuple[Fault, ...] = (
     Fault(
@@ -223,10 +220,10 @@ MORE: tuple[Fault, ...] = (
         "averages that see the sum without noise",
         (
             Edit(
-                "training.learner:Learner.update",
+                _UPDATES,
                 _UPDATE,
-                _UPDATE + "\n        for name, value in self.state.ema.averages[0].items():"
-                "\n            value.sub_(0.01 * grad_sum[name])",
+                _UPDATE + "\n            for name, value in self.state.ema.averages[0].items():"
+                "\n                value.sub_(0.01 * grad_sum[name])",
             ),
         ),
         "weights",
@@ -235,10 +232,10 @@ MORE: tuple[Fault, ...] = (
         "weights moved by the sum without noise",
         (
             Edit(
-                "training.learner:Learner.update",
+                _UPDATES,
                 _UPDATE,
-                "self.state.update({name: value / self.plan.mechanism.batch_size for name, value in grad_sum.items()},"
-                " step)",
+                "self.state.update({name: value / self.mechanism.batch_size for name, value in grad_sum.items()},"
+                " release, self.step)",
             ),
         ),
         "release",
@@ -278,7 +275,7 @@ MORE: tuple[Fault, ...] = (
     ),
     Fault(
         "the same noise again in the second half of a run",
-        (Edit(_RECORD, _NOISE_OF_STEP, 'return self._streams.stream("noise", (step - 1) % 20)'),),
+        (Edit(_NOISE, _FRESH, _AGAIN.format(place="(release - 1) % 20")),),
         "release",
     ),
     Fault(
@@ -314,13 +311,13 @@ MORE: tuple[Fault, ...] = (
         "release",
     ),
     Fault(
-        "noise under a key of zeros, bound to the ledger",
-        (Edit(_RECORD, _NOISE_OF_STEP, _NOISE_OF_STEP.replace("self._streams", _ZEROS)),),
+        "noise under the number of the release",
+        (Edit(_NOISE, _FRESH, 'return Stream(release.to_bytes(32, "big"))'),),
         "secret",
     ),
     Fault(
         "samples that are the same in all runs",
-        (Edit(_OF_STEP, 'self._streams.stream("sampling", step, **before)', _ZEROS + '.stream("sampling", step)'),),
+        (Edit(_SAMPLE, "self._streams", "Streams(0)"),),
         "sampling",
     ),
     Fault(
@@ -341,7 +338,13 @@ MORE: tuple[Fault, ...] = (
     ),
     Fault(
         "epsilon of one update less",
-        (Edit("run_folder.certificate:released", "spent.replace(", "spent.replace(num_steps=spent.num_steps - 1, "),),
+        (
+            Edit(
+                "planning.claims:claims",
+                "spent = epsilon(mechanism, plan.delta,",
+                "spent = epsilon(mechanism.replace(num_steps=mechanism.num_steps - 1), plan.delta,",
+            ),
+        ),
         "account",
     ),
     Fault(
@@ -349,9 +352,9 @@ MORE: tuple[Fault, ...] = (
         (
             Edit(
                 "run_folder.certificate:public_inputs",
-                "class_proportions=data.class_proportions",
-                "class_proportions=[float((dataset.train.labels == label).sum())"
-                " for label in range(len(dataset.classes))]",
+                "**inputs_of_the_recipe(plan.recipe)",
+                "**inputs_of_the_recipe(plan.recipe) | {'class_proportions': ["
+                "float((dataset.train.labels == label).sum()) for label in range(len(dataset.classes))]}",
             ),
         ),
         "public",

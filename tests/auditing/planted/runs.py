@@ -22,8 +22,7 @@ from torch import nn
 from sfumato.config import parse
 from sfumato.data.examples import Dataset
 from sfumato.data.images import ImageSet
-from sfumato.randomness import Streams
-from sfumato.run_folder.ledger import Ledger
+from sfumato.training.draws import Draws
 from sfumato.training.state import State
 from sfumato.training.step import PrivateStep
 from sfumato.training.trainer import Trainer
@@ -131,7 +130,7 @@ class Seen:
         weights: `model.safetensors`.
         certificate: `privacy.json`.
         ledger: Its lines.
-        keys: Under which streams of random numbers were derived.
+        keys: Of the streams of random numbers.
         files: The text of each file that the run publishes besides, by name.
     """
 
@@ -143,7 +142,7 @@ class Seen:
     weights: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     certificate: dict[str, Any] = dataclasses.field(default_factory=dict)
     ledger: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    keys: set[bytes] = dataclasses.field(default_factory=set)
+    keys: list[bytes] = dataclasses.field(default_factory=list)
     files: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -156,7 +155,7 @@ def run(data: ImageSet, recipe: dict[str, Any]) -> Seen:
         Trainer(dataset(data), device="cpu", trust=[__name__]).run(parse(recipe), path)
         seen.weights = load_file(path / "model.safetensors")
         seen.certificate = json.loads((path / "privacy.json").read_text())
-        seen.ledger = Ledger.open(path / "ledger.jsonl").lines
+        seen.ledger = [json.loads(line) for line in (path / "ledger.jsonl").read_text().splitlines()]
         seen.files = {name: (path / name).read_text() for name in PUBLISHED}
     return seen
 
@@ -164,7 +163,8 @@ def run(data: ImageSet, recipe: dict[str, Any]) -> Seen:
 @contextlib.contextmanager
 def _watched(seen: Seen) -> Iterator[None]:
     """Notes what passes between the parts of the product, and changes nothing."""
-    collect, update, stream = PrivateStep.collect, State.update, Streams.stream
+    collect, update, keyed = PrivateStep.collect, State.update, Draws.noise
+    sampled = Draws.of_update
 
     def collecting(step, examples, parameters, randomness, **options):
         indices = torch.from_numpy(randomness.indices)
@@ -173,19 +173,27 @@ def _watched(seen: Seen) -> Iterator[None]:
         seen.views.append(step.views.make(examples, indices, randomness.view_bits, torch.device("cpu")).numpy())
         return collect(step, examples, parameters, randomness, **options)
 
-    def updating(state, gradient, step):
+    def updating(state, gradient, *numbers):
         seen.gradients.append(_copied(gradient))
-        return update(state, gradient, step)
+        return update(state, gradient, *numbers)
 
-    def deriving(streams, *purpose, **bound_to):
-        seen.keys.add(streams.key)
-        return stream(streams, *purpose, **bound_to)
+    def keying(draws, release):
+        stream = keyed(draws, release)
+        seen.keys.append(stream._key)
+        return stream
 
-    PrivateStep.collect, State.update, Streams.stream = collecting, updating, deriving  # type: ignore[method-assign]
+    def sampling(draws, release):
+        randomness = sampled(draws, release)
+        seen.keys.append(randomness.model_key)
+        return randomness
+
+    PrivateStep.collect, State.update = collecting, updating  # type: ignore[method-assign]
+    Draws.noise, Draws.of_update = keying, sampling  # type: ignore[method-assign]
     try:
         yield
     finally:
-        PrivateStep.collect, State.update, Streams.stream = collect, update, stream  # type: ignore[method-assign]
+        PrivateStep.collect, State.update = collect, update  # type: ignore[method-assign]
+        Draws.noise, Draws.of_update = keyed, sampled  # type: ignore[method-assign]
 
 
 def _copied(tensors: Any) -> dict[str, np.ndarray]:

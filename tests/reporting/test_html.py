@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfumato.reporting.markup import Html, element, together
+from sfumato.reporting.html import Html, element, together
 
 # An HTML parser turns NUL and carriage returns into something else.
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"])) | st.sampled_from(

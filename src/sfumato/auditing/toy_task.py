@@ -9,7 +9,6 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
-from sfumato.auditing.arguments import whole
 from sfumato.config import DataConfig
 from sfumato.data.images import ImageSet
 from sfumato.data.loading import load
@@ -25,7 +24,7 @@ _LARGE = 8192
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Problem:
+class ToyTask:
     """D, and what z may be.
 
     Attributes:
@@ -40,33 +39,29 @@ class Problem:
     batch_size: int
     num_steps: tuple[int, ...]
 
-    def with_target(self, target: Target, *, takes_part: bool = True) -> ImageSet:
-        """D' = D + {z}, z last. Where it takes no part it keeps its place and contributes zero, as an
-        unreadable image does: the relation of a certificate.
-        """
+    def with_target(self, target: Target) -> ImageSet:
+        """D' = D + {z}, z last."""
         pixels, label = self.candidates[target]
         images = self.images
-        return dataclasses.replace(
-            images,
+        return ImageSet(
             stored=torch.cat([images.integers(), pixels[None]]),
             labels=torch.cat([images.labels, torch.tensor([label])]),
-            readable=torch.cat([images.readable, torch.tensor([takes_part])]),
-            rows=None,
-            store=None,
+            readable=torch.cat([images.readable, torch.tensor([True])]),
+            mean=images.mean,
+            std=images.std,
         )
 
 
-def mnist(num_examples: int, data_root: Path | None) -> Problem:
+def mnist(num_examples: int, data_root: Path | None) -> ToyTask:
     """The first ``num_examples`` of MNIST's training digits in the product's own order.
 
     Raises:
         InputError: If MNIST is missing, or has no such number of digits.
     """
-    num_examples = whole("num_examples", num_examples, *NUM_EXAMPLES)
     config = DataConfig(name="mnist", split="train+valid", num_examples=num_examples)
     dataset = load(config, data_root, lambda text: None)
     batch_size, num_steps = (4096, (500, 1000)) if num_examples >= _LARGE else (64, (50, 100))
-    return Problem(dataset.train, candidates(dataset.held_out_files), batch_size, num_steps)
+    return ToyTask(dataset.train, candidates(dataset.held_out_files), batch_size, num_steps)
 
 
 def candidates(others: ImageSet) -> dict[Target, tuple[torch.Tensor, int]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sfumato.auditing.problem import TARGETS, Target
+from sfumato.auditing.toy_task import TARGETS, Target
 
 SHARE = 0.2
 """Phase I has at most so many models for each one of phase II."""
@@ -35,9 +35,10 @@ class Setting:
     num_steps: int
 
 
-Try = Callable[[Sequence[tuple[Setting, int, int]]], list[tuple[list[float], list[float]]]]
-"""From settings, the round, and how many more models a side, to their losses on z: of members, and of
-non-members."""
+Losses = tuple[list[float], list[float]]
+"""On z: of members, and of non-members."""
+Try = tuple[Setting, int, int]
+"""A setting, the round, and how many more models a side are trained for it."""
 
 
 def settings_of(num_steps: Sequence[int]) -> list[Setting]:
@@ -45,7 +46,9 @@ def settings_of(num_steps: Sequence[int]) -> list[Setting]:
     return [Setting("blank", rate, norm, steps) for rate, norm in _HYPERPARAMETERS for steps in num_steps]
 
 
-def choose(num_steps: Sequence[int], num_models: int, train: Try) -> tuple[Setting, int, float | None]:
+def choose(
+    num_steps: Sequence[int], num_models: int, train: Callable[[Sequence[Try]], list[Losses]]
+) -> tuple[Setting, int, float | None]:
     """The setting with the largest distance.
 
     Args:
@@ -62,7 +65,7 @@ def choose(num_steps: Sequence[int], num_models: int, train: Try) -> tuple[Setti
     if count < 2:
         return settings[0], 0, None
     left, spent = settings[:count], 0
-    found: dict[Setting, tuple[list[float], list[float]]] = {setting: ([], []) for setting in left}
+    found: dict[Setting, Losses] = {setting: ([], []) for setting in left}
 
     def add(chosen: Sequence[Setting], number: int, more: int) -> None:
         nonlocal spent

@@ -1,0 +1,193 @@
+"""Many private models at once, each with its own key: what the product's own run with that key gives.
+
+Sampler, noise and divisor are the product's. The clipped sums are computed for several models at once
+(`sfumato.clipping.stacked`; with views of each image, `sfumato.clipping.functional`).
+"""
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.auditing.toy_task import Target, ToyTask
+from sfumato.clipping import clipped_grad, pure
+from sfumato.clipping.functional import clipped_sum
+from sfumato.clipping.stacked import Stacked
+from sfumato.data.sampling import poisson_batch
+from sfumato.data.views import Views
+from sfumato.randomness import derived
+from sfumato.training.step import PrivateStep, Randomness, draw
+
+PADDING = 4
+"""Pixels by which a view is moved at most, where there are views."""
+_EXAMPLES_AT_ONCE = 128
+"""Of all models that are computed together: more leave a core's cache, and take longer each."""
+_COLUMNS_KEPT = 2000
+"""Of at most so many images what the first layer multiplies is kept: 78 KB each for LeNet."""
+
+
+class Stopped(Exception):
+    """Whoever asked for the models no longer waits for them."""
+
+
+class Models:
+    """All models of one setting.
+
+    Args:
+        task: D and z.
+        target: Which z.
+        network: Its parameters are where every model begins.
+        mechanism: N counts z.
+        clipping_norm: C.
+        learning_rate: Of plain SGD.
+        augmult: K, views of each image; 0: the image as it is.
+        fixed_batches: (b,) indices for each step, the same for all models; None: each model draws
+            Poisson batches from its own key.
+        stopped: Once it is set, `train` raises `Stopped`.
+    """
+
+    def __init__(
+        self,
+        task: ToyTask,
+        target: Target,
+        network: nn.Sequential,
+        mechanism: Mechanism,
+        *,
+        clipping_norm: float,
+        learning_rate: float,
+        augmult: int = 0,
+        fixed_batches: Sequence[np.ndarray] | None = None,
+        stopped: threading.Event | None = None,
+    ) -> None:
+        self.mechanism, self._network, self._learning_rate = mechanism, network, learning_rate
+        self._fixed_batches, self._stopped = fixed_batches, stopped
+        self._begin = {name: value.detach() for name, value in network.named_parameters()}
+        self._dtype = next(iter(self._begin.values())).dtype
+        self.views = Views("crop" if augmult else "none", augmult, PADDING if augmult else 0)
+        grad_fn = clipped_grad(network, cross_entropy, clipping_norm=clipping_norm, augmult=augmult)
+        self.step = PrivateStep(grad_fn, mechanism, self.views)
+        # z is among the images of both; where it takes no part, it is unreadable.
+        self._images = task.with_target(target)
+        self._stacked = Stacked(network)
+        self._columns = None
+        if not augmult and len(self._images) <= _COLUMNS_KEPT:
+            self._columns = self._stacked.columns(self._batch(torch.arange(len(self._images))))
+
+    def train(self, keys: Sequence[bytes], takes_part: Sequence[bool]) -> dict[str, torch.Tensor]:
+        """Parameters after all updates: name -> (M, ...).
+
+        Args:
+            keys: One for each model. All its randomness follows from it.
+            takes_part: Whether z takes part in its training.
+        """
+        parameters = {name: value.expand(len(keys), *value.shape).clone() for name, value in self._begin.items()}
+        readable, last = self._images.readable.numpy(), len(self._images) - 1
+        for number in range(1, self.mechanism.num_steps + 1):
+            if self._stopped is not None and self._stopped.is_set():
+                raise Stopped
+            drawn = [self._draw(key, number) for key in keys]
+            rows = [
+                each.indices[readable[each.indices] & (took | (each.indices != last))]
+                for each, took in zip(drawn, takes_part, strict=True)
+            ]
+            sums = self._clipped_sums(parameters, drawn, rows)
+            for model, key in enumerate(keys):
+                own = {name: value[model] for name, value in sums.items()}
+                for name, grad in self.step.release(own, derived(key, "noise", number)).items():
+                    parameters[name][model] -= self._learning_rate * grad
+        return parameters
+
+    def losses(self, parameters: Mapping[str, torch.Tensor]) -> list[float]:
+        """On z, of each model."""
+        last = torch.tensor([len(self._images) - 1])
+        count = len(next(iter(parameters.values())))
+        columns = self._stacked.columns(self._batch(last)).expand(count, 1, -1, -1)
+        labels = self._images.labels[last].expand(count, 1)
+        return self._stacked.losses(parameters, columns, labels)[:, 0].tolist()
+
+    def trained_losses(self, keys: Sequence[bytes], takes_part: Sequence[bool]) -> list[float]:
+        """The loss on z of each model, trained: of any number of models, a few at a time."""
+        found = []
+        at_once = max(1, _EXAMPLES_AT_ONCE // (self.mechanism.batch_size * max(1, self.views.augmult)))
+        for first in range(0, len(keys), at_once):
+            part = slice(first, first + at_once)
+            found += self.losses(self.train(keys[part], takes_part[part]))
+        return found
+
+    def _draw(self, key: bytes, number: int) -> Randomness:
+        if self._fixed_batches is None:
+            indices = poisson_batch(self.mechanism, derived(key, "sampling", number))
+        else:
+            indices = self._fixed_batches[number - 1]
+        views, model = (
+            derived(key, purpose, number) for purpose in ("augmentation", "random numbers inside the model")
+        )
+        return draw(self.mechanism, indices, self.views, views, model)
+
+    def _batch(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._images.batch(rows.flatten()).to(self._dtype)
+
+    def _clipped_sums(
+        self, parameters: dict[str, torch.Tensor], drawn: Sequence[Randomness], rows: Sequence[np.ndarray]
+    ) -> dict[str, torch.Tensor]:
+        """Name -> (M, ...). Rows of shorter batches are filled up with an example that does not count."""
+        longest = max(len(each) for each in rows)
+        filled = torch.zeros(len(rows), longest, dtype=torch.int64)
+        is_real = torch.zeros(len(rows), longest, dtype=torch.bool)
+        for model, each in enumerate(rows):
+            filled[model, : len(each)] = torch.from_numpy(each)
+            is_real[model, : len(each)] = True
+        sums = {name: torch.zeros_like(value) for name, value in parameters.items()}
+        passes = max(1, round(len(rows) * longest / _EXAMPLES_AT_ONCE))
+        size = max(1, math.ceil(longest / passes))  # no pass for the few rows that a batch is longer than B
+        for first in range(0, longest, size):
+            part = slice(first, first + size)
+            if self.views.augmult:
+                of_part = self._views_sum(parameters, drawn, filled[:, part], is_real[:, part])
+            else:
+                of_part = self._stacked_sum(parameters, filled[:, part], is_real[:, part])
+            for name, value in of_part.items():
+                sums[name] += value
+        return sums
+
+    def _stacked_sum(
+        self, parameters: dict[str, torch.Tensor], rows: torch.Tensor, is_real: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        if self._columns is None:
+            columns = self._stacked.columns(self._batch(rows))
+        else:
+            columns = self._columns.index_select(0, rows.flatten())
+        labels, norm = self._images.labels[rows], self.step.grad_fn.clipping_norm
+        columns = columns.unflatten(0, rows.shape)
+        return self._stacked.clipped_sum(parameters, columns, labels, is_real, clipping_norm=norm)
+
+    def _views_sum(
+        self,
+        parameters: dict[str, torch.Tensor],
+        drawn: Sequence[Randomness],
+        rows: torch.Tensor,
+        is_real: torch.Tensor,
+    ) -> dict[str, torch.Tensor]:
+        device = torch.device("cpu")
+        made = [
+            self.views.make(self._images, own, each.view_bits, device) for own, each in zip(rows, drawn, strict=True)
+        ]
+        inputs, labels = torch.stack(made).to(self._dtype), self._images.labels[rows]  # (M, b, K, C, H, W), (M, b)
+        norm, augmult = self.step.grad_fn.clipping_norm, self.views.augmult
+
+        def of_model(
+            parameters: dict[str, torch.Tensor], inputs: torch.Tensor, labels: torch.Tensor, is_real: torch.Tensor
+        ) -> dict[str, torch.Tensor]:
+            own = parameters, self._network, cross_entropy, inputs, (labels,), is_real
+            return clipped_sum(*own, clipping_norm=norm, augmult=augmult)
+
+        return torch.func.vmap(of_model)(parameters, inputs, labels, is_real)
+
+
+@pure
+def cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, labels, reduction="none")
