@@ -119,7 +119,7 @@ def own_updates(out: Findings) -> int | None:
         for step in range(1, out.size(5, 3)):
             batch, sampling = out.took(partial(loop.batch, step))
             indices = torch.from_numpy(batch).to(out.device)
-            sums, gradient = out.took(partial(grad_fn.sum_over, indices, load, is_fresh=True))
+            sums, gradient = out.took(partial(grad_fn.sum_over, load, indices))
             release = partial(loop.release, step, sums.grad_sum, sensitivity=grad_fn.sensitivity)
             noisy, ledger_and_noise = out.took(release)
             _, moving = out.took(partial(move, noisy, step))

@@ -11,7 +11,7 @@ from sfumato.accounting.calibration import solve_noise_multiplier
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import canary
 from sfumato.auditing.bounds import audit_scores
-from sfumato.clipping import GradFn
+from sfumato.clipping.clip import Clip
 from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError
 from sfumato.training import draws as draws_module
@@ -104,8 +104,8 @@ def test_a_sampler_that_draws_too_often_is_caught(monkeypatch):
 
 
 def test_clipping_at_twice_the_norm_is_caught(monkeypatch):
-    clip = GradFn._coefficient.fget
-    monkeypatch.setattr(GradFn, "_coefficient", property(lambda grad_fn: lambda norms: 2 * clip(grad_fn)(norms)))
+    clip = Clip.__call__
+    monkeypatch.setattr(Clip, "__call__", lambda self, norms: 2 * clip(self, norms))
     assert audited(claimed(4.0), 2).violated
 
 

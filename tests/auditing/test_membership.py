@@ -28,8 +28,8 @@ from sfumato.auditing.kept import Kept
 from sfumato.auditing.membership import Audit, _name, audit_membership
 from sfumato.auditing.problem import TARGETS, Problem
 from sfumato.auditing.side_by_side import Models, Product, Stopped
-from sfumato.clipping import GradFn
 from sfumato.clipping import stacked as stacked_module
+from sfumato.clipping.clip import Clip
 from sfumato.data.images import ImageSet
 from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError, MachineError
@@ -129,8 +129,8 @@ def test_clipping_that_differs_from_the_products_ends_the_audit(where, monkeypat
         clip = stacked_module.Clip.__call__
         monkeypatch.setattr(stacked_module, "Clip", lambda *args: lambda norms: 2 * clip(_Clip(*args), norms))
     else:
-        clip = GradFn._coefficient.fget
-        monkeypatch.setattr(GradFn, "_coefficient", property(lambda grad_fn: lambda norms: 2 * clip(grad_fn)(norms)))
+        clip = Clip.__call__
+        monkeypatch.setattr(Clip, "__call__", lambda self, norms: 2 * clip(self, norms))
     models = an_audit().models(Setting("blank", 0.5, 0.1, 4))
     with pytest.raises(RuntimeError, match="differs from that of the product"):
         models.train(KEYS, TOOK)

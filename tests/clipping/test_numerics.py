@@ -60,7 +60,7 @@ def test_products_that_pytorch_was_told_to_round_are_refused(settings):
     grad_fn(*batch)
     for precision in ("high", "medium"):
         torch.set_float32_matmul_precision(precision)
-        with pytest.raises(InputError, match=r'set_float32_matmul_precision\("highest"\)'):
+        with pytest.raises(InputError, match=r"set_float32_matmul_precision"):
             grad_fn(*batch)
         assert not are_exact("matmul", torch.device("cuda"))
     torch.set_float32_matmul_precision("highest")

@@ -17,7 +17,7 @@ from torch import nn
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing.problem import Problem, Target
-from sfumato.clipping import clipped_grad, pure
+from sfumato.clipping import clipped_grad
 from sfumato.clipping.functional import clipped_sum
 from sfumato.clipping.stacked import Stacked
 from sfumato.data.images import ImageSet
@@ -306,7 +306,6 @@ def _share_of_difference(sums: Mapping[str, torch.Tensor], true: Mapping[str, to
     return difference / max(1.0, size)
 
 
-@pure
 def cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(outputs, labels, reduction="none")
 

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from sfumato.clipping.coefficient import Clip
-from sfumato.clipping.norms import at_least_float32, global_norms
+from sfumato.clipping.clip import Clip, at_least_float32, global_norms
 from sfumato.clipping.protocol import Loss
 
 

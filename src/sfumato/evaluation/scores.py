@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sfumato.clipping.checks import random_state_kept, seed_generators
-from sfumato.clipping.stand_in import grads_kept, model_kept
+from sfumato.clipping.probe import random_state_kept, seed_generators
 from sfumato.data.examples import Examples
 from sfumato.data.images import ImageSet
 
@@ -67,25 +66,21 @@ def _outputs(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def predict_each_alone(model: nn.Module, images: ImageSet) -> torch.Tensor:
-    """As `predict_logits`, but the model never sees two images at once, nor anything that it kept
-    of another.
+    """As `predict_logits`, but the model never sees two images at once.
 
     Guarantee: an image's row is a function of the weights, its own pixels and its place: it is
-    computed as a batch of one, with random numbers of its place; before it, parameters, buffers and
-    the attributes of all modules are put back to what they were at first. What a model keeps
-    elsewhere (in globals, files, generators of its own) is not seen
-    here: `require_rows_apart` tries for that.
+    computed as a batch of one, with random numbers of its place, by a model that keeps nothing of
+    images (`require_rows_apart` tries for that).
     """
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     outputs = []
-    with random_state_kept(next(model.parameters())), grads_kept(model):
+    with random_state_kept(next(model.parameters())):
         for place in range(len(images)):
             row = images.batch(torch.tensor([place]), device)
             seed_generators(place, row)
-            with model_kept(model):
-                outputs.append(model(row).float().cpu())
+            outputs.append(model(row).float().cpu())
     model.train(was_training)
     return torch.cat(outputs)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from sfumato.clipping.graph.guards import guard
+from sfumato.clipping.graph.compile import guard
 from sfumato.clipping.graph.parametrization import Group, Standardized, general_square_norms, pull_back, standardized
 from sfumato.clipping.graph.sites import Traced
 from sfumato.torch_internals import tree_flatten, tree_unflatten

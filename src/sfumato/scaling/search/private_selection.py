@@ -327,7 +327,7 @@ def refuse_untrainable_choices(recipe: ResolvedRecipe, space: Space, facts: Fact
 def _refuse_untrainable(trial: ResolvedRecipe, facts: Facts, trust: Collection[str], of_model: bool) -> None:
     import torch
 
-    from sfumato.clipping.checks import require_private
+    from sfumato.clipping.model_check import require_private
     from sfumato.evaluation.row_independence import require_rows_apart
     from sfumato.models import registry
     from sfumato.planning.resolve import resolve

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from sfumato.clipping.graph.guards import guard, is_recording
+from sfumato.clipping.clip import at_least_float32
+from sfumato.clipping.graph.compile import guard, is_recording
 from sfumato.clipping.graph.rules import linear
 from sfumato.clipping.graph.rules.conv_operators import conv_weight_gradients, conv_weight_gradients_by_patches, windows
 from sfumato.clipping.graph.rules.per_example import MaterializedGrads, Moments
 from sfumato.clipping.graph.rules.site import SiteRecord
-from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.numerics import are_exact, hidden, products, roundings, unit
 
 # Written-out gradients of more numbers than this (16 MiB in float32) lie in blocks of a few

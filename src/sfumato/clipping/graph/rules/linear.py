@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
+from sfumato.clipping.clip import at_least_float32
 from sfumato.clipping.graph.rules.per_example import MaterializedGrads
 from sfumato.clipping.graph.rules.site import SiteRecord
-from sfumato.clipping.norms import at_least_float32
 from sfumato.clipping.numerics import hidden, products, roundings, unit
 
 # Of so few positions some CPUs multiply a transpose that is written out twice as fast as one that

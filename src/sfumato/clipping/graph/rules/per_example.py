@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from sfumato.clipping.norms import at_least_float32, row_norms
+from sfumato.clipping.clip import at_least_float32, row_norms
 from sfumato.clipping.numerics import roundings, unit
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from sfumato.clipping.clip import at_least_float32
 from sfumato.clipping.graph.rules import MaterializedGrads, PerExampleGrads
 from sfumato.clipping.graph.weights import Weights
 
@@ -15,7 +16,7 @@ _TOLERANCE = 1e-4
 _FEW = 4096
 
 
-class Totals:
+class NormsAndSums:
     """Per-example gradients with respect to all parameters.
 
     Args:
@@ -97,3 +98,20 @@ class Totals:
 def _sum(parts: list[torch.Tensor]) -> torch.Tensor:
     """The sum of (m,) tensors."""
     return torch.stack(parts).sum(0)
+
+
+def unshared(sums: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same in float32 at least, none sharing memory with another or with itself.
+
+    Autograd gives one tensor to both parameters of a + b, and one number to all values of a sum:
+    noise that is added to one in place would be added to the others, or fail.
+    """
+    apart: list[torch.Tensor] = []
+    seen: set[int] = set()
+    for total in map(at_least_float32, sums):
+        is_repeated = any(size > 1 and not step for size, step in zip(total.shape, total.stride(), strict=True))
+        apart.append(
+            total.clone(memory_format=torch.contiguous_format) if is_repeated or total.data_ptr() in seen else total
+        )
+        seen.add(apart[-1].data_ptr())
+    return apart
