@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from sfumato.clipping import clipped_grad
+from sfumato.clipping.clip import are_exact, convolutions, products, roundings, unit
 from sfumato.clipping.graph.rules import candidates
-from sfumato.clipping.numerics import are_exact, convolutions, products, roundings, unit
 from sfumato.errors import InputError
 from tests.clipping.test_autotune import on_a_gpu
 from tests.clipping.test_rules import meet

@@ -177,7 +177,7 @@ def test_patches_of_a_few_examples_at_a_time(name, examples_at_once, monkeypatch
     operation, args = convolution(name, torch.channels_last)
     record, true = meet(operation, args(torch.randn(EXAMPLES * 3, 4, 9, 7, dtype=torch.float64)), "weight", 3)
     values = record.args["weight"][0].numel() * record.example_grad()[0, :, 0].numel()
-    monkeypatch.setattr("sfumato.clipping.graph.rules.conv_operators._AT_ONCE", examples_at_once * values)
+    monkeypatch.setattr("sfumato.clipping.graph.rules.convolution._AT_ONCE", examples_at_once * values)
     assert_contribution(METHODS["unfold"](record, "weight"), true)
 
 

@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import nn
 
-from sfumato.clipping.clip import Clip, at_least_float32
+from sfumato.clipping.clip import Clip, are_exact, at_least_float32, convolutions
 from sfumato.clipping.graph.engine import GraphEngine, SiteReport
 from sfumato.clipping.identity import identity
-from sfumato.clipping.numerics import are_exact, convolutions
 from sfumato.clipping.prepared import Prepared
 from sfumato.clipping.protocol import Batch, ClippedGrad, Loss
 from sfumato.clipping.random_layers import draw_seeds
@@ -297,19 +296,19 @@ class GradFn:
         Raises:
             InputError: If shapes do not go together, or PyTorch is set to round norms and sums.
         """
-        if not all(isinstance(given, torch.Tensor) and given.ndim for given in (inputs, *targets)):
-            raise InputError("inputs and targets must be tensors whose first dimension counts examples.")
+        for given in (inputs, *targets):
+            if not isinstance(given, torch.Tensor) or not given.ndim:
+                raise InputError("inputs and targets must be tensors whose first dimension counts examples.")
+            if len(given) != len(inputs):
+                raise InputError(
+                    f"targets for {len(given)} examples do not match inputs of {len(inputs)}. "
+                    "Give one target for each example."
+                )
         if self._augmult and (inputs.ndim < 3 or inputs.shape[1] != self._augmult):
             raise InputError(
                 f"inputs of shape {tuple(inputs.shape)} do not hold augmult = {self._augmult} "
                 "views per example. Give them as (B, K, C, H, W)."
             )
-        for target in targets:
-            if len(target) != len(inputs):
-                raise InputError(
-                    f"targets for {len(target)} examples do not match inputs of {len(inputs)}. "
-                    "Give one target for each example."
-                )
         if torch.is_autocast_enabled(inputs.device.type) or not are_exact("matmul", inputs.device):
             raise InputError(
                 "PyTorch is set to round products to fewer digits (torch.autocast, or "

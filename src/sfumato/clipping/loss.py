@@ -1,5 +1,6 @@
 """A user's loss, called with one row at a time: no row can tell what another is."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,13 +31,13 @@ def example_losses(
     def of_row(*parts: torch.Tensor) -> torch.Tensor:
         own = iter(parts[: len(tensors)])
         row = tree_unflatten([next(own) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure)
-        return one_loss(loss_fn, row, [target[None] for target in parts[len(tensors) :]])
+        return one_loss(loss_fn, row, parts[len(tensors) :])
 
-    losses = vmap(of_row)(*tensors, *(target.flatten(0, 1) for target in targets))
+    losses = vmap(of_row)(*tensors, *(target.flatten(0, 1).unsqueeze(1) for target in targets))
     return (at_least_float32(losses).view_as(weights) * weights).sum(1)
 
 
-def one_loss(loss_fn: Loss, outputs: Any, targets: list[torch.Tensor]) -> torch.Tensor:
+def one_loss(loss_fn: Loss, outputs: Any, targets: Sequence[torch.Tensor]) -> torch.Tensor:
     """The loss of one row, of shape ().
 
     Raises:

@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from sfumato.clipping.clip import Clip
+from sfumato.clipping.clip import Clip, convolutions, refuse_missing_tf32
 from sfumato.clipping.closed_form import MICROBATCH_SIZE, ClosedFormEngine
 from sfumato.clipping.engine_check import EngineCheck, Expected
 from sfumato.clipping.func import FuncEngine
 from sfumato.clipping.graph.autotune import warm_seconds
 from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.clipping.microbatch import FIRST_ON_GPU, default_microbatch_size, find_microbatch_size, fits_batch
-from sfumato.clipping.numerics import convolutions, refuse_missing_tf32
 from sfumato.clipping.probe import first_line, random_state_kept, temporary_values
 from sfumato.clipping.protocol import Batch, Engine, Loss, is_out_of_memory
 from sfumato.clipping.reference import ReferenceEngine
@@ -170,9 +169,16 @@ class Prepared:
 
 
 def _state(model: nn.Module) -> list[Any]:
-    parameters = [(id(parameter), parameter.requires_grad) for parameter in model.parameters()]
-    return [parameters, [module.training for module in model.modules()]]
+    found: list[Any] = []
+    for module in model.modules():
+        found.append(module.training)
+        for parameter in module._parameters.values():
+            found.append((id(parameter), parameter is not None and parameter.requires_grad))
+    return found
 
 
 def _kinds(batch: Batch) -> list[Any]:
-    return [(tensor.shape[1:], tensor.dtype, tensor.device) for tensor in (batch.inputs, *batch.targets)]
+    found: list[Any] = []
+    for tensor in (batch.inputs, *batch.targets):
+        found.append((tensor.shape[1:], tensor.dtype, tensor.device))
+    return found

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from sfumato.clipping import GradFn, clipped_grad
+from sfumato.clipping.clip import refuse_missing_tf32
 from sfumato.clipping.identity import identity, identity_of_network
 from sfumato.clipping.microbatch import count_saved, default_microbatch_size
-from sfumato.clipping.numerics import refuse_missing_tf32
 from sfumato.clipping.probe import first_line
 from sfumato.clipping.speed import Speed
 from sfumato.data.canaries import WithCanaries, canary_images

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sfumato.clipping.graph.autotune import TRIAL_SECONDS, seconds
-from sfumato.clipping.graph.compile import Tensors, compiled, is_recording
+from sfumato.clipping.graph.compile import Tensors, compiled
 from sfumato.clipping.graph.export import module_path
 from sfumato.clipping.graph.norms_and_sums import NormsAndSums, unshared
 from sfumato.clipping.graph.passes import MEMORY_FORMATS, Passes
@@ -114,8 +114,8 @@ class GraphEngine(Engine):
         norms, losses, *sums = (self._run_compiled if compiles else self._run)(coefficient, evaluated, batch)
         return ClippedGrad(dict(zip(self._names, unshared(sums), strict=True)), norms, losses)
 
-    def _run(self, coefficient: Coefficient, weights: Weights, batch: Batch) -> Tensors:
-        """Norms, losses and each parameter's clipped sum."""
+    def _run(self, coefficient: Coefficient, weights: Weights, batch: Batch, branches: bool = True) -> Tensors:
+        """Norms, losses and each parameter's clipped sum; without branches on values where it is to be compiled."""
         per_example_grads, losses = self._passes(weights, batch)
         with torch.no_grad():
             both = NormsAndSums(weights, per_example_grads)
@@ -123,9 +123,9 @@ class GraphEngine(Engine):
             finite = norms.isfinite() & losses.isfinite()
             coefficients = torch.where(batch.is_real & finite, coefficient(norms), 0.0)
             # Where all is finite, a coefficient of zero is enough to leave an example out.
-            takes_all = not is_recording() and bool(finite.all())
+            takes_all = branches and bool(finite.all())
             sums = both.clipped_sums(coefficients, None if takes_all else finite)
-        return norms, losses, *(sums[name] for name in self._names)
+        return norms, losses, *map(sums.__getitem__, self._names)
 
     def _run_compiled(self, coefficient: Coefficient, weights: Weights, batch: Batch) -> Tensors:
         """The same. The weights stay outside the graph unless autograd's record of them is needed in it."""
@@ -142,7 +142,7 @@ class GraphEngine(Engine):
         if self._compiled is None:
             self._run(coefficient, weights, batch)  # settles the methods
             self._compiled = compiled(
-                lambda *given: self._run(coefficient, weights_of(given[start:]), batch.like(given[:start])),
+                lambda *given: self._run(coefficient, weights_of(given[start:]), batch.like(given[:start]), False),
                 (*own, *tensors),
             )
         results, holds = self._compiled(*own, *tensors)

@@ -93,15 +93,21 @@ class Capture:
     _outputs: tuple[Any, ...]
     _out_spec: Any
 
-    @property
+    @functools.cached_property
     def outputs(self) -> tuple[Node, ...]:
         """The operations whose results the model returns."""
         return tuple(output for output in self._outputs if isinstance(output, Node))
 
-    @property
+    @functools.cached_property
     def parameters(self) -> dict[str, Node]:
         """The trainable parameters' names -> what stands for them."""
         return {name: node for node, (kind, name) in self._placeholders.items() if kind == "parameter"}
+
+    @functools.cached_property
+    def used(self) -> set[Node]:
+        """What operations on the batch take, or the model returns."""
+        taken = {other for node in self.data for other in node.all_input_nodes}
+        return taken | {*self.outputs, *self.weights.values()}
 
     def state(self, model: nn.Module) -> dict[Node, Any]:
         """What the graph is given besides the images: parameters, buffers, constants, none of them
@@ -109,24 +115,21 @@ class Capture:
 
         A model that computes in double precision for a while finds its float32 constants as wide.
         """
-        tensors = {
-            **dict(model.named_parameters(remove_duplicate=False)),
-            **dict(model.named_buffers(remove_duplicate=False)),
-        }
-        wide = any(tensor.dtype == torch.float64 for tensor in tensors.values())
-        constants = {
-            name: value.double() if wide and isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
-            for name, value in self._constants.items()
-        }
-        values = {
-            node: constants[name] if kind == "constant" else tensors[name]
-            for node, (kind, name) in self._placeholders.items()
-        }
-        return {node: value.detach() if isinstance(value, torch.Tensor) else value for node, value in values.items()}
+        tensors = dict(model.named_parameters(remove_duplicate=False))
+        tensors |= dict(model.named_buffers(remove_duplicate=False))  # type: ignore[arg-type]
+        wide = torch.float64 in {tensor.dtype for tensor in tensors.values()}
+        values = {}
+        for node, (kind, name) in self._placeholders.items():
+            value: Any = self._constants[name] if kind == "constant" else tensors[name]
+            if isinstance(value, torch.Tensor):
+                is_narrow = wide and kind == "constant" and value.dtype == torch.float32
+                value = value.double() if is_narrow else value.detach()
+            values[node] = value
+        return values
 
     def output(self, values: Mapping[Node, Any]) -> Any:
         """The model's output, in the structure that the model gives it."""
-        return tree_unflatten([map_arg(output, lambda node: values[node]) for output in self._outputs], self._out_spec)
+        return tree_unflatten(map_arg(self._outputs, values.__getitem__), self._out_spec)
 
 
 def capture(model: nn.Module, row: torch.Tensor) -> Capture:

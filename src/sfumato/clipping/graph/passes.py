@@ -86,7 +86,7 @@ class Passes:
         with torch.enable_grad():
             outputs = one.forward()
             losses = example_losses(self._loss_fn, outputs, batch.targets, batch.weights)
-            leaves = [*(leaf for _, leaf in one.per_row), *one.firsts]
+            leaves = [leaf for _, leaf in one.per_row] + one.firsts
             gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
         for (weight, _), gradient in zip(one.per_row, gradients, strict=False):
             if gradient is not None:
@@ -129,7 +129,9 @@ class _Pass:
     def forward(self) -> Any:
         """What the model returns, (rows, *shape for one row) each."""
         capture, methods = self._passes.traced.capture, self._passes.methods
-        values = {node: self._lowered(_detached(value)) for node, value in self._weights.shared.items()}
+        values: dict[Node, Any] = {}
+        for node, value in self._weights.shared.items():
+            values[node] = self._lowered(value.detach() if isinstance(value, torch.Tensor) else value)
         rows = self._lowered(self._batch.inputs.flatten(0, 1))
         if "memory_format" in methods:
             rows = rows.contiguous(memory_format=MEMORY_FORMATS[methods["memory_format"]])
@@ -179,7 +181,10 @@ class _Pass:
         if not value.requires_grad:
             value = value.detach().requires_grad_()
             self.firsts.append(value)
-        held = [{name: _detached(arg) for name, arg in named.items()}]
+        held = [named]
+        for name, arg in named.items():
+            if isinstance(arg, torch.Tensor):
+                named[name] = arg.detach()
         method = self._passes.methods.get(f"{site.name}.weight", "conv_ghost")
         is_wanted = site.weight_of.get("weight") in self._weights.directions and method == "conv_ghost"
         outputs = [value.detach() if is_wanted else None]  # kept only for who may want it
@@ -203,7 +208,3 @@ class _Pass:
     def _lowered(self, value: Any) -> Any:
         is_float = self._low is not None and isinstance(value, torch.Tensor) and value.is_floating_point()
         return value.to(self._low) if is_float else value
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
