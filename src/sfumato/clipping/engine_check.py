@@ -99,12 +99,13 @@ class Expected:
 
 @dataclasses.dataclass(frozen=True)
 class _Single:
-    """One view alone."""
+    """One view alone: what plain autograd gives, what was drawn, and the parameters that no gradient came to."""
 
     outputs: list[torch.Tensor]
     loss: torch.Tensor
-    grads: dict[str, torch.Tensor | None]
-    shapes: list[tuple[int, ...]]  # of what was drawn
+    grads: dict[str, torch.Tensor]
+    missing: set[str]
+    shapes: list[tuple[int, ...]]
     exact: bool
 
 
@@ -166,31 +167,39 @@ class EngineCheck:
                 targets = made_up_targets(_EXAMPLES, self.views, self.targets, outputs, seed)
                 self._refuse_loss(outputs, targets)
                 alone = [
-                    self._single(images[i, j : j + 1], [t[i : i + 1, j] for t in targets], seeds[i : i + 1, j : j + 1])
+                    self._single(images[i, j : j + 1], targets, seeds[i : i + 1, j : j + 1], i)
                     for i in range(_EXAMPLES)
                     for j in range(self.views)
                 ]
-                self._refuse_missing(alone, row, only_pixels)
+                missing = set.intersection(*(single.missing for single in alone))
+                for view in made_up_images(_MORE_IMAGES, 1, row, seed + 1, only_pixels=True) if missing else ():
+                    missing &= self._single(view, targets, seeds[:1, :1], 0).missing
+                for name in sorted(missing):
+                    raise InputError(
+                        f"parameter '{name}' receives no gradient from the loss, so it would never be trained. "
+                        "Freeze it by requires_grad_(False), or use it in the model's output."
+                    )
                 draw_dims = self._refuse_meeting(images, seeds, alone)
-                again = self._single(images[0, :1], [t[:1, 0] for t in targets], seeds[:1, :1], backward=False)
-                if (
-                    _difference([*again.outputs, again.loss], [*alone[0].outputs, alone[0].loss])
-                    > 1e-2 * _ALIKE[alone[0].exact]
-                ):
+                again = self._single(images[0, :1], targets, seeds[:1, :1], 0)
+                now, then = ([*single.outputs, single.loss] for single in (again, alone[0]))
+                if max(map(_difference, now, then)) > 1e-2 * _ALIKE[alone[0].exact]:
                     raise InputError(
                         "the model or its loss gives the same image another result after other images: "
                         "it keeps something of them, which no noise covers. Make it a function of one image."
                     )
                 self._refuse_changes(before)
-        means = [_mean(alone[i * self.views : (i + 1) * self.views]) for i in range(_EXAMPLES)]
-        losses = torch.stack([single.loss for single in alone]).view(_EXAMPLES, self.views).mean(1)
-        weights = torch.full_like(losses, 1 / self.views)[:, None].expand(_EXAMPLES, self.views)
+        grads, norms = [], []
+        for i in range(0, len(alone), self.views):
+            views = [single.grads for single in alone[i : i + self.views]]
+            mean = {name: torch.stack([view[name] for view in views]).mean(0) for name in views[0]}
+            norms.append(_norm(mean.values()))
+            grads.append({name: value.float() for name, value in mean.items()})  # eight digits are enough to compare
         exact = dtype is not None and all(single.exact for single in alone)
-        weights = weights if dtype is not None else weights.float()
+        losses = torch.stack([single.loss for single in alone]).view(_EXAMPLES, self.views).mean(1)
+        weights = images.new_full((_EXAMPLES, self.views), 1 / self.views, dtype=dtype or torch.float32)
         is_real = torch.ones(_EXAMPLES, dtype=torch.bool, device=row.device)
         batch = Batch(images, targets, weights, is_real, seeds if draw_dims else None, draw_dims)
-        norms = torch.stack([norm for _, norm in means])
-        return Expected(seed, shifted, dtype, exact, batch, [mean for mean, _ in means], norms, losses, saved[0])
+        return Expected(seed, shifted, dtype, exact, batch, grads, torch.stack(norms), losses, saved[0])
 
     def refuse(self, engine: Engine, expected: Expected) -> None:
         """Raises InputError where an engine gives other sums, norms or losses than single images do."""
@@ -274,22 +283,24 @@ class EngineCheck:
         return float(torch.stack(worst).nan_to_num(torch.inf).max())
 
     def _single(
-        self, view: torch.Tensor, targets: list[torch.Tensor], seeds: torch.Tensor, backward: bool = True
+        self, view: torch.Tensor, targets: tuple[torch.Tensor, ...], seeds: torch.Tensor, example: int
     ) -> _Single:
         """One view by plain autograd, as anybody would write it."""
         with KeyedDraws(seeds) as draws:
             outputs = self.model(view)
         kept = _leaves(outputs)
-        loss = one_loss(self.loss_fn, outputs, targets)
-        if backward and loss.requires_grad:
+        loss = one_loss(self.loss_fn, outputs, [target[example : example + 1, 0] for target in targets])
+        if loss.requires_grad:
             with KeyedDraws(None, refusal=_REDRAWN):
                 loss.backward()
-        grads = {}
+        grads, missing = {}, set()
         for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                missing.add(name)
             if parameter.requires_grad:
-                grads[name] = parameter.grad
+                grads[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             parameter.grad = None
-        return _Single(kept, loss.detach().double(), grads, draws.shapes, not draws.narrow)
+        return _Single(kept, loss.detach().double(), grads, missing, draws.shapes, not draws.narrow)
 
     def _refuse_loss(self, outputs: Any, targets: tuple[torch.Tensor, ...]) -> None:
         """Refuses a loss that is none of one row, or that torch.func.vmap does not take."""
@@ -311,26 +322,6 @@ class EngineCheck:
                 "one row: no .item(), no `if` on values, no random numbers, no values kept."
             ) from error
 
-    def _refuse_missing(self, alone: list[_Single], row: torch.Tensor, only_pixels: bool) -> None:
-        """Refuses a parameter to which no image sends a gradient."""
-        missing = {name for name in alone[0].grads if all(single.grads[name] is None for single in alone)}
-        for i, view in enumerate(made_up_images(_MORE_IMAGES if missing else 1, 1, row, 0, only_pixels=True)):
-            if not missing:
-                return
-            with KeyedDraws(draw_seeds(b"more", torch.tensor([i], device=row.device), 1)):
-                ends = [leaf.sum() for leaf in tree_leaves(self.model(view)) if _is_differentiable(leaf)]
-            for name, parameter in self.model.named_parameters():
-                if (
-                    name in missing
-                    and torch.autograd.grad(ends, parameter, retain_graph=True, allow_unused=True)[0] is not None
-                ):
-                    missing.discard(name)
-        for name in sorted(missing):
-            raise InputError(
-                f"parameter '{name}' receives no gradient from the loss, so it would never be trained. "
-                "Freeze it by requires_grad_(False), or use it in the model's output."
-            )
-
     def _refuse_meeting(self, images: torch.Tensor, seeds: torch.Tensor, alone: list[_Single]) -> tuple[int, ...]:
         """Compares rows side by side with each row alone; returns which dimension of each draw counts rows."""
         order = [*range(len(alone) - 1, -1, -1), 0]
@@ -346,8 +337,8 @@ class EngineCheck:
                 dims = row_dims(shapes, draws.shapes, len(rows))
         with KeyedDraws(seeds, dims):
             together = _leaves(self.model(rows))
-        for number, leaf in enumerate(together):
-            if not _rows_agree(leaf, [alone[i].outputs[number] for i in order], _ALIKE[alone[0].exact]):
+        for leaf, *own in zip(together, *(alone[i].outputs for i in order), strict=True):
+            if not _rows_agree(leaf, own, _ALIKE[alone[0].exact]):
                 raise InputError(
                     "the model gives an image in a batch other outputs than the image alone: its "
                     "rows depend on their place, their number or on each other, so per-example "
@@ -371,29 +362,8 @@ class EngineCheck:
         )
 
 
-def _mean(views: list[_Single]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """The mean gradient of an example's views, in float32 where eight digits are enough to compare with, and its
-    norm.
-    """
-    mean = {}
-    squares = []
-    for name in views[0].grads:
-        present = [view.grads[name].double() for view in views if view.grads[name] is not None]  # type: ignore[union-attr]
-        if present:
-            own = torch.stack(present).sum(0) / len(views)
-            squares.append(own.square().sum())
-            mean[name] = own.float()
-        else:
-            mean[name] = torch.zeros(())
-    return mean, torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
-
-
 def _norm(values: Any) -> torch.Tensor:
     return torch.stack([value.double().square().sum() for value in values]).sum().sqrt()
-
-
-def _is_differentiable(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
 
 
 def _leaves(outputs: Any) -> list[torch.Tensor]:
@@ -411,29 +381,19 @@ def _state(model: nn.Module) -> dict[str, str]:
 
 
 def _rows_agree(together: torch.Tensor, alone: list[torch.Tensor], tolerance: float) -> bool:
-    """Whether each row of a batch's output is that row's own output."""
+    """Whether each row of a batch's output is that row's own output, or the same for whatever batch."""
+    if together.shape == alone[0].shape:
+        return all(_difference(together, own) <= tolerance for own in alone)
     grown = [dim for dim, (size, own) in enumerate(zip(together.shape, alone[0].shape, strict=False)) if size != own]
-    if together.ndim != alone[0].ndim or len(grown) > 1:
-        return False
-    if not grown:  # the same for whatever batch, or a value of all rows
-        return all(_difference([together], [own]) <= tolerance for own in alone)
-    (dim,) = grown
-    if together.shape[dim] != len(alone) * alone[0].shape[dim]:
-        return False
-    parts = together.unflatten(dim, (len(alone), -1)).unbind(dim)
-    return all(_difference([part], [own]) <= tolerance for part, own in zip(parts, alone, strict=True))
+    return len(grown) == 1 and _difference(together, torch.cat(alone, grown[0])) <= tolerance
 
 
-def _difference(some: list[torch.Tensor], others: list[torch.Tensor]) -> float:
-    """Largest difference of two tensors, relative to the largest value."""
-    worst = 0.0
-    for one, other in zip(some, others, strict=True):
-        if one.shape != other.shape:
-            return float("inf")
-        if one.is_complex():
-            one, other = torch.view_as_real(one), torch.view_as_real(other)
-        one, other = one.double().nan_to_num(), other.double().nan_to_num()
-        if one.numel():
-            scale = one.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-            worst = max(worst, float((one - other).abs().max() / scale))
-    return worst
+def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Largest difference, relative to the largest value."""
+    if one.shape != other.shape:
+        return float("inf")
+    if one.is_complex():
+        one, other = torch.view_as_real(one), torch.view_as_real(other)
+    one, other = one.double().nan_to_num(), other.double().nan_to_num()
+    scale = one.abs().max().clamp(min=torch.finfo(torch.float32).tiny) if one.numel() else 1.0
+    return float((one - other).abs().max() / scale) if one.numel() else 0.0
