@@ -45,7 +45,6 @@ COMPUTES = (
     "data/people.py",
     "data/sampling.py",
     "data/views.py",
-    "evaluation/carried.py",
     "evaluation/objective.py",
     "models",
     "nn",

@@ -58,7 +58,7 @@ class Gathers(Protocol):
 
     def with_labels(
         self, examples: Any, indices: torch.Tensor, view_bits: np.ndarray, device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, ...]:
         """Of the examples at these indices."""
 
 
@@ -124,7 +124,7 @@ class PrivateStep:
         device = next(iter(parameters.values())).device
         drawn = torch.from_numpy(randomness.indices)
 
-        def load(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def load(indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return self.views.with_labels(examples, indices, randomness.view_bits, device)
 
         # An unreadable image adds exactly zero; the divisor stays.
