@@ -121,7 +121,7 @@ def own_updates(out: Findings) -> int | None:
         for step in range(1, out.size(5, 3)):
             update, sampling = out.took(partial(next, updates))  # with a checkpoint, where one is due
             indices = update.indices.to(out.device)
-            sums, gradient = out.took(partial(grad_fn.sum_over, indices, load, is_fresh=True))
+            sums, gradient = out.took(partial(grad_fn.sum_over, load, indices))
             private_grad, ledger_and_noise = out.took(partial(update.release, sums))
             _, moving = out.took(partial(move, private_grad, step))
             phases = {"sampling": sampling, "gradient": gradient, "ledger_and_noise": ledger_and_noise}

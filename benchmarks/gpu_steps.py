@@ -25,7 +25,6 @@ from sfumato.models import build as build_model
 Case = tuple[nn.Module, torch.Tensor, torch.Tensor]
 """A network; inputs (examples, ...) or (examples, views, ...); labels."""
 # Some versions trace a loss at each call but where this says that it keeps nothing.
-LOSS = getattr(sfumato.clipping, "pure", lambda loss: loss)(row_loss)
 FORMATS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
 
 
@@ -122,7 +121,7 @@ def prepared(out: Findings, held: Case, batch_size: int | None = None, **setting
     """A private gradient that is ready; how it computes is found."""
     model, inputs, labels = held
     views, size = inputs.shape[1] if inputs.ndim == 5 else 0, None if batch_size else len(inputs)
-    grad_fn = sfumato.clipped_grad(model, LOSS, clipping_norm=1.0, augmult=views, microbatch_size=size, **settings)
+    grad_fn = sfumato.clipped_grad(model, row_loss, clipping_norm=1.0, augmult=views, microbatch_size=size, **settings)
     _, seconds = out.took(partial(grad_fn.prepare, inputs, labels, batch_size=batch_size))
     taken = {"engine": grad_fn.engine, "refusal": grad_fn.refusal, "microbatch_size": grad_fn.microbatch_size}
     out(prepare_seconds=seconds, **taken, used=Counter(grad_fn.methods.values()))

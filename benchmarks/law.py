@@ -18,12 +18,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from benchmarks.machine import machine
-from sfumato.clipping import GradFn, clipped_grad, preparation
-from sfumato.clipping.clipped_grad import Load
-from sfumato.clipping.law import Law
+from sfumato.clipping import GradFn, clipped_grad
+from sfumato.clipping.engine_check import EngineCheck
+from sfumato.clipping.grad_fn import Load
 from sfumato.models import registry
 
 ROUNDS = 7
@@ -42,10 +41,9 @@ def vision_transformer(**options: Any) -> nn.Module:
 
 
 def grad_fn_of(model: nn.Module, microbatch_size: int, workers: int = 1) -> GradFn:
-    def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(outputs, labels, reduction="none")
-
-    return clipped_grad(model.train(), loss, clipping_norm=1.0, microbatch_size=microbatch_size, workers=workers)
+    return clipped_grad(
+        model.train(), nn.CrossEntropyLoss(), clipping_norm=1.0, microbatch_size=microbatch_size, workers=workers
+    )
 
 
 def first() -> dict[str, Any]:
@@ -57,7 +55,7 @@ def first() -> dict[str, Any]:
     ):
         torch.manual_seed(0)
         grad_fn, checks = grad_fn_of(make(), count), [0.0]
-        places = ((Law, "examine"), (preparation, "complaint"))
+        places = ((EngineCheck, "expect"), (EngineCheck, "refuse"), (EngineCheck, "refuse_in_run"))
         held = [(place, attribute, getattr(place, attribute)) for place, attribute in places]
         for place, attribute, function in held:
             setattr(place, attribute, _timed(function, checks))
@@ -84,7 +82,7 @@ def draws() -> dict[str, Any]:
         torch.manual_seed(0)
         grad_fn = grad_fn_of(vision_transformer(img_size=64, **options), 16, count)
         load: Load = lambda indices: [images[indices], labels[indices]]  # noqa: E731
-        sum_all = functools.partial(grad_fn.sum_over, torch.arange(64), load, key=key)
+        sum_all = functools.partial(grad_fn.sum_over, load, torch.arange(64), key=key)
         with _threads(1):  # a worker computes on one thread each
             grad_fn.prepare(images, labels)
 

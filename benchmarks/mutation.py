@@ -85,25 +85,21 @@ _RESUMED = [
         "an_altered_certificate_of_a_finished_run_is_refused[epsilon]",
     )
 ]
-_LAW = ("law", "comparison", "agreement", "made_up", "graph/row_independence", "stand_in")
-_OF_LAW = _tests("clipping", "made_up law row_independence checks clipped_grad") + _tests("clipping/zoo", "zoo")
-_OF_CLIPPING = _tests("clipping", "norms parametrization numerics law clip checks rules clipped_grad graph_engine")
+_CHECK = ("engine_check", "model_check", "probe", "prepared", "graph/rows")
+_OF_CHECK = _tests("clipping", "engine_check rows model_check clipped_grad") + _tests("clipping/zoo", "zoo")
+_OF_CLIPPING = _tests("clipping", "parametrization numerics engine_check clip rules clipped_grad graph_engine")
 _OF_ONE = {
     "closed_form": "cancelling layers",
     "functional": "functional",
     "stacked": "stacked functional",
-    "loss": "losses influence",
-    "loss_graph": "losses influence",
-    "loss_counts": "losses influence",
-    "loss_promise": "losses influence",
-    "func": "fallback layers",
+    "loss": "loss",
+    "func": "layers",
     "identity": "identity",
     "microbatch": "microbatch",
-    "workers": "workers",
 }
 _OF_TRAINING = [
     *_tests("training", "learner state noise draws norm_histogram step outputs"),
-    *_tests("clipping", "microbatch workers"),
+    *_tests("clipping", "microbatch clipped_grad"),
     *_tests("planning", "defaults resolve"),
     *_tests("evaluation", "scores trained augtest"),
     *_tests("run_folder", "certificate session environment"),
@@ -120,8 +116,8 @@ TESTS = {
     "accounting/gaussian.py": [*_tests("accounting", "pld"), "tests/accounting"],
     "clipping/": _OF_CLIPPING,
     **{f"clipping/{name}.py": [*_tests("clipping", tests), *_OF_CLIPPING] for name, tests in _OF_ONE.items()},
-    "clipping/draws.py": _tests("clipping", "law") + _tests("clipping/zoo", "draws"),
-    **{f"clipping/{name}.py": _OF_LAW for name in _LAW},
+    "clipping/random_layers.py": _tests("clipping", "engine_check") + _tests("clipping/zoo", "draws"),
+    **{f"clipping/{name}.py": _OF_CHECK for name in _CHECK},
     "clipping/graph/rules/": _tests("clipping", "rules layers clip graph_engine"),
     "planning/": [*_tests("planning", "defaults resolve"), *_OF_TRAINING, *_tests("cli", "cli")],
     "evaluation/": [*_tests("evaluation", "scores trained augtest"), *_OF_TRAINING, *_tests("cli", "cli"), *_RESUMED],

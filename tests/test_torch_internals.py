@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sfumato.torch_internals import FakeTensorMode, quick_group_norm
+from sfumato.torch_internals import quick_group_norm
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])

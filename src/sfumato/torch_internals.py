@@ -14,12 +14,7 @@ from torch._decomp import decomposition_table as _decompositions
 
 # Operators as graphs name them: torch.export gives no public type for them.
 from torch._ops import HigherOrderOperator, OpOverload
-
-# Tensors with shapes and types, and no numbers.
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.modules import module as _modules
-from torch.nn.utils import parametrize as _parametrize
 
 # Sees every operation that autograd leads to, which `__torch_function__` does not.
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,74 +25,21 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 __all__ = [
     "HOOKS",
-    "FakeTensorMode",
     "HigherOrderOperator",
     "OpOverload",
     "TorchDispatchMode",
     "compile_graph",
-    "global_hooks",
-    "is_wrapped",
-    "keep_device_guard",
     "lerp_all",
     "make_fx",
-    "make_graph",
     "quick_group_norm",
     "tree_flatten",
     "tree_leaves",
     "tree_map",
     "tree_unflatten",
-    "version",
-    "weights_are_cached",
 ]
 
 # Attributes of a module that hold its hooks.
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_GLOBAL_HOOKS = tuple(name for name in vars(_modules) if name.startswith("_global_") and name.endswith("_hooks"))
-
-
-def keep_device_guard() -> None:
-    """Has the calling thread hold what stands in for CUDA's device guard where there is no GPU.
-    PyTorch 2.11 puts it into the memory of the thread that first enters a fake mode, and reads it
-    when that thread has ended.
-    """
-    with FakeTensorMode():
-        pass
-
-
-def global_hooks() -> list[Any]:
-    """The containers of the hooks that every module calls."""
-    return [getattr(_modules, name) for name in _GLOBAL_HOOKS]
-
-
-def version(tensor: torch.Tensor) -> int | None:
-    """How often a tensor was written to; None where PyTorch does not count (tensors made in
-    `torch.inference_mode`).
-    """
-    return None if tensor.is_inference() else tensor._version
-
-
-def weights_are_cached() -> bool:
-    """Whether the caller is inside `torch.nn.utils.parametrize.cached()`."""
-    return bool(_parametrize._cache_enabled)
-
-
-def is_wrapped(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is what `torch.func` or a trace makes of one, and holds no numbers of its own."""
-    return (
-        torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        or torch._is_functional_tensor(tensor)
-        or isinstance(tensor, FakeTensor)
-    )
-
-
-def make_graph(function: Callable[..., Any], made_up: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
-    """A graph of the operations that a function does, traced on the shapes and types of its arguments.
-
-    Raises:
-        Exception: Of whatever type, where the function looks at a value.
-    """
-    return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*made_up)
-
 
 _GROUP_NORM = torch.ops.aten.native_group_norm.default
 _FORMULA = _decompositions[_GROUP_NORM]

@@ -9,7 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sfumato.clipping.graph import autotune
-from sfumato.clipping.graph.rules import METHODS, candidates, conv_operators, worth_trying
+from sfumato.clipping.graph.rules import METHODS, candidates, worth_trying
+from sfumato.clipping.graph.rules import convolution as conv_operators
 from tests.clipping.test_rules import EXAMPLES, assert_contribution, convolution, meet
 
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from sfumato.clipping import clipped_grad
+from sfumato.clipping.clip import global_norms, row_norms
 from sfumato.clipping.graph.rules import convolution, linear
 from sfumato.models.layers import WeightStandardizedConv2d
 from tests.clipping.problems import cross_entropy as loss_fn
@@ -84,3 +85,14 @@ def test_an_example_whose_bound_overflowed_counts_for_nothing(problem, bound, mo
     assert out.grad_norms.isfinite().tolist() == [False, True, True, True, True]
     for name, value in others.items():
         torch.testing.assert_close(out.grad_sum[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_the_norm_of_a_whole_gradient_is_that_of_its_parts_together():
+    parts = [torch.randn(4, length, dtype=torch.float64) for length in (1, 7, 3000)]
+    torch.testing.assert_close(global_norms(parts), torch.cat(parts, dim=1).square().sum(dim=1).sqrt())
+
+
+def test_a_value_that_is_not_finite_makes_the_norm_so():
+    rows = torch.ones(3, 2000)
+    rows[0, 1999], rows[1, 5] = torch.nan, torch.inf
+    assert row_norms(rows).isfinite().tolist() == [False, False, True]

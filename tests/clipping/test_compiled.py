@@ -9,7 +9,6 @@ from sfumato.clipping import clipped_grad
 from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.errors import InputError
 from sfumato.models.layers import WeightStandardizedConv2d
-from tests.clipping.problems import FIXED
 from tests.clipping.problems import cross_entropy as loss_fn
 
 
@@ -75,7 +74,7 @@ def test_ten_batches_of_any_size_take_one_compilation(problem, compiled, monkeyp
 def test_the_graph_is_used_whatever_the_images_are(problem, compiled, monkeypatch, value):
     """A microbatch that was computed otherwise because of one image would round all others otherwise."""
     _, inputs, targets = problem
-    monkeypatch.setattr(GraphEngine, "run_pass", None)
+    monkeypatch.setattr(GraphEngine, "_run", None)
     inputs = inputs.clone()
     inputs[3] = value
     compiled[1](inputs, targets)
@@ -130,7 +129,7 @@ def test_the_way_back_from_derived_weights_is_compiled_too(monkeypatch):
         model.left.mul_(2.0)
         model.conv.weight.mul_(0.5).add_(0.1)
     assert_equal(pair, inputs, targets)
-    monkeypatch.setattr(GraphEngine, "run_pass", None)
+    monkeypatch.setattr(GraphEngine, "_run", None)
     pair[1](inputs, targets)
 
 
@@ -219,120 +218,3 @@ def test_images_whose_channels_lie_together_go_through_group_norms_one_after_ano
     inputs, targets, methods = torch.randn(16, 2, 3, 8, 8), torch.randint(4, (16,)), {"memory_format": "channels_last"}
     keys = {"clipping_norm": 0.5, "augmult": 2, "microbatch_size": 16, "engine": "graph", "methods": methods}
     assert_equal([clipped_grad(model, loss_fn, **keys, compile=compile) for compile in (False, True)], inputs, targets)
-
-
-class Focal(nn.Module):
-    """A loss with settings of every kind: a number, weights, a buffer, whether a gradient passes its factor."""
-
-    def __init__(self):
-        super().__init__()
-        self.gamma, self.detaches, self.weights = 0.0, True, torch.ones(4)
-        self.register_buffer("scale", torch.ones(()))
-
-    def forward(self, outputs, *targets):
-        targets = [target.long() for target in targets]
-        losses = sum(F.cross_entropy(outputs, target, reduction="none") * self.weights[target] for target in targets)
-        factor = torch.exp(-losses)
-        factor = factor.detach() if self.detaches else factor
-        return losses * (1 - factor) ** self.gamma * self.scale
-
-
-def set_gamma(loss):
-    loss.gamma = 2.0
-
-
-def pass_gradient(loss):
-    """The losses stay what they are."""
-    loss.detaches = False
-
-
-def replace_weights(loss):
-    loss.weights = torch.tensor([0.2, 1.0, 3.0, 0.5])
-
-
-def change_weights(loss):
-    loss.weights.mul_(torch.tensor([0.2, 1.0, 3.0, 0.5]))
-
-
-def replace_buffer(loss):
-    loss.scale = torch.tensor(3.0)
-
-
-def change_buffer(loss):
-    loss.scale.fill_(3.0)
-
-
-def compiled_with(loss, model=None):
-    """Beside the same operation by operation, both called once."""
-    torch.manual_seed(0)
-    model = model or nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
-    options = {"microbatch_size": 4, "engine": "graph", "methods": {"memory_format": "contiguous"}}
-    pair = [clipped_grad(model, loss, clipping_norm=2.0, compile=compile, **options) for compile in (False, True)]
-    inputs, targets = torch.randn(7, 3, 2, 2), torch.randint(4, (7,))
-    assert_equal(pair, inputs, targets)
-    return pair, inputs, targets
-
-
-@pytest.mark.parametrize(
-    "change",
-    [set_gamma, pass_gradient, replace_weights, change_weights, replace_buffer, change_buffer],
-)
-def test_a_loss_whose_settings_change_is_the_loss_as_it_is(change):
-    loss = Focal()
-    loss.gamma = 1.0
-    pair, inputs, targets = compiled_with(loss)
-    before = pair[1](inputs, targets).grad_sum
-    change(loss)
-    assert_equal(pair, inputs, targets)
-    after = pair[1](inputs, targets).grad_sum
-    assert any(not torch.allclose(value, after[name], rtol=1e-3) for name, value in before.items())
-
-
-def test_a_loss_that_goes_on_changing_is_the_user_s_at_every_call_and_nothing_is_compiled_anew(monkeypatch):
-    loss = Focal()
-    pair, inputs, targets = compiled_with(loss)
-    assert_equal(pair, inputs, targets)
-    monkeypatch.setattr(torch._inductor, "compile", None)
-    with monkeypatch.context() as patch:
-        patch.setattr(GraphEngine, "run_pass", None)
-        pair[1](inputs, targets)
-    for step in range(12):
-        loss.gamma = 0.5 + 0.1 * step
-        assert_equal(pair, inputs, targets)
-
-
-def test_another_number_or_type_of_targets_is_another_pass():
-    pair, inputs, targets = compiled_with(Focal())
-    others = torch.randint(4, (7,))
-    one, two = (pair[0](inputs, *given).grad_sum for given in ((targets,), (targets, others)))
-    assert not torch.allclose(one["1.weight"], two["1.weight"])
-    of_bytes = targets.byte()
-    for given in ((targets, others), (targets,), (of_bytes,), (targets, others), (targets, of_bytes), (targets,)):
-        eager, fused = (grad_fn(inputs, *given) for grad_fn in pair)
-        for name, value in eager.grad_sum.items():
-            torch.testing.assert_close(fused.grad_sum[name], value, rtol=1e-4, atol=1e-5)
-
-
-def test_another_clipping_norm_is_another_pass():
-    """`sensitivity` follows it, so the sum must."""
-    pair, inputs, targets = compiled_with(Focal())
-    for norm in (0.1, 0.5):
-        for grad_fn in pair:
-            grad_fn.clipping_norm = norm
-        assert_equal(pair, inputs, targets)
-
-
-def test_a_loss_of_two_targets_is_held_to_the_law_as_well():
-    """Of one target it may be another function: this one draws random numbers for two, by their place in the batch."""
-
-    def mixed(outputs, *targets):
-        losses = sum(F.cross_entropy(outputs, target, reduction="none") for target in targets)
-        return losses * torch.rand(len(losses)) if len(targets) == 2 else losses
-
-    inputs, targets = torch.randn(7, 3, 2, 2), torch.randint(4, (7,))
-    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
-    grad_fn = clipped_grad(model, mixed, clipping_norm=1.0, methods=FIXED)
-    before = grad_fn(inputs, targets).grad_sum["1.weight"]
-    with pytest.raises(InputError, match="loss_fn draws random numbers"):
-        grad_fn(inputs, targets, targets)
-    assert torch.equal(grad_fn(inputs, targets).grad_sum["1.weight"], before)

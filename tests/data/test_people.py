@@ -1,4 +1,4 @@
-"""People as examples: each image carries its class and weight, and a person's gradient is the mean of their images'."""
+"""People as examples: each image has its label and its weight, and a person's gradient is the mean of their images'."""
 
 import dataclasses
 import json
@@ -19,9 +19,8 @@ from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping import clipped_grad
 from sfumato.data.catalogue import Facts
 from sfumato.data.images import ImageSet
-from sfumato.data.people import People, Together, carried_shape
+from sfumato.data.people import People, Together
 from sfumato.errors import InputError
-from sfumato.evaluation.carried import NETWORK, CarriedLoss, Carrying
 from sfumato.evaluation.objective import Objective
 from sfumato.evaluation.scores import predict_logits
 from sfumato.planning.resolve import resolve, resolve_without_privacy
@@ -55,14 +54,9 @@ def network(channels=2, side=6, seed=0):
 
 
 def step_of(model, images, objective, clipping_norm, **speed):
-    people = People(images, LIMIT, CLASSES)
-    grad_fn = clipped_grad(
-        Carrying(model, images.shape, CLASSES),
-        CarriedLoss(objective, CLASSES, LIMIT).loss,
-        clipping_norm=clipping_norm,
-        augmult=LIMIT,
-        **speed,
-    )
+    people = People(images, LIMIT)
+    keys = {"clipping_norm": clipping_norm, "augmult": LIMIT, "per_view": True}
+    grad_fn = clipped_grad(model, objective.loss, **keys, **speed)
     return people, PrivateStep(grad_fn, Mechanism(len(people), len(people), 1.0, 1), Together())
 
 
@@ -71,7 +65,7 @@ def summed(model, images, objective, clipping_norm, drawn=None, **speed):
     indices = np.arange(len(people)) if drawn is None else np.array(drawn)
     bits = np.zeros((len(people), 0), np.uint32)
     found, _ = step.collect(people, dict(model.named_parameters()), Randomness(indices, bits, bytes(32)))
-    return {name.removeprefix(NETWORK): value for name, value in found.items()}, step.grad_fn
+    return found, step.grad_fn
 
 
 def by_hand(model, images, objective, clipping_norm):
@@ -131,10 +125,8 @@ def test_neither_order_nor_company_matters_and_images_above_the_limit_do_not_cou
     assert far(whole, other) < 1e-5 < 0.5 < far(whole, parts[4])
 
 
-def test_features_are_carried_as_images_are():
+def test_features_are_taken_as_images_are():
     torch.manual_seed(0)
-    assert carried_shape((5,), 3) == (10,) and carried_shape((2, 6, 6), 3) == (3, 6, 6)
-    assert carried_shape((3, 8, 8), 100) == (5, 8, 8)
 
     class Features:
         groups = ["a", "b", "a", "b", "b"]
@@ -152,31 +144,14 @@ def test_features_are_carried_as_images_are():
     assert far(found, expected) < 1e-5
 
 
-def test_many_classes_take_as_many_planes_as_they_need():
-    many, classes = images_of([2, 2], channels=1, side=6), 100
-    many = dataclasses.replace(many, labels=torch.tensor([0, 99, 50, 7]))
-    people = People(many, 2, classes)
-    packed, _ = people.together(torch.tensor([0, 1]), torch.device("cpu"))
-    outputs = Carrying(nn.Sequential(nn.Flatten(), nn.Linear(36, classes)), many.shape, classes)(packed.flatten(0, 1))
-    assert outputs.shape == (4, 202) and sorted(outputs[:, 100:200].argmax(1).tolist()) == [0, 7, 50, 99]
-    assert torch.equal(outputs[:, 200:], torch.tensor([[1.0, 2.0]] * 4))
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 6, 7])
 def test_the_mean_over_a_person_s_images_is_not_rounded_in_bf16(count):
-    """K/n carried in bfloat16 was off by up to 0.28 %."""
     images, model = images_of([count]), network()
     own = torch.arange(count)
-    people = People(images, 7, CLASSES)
-    together = clipped_grad(
-        Carrying(model, images.shape, CLASSES),
-        CarriedLoss(Objective(), CLASSES, 7).loss,
-        clipping_norm=1e4,
-        augmult=7,
-        precision="bf16",
-        microbatch_size=1,
-    )
-    alone = clipped_grad(model, Objective().loss, clipping_norm=1e4, precision="bf16", microbatch_size=count)
+    people = People(images, 7)
+    keys = {"clipping_norm": 1e4, "precision": "bf16"}
+    together = clipped_grad(model, Objective().loss, augmult=7, per_view=True, microbatch_size=1, **keys)
+    alone = clipped_grad(model, Objective().loss, microbatch_size=count, **keys)
     found = together(*people.together(torch.tensor([0]), torch.device("cpu")))
     expected = alone(images.batch(own), images.labels)
     assert float(found.losses[0]) == pytest.approx(float(expected.losses.mean()), rel=1e-4)

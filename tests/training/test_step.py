@@ -155,10 +155,10 @@ def add_fresh_noise(step, images, model, indices):
         class Remembers:
             sensitivity, clipping_norm = real.sensitivity, real.clipping_norm
 
-            def sum_over(self, indices, load, key, is_fresh):
+            def sum_over(self, load, indices, key):
                 known = load(indices)[0].numpy().tobytes()
                 if known not in seen:
-                    seen[known] = real.sum_over(indices, load, key=key)
+                    seen[known] = real.sum_over(load, indices, key=key)
                 return seen[known]
 
         step.grad_fn, step.remembered = Remembers(), True

@@ -26,7 +26,7 @@ from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing.arguments import LEAST_TARGET, calibrated, levels, whole
 from sfumato.auditing.bounds import audit_scores, require_enough
 from sfumato.auditing.record import CanaryResult
-from sfumato.clipping import GradFn, clipped_grad, pure
+from sfumato.clipping import GradFn, clipped_grad
 from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 from sfumato.errors import InputError
@@ -154,7 +154,7 @@ def prepared_step(mechanism: Mechanism) -> PrivateStep:
 @functools.cache
 def _grad_fn() -> GradFn:
     """One for all audits of a process: it takes seconds to settle."""
-    grad_fn = clipped_grad(Pixels(), pure(_output), clipping_norm=_CLIPPING_NORM, microbatch_size=_MICROBATCH)
+    grad_fn = clipped_grad(Pixels(), _output, clipping_norm=_CLIPPING_NORM, microbatch_size=_MICROBATCH)
     grad_fn.prepare(torch.zeros(1, 1, SIDE, SIDE), torch.zeros(1, dtype=torch.int64))
     return grad_fn
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing.toy_task import Target, ToyTask
-from sfumato.clipping import clipped_grad, pure
+from sfumato.clipping import clipped_grad
 from sfumato.clipping.functional import clipped_sum
 from sfumato.clipping.stacked import Stacked
 from sfumato.data.sampling import poisson_batch
@@ -188,6 +188,5 @@ class Models:
         return torch.func.vmap(of_model)(parameters, inputs, labels, is_real)
 
 
-@pure
 def cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(outputs, labels, reduction="none")

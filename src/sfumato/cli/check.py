@@ -30,7 +30,7 @@ def check(
         raise InputError(f'--fix knows "groupnorm" only, not {fix!r}.')
     import torch
 
-    from sfumato.clipping.checks import findings
+    from sfumato.clipping.model_check import findings
     from sfumato.evaluation.row_independence import evaluation_finding
 
     network, shape = _build(model, image_size, channels, num_classes, trust or [])

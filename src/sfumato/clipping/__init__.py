@@ -1,23 +1,13 @@
-"""Sums of clipped per-example gradients, and the checks that they exist.
+"""Sums of clipped per-example gradients, and the check that they exist.
 
-To understand them read `reference.py` first: one image after another, by plain autograd.
-`coefficient.py` is the clipping itself. `clipped_grad.py` is the door to all engines, with the one
-loop over microbatches; `preparation.py` settles an engine before the first image; `graph/` is the
-fast one. `law.py` and `comparison.py` hold model and engine to what they promise.
+To understand them read `reference.py` first: one image after another, by plain autograd. `clip.py` is the clipping
+itself. `grad_fn.py` is the door to all engines, with the one loop over microbatches; `prepared.py` settles an engine
+before the first image, and `engine_check.py` holds it to single images; `graph/` is the fast one.
 """
 
-from sfumato.clipping.checks import Finding, findings, require_private
-from sfumato.clipping.clipped_grad import ClippedGrad, GradFn, clipped_grad
-from sfumato.clipping.loss_promise import pure
+from sfumato.clipping.grad_fn import GradFn, clipped_grad
+from sfumato.clipping.model_check import Finding, findings, require_private
+from sfumato.clipping.protocol import ClippedGrad
 from sfumato.models.groupnorm_fix import fix_groupnorm
 
-__all__ = [
-    "ClippedGrad",
-    "Finding",
-    "GradFn",
-    "clipped_grad",
-    "findings",
-    "fix_groupnorm",
-    "pure",
-    "require_private",
-]
+__all__ = ["ClippedGrad", "Finding", "GradFn", "clipped_grad", "findings", "fix_groupnorm", "require_private"]

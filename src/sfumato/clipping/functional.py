@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from sfumato.clipping.coefficient import Clip
-from sfumato.clipping.norms import at_least_float32, global_norms
+from sfumato.clipping.clip import Clip, clipped_rows
+from sfumato.clipping.loss import example_losses
 from sfumato.clipping.protocol import Loss
 
 
@@ -48,7 +48,7 @@ def clipped_sum(
         parameters: Each trainable parameter's name -> its value, float32 or float64.
         model: Gives the formula, its buffers, and the parameters that are not named. It draws no random
             numbers.
-        loss_fn: ``loss_fn(outputs, *targets) -> (rows,)``, one loss for each row.
+        loss_fn: As in `clipped_grad`: of one row.
         inputs: (B, ...), or (B, K, ...) where ``augmult`` = K >= 1.
         targets: Each (B, ...): one for each example.
         is_real: (B,) booleans; False for padding.
@@ -61,22 +61,14 @@ def clipped_sum(
     """
     views = inputs if augmult else inputs.unsqueeze(1)  # (B, K, ...)
 
-    def mean_loss(
-        parameters: dict[str, torch.Tensor], views: torch.Tensor, *own: torch.Tensor
-    ) -> torch.Tensor:  # of one example
-        repeated = [target.expand(len(views), *target.shape) for target in own]
-        return loss_fn(functional_call(model, parameters, (views,)), *repeated).mean()
+    def of_example(parameters: dict[str, torch.Tensor], views: torch.Tensor, *own: torch.Tensor) -> torch.Tensor:
+        rows = functional_call(model, parameters, (views,)).unsqueeze(1)
+        weights = views.new_full((1, len(views)), 1 / len(views))
+        return example_losses(
+            loss_fn, rows, tuple(target.expand(1, len(views), *target.shape) for target in own), weights
+        )[0]
 
-    per_example = vmap(grad_and_value(mean_loss), in_dims=(None, 0, *[0] * len(targets)))
+    per_example = vmap(grad_and_value(of_example), in_dims=(None, 0, *[0] * len(targets)))
     gradients, losses = per_example(dict(parameters), views, *targets)
-    # The norm is taken of exactly the values that are summed.
-    rows = {name: at_least_float32(gradient.reshape(len(inputs), -1)) for name, gradient in gradients.items()}
-    norms = global_norms(rows.values())  # (B,)
-    counts = is_real & norms.isfinite() & losses.isfinite()
-    coefficients = torch.where(counts, Clip(clipping_norm, rescale_to_unit_norm)(norms), 0.0)
-    # A coefficient of zero does not silence what is not finite: 0 * NaN is NaN.
-    rows = {name: torch.where(counts[:, None], row, 0.0) for name, row in rows.items()}
-    return {
-        name: (coefficients.to(row.dtype) @ row).view(parameters[name].shape).to(parameters[name].dtype)
-        for name, row in rows.items()
-    }
+    sums, _ = clipped_rows(gradients, losses, is_real, Clip(clipping_norm, rescale_to_unit_norm))
+    return {name: total.to(parameters[name].dtype) for name, total in sums.items()}

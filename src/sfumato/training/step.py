@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.clipping.clipped_grad import GradFn
+from sfumato.clipping import GradFn
 from sfumato.data.canaries import WithCanaries
 from sfumato.data.examples import Examples
 from sfumato.data.people import People
@@ -57,7 +57,7 @@ class Gathers(Protocol):
 
     def with_labels(
         self, examples: Any, indices: torch.Tensor, view_bits: ViewBits, device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, ...]:
         """Of the examples at these indices."""
 
 
@@ -123,11 +123,11 @@ class PrivateStep:
         device = next(iter(parameters.values())).device
         drawn = torch.from_numpy(randomness.indices)
 
-        def load(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def load(indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return self.views.with_labels(examples, indices, randomness.view_bits, device)
 
         # An unreadable image adds exactly zero; the divisor stays.
-        out = self.grad_fn.sum_over(drawn[examples.readable[drawn]], load, key=randomness.model_key, is_fresh=True)
+        out = self.grad_fn.sum_over(load, drawn[examples.readable[drawn]], key=randomness.model_key)
         norms, losses = out.grad_norms.cpu(), out.losses.cpu()
         statistics = self._statistics(norms, losses)
         if with_norms:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sfumato import config
-from sfumato.clipping.numerics import convolutions
+from sfumato.clipping.clip import convolutions
 from sfumato.data import loading
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError

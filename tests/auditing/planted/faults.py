@@ -7,7 +7,7 @@ from tests.auditing.planted.plants import Edit, Fault
 
 _COLLECT, _RELEASE = "training.step:PrivateStep.collect", "training.step:PrivateStep.release"
 _SUM, _NOISE, _SAMPLE = (
-    "clipping.clipped_grad:GradFn._sum",
+    "clipping.grad_fn:GradFn._sum",
     "training.draws:Draws.noise",
     "training.draws:Draws.of_update",
 )
@@ -19,10 +19,11 @@ _AGAIN = (
     "    return Stream(self._kept[{place}])"
 )
 _APPEND = "ledger.append(self.step + 1)"
-_BATCH = "Batch(views, targets, is_real, seeds)"
+_BATCH = "self._clip, evaluated, batch)"
 _EACH_VIEW = (
-    "Batch(views.flatten(0, 1)[:, None], tuple(target.repeat_interleave(views.shape[1], 0) for target in targets),"
-    " is_real.repeat_interleave(views.shape[1]), None)"
+    "self._clip, evaluated, Batch(batch.inputs.flatten(0, 1)[:, None], tuple(target.flatten(0, 1)[:, None] for target"
+    " in batch.targets), torch.ones_like(batch.weights).view(-1, 1), batch.is_real.repeat_interleave("
+    "batch.weights.shape[1])))"
 )
 _OUT = "return out.grad_sum, statistics"
 
@@ -31,7 +32,7 @@ FAULTS: tuple[Fault, ...] = (
         "no clipping",
         (
             Edit(
-                "clipping.coefficient:Clip.__call__",
+                "clipping.clip:Clip.__call__",
                 "torch.clamp(1 / norms, max=1 / self.clipping_norm)",
                 "torch.full_like(norms, 1 / self.clipping_norm)",
             ),
@@ -41,13 +42,13 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "clipped after averaging over the batch",
         (
-            Edit(_SUM, "clipped_sum(self._coefficient,", "clipped_sum(torch.ones_like,"),
+            Edit(_SUM, "clipped_sum(self._clip,", "clipped_sum(torch.ones_like,"),
             Edit(
                 _SUM,
-                "return ClippedGrad(grad_sum, torch.cat(norms)",
-                "mean = torch.cat([value.flatten() for value in grad_sum.values()]).norm() / len(rows)\n"
-                "    grad_sum = {name: value * self._coefficient(mean) for name, value in grad_sum.items()}\n"
-                "    return ClippedGrad(grad_sum, torch.cat(norms)",
+                "return ClippedGrad(total, torch.cat(norms)",
+                "mean = torch.cat([value.flatten() for value in total.values()]).norm() / len(rows)\n"
+                "    total = {name: value * self._clip(mean) for name, value in total.items()}\n"
+                "    return ClippedGrad(total, torch.cat(norms)",
             ),
         ),
         "influence",
@@ -60,11 +61,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "padding counted",
         (
-            Edit(
-                _SUM,
-                "torch.arange(filled, device=views.device) < count",
-                "torch.ones(filled, dtype=torch.bool, device=views.device)",
-            ),
+            Edit(_SUM, "if self._speed.compile or prepared.on_gpu else 0", ""),
+            Edit(_SUM, "batch.is_real[len(places) :] = False", "pass"),
         ),
         "influence",
     ),
@@ -99,19 +97,15 @@ FAULTS: tuple[Fault, ...] = (
         "batch normalisation let through",
         (
             # Six checks stand in its way, each by itself.
-            Edit("clipping.law:Law._refuse_mixing", "if not rows_agree(leaf,", "if False and not rows_agree(leaf,"),
+            Edit("clipping.model_check:layer_findings", "isinstance(module, _BatchNorm)", "False"),
             Edit(
-                "clipping.law:Law._refuse_mixing",
-                "rows_agree(losses, [view.loss[None] for view in alone], _ROWS[double])\n",
-                "True or rows_agree(losses, [view.loss[None] for view in alone], _ROWS[double])\n",
+                "clipping.engine_check:EngineCheck._refuse_meeting",
+                "if not _rows_agree(",
+                "if False and not _rows_agree(",
             ),
-            Edit(
-                "clipping.graph.row_independence:RowDimension._refusal",
-                'name == "batch_norm" and given.get("training")',
-                "False",
-            ),
-            Edit("clipping.graph.batch_dim:find_layouts", "if not _elsewhere(moved, layout, i)", ""),
-            Edit("clipping.comparison:complaint", "if error <= _GRADIENTS[double]:", "if True:"),
+            Edit("clipping.graph.rows:Rows._refusal", 'if given.get("training") else', "if False else"),
+            Edit("clipping.engine_check:EngineCheck.refuse", "if error <= _EXACT[expected.exact]:", "if True:"),
+            Edit("clipping.engine_check:EngineCheck.refuse_in_run", "if longer <= _NORM and", "if True or"),
             Edit("evaluation.row_independence:require_rows_apart", "if found is not None:", "if False:"),
         ),
         "networks",
@@ -120,7 +114,7 @@ FAULTS: tuple[Fault, ...] = (
         "an example that is not finite let through",
         (
             Edit(
-                "clipping.graph.engine:GraphEngine.run_pass",
+                "clipping.graph.engine:GraphEngine._run",
                 "finite = norms.isfinite() & losses.isfinite()",
                 "finite = torch.ones_like(batch.is_real)",
             ),
@@ -166,7 +160,7 @@ _UPDATE = "self.state.update(released, release, self.step)"
 MORE: tuple[Fault, ...] = (
     Fault(
         "clipped at 1.01 times the norm",
-        (Edit("clipping.coefficient:Clip.__call__", _CLAMP, "1.01 * " + _CLAMP),),
+        (Edit("clipping.clip:Clip.__call__", _CLAMP, "1.01 * " + _CLAMP),),
         "influence",
     ),
     Fault(
@@ -175,8 +169,8 @@ MORE: tuple[Fault, ...] = (
             Edit(_SUM, _BATCH, _EACH_VIEW),
             Edit(
                 _SUM,
-                "add_to(grad_sum, out.grad_sum)",
-                "add_to(grad_sum, {name: value / max(1, self._augmult) for name, value in out.grad_sum.items()})",
+                "in out.grad_sum.items()",
+                "in {own: value / max(1, self._augmult) for own, value in out.grad_sum.items()}.items()",
             ),
         ),
         "influence",
@@ -185,7 +179,7 @@ MORE: tuple[Fault, ...] = (
         "a norm that leaves out the bias",
         (
             Edit(
-                "clipping.graph.totals:Totals.norms",
+                "clipping.graph.norms_and_sums:NormsAndSums.norms",
                 "squares = [rows.square_norms()[0] for _, _, rows in self._small]",
                 "squares = [0 * rows.square_norms()[0] for _, _, rows in self._small]",
             ),
@@ -196,9 +190,9 @@ MORE: tuple[Fault, ...] = (
         "the bias not clipped",
         (
             Edit(
-                "clipping.graph.engine:GraphEngine.run_pass",
+                "clipping.graph.engine:GraphEngine._run",
                 "return norms, losses,",
-                "sums[self.names[-1]] = totals.clipped_sums((batch.is_real & finite).float(), None)[self.names[-1]]\n"
+                "sums[self._names[-1]] = both.clipped_sums((batch.is_real & finite).float(), None)[self._names[-1]]\n"
                 "    return norms, losses,",
             ),
         ),

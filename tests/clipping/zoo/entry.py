@@ -8,12 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sfumato.clipping import pure
-
 SHAPE = (3, 8, 8)
 
 
-@pure  # traced once, not at each call
 def cross_entropy(outputs, targets):
     return F.cross_entropy(outputs, targets, reduction="none")
 
@@ -35,7 +32,6 @@ class Entry:
         draws: It draws random numbers, so that calls need a key and the examples' ids.
         loss: Makes its loss anew.
         shape: Of one image.
-        apart: It can crash the interpreter, and is tried in one of its own.
     """
 
     name: str
@@ -46,12 +42,6 @@ class Entry:
     draws: bool = False
     loss: Callable[[], Callable[..., torch.Tensor]] = _cross_entropy
     shape: tuple[int, ...] = SHAPE
-    apart: bool = False
-
-    @property
-    def loses_otherwise(self) -> bool:
-        """Whether its loss is not simply one of each row."""
-        return self.loss is not _cross_entropy
 
     def make(self) -> tuple[nn.Module, Callable[..., torch.Tensor]]:
         """The model, always with the same weights, and its loss."""

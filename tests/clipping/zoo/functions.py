@@ -32,18 +32,6 @@ class StraightThrough(torch.autograd.Function):
         return grad
 
 
-class ClampThrough(torch.autograd.Function):
-    """Clamps, gradients passed through."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clamp(-0.1, 0.1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-
-
 class RightSquare(torch.autograd.Function):
     """x squared, with the right derivative."""
 
@@ -77,24 +65,6 @@ class RightForFunc(torch.autograd.Function):
         return 2 * x * grad
 
 
-class ReversalForFunc(torch.autograd.Function):
-    """Gradient reversal with a context of its own and a rule for vmap."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x):
-        return x.clone()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, grad):
-        return -0.5 * grad
-
-
 class VmapRuleThatMixes(torch.autograd.Function):
     """Under vmap, and only there, it takes the mean over rows off."""
 
@@ -125,44 +95,6 @@ class MixesBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return grad - grad.mean(0)
-
-
-class NormalizesBackward(torch.autograd.Function):
-    """Divides the gradient by its norm, over all rows."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad / (grad.norm() + 1e-12)
-
-
-class RemembersBackward(torch.autograd.Function):
-    """Adds the gradient of the call before."""
-
-    last = 0.0
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        before, RemembersBackward.last = RemembersBackward.last, grad.mean().item()
-        return grad + before
-
-
-class ReversedWeight(nn.Module):
-    """A layer whose weight passes through gradient reversal."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Conv2d(6, 6, 1)
-
-    def forward(self, x):
-        return F.conv2d(x, Reversal.apply(self.layer.weight), self.layer.bias)
 
 
 class BinaryWeight(nn.Module):
@@ -241,16 +173,6 @@ class Recurrent(nn.Module):
         return self.layer(x)[0]
 
 
-class HalfDetached(nn.Module):
-    def forward(self, x):
-        return torch.cat([x[:, :3], x[:, 3:].detach()], 1)
-
-
-def remembers_backward():
-    RemembersBackward.last = 0.0
-    return net(RemembersBackward.apply)
-
-
 def unrecorded_weight():
     """The middle layer's weight is used twice, once detached."""
     model = net(nn.Conv2d(6, 6, 1))
@@ -264,23 +186,9 @@ def scaled_without_record(x):
     return x / scale
 
 
-def grad_switched(x):
-    """An inner region that records inside of one that does not."""
-    with torch.no_grad(), torch.enable_grad():
-        return x * x.sigmoid()
-
-
-def jacobian(x):
-    """torch.func inside of the model."""
-    return x + 0.1 * torch.func.vmap(torch.func.grad(lambda row: row.tanh().square().sum()))(x)
-
-
 ENTRIES = [
     Entry("reversal", "gradient reversal", lambda: net(Reversal.apply)),
-    Entry("reversal_for_func", "gradient reversal with a rule for vmap", lambda: net(ReversalForFunc.apply)),
-    Entry("reversed_weight", "gradient reversal of a weight", lambda: net(ReversedWeight())),
     Entry("straight_through", "signs with gradients passed through", lambda: net(StraightThrough.apply)),
-    Entry("clamp_through", "a clamp with gradients passed through", lambda: net(ClampThrough.apply)),
     Entry(
         "straight_through_by_detach",
         "rounding with gradients passed through",
@@ -292,18 +200,8 @@ ENTRIES = [
     Entry("right_function_for_func", "the same with a rule for vmap", lambda: net(RightForFunc.apply), harmless=True),
     Entry("mixes_under_vmap", "a rule for vmap that mixes rows", lambda: net(VmapRuleThatMixes.apply)),
     Entry("mixes_backward", "a gradient without the batch's mean", lambda: net(MixesBackward.apply)),
-    Entry("normalizes_backward", "a gradient over its norm of all rows", lambda: net(NormalizesBackward.apply)),
-    Entry("remembers_backward", "adds the gradient of the call before", remembers_backward),
     Entry("no_grad_scale", "a scale of data without record", lambda: net(Unrecorded("no_grad"))),
-    Entry("inference_mode_scale", "the same in inference mode", lambda: net(Unrecorded("inference_mode"))),
     Entry("no_grad_mean", "a mean of each image without record", lambda: net(scaled_without_record)),
-    Entry(
-        "no_grad_around_constant",
-        "a constant made without record",
-        lambda: net(ConstantUnrecorded("no_grad")),
-        harmless=True,
-        graph=True,
-    ),
     Entry(
         "detached_constant",
         "a constant, detached",
@@ -311,23 +209,8 @@ ENTRIES = [
         harmless=True,
         graph=True,
     ),
-    Entry("grad_switched", "a recorded region within an unrecorded one", lambda: net(grad_switched)),
     Entry("recurrent_over_tokens", "a recurrent layer over tokens", lambda: TokenNet(Recurrent())),
-    Entry("half_detached", "half of the channels detached", lambda: net(HalfDetached()), harmless=True),
     Entry("weight_detached", "a weight used twice, once detached", unrecorded_weight, harmless=True),
     Entry("checkpoint", "a checkpointed block", lambda: net(Checkpointed(False)), harmless=True),
-    Entry(
-        "checkpoint_frozen",
-        "a checkpointed block with a frozen layer",
-        lambda: net(Checkpointed(False, False)),
-        harmless=True,
-    ),
-    Entry("checkpoint_reentrant", "a checkpointed block, the older way", lambda: net(Checkpointed(True))),
     Entry("of_its_gradient", "adds a gradient of its own", lambda: net(OfItsGradient())),
-    Entry("func_inside", "torch.func in the model", lambda: net(jacobian)),
-    Entry(
-        "asks_for_gradients",
-        "asks for gradients of its images",
-        lambda: net(first=lambda x: x.requires_grad_() if x.is_leaf else x),
-    ),
 ]

@@ -84,15 +84,6 @@ class FrozenNorm(nn.BatchNorm2d):
         return super().train(False)
 
 
-class LayerScale(nn.Module):
-    def __init__(self, value):
-        super().__init__()
-        self.layer, self.gain = nn.Conv2d(6, 6, 1), nn.Parameter(torch.full((6, 1, 1), value))
-
-    def forward(self, x):
-        return x + self.gain * self.layer(x).tanh()
-
-
 class LowRank(nn.Module):
     """A frozen layer, and a trainable product beside it whose second factor is zero."""
 
@@ -163,11 +154,6 @@ class Frozen(nn.Module):
         return self.trunk(x)
 
 
-def new_zeros(x):
-    """A channel of zeros for every row, made by the number of rows."""
-    return torch.cat([x[:, :5], x.new_zeros(x.shape[0], 1, 4, 4)], 1)
-
-
 def filled(x):
     """Writes into a tensor made by the number of rows."""
     out = torch.empty_like(x)
@@ -181,10 +167,6 @@ def masked(x):
     return x
 
 
-def spectrum(x):
-    return torch.fft.irfft2(torch.fft.rfft2(x) * torch.linspace(1, 0.5, 3), s=x.shape[-2:])
-
-
 def entry(name, says, factory, graph=True):
     return Entry(name, says, factory, harmless=True, graph=graph)
 
@@ -193,14 +175,12 @@ ENTRIES = [
     entry("plain", "a convolution and a linear layer", net),
     entry("group_norm", "group norm", lambda: net(nn.GroupNorm(2, 6))),
     entry("instance_norm", "instance norm with scale and shift", lambda: net(nn.InstanceNorm2d(6, affine=True))),
-    entry("local_response_norm", "local response norm", lambda: net(nn.LocalResponseNorm(3))),
     entry("weight_standardized", "weight standardisation", lambda: net(WeightStandardizedConv2d(6, 6, 3, padding=1))),
     entry(
         "weight_norm",
         "weights of a direction and a length",
         lambda: net(nn.utils.parametrizations.weight_norm(nn.Conv2d(6, 6, 1))),
     ),
-    entry("token_positions", "a fixed code along tokens", lambda: TokenNet(TokenPositions(False))),
     entry("token_positions_trained", "a trainable code along tokens", lambda: TokenNet(TokenPositions(True))),
     entry("class_token", "a class token and attention", lambda: TokenNet(ClassToken())),
     entry("windows", "windows folded into rows", lambda: net(Windows())),
@@ -213,8 +193,6 @@ ENTRIES = [
     ),
     entry("causal", "a mask kept after the first call", lambda: TokenNet(Causal())),
     entry("frozen_trunk", "a frozen trunk with fixed batch norm", lambda: net(Frozen())),
-    entry("layer_scale", "a branch scaled by 1e-6", lambda: net(LayerScale(1e-6))),
-    entry("zero_gain", "a branch scaled by zero", lambda: net(LayerScale(0.0))),
     entry(
         "zero_head",
         "a head of zeros",
@@ -225,7 +203,6 @@ ENTRIES = [
     entry("levels", "an embedding of pixels' levels", lambda: net(first=Levels())),
     entry("counts_pixels", "divides by the number of bright pixels", lambda: net(first=CountsPixels())),
     entry("relu_in_place", "an activation in place", lambda: net(nn.ReLU(inplace=True))),
-    entry("new_zeros", "zeros made by the number of rows", lambda: net(new_zeros)),
     entry(
         "filled",
         "writes into an empty tensor: what nobody filled is no part of a proof",
@@ -233,27 +210,12 @@ ENTRIES = [
         graph=False,
     ),
     entry("masked", "writes where values are large", lambda: net(masked), graph=False),
-    entry("sorted_channels", "sorts channels", lambda: net(lambda x: x.sort(dim=1)[0])),
     entry("flipped_image", "flips every image, and rolls it", lambda: net(lambda x: x.flip(-1) + x.roll(1, 2))),
-    entry("largest_channels", "the three largest channels", lambda: net(lambda x: x.topk(3, 1)[0].repeat(1, 2, 1, 1))),
-    entry("cumulated_columns", "sums along columns", lambda: net(lambda x: x.cumsum(3))),
     entry(
         "pixel_grid",
         "a grid of coordinates as further channels",
         lambda: net(lambda x: x + torch.linspace(-1, 1, 4) + torch.arange(4.0)[:, None]),
     ),
-    entry(
-        "interpolated",
-        "interpolation to and fro",
-        lambda: net(lambda x: F.interpolate(F.interpolate(x, scale_factor=2), size=4, mode="bilinear")),
-    ),
-    entry("unfolded", "patches by unfold", lambda: net(lambda x: F.fold(F.unfold(x, 2, stride=2), 4, 2, stride=2))),
-    entry(
-        "shuffled_pixels",
-        "pixel shuffle",
-        lambda: net(lambda x: F.pixel_unshuffle(F.pixel_shuffle(x.repeat(1, 4, 1, 1), 2), 2)[:, :6]),
-    ),
-    entry("spectrum", "a filter in the frequency domain", lambda: net(spectrum), graph=False),
     entry(
         "length_in_view",
         "a view by len(x)",
@@ -265,10 +227,7 @@ ENTRIES = [
         "a view by x.size(0)",
         lambda: net(lambda x: x.reshape(x.size(0), 6, 16).tanh().reshape(x.size(0), 6, 4, 4)),
     ),
-    entry("eval_dropout", "dropout in evaluation mode", lambda: net(lambda x: F.dropout(x, 0.5, training=False))),
     entry("no_dropout", "dropout of nothing", lambda: net(nn.Dropout(0.0))),
-    entry("float64_inside", "a part in double precision", lambda: net(lambda x: x.double().tanh().float())),
-    entry("clipped_images", "pixels beyond 2 clipped", lambda: net(first=lambda x: x.clamp(-2, 2))),
     entry(
         "normalized_images",
         "each image less its own mean, over its own deviation",

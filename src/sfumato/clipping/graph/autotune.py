@@ -18,7 +18,7 @@ from sfumato.clipping.protocol import is_out_of_memory
 _HOPELESS = 1.5
 # Seconds of a pass that a CPU tries methods in: long enough for their order to be that of a whole
 # microbatch.
-TRIAL_SECONDS = 0.2
+TRIAL_SECONDS = 0.1
 # What a method's time counts on a CPU. Gradients that are written out take memory for each example,
 # and those of a whole microbatch leave the processor's cache, while a ghost norm's one weight
 # gradient then costs each example less. One grouped convolution holds them in the library's own

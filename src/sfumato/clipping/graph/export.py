@@ -14,7 +14,7 @@ import inspect
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,9 +23,8 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from sfumato.clipping.checks import random_state_kept
-from sfumato.clipping.graph.row_independence import RowDimension, gives_the_same_again
-from sfumato.clipping.stand_in import attributes_kept, stand_in
+from sfumato.clipping.graph.rows import Rows
+from sfumato.clipping.probe import first_line
 from sfumato.errors import InputError
 from sfumato.torch_internals import HigherOrderOperator, OpOverload, quick_group_norm, tree_unflatten
 
@@ -55,25 +54,14 @@ class Operations:
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)
 
-    def run(
-        self,
-        values: dict[Node, Any],
-        keep: Callable[[Node], bool] = lambda node: True,
-        call: Callable[[Node, tuple[Any, ...], dict[str, Any]], Any] = lambda node, args, kwargs: node.target(
-            *args, **kwargs
-        ),  # type: ignore[operator]
-    ) -> None:
-        """Adds what they give to `values`; what `keep` does not keep is dropped after its last use."""
-        for node, done in self._last_uses.items():
+    def run(self, values: dict[Node, Any]) -> None:
+        """Adds what they give to `values`."""
+        for node in self.nodes:
             args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = call(node, args, kwargs)
-            del args, kwargs
-            for other in done:
-                if not keep(other):
-                    values.pop(other, None)
+            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
 
     @functools.cached_property
-    def _last_uses(self) -> dict[Node, list[Node]]:
+    def last_uses(self) -> dict[Node, list[Node]]:
         """Each operation, and the inputs that no later one takes."""
         last = {other: node for node in self.nodes for other in node.all_input_nodes}
         return {node: [other for other in node.all_input_nodes if last[other] is node] for node in self.nodes}
@@ -90,6 +78,7 @@ class Capture:
         sites: Those of `data` that take a weight, with the weights' names.
         weights: Name -> the trainable shared values that sites take.
         sources: A weight's name -> the trainable parameters that it is computed from.
+        rows: Where rows lie in each value of `data`.
     """
 
     input: Node
@@ -98,20 +87,27 @@ class Capture:
     sites: dict[Node, tuple[str, ...]]
     weights: dict[str, Node]
     sources: dict[str, tuple[str, ...]]
+    rows: Rows
     _placeholders: dict[Node, tuple[str, str]]
     _constants: Mapping[str, Any]
     _outputs: tuple[Any, ...]
     _out_spec: Any
 
-    @property
+    @functools.cached_property
     def outputs(self) -> tuple[Node, ...]:
         """The operations whose results the model returns."""
         return tuple(output for output in self._outputs if isinstance(output, Node))
 
-    @property
+    @functools.cached_property
     def parameters(self) -> dict[str, Node]:
         """The trainable parameters' names -> what stands for them."""
         return {name: node for node, (kind, name) in self._placeholders.items() if kind == "parameter"}
+
+    @functools.cached_property
+    def used(self) -> set[Node]:
+        """What operations on the batch take, or the model returns."""
+        taken = {other for node in self.data for other in node.all_input_nodes}
+        return taken | {*self.outputs, *self.weights.values()}
 
     def state(self, model: nn.Module) -> dict[Node, Any]:
         """What the graph is given besides the images: parameters, buffers, constants, none of them
@@ -119,24 +115,21 @@ class Capture:
 
         A model that computes in double precision for a while finds its float32 constants as wide.
         """
-        tensors = {
-            **dict(model.named_parameters(remove_duplicate=False)),
-            **dict(model.named_buffers(remove_duplicate=False)),
-        }
-        wide = any(tensor.dtype == torch.float64 for tensor in tensors.values())
-        constants = {
-            name: value.double() if wide and isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
-            for name, value in self._constants.items()
-        }
-        values = {
-            node: constants[name] if kind == "constant" else tensors[name]
-            for node, (kind, name) in self._placeholders.items()
-        }
-        return {node: value.detach() if isinstance(value, torch.Tensor) else value for node, value in values.items()}
+        tensors = dict(model.named_parameters(remove_duplicate=False))
+        tensors |= dict(model.named_buffers(remove_duplicate=False))  # type: ignore[arg-type]
+        wide = torch.float64 in {tensor.dtype for tensor in tensors.values()}
+        values = {}
+        for node, (kind, name) in self._placeholders.items():
+            value: Any = self._constants[name] if kind == "constant" else tensors[name]
+            if isinstance(value, torch.Tensor):
+                is_narrow = wide and kind == "constant" and value.dtype == torch.float32
+                value = value.double() if is_narrow else value.detach()
+            values[node] = value
+        return values
 
     def output(self, values: Mapping[Node, Any]) -> Any:
         """The model's output, in the structure that the model gives it."""
-        return tree_unflatten([map_arg(output, lambda node: values[node]) for output in self._outputs], self._out_spec)
+        return tree_unflatten(map_arg(self._outputs, values.__getitem__), self._out_spec)
 
 
 def capture(model: nn.Module, row: torch.Tensor) -> Capture:
@@ -147,12 +140,63 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
         row: (1, ...): one input, of which only shape, type and device are used.
 
     Raises:
-        NotCapturable: If the model cannot be traced for any number of rows.
+        NotCapturable: If the model cannot be traced for any number of rows, or has an operation that may join rows.
         InputError: If a trainable parameter reaches no operation on the images.
     """
+    program = _export(model, torch.zeros(_TRACED_ROWS, *row.shape[1:], dtype=row.dtype, device=row.device))
+    images, placeholders = _inputs(program, model)
+    parameters_of = {
+        node: frozenset([name] if kind == "parameter" else []) for node, (kind, name) in placeholders.items()
+    }
+    rows, touched = Rows(images), {images}  # by the batch
+    shared, data, sites, weights = [], [], {}, {}
+    for node in program.graph.nodes:
+        if node.op in ("placeholder", "output") or any(name in str(node.target) for name in _ASSERTIONS):
+            continue
+        where = f"{node.target} in '{module_path(node) or 'the model'}'"
+        _rewrite(node, where)
+        inputs = node.all_input_nodes
+        of_weights = [other for other in inputs if other not in touched and parameters_of[other]]
+        if not any(other in touched for other in inputs):
+            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+                raise NotCapturable(f"{where} draws random numbers for all rows together.")
+            parameters_of[node] = frozenset().union(*(parameters_of[other] for other in inputs))
+            shared.append(node)
+            continue
+        reason = rows.misuse(node)
+        if reason is not None:
+            raise NotCapturable(f"{where} {reason}: what a row gives could depend on the others.")
+        touched.add(node)
+        data.append(node)
+        if of_weights:
+            sites[node] = tuple(_weight_name(other, placeholders) for other in of_weights)
+            weights.update({_weight_name(other, placeholders): other for other in of_weights})
+    sources = {name: tuple(sorted(parameters_of[node])) for name, node in weights.items()}
+    (output,) = (node for node in program.graph.nodes if node.op == "output")
+    found = Capture(
+        images,
+        Operations(tuple(shared)),
+        Operations(tuple(data)),
+        sites,
+        weights,
+        sources,
+        rows,
+        placeholders,
+        program.constants,
+        tuple(output.args[0]),
+        program.call_spec.out_spec,
+    )
+    _refuse_unused(found, touched)
+    return found
+
+
+def _inputs(program: Any, model: nn.Module) -> tuple[Node, dict[Node, tuple[str, str]]]:
+    """What stands for the images, and of each other input its kind and name."""
     trainable = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
     named = dict(model.named_parameters(remove_duplicate=False))
-    program = _export(model, torch.zeros(_TRACED_ROWS, *row.shape[1:], dtype=row.dtype, device=row.device))
+    if any(spec.kind is not OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
+        raise NotCapturable("the model changes its own buffers or parameters in a forward pass.")
+    kinds = {InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant"}
     placeholders: dict[Node, tuple[str, str]] = {}
     images: list[Node] = []
     nodes = {node.name: node for node in program.graph.nodes}
@@ -163,100 +207,44 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
         elif spec.kind is InputKind.PARAMETER:
             name = trainable.get(id(named[spec.target]))
             placeholders[node] = ("parameter", name) if name else ("frozen", spec.target)
-        elif spec.kind is InputKind.BUFFER:
-            placeholders[node] = ("buffer", spec.target)
-        elif spec.kind is InputKind.CONSTANT_TENSOR:
-            placeholders[node] = ("constant", spec.target)
+        elif spec.kind in kinds:
+            placeholders[node] = (kinds[spec.kind], spec.target)
         else:
-            raise NotCapturable(
-                f"the model's graph has an input of kind {spec.kind.name}, which has no per-example gradient."
-            )
-    if any(spec.kind is not OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
-        raise NotCapturable("the model changes its own buffers or parameters in a forward pass.")
+            raise NotCapturable(f"the model's graph has an input of kind {spec.kind.name}.")
     if len(images) != 1:
         raise NotCapturable(f"the model takes {len(images)} inputs, not one tensor of rows.")
+    return images[0], placeholders
 
-    touched = {images[0]}  # by the batch
-    parameters_of: dict[Node, frozenset[str]] = {
-        node: frozenset([name] if kind == "parameter" else []) for node, (kind, name) in placeholders.items()
-    }
-    shared, data, sites, weights = [], [], {}, {}
-    rows = RowDimension(images[0])
-    for node in program.graph.nodes:
-        if node.op in ("placeholder", "output"):
-            continue
-        if node.op != "call_function":
-            raise NotCapturable(
-                f"the model's graph has '{node.format_node()}' in "
-                f"{module_path(node) or 'the model'}, which is not one operation."
-            )
-        if any(name in str(node.target) for name in _ASSERTIONS):
-            continue
-        if node.target is torch.ops.aten.view.default:
-            node.target = torch.ops.aten.reshape.default  # the same for any memory format
-        if (
-            node.target is torch.ops.aten.type_as.default
-            and len({other.meta["val"].device for other in node.args}) == 1
-        ):
-            # Of its second argument it takes the type alone, which is no example's.
-            node.target, node.args = torch.ops.aten.to.dtype, (node.args[0], node.args[1].meta["val"].dtype)
-        if node.target is torch.ops.aten.copy.default:  # left by an assignment to a slice; it has no derivative
-            into, source = (other.meta["val"] for other in node.args[:2])
-            if into.dtype != source.dtype or into.device != source.device or tuple(into.shape) != tuple(source.shape):
-                raise NotCapturable(
-                    "the model assigns to a part of a tensor in "
-                    f"{module_path(node) or 'the model'}, with another type or shape."
-                )
-            node.target, node.args, node.kwargs = torch.ops.aten.clone.default, (node.args[1],), {}
-        inputs = node.all_input_nodes
-        if not any(other in touched for other in inputs):
-            if not gives_the_same_again(node):
-                raise NotCapturable(
-                    f"{node.target} in '{module_path(node) or 'the model'}' is not known to "
-                    "depend on its arguments alone: it could read what images left in memory."
-                )
-            parameters_of[node] = frozenset().union(*(parameters_of[other] for other in inputs))
-            shared.append(node)
-            continue
-        reason = rows.misuse(node)
-        if reason is not None:
-            raise NotCapturable(
-                f"{node.target} in '{module_path(node) or 'the model'}' {reason}: what a row "
-                "gives could depend on the others."
-            )
-        touched.add(node)
-        data.append(node)
-        of_weights = [other for other in inputs if other not in touched and parameters_of[other]]
-        if of_weights:
-            sites[node] = tuple(_weight_name(other, placeholders) for other in of_weights)
-            weights.update({_weight_name(other, placeholders): other for other in of_weights})
-    sources = {
-        name: tuple(name for name in trainable.values() if name in parameters_of[node])
-        for name, node in weights.items()
-    }
-    reached = {source for names in sources.values() for source in names}
-    for name in trainable.values():
+
+def _rewrite(node: Node, where: str) -> None:
+    """Puts others in the place of operations that hold for one memory format alone, or have no derivative."""
+    if node.op != "call_function":
+        raise NotCapturable(f"{where} is not one operation.")
+    if node.target is torch.ops.aten.view.default:
+        node.target = torch.ops.aten.reshape.default  # the same for any memory format
+    if node.target is torch.ops.aten.type_as.default:  # of its second argument it takes the type alone
+        own, other = (each.meta["val"] for each in node.args)  # type: ignore[union-attr]
+        if own.device == other.device:
+            node.target, node.args = torch.ops.aten.to.dtype, (node.args[0], other.dtype)
+    if node.target is torch.ops.aten.copy.default:  # left by an assignment to a slice; it has no derivative
+        into, source = (other.meta["val"] for other in node.args[:2])  # type: ignore[union-attr]
+        if into.dtype != source.dtype or into.device != source.device or tuple(into.shape) != tuple(source.shape):
+            raise NotCapturable(f"{where} assigns to a part of a tensor, with another type or shape.")
+        node.target, node.args, node.kwargs = torch.ops.aten.clone.default, (node.args[1],), {}
+
+
+def _refuse_unused(found: Capture, touched: set[Node]) -> None:
+    """Refuses parameters that reach no image, and outputs that belong to no row."""
+    reached = {source for names in found.sources.values() for source in names}
+    for name in found.parameters:
         if name not in reached:
             raise InputError(
                 f"parameter '{name}' reaches no operation on the images, so it would never be "
                 "trained. Freeze it by requires_grad_(False), or use it."
             )
-    (output,) = (node for node in program.graph.nodes if node.op == "output")
-    for value in output.args[0]:
-        if isinstance(value, Node) and (value not in touched or not isinstance(value.meta["val"], torch.Tensor)):
+    for value in found.outputs:
+        if value not in touched or not isinstance(value.meta["val"], torch.Tensor):
             raise NotCapturable("the model returns, besides what belongs to rows, a value of all rows.")
-    return Capture(
-        input=images[0],
-        shared=Operations(tuple(shared)),
-        data=Operations(tuple(data)),
-        sites=sites,
-        weights=weights,
-        sources=sources,
-        _placeholders=placeholders,
-        _constants=program.constants,
-        _outputs=tuple(output.args[0]),
-        _out_spec=program.call_spec.out_spec,
-    )
 
 
 def module_path(node: Node) -> str:
@@ -275,9 +263,7 @@ def _weight_name(node: Node, placeholders: dict[Node, tuple[str, str]]) -> str:
 
 def _export(model: nn.Module, rows: torch.Tensor) -> Any:
     try:
-        with _quiet(), stand_in(model, None, None), random_state_kept(rows):
-            model(rows[:2])  # what it keeps of shapes outside of itself shall be of real tensors, not of the exporter's
-        with _quiet(), attributes_kept(model), torch.enable_grad():
+        with _quiet(), torch.enable_grad():
             shapes: Any = ({0: torch.export.Dim("rows", min=2)},)
             first = next(iter(inspect.signature(model.forward).parameters.values()))
             if first.kind is inspect.Parameter.VAR_POSITIONAL:  # as of what wraps a model
@@ -287,7 +273,7 @@ def _export(model: nn.Module, rows: torch.Tensor) -> Any:
             rules = _rules_of_recurrent(program)
             return program.run_decompositions(rules) if rules or _writes(program) else program
     except Exception as error:  # the exporter raises whatever the model's code runs into
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = first_line(error)
         if reason.startswith("Constraints violated"):  # what follows speaks to who debugs the exporter
             reason = (
                 "its code fixes how many rows there are. len(images) does that: write images.shape[0]; so does code "

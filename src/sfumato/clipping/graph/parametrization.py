@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from sfumato.clipping.clip import global_norms, roundings, unit
 from sfumato.clipping.graph.rules import Moments
-from sfumato.clipping.norms import global_norms
-from sfumato.clipping.numerics import roundings, unit
 
 # Largest relative deviation of J from the closed form, in float64.
 _AGREEMENT = 1e-9

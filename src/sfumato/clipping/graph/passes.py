@@ -7,13 +7,14 @@ makes of it and of the operation's inputs that site's part of the per-example gr
 or as norms alone.
 """
 
+import functools
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.node import map_arg
 
-from sfumato.clipping.draws import KeyedDraws
 from sfumato.clipping.graph.autotune import fastest
 from sfumato.clipping.graph.rules import (
     GHOSTS,
@@ -26,13 +27,12 @@ from sfumato.clipping.graph.rules import (
     normalization,
     worth_trying,
 )
+from sfumato.clipping.graph.sites import Traced
 from sfumato.clipping.graph.weights import Weights
-from sfumato.clipping.norms import at_least_float32
-from sfumato.clipping.protocol import Batch
+from sfumato.clipping.loss import example_losses
+from sfumato.clipping.protocol import Batch, Loss
+from sfumato.clipping.random_layers import KeyedDraws
 from sfumato.torch_internals import tree_map
-
-if TYPE_CHECKING:
-    from sfumato.clipping.graph.engine import GraphEngine
 
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 # Operations that refuse tensors of two types.
@@ -42,30 +42,135 @@ _PRODUCTS = tuple(
 )
 
 
-def backward(
-    engine: "GraphEngine",
-    weights: Weights,
-    batch: Batch,
-) -> tuple[dict[str, PerExampleGrads], torch.Tensor]:
-    """Both passes: what the sites contribute to each weight, and the (m,) losses."""
-    traced, (examples, views) = engine.traced, batch.inputs.shape[:2]
-    draws = KeyedDraws(None if batch.seeds is None else batch.seeds.reshape(-1, 1, 2), engine.draw_dims)
-    per_example_grads: dict[str, PerExampleGrads] = {}
-    firsts: list[torch.Tensor] = []  # the first outputs that depend on a weight: where the backward pass may stop
-    outputs_of: dict[str, torch.Tensor] = {}
-    per_row: list[tuple[str, torch.Tensor]] = []  # weights that every row has a copy of
+class Passes:
+    """Both passes of one model and loss, and by which methods each site is computed.
 
-    def call(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        site = traced.sites.get(node)
-        if engine.low is not None and str(node.target).startswith(_PRODUCTS):  # they take one type only
-            args, kwargs = tree_map(lowered, (args, kwargs))
+    Attributes:
+        methods: See `GraphEngine`.
+        settled: Those that were seen to fit their site.
+        examples: Of the largest microbatch so far, which memory must hold.
+
+    Args:
+        ghosts: For each weight, the methods that write nothing out and may be used.
+        low: The type that images and weights are rounded to where they meet, and all that follows
+            up to the model's output; None: none. Parameters, derived weights, losses, norms,
+            coefficients and sums stay in float32.
+    """
+
+    def __init__(
+        self,
+        traced: Traced,
+        loss_fn: Loss,
+        ghosts: dict[str, tuple[str, ...]],
+        methods: dict[str, str],
+        low: torch.dtype | None,
+    ) -> None:
+        self.traced, self._loss_fn, self._ghosts, self._low = traced, loss_fn, ghosts, low
+        self.methods = methods
+        self.settled: set[str] = set()
+        self.examples = 0
+
+    def forget(self, memory_format: str) -> None:
+        """Leaves all methods open, but for the order of images in memory."""
+        self.methods, self.settled = {"memory_format": memory_format}, set()
+
+    def __call__(
+        self, weights: Weights, batch: Batch, measures: bool = False
+    ) -> tuple[dict[str, PerExampleGrads], torch.Tensor]:
+        """What the sites contribute to each weight, and the (m,) losses."""
+        if len(batch.inputs) > self.examples:
+            self.examples = len(batch.inputs)
+            self.settled.clear()
+        one = _Pass(self, weights, batch, measures)
+        examples, views = batch.inputs.shape[:2]
+        with torch.enable_grad():
+            outputs = one.forward()
+            losses = example_losses(self._loss_fn, outputs, batch.targets, batch.weights)
+            leaves = [leaf for _, leaf in one.per_row] + one.firsts
+            gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        for (weight, _), gradient in zip(one.per_row, gradients, strict=False):
+            if gradient is not None:
+                # One image may lie in many of the operation's rows, one after another: tokens, windows.
+                rows = gradient.view(examples, -1, *weights.values[weight].shape).sum(1)
+                one.add(weight, MaterializedGrads(rows))
+        for weight, value in weights.values.items():  # whose use does not reach the loss
+            if weight not in one.per_example_grads:
+                one.add(weight, MaterializedGrads(value.new_zeros(examples, *value.shape)))
+        return one.per_example_grads, losses.detach()
+
+    def method(self, record: SiteRecord, argument: str, weights: Weights, measures: bool) -> str:
+        """The name of the method for a site's weight, settled when it is first asked for."""
+        key, weight = f"{record.site.name}.{argument}", record.site.weight_of[argument]
+        if key not in self.settled:
+            names = [
+                name
+                for name in candidates(record, argument, self.examples)
+                if name not in GHOSTS or name in self._ghosts[weight]
+            ]
+            # A method of another model's record could be silently wrong here.
+            if self.methods.get(key) not in names:
+                names = worth_trying(names, record, argument)
+                is_open = measures and len(names) > 1
+                self.methods[key] = fastest(names, record, argument, weights, weight) if is_open else names[0]
+            self.settled.add(key)
+        return self.methods[key]
+
+
+class _Pass:
+    """One forward pass, whose sites fill `per_example_grads` on the way back."""
+
+    def __init__(self, passes: Passes, weights: Weights, batch: Batch, measures: bool) -> None:
+        self._passes, self._weights, self._batch, self._measures = passes, weights, batch, measures
+        self._low = passes._low if batch.weights.dtype != torch.float64 else None
+        self.per_example_grads: dict[str, PerExampleGrads] = {}
+        self.firsts: list[torch.Tensor] = []  # the first outputs that depend on a weight: the backward pass may stop
+        self.per_row: list[tuple[str, torch.Tensor]] = []  # weights that every row has a copy of
+
+    def forward(self) -> Any:
+        """What the model returns, (rows, *shape for one row) each."""
+        capture, methods = self._passes.traced.capture, self._passes.methods
+        values: dict[Node, Any] = {}
+        for node, value in self._weights.shared.items():
+            values[node] = self._lowered(value.detach() if isinstance(value, torch.Tensor) else value)
+        rows = self._lowered(self._batch.inputs.flatten(0, 1))
+        if "memory_format" in methods:
+            rows = rows.contiguous(memory_format=MEMORY_FORMATS[methods["memory_format"]])
+        values[capture.input] = rows
+        kept = {*capture.outputs, *self._weights.shared}
+        for node, done in capture.data.last_uses.items():
+            args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = self._call(node, args, kwargs)
+            del args, kwargs
+            for other in done:  # no later operation takes it
+                if other not in kept:
+                    del values[other]
+        for node, layout in self._passes.traced.outputs.items():
+            output = values[node] if self._low is None else values[node].float()
+            values[node] = layout.by_example(output, len(rows), 1)
+        return capture.output(values)
+
+    def add(self, weight: str, per_example: PerExampleGrads) -> None:
+        """One more site's part of a weight's gradients."""
+        before = self.per_example_grads.setdefault(weight, per_example)
+        if before is not per_example:
+            assert isinstance(before, MaterializedGrads) and isinstance(
+                per_example, MaterializedGrads
+            )  # ghost norms do not add up
+            self.per_example_grads[weight] = before + per_example
+
+    def _call(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One operation; at a site, its output's gradient is caught."""
+        site = self._passes.traced.sites.get(node)
+        if self._low is not None and str(node.target).startswith(_PRODUCTS):  # they take one type only
+            args, kwargs = tree_map(self._lowered, (args, kwargs))
         if site is None:
-            with draws if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) else nullcontext():
+            is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            with self._draws if is_random else nullcontext():  # none may be drawn by place
                 return node.target(*args, **kwargs)  # type: ignore[operator]
         named = named_args(node, args, kwargs)
         if normalization.can_be_per_row(site, named):
             value, leaves = normalization.per_row(site, named)
-            per_row.extend((site.weight_of[argument], leaf) for argument, leaf in leaves.items())
+            self.per_row.extend((site.weight_of[argument], leaf) for argument, leaf in leaves.items())
             return value
         if normalization.has_statistics(site, named):
             value, named = normalization.with_statistics(named)
@@ -75,114 +180,31 @@ def backward(
             return value
         if not value.requires_grad:
             value = value.detach().requires_grad_()
-            firsts.append(value)
-        held = [{name: _detached(arg) for name, arg in named.items()}]
-        if (
-            site.weight_of.get("weight") in weights.directions
-            and engine.methods.get(f"{site.name}.weight", "conv_ghost") == "conv_ghost"
-        ):
-            # Kept only for who may want it.
-            outputs_of[site.name] = value.detach()
+            self.firsts.append(value)
+        held = [named]
+        for name, arg in named.items():
+            if isinstance(arg, torch.Tensor):
+                named[name] = arg.detach()
+        method = self._passes.methods.get(f"{site.name}.weight", "conv_ghost")
+        is_wanted = site.weight_of.get("weight") in self._weights.directions and method == "conv_ghost"
+        outputs = [value.detach() if is_wanted else None]  # kept only for who may want it
 
         def catch(grad: torch.Tensor) -> None:
+            examples, views = self._batch.inputs.shape[:2]
             with torch.no_grad():
-                _collect(
-                    engine,
-                    weights,
-                    SiteRecord(site, examples, views, held.pop(), grad, outputs_of.pop(site.name, None)),
-                    per_example_grads,
-                )
+                record = SiteRecord(site, examples, views, held.pop(), grad, outputs.pop())
+                for argument, weight in site.weight_of.items():
+                    name = self._passes.method(record, argument, self._weights, self._measures)
+                    self.add(weight, METHODS[name](record, argument))
 
         value.register_hook(catch)
         return value
 
-    def lowered(value: Any) -> Any:
-        is_float = engine.low is not None and isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.to(engine.low) if is_float else value
+    @functools.cached_property
+    def _draws(self) -> KeyedDraws:
+        seeds = self._batch.seeds
+        return KeyedDraws(None if seeds is None else seeds.reshape(-1, 1, 2), self._batch.draw_dims)
 
-    with torch.enable_grad():
-        values = {node: lowered(_detached(value)) for node, value in weights.shared.items()}
-        rows = lowered(batch.inputs.flatten(0, 1))
-        if "memory_format" in engine.methods:
-            rows = rows.contiguous(memory_format=MEMORY_FORMATS[engine.methods["memory_format"]])
-        values[traced.capture.input] = rows
-        kept = {*traced.capture.outputs, *weights.shared}
-        traced.capture.data.run(values, keep=kept.__contains__, call=call)
-        for node, layout in traced.outputs.items():
-            values[node] = layout.by_example(
-                values[node] if engine.low is None else values[node].float(), examples, views
-            )
-        outputs = [values[node] for node in traced.outputs]
-        del values
-        losses, of_outputs = engine.loss_gradients(outputs, batch.targets, views)
-        leaves = [*(leaf for _, leaf in per_row), *firsts]
-        ends = [(end, grad) for end, grad in zip(outputs, of_outputs, strict=True) if end.requires_grad]
-        del outputs
-        gradients = torch.autograd.grad([end for end, _ in ends], leaves, [grad for _, grad in ends], allow_unused=True)
-    for (weight, _), gradient in zip(per_row, gradients, strict=False):
-        if gradient is not None:
-            # One image may lie in many of the operation's rows, one after another: tokens, windows.
-            _add(
-                per_example_grads,
-                weight,
-                MaterializedGrads(gradient.view(examples, -1, *weights.values[weight].shape).sum(1)),
-            )
-    for weight, value in weights.values.items():  # whose use does not reach the loss
-        if weight not in per_example_grads:
-            per_example_grads[weight] = MaterializedGrads(
-                torch.zeros(examples, *value.shape, dtype=value.dtype, device=value.device)
-            )
-    return per_example_grads, losses
-
-
-def _collect(
-    engine: "GraphEngine", weights: Weights, record: SiteRecord, per_example_grads: dict[str, PerExampleGrads]
-) -> None:
-    for argument, weight in record.site.weight_of.items():
-        key = f"{record.site.name}.{argument}"
-        if key not in engine.settled:
-            names = [
-                name
-                for name in candidates(record, argument, engine.examples)
-                if name not in GHOSTS or name in engine.ghosts[weight]
-            ]
-            # A method of another model's record could be silently wrong here.
-            if engine.methods.get(key) not in names:
-                names = worth_trying(names, record, argument)
-                engine.methods[key] = (
-                    fastest(names, record, argument, weights, weight)
-                    if engine.measures and len(names) > 1
-                    else names[0]
-                )
-            engine.settled.add(key)
-        _add(per_example_grads, weight, METHODS[engine.methods[key]](record, argument))
-
-
-def _add(per_example_grads: dict[str, PerExampleGrads], weight: str, per_example: PerExampleGrads) -> None:
-    before = per_example_grads.setdefault(weight, per_example)
-    if before is not per_example:
-        assert isinstance(before, MaterializedGrads) and isinstance(
-            per_example, MaterializedGrads
-        )  # ghost norms do not add up
-        per_example_grads[weight] = before + per_example
-
-
-def unshared(sums: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The same in float32 at least, none sharing memory with another or with itself.
-
-    Autograd gives one tensor to both parameters of a + b, and one number to all values of a sum:
-    noise that is added to one in place would be added to the others, or fail.
-    """
-    apart: list[torch.Tensor] = []
-    seen: set[int] = set()
-    for total in map(at_least_float32, sums):
-        is_repeated = any(size > 1 and not step for size, step in zip(total.shape, total.stride(), strict=True))
-        apart.append(
-            total.clone(memory_format=torch.contiguous_format) if is_repeated or total.data_ptr() in seen else total
-        )
-        seen.add(apart[-1].data_ptr())
-    return apart
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
+    def _lowered(self, value: Any) -> Any:
+        is_float = self._low is not None and isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(self._low) if is_float else value

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from sfumato.clipping.checks import random_state_kept
-from sfumato.clipping.graph.batch_dim import Layout, find_layouts
 from sfumato.clipping.graph.export import Capture, capture, module_path
 from sfumato.clipping.graph.parametrization import Group, group_weights, is_standardized
+from sfumato.clipping.graph.rows import Layout
 from sfumato.clipping.graph.rules import GradSite, named_args, refuse
+from sfumato.clipping.probe import shifted
 from sfumato.errors import InputError
 
 
@@ -38,13 +38,10 @@ def trace(model: nn.Module, row: torch.Tensor) -> Traced:
             is named).
     """
     traced = capture(model, row)
+    generator = torch.Generator().manual_seed(0)
     parameters = {
-        name: _shifted(value.detach(), seed)
-        for seed, (name, value) in enumerate(model.named_parameters())
-        if value.requires_grad
+        name: shifted(value.detach(), generator) for name, value in model.named_parameters() if value.requires_grad
     }
-    with random_state_kept(row):
-        layouts = find_layouts(traced, model, parameters, row)
     sites = {}
     for node, weights in traced.sites.items():
         arguments = named_args(node, node.args, dict(node.kwargs))
@@ -55,32 +52,19 @@ def trace(model: nn.Module, row: torch.Tensor) -> Traced:
             if isinstance(value, Node) and value in names
         }
         arg_layouts = {
-            argument: layouts[value]
+            argument: traced.rows.layout(value)
             for argument, value in arguments.items()
-            if isinstance(value, Node) and value in layouts
+            if isinstance(value, Node) and traced.rows.holds(value)
         }
-        if node not in layouts or set(weight_of.values()) != set(weights):
-            raise InputError(
-                f'operation {node.target} takes trainable parameters in a way that engine "graph" has no rule for. '
-                'Use engine="reference".'
-            )
-        site = GradSite(node, weight_of, arg_layouts, layouts[node])
-        refuse(site)
+        if set(weight_of.values()) != set(weights):
+            raise InputError(f"{node.target} takes trainable parameters in a way that there is no rule for")
+        refuse(node, module_path(node))
+        site = GradSite(node, weight_of, arg_layouts, traced.rows.layout(node))
         sites[node] = site
     groups = []
     for weights, sources in group_weights(traced.sources):
         groups.append(Group(weights, sources, _kind(traced, model, parameters, weights, sources)))
-    return Traced(traced, sites, tuple(groups), {node: layouts[node] for node in traced.outputs})
-
-
-def _shifted(value: torch.Tensor, seed: int) -> torch.Tensor:
-    """A parameter moved a little: zeros must not hide what comes after them."""
-    if not value.is_floating_point():
-        return value
-    generator = torch.Generator().manual_seed(seed)
-    spread = value.float().std(correction=0)
-    noise = torch.randn(value.shape, generator=generator).to(value)
-    return value + noise * torch.where(spread > 0, 0.1 * spread, 0.1).to(value)
+    return Traced(traced, sites, tuple(groups), {node: traced.rows.layout(node) for node in traced.outputs})
 
 
 def _kind(
@@ -92,7 +76,7 @@ def _kind(
 ) -> str:
     if weights == sources and len(weights) == 1:
         return "parameter"
-    _refuse_low_precision(traced, parameters, weights, sources)
+    _refuse_low_precision(traced, weights, sources[0])
     if len(weights) > 1:
         return "general"
     with torch.enable_grad():
@@ -114,32 +98,18 @@ def _wide(value: Any) -> Any:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-def _refuse_low_precision(
-    traced: Capture, parameters: dict[str, torch.Tensor], weights: tuple[str, ...], sources: tuple[str, ...]
-) -> None:
+def _refuse_low_precision(traced: Capture, weights: tuple[str, ...], source: str) -> None:
     """Refuses weights computed in less than float32: their norms would be those of gradients that
     the way back then rounds.
     """
-    low = next((name for name in sources if parameters[name].dtype not in (torch.float32, torch.float64)), None)
-    if low is not None:
-        raise InputError(
-            f"parameter '{low}' is {parameters[low].dtype}, and a weight is computed from it: the "
-            "clipped sum would be rounded on the way back. Keep the parameters in float32."
-        )
     way = {traced.weights[name] for name in weights}
-    for node in reversed(traced.shared.nodes):
+    for node in (*reversed(traced.shared.nodes), *traced.parameters.values()):
         if node not in way:
             continue
         way.update(node.all_input_nodes)
         value = node.meta.get("val")
-        if (
-            isinstance(value, torch.Tensor)
-            and value.is_floating_point()
-            and value.dtype not in (torch.float32, torch.float64)
-        ):
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype.itemsize < 4:
             raise InputError(
-                f"{node.target} in '{module_path(node) or 'the model'}' makes {value.dtype} of "
-                f"parameter '{sources[0]}': the clipped sum would be "
-                'rounded on the way back. Compute weights in float32, with precision "bf16" if the rest shall be in '
-                "bfloat16."
+                f"a weight is computed from parameter '{source}' in {value.dtype}: the clipped sum would be rounded on "
+                'the way back. Compute it in float32, with precision "bf16" if the rest shall be in bfloat16'
             )

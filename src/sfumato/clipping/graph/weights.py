@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from sfumato.clipping.graph.guards import guard
+from sfumato.clipping.graph.compile import guard
 from sfumato.clipping.graph.parametrization import Group, Standardized, general_square_norms, pull_back, standardized
 from sfumato.clipping.graph.sites import Traced
 from sfumato.torch_internals import tree_flatten, tree_unflatten
@@ -117,14 +117,11 @@ def evaluate_weights(traced: Traced, state: dict[Node, Any]) -> Weights:
     """
     capture = traced.capture
     with torch.enable_grad():
-        parameters = {name: state[node].detach().requires_grad_() for name, node in capture.parameters.items()}
-        shared = state | {node: parameters[name] for name, node in capture.parameters.items()}
+        shared, parameters = dict(state), {}
+        for name, node in capture.parameters.items():
+            shared[node] = parameters[name] = state[node].detach().requires_grad_()
         capture.shared.run(shared)
-    used = {other for node in capture.data for other in node.all_input_nodes} | {
-        *capture.outputs,
-        *capture.weights.values(),
-    }
-    weights = Weights(traced, {node: value for node, value in shared.items() if node in used}, parameters, [])
+    weights = Weights(traced, {node: shared[node] for node in capture.used if node in shared}, parameters, [])
     by_dtype: dict[torch.dtype, list[Group]] = {}
     for group in traced.groups:
         if group.kind == "standardized":

@@ -5,7 +5,7 @@ operation:
 
 1. Is one needed? Without a rule `generic.by_vmap` differentiates the operation alone. A rule makes
    it faster.
-2. Is it known to compute each row by itself? `sfumato.clipping.graph.row_independence` must list
+2. Is it known to compute each row by itself? The table of `sfumato.clipping.graph.rows` must list
    it, or no model that has it is taken.
 3. Write a method, `f(SiteRecord, argument) -> PerExampleGrads`: `MaterializedGrads` where it writes
    gradients out; else a class with `square_norms` (and a bound on their rounding, docs/engine.md)
@@ -17,7 +17,9 @@ operation:
 """
 
 import torch
+from torch.fx import Node
 
+from sfumato.clipping.graph.rows import name_of
 from sfumato.clipping.graph.rules import convolution, expansion, generic, linear, normalization
 from sfumato.clipping.graph.rules.per_example import ChannelGrads, MaterializedGrads, Moments, PerExampleGrads
 from sfumato.clipping.graph.rules.site import GradSite, Method, SiteRecord, named_args
@@ -128,28 +130,24 @@ def worth_trying(names: list[str], record: SiteRecord, argument: str) -> list[st
     return sparing or names
 
 
-def refuse(site: GradSite) -> None:
+def refuse(node: Node, module: str) -> None:
     """Raises InputError for an operation with weights whose per-example gradient is not known to be
     right.
     """
-    target = site.node.target
-    if not isinstance(target, OpOverload):
+    made, operation = node.meta.get("val"), name_of(node)
+    tensors = [other.meta.get("val") for other in node.all_input_nodes]
+    if not isinstance(node.target, OpOverload):
         why = "is not one of PyTorch's operations"
-    elif len(target._schema.returns) != 1 or not isinstance(site.node.meta.get("val"), torch.Tensor):
+    elif len(node.target._schema.returns) != 1 or not isinstance(made, torch.Tensor):
         why = "gives several results"
-    elif site.operation == "scaled_dot_product_attention":
-        dropout = named_args(site.node, site.node.args, dict(site.node.kwargs))["dropout_p"]
-        why = "draws random numbers" if dropout else ""
-    elif torch.Tag.nondeterministic_seeded in target.tags:
-        why = "draws random numbers"
-    elif site.operation not in EXPANSIONS and any(
-        not isinstance(other.meta.get("val"), torch.Tensor) for other in site.node.all_input_nodes
+    elif made.is_complex():
+        why = "gives complex numbers"
+    elif torch.Tag.nondeterministic_seeded in node.target.tags and named_args(node, node.args, dict(node.kwargs)).get(
+        "dropout_p", True
     ):
+        why = "draws random numbers"
+    elif operation not in EXPANSIONS and not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         why = "depends on the number of rows"
     else:
-        why = ""
-    if why:
-        raise InputError(
-            f'operation {target} at {site.name} takes trainable parameters and {why}: engine "graph" has no rule. Use '
-            'engine="reference".'
-        )
+        return
+    raise InputError(f"{node.target} in '{module or 'the model'}' takes trainable parameters and {why}")

@@ -1,5 +1,6 @@
 """Convolutions: per-image weight gradients written out, or only their norms (ghost norms)."""
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -7,13 +8,11 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from sfumato.clipping.graph.guards import guard, is_recording
+from sfumato.clipping.clip import are_exact, at_least_float32, hidden, products, roundings, unit
+from sfumato.clipping.graph.compile import guard, is_recording
 from sfumato.clipping.graph.rules import linear
-from sfumato.clipping.graph.rules.conv_operators import conv_weight_gradients, conv_weight_gradients_by_patches, windows
 from sfumato.clipping.graph.rules.per_example import MaterializedGrads, Moments
 from sfumato.clipping.graph.rules.site import SiteRecord
-from sfumato.clipping.norms import at_least_float32
-from sfumato.clipping.numerics import are_exact, hidden, products, roundings, unit
 
 # Written-out gradients of more numbers than this (16 MiB in float32) lie in blocks of a few
 # examples, of so many numbers each (4 MiB): between other tensors the C library finds a place for
@@ -22,6 +21,116 @@ _MAX_IN_ONE, _BLOCK = 2**22, 2**20
 
 # Lengths of one that are no farther apart than this point in one direction, but for roundings.
 _SAME_DIRECTION = 1e-5
+
+# So many values of patches are made at once on a CPU that they stay in its cache: 4 MiB in float32.
+_AT_ONCE = 2**20
+# And so many bytes on a GPU, where those of all examples would take more memory than all else.
+_MOST_BYTES = 2**29
+
+
+@torch.library.custom_op("sfumato::conv_weight_gradients", mutates_args=())
+def conv_weight_gradients(
+    inputs: torch.Tensor,
+    grads: torch.Tensor,
+    weight: torch.Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> torch.Tensor:
+    """One ordinary weight gradient after another: sums over each example's rows.
+
+    Args:
+        inputs: (m, rows, C, *size).
+        grads: (m, rows, O, *output size): gradients with respect to the convolution's output.
+        weight: Only its shape is used.
+        stride, padding, dilation, transposed, output_padding, groups: As in `aten.convolution`.
+
+    Returns:
+        (m, *shape of the weight), in the type of `grads`.
+    """
+    if groups > 1:  # torch 2.15 is silently wrong in float64 for some strides of one channels_last image
+        inputs, grads, weight = inputs.contiguous(), grads.contiguous(), weight.contiguous()
+    gradients = grads.new_empty(len(inputs), *weight.shape)
+    for gradient, own_inputs, own_grads in zip(gradients, inputs, grads, strict=True):
+        backward = torch.ops.aten.convolution_backward(
+            own_grads,
+            own_inputs,
+            weight,
+            None,
+            stride,
+            padding,
+            dilation,
+            transposed,
+            output_padding,
+            groups,
+            (False, True, False),
+        )
+        gradient.copy_(backward[1])
+    return gradients
+
+
+@conv_weight_gradients.register_fake
+def _(inputs, grads, weight, stride, padding, dilation, transposed, output_padding, groups):
+    return grads.new_empty(len(inputs), *weight.shape)
+
+
+@torch.library.custom_op("sfumato::conv_weight_gradients_by_patches", mutates_args=())
+def conv_weight_gradients_by_patches(
+    inputs: torch.Tensor,
+    grads: torch.Tensor,
+    taps: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> torch.Tensor:
+    """A matrix product of output gradients and patches, for a few examples at a time.
+
+    Sums over each example's rows, of a two-dimensional convolution in one group, not transposed.
+
+    Args:
+        inputs: (m, rows, C, H, W).
+        grads: (m, rows, O, *output size): gradients with respect to the convolution's output.
+        taps: The kernel's height and width.
+        stride, padding, dilation: As in `aten.convolution`.
+
+    Returns:
+        (m, O, C, *taps), in the type of `grads`.
+    """
+    examples, _, channels = inputs.shape[:3]
+    grads = grads.transpose(1, 2)
+    gradients = grads.new_empty(examples, grads.shape[1], channels, *taps)
+    most = _AT_ONCE if inputs.device.type == "cpu" else _MOST_BYTES // inputs.element_size()
+    at_once = max(1, most // (channels * taps[0] * taps[1] * grads[0, 0].numel()))
+    for own_inputs, own_grads, gradient in zip(
+        inputs.split(at_once), grads.split(at_once), gradients.split(at_once), strict=True
+    ):
+        seen = windows(own_inputs, taps, stride, padding, dilation)
+        patches = seen.permute(0, 2, 5, 6, 1, 3, 4).flatten(4).flatten(1, 3)  # (n, C taps, rows positions)
+        torch.bmm(own_grads.flatten(2), patches.transpose(1, 2), out=gradient.flatten(2))
+    return gradients
+
+
+@conv_weight_gradients_by_patches.register_fake
+def _by_patches(inputs, grads, taps, stride, padding, dilation):
+    return grads.new_empty(len(inputs), grads.shape[2], inputs.shape[2], *taps)
+
+
+def windows(
+    inputs: torch.Tensor, taps: list[int], stride: list[int], padding: list[int], dilation: list[int]
+) -> torch.Tensor:
+    """(m, rows, C, *output size, *taps): what the kernel sees at each position; a view of the
+    images, padded where there is a border.
+
+    Copied once, it makes patches sooner than `F.unfold` does.
+    """
+    (border_h, border_w), (step_h, step_w) = padding, stride
+    size_h, size_w = ((number - 1) * step + 1 for number, step in zip(taps, dilation, strict=True))
+    padded = F.pad(inputs, (border_w, border_w, border_h, border_h)) if border_h or border_w else inputs
+    return padded.unfold(3, size_h, step_h).unfold(4, size_w, step_w)[..., :: dilation[0], :: dilation[1]]
+
 
 TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 
@@ -143,12 +252,8 @@ def _written_out(
     values = problem.weight.numel()
     divides = record.grad.device.type == "cpu" and values * record.examples > _MAX_IN_ONE and not is_recording()
     at_once = max(1, _BLOCK // values) if divides else record.examples
-    return MaterializedGrads(
-        *(
-            weight_gradients(*part)
-            for part in zip(problem.inputs.split(at_once), problem.grads.split(at_once), strict=True)
-        )
-    )
+    parts = zip(problem.inputs.split(at_once), problem.grads.split(at_once), strict=True)
+    return MaterializedGrads(*itertools.starmap(weight_gradients, parts))
 
 
 def can_unfold(record: SiteRecord) -> bool:

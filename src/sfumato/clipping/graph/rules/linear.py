@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import torch
 
+from sfumato.clipping.clip import at_least_float32, hidden, products, roundings, unit
 from sfumato.clipping.graph.rules.per_example import MaterializedGrads
 from sfumato.clipping.graph.rules.site import SiteRecord
-from sfumato.clipping.norms import at_least_float32
-from sfumato.clipping.numerics import hidden, products, roundings, unit
 
 # Of so few positions some CPUs multiply a transpose that is written out twice as fast as one that
 # is read as it lies.
@@ -98,7 +97,7 @@ class GhostGrads:
         share = unit(self.grads) * (
             sum(roundings(number, _FEATURES) for number in features) + 1 + 2 * roundings(positions)
         )
-        of_inputs, of_grads = (hidden(number, share, self.grads) for number in features)
+        of_inputs, of_grads = hidden(features[0], share, self.grads), hidden(features[1], share, self.grads)
         if positions == 1:
             inputs, grads = (side.square().sum(dim=(1, 2)) for side in (self.inputs, self.grads))
             return inputs * grads, share * (inputs + of_inputs) * (grads + of_grads)

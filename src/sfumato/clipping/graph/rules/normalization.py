@@ -32,10 +32,13 @@ def per_row(site: GradSite, args: dict[str, Any]) -> tuple[torch.Tensor, dict[st
         The output, and for each argument the (rows * channels,) leaf that stands for it.
     """
     rows, channels = args["input"].shape[:2]
-    leaves = {argument: args[argument].detach().repeat(rows).requires_grad_() for argument in site.weight_of}
-    affine = [
-        leaves.get(name, args[name] if args[name] is None else args[name].repeat(rows)) for name in ("weight", "bias")
-    ]
+    leaves: dict[str, torch.Tensor] = {}
+    affine: list[torch.Tensor | None] = []
+    for name in ("weight", "bias"):
+        repeated = None if args[name] is None else args[name].detach().repeat(rows)
+        if repeated is not None and name in site.weight_of:
+            leaves[name] = repeated.requires_grad_()
+        affine.append(repeated)
 
     def of_one_image(rows: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
         one_image = rows.reshape(1, rows.shape[0] * channels, -1)

@@ -5,8 +5,7 @@ from typing import Protocol
 
 import torch
 
-from sfumato.clipping.norms import at_least_float32, row_norms
-from sfumato.clipping.numerics import roundings, unit
+from sfumato.clipping.clip import at_least_float32, roundings, row_norms, unit
 
 
 class PerExampleGrads(Protocol):
@@ -79,7 +78,10 @@ class MaterializedGrads:
         return self.blocks[0] if len(self.blocks) == 1 else torch.cat(self.blocks)
 
     def square_norms(self) -> tuple[torch.Tensor, torch.Tensor]:
-        squares = torch.cat([row_norms(block.reshape(len(block), -1)) for block in self.blocks]).square()
+        norms = []
+        for block in self.blocks:
+            norms.append(row_norms(block.reshape(len(block), -1)))
+        squares = torch.cat(norms).square()
         return squares, torch.zeros_like(squares)
 
     def moments(self, directions: torch.Tensor, weight: torch.Tensor) -> Moments:
@@ -101,21 +103,11 @@ class MaterializedGrads:
         )
 
     def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
-        sizes = [len(block) for block in self.blocks]
-        of_blocks = zip(
-            self.blocks,
-            coefficients.split(sizes),
-            [None] * len(sizes) if counts is None else counts.split(sizes),
-            strict=True,
-        )
-        total = _weighted_sum(*next(of_blocks))
-        for of_block in of_blocks:
-            total += _weighted_sum(*of_block)
+        total, start = self.blocks[0].new_zeros(self.shape.numel()), 0
+        for block in self.blocks:
+            rows, own = block.reshape(len(block), -1), slice(start, start + len(block))
+            if counts is not None:  # a coefficient of zero does not silence it: 0 * NaN is NaN
+                rows = torch.where(counts[own, None], rows, 0.0)
+            of_block = coefficients[own].to(rows.dtype) @ rows
+            total, start = total.add_(of_block) if start else of_block, start + len(block)
         return total.view(self.shape)
-
-
-def _weighted_sum(block: torch.Tensor, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
-    rows = block.reshape(len(block), -1)
-    if counts is not None:  # a coefficient of zero does not silence it: 0 * NaN is NaN
-        rows = torch.where(counts[:, None], rows, 0.0)
-    return coefficients.to(rows.dtype) @ rows

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from sfumato.clipping.graph.batch_dim import Layout
 from sfumato.clipping.graph.export import module_path
+from sfumato.clipping.graph.rows import Layout, name_of
 from sfumato.clipping.graph.rules.per_example import PerExampleGrads
 from sfumato.torch_internals import OpOverload
 
@@ -75,11 +75,7 @@ class GradSite:
     @functools.cached_property
     def operation(self) -> str:
         """The operation's name without its overload: "conv2d", "add"."""
-        return (
-            self.node.target.overloadpacket.__name__
-            if isinstance(self.node.target, OpOverload)
-            else str(self.node.target)
-        )
+        return name_of(self.node)
 
 
 def call(node: Node, named: dict[str, Any]) -> Any:

@@ -97,17 +97,15 @@ class KeyedDraws(TorchDispatchMode):
         if given.get("dropout_p") == 0 or given.get("train") is False or given.get("training") is False:
             return func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        kind = next((given[like] for like in ("dtype", "self", "mean") if given.get(like) is not None), None)
-        is_complex = (
-            kind.is_complex() if isinstance(kind, torch.Tensor) else isinstance(kind, torch.dtype) and kind.is_complex
-        )
-        if name not in _MAKERS or is_complex or "out" in given:
+        dtype = given.get("dtype") or getattr(given.get("self"), "dtype", None) or torch.float32
+        if name not in _MAKERS or dtype.is_complex or "out" in given:
             raise InputError(
                 f"the model draws random numbers by {name}, which cannot be drawn for each image "
-                "by itself. Use dropout, bernoulli, rand, randn, normal, randint or exponential "
+                "by itself. Use dropout, bernoulli, rand, randn, randint, normal_ or exponential_ "
                 "draws with one entry or more for each row."
             )
-        return _MAKERS[name](self, given)
+        made = _MAKERS[name](self, given)
+        return given["self"].copy_(made) if name.endswith("_") else made
 
     def uniform(self, shape: Sequence[int], device: torch.device | str | None) -> torch.Tensor:
         """Uniform in [0, 1), float32, in steps of 2^-24; each row's numbers are its own."""
@@ -197,64 +195,55 @@ def _signed(word: int) -> int:
     return word - 2**32 if word >= 2**31 else word
 
 
-def _into(given: dict[str, Any], values: torch.Tensor) -> torch.Tensor:
-    return given["self"].copy_(values)
-
-
 def _bernoulli(draws: KeyedDraws, given: dict[str, Any]) -> torch.Tensor:
     like = given["self"]
     return (draws.uniform(like.shape, like.device) < given.get("p", like)).to(like.dtype)
 
 
-def _uniform_between(draws: KeyedDraws, given: dict[str, Any]) -> torch.Tensor:
-    low, high = given["from"], given["to"]
-    return draws.uniform(given["self"].shape, given["self"].device) * (high - low) + low
-
-
-def _normal_about(draws: KeyedDraws, given: dict[str, Any]) -> torch.Tensor:
-    return draws.normal(given["self"].shape, given["self"].device) * given["std"] + given["mean"]
+def _uniform(draws: KeyedDraws, given: dict[str, Any]) -> torch.Tensor:
+    like, low, high = given["self"], given["from"], given["to"]
+    return (draws.uniform(like.shape, like.device) * (high - low) + low).to(like.dtype)
 
 
 def _normal(draws: KeyedDraws, given: dict[str, Any]) -> torch.Tensor:
+    like = given["self"]
+    return (draws.normal(like.shape, like.device) * given["std"] + given["mean"]).to(like.dtype)
+
+
+def _normal_of(draws: KeyedDraws, given: dict[str, Any]) -> torch.Tensor:
     """`torch.normal`: of tensors of means and deviations, of one of them, or of a shape."""
     mean, std = given["mean"], given["std"]
     tensors = [value for value in (mean, std) if isinstance(value, torch.Tensor)]
-    if not tensors:
-        return _typed(given, draws.normal(given["size"], given["device"]) * std + mean)
-    shape = torch.broadcast_shapes(*(value.shape for value in tensors))
-    return (draws.normal(shape, tensors[0].device) * std + mean).to(tensors[0].dtype)
+    shape = torch.broadcast_shapes(*(value.shape for value in tensors)) if tensors else given["size"]
+    device = tensors[0].device if tensors else given["device"]
+    dtype = tensors[0].dtype if tensors else given.get("dtype") or torch.get_default_dtype()
+    return (draws.normal(shape, device) * std + mean).to(dtype)
 
 
 def _exponential(draws: KeyedDraws, given: dict[str, Any]) -> torch.Tensor:
-    return -torch.log1p(-draws.uniform(given["self"].shape, given["self"].device)) / given["lambd"]
+    like = given["self"]
+    return (-torch.log1p(-draws.uniform(like.shape, like.device)) / given["lambd"]).to(like.dtype)
 
 
-def _integers(draws: KeyedDraws, given: dict[str, Any]) -> torch.Tensor:
-    low = given.get("low", 0)
-    uniform = draws.uniform(*_shape_and_device(given)).double()
-    return _typed(given, (uniform * (given["high"] - low)).floor() + low, torch.int64)
+def _made(kind: str) -> Callable[[KeyedDraws, dict[str, Any]], torch.Tensor]:
+    """A new tensor of a given size, or like another."""
 
+    def make(draws: KeyedDraws, given: dict[str, Any]) -> torch.Tensor:
+        like = given.get("self")
+        shape = given["size"] if like is None else like.shape
+        device = given.get("device") or (None if like is None else like.device)
+        default = torch.int64 if kind == "integers" else torch.get_default_dtype()
+        dtype = given.get("dtype") or (default if like is None else like.dtype)
+        if kind == "normal":
+            return draws.normal(shape, device).to(dtype)
+        uniform = draws.uniform(shape, device)
+        if kind == "integers":
+            low = given.get("low", 0)
+            return ((uniform.double() * (given["high"] - low)).floor() + low).to(dtype)
+        uniform = uniform.to(dtype)
+        return uniform.clamp(max=1 - torch.finfo(dtype).eps / 2)  # rounded to fewer digits, the largest would be one
 
-def _shape_and_device(given: dict[str, Any]) -> tuple[Sequence[int], Any]:
-    like = given.get("self")
-    return (given["size"], given.get("device")) if like is None else (like.shape, given.get("device") or like.device)
-
-
-def _typed(given: dict[str, Any], values: torch.Tensor, default: torch.dtype | None = None) -> torch.Tensor:
-    like, asked = given.get("self"), given.get("dtype")
-    dtype = (
-        asked
-        if isinstance(asked, torch.dtype)
-        else like.dtype
-        if like is not None
-        else default or torch.get_default_dtype()
-    )
-    return values.to(dtype)
-
-
-def _below_one(uniform: torch.Tensor) -> torch.Tensor:
-    """Rounded to fewer digits, the largest would be one."""
-    return uniform.clamp(max=1 - torch.finfo(uniform.dtype).eps / 2)
+    return make
 
 
 def _dropout(draws: KeyedDraws, given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -266,20 +255,13 @@ def _dropout(draws: KeyedDraws, given: dict[str, Any]) -> tuple[torch.Tensor, to
 # By the names of PyTorch's operations, at the level where dropout, stochastic depth and attention
 # have been taken apart.
 _MAKERS: dict[str, Callable[[KeyedDraws, dict[str, Any]], Any]] = {
-    "bernoulli": _bernoulli,
-    "bernoulli_": lambda draws, given: _into(given, _bernoulli(draws, given)),
+    **dict.fromkeys(("bernoulli", "bernoulli_"), _bernoulli),
+    **dict.fromkeys(("uniform", "uniform_"), _uniform),
+    **dict.fromkeys(("normal_functional", "normal_"), _normal),
+    "normal": _normal_of,
+    **dict.fromkeys(("exponential", "exponential_"), _exponential),
+    **dict.fromkeys(("rand", "rand_like"), _made("uniform")),
+    **dict.fromkeys(("randn", "randn_like"), _made("normal")),
+    **dict.fromkeys(("randint", "randint_like"), _made("integers")),
     "native_dropout": _dropout,
-    "rand": lambda draws, given: _below_one(_typed(given, draws.uniform(*_shape_and_device(given)))),
-    "rand_like": lambda draws, given: _below_one(_typed(given, draws.uniform(*_shape_and_device(given)))),
-    "uniform": lambda draws, given: _uniform_between(draws, given).to(given["self"].dtype),
-    "uniform_": lambda draws, given: _into(given, _uniform_between(draws, given)),
-    "randn": lambda draws, given: _typed(given, draws.normal(*_shape_and_device(given))),
-    "randn_like": lambda draws, given: _typed(given, draws.normal(*_shape_and_device(given))),
-    "normal": _normal,
-    "normal_": lambda draws, given: _into(given, _normal_about(draws, given)),
-    "normal_functional": lambda draws, given: _normal_about(draws, given).to(given["self"].dtype),
-    "randint": _integers,
-    "randint_like": _integers,
-    "exponential_": lambda draws, given: _into(given, _exponential(draws, given)),
-    "exponential": lambda draws, given: _exponential(draws, given).to(given["self"].dtype),
 }

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from sfumato.clipping.clip import at_least_float32
 from sfumato.clipping.graph.rules import MaterializedGrads, PerExampleGrads
 from sfumato.clipping.graph.weights import Weights
 
@@ -15,7 +16,7 @@ _TOLERANCE = 1e-4
 _FEW = 4096
 
 
-class Totals:
+class NormsAndSums:
     """Per-example gradients with respect to all parameters.
 
     Args:
@@ -36,15 +37,12 @@ class Totals:
                 rows = rows.reshape(len(rows), -1)
                 small.setdefault(rows.dtype, {})[group.weights[0]] = rows
         # Weights' names, numbers of values, and their gradients side by side.
-        self._small = [
-            (
-                list(parts),
-                [part.shape[1] for part in parts.values()],
-                MaterializedGrads(torch.cat(list(parts.values()), 1)),
-            )
-            for parts in small.values()
-        ]
-        self._alone = {*per_example_grads} - {name for names, _, _ in self._small for name in names}
+        self._small = []
+        self._alone = {*per_example_grads}
+        for parts in small.values():
+            together = MaterializedGrads(torch.cat(list(parts.values()), 1))
+            self._small.append((list(parts), [part.shape[1] for part in parts.values()], together))
+            self._alone.difference_update(parts)
 
     def norms(self) -> torch.Tensor:
         """(m,) L2 norms, each as long as roundings could have hidden, but for the tolerance."""
@@ -71,9 +69,9 @@ class Totals:
             else:
                 of_group: list[Any] = [per_example_grads[name] for name in group.weights]
                 squares.append(weights.square_norms(group, [own.written_out() for own in of_group]))
-        total = _sum(squares)
+        total = torch.stack(squares).sum(0)
         if errors:
-            total = total + (_sum(errors) - 2 * _TOLERANCE * total).clamp(min=0)
+            total = total + (torch.stack(errors).sum(0) - 2 * _TOLERANCE * total).clamp(min=0)
         return total.sqrt()
 
     def clipped_sums(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> dict[str, torch.Tensor]:
@@ -83,17 +81,26 @@ class Totals:
         values, per_example_grads = self._weights.values, self._contributions
         # One after another they make room: per-example gradients take more memory than anything
         # else.
-        of_weights = {
-            name: per_example_grads.pop(name).weighted_sum(coefficients, counts)
-            for name in [*per_example_grads]
-            if name in self._alone
-        }
+        of_weights = {}
+        for name in [*per_example_grads]:
+            if name in self._alone:
+                of_weights[name] = per_example_grads.pop(name).weighted_sum(coefficients, counts)
         for names, sizes, rows in self._small:
             for name, part in zip(names, rows.weighted_sum(coefficients, counts).split(sizes), strict=True):
                 of_weights[name] = part.view(values[name].shape)
         return self._weights.pull_back(of_weights)
 
 
-def _sum(parts: list[torch.Tensor]) -> torch.Tensor:
-    """The sum of (m,) tensors."""
-    return torch.stack(parts).sum(0)
+def unshared(sums: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same in float32 at least, none sharing memory with another or with itself.
+
+    Autograd gives one tensor to both parameters of a + b, and one number to all values of a sum:
+    noise that is added to one in place would be added to the others, or fail.
+    """
+    apart: list[torch.Tensor] = []
+    seen: set[int] = set()
+    for total in map(at_least_float32, sums):
+        is_shared = 0 in total.stride() or total.data_ptr() in seen
+        apart.append(total.clone(memory_format=torch.contiguous_format) if is_shared else total)
+        seen.add(apart[-1].data_ptr())
+    return apart

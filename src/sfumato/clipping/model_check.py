@@ -1,0 +1,131 @@
+"""May this model be trained privately? What its layers say of it; `engine_check` holds it to what it does."""
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from sfumato.clipping.probe import first_line, made_up_images, random_state_kept, shifted
+from sfumato.errors import InputError
+from sfumato.torch_internals import tree_leaves
+
+_REPLACE_BATCH_NORM = "Replace it: --set model.fix=groupnorm, in code fix_groupnorm(model)."
+# So many made-up images are tried before a parameter is said to receive no gradient.
+_IMAGES = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One reason why a model cannot be trained privately as it is.
+
+    Attributes:
+        path: The module's dotted path; empty for the model itself.
+        kind: The module's class name.
+        reason: What it does, and why that stands in the way.
+        remedy: What to do about it.
+    """
+
+    path: str
+    kind: str
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        place = f"{self.kind} at '{self.path}'" if self.path else f"the model ({self.kind})"
+        return f"{place} {self.reason}. {self.remedy}"
+
+
+def findings(model: nn.Module, example_input: torch.Tensor) -> list[Finding]:
+    """What stands between a model in train mode and private training; empty if nothing shows.
+
+    Neither the model nor the global random state changes, and nothing of the example but its shape, type
+    and device is used. What a model's own code does with its rows, only `GradFn.prepare` finds.
+
+    Args:
+        model: Any module whose forward takes one tensor of rows.
+        example_input: (B, ...) rows, at least one.
+    """
+    with random_state_kept(example_input):
+        probe = copy.deepcopy(model).train()
+        found = list(layer_findings(probe))
+        return found or _gradient_findings(probe, example_input)
+
+
+def require_private(model: nn.Module, example_input: torch.Tensor) -> None:
+    """Raises InputError with the first of the `findings`, if there is one.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+        >>> require_private(model, torch.zeros(1, 3, 8, 8))
+        Traceback (most recent call last):
+        sfumato.errors.InputError: BatchNorm2d at '1' mixes examples, so per-example gradients do
+        not exist and no privacy guarantee holds. Replace it: --set model.fix=groupnorm, in code
+        fix_groupnorm(model).
+    """
+    found = findings(model, example_input)
+    if found:
+        raise InputError(str(found[0]))
+
+
+def layer_findings(model: nn.Module) -> Iterator[Finding]:
+    """Layers, in the mode that they are in, that mix examples or keep something of them; parameters that nothing can
+    be done with.
+    """
+    for path, module in model.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            reason = "mixes examples, so per-example gradients do not exist and no privacy guarantee holds"
+            yield Finding(path, kind, reason, _REPLACE_BATCH_NORM)
+        elif isinstance(module, _InstanceNorm) and module.training and module.track_running_stats:
+            reason = "keeps statistics of private images in its buffers, which no noise covers"
+            yield Finding(path, kind, reason, "Turn the tracking off: track_running_stats=False.")
+        for name, parameter in module.named_parameters(recurse=False):
+            if nn.parameter.is_lazy(parameter):
+                reason = f"has a parameter '{name}' that gets its shape from the first images"
+                yield Finding(path, kind, reason, "Call the model once on made-up ones before.")
+            elif parameter.requires_grad and parameter.is_complex():
+                reason = f"has a complex trainable parameter '{name}', and norms and noise are those of real ones"
+                remedy = "Keep real and imaginary parts in a last dimension of two, joined by torch.view_as_complex."
+                yield Finding(path, kind, reason, remedy)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        reason = "has no trainable parameter"
+        yield Finding("", type(model).__name__, reason, "Set requires_grad on what is to be trained.")
+
+
+def _gradient_findings(probe: nn.Module, example_input: torch.Tensor) -> list[Finding]:
+    """Trainable parameters that the output of made-up images sends no gradient to."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in probe.parameters():
+            parameter.copy_(shifted(parameter, generator))
+    images = made_up_images(_IMAGES, 1, example_input[:1], 0, only_pixels=True).flatten(0, 1)
+    names = [name for name, parameter in probe.named_parameters() if parameter.requires_grad]
+    trained = [parameter for parameter in probe.parameters() if parameter.requires_grad]
+    missing = set(names)
+    for image in images:
+        with torch.enable_grad():
+            leaves = [leaf for leaf in tree_leaves(probe(image[None])) if isinstance(leaf, torch.Tensor)]
+            ends = [leaf.sum() for leaf in leaves if leaf.requires_grad]
+        try:
+            gradients = torch.autograd.grad(ends, trained, allow_unused=True) if ends else [None] * len(names)
+        except RuntimeError as error:
+            reason = f"has an operation without a derivative (PyTorch says: {first_line(error).rstrip('.')})"
+            remedy = "Replace it, or detach its result if nothing before it is to be trained."
+            return [Finding("", type(probe).__name__, reason, remedy)]
+        missing -= {name for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
+        if not missing:
+            return []
+    return [_without_gradient(probe, name) for name in names if name in missing]
+
+
+def _without_gradient(model: nn.Module, name: str) -> Finding:
+    path, _, own = name.rpartition(".")
+    reason = (
+        f"has a trainable parameter '{own}' that receives no gradient from the output, so it would never be trained"
+    )
+    remedy = "Freeze it by requires_grad_(False), or use it in the model's output."
+    return Finding(path, type(model.get_submodule(path)).__name__, reason, remedy)

@@ -1,0 +1,184 @@
+"""Before the first private image: an engine that passed the check, and how it computes. Made-up images
+alone.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any
+
+import torch
+from torch import nn
+
+from sfumato.clipping.clip import Clip, convolutions, refuse_missing_tf32
+from sfumato.clipping.closed_form import MICROBATCH_SIZE, ClosedFormEngine
+from sfumato.clipping.engine_check import EngineCheck, Expected
+from sfumato.clipping.func import FuncEngine
+from sfumato.clipping.graph.autotune import warm_seconds
+from sfumato.clipping.graph.engine import GraphEngine
+from sfumato.clipping.microbatch import FIRST_ON_GPU, default_microbatch_size, find_microbatch_size, fits_batch
+from sfumato.clipping.probe import first_line, random_state_kept, temporary_values
+from sfumato.clipping.protocol import Batch, Engine, Loss, is_out_of_memory
+from sfumato.clipping.reference import ReferenceEngine
+from sfumato.clipping.speed import CLOSED_FORM, Speed
+from sfumato.errors import InputError, MachineError
+from sfumato.models.layers import Classifier
+
+BUILDERS: dict[str, Callable[..., Engine]] = {
+    CLOSED_FORM: ClosedFormEngine,
+    "graph": GraphEngine,
+    "func": FuncEngine,
+    "reference": ReferenceEngine,
+}
+
+
+class Prepared:
+    """What is settled for one model, loss and kind of images.
+
+    Looks at shapes and types of what it is given, never at values.
+
+    Attributes:
+        engine: It agrees with plain autograd on single images (`sfumato.clipping.engine_check`).
+        name: The engine's.
+        refusal: Why no faster one takes the model; None if none is faster.
+        microbatch_size: Examples differentiated at once.
+        draw_dims: See `sfumato.clipping.protocol.Batch`.
+        batch_size: Examples of a call, expected: a public number; None: not known.
+        on_gpu: Whether images are on one.
+
+    Args:
+        batch: Its values are not used.
+        threads: In which microbatches will be computed; methods are timed there.
+
+    Raises:
+        InputError: If no engine takes the model.
+        MachineError: If memory does not hold a microbatch.
+    """
+
+    engine: Engine
+    name: str
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Loss,
+        speed: Speed,
+        clip: Clip,
+        batch: Batch,
+        batch_size: int | None,
+        threads: Executor,
+    ) -> None:
+        refuse_missing_tf32(speed.precision, batch.inputs.device)
+        self._model, self._loss_fn, self._speed, self._clip = model, loss_fn, speed, clip
+        self.batch_size, self.on_gpu = batch_size, batch.inputs.is_cuda
+        self._threads, self._num_views = threads, batch.inputs.shape[1]
+        self._row = torch.zeros_like(batch.inputs[:1, 0])
+        targets = tuple(target[:0, 0] for target in batch.targets)
+        self._check = EngineCheck(model, loss_fn, self._row, targets, self._num_views)
+        with convolutions("float32"):
+            expected = self._check.expect()
+            self.draw_dims = expected.batch.draw_dims
+            self.microbatch_size = self._first_size(expected.values_saved)
+            refusals: list[str] = []
+            for name in self._engines():
+                self.name = name
+                try:
+                    self.engine = self._built(expected)
+                    break
+                except InputError as refusal:  # what keeps it from the fast engine keeps nothing from the general one
+                    refusals.append(f'engine "{name}" {str(refusal).rstrip(".")}')
+            else:
+                raise InputError("; and ".join(refusals) + ".")
+        self.refusal = "; and ".join(refusals) or None
+        self._state, self._kinds = _state(model), _kinds(batch)
+
+    def is_of(self, model: nn.Module) -> bool:
+        """Whether the model has the parameters, and modules the modes, that it had."""
+        return self._state == _state(model)
+
+    def takes(self, batch: Batch) -> bool:
+        """Whether it was settled for views and targets of such shapes and types."""
+        return self._kinds == _kinds(batch)
+
+    def verify(self, seed: int) -> None:
+        """Holds the engine to single images once more, at the parameters as they are now.
+
+        Raises:
+            InputError: If it gives something else.
+        """
+        with convolutions("float32"):
+            self._check.refuse(self.engine, self._check.expect(seed, shifted=False))
+
+    def _engines(self) -> tuple[str, ...]:
+        """The names to try, in order."""
+        engines, asked = self._speed.engines, self._speed.engine
+        is_closed = isinstance(self._model, Classifier) and asked == "auto" and len(engines) > 1
+        return (CLOSED_FORM, *engines) if is_closed else engines
+
+    def _first_size(self, values_saved: int) -> int:
+        num_parameters = sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
+        size = default_microbatch_size(num_parameters, self._num_views, values_saved)
+        return self._speed.microbatch_size or min(size, fits_batch(self.batch_size))
+
+    def _built(self, expected: Expected) -> Engine:
+        """The engine of that name, checked.
+
+        Raises:
+            InputError: If it cannot take the model, or gives something else than single images do.
+        """
+        try:
+            engine = BUILDERS[self.name](self._model, self._loss_fn, self._row, self._speed)
+            if self.name != "reference":  # one view at a time: no size takes more memory than another
+                self._choose(engine, expected)
+            self._check.refuse(engine, expected)
+            size = 2 if self.name == "reference" else self.microbatch_size
+            precision, compiles = self._speed.precision, self._speed.compile
+            self._check.refuse_in_run(engine, expected, self._clip, size, precision, compiles)
+        except InputError:
+            raise
+        except Exception as error:  # engines raise whatever the model's code runs into
+            if is_out_of_memory(error):
+                raise MachineError(
+                    f"memory does not hold a microbatch of {self.microbatch_size} examples. Take a "
+                    "smaller microbatch_size, or leave it out."
+                ) from None
+            raise InputError(f"fails on this model: {first_line(error)}") from error
+        if self.name == CLOSED_FORM and self._speed.microbatch_size is None:  # nothing is written out
+            self.microbatch_size = min(MICROBATCH_SIZE, fits_batch(self.batch_size))
+        return engine
+
+    def _choose(self, engine: Engine, expected: Expected) -> None:
+        """Settles how the engine computes, and on a GPU the microbatch's size. A CPU is at its best with few."""
+        # With recorded methods nothing is measured.
+        grows = self._row.is_cuda and self._speed.methods is None and self._speed.microbatch_size is None
+
+        def attempt(size: int) -> float:
+            batch = expected.microbatch(size, self._num_views, self._row)
+            engine.choose_methods(batch)
+            return warm_seconds(lambda: engine.clipped_sum(self._clip, engine.evaluate(), batch), self._row.device)
+
+        def chosen() -> None:
+            with convolutions(self._speed.precision):
+                if grows:
+                    most = fits_batch(self.batch_size)
+                    start = min(most, FIRST_ON_GPU)
+                    self.microbatch_size = find_microbatch_size(attempt, start, True, most, self.batch_size)
+                engine.choose_methods(expected.microbatch(self.microbatch_size, self._num_views, self._row))
+
+        with random_state_kept(self._row), temporary_values(self._model, None, expected.seed):
+            self._threads.submit(chosen).result() if engine.parallel else chosen()
+
+
+def _state(model: nn.Module) -> list[Any]:
+    found: list[Any] = []
+    for module in model.modules():
+        found.append(module.training)
+        for parameter in module._parameters.values():
+            found.append((id(parameter), parameter is not None and parameter.requires_grad))
+    return found
+
+
+def _kinds(batch: Batch) -> list[Any]:
+    found: list[Any] = []
+    for tensor in (batch.inputs, *batch.targets):
+        found.append((tensor.shape[1:], tensor.dtype, tensor.device))
+    return found

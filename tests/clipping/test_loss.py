@@ -1,0 +1,170 @@
+"""A loss is called with one row at a time: rows cannot meet in it."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sfumato.clipping import clipped_grad
+from sfumato.errors import InputError
+from tests.clipping.problems import cross_entropy, distance
+
+ENGINES = ["reference", "func", "graph"]
+
+
+def problem(augmult=0):
+    torch.manual_seed(0)
+    views = (augmult,) if augmult else ()
+    return nn.Linear(4, 3).double(), torch.randn(5, *views, 4).double(), torch.randint(3, (5,))
+
+
+def made(loss_fn, engine, augmult=0):
+    model, x, y = problem(augmult)
+    grad_fn = clipped_grad(
+        model, loss_fn, clipping_norm=0.3, augmult=augmult, engine=engine, microbatch_size=3, methods={}
+    )
+    return grad_fn, x, y
+
+
+def focal(outputs, targets):
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    return losses * (1 - (-losses).exp()) ** 2
+
+
+def by_one_hot(outputs, targets):
+    return (outputs.sigmoid() - F.one_hot(targets, 3)).square().sum(1)
+
+
+def writes(outputs, targets):
+    return cross_entropy(outputs.mul(1.0).mul_(2), targets)
+
+
+def distilled(outputs, targets):
+    return F.kl_div(outputs.log_softmax(1), outputs.detach().tanh().softmax(1), reduction="batchmean")
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # a loop over rows
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]).double(), label_smoothing=0.1, reduction="sum"),
+        lambda outputs, targets: F.multi_margin_loss(outputs, targets),
+        lambda outputs, targets: F.nll_loss(outputs.log_softmax(1), targets),
+        lambda outputs, targets: outputs.logsumexp(1) - outputs.gather(1, targets[:, None])[:, 0],
+        focal,
+        by_one_hot,
+        writes,
+        distilled,
+    ],
+)
+def test_losses_as_people_write_them_are_those_of_single_rows(loss_fn, engine):
+    grad_fn, x, y = made(loss_fn, engine)
+    out = grad_fn(x, y)
+    model, _, _ = problem()
+    total = {name: torch.zeros_like(value) for name, value in model.named_parameters()}
+    for i in range(len(x)):
+        loss = loss_fn(model(x[i : i + 1]), y[i : i + 1]).reshape(())
+        assert out.losses[i].item() == pytest.approx(loss.item(), rel=1e-9)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+        for value, gradient in zip(total.values(), gradients, strict=True):
+            value += gradient / norm.clamp(min=0.3)
+    assert distance(out.grad_sum, total) < 1e-9
+
+
+def centred(outputs, targets):
+    return cross_entropy(outputs - 0.5 * outputs.mean(0), targets)
+
+
+def divided_by_rows(outputs, targets):
+    return cross_entropy(outputs, targets) / len(outputs)
+
+
+def compares_targets(outputs, targets):
+    return cross_entropy(outputs, targets) * (1 + (targets == targets[0]).double().mean())
+
+
+@pytest.mark.parametrize("augmult", [0, 2])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("loss_fn", [centred, divided_by_rows, compares_targets])
+def test_rows_cannot_meet_in_a_loss(loss_fn, engine, augmult):
+    """Other examples, or other views, change nothing."""
+    grad_fn, x, y = made(loss_fn, engine, augmult)
+    whole = grad_fn(x, y)
+    for i in range(len(x)):
+        alone = grad_fn(x[i : i + 1], y[i : i + 1])
+        assert alone.grad_norms.item() == pytest.approx(whole.grad_norms[i].item(), rel=1e-9)
+        assert alone.losses.item() == pytest.approx(whole.losses[i].item(), rel=1e-9)
+
+
+class Threshold(nn.Module):
+    """Keeps a running mean of losses."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, outputs, targets):
+        losses = cross_entropy(outputs, targets)
+        self.mean.mul_(0.9).add_(0.1 * losses.detach().mean())
+        return losses * (losses.detach() > self.mean)
+
+
+temperature = nn.Parameter(torch.ones((), dtype=torch.float64))
+REFUSED = {
+    "of many values": (lambda outputs, targets: outputs, "gave \\(1, 3\\) for one row"),
+    "no tensor": (lambda outputs, targets: 1.0, "gave float for one row"),
+    "looks at values": (
+        lambda outputs, targets: cross_entropy(outputs, targets) * (2 if outputs.sum() > 0 else 1),
+        "torch.func.vmap does not take loss_fn",
+    ),
+    "keeps statistics": (Threshold(), "torch.func.vmap does not take loss_fn"),
+    "draws": (
+        lambda outputs, targets: cross_entropy(F.dropout(outputs), targets),
+        "torch.func.vmap does not take loss_fn|draws",
+    ),
+    "trains": (lambda outputs, targets: cross_entropy(outputs * temperature, targets), "besides the model's output"),
+}
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_loss_of_one_row_is_refused_with_its_reason(name, engine):
+    loss_fn, message = REFUSED[name]
+    grad_fn, x, y = made(loss_fn, engine)
+    with pytest.raises(InputError, match=message):
+        grad_fn(x, y)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_outputs_and_targets_may_be_several(engine):
+    model, x, y = problem()
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = model
+
+        def forward(self, x):
+            return {"logits": self.layer(x), "others": [self.layer(x).square(), None]}
+
+    def loss(outputs, targets, shares):
+        return cross_entropy(outputs["logits"], targets) + (outputs["others"][0] * shares).sum(1)
+
+    shares = torch.rand(5, 3).double()
+    out = clipped_grad(Two(), loss, clipping_norm=1e6, rescale_to_unit_norm=False, engine=engine)(x, y, shares)
+    losses = loss(Two()(x), y, shares)
+    torch.testing.assert_close(out.losses, losses.detach())
+    true = torch.autograd.grad(losses.sum(), list(model.parameters()))
+    torch.testing.assert_close(tuple(out.grad_sum.values()), true)
+
+
+def test_a_loss_is_the_user_s_own_at_each_call():
+    """Nothing of it is traced: a schedule of its settings counts."""
+    settings = {"scale": 1.0}
+    grad_fn, x, y = made(lambda outputs, targets: settings["scale"] * cross_entropy(outputs, targets), "graph")
+    before = grad_fn(x, y).losses
+    settings["scale"] = 2.0
+    torch.testing.assert_close(grad_fn(x, y).losses, 2 * before)
