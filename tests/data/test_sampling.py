@@ -1,17 +1,18 @@
+import os
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.data.sampling import Shuffling, poisson_batch
-from sfumato.randomness import Streams, new_key
+from sfumato.randomness import Stream
 
 
 def draws(mechanism, num_steps):
-    streams = Streams(new_key(), {}, {})
     included = np.zeros((num_steps, mechanism.num_examples), dtype=bool)
     for step in range(num_steps):
-        included[step, poisson_batch(mechanism, streams.stream("sampling", step))] = True
+        included[step, poisson_batch(mechanism, Stream(os.urandom(32)))] = True
     return included
 
 
@@ -43,7 +44,7 @@ def test_examples_are_included_independently_of_one_another_and_of_other_steps()
 
 
 def test_with_q_equal_to_one_every_example_is_drawn_at_every_step():
-    stream = Streams(new_key(), {}, {}).stream("sampling")
+    stream = Stream(os.urandom(32))
     for _ in range(50):
         assert poisson_batch(Mechanism(10, 10, 1.0, 1), stream).tolist() == list(range(10))
 
@@ -71,17 +72,15 @@ def test_of_all_words_no_more_than_q_include_an_example(batch_size):
 
 
 def test_an_empty_batch_occurs_and_is_an_ordinary_array():
-    sizes = [
-        len(poisson_batch(Mechanism(20, 1, 1.0, 1), Streams(new_key(), {}, {}).stream("sampling", step)))
-        for step in range(50)
-    ]
+    sizes = [len(poisson_batch(Mechanism(20, 1, 1.0, 1), Stream(os.urandom(32)))) for _ in range(50)]
     assert 0 in sizes
 
 
 @pytest.mark.parametrize("num_examples, batch_size", [(10, 3), (7, 7), (5, 4)])
 def test_a_shuffled_epoch_visits_every_example_once(num_examples, batch_size):
-    streams, orders = Streams(new_key(), {}, {}), []
-    shuffling = Shuffling(num_examples, lambda epoch: orders.append(epoch) or streams.stream("shuffling", epoch))
+    key, orders = os.urandom(24), []
+    stream_of = lambda epoch: orders.append(epoch) or Stream(key + epoch.to_bytes(8, "little"))  # noqa: E731
+    shuffling = Shuffling(num_examples, stream_of)
     batches = [shuffling.batch(batch_size, step) for step in range(1, 3 * num_examples + 1)]
     visits = np.concatenate(batches)
     assert all(len(batch) == batch_size for batch in batches)
