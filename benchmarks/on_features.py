@@ -74,7 +74,7 @@ def all_features() -> Set:
     plan = resolve(recipe, dataset.facts)
     learner = build_learner(plan, dataset, torch.device("cpu"), None, weights=weights, report=print)
     learner.initialise(np.zeros(1, np.uint64))
-    train, scored = learner.train, learner.held_out
+    train, scored = learner.source.train, learner.source.held_out
     x = torch.cat([part.batch(torch.arange(len(part))) for part in (train, scored)])
     y = torch.cat([train.labels, scored.labels])
     return Set(x[:_TRAIN], y[:_TRAIN], x[_TRAIN:], y[_TRAIN:])

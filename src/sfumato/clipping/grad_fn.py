@@ -10,7 +10,6 @@ from torch import nn
 
 from sfumato.clipping.clip import Clip, are_exact, at_least_float32, convolutions
 from sfumato.clipping.graph.engine import GraphEngine, SiteReport
-from sfumato.clipping.identity import identity
 from sfumato.clipping.prepared import Prepared
 from sfumato.clipping.protocol import Batch, ClippedGrad, Loss
 from sfumato.clipping.random_layers import draw_seeds
@@ -191,10 +190,6 @@ class GradFn:
     def num_workers(self) -> int:
         """How many microbatches are computed at once."""
         return self._speed.workers if self._prepared and self._prepared.engine.parallel else 1
-
-    def identity(self) -> str:
-        """A digest of what is computed, as far as it can be told (`sfumato.clipping.identity`)."""
-        return identity(self._model, self._loss_fn, self._prepared.engine if self._prepared else None)
 
     def prepare(self, inputs: torch.Tensor, *targets: torch.Tensor, batch_size: int | None = None) -> Prepared:
         """Settles engine, methods and the microbatch's size, and checks model, loss and engine on made-up images.

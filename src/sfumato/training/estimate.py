@@ -33,7 +33,7 @@ def expected_seconds(plan: Plan, facts: Facts, device: str = "auto", trust: Coll
         start = time.perf_counter()
         grad_sum, _ = learner.collect(randomness, step)
         sums.append(time.perf_counter() - start)
-        learner.state.update(learner.step.release(grad_sum, streams.stream("noise")), step, step)
+        learner.state.update(learner.update.release(grad_sum, streams.stream("noise")), step, step)
         updates.append(time.perf_counter() - start - sums[-1])
     features = learner.seconds_of_features(facts.num_examples)
     seconds = min(sums) / size * plan.mechanism.batch_size + min(updates)

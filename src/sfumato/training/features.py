@@ -1,6 +1,7 @@
 """Features of all images, computed once: what a frozen network gives its classifier."""
 
 import hashlib
+import inspect
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from sfumato.clipping.identity import identity_of_network
 from sfumato.clipping.probe import made_up_images
 from sfumato.data import store
 from sfumato.data.features import FeatureSet
@@ -17,6 +17,7 @@ from sfumato.data.images import ImageSet
 from sfumato.errors import InputError
 from sfumato.models.trainable import Backbone
 from sfumato.models.weights import Weights
+from sfumato.randomness import digest
 
 ROWS = 64
 """Images that are computed at once; always so many, so that none decides how another is rounded."""
@@ -26,6 +27,7 @@ _FEW = 256
 """Features of fewer images are computed sooner than kept."""
 _PROGRESS_SECONDS = 10.0
 _NUM_MADE_UP = 8
+_LIBRARIES = {"torch", "torchvision", "timm", "sfumato", "efficientnet_lite_pytorch"}
 
 
 def features_of(
@@ -52,7 +54,7 @@ def features_of(
     settings = {
         "weights": Weights(backbone.state_dict()).digest,
         "images": _digest(images),
-        "network": identity_of_network(backbone),
+        "network": _code_of(backbone),
         "device": device.type,
     }
     made_up = _made_up(backbone, images, device)
@@ -142,8 +144,15 @@ def _made_up(backbone: nn.Module, images: ImageSet, device: torch.device) -> np.
     return found.numpy()
 
 
+def _code_of(network: nn.Module) -> str:
+    """Digest of a network's layers, and of the source of those that are somebody's own."""
+    kinds = {type(module) for module in network.modules()}
+    own = [inspect.getsource(kind) for kind in kinds if kind.__module__.partition(".")[0] not in _LIBRARIES]
+    return digest([repr(network), sorted(own)])
+
+
 def _digest(images: ImageSet) -> str:
-    digest = hashlib.sha256()
+    hashed = hashlib.sha256()
     for part in images.pixels():
-        digest.update(len(part).to_bytes(8, "little") + part)
-    return digest.hexdigest()
+        hashed.update(len(part).to_bytes(8, "little") + part)
+    return hashed.hexdigest()

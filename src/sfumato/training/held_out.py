@@ -31,10 +31,10 @@ class HeldOutScores:
 
 def held_out_scores(learner: Learner, dataset: Dataset) -> HeldOutScores:
     """Scores of the averaged weights, and the accuracy of the last ones."""
-    decide, labels = learner.objective.decision_logits, learner.held_out.labels
-    last = score(decide(predict_logits(learner.trained, learner.held_out)), labels)
+    decide, labels = learner.objective.decision_logits, learner.source.held_out.labels
+    last = score(decide(predict_logits(learner.network.trained, learner.source.held_out)), labels)
     with learner.state.averaged_weights():
-        logits = decide(predict_logits(learner.trained, learner.held_out))
+        logits = decide(predict_logits(learner.network.trained, learner.source.held_out))
     temperature = fit_temperature(with_offsets(logits, learner.objective.offsets), labels)
     return HeldOutScores(
         score(logits, labels),
@@ -50,7 +50,7 @@ def accuracy_on_training_images(learner: Learner) -> float | None:
 
     The model keeps nothing of images: it was checked.
     """
-    trained, images = learner.trained, learner.train
+    trained, images = learner.network.trained, learner.source.train
     with learner.state.averaged_weights(), random_state_kept(next(trained.parameters())):
         decided = learner.objective.decision_logits(predict_logits(trained, images)).argmax(1)
     right = (decided == images.labels)[images.readable]
@@ -69,7 +69,7 @@ def scores_with_views(learner: Learner, dataset: Dataset, num_views: int, say: C
 
 def warning_of_chance(learner: Learner, classes: Sequence[str], scores: HeldOutScores) -> str | None:
     """Of a model that has learned nothing that shows."""
-    labels, balanced, chance = learner.held_out.labels, scores.averaged.balanced_accuracy, 1 / len(classes)
+    labels, balanced, chance = learner.source.held_out.labels, scores.averaged.balanced_accuracy, 1 / len(classes)
     if len(labels.unique()) < 2:
         return None
     if scores.only_class is not None:

@@ -165,7 +165,7 @@ def _build(
         lambda: progress.message(f"still tracing the model and trying how to differentiate it{compiles}")
     ):
         learner = build_learner(plan, dataset, pick_device(device), recorded, trust, weights, progress.message)
-    for line in learner.fitted.lines() if learner.fitted else []:
+    for line in learner.network.fitted.lines() if learner.network.fitted else []:
         progress.message(line)
     if plan.recipe.privacy is not None and learner.engine == "reference":
         why = f": {learner.refusal}" if learner.refusal else ""
@@ -337,7 +337,7 @@ class _Run:
         return scores or held_out_scores(learner, self.dataset)
 
     def _noised(self, grad_sum: dict[str, torch.Tensor], release: int) -> dict[str, torch.Tensor]:
-        return self.learner.step.release(grad_sum, self.draws.noise(release))
+        return self.learner.update.release(grad_sum, self.draws.noise(release))
 
     @functools.cached_property
     def _checkpoint_every(self) -> int:
@@ -389,7 +389,7 @@ class _Run:
             )
             return
         with self._timed("gradient"):
-            sums = learner.first_release.collect(learner.train)
+            sums = learner.first_release.collect(learner.source.train)
         with self._timed("ledger"):  # on disk before any noise is drawn
             self.ledger.append(0, "first release")
         learner.take_first_release(sums, self.draws.noise(0))

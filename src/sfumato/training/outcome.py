@@ -35,7 +35,7 @@ def save_weights(path: Path, plan: Plan, learner: Learner, claim: Certificate, t
             temperature=temperature,
             offsets=learner.objective.offsets,
             fitted_on="held-out",
-            num_images=len(learner.held_out.labels),
+            num_images=len(learner.source.held_out.labels),
         )
         metadata["calibration"] = fitted.model_dump_json()
     files.write_atomically(path, weights_file.with_metadata(to_bytes(tensors), metadata))

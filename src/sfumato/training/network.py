@@ -1,0 +1,148 @@
+"""The network of a run: built, given its first weights, and cut where a part of it is fixed."""
+
+from collections.abc import Collection
+
+import torch
+from torch import nn
+
+from sfumato.clipping.microbatch import count_saved
+from sfumato.clipping.probe import first_line
+from sfumato.data.examples import Dataset
+from sfumato.errors import InputError
+from sfumato.models import registry
+from sfumato.models.layers import CentredLinear
+from sfumato.models.trainable import (
+    Backbone,
+    centre_features,
+    classifier_name,
+    classifier_of,
+    freeze_statistics,
+    named_classifier,
+    scale_features,
+    select_trainable,
+)
+from sfumato.models.weights import Fitted, Weights, fit
+from sfumato.planning.resolve import Plan
+
+
+class Network:
+    """A network as a recipe has it.
+
+    Attributes:
+        model: The whole, as it is published.
+        trained: The part that examples pass through: the whole; or, where nothing else trains and each image is seen as
+            it is, its classifier.
+        backbone: The rest, whose features are computed once; None: there is none.
+        fitted: How given weights met the network; None from scratch.
+
+    Raises:
+        InputError: If it cannot be built, an image has not one output for each class, or it keeps state that no
+            checkpoint could hold.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        dataset: Dataset,
+        device: torch.device,
+        trust: Collection[str] = (),
+        weights: Weights | None = None,
+    ) -> None:
+        self._plan, self._trust, self._weights, self._device = plan, trust, weights, device
+        self._shape, self._num_classes = dataset.shape, len(dataset.classes)
+        self.fitted: Fitted | None = None
+        self.model = self._build(seed=0).to(device).train()
+        self._require_outputs()
+        self.trained, self.backbone = self._cut()
+
+    def _build(self, seed: int) -> nn.Module:
+        recipe, (channels, image_size, _) = self._plan.recipe, self._shape
+        model = registry.build(
+            recipe.model.name,
+            image_size=image_size,
+            channels=channels,
+            num_classes=self._num_classes,
+            options=recipe.model.options,
+            fix=recipe.model.fix,
+            seed=seed,
+            trust=self._trust,
+        )
+        _refuse_other_state(model)
+        if self._weights is not None:
+            self.fitted = fit(model, self._weights, classifier_name(model, self._num_classes))
+            freeze_statistics(model)
+        if recipe.model.features != "raw":
+            scale_features(model, named_classifier(model, self._num_classes))
+        select_trainable(model, recipe.model.trainable, self._num_classes)
+        return model
+
+    def initialise(self, word: int) -> None:
+        """Draws the initial weights from one uniform word of 64 bits."""
+        self.model.load_state_dict(self._build(seed=word >> 1).state_dict())
+
+    def centred(self) -> CentredLinear:
+        """The classifier, from here on with a centre that is taken off its features."""
+        return centre_features(self.model, named_classifier(self.model, self._num_classes))
+
+    def blank(self, rows: int = 1) -> torch.Tensor:
+        """Blank images as the whole takes them."""
+        return torch.zeros(rows, *self._shape, device=self._device)
+
+    @torch.no_grad()
+    def blank_examples(self, rows: int = 1) -> torch.Tensor:
+        """Blank examples as `trained` takes them."""
+        blank = self.blank(rows)
+        return blank if self.backbone is None else torch.zeros_like(self.backbone(blank))
+
+    def values_saved(self) -> int:
+        """Numbers that autograd keeps of one more view; those kept once, whatever the batch (standardised weights), are
+        left out.
+        """
+        counts = []
+        self.trained.eval()
+        for rows in (1, 2):
+            with count_saved() as saved:
+                self.trained(self.blank_examples(rows))
+            counts.append(saved[0])
+        self.trained.train()
+        return max(1, counts[1] - counts[0])
+
+    def _cut(self) -> tuple[nn.Module, Backbone | None]:
+        recipe = self._plan.recipe
+        if recipe.model.trainable != "classifier" or recipe.augmentation.augmult:
+            return self.model, None
+        name = named_classifier(self.model, self._num_classes)
+        backbone = Backbone(self.model, name, self.blank())
+        self.model.train()
+        return classifier_of(self.model, name), backbone
+
+    def _require_outputs(self) -> None:
+        """Of a model that fails, a private run says more when it is checked."""
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                outputs = self.model(self.blank(2))
+        except Exception as error:  # whatever the model's code runs into
+            if self._plan.recipe.privacy is not None:
+                return
+            raise InputError(
+                f"the model fails on images of shape {self._shape}: {first_line(error)}. Correct it."
+            ) from error
+        finally:
+            self.model.train()
+        shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+        if shape != (2, self._num_classes):
+            raise InputError(
+                f"the model gives {shape} for 2 images, not (2, {self._num_classes}): there are {self._num_classes} "
+                "classes, and each has one output. Have the factory pass num_classes on, and return the logits alone."
+            )
+
+
+def _refuse_other_state(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            where = f"{type(module).__name__} at '{path}'" if path else f"the model ({type(module).__name__})"
+            raise InputError(
+                f"{where} keeps state of its own (get_extra_state), which no checkpoint could hold. Keep it in "
+                "buffers, or leave it out."
+            )
