@@ -26,7 +26,7 @@ from sfumato.evaluation.trained import load
 from sfumato.planning.budgets import selection_of
 from sfumato.planning.resolve import resolve
 from sfumato.reporting.page import write_report
-from sfumato.run_folder.files import read_json, write_atomically, write_json
+from sfumato.run_folder.files import read_json, refuse_links, write_atomically, write_json
 from sfumato.run_folder.locks import lock
 from sfumato.run_folder.record import RESULT_FILE, Result, read
 from sfumato.searching.draws import draw, expected_cost, refuse_untrainable_choices
@@ -224,6 +224,7 @@ def paid_search(recipe: ResolvedRecipe, space: Space, folder: Path, images: str,
 def _claimed(folder: Path, identity: str) -> Iterator[None]:
     """Makes a folder the search's own, and this process the one that makes it."""
     facts = folder / FACTS
+    refuse_links(folder)
     if not facts.exists() and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} holds what no paid search made. Choose another --output.")
     folder.mkdir(parents=True, exist_ok=True)

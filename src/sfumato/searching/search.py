@@ -10,7 +10,7 @@ from sfumato.config import DataConfig, Recipe, ResolvedRecipe
 from sfumato.data import loading
 from sfumato.errors import InputError
 from sfumato.planning.resolve import resolve
-from sfumato.run_folder.files import refuse_among_images, write_atomically, write_json
+from sfumato.run_folder.files import refuse_among_images, refuse_links, write_atomically, write_json
 from sfumato.run_folder.record import Result
 from sfumato.scaling.simulate import simulated
 from sfumato.searching import final_recipe as final
@@ -58,6 +58,7 @@ def search_by(options: SearchOptions) -> SearchResult:
     wanted = plan_search(plan.recipe, options, plan.mechanism.num_examples)
     dataset = loading.load(looked_at, options.looked_at_root(parsed), report, loading.images_per_person(parsed))
     trainer = Trainer(dataset, device=options.device, trust=options.trust)
+    refuse_links(folder)
     # What a trial leaves is in the storage; weights of simulations are not private, and nobody needs them.
     weights = folder / "owner"
     weights.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -9,7 +9,14 @@ from sfumato.errors import InputError
 from sfumato.planning.resolve import Plan
 from sfumato.recipes import name_of
 from sfumato.run_folder import launch
-from sfumato.run_folder.files import read_json, refuse_among_images, refuse_name, write_atomically, write_json
+from sfumato.run_folder.files import (
+    read_json,
+    refuse_among_images,
+    refuse_links,
+    refuse_name,
+    write_atomically,
+    write_json,
+)
 from sfumato.studies.page import render
 from sfumato.studies.plan import Planned, SweepOptions, plan_sweep, settle
 from sfumato.studies.result import Sweep
@@ -83,6 +90,7 @@ def _begin(folder: Path, planned: Planned) -> None:
         InputError: If something else is there.
     """
     refuse_name(folder)
+    refuse_links(folder)
     path, mine = folder / PLAN_FILE, planned.as_json()
     # Listed before the file is looked for: another process of the same command writes it before all else.
     others = folder.exists() and (not folder.is_dir() or any(PLAN_FILE not in each.name for each in folder.iterdir()))
