@@ -18,7 +18,7 @@ from sfumato.reporting.page import write_report
 from sfumato.run_folder.record import Certificate
 from tests.cli.test_cli import call, json_of, refused
 from tests.training import faults
-from tests.training.test_resume import wait_for_step
+from tests.training.test_resume import wait_for_release
 
 QUICK = {"data.image_size": 16, "data.channels": 1, "training.num_steps": 20, "training.batch_size": 120}
 
@@ -158,7 +158,7 @@ def test_a_run_goes_on_by_its_folder_alone(images, tmp_path, capsys):
     command = ["train", "image-folder", "--data-root", str(images), "--epsilon", "8", *words, "--output", str(broken)]
     log = tmp_path / "log"
     process = faults.start(command, log=log)
-    wait_for_step(broken, 8)
+    wait_for_release(broken, 8)
     process.kill()
     process.join()
     assert not (broken / "result.json").exists()

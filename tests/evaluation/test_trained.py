@@ -28,10 +28,16 @@ CLAIMS = {
     "private": True,
     "epsilon": 3.0,
     "delta": 1e-4,
-    "ledger_lines": 5,
-    "ledger_head": "ab" * 32,
 }
-FACTS = {"classes": ["a", "b"], "mean": [0.5], "std": [0.5], "image_size": 8, "channels": 1, **CLAIMS}
+FACTS = {
+    "format_version": 1,
+    "classes": ["a", "b"],
+    "mean": [0.5],
+    "std": [0.5],
+    "image_size": 8,
+    "channels": 1,
+    **CLAIMS,
+}
 
 TRAINS = 'trainable = "all"\nfeatures = "raw"\n'
 
