@@ -23,7 +23,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from sfumato.clipping.graph.rows import Rows
+from sfumato.clipping.graph.rows import Rows, draws
 from sfumato.clipping.probe import first_line
 from sfumato.errors import InputError
 from sfumato.torch_internals import HigherOrderOperator, OpOverload, quick_group_norm, tree_unflatten
@@ -158,7 +158,7 @@ def capture(model: nn.Module, row: torch.Tensor) -> Capture:
         inputs = node.all_input_nodes
         of_weights = [other for other in inputs if other not in touched and parameters_of[other]]
         if not any(other in touched for other in inputs):
-            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            if draws(node):
                 raise NotCapturable(f"{where} draws random numbers for all rows together.")
             parameters_of[node] = frozenset().union(*(parameters_of[other] for other in inputs))
             shared.append(node)

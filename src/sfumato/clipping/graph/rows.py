@@ -216,6 +216,14 @@ def name_of(node: Node) -> str:
     return getattr(target, "__name__", str(target))
 
 
+def draws(node: Node) -> bool:
+    """Whether an operation draws random numbers: dropout of nothing does not."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    given = _arguments(node)
+    return bool(given.get("p", given.get("dropout_p", 1.0))) and given.get("train") is not False
+
+
 def _refolded(shape: torch.Size, rows: tuple[int, int], other: torch.Size) -> set[tuple[int, int]]:
     """Where rows lie after a view; nowhere if otherwise than one after another."""
 

@@ -19,7 +19,7 @@ operation:
 import torch
 from torch.fx import Node
 
-from sfumato.clipping.graph.rows import name_of
+from sfumato.clipping.graph.rows import draws, name_of
 from sfumato.clipping.graph.rules import convolution, expansion, generic, linear, normalization
 from sfumato.clipping.graph.rules.per_example import ChannelGrads, MaterializedGrads, Moments, PerExampleGrads
 from sfumato.clipping.graph.rules.site import GradSite, Method, SiteRecord, named_args
@@ -142,9 +142,7 @@ def refuse(node: Node, module: str) -> None:
         why = "gives several results"
     elif made.is_complex():
         why = "gives complex numbers"
-    elif torch.Tag.nondeterministic_seeded in node.target.tags and named_args(node, node.args, dict(node.kwargs)).get(
-        "dropout_p", True
-    ):
+    elif draws(node):
         why = "draws random numbers"
     elif operation not in EXPANSIONS and not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         why = "depends on the number of rows"
