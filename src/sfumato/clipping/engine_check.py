@@ -191,9 +191,8 @@ class EngineCheck:
         grads, norms = [], []
         for i in range(0, len(alone), self.views):
             views = [single.grads for single in alone[i : i + self.views]]
-            mean = {name: torch.stack([view[name] for view in views]).mean(0) for name in views[0]}
-            norms.append(_norm(mean.values()))
-            grads.append({name: value.float() for name, value in mean.items()})  # eight digits are enough to compare
+            grads.append({name: torch.stack([view[name] for view in views]).mean(0) for name in views[0]})
+            norms.append(_norm(grads[-1].values()))
         exact = dtype is not None and all(single.exact for single in alone)
         losses = torch.stack([single.loss for single in alone]).view(_EXAMPLES, self.views).mean(1)
         weights = images.new_full((_EXAMPLES, self.views), 1 / self.views, dtype=dtype or torch.float32)
@@ -308,7 +307,8 @@ class EngineCheck:
             if parameter.requires_grad and parameter.grad is None:
                 missing.add(name)
             if parameter.requires_grad:
-                grads[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                grads[name] = own.detach().float()  # eight digits are enough to compare
             parameter.grad = None
         return _Single(kept, loss.detach().double(), grads, missing, draws.shapes, not draws.narrow)
 
@@ -324,9 +324,7 @@ class EngineCheck:
         weights = torch.ones(1, 1, device=self.row.device)
         try:
             example_losses(self.loss_fn, rows, tuple(target[:1, :1] for target in targets), weights)
-        except InputError:
-            raise
-        except Exception as error:
+        except RuntimeError as error:
             raise InputError(
                 f"torch.func.vmap does not take loss_fn: {first_line(error)}. Write it with operations on tensors, of "
                 "one row: no .item(), no `if` on values, no random numbers, no values kept."
