@@ -35,8 +35,10 @@ _MORE_IMAGES = 24
 _EXACT = {True: 1e-6, False: 1e-3}
 # How far an image beside others may lie from itself alone, relative to the largest value.
 _ALIKE = {True: 1e-7, False: 1e-2}
-# How far the sum may lie from that in float64, relative to it; rounding moves values across kinks.
-_SUM = {"float32": 1e-4, "tf32": 1e-2, "bf16": 5e-2}
+# How far the sum may lie from that in float64, relative to it. Rounding alone moves values across the kinks of ReLUs,
+# a share p of them, and so gradients by about the root of p: WRN-16-4 by 1e-3 on some images, by 0.2 in bfloat16. One
+# row of 128 that is wrong is more than the first.
+_SUM = {"float32": 5e-3, "tf32": 0.1, "bf16": 0.3}
 # How much longer the values that are summed may be than their norm.
 _NORM = 1e-4
 # Where rounding decides, a law is broken if it breaks with each of so many sets of images.
