@@ -21,9 +21,9 @@ def with_gradient(function, images):
     return values.detach(), torch.autograd.grad(values, images, weights)[0]
 
 
-@pytest.mark.parametrize("stride", [1, 2, (2, 3)])
-@pytest.mark.parametrize("padding", [0, 2, (1, 0)])
-@pytest.mark.parametrize("kernel", [1, 3, (2, 5)])
+@pytest.mark.parametrize(
+    ("kernel", "padding", "stride"), [(1, 0, 1), (3, 2, 2), (3, 0, 1), ((2, 5), (1, 0), (2, 3)), (3, 2, (2, 3))]
+)
 def test_columns_are_unfolds(kernel, padding, stride):
     layer = nn.Conv2d(3, 2, kernel, padding=padding, stride=stride)
     images = maps(4, 3, 9, 10)

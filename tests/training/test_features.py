@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 import importlib
 import json
 import shutil
@@ -10,14 +9,12 @@ import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from sfumato import config
 from sfumato.clipping import clipped_grad
-from sfumato.clipping.identity import identity_of_network
 from sfumato.data import store
 from sfumato.data.images import ImageSet
 from sfumato.errors import InputError
@@ -118,61 +115,6 @@ def test_features_of_another_setting_are_not_taken_from_the_cache(change):
         for network in (Scaled(), Scaled(**change))
     )
     assert not torch.allclose(one.stored, other.stored)
-
-
-@dataclasses.dataclass
-class Settings:
-    scale: float = 1.0
-
-
-def _settings(kind, scale):
-    """One number in the places where people keep it; a function of it."""
-    return {
-        "dictionary": lambda: {"scale": scale},
-        "dataclass": lambda: Settings(scale),
-        "tensor": lambda: torch.tensor(scale),
-        "function": lambda: {1.0: F.relu, 2.0: F.gelu}[scale],
-        "operation": lambda: {1.0: torch.tanh, 2.0: torch.sin}[scale],
-        "closure": lambda: lambda values: values * scale,
-        "default": lambda: lambda values, factor=scale: values * factor,
-        "partial": lambda: functools.partial(F.leaky_relu, negative_slope=scale),
-        "numpy": lambda: np.float32(scale),
-        "list": lambda: [{"scale": (scale,)}],
-    }[kind]()
-
-
-class Held(torch.nn.Module):
-    def __init__(self, held):
-        super().__init__()
-        torch.manual_seed(0)
-        self.held, self.body, self.fc = held, torch.nn.Linear(3 * 64, 6), torch.nn.Linear(6, 4)
-
-    def forward(self, images):
-        return self.fc(self.body(images.flatten(1)))
-
-
-@pytest.mark.parametrize(
-    "kind", "dictionary dataclass tensor function operation closure default partial numpy list".split()
-)
-def test_what_a_network_holds_tells_it_apart_wherever_it_is(kind):
-    one, same, other = (identity_of_network(Held(_settings(kind, scale))) for scale in (1.0, 1.0, 2.0))
-    assert one == same and one != other
-
-
-def test_a_hook_tells_a_network_apart():
-    one, other = Held(0), Held(0)
-    other.body.register_forward_hook(lambda module, given, output: 2 * output)
-    assert identity_of_network(one) != identity_of_network(other)
-
-
-@dataclasses.dataclass(slots=True)
-class Slotted:
-    scale: float = 1.0
-
-
-def test_settings_in_slots_tell_a_network_apart():
-    one, same, other = (identity_of_network(Held(Slotted(scale))) for scale in (1.0, 1.0, 2.0))
-    assert one == same and one != other
 
 
 class Steered(torch.nn.Module):

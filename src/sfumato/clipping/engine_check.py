@@ -35,8 +35,10 @@ _MORE_IMAGES = 24
 _EXACT = {True: 1e-6, False: 1e-3}
 # How far an image beside others may lie from itself alone, relative to the largest value.
 _ALIKE = {True: 1e-7, False: 1e-2}
-# How far the sum may lie from that in float64, relative to it; rounding moves values across kinks.
-_SUM = {"float32": 1e-4, "tf32": 1e-2, "bf16": 5e-2}
+# How far the sum may lie from that in float64, relative to it. Rounding alone moves values across the kinks of ReLUs,
+# a share p of them, and so gradients by about the root of p: WRN-16-4 by 1e-3 on some images, by 0.2 in bfloat16. One
+# row of 128 that is wrong is more than the first.
+_SUM = {"float32": 5e-3, "tf32": 0.1, "bf16": 0.3}
 # How much longer the values that are summed may be than their norm.
 _NORM = 1e-4
 # Where rounding decides, a law is broken if it breaks with each of so many sets of images.
@@ -191,9 +193,8 @@ class EngineCheck:
         grads, norms = [], []
         for i in range(0, len(alone), self.views):
             views = [single.grads for single in alone[i : i + self.views]]
-            mean = {name: torch.stack([view[name] for view in views]).mean(0) for name in views[0]}
-            norms.append(_norm(mean.values()))
-            grads.append({name: value.float() for name, value in mean.items()})  # eight digits are enough to compare
+            grads.append({name: torch.stack([view[name] for view in views]).mean(0) for name in views[0]})
+            norms.append(_norm(grads[-1].values()))
         exact = dtype is not None and all(single.exact for single in alone)
         losses = torch.stack([single.loss for single in alone]).view(_EXAMPLES, self.views).mean(1)
         weights = images.new_full((_EXAMPLES, self.views), 1 / self.views, dtype=dtype or torch.float32)
@@ -308,7 +309,8 @@ class EngineCheck:
             if parameter.requires_grad and parameter.grad is None:
                 missing.add(name)
             if parameter.requires_grad:
-                grads[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                grads[name] = own.detach().float()  # eight digits are enough to compare
             parameter.grad = None
         return _Single(kept, loss.detach().double(), grads, missing, draws.shapes, not draws.narrow)
 
@@ -324,9 +326,7 @@ class EngineCheck:
         weights = torch.ones(1, 1, device=self.row.device)
         try:
             example_losses(self.loss_fn, rows, tuple(target[:1, :1] for target in targets), weights)
-        except InputError:
-            raise
-        except Exception as error:
+        except RuntimeError as error:
             raise InputError(
                 f"torch.func.vmap does not take loss_fn: {first_line(error)}. Write it with operations on tensors, of "
                 "one row: no .item(), no `if` on values, no random numbers, no values kept."

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 
 import torch
 from torch import nn
@@ -242,7 +243,7 @@ class GradFn:
             real = real[~is_padding]
         if len(real) and not (self._prepared and self._prepared.is_of(self._model) and self._prepared.takes(batch)):
             self._settle(batch, self._prepared.batch_size if self._prepared else None)
-        out = self._sum(lambda rows: [part[rows] for part in parts], real, key, example_ids)
+        out = self._sum(lambda rows: list(map(itemgetter(rows), parts)), real, key, example_ids)
         grad_norms, losses = out.grad_norms.new_zeros(2, len(inputs))
         grad_norms[real], losses[real] = out.grad_norms, out.losses
         return ClippedGrad(out.grad_sum, grad_norms, losses)
@@ -318,7 +319,9 @@ class GradFn:
             *targets, weights = targets
             weights = weights.to(dtype)
         else:
-            targets = [target.unsqueeze(1).expand(*shape, *target.shape[1:]) for target in targets]
+            of_examples, targets = targets, []
+            for target in of_examples:
+                targets.append(target.unsqueeze(1).expand(*shape, *target.shape[1:]))
             weights = torch.full(shape, 1 / shape[1], dtype=dtype, device=views.device)
         is_real = torch.ones(len(views), dtype=torch.bool, device=views.device)
         return Batch(views, tuple(targets), weights, is_real)

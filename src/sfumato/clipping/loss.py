@@ -26,7 +26,7 @@ def example_losses(
         weights: (m, K).
     """
     leaves, structure = tree_flatten(outputs)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    tensors = list(filter(torch.is_tensor, leaves))
 
     def of_row(*parts: torch.Tensor) -> torch.Tensor:
         own = iter(parts[: len(tensors)])

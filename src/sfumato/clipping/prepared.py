@@ -133,7 +133,7 @@ class Prepared:
             size = 2 if self.name == "reference" else self.microbatch_size
             precision, compiles = self._speed.precision, self._speed.compile
             self._check.refuse_in_run(engine, expected, self._clip, size, precision, compiles)
-        except InputError:
+        except (InputError, MachineError):
             raise
         except Exception as error:  # engines raise whatever the model's code runs into
             if is_out_of_memory(error):

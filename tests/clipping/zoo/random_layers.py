@@ -147,11 +147,6 @@ def mixes_pairs(x):
     return 0.7 * x + 0.3 * x[torch.randperm(x.shape[0])]
 
 
-def seeds_itself(x):
-    torch.manual_seed(0)
-    return x + 0.1 * torch.randn_like(x)
-
-
 def timm_drop_block(batchwise):
     from timm.layers import DropBlock2d
 
@@ -224,5 +219,4 @@ ENTRIES = [
         lambda: net(lambda x: x + 0.1 * torch.from_numpy(np.random.randn(*x.shape)).to(x)),
     ),
     other("python_noise", "Python's random numbers", lambda: net(lambda x: x * random.random())),
-    other("seeds_itself", "sets the seed in its forward pass", lambda: net(seeds_itself)),
 ]
