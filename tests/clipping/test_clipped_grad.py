@@ -409,3 +409,17 @@ def test_no_microbatch_size_means_one_rule_that_shrinks_with_the_model_and_with_
     grad_fn = clipped_grad(wide, lambda outputs: outputs.sum(1), clipping_norm=1.0, engine="func")
     grad_fn.prepare(torch.randn(1, 333, 10), batch_size=4096)
     assert grad_fn.microbatch_size == 2 ** int(math.log2(2**28 / (44 * 333 * 300)))  # a gibibyte, in a power of two
+
+
+@pytest.mark.parametrize("rescale", [True, False])
+@pytest.mark.parametrize("count", [0, 4])
+def test_what_is_released_states_how_far_one_example_moves_it(rescale, count):
+    """Noise is a multiple of it: in a call, over indices, and of an empty batch."""
+    model, inputs, targets = problem()
+    grad_fn = made("conv", "reference", 0, clipping_norm=3.0, rescale=rescale)
+    indices = torch.arange(count)
+    found = grad_fn(inputs[indices], targets[indices]), grad_fn.sum_over(lambda i: (inputs[i], targets[i]), indices)
+    for out in found:
+        assert out.sensitivity == grad_fn.sensitivity == (1.0 if rescale else 3.0)
+        norm = torch.cat([value.flatten() for value in out.grad_sum.values()]).norm()
+        assert norm <= count * out.sensitivity * (1 + 1e-6)

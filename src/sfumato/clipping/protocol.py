@@ -1,6 +1,7 @@
 """What every engine is: one way of summing the clipped gradients of a microbatch."""
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -68,7 +69,7 @@ class ClippedGrad:
     grad_sum: dict[str, torch.Tensor]
     grad_norms: torch.Tensor
     losses: torch.Tensor
-    sensitivity: float = 1.0
+    sensitivity: float = math.nan
 
 
 def is_out_of_memory(error: BaseException) -> bool:
