@@ -2,14 +2,12 @@
 
 import dataclasses
 import json
-import shutil
 import signal
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 from torch import nn
 
 import sfumato
@@ -245,19 +243,13 @@ WORDS = [
 ]
 
 
-def test_a_run_that_draws_people_says_so_and_learns_and_goes_on_bit_for_bit_after_kill_9(folder, tmp_path):
+def test_a_run_that_draws_people_says_so_and_learns_and_goes_on_after_kill_9(folder, tmp_path):
     begun, log = tmp_path / "begun", tmp_path / "log"
     words = ["train", "image-folder", "--data-root", str(folder), *WORDS, "--output", str(begun)]
     assert faults.run(words, die_at=("ledger", 9, 1.0), log=log) == -signal.SIGKILL, log.read_text()
-    runs = [begun, tmp_path / "copy"]
-    shutil.copytree(begun, runs[1])
-    for run in runs:
-        assert faults.run(["resume", str(run)], log=log) == 0, log.read_text()
-    claims = [json.loads((run / "privacy.json").read_text()) for run in runs]
-    assert claims[0] == claims[1]
-    claim = claims[0]
-    weights = [load_file(run / "model.safetensors") for run in runs]
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert faults.run(["resume", str(begun)], log=log) == 0, log.read_text()
+    claim = json.loads((begun / "privacy.json").read_text())
+    assert (claim["num_lost"], claim["num_applied"]) == (2, 10)  # it was killed amid the ninth line
     people = claim["public_inputs"]["num_people"]
     assert claim["num_examples"] == people < claim["public_inputs"]["num_examples"] and claim["drawn"] == "people"
     assert claim["unit"] == "one person with at most 4 images" and claim["num_steps"] == 12

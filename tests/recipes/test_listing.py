@@ -53,7 +53,7 @@ def test_what_is_not_here_is_named_until_it_is(capsys, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name, named in NAMED.items() if named.files])
 def test_a_set_of_files_is_missing_until_the_last_is_there(name, tmp_path):
-    for relative, _ in NAMED[name].files:
+    for relative in NAMED[name].files:
         assert missing(name, tmp_path) == str(tmp_path / relative)
         (tmp_path / relative).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / relative).touch()

@@ -145,8 +145,8 @@ def weights(monkeypatch):
     """Digests of all that an update changes, by the number of its step, of whatever is trained."""
     seen, update = [], State.update
 
-    def watched(self, gradient, step):
-        update(self, gradient, step)
+    def watched(self, gradient, release, step):
+        update(self, gradient, release, step)
         tensors = sorted(self.tensors().items())
         seen.append((step, hashlib.sha256(b"".join(t.numpy().tobytes() for _, t in tensors)).hexdigest()))
 

@@ -8,10 +8,12 @@ import numpy as np
 
 from sfumato.accounting import accountants
 from sfumato.accounting.attacker import curve
-from sfumato.accounting.mechanism import LEAST_NOISE, Mechanism
+from sfumato.accounting.mechanism import Mechanism
 
 _STEP = 1.005
 """Between the amounts of noise that are tried, as a factor."""
+_LEAST_NOISE = 0.01
+"""That is tried: one step with less spends thousands, and PLD states little of it."""
 _MOST_NOISE = 2.0**20
 """That is tried, in units of what is claimed."""
 _MORE = (1.0, 1.1, 1.4, 2.0, 4.0)
@@ -49,7 +51,7 @@ def epsilon(mechanism: Mechanism, delta: float, false_positives: float, true_pos
 
     # The more noise, the smaller the rates that it allows: the least amount that is refuted is looked for.
     is_claim_refuted = is_refuted(0)
-    least = math.ceil(math.log(LEAST_NOISE / mechanism.noise_multiplier, _STEP))
+    least = math.ceil(math.log(_LEAST_NOISE / mechanism.noise_multiplier, _STEP))
     powers = range(least, 0) if is_claim_refuted else range(1, math.ceil(math.log(_MOST_NOISE, _STEP)))
     found = bisect.bisect_left(powers, True, key=is_refuted)
     if found == len(powers) and not is_claim_refuted:

@@ -117,6 +117,10 @@ def build(
         raise InputError(
             f"model {name} gave a {type(model).__name__}, not a torch.nn.Module. Return a module from the factory."
         )
+    # One value repeated gets memory for all of them: it is written to, and read from files.
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if not nn.parameter.is_lazy(tensor) and 0 in tensor.stride():
+            tensor.data = tensor.data.contiguous()
     return model
 
 
