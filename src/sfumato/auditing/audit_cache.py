@@ -1,6 +1,7 @@
 """The folder of a membership audit: what is trained already."""
 
 import contextlib
+import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from typing import Any
 
 from sfumato.auditing.bounds import new_split_seed
 from sfumato.errors import InputError
-from sfumato.run_folder.files import read_json, write_atomically, write_first_json
+from sfumato.run_folder.files import read_json, write_atomically, write_json
 from sfumato.run_folder.locks import lock
 
 _SETTINGS, _SPLIT = "settings.json", "split_seed"
@@ -34,7 +35,15 @@ class AuditCache:
         if folder is None:
             return
         path = folder / _SETTINGS
-        write_first_json(path, {**settings, _SPLIT: self.split_seed}, "membership audit", 0o600)
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder} is no folder. Choose another --output.")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (folder / ".lock").open("w") as file:  # of several processes one says which audit it is
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not path.exists():
+                if any(other.name != ".lock" for other in folder.iterdir()):
+                    raise InputError(f"{folder} is not empty and holds no membership audit. Choose another --output.")
+                write_json(path, {**settings, _SPLIT: self.split_seed}, 0o600)
         held = read_json(path)
         others = [key for key in settings if held.get(key) != settings[key]]
         if others or _SPLIT not in held:
@@ -42,7 +51,6 @@ class AuditCache:
                 f"{folder} holds an audit with other settings ({', '.join(others)}). Give those again, or choose "
                 "another --output."
             )
-        folder.chmod(0o700)
         self.split_seed = held[_SPLIT]
 
     def losses(self, name: str, count: int, train: Callable[[], list[float]]) -> list[float] | None:

@@ -15,7 +15,6 @@ OWNER = "owner"
 """The folder in a run's that is for its owner alone, and never handed on."""
 DATA_ROOT_FILE = f"{OWNER}/data_root"
 INIT_FILE = f"{OWNER}/init_from"
-NO_FILE = FileNotFoundError, IsADirectoryError, NotADirectoryError
 
 
 @contextlib.contextmanager
@@ -28,31 +27,6 @@ def machine_faults(path: Path) -> Iterator[None]:
             f"{path} cannot be written: {error.strerror}. What was written before is intact; make room or make it "
             "writable, then go on: a run by `sfumato resume`, all else by the same command."
         ) from error
-
-
-@contextlib.contextmanager
-def reading_faults(path: Path) -> Iterator[None]:
-    """The same for a file that cannot be read though it is there: that is no damage of it. `NO_FILE` passes."""
-    try:
-        yield
-    except NO_FILE:
-        raise
-    except OSError as error:
-        raise MachineError(f"{path} cannot be read: {error.strerror}. Mend that, then try again.") from error
-
-
-def is_there(path: Path) -> bool:
-    """Whether something bears this name, a link that leads nowhere, too.
-
-    Raises:
-        MachineError: If nobody can tell.
-    """
-    try:
-        with reading_faults(path):
-            os.lstat(path)
-    except NO_FILE:
-        return False
-    return True
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
@@ -78,63 +52,9 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
         sync_folder(path.parent)
 
 
-def make_folder(path: Path) -> None:
-    """Makes a folder, and those above it that are missing, so that their names last through a crash.
-
-    Raises:
-        MachineError: If it cannot be made.
-    """
-    with machine_faults(path):
-        missing = [above for above in (path, *path.parents) if not above.exists()]
-        path.mkdir(parents=True, exist_ok=True)
-        for above in (path, *path.parents):  # a process that was killed before it came so far may have made others
-            try:
-                sync_folder(above.parent)
-            except OSError as error:
-                # What is above and was there may be of another system, or only lead here and not be listed.
-                if above in missing and not isinstance(error, PermissionError):
-                    raise
-
-
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
     """Writes strict JSON (no NaN, no Infinity), as `write_atomically`."""
     write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), mode)
-
-
-def write_first_json(path: Path, value: Any, what: str, mode: int = 0o644) -> None:
-    """Writes the file that says what a new folder is, unless it is there: of several processes one does, and the others
-    find it.
-
-    Args:
-        path: The file in the folder, which is made.
-        value: Strict JSON.
-        what: What the folder would hold, for the error.
-        mode: Of the file.
-
-    Raises:
-        InputError: If the folder holds other things, or is none.
-        MachineError: If it cannot be written.
-    """
-    folder, parts = path.parent, f"{path.name}."  # after dots
-    for place in (folder, *folder.parents):
-        if os.path.lexists(place) and not place.is_dir():
-            raise InputError(f"{place} is no folder. Choose another --output.")
-    # Listed before the file is looked for: another process writes it before all else.
-    others = folder.is_dir() and any(not name.lstrip(".").startswith(parts) for name in os.listdir(folder))
-    if path.exists():
-        return
-    if others:
-        raise InputError(f"{folder} is not empty and holds no {what}. Choose another --output.")
-    part = folder / f".{parts}{secrets.token_hex(4)}.part"
-    with machine_faults(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    try:
-        write_json(part, value, mode)
-        with machine_faults(path), contextlib.suppress(FileExistsError):
-            os.link(part, path)
-            sync_folder(folder)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> Any:
@@ -142,12 +62,10 @@ def read_json(path: Path) -> Any:
 
     Raises:
         InputError: If it is missing or damaged.
-        MachineError: If it cannot be read.
     """
     try:
-        with reading_faults(path):
-            return json.loads(path.read_text(encoding="utf-8"))
-    except (*NO_FILE, ValueError, RecursionError) as error:  # lists within lists
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # lists within lists
         raise InputError(
             f"{path} is missing or damaged ({type(error).__name__}). Give the folder of a run that this tool wrote."
         ) from None
