@@ -10,7 +10,7 @@ from typing import Any
 
 from sfumato.auditing.bounds import new_split_seed
 from sfumato.errors import InputError
-from sfumato.run_folder.files import read_json, write_atomically, write_json
+from sfumato.run_folder.files import read_json, write_atomically
 from sfumato.run_folder.locks import lock
 
 _SETTINGS, _SPLIT = "settings.json", "split_seed"
@@ -37,13 +37,13 @@ class AuditCache:
         path = folder / _SETTINGS
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is no folder. Choose another --output.")
+        if not path.exists() and folder.is_dir() and any(folder.iterdir()):
+            raise InputError(f"{folder} is not empty and holds no membership audit. Choose another --output.")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (folder / ".lock").open("w") as file:  # of several processes one says which audit it is
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if not path.exists():
-                if any(other.name != ".lock" for other in folder.iterdir()):
-                    raise InputError(f"{folder} is not empty and holds no membership audit. Choose another --output.")
-                write_json(path, {**settings, _SPLIT: self.split_seed}, 0o600)
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # of several processes one says which audit it is
+            if path.stat().st_size == 0:
+                file.write(json.dumps({**settings, _SPLIT: self.split_seed}))
         held = read_json(path)
         others = [key for key in settings if held.get(key) != settings[key]]
         if others or _SPLIT not in held:
