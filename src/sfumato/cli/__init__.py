@@ -3,6 +3,7 @@
 import gc
 import io
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -18,6 +19,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a name that the console's encoding lacks is spelled out
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    from sfumato.training.interrupt import stop
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, stop)
     # Imports and traces make half a million objects that stay: to look through them for garbage takes a sixth of the
     # computing of a short run.
     gc.set_threshold(20_000)

@@ -14,9 +14,15 @@ class Interrupted(Exception):
         self.step = step
 
 
+class Stopped(KeyboardInterrupt):
+    """SIGINT or SIGTERM. Where KeyboardInterrupt itself passes through text that ``exec`` runs, as in a library's import,
+    Python ends by SIGINT later, whoever caught it, and not with status 1.
+    """
+
+
 def stop(number: int, frame: object) -> None:
     """A signal's handler."""
-    raise KeyboardInterrupt
+    raise Stopped
 
 
 @contextlib.contextmanager
@@ -32,7 +38,7 @@ def watch_for_interrupts() -> Iterator[Callable[[], bool]]:
 
     def note(number: int, frame: object) -> None:
         if seen:
-            raise KeyboardInterrupt
+            raise Stopped
         seen.append(number)
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
