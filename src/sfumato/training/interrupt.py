@@ -15,8 +15,8 @@ class Interrupted(Exception):
 
 
 class Stopped(KeyboardInterrupt):
-    """SIGINT or SIGTERM. Where KeyboardInterrupt itself passes through text that ``exec`` runs, as in a library's import,
-    Python ends by SIGINT later, whoever caught it, and not with status 1.
+    """SIGINT or SIGTERM. Where KeyboardInterrupt itself passes through text that ``exec`` runs, as in a library's
+    import, Python ends by SIGINT later, whoever caught it, and not with status 1.
     """
 
 
