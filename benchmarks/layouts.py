@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from sfumato.config import DataConfig
-from sfumato.data.folders import load_folder
+from sfumato.data.loading import load
 from sfumato.errors import InputError
 
 SIDE = 16
@@ -177,7 +177,7 @@ LAYOUTS: list[tuple[str, Callable[[Path], None], dict]] = [
 def verdict(root: Path, keys: dict) -> str:
     lines: list[str] = []
     try:
-        data = load_folder(DataConfig(name="folder", image_size=SIDE, channels=1, **keys), root, lines.append)
+        data = load(DataConfig(name="folder", image_size=SIDE, channels=1, **keys), root, lines.append)
     except InputError as refusal:
         return f"refused: {str(refusal).replace(str(root), '.')}"
     wrong, marked = 0, 0
