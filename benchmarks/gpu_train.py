@@ -128,7 +128,7 @@ def note(out: Path, **found: Any) -> None:
 
 def checkpoints_of(run: Path) -> list[Path]:
     """The oldest first; the numbers in their names have leading zeros."""
-    return sorted(run.rglob("checkpoints/step-*.safetensors"), key=lambda path: path.name)
+    return sorted(run.rglob("checkpoints/release-*.pt"), key=lambda path: path.name)
 
 
 def pieces_in(folder: Path) -> list[Path]:
@@ -137,8 +137,8 @@ def pieces_in(folder: Path) -> list[Path]:
 
 
 def pack(run: Path, out: Path, piece: int) -> dict[str, Any]:
-    """Writes the run folder, of its checkpoints the newest alone, in pieces of at most so many bytes. The key and the
-    ledger are among it: without them no run goes on.
+    """Writes the run folder, of its checkpoints the newest alone, in pieces of at most so many bytes. Its ledger is
+    among it: without it no run goes on.
     """
     old = set(checkpoints_of(run)[:-1])
     buffer = io.BytesIO()
