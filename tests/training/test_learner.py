@@ -6,6 +6,7 @@ from torch import nn
 
 from sfumato.config import DataConfig, parse
 from sfumato.data import loading as datasets
+from sfumato.errors import InputError
 from sfumato.planning.resolve import resolve
 from sfumato.randomness import derived
 from sfumato.training.learner import build_learner
@@ -55,3 +56,18 @@ def test_ordinary_training_takes_a_batch_whole_though_standardised_weights_are_k
     model = {"name": "wide_resnet", "options": {"depth": 16, "width": 4}}  # 2.7 million weights, few values an image
     plan = resolve(parse({"data": {"name": "digits"}, "model": model, "training": {"num_steps": 2}}), dataset.facts)
     assert build_learner(plan, dataset, torch.device("cpu"), None).microbatch_size == 128
+
+
+def test_a_run_does_not_go_on_with_a_model_whose_code_changed():
+    """The recipe names a module, whose code may be another one by then."""
+    dataset = datasets.load(DataConfig(name="digits"), None, lambda text: None)
+    plan = resolve(parse({"data": {"name": "digits"}, "training": {"num_steps": 2}}), dataset.facts)
+    learner = build_learner(plan, dataset, torch.device("cpu"), None)
+    word = derived(bytes(32), "weights").uint64(1)
+    learner.initialise(word)
+    state = learner.state.tensors()
+    learner.initialise(word, state=dict(state))
+    name = next(name for name in state if name.startswith("model."))
+    for changed in ({**state, name: torch.zeros(3)}, {key: value for key, value in state.items() if key != name}):
+        with pytest.raises(InputError, match="its code changed since the run began"):
+            learner.initialise(word, state=changed)

@@ -136,7 +136,7 @@ class Learner:
         if state is None:
             self.network.initialise(int(word[0]))
         else:  # features are of the network that the run began with
-            self.network.model.load_state_dict(model_state(state), strict=False)  # a centre has no place there yet
+            self.network.load(model_state(state))
         self.source = source_of(self._plan, self._dataset, self.network, self._device, took_part, self._report)
         if self.first_release is not None:
             self._centred = self.network.centred()

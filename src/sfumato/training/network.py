@@ -80,6 +80,21 @@ class Network:
         """Draws the initial weights from one uniform word of 64 bits."""
         self.model.load_state_dict(self._build(seed=word >> 1).state_dict())
 
+    def load(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Takes the tensors of a checkpoint, but for a centre, which has no place here yet.
+
+        Raises:
+            InputError: If the network is another one than when they were written.
+        """
+        own = self.model.state_dict()
+        other = next((name for name in own if name not in tensors or tensors[name].shape != own[name].shape), None)
+        if other is not None:
+            raise InputError(
+                f"the model's tensor {other!r} is not that of the checkpoint: its code changed since the run began. Give "
+                "it as it was, or start a new run with another --output; the epsilons of both add up."
+            )
+        self.model.load_state_dict(tensors, strict=False)
+
     def centred(self) -> CentredLinear:
         """The classifier, from here on with a centre that is taken off its features."""
         return centre_features(self.model, named_classifier(self.model, self._num_classes))
