@@ -90,8 +90,8 @@ class Network:
         other = next((name for name in own if name not in tensors or tensors[name].shape != own[name].shape), None)
         if other is not None:
             raise InputError(
-                f"the model's tensor {other!r} is not that of the checkpoint: its code changed since the run began. Give "
-                "it as it was, or start a new run with another --output; the epsilons of both add up."
+                f"the model's tensor {other!r} is not that of the checkpoint: its code changed since the run began. "
+                "Give it as it was, or start a new run with another --output; the epsilons of both add up."
             )
         self.model.load_state_dict(tensors, strict=False)
 
