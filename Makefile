@@ -29,7 +29,7 @@ test-slow: $(STAMP) $(DATA)/.unpacked
 	SFUMATO_DATA=$(DATA) $(VENV)/bin/python -m pytest -q -m slow
 
 lint: $(STAMP)
-	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff check --no-cache .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 

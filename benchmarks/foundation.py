@@ -59,35 +59,26 @@ def train_briefly(*settings: str, steps: int = 20) -> tuple[dict[str, Any], Path
         *settings,
     ]
     figures = whole_process(words, runs=1)
-    return figures, folder, json.loads((folder / "metrics_private.jsonl").read_text().splitlines()[-1])
+    return figures, folder, json.loads((folder / "owner" / "metrics_private.jsonl").read_text().splitlines()[-1])
 
 
 def overhead() -> dict[str, Any]:
-    """Sampling, noise, ledger and checkpoint, as a share of a run and per step; the ledger's seconds hold the sum's
-    code.
-    """
-    from sfumato import randomness
+    """Sampling, noise, ledger and checkpoint, as a share of a run and per step."""
     from sfumato.accounting.mechanism import Mechanism
-    from sfumato.data.sampling import poisson_batch
     from sfumato.data.views import Views
     from sfumato.evaluation.trained import load
-    from sfumato.training.step import draw
+    from sfumato.randomness import Streams
+    from sfumato.training.draws import Draws
 
     steps = 40
     _, folder, line = train_briefly(f"--set=training.evaluate_every={steps}", steps=steps)
     trained = load(folder)
-    batch_size, augmentation = trained.recipe.training.batch_size, trained.recipe.augmentation
+    batch_size = trained.recipe.training.batch_size
     assert batch_size is not None
-    mechanism = Mechanism(60_000, batch_size, 1.0, steps)
-    streams = randomness.Streams(randomness.new_key(), {}, {})
-
-    def bits():
-        indices, views = poisson_batch(mechanism, streams.stream("sampling")), Views.of(augmentation)
-        return draw(mechanism, indices, views, streams.stream("views"), streams.stream("model"))
-
+    draws = Draws(Mechanism(60_000, batch_size, 1.0, steps), Views.of(trained.recipe.augmentation), Streams())
     parts = {
-        "sampling": median_seconds(bits, 50),
-        "noise": noise_seconds(sum(value.numel() for value in trained.model.parameters()))["noise"],
+        "sampling": median_seconds(lambda: draws.of_update(0), 50),
+        "noise": noise_seconds(sum(value.numel() for value in trained.model.parameters())),
         "ledger": line["phases"]["ledger"] / steps,
         "checkpoint": line["phases"]["checkpoint"] / steps,
     }
@@ -98,26 +89,20 @@ def overhead() -> dict[str, Any]:
     }
 
 
-def noise_seconds(num_parameters: int) -> dict[str, float]:
-    """Of one update: the code of its sum; then, for no noise is known before its sum is, keystream, transform and
-    addition.
-    """
+def noise_seconds(num_parameters: int) -> float:
+    """Of one update: keystream, transform and addition."""
     import torch
 
     from sfumato.randomness import Stream, new_key
-    from sfumato.run_folder.tensor_mac import tensor_mac
     from sfumato.training.noise import add_noise
 
-    key, grad_sum = new_key(), {"weights": torch.randn(num_parameters)}
-    return {
-        "code": median_seconds(lambda: tensor_mac(key, [], grad_sum), 20),
-        "noise": median_seconds(lambda: add_noise(grad_sum, 1.0, Stream(key)), 20),
-    }
+    grad_sum = {"weights": torch.randn(num_parameters)}
+    return median_seconds(lambda: add_noise(grad_sum, 1.0, Stream(new_key())), 20)
 
 
 def noise() -> dict[str, Any]:
-    """Milliseconds an update of WRN-16-4 spends on the code of its sum and on noise."""
-    return {"ms": {name: round(1e3 * seconds, 1) for name, seconds in noise_seconds(2_748_890).items()}}
+    """Milliseconds that an update of WRN-16-4 spends on noise."""
+    return {"ms": round(1e3 * noise_seconds(2_748_890), 1)}
 
 
 def memory() -> dict[str, Any]:
@@ -224,7 +209,7 @@ def update() -> dict[str, Any]:
         "training.num_steps=1",
     ]
     figures = whole_process(words, runs=1)
-    line = json.loads((folder / "metrics_private.jsonl").read_text().splitlines()[-1])
+    line = json.loads((folder / "owner" / "metrics_private.jsonl").read_text().splitlines()[-1])
     return {"update_seconds": line["phases"]["gradient"], "evaluation_seconds": line["phases"]["evaluation"], **figures}
 
 

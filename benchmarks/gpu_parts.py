@@ -170,7 +170,7 @@ def product_updates(out: Findings, microbatch_size: int | None) -> None:
         if done.returncode:
             raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
         out(**{key: json.loads(done.stdout)[key] for key in ("seconds", "images_per_second")})
-        lines = Path(folder, "run", "metrics_private.jsonl").read_text("utf-8").splitlines()
+        lines = Path(folder, "run", "owner", "metrics_private.jsonl").read_text("utf-8").splitlines()
     for before, line in pairwise([{"phases": {}}, *map(json.loads, lines)]):  # they add up over steps
         phases = {name: seconds - before["phases"].get(name, 0.0) for name, seconds in line["phases"].items()}
         out(step=line["step"], phases=phases)

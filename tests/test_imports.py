@@ -192,3 +192,9 @@ def test_the_light_parts_import_no_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_benchmarks_import_only_what_there_is():
+    root = PACKAGE.parents[1]
+    names = {name for path in (root / "benchmarks").rglob("*.py") for name in imports(path)}
+    assert not {name for name in names if not is_module(name)}
