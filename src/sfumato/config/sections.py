@@ -233,8 +233,7 @@ class PrivacyConfig(Section):
     def _know_how_many_images_a_person_has(self) -> "PrivacyConfig":
         if self.unit == "person" and self.max_images_per_person is None:
             raise InputError(
-                'privacy.unit = "person" needs to know how many images a person has at most: give '
-                "privacy.max_images_per_person (--images-per-person)."
+                'privacy.unit = "person" needs privacy.max_images_per_person (--images-per-person). Give it.'
             )
         if self.person_sampling is not None and self.unit != "person":
             raise InputError('privacy.person_sampling is for privacy.unit = "person". Leave it out, or set that.')
@@ -287,11 +286,9 @@ class OptimizerConfig(Section):
 
     @pydantic.model_validator(mode="after")
     def _refuse_what_the_optimizer_lacks(self) -> "OptimizerConfig":
-        foreign, owner = (
-            (("beta1", "beta2", "adam_epsilon"), "adam")
-            if self.name == "sgd"
-            else (("momentum", "dampening", "nesterov"), "sgd")
-        )
+        foreign, owner = ("momentum", "dampening", "nesterov"), "sgd"
+        if self.name == "sgd":
+            foreign, owner = ("beta1", "beta2", "adam_epsilon"), "adam"
         for key in foreign:
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise InputError(
@@ -300,18 +297,15 @@ class OptimizerConfig(Section):
                 )
         if self.nesterov and (not self.momentum or self.dampening):
             raise InputError(
-                "optimizer.nesterov = true looks ahead by the momentum: it needs optimizer.momentum above 0 and "
-                "optimizer.dampening = 0. Set these, or take nesterov out."
+                "optimizer.nesterov = true needs optimizer.momentum above 0 and optimizer.dampening = 0. Set these, or "
+                "take nesterov out."
             )
         return self
 
     @pydantic.model_validator(mode="after")
     def _know_when_the_rate_falls(self) -> "OptimizerConfig":
         if (self.schedule == "step") != (self.milestones is not None):
-            raise InputError(
-                'optimizer.schedule = "step" and optimizer.milestones go together: the updates after which the '
-                "learning rate falls, for example milestones = [50000, 75000]. Give both, or neither."
-            )
+            raise InputError('optimizer.schedule = "step" and optimizer.milestones go together. Give both, or neither.')
         if self.milestones is not None and sorted(set(self.milestones)) != self.milestones:
             raise InputError(
                 f"optimizer.milestones = {self.milestones} do not ascend. Give each update once, the earliest first."
@@ -400,17 +394,13 @@ class Recipe(Section):
         if name not in PACKAGED or not isinstance(model, dict) or not isinstance(values.get("data"), dict):
             return values
         packaged, data = PACKAGED[name], values["data"]
-        constants = {
-            "image_size": packaged.image_size,
-            "channels": packaged.channels,
-            "mean": list(packaged.mean),
-            "std": list(packaged.std),
-        }
-        implied = {"trainable": "classifier"}
+        constants: dict[str, Any] = {"image_size": packaged.image_size, "channels": packaged.channels}
+        constants |= {"mean": list(packaged.mean), "std": list(packaged.std)}
+        implied: dict[str, Any] = {"trainable": "classifier"}
         if model.get("init_from") in (None, FROM_PACKAGE):
             implied |= {"init_from": FROM_PACKAGE, "pretrained_on": packaged.pretrained_on}
-        return {
-            **values,
-            "data": {**data, **{key: value for key, value in constants.items() if data.get(key) is None}},
-            "model": {**model, **{key: value for key, value in implied.items() if model.get(key) is None}},
-        }
+
+        def filled(section: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+            return section | {key: value for key, value in more.items() if section.get(key) is None}
+
+        return {**values, "data": filled(data, constants), "model": filled(model, implied)}
