@@ -72,13 +72,9 @@ def add(app: typer.Typer, *commands: Callable[..., Any]) -> None:
 
 def parse_seeds(text: str) -> list[int]:
     """Whole numbers with commas between them, or from one to another: 0,1,2 or 0..2."""
-    seeds: list[int] = []
-    try:
-        for part in text.split(","):
-            first, _, last = part.partition("..")
-            seeds += [int(part)] if not last else range(int(first), int(last) + 1)
-    except ValueError:
+    if not re.fullmatch(r"\d{1,18}(\.\.\d{1,18})?(,\d{1,18}(\.\.\d{1,18})?)*", text):
         raise InputError(
-            f"--seeds takes whole numbers with commas between them, such as 0,1,2 or 0..2, not {text!r}."
-        ) from None
-    return seeds
+            f"--seeds takes whole numbers with commas between them, such as 0,1,2 or 0..2, not {text[:40]!r}."
+        )
+    ends = [part.split("..") for part in text.split(",")]
+    return [seed for each in ends for seed in range(int(each[0]), int(each[-1]) + 1)]

@@ -209,11 +209,8 @@ def _facts(beside: _OfRecipe, found: "Plan", recipe: str | None) -> dict[str, An
     if why_not is not None:  # as `train --dry-run` gives it
         by = ("epsilon", "epsilon_rdp", "epsilon_pld", "epsilon_image")
         facts |= {f"{name}_if_private": facts[name] for name in by} | dict.fromkeys(by)
-        facts["warnings"].insert(
-            0,
-            f"recipe {recipe} is not private: {why_not}; each epsilon here is that of Poisson sampling with secret "
-            "noise",
-        )
+        each = "each epsilon here is that of Poisson sampling with secret noise"
+        facts["warnings"].insert(0, f"recipe {recipe} is not private: {why_not}; {each}")
     if beside.target is not None and found.noise_multiplier and (facts["epsilon"] or 0.0) > beside.target:
         facts["warnings"].append(
             f"that is more than privacy.target_epsilon = {formats.epsilon_text(beside.target)}: `sfumato "
