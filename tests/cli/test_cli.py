@@ -11,9 +11,11 @@ import jsonschema
 import numpy as np
 import pytest
 from PIL import Image
+from typer.main import get_command
 
 import sfumato
 from sfumato import cli
+from sfumato.cli.app import app
 from sfumato.errors import InputError
 from sfumato.models import registry
 from sfumato.reporting.page import write_report
@@ -434,6 +436,12 @@ def test_the_surface_of_the_command_line_is_what_the_contract_says(capsys):
         status, out, _ = call(capsys, *name.split(), "--help")
         found = set(re.findall(r"^  (--[\w-]+)", out, re.MULTILINE)) - {"--help"}
         assert status == 0 and found == set(options.split()), name
+
+
+def test_every_argument_and_option_is_explained():
+    groups = [group := get_command(app), *(each for each in group.commands.values() if hasattr(each, "commands"))]
+    params = [param for group in groups for each in group.commands.values() for param in each.params]
+    assert len(params) > 150 and not [param.name for param in params if not param.help]
 
 
 def test_what_a_run_leaves_is_what_the_schemas_say(capsys, tmp_path):

@@ -65,7 +65,7 @@ def add(app: typer.Typer, *commands: Callable[..., Any]) -> None:
                 info = copy.copy(info) or typer.Option()
                 if info.default is ...:  # a name that is given lies here, too
                     info.default = f"--{name.strip('_').replace('_', '-')}"
-            info.help = " ".join(said[name].split())
+            info.help = " ".join(said.get(name, "").split())  # there are no docstrings under python -OO
             command.__annotations__[name] = Annotated[kind, info]
         app.command(command.__name__.strip("_").replace("_", "-"), help=text)(command)
 
