@@ -20,11 +20,9 @@ AugmentationKind = Literal["none", "flip", "crop", "crop_flip", "rrc", "tan", "s
 
 @dataclasses.dataclass(frozen=True)
 class MayChange:
-    """Marks a key that says where and how fast a run happens, or what it notes for its owner: never
-    what it releases.
+    """Marks a key that says where and how fast a run happens, or what it notes for its owner: never what it releases.
 
-    A run may go on with another value of it. (Where rounding follows from it, as from
-    `training.engine`, updates are then drawn afresh: `sfumato.run_folder.environment`.)
+    A run may go on with another value of it.
     """
 
 
@@ -64,9 +62,7 @@ class DataConfig(Section):
     part. As many as "train" has are those of "train".
     """
     classes: Annotated[list[str], Field(min_length=1)] | None = None
-    """Class names in label order; without them, the names of the class folders. A table of labels
-    needs them stated.
-    """
+    """Class names in label order; without them, the names of the class folders. A table of labels needs them stated."""
     class_proportions: list[PositiveFloat] | None = None
     """Public share of each class; used in the loss and in the decision."""
     image_size: Annotated[int, Field(ge=8, le=1024)] | None = None
@@ -115,9 +111,7 @@ class ModelConfig(Section):
     init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     """Digest of these weights (names, types, shapes, values): others are refused. A run fills it in."""
     init_recipe: Annotated[str | None, MayChange()] = None
-    """A shipped recipe whose run makes such weights: what a run that lacks `init_from` names, and is
-    refused by.
-    """
+    """A shipped recipe whose run makes such weights: what a run that lacks `init_from` names, and is refused by."""
     pretrained_on: str | None = None
     """Which images made the weights, in words for the certificate: they are not covered."""
     trainable: Literal["all", "classifier", "norms"] | Annotated[list[str], Field(min_length=1)] | None = None
@@ -171,9 +165,7 @@ class AugmentationConfig(Section):
     padding: Annotated[int, Field(ge=0, le=64)] | None = None
     """Pixels of mirror padding on each edge before a random crop."""
     test_views: Annotated[int, Field(ge=0, le=256), MayChange()] = 0
-    """Views of each held-out image that decide together, reported beside the plain accuracy
-    (AugTest); 0: not done.
-    """
+    """Views of each held-out image that decide together, reported beside the plain accuracy (AugTest); 0: not done."""
 
 
 class PrivacyConfig(Section):
@@ -193,9 +185,7 @@ class PrivacyConfig(Section):
     sensitivity.
     """
     clipping_norm: Annotated[float, Field(ge=1e-12, allow_inf_nan=False)] = 1.0
-    """Below 1e-12 the squares of a gradient's entries vanish in float32, and it would not be
-    clipped.
-    """
+    """Below 1e-12 the squares of a gradient's entries vanish in float32, and it would not be clipped."""
     sampling: Literal["poisson", "shuffled"] = "poisson"
     accountant: Literal["pld", "rdp"] = "pld"
     max_images_per_person: PositiveInt | None = None
@@ -214,9 +204,7 @@ class PrivacyConfig(Section):
     scored best: epsilon covers that.
     """
     selection_shape: Annotated[float, Field(gt=-1, le=100)] = 0.0
-    """Shape of that number's distribution, a truncated negative binomial; 0 is logarithmic, 1
-    geometric.
-    """
+    """Shape of that number's distribution, a truncated negative binomial; 0 is logarithmic, 1 geometric."""
     score_noise: Annotated[float, Field(ge=1e-3, le=1e9)] | None = None
     """Standard deviation of the noise on how many images of the validation split a run judges
     right, by which runs are compared.
@@ -245,9 +233,7 @@ class PrivacyConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """What is done with the private gradient: post-processing, which costs no privacy whatever it
-    is.
-    """
+    """What is done with the private gradient: post-processing, which costs no privacy whatever it is."""
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
     learning_rate: Annotated[float, Field(gt=0, le=1e30)] | None = None
@@ -280,9 +266,7 @@ class OptimizerConfig(Section):
     """Updates after each of which the learning rate is multiplied by `gamma`; schedule "step" alone."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
     max_grad_norm: PositiveFloat | None = None
-    """Ordinary training only: bound on the norm of the batch's mean gradient, which is then divided
-    by it.
-    """
+    """Ordinary training only: bound on the norm of the batch's mean gradient, which is then divided by it."""
 
     @pydantic.model_validator(mode="after")
     def _refuse_what_the_optimizer_lacks(self) -> "OptimizerConfig":
