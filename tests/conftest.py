@@ -8,15 +8,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files whose tests take longest, first: one that begins last would keep one core, and leave the other idle.
-LONG = (
-    "test_canary.py",
-    "test_planted_faults.py",
-    "test_compiled.py",
-    "test_resume.py",
-    "test_publication.py",
-    "test_plan.py",
-    "test_replay.py",
-)
+LONG = ("test_canary.py", "test_planted_faults.py", "test_compiled.py", "test_resume.py", "test_plan.py")
 
 
 def pytest_collection_modifyitems(items):

@@ -17,17 +17,8 @@ from sfumato.auditing import toy_task
 from tests.auditing.test_membership import made_up_task
 from tests.cli.test_cli import call, json_of, refused
 
-KEYS = {
-    "epsilon_lower_bound",
-    "bounds",
-    "confidence",
-    "nominal_epsilon",
-    "num_games",
-    "auc",
-    "advantage",
-    "advantage_upper_bound",
-    "violated",
-}
+KEYS = {"epsilon_lower_bound", "bounds", "confidence", "nominal_epsilon", "num_games", "auc", "violated"}
+KEYS |= {"advantage", "advantage_upper_bound"}
 CANARY = ["audit", "canary", "--epsilon", "8", "--delta", "1e-5", "--num-steps", "2", "--num-games", "1000"]
 
 
@@ -60,29 +51,22 @@ def test_bounds_of_a_table_are_those_of_the_library_and_keep_their_schema(capsys
     assert found["violated"] is True and found["epsilon_lower_bound"] > 1
 
 
-def test_without_a_claim_nothing_is_refuted(capsys, table):
+def test_without_a_claim_nothing_is_refuted_and_what_shows_nothing_is_zero(capsys, tmp_path, table):
     found = json_of(capsys, "audit", "bounds", table, "--delta", "0.01")
     assert found["violated"] is found["nominal_epsilon"] is found["advantage_upper_bound"] is None
     assert found["power"]["perfect"] > found["epsilon_lower_bound"]
-
-
-def test_what_shows_nothing_is_zero_in_json(capsys, tmp_path):
-    path = write_scores(tmp_path / "scores.csv", [0.0] * 400, [0, 1] * 200)
+    path = write_scores(tmp_path / "same.csv", [0.0] * 400, [0, 1] * 200)
     found = json_of(capsys, "audit", "bounds", path, "--delta", "0.01", "--epsilon", "1")
     assert found["epsilon_lower_bound"] == 0 and found["violated"] is False
 
 
-def test_every_audit_says_what_it_assumes_and_what_it_could_have_shown(capsys, table):
-    status, out, _ = call(
-        capsys, "audit", "bounds", table, "--delta", "0.01", "--epsilon", "8", "--confidence", "0.999"
-    )
+def test_every_audit_says_what_it_assumes_what_it_could_have_shown_and_whether_the_claim_holds(capsys, table):
+    words = ["audit", "bounds", table, "--delta", "0.01", "--confidence", "0.999", "--epsilon"]
+    status, out, _ = call(capsys, *words, "8")
     assert status == 0
     assert "assumes nothing" in out and "is that of a Gaussian mechanism" in out and "99.9 %" in out
     assert out.count("power:") == 3 and "is not refuted; that is no proof of it" in out
-
-
-def test_a_violated_claim_is_said_with_status_0(capsys, table):
-    status, out, _ = call(capsys, "audit", "bounds", table, "--delta", "0.01", "--epsilon", "1")
+    status, out, _ = call(capsys, *words, "1")
     assert status == 0 and "VIOLATED: the claim of epsilon 1 is refuted" in out
 
 
@@ -114,50 +98,38 @@ def test_a_membership_audit_states_what_it_ran_keeps_its_schema_and_goes_on(caps
     again = json_of(capsys, *membership, "--output", tmp_path / "audit", "--page", tmp_path / "audit.html")
     assert "loss on the example" in (tmp_path / "audit.html").read_text()
     assert again["bounds"] == found["bounds"]
-    said = refused(capsys, *membership, "--output", tmp_path / "audit", "--delta", "0.02")
-    assert "other settings (delta)" in said
-    assert "other settings (num_steps)" in refused(
-        capsys, *membership, "--output", tmp_path / "audit", "--num-steps", "3"
-    )
+    for option, value in (("delta", "0.02"), ("num_steps", "3")):
+        other = [f"--{option.replace('_', '-')}", value]
+        said = refused(capsys, *membership, "--output", tmp_path / "audit", *other)
+        assert f"other settings ({option})" in said
     assert json_of(capsys, *membership, "--num-steps", "3")["winner"]["num_steps"] == 3
     status, out, _ = call(capsys, *membership, "--output", tmp_path / "fixed", "--fixed-batches")
     assert status == 0 and "without amplification by sampling" in out and "2 x 24 models" in out
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_canary_audit_that_is_stopped_says_so(tmp_path, sent):
+def test_a_canary_audit_that_is_stopped_says_so(tmp_path):
     command = [sys.executable, "-m", "sfumato", *CANARY[:-1], "4000000"]
-    process = subprocess.Popen(
-        command,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    default = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # noqa: E731
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=default)
     process.stderr.readline()  # what it will do
     time.sleep(1)
-    process.send_signal(sent)
+    process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=120)[1].splitlines()[-1].startswith("interrupted; nothing is kept")
     assert process.returncode == 1
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_an_audit_of_scores_and_one_of_a_run_that_are_stopped_say_so(capsys, tmp_path, monkeypatch, table, sent):
+@pytest.mark.parametrize("place", ["bounds.audit_scores", "page.write_page", "run.audit_one_run"])
+def test_an_audit_that_is_stopped_while_it_works_or_draws_says_so(capsys, tmp_path, monkeypatch, table, place, sent):
     def stopped(*arguments, **options):
         os.kill(os.getpid(), sent)
         time.sleep(60)
 
-    monkeypatch.setattr("sfumato.auditing.bounds.audit_scores", stopped)
-    monkeypatch.setattr("sfumato.auditing.run.audit_one_run", stopped)
-    for words in (["bounds", table, "--delta", "0.01"], ["one-run", tmp_path]):
-        status, out, err = call(capsys, "audit", *words)
-        assert (status, out) == (1, "") and err.startswith("interrupted; ") and "same command: sfumato" in err
-
-
-def test_an_audit_that_is_stopped_as_its_page_is_drawn_says_so(capsys, tmp_path, monkeypatch, table):
-    monkeypatch.setattr("sfumato.auditing.page.write_page", lambda *arguments: os.kill(os.getpid(), signal.SIGTERM))
-    words = ["audit", "bounds", table, "--delta", "0.01", "--page", tmp_path / "page.html"]
-    status, out, err = call(capsys, *words)
-    assert status == 1 and "epsilon is at least" in out and err.startswith("interrupted; nothing is kept")
+    monkeypatch.setattr(f"sfumato.auditing.{place}", stopped)
+    words = ["bounds", table, "--delta", "0.01", "--page", tmp_path / "page.html"]
+    status, out, err = call(capsys, "audit", *(["one-run", tmp_path] if place.startswith("run") else words))
+    assert (status, "epsilon is at least" in out) == (1, place.startswith("page"))
+    assert err.startswith("interrupted; ") and "same command: sfumato" in err
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -174,11 +146,8 @@ def test_a_membership_audit_that_is_stopped_says_how_to_go_on(capsys, tmp_path, 
     threading.Thread(target=stop).start()
     status, out, err = call(capsys, "audit", "membership", "--epsilon", "8", "--num-models", "5000", *output)
     assert status == 1 and not out
-    assert err.splitlines()[-1].startswith(
-        "interrupted; what is trained is kept. Go on with the same command: sfumato"
-        if keeps
-        else "interrupted; nothing is kept, so it begins anew. Go on with the same command: sfumato"
-    )
+    kept = "what is trained is kept" if keeps else "nothing is kept, so it begins anew"
+    assert err.splitlines()[-1].startswith(f"interrupted; {kept}. Go on with the same command: sfumato")
 
 
 @pytest.mark.parametrize(

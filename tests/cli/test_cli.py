@@ -11,9 +11,11 @@ import jsonschema
 import numpy as np
 import pytest
 from PIL import Image
+from typer.main import get_command
 
 import sfumato
 from sfumato import cli
+from sfumato.cli.app import app
 from sfumato.errors import InputError
 from sfumato.models import registry
 from sfumato.reporting.page import write_report
@@ -49,31 +51,23 @@ def refused(capsys, *arguments, status=2):
     return errors[0]
 
 
+def settings(values):
+    """--set for each key."""
+    return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+
+
 def test_plan_solves_for_the_fourth_of_batch_steps_noise_and_epsilon(capsys):
     facts = json_of(capsys, *TABLE_12)
-    assert (
-        facts["epsilon_rdp"] == pytest.approx(7.05, abs=0.005)
-        and facts["epsilon"] == facts["epsilon_pld"] <= facts["epsilon_rdp"]
-    )
-    keys = (
-        "epsilon epsilon_rdp epsilon_pld epsilon_tan delta noise_multiplier batch_size sampling_prob num_steps "
-        "num_epochs "
-        "snr_per_step snr overcharge warnings"
-    )
-    assert set(keys.split()) <= set(facts)
-    assert facts["num_epochs"] == pytest.approx(2468 * 4096 / 50000) and facts["snr_per_step"] == pytest.approx(
-        4096 / 50000 / (2**0.5 * 3)
-    )
-    epsilon = facts["epsilon"]
-    base = {"--batch-size": 4096, "--num-steps": 2468, "--noise-multiplier": 3}
-    for left_out, key in (
-        ("--batch-size", "batch_size"),
-        ("--num-steps", "num_steps"),
-        ("--noise-multiplier", "noise_multiplier"),
-    ):
-        given = [word for option, value in base.items() if option != left_out for word in (option, value)]
+    assert facts["epsilon_rdp"] == pytest.approx(7.05, abs=0.005)
+    assert facts["epsilon"] == facts["epsilon_pld"] <= facts["epsilon_rdp"]
+    assert set("epsilon_tan delta sampling_prob snr overcharge warnings".split()) <= set(facts)
+    assert facts["num_epochs"] == pytest.approx(2468 * 4096 / 50000)
+    assert facts["snr_per_step"] == pytest.approx(4096 / 50000 / (2**0.5 * 3))
+    epsilon, base = facts["epsilon"], {"batch_size": 4096, "num_steps": 2468, "noise_multiplier": 3}
+    for key, value in base.items():
+        given = [f"--{other.replace('_', '-')}={number}" for other, number in base.items() if other != key]
         solved = json_of(capsys, "plan", "--num-examples", 50000, "--delta", 1e-5, *given, "--epsilon", epsilon)
-        assert solved["epsilon"] <= epsilon and solved[key] == pytest.approx(base[left_out], rel=2e-3)
+        assert solved["epsilon"] <= epsilon and solved[key] == pytest.approx(value, rel=2e-3)
 
 
 SMALL = "plan --num-examples 1000 --batch-size 20"
@@ -150,9 +144,7 @@ def test_a_model_with_batch_norm_is_refused_before_anything_is_written(capsys, t
 def test_check_says_how_every_weight_s_gradients_are_had(capsys):
     facts = json_of(capsys, "check", "wide_resnet", "--image-size", 8)
     model = registry.build("wide_resnet", image_size=8, channels=3, num_classes=10, options={}, seed=0)
-    assert {name for use in facts["uses"] for name in use["parameters"]} == {
-        name for name, _ in model.named_parameters()
-    }
+    assert {name for use in facts["uses"] for name in use["parameters"]} == {*dict(model.named_parameters())}
     assert facts["engine"] == "graph" and facts["engine_refusal"] is None
     first = facts["uses"][0]
     assert (first["operation"], first["argument"], first["kind"]) == ("conv2d", "weight", "standardized")
@@ -160,27 +152,21 @@ def test_check_says_how_every_weight_s_gradients_are_had(capsys):
 
 def test_recipes_are_listed_shown_and_verified_against_the_papers_epsilons(capsys):
     rows = {row["name"]: row for row in json_of(capsys, "recipes", "verify")["recipes"]}
-    assert {"demo/digits", "image-folder", *(f"de2022/cifar10-wrn-16-4-eps-{e}" for e in (1, 2, 3, 4, 6, 8))} <= set(
-        rows
-    )
+    assert {"demo/digits", "image-folder"} <= rows.keys()
     spent = {e: rows[f"de2022/cifar10-wrn-16-4-eps-{e}"] for e in (1, 2, 3, 4, 6, 8)}
-    assert spent[1]["epsilon_rdp"] == pytest.approx(0.988, abs=5e-4) and spent[8]["epsilon_rdp"] == pytest.approx(
-        7.05, abs=5e-3
-    )
+    assert spent[1]["epsilon_rdp"] == pytest.approx(0.988, abs=5e-4)
+    assert spent[8]["epsilon_rdp"] == pytest.approx(7.05, abs=5e-3)
     assert [row["status"] for row in spent.values()] == ["within"] * 5 + ["under"]
     assert all(row["epsilon_pld"] < row["epsilon_rdp"] for row in spent.values())
     # Misprints of Sander et al., and rows of De et al. whose sigma is printed with one decimal.
     rounded = {name for name in rows if "imagenet32-" in name and name.endswith(("-eps-2", "-eps-4"))}
     assert len(rounded) == 10
-    assert {name for name, row in rows.items() if row["status"] == "over"} == rounded | {
-        f"sander2022/{name}" for name in TAN_MISPRINTS
-    }
-    under = {name for name, row in rows.items() if row["status"] == "under"}
+    over, under = ({name for name, row in rows.items() if row["status"] == status} for status in ("over", "under"))
+    assert over == rounded | {f"sander2022/{name}" for name in TAN_MISPRINTS}
     carried_over = {name for name in rows if name.startswith("de2022/cifar10-wrn-40-4-cifar100-")}  # Table 19
     assert len(carried_over) == 7 and under == carried_over | {"de2022/cifar10-wrn-16-4-eps-8"}
-    assert all(
-        rows[f"sander2022/{row.recipe}"]["status"] == "within" for row in TAN_ROWS if row.recipe not in TAN_MISPRINTS
-    )
+    within = [rows[f"sander2022/{row.recipe}"]["status"] for row in TAN_ROWS if row.recipe not in TAN_MISPRINTS]
+    assert set(within) == {"within"}
     status, out, _ = call(capsys, "recipes", "show", "demo/digits")
     assert status == 0 and "target_epsilon = 3.0" in out
 
@@ -204,14 +190,12 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory):
     run = tmp_path_factory.mktemp("run") / "photos"
-    arguments = f"train image-folder --data-root {folder} --epsilon 8 --delta 1e-3 --output {run} --json".split()
-    settings = (
-        "--set data.image_size=16 --set data.channels=1 --set training.num_steps=15 --set training.batch_size=40 "
-        "--accountant rdp"
-    ).split()
-    done = subprocess.run(
-        [sys.executable, "-m", "sfumato", *arguments, *settings], capture_output=True, text=True, timeout=200
+    words = (
+        f"train image-folder --data-root {folder} --epsilon 8 --delta 1e-3 --output {run} --accountant rdp --json "
+        "--set data.image_size=16 --set data.channels=1 --set training.num_steps=15 --set training.batch_size=40"
     )
+    command = [sys.executable, "-m", "sfumato", *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     return run, json.loads(done.stdout), done.stderr
 
@@ -220,16 +204,10 @@ def test_a_folder_is_trained_on_and_every_file_of_the_run_is_there(trained):
     run, result, log = trained
     keys = (
         "run private epsilon epsilon_rdp epsilon_pld delta noise_multiplier batch_size num_steps num_examples "
-        "test_accuracy "
-        "test_accuracy_last test_accuracy_top5 images_per_second seconds"
+        "test_accuracy test_accuracy_last test_accuracy_top5 images_per_second seconds"
     )
-    assert set(keys.split()) <= set(result)
-    assert (
-        result["private"]
-        and 0 < result["epsilon"] <= 8
-        and result["test_accuracy_top5"] is None
-        and result["balanced_accuracy"] is not None
-    )
+    assert set(keys.split()) <= set(result) and result["private"] and 0 < result["epsilon"] <= 8
+    assert result["test_accuracy_top5"] is None and result["balanced_accuracy"] is not None
     files = set("recipe.toml privacy.json ledger.jsonl metrics.jsonl model.safetensors report.html owner".split())
     assert files <= {path.name for path in run.iterdir()}
     assert oct((run / "owner" / "metrics_private.jsonl").stat().st_mode)[-3:] == "600"
@@ -237,8 +215,7 @@ def test_a_folder_is_trained_on_and_every_file_of_the_run_is_there(trained):
     claim = json.loads((run / "privacy.json").read_text())
     keys = (
         "private epsilon epsilon_rdp epsilon_pld delta accountant relation unit sampling noise_multiplier "
-        "sampling_prob batch_size "
-        "num_examples num_steps clipping_norm ledger_lines ledger_sha256 not_covered"
+        "sampling_prob batch_size num_examples num_steps clipping_norm ledger_lines ledger_sha256 not_covered"
     )
     assert set(keys.split()) <= set(claim) and claim["epsilon"] == result["epsilon"]
     for line in (run / "metrics.jsonl").read_text().splitlines():
@@ -273,13 +250,11 @@ def test_a_dry_run_of_several_is_of_the_runs_that_would_be(capsys):
 
 def test_a_dry_run_shows_every_choice_and_writes_nothing(folder, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    facts = json_of(
-        capsys, "train", "image-folder", "--data-root", folder, "--epsilon", 2, "--dry-run", "--accountant", "rdp"
-    )
-    assert facts["epsilon"] <= 2 and facts["expected_seconds"] > 0 and facts["delta"] == 1e-3 or facts["delta"] == 1e-2
-    assert {"model.name", "training.batch_size", "optimizer.learning_rate", "privacy.noise_multiplier"} <= {
-        row["key"] for row in facts["choices"]
-    }
+    words = ["train", "image-folder", "--data-root", folder, "--epsilon", 2, "--dry-run", "--accountant", "rdp"]
+    facts = json_of(capsys, *words)
+    assert facts["epsilon"] <= 2 and facts["expected_seconds"] > 0 and facts["delta"] in (1e-2, 1e-3)
+    chosen = {row["key"] for row in facts["choices"]}
+    assert {"model.name", "training.batch_size", "optimizer.learning_rate", "privacy.noise_multiplier"} <= chosen
     assert not list(tmp_path.iterdir())
 
 
@@ -290,12 +265,8 @@ def test_no_run_is_written_among_the_images(folder, capsys, tmp_path, monkeypatc
     monkeypatch.chdir(folder)
     for root, output in ((".", None), (folder, "stripes/run"), (tmp_path / "link", folder / "run")):
         where = ["--data-root", root, *(["--output", output] if output else [])]
-        for command in (
-            ["train", *words, *where],
-            ["simulate", *words, "--batch-size", 8, *where],
-            ["search", *words, "--trials", 1, *where],
-        ):
-            line = refused(capsys, *command)
+        for command in (["train"], ["simulate", "--batch-size", 8], ["search", "--trials", 1]):
+            line = refused(capsys, command[0], *words, *command[1:], *where)
             assert "lies in the folder of images" in line and "--output" in line
         assert sorted(folder.rglob("*")) == before
     with pytest.raises(InputError, match="lies in the folder of images"):
@@ -303,24 +274,21 @@ def test_no_run_is_written_among_the_images(folder, capsys, tmp_path, monkeypatc
     assert sorted(folder.rglob("*")) == before
 
 
-SHORT = ["--set", "training.num_steps=3", "--set", "training.batch_size=32", "--accountant", "rdp"]
+SHORT = [*settings({"training.num_steps": 3, "training.batch_size": 32}), "--accountant", "rdp"]
 
 
 def test_a_test_with_views_stands_beside_the_plain_accuracy_and_comes_out_the_same_again(capsys, tmp_path):
-    run, words = tmp_path / "run", ["--set", "augmentation.kind=tan", "--set", "augmentation.augmult=2", *SHORT]
-    status, out, err = call(
-        capsys, "train", "demo/digits", "--output", run, *words, "--set", "augmentation.test_views=3"
-    )
+    run, views = tmp_path / "run", {"kind": "tan", "augmult": 2, "test_views": 3}
+    words = [*SHORT, *settings({f"augmentation.{key}": value for key, value in views.items()})]
+    status, out, err = call(capsys, "train", "demo/digits", "--output", run, *words)
     assert status == 0 and "chosen: augmentation.padding = 1 " in err
     result = json.loads((run / "result.json").read_text())
     vote, mean = result["accuracy_augtest_vote"], result["accuracy_augtest_mean"]
     assert result["test_views"] == 3 and 0 < vote < 1 and 0 < mean < 1
     lines = out.splitlines()
     assert lines[0].startswith(f"held-out accuracy {100 * result['test_accuracy']:.2f} % (")
-    assert (
-        lines[1]
-        == f"with 3 random views of each image: {100 * vote:.2f} % by majority, {100 * mean:.2f} % by mean probability"
-    )
+    shares = f"{100 * vote:.2f} % by majority, {100 * mean:.2f} % by mean probability"
+    assert lines[1] == f"with 3 random views of each image: {shares}"
     keys = ("test_views", "accuracy_augtest_vote", "accuracy_augtest_mean")
     again = json_of(capsys, "evaluate", run)
     assert [again[key] for key in keys] == [3, vote, mean] and again["accuracy"] == result["accuracy"]
@@ -330,12 +298,9 @@ def test_a_test_with_views_stands_beside_the_plain_accuracy_and_comes_out_the_sa
     assert "--test-views" in refused(capsys, "evaluate", run, "--test-views", -1)
 
 
-@pytest.mark.parametrize(
-    "settings, reason",
-    [(["--set", "run.seed=3"], "seed"), (["--set", "privacy.sampling=shuffled"], "shuffled")],
-)
-def test_a_run_that_is_not_private_never_claims_an_epsilon(capsys, tmp_path, settings, reason):
-    result = json_of(capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, *settings)
+@pytest.mark.parametrize(("setting", "reason"), [("run.seed=3", "seed"), ("privacy.sampling=shuffled", "shuffled")])
+def test_a_run_that_is_not_private_never_claims_an_epsilon(capsys, tmp_path, setting, reason):
+    result = json_of(capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, "--set", setting)
     assert result["private"] is False and result["epsilon"] is None and result["epsilon_rdp"] is None
     assert 0 < result["epsilon_if_private"] <= 3 and reason in result["why_not_private"]
     claim = json.loads((tmp_path / "run" / "privacy.json").read_text())
@@ -346,29 +311,21 @@ def test_a_run_that_is_not_private_never_claims_an_epsilon(capsys, tmp_path, set
 def watched(tmp_path_factory):
     """A private run of Adam that noted its gradient norms."""
     run = tmp_path_factory.mktemp("run") / "watched"
-    words = (
-        "--set optimizer.name=adam --set optimizer.learning_rate=0.01 --set training.norm_histogram_every=2 "
-        "--set training.evaluate_every=3"
-    ).split()
-    assert cli.run(["train", "demo/digits", "--output", str(run), *SHORT, *words]) == 0
+    words = {"optimizer.name": "adam", "optimizer.learning_rate": 0.01, "training.norm_histogram_every": 2}
+    command = ["train", "demo/digits", "--output", str(run), *SHORT, *settings(words | {"training.evaluate_every": 3})]
+    assert cli.run(command) == 0
     return run
 
 
 def test_gradient_norms_are_shown_to_the_owner_at_the_chosen_steps(watched, capsys, tmp_path):
     facts = json_of(capsys, "norms", watched, "--plot", tmp_path / "norms.svg")
     assert [row["step"] for row in facts["histograms"]] == [1, 2] and facts["private"] is False
-    assert all(
-        sum(row["counts"]) > 0 and 0 <= row["clipped_fraction"] <= 1 and row["signal_to_noise"] > 0
-        for row in facts["histograms"]
-    )
+    for row in facts["histograms"]:
+        assert sum(row["counts"]) > 0 and 0 <= row["clipped_fraction"] <= 1 and row["signal_to_noise"] > 0
     assert oct((tmp_path / "norms.svg").stat().st_mode)[-3:] == "600"
     status, out, _ = call(capsys, "norms", watched)
-    assert (
-        status == 0
-        and out.startswith("not private")
-        and "owner" in out.splitlines()[0]
-        and "root mean square norm of the noise" in out
-    )
+    assert status == 0 and out.startswith("not private") and "owner" in out.splitlines()[0]
+    assert "root mean square norm of the noise" in out
 
 
 def test_no_file_but_the_private_one_holds_anything_of_the_norms(watched):
@@ -379,9 +336,8 @@ def test_no_file_but_the_private_one_holds_anything_of_the_norms(watched):
     counts = [json.dumps(found["counts"])[1:-1] for found in norms]
     secrets = ["signal_to_noise", "not_finite", '"counts"', '"norms"', "median", *numbers, *counts]
     public = [path for path in watched.rglob("*") if path.is_file() and "owner" not in path.relative_to(watched).parts]
-    assert {"recipe.toml", "privacy.json", "metrics.jsonl", "result.json", "report.html", "ledger.jsonl"} <= {
-        path.name for path in public
-    }
+    files = "recipe.toml privacy.json metrics.jsonl result.json report.html ledger.jsonl"
+    assert set(files.split()) <= {path.name for path in public}
     for path in public:
         content = path.read_bytes().decode(errors="replace")
         assert not [secret for secret in secrets if secret in content], path
@@ -404,12 +360,8 @@ def test_the_python_in_the_readme_runs_as_it_stands(folder, tmp_path, monkeypatc
 
 
 def test_the_library_takes_paths_as_text_too(tmp_path):
-    recipe = {
-        "data": {"name": "digits"},
-        "model": {"name": "small_cnn", "options": {"width": 2}},
-        "training": {"num_steps": 1, "batch_size": 8},
-        "run": {"seed": 0},
-    }
+    recipe = {"data": {"name": "digits"}, "model": {"name": "small_cnn", "options": {"width": 2}}}
+    recipe |= {"training": {"num_steps": 1, "batch_size": 8}, "run": {"seed": 0}}
     result = sfumato.train(recipe, str(tmp_path / "run"), data_root=str(tmp_path))
     assert recipe["run"] == {"seed": 0} and "privacy" not in recipe  # the caller's own is left alone
     assert sfumato.train(recipe, str(tmp_path / "run"), resume=True) == result
@@ -420,23 +372,15 @@ def test_the_library_takes_paths_as_text_too(tmp_path):
 
 def test_non_private_training_shows_the_price_of_privacy(capsys, tmp_path):
     steps = "training.num_steps=15"  # after three, one run in thirty knows no more than chance
-    result = json_of(
-        capsys, "train", "demo/digits", "--output", tmp_path / "run", *SHORT, "--set", steps, "--non-private"
-    )
-    assert (
-        result["private"] is False
-        and result["epsilon"] is None
-        and result["delta"] is None
-        and result["accuracy"] > 0.4
-    )
+    words = ["train", "demo/digits", *SHORT, "--set", steps, "--non-private", "--output", tmp_path / "run"]
+    result = json_of(capsys, *words)
+    assert result["private"] is False and result["epsilon"] is result["delta"] is None and result["accuracy"] > 0.4
 
 
 def test_a_run_whose_budget_ends_first_stops_before_the_step_that_would_exceed_it(capsys, tmp_path):
-    settings = (
-        "--set training.num_steps=50 --set training.batch_size=32 --set privacy.noise_multiplier=0.8 "
-        "--accountant rdp --delta 1e-4"
-    ).split()
-    result = json_of(capsys, "train", "demo/digits", "--epsilon", 1.5, "--output", tmp_path / "run", *settings)
+    plan = {"training.num_steps": 50, "training.batch_size": 32, "privacy.noise_multiplier": 0.8}
+    words = [*settings(plan), "--accountant", "rdp", "--delta", "1e-4", "--epsilon", "1.5"]
+    result = json_of(capsys, "train", "demo/digits", *words, "--output", tmp_path / "run")
     assert result["epsilon"] <= 1.5 and 0 < result["num_steps"] < 50
     more = "plan --num-examples 1437 --delta 1e-4 --batch-size 32 --noise-multiplier 0.8 --accountant rdp".split()
     assert json_of(capsys, *more, "--num-steps", result["num_steps"] + 1)["epsilon"] > 1.5
@@ -452,28 +396,33 @@ def test_heavy_libraries_are_not_imported_for_help_plan_and_recipes():
     assert done.stderr.splitlines()[-1] == "[]", done.stderr
 
 
+_PLACE = "--data-root --device --trust --json"
 SURFACE = {
-    "train": "--epsilon --epsilon-per-person --images-per-person "
-    "--delta --set --output --data-root --device --accountant --calibrate --non-private --dry-run --resume "
-    "--trust --json",
-    "plan": "--num-examples --delta --batch-size --num-steps --noise-multiplier --epsilon --images-per-person "
-    "--recipe --json",
-    "simulate": "--batch-size --seeds --epsilon --delta --set --output --data-root --device --trust --json",
+    "train": "--epsilon --epsilon-per-person --images-per-person --delta --set --output --accountant --calibrate "
+    f"--non-private --dry-run --resume --max-lost --repeat --seeds --no-cache {_PLACE}",
+    "plan": "--num-examples --delta --batch-size --num-steps --noise-multiplier --epsilon --images-per-person --recipe "
+    "--accountant --table --throughput --devices --more-data --plot --json",
+    "simulate": f"--batch-size --seeds --epsilon --delta --set --output {_PLACE}",
     "search": "--trials --space --sampler --prune --paid --score-noise --batch-size --seeds --data --epsilon --delta "
-    "--set --storage --worker "
-    "--output --data-root --device --trust --json",
+    f"--set --storage --worker --output {_PLACE}",
+    "sweep": f"--grid --cells --seeds --paired --workers --epsilon --delta --set --output {_PLACE}",
     "scaling-law": "--predict-batch-size --plot --json",
-    "evaluate": "--data-root --test-views --specificity --prevalence --trust --json",
+    "evaluate": "--data-root --test-views --specificity --prevalence --by --plot --trust --json",
     "predict": "--format --trust --json",
     "calibrate": "--positive --sensitivity --specificity --data-root --trust --json",
-    "resume": "--device --trust --json",
-    "audit bounds": "--delta --epsilon --confidence --json",
-    "audit canary": "--epsilon --delta --num-steps --sampling-prob --num-games --confidence --json",
-    "check": "--fix --trust --json",
+    "resume": f"--max-lost --no-cache {_PLACE}",
+    "audit bounds": "--delta --epsilon --confidence --page --json",
+    "audit canary": "--epsilon --delta --num-steps --sampling-prob --num-games --confidence --page --json",
+    "audit membership": "--epsilon --num-models --num-examples --delta --data-root --fixed-batches --augmult "
+    "--num-steps --confidence --output --page --json",
+    "audit one-run": "--confidence --trust --json",
+    "check": "--fix --image-size --channels --num-classes --trust --json",
     "norms": "--plot --json",
     "recipes list": "--data-root --json",
     "recipes show": "--calibrate --json",
     "recipes verify": "--json",
+    "figures list": "--json",
+    "figures run": "--scale --train --seeds --paired --workers --output --data-root --device --json",
     "schema": "",
     "cache list": "--json",
     "cache clear": "--json",
@@ -485,14 +434,20 @@ def test_the_surface_of_the_command_line_is_what_the_contract_says(capsys):
     assert status == 0 and all(name.split()[0] in out for name in SURFACE)
     for name, options in SURFACE.items():
         status, out, _ = call(capsys, *name.split(), "--help")
-        missing = [option for option in options.split() if option not in out]
-        assert status == 0 and not missing, f"{name} lacks {missing}"
+        found = set(re.findall(r"^  (--[\w-]+)", out, re.MULTILINE)) - {"--help"}
+        assert status == 0 and found == set(options.split()), name
+
+
+def test_every_argument_and_option_is_explained():
+    groups = [group := get_command(app), *(each for each in group.commands.values() if hasattr(each, "commands"))]
+    params = [param for group in groups for each in group.commands.values() for param in each.params]
+    assert len(params) > 150 and not [param.name for param in params if not param.help]
 
 
 def test_what_a_run_leaves_is_what_the_schemas_say(capsys, tmp_path):
     run = tmp_path / "run"
-    steps = ("--set training.num_steps=4 --set training.evaluate_every=2 --set training.norm_histogram_every=2").split()
-    json_of(capsys, "train", "demo/digits", *steps, "--output", run)
+    steps = {"training.num_steps": 4, "training.evaluate_every": 2, "training.norm_histogram_every": 2}
+    json_of(capsys, "train", "demo/digits", *settings(steps), "--output", run)
     lines = {"metrics": "metrics.jsonl", "private-metrics": "owner/metrics_private.jsonl", "ledger": "ledger.jsonl"}
     for name, file in {"certificate": "privacy.json", "result": "result.json", **lines}.items():
         _, out, _ = call(capsys, "schema", name)

@@ -1,6 +1,5 @@
 """Models that look at the images beside an image in evaluation mode alone, on the command line."""
 
-import json
 import sys
 
 import pytest
@@ -9,8 +8,9 @@ from PIL import Image
 
 from sfumato.accounting.selection import Selection
 from sfumato.evaluation import scores
+from sfumato.evaluation.trained import load
 from sfumato.searching import private
-from tests.cli.test_cli import call, json_of, refused
+from tests.cli.test_cli import call, json_of, refused, settings
 from tests.evaluation.test_trained import recipe as model_recipe
 from tests.evaluation.test_trained import write_run
 
@@ -25,17 +25,8 @@ class Net(nn.Module):
 def net(num_classes): return Net(num_classes)
 def broken(num_classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes), nn.BatchNorm1d(num_classes))
 """
-SHORT = [
-    "--set",
-    "training.num_steps=2",
-    "--set",
-    "training.batch_size=64",
-    "--set",
-    "training.engine=reference",
-    "--accountant",
-    "rdp",
-]
-PAID = ["search", "demo/digits", "--trials", "2", "--paid", "--score-noise", "5", *SHORT[:-2]]
+FEW = settings({"training.num_steps": 2, "training.batch_size": 64, "training.engine": "reference"})
+PAID = ["search", "demo/digits", "--trials", "2", "--paid", "--score-noise", "5", *FEW]
 
 
 @pytest.fixture
@@ -47,16 +38,18 @@ def mine(tmp_path, monkeypatch):
     sys.modules.pop("my_net", None)
 
 
+def paid(mine, model=None):
+    """A paid search's words, and where it would lie."""
+    words = [*PAID, "--space", mine / "space.toml", "--output", mine / "search"]
+    return [*words, "--set", f"model.name={model}"] if model else words
+
+
 def test_training_and_check_refuse_it_and_a_search_before_its_first_trial(mine, capsys):
-    with_it, run = ["--set", "model.name=my_net:net"], mine / "run"
-    assert (
-        "in evaluation mode" in refused(capsys, "train", "demo/digits", *SHORT, *with_it, "--output", run)
-        and not run.exists()
-    )
+    words = ["train", "demo/digits", *FEW, "--accountant", "rdp", "--set", "model.name=my_net:net"]
+    assert "in evaluation mode" in refused(capsys, *words, "--output", mine / "run") and not (mine / "run").exists()
     found = json_of(capsys, "check", "my_net:net", "--image-size", 8, "--channels", 1)
     assert not found["compatible"] and "in evaluation mode" in found["findings"][0]["reason"]
-    words = [*PAID, *with_it, "--space", mine / "space.toml", "--output", mine / "search"]
-    assert "in evaluation mode" in refused(capsys, *words) and not (mine / "search").exists()
+    assert "in evaluation mode" in refused(capsys, *paid(mine, "my_net:net")) and not (mine / "search").exists()
 
 
 def test_evaluate_and_predict_say_that_answers_depend_on_the_images_beside(mine, capsys):
@@ -83,27 +76,13 @@ def test_a_score_that_noise_covers_moves_by_one_image_at_most_though_no_check_fo
         return 100
 
     monkeypatch.setattr(private, "judged_right", counted)
-    words = [
-        *PAID,
-        "--set",
-        "model.name=my_net:net",
-        "--space",
-        mine / "space.toml",
-        "--output",
-        mine / "search",
-        "--json",
-    ]
-    status, out, err = call(capsys, *words)
-    assert status == 0, err
+    assert json_of(capsys, *paid(mine, "my_net:net"))["private"]
     ((logits, images),) = judged
-    from sfumato.evaluation.trained import load
-
     model = load(mine / "search" / "selected", ("my_net",)).model
     for place in (0, 5, len(images) - 1):
         alone = model(images.batch(torch.tensor([place]))).detach()
         assert torch.equal(alone[0], logits[place])
     assert not torch.allclose(scores.predict_logits(model, images), logits, atol=1e-3)  # what a batch would have given
-    assert json.loads(out)["private"]
 
 
 @pytest.mark.parametrize(
@@ -122,11 +101,9 @@ def test_a_score_that_noise_covers_moves_by_one_image_at_most_though_no_check_fo
 )
 def test_settings_that_cannot_be_trained_are_refused_before_the_first_trial(mine, capsys, space, says):
     (mine / "space.toml").write_text(f"[group]\n{space}\n")
-    error = refused(capsys, *PAID, "--space", mine / "space.toml", "--output", mine / "search")
+    error = refused(capsys, *paid(mine))
     assert says in error and "no trial could be made" in error and not (mine / "search").exists()
 
 
 def test_a_model_that_mixes_examples_is_refused_before_the_first_trial(mine, capsys):
-    (mine / "space.toml").write_text('[group]\n"optimizer.learning_rate" = [2.0]\n')
-    words = [*PAID, "--set", "model.name=my_net:broken", "--space", mine / "space.toml", "--output", mine / "search"]
-    assert "BatchNorm1d" in refused(capsys, *words) and not (mine / "search").exists()
+    assert "BatchNorm1d" in refused(capsys, *paid(mine, "my_net:broken")) and not (mine / "search").exists()

@@ -18,15 +18,15 @@ from PIL import Image
 
 import sfumato
 from sfumato import cli
-from tests.cli.test_cli import call, json_of, refused
+from sfumato.models import build
+from tests.cli.test_cli import call, json_of, refused, settings
 from tests.evaluation.test_trained import RESOLVED, write_run
 from tests.evaluation.test_trained import recipe as model_recipe
 from tests.training import faults
 from tests.training.test_resume import wait_for_release
 
-SHORT = (
-    "--set training.num_steps=2 --set training.batch_size=32 --set training.engine=reference --accountant rdp"
-).split()
+FEW = {"training.num_steps": 2, "training.batch_size": 32, "training.engine": "reference"}
+SHORT = [*settings(FEW), "--accountant", "rdp"]
 NET = """
 import pathlib
 from torch import nn
@@ -56,17 +56,12 @@ def test_a_recipe_file_is_not_the_users_word_and_a_typed_name_is(theirs, capsys)
         ["simulate", recipe, *SHORT[:-2], "--batch-size", 8, "--output", run],
     ]
     for command in commands:
-        assert (
-            refused(capsys, *command).endswith("add --trust their_net")
-            and not (theirs / "ran").exists()
-            and not run.exists()
-        )
+        assert refused(capsys, *command).endswith("add --trust their_net")
+        assert not (theirs / "ran").exists() and not run.exists()
     status, out, err = call(capsys, "train", recipe, *SHORT, "--output", run, "--trust", "their_net")
     assert status == 0 and f"sfumato predict {run} --trust their_net IMAGE" in out, err
-    result = json_of(
-        capsys, "train", "demo/digits", *SHORT, "--output", theirs / "typed", "--set", "model.name=their_net:net"
-    )
-    assert result["private"]
+    typed = ["demo/digits", *SHORT, "--set", "model.name=their_net:net", "--output", theirs / "typed"]
+    assert json_of(capsys, "train", *typed)["private"]
     for words in (["evaluate", run], ["predict", run, theirs], ["check", run]):
         sys.modules.pop("their_net", None)
         (theirs / "ran").unlink(missing_ok=True)
@@ -78,7 +73,7 @@ def test_a_recipe_file_is_not_the_users_word_and_a_typed_name_is(theirs, capsys)
 
 def test_resuming_a_folder_needs_trust_too_and_an_interrupt_says_so(theirs, capsys):
     run, log = theirs / "run", theirs / "log"
-    steps = ["--set", "training.num_steps=4000", "--set", "training.batch_size=32", "--accountant", "rdp"]
+    steps = [*settings({"training.num_steps": 4000, "training.batch_size": 32}), "--accountant", "rdp"]
     words = ["train", str(theirs / "theirs.toml"), *steps, "--output", str(run), "--trust", "their_net"]
     process = faults.start(words, log=log)
     while not (run / "ledger.jsonl").exists():
@@ -111,29 +106,18 @@ ESCAPES = "\nepsilon 0.1\x1b]0;owned\x07\x1b[2J\u202egnp\x9b31m\r"
 
 
 def test_no_name_of_a_stranger_steers_the_terminal(tmp_path, capsys):
-    run = write_run(
-        tmp_path / "run", facts={"classes": [f"cat {number}{ESCAPES}" for number in range(10)]}, tensors=_ten()
-    )
+    ten = build("small_cnn", image_size=8, channels=1, num_classes=10, seed=0).state_dict()
+    classes = [f"cat {number}{ESCAPES}" for number in range(10)]
+    run = write_run(tmp_path / "run", facts={"classes": classes}, tensors=ten)
     Image.new("L", (8, 8)).save(tmp_path / f"x{ESCAPES}.png")
     name = tmp_path / f"gone{ESCAPES}"
     bad = write_run(tmp_path / "bad", model_recipe("small_cnn").replace("small_cnn", "x\\u001b[2J:net"))
-    for words in (
-        ["evaluate", run],
-        ["predict", run, tmp_path / f"x{ESCAPES}.png"],
-        ["evaluate", name],
-        ["check", name],
-        ["check", bad],
-    ):
-        status, out, err = call(capsys, *words)
+    image = tmp_path / f"x{ESCAPES}.png"
+    for command, *words in (("evaluate", run), ("predict", run, image), ("evaluate", name), ("check", bad)):
+        status, out, err = call(capsys, command, *words)
         assert status in (0, 2) and not set("\x1b\x07\x9b\u202e\r") & set(out + err), (out, err)
-    _, out, _ = call(capsys, "predict", run, tmp_path / f"x{ESCAPES}.png")
+    _, out, _ = call(capsys, "predict", run, image)
     assert out.count("\n") == 1 and "  cat " in out and out.count("\\nepsilon 0.1\\x1b]0;owned\\x07") == 2
-
-
-def _ten():
-    from sfumato.models import build
-
-    return build("small_cnn", image_size=8, channels=1, num_classes=10, seed=0).state_dict()
 
 
 def test_every_command_prints_through_what_spells_escapes_out():
@@ -155,7 +139,7 @@ def owned(tmp_path_factory):
             Image.fromarray(source.integers(0, 256, (8, 8)).astype(np.uint8)).save(images / name / f"{number}.png")
     run = home.parent / "published"
     words = ["train", "image-folder", "--data-root", str(images), "--epsilon", "8", "--output", str(run), *SHORT]
-    words += ["--set", "data.image_size=8", "--set", "data.channels=1", "--set", "data.class_proportions=[0.5, 0.5]"]
+    words += settings({"data.image_size": 8, "data.channels": 1, "data.class_proportions": [0.5, 0.5]})
     assert cli.run(words) == 0
     return run, images
 
@@ -163,9 +147,8 @@ def owned(tmp_path_factory):
 def test_where_the_images_lie_stands_in_a_file_for_the_owner_alone(owned, capsys, tmp_path):
     run, images = owned
     shared = [path for path in run.rglob("*") if path.is_file() and "owner" not in path.relative_to(run).parts]
-    assert {"recipe.toml", "privacy.json", "model.safetensors", "result.json", "report.html", "ledger.jsonl"} <= {
-        path.name for path in shared
-    }
+    files = "recipe.toml privacy.json model.safetensors result.json report.html ledger.jsonl"
+    assert set(files.split()) <= {path.name for path in shared}
     for path in shared:
         assert b"of-alice" not in path.read_bytes(), path
     note = run / "owner" / "data_root"
@@ -221,7 +204,7 @@ def test_going_on_with_a_strangers_folder_never_writes_where_a_link_leads(owned,
 def test_a_dry_run_leaves_out_as_many_images_of_a_person_as_the_run_does(owned, capsys, tmp_path):
     _, images = owned
     words = ["train", "image-folder", "--data-root", images, "--epsilon", 8, *SHORT]
-    words += ["--set", r"data.group_by=/(\d)", "--set", "data.image_size=8"]
+    words += settings({"data.group_by": r"/(\d)", "data.image_size": 8})
     said = []
     for rest in (["--dry-run"], ["--output", tmp_path / "run"]):
         status, _, err = call(capsys, *words, "--images-per-person", 3, *rest)
@@ -243,13 +226,8 @@ def test_a_module_in_the_working_folder_does_not_run(tmp_path):
     (tmp_path / "safetensors.py").write_text("import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n")
     run = write_run(tmp_path / "run")
     source = str(Path(sfumato.__file__).parent.parent)
-    environment = {**os.environ, "PYTHONPATH": source}
-    subprocess.run(
-        [sys.executable, "-m", "sfumato", "predict", str(run), "none.png"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-    )
+    words = [sys.executable, "-m", "sfumato", "predict", str(run), "none.png"]
+    subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": source}, capture_output=True)
     assert not (tmp_path / "ran").exists()
 
 

@@ -4,15 +4,8 @@ import json
 
 import pytest
 
-from sfumato import cli
 from sfumato.studies.figures import names, read_figure
-
-
-def strict(text):
-    def refuse(name):
-        raise AssertionError(name)
-
-    return json.loads(text, parse_constant=refuse)
+from tests.cli.test_cli import call, json_of, refused, settings
 
 
 @pytest.mark.parametrize(
@@ -30,25 +23,17 @@ def strict(text):
     ],
 )
 def test_a_wrong_sweep_is_refused_in_one_line_with_status_2(arguments, says, capsys, tmp_path):
-    status = cli.run(["sweep", "demo/digits", *arguments, "--output", str(tmp_path / "sweep"), "--json"])
-    out, error = capsys.readouterr()
-    assert status == 2
-    assert out == ""
-    assert says in error
-    assert len(error.splitlines()) == 1
+    assert says in refused(capsys, "sweep", "demo/digits", *arguments, "--output", tmp_path / "sweep", "--json")
     assert not list(tmp_path.rglob("ledger.jsonl"))  # nothing has run
 
 
 def test_a_sweep_prints_one_strict_object_and_its_csv_and_page_lie_beside(capsys, tmp_path):
     cells = tmp_path / "cells.toml"
     cells.write_text("[[cell]]\n[cell.ema]\ndecay = 0.5\n")
-    tiny = ["model.options.width=8", "training.num_steps=2", "training.batch_size=32", "data.split=train"]
-    tiny += ["privacy.target_epsilon=", "privacy.noise_multiplier=1.0"]
-    chosen = [word for assignment in tiny for word in ("--set", assignment)]
-    arguments = [*chosen, "--cells", str(cells), "--grid", "optimizer.learning_rate=1.0", "--paired"]
-    folder = tmp_path / "sweep"
-    assert cli.run(["sweep", "demo/digits", *arguments, "--output", str(folder), "--json"]) == 0
-    found = strict(capsys.readouterr().out)
+    tiny = {"model.options.width": 8, "training.num_steps": 2, "training.batch_size": 32, "data.split": "train"}
+    chosen = settings(tiny | {"privacy.target_epsilon": "", "privacy.noise_multiplier": 1.0})
+    folder, grid = tmp_path / "sweep", ["--grid", "optimizer.learning_rate=1.0", "--paired"]
+    found = json_of(capsys, "sweep", "demo/digits", *chosen, "--cells", cells, *grid, "--output", folder)
     [cell] = found["cells"]
     assert cell["settings"] == {"ema.decay": 0.5, "optimizer.learning_rate": 1.0}
     assert {"seeds", "median", "mean", "std", "standard_error", "runs"} <= cell.keys()
@@ -59,13 +44,11 @@ def test_a_sweep_prints_one_strict_object_and_its_csv_and_page_lie_beside(capsys
 
 
 def test_a_key_that_is_unset_is_solved_for(capsys):
-    options = ["model.name=small_cnn", "model.options.depth=", "model.options.width=8"]  # quick to estimate
-    chosen = [word for assignment in options for word in ("--set", assignment)]
-    plans = []
-    for arguments in ([], ["--set", "privacy.noise_multiplier="], ["--set", "training.num_steps="]):
-        recipe = ["train", "de2022/cifar10-wrn-16-4-eps-8", *chosen, *arguments]
-        assert cli.run([*recipe, "--dry-run", "--json"]) == 0
-        plans.append(strict(capsys.readouterr().out))
+    quick = {"model.name": "small_cnn", "model.options.depth": "", "model.options.width": 8}  # to estimate
+    plans = [
+        json_of(capsys, "train", "de2022/cifar10-wrn-16-4-eps-8", *settings(quick | unset), "--dry-run")
+        for unset in ({}, {"privacy.noise_multiplier": ""}, {"training.num_steps": ""})
+    ]
     printed, less_noise, more_steps = plans
     assert less_noise["noise_multiplier"] < printed["noise_multiplier"] == 3.0
     assert less_noise["num_steps"] == printed["num_steps"] == 2468
@@ -75,12 +58,10 @@ def test_a_key_that_is_unset_is_solved_for(capsys):
 
 
 def test_figures_are_listed_and_a_full_one_is_planned_with_its_cost(capsys):
-    assert cli.run(["figures", "list", "--json"]) == 0
-    listed = {figure["name"]: figure for figure in strict(capsys.readouterr().out)["figures"]}
+    listed = {figure["name"]: figure for figure in json_of(capsys, "figures", "list")["figures"]}
     assert listed["de2022/figure-3"]["scales"] == ["full", "small"]
     assert listed["sander2022/figure-2"]["instead"].startswith("sfumato plan")
-    assert cli.run(["figures", "run", "de2022/figure-8", "--json"]) == 0
-    planned = strict(capsys.readouterr().out)
+    planned = json_of(capsys, "figures", "run", "de2022/figure-8")
     assert planned["trained"] is False
     assert planned["cost"] == {"runs": 25, "updates": 25 * 2468, "view_gradients": 25 * 2468 * 4096 * 16}
     assert planned["not_stated"]
@@ -95,19 +76,14 @@ def test_figures_are_listed_and_a_full_one_is_planned_with_its_cost(capsys):
     ],
 )
 def test_a_wrong_figure_is_refused_in_one_line_with_status_2(arguments, says, capsys):
-    assert cli.run(["figures", "run", *arguments, "--json"]) == 2
-    out, error = capsys.readouterr()
-    assert out == ""
-    assert says in error
-    assert len(error.splitlines()) == 1
+    assert says in refused(capsys, "figures", "run", *arguments, "--json")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in names() if read_figure(name).full is not None])
 def test_every_full_size_figure_is_planned_by_its_command(name, capsys):
     """No image is read and no weights are needed: what must be there first is said."""
-    assert cli.run(["figures", "run", name, "--json"]) == 0
-    planned = strict(capsys.readouterr().out)
+    planned = json_of(capsys, "figures", "run", name)
     study = read_figure(name).full
     assert planned["trained"] is False
     assert planned["cost"]["runs"] >= len({json.dumps(each["settings"]) for each in planned["planned"]}) > 0 or any(
@@ -116,5 +92,4 @@ def test_every_full_size_figure_is_planned_by_its_command(name, capsys):
     assert planned["cost"]["updates"] > 0 and planned["cost"]["view_gradients"] > 0
     assert planned["needs"] == study.needs and planned["assumed"] == study.assumed
     assert all(each["num_steps"] >= 0 and each["batch_size"] > 0 for each in planned["planned"])
-    assert cli.run(["figures", "run", name]) == 0
-    assert f"sfumato figures run {name} --train" in capsys.readouterr().out
+    assert f"sfumato figures run {name} --train" in call(capsys, "figures", "run", name)[1]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sfumato import cli, config, recipes
+from sfumato import config, recipes
 from sfumato.accounting.rdp import epsilon_rdp
 from sfumato.accounting.rounding import epsilon_text
 from sfumato.config import ResolvedRecipe
@@ -18,6 +18,7 @@ from sfumato.models.wide_resnet import WideResNet
 from sfumato.planning.resolve import resolve
 from sfumato.recipes.heading import read_heading
 from tests.accounting.tables import ROWS
+from tests.cli.test_cli import json_of, refused, settings
 
 PRINTED = tomllib.loads((Path(__file__).parent / "tables.toml").read_text(encoding="utf-8"))
 COUNTS = {12: 6, 13: 6, 14: 1, 15: 4, 16: 4, 17: 4, 18: 4, 19: 7, 20: 5, 21: 4}
@@ -241,25 +242,20 @@ def test_table_9_takes_table_15_s_numbers_on_another_network():
 
 def test_a_fine_tuning_without_weights_is_refused_in_one_line_that_says_what_makes_them(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert cli.run(["train", "de2022/cifar10-wrn-28-10-imagenet32-last-eps-8", "--data-root", str(tmp_path)]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and not list(tmp_path.iterdir())
+    err = refused(capsys, "train", "de2022/cifar10-wrn-28-10-imagenet32-last-eps-8", "--data-root", tmp_path)
+    assert not list(tmp_path.iterdir())
     assert "--set model.init_from=" in err and "de2022/pretrain-imagenet32-wrn-28-10 --non-private" in err
 
 
 def test_a_pre_training_and_the_fine_tuning_that_names_it_run_one_after_the_other(capsys, tmp_path):
     name = "de2022/cifar10-wrn-40-4-cifar100-eps-1"
     small = {"data.name": "digits", "model.options.depth": 10, "model.options.width": 1, "training.num_steps": 2}
-    words = [word for key, value in small.items() for word in ("--set", f"{key}={value}")]
-    rest = {"train": ["training.batch_size=8"], "tune": ["training.batch_size=8", "augmentation.augmult=2"]}
-    first = ["train", read(name).model.init_recipe, "--non-private", "--set", "optimizer.milestones=[1]"]
-    assert cli.run([*first, *words, "--set", *rest["train"], "--output", str(tmp_path / "pretrain")]) == 0
-    second = ["train", name, *words, *(word for value in rest["tune"] for word in ("--set", value)), "--json"]
-    assert cli.run([*second, "--output", str(tmp_path / "tune")]) == 2  # no weights yet
-    capsys.readouterr()
-    given = ["--set", f"model.init_from={tmp_path / 'pretrain'}", "--output", str(tmp_path / "tune")]
-    assert cli.run([*second, *given]) == 0
-    assert json.loads(capsys.readouterr().out)["private"]
+    words = settings(small | {"training.batch_size": 8})
+    first = [read(name).model.init_recipe, "--non-private", *words, "--set", "optimizer.milestones=[1]"]
+    json_of(capsys, "train", *first, "--output", tmp_path / "pretrain")
+    second = ["train", name, *words, "--set", "augmentation.augmult=2", "--output", tmp_path / "tune"]
+    refused(capsys, *second)  # no weights yet
+    assert json_of(capsys, *second, "--set", f"model.init_from={tmp_path / 'pretrain'}")["private"]
     certificate = json.loads((tmp_path / "tune/privacy.json").read_text())
     assert "pre-training data: CIFAR-100" in certificate["not_covered"]
     assert config.read(tmp_path / "tune/recipe.toml")["model"]["init_sha256"]
@@ -276,21 +272,16 @@ def test_a_plan_says_that_weights_are_missing(capsys):
 
 
 def test_the_printed_noise_can_be_solved_for_anew_by_pld(capsys):
-    name = "de2022/cifar10-wrn-16-4-eps-2"
-    assert cli.run(["recipes", "show", name, "--calibrate", "pld", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    shown = json_of(capsys, "recipes", "show", "de2022/cifar10-wrn-16-4-eps-2", "--calibrate", "pld")
     assert shown["printed_noise_multiplier"] == 6.0 and shown["recipe"]["privacy"]["noise_multiplier"] == 6.0
     assert 0.92 < shown["noise_multiplier"] / 6.0 < 0.95  # the same epsilon for less noise
 
 
 def test_training_takes_the_least_noise_by_the_accountant_that_calibrates_it(capsys):
-    found = {}
-    for accountant in ("pld", "rdp"):
-        given = ["--set", "privacy.noise_multiplier=50", "--calibrate", accountant, "--dry-run", "--json"]
-        assert cli.run(["train", "demo/digits", *given]) == 0
-        found[accountant] = json.loads(capsys.readouterr().out)
-        assert 0.999 * 3 < found[accountant]["epsilon"] <= 3
-    assert found["pld"]["noise_multiplier"] < found["rdp"]["noise_multiplier"] < 50
+    words = ["train", "demo/digits", "--set", "privacy.noise_multiplier=50", "--dry-run", "--calibrate"]
+    by_pld, by_rdp = (json_of(capsys, *words, accountant) for accountant in ("pld", "rdp"))
+    assert all(0.999 * 3 < found["epsilon"] <= 3 for found in (by_pld, by_rdp))
+    assert by_pld["noise_multiplier"] < by_rdp["noise_multiplier"] < 50
 
 
 @pytest.mark.parametrize(
@@ -302,6 +293,4 @@ def test_training_takes_the_least_noise_by_the_accountant_that_calibrates_it(cap
     ],
 )
 def test_what_cannot_be_calibrated_is_refused_in_one_line(words, says, capsys):
-    assert cli.run(words) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and says in err
+    assert says in refused(capsys, *words)

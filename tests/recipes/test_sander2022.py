@@ -2,12 +2,11 @@
 them.
 """
 
-import json
 import math
 
 import pytest
 
-from sfumato import cli, config, recipes
+from sfumato import config, recipes
 from sfumato.accounting.gaussian import snr
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.rdp import epsilon_rdp
@@ -16,6 +15,7 @@ from sfumato.models.registry import MODELS
 from sfumato.planning.resolve import resolve
 from sfumato.scaling.simulate import simulated
 from tests.accounting.tables import TAN_MISPRINTS, TAN_ROWS
+from tests.cli.test_cli import json_of, refused, settings
 
 ON_IMAGENET = [row for row in TAN_ROWS if row.recipe.startswith("imagenet")]
 
@@ -104,8 +104,7 @@ def test_table_5_has_one_signal_and_one_delta_for_all_its_images():
 
 @pytest.mark.parametrize("row", TAN_ROWS[::7], ids=str)
 def test_a_recipe_can_be_planned(row, capsys):
-    assert cli.run(["plan", "--recipe", f"sander2022/{row.recipe}", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
+    facts = json_of(capsys, "plan", "--recipe", f"sander2022/{row.recipe}")
     assert [facts[key] for key in ("num_examples", "batch_size", "num_steps")] == [*row[2:4], row.num_steps]
     assert facts["epsilon_rdp"] == pytest.approx(epsilon_rdp([row.numbers[:3]], row.delta))
 
@@ -116,17 +115,15 @@ def test_a_recipe_on_imagenet_is_refused_in_one_line_where_its_images_are_not_th
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SFUMATO_DATA", raising=False)
-    assert cli.run([arguments[0], "sander2022/imagenet-baseline", *arguments[1:]]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1
+    err = refused(capsys, arguments[0], "sander2022/imagenet-baseline", *arguments[1:])
     assert err.startswith("error: data set imagenet lies in no known folder") and "--data-root" in err
     assert not list(tmp_path.iterdir())
 
 
 def test_imagenet_s_number_of_images_cannot_be_claimed_for_other_data(capsys, tmp_path):
-    arguments = ["train", "sander2022/imagenet-baseline", "--set", "data.name=digits", "--set", "model.name=small_cnn"]
-    assert cli.run([*arguments, "--output", str(tmp_path / "run")]) == 2
-    assert "data.num_examples = 1271167 is more than the 1437 images" in capsys.readouterr().err
+    others = settings({"data.name": "digits", "model.name": "small_cnn"})
+    err = refused(capsys, "train", "sander2022/imagenet-baseline", *others, "--output", tmp_path / "run")
+    assert "data.num_examples = 1271167 is more than the 1437 images" in err
 
 
 def test_every_shipped_recipe_names_a_network_that_is_known():

@@ -43,10 +43,8 @@ def run(arguments: list[str]) -> int:
         if status == _INTERRUPTED:
             raise KeyboardInterrupt
         return status
-    except InputError as error:
-        return _fail(2, str(error))
-    except MachineError as error:
-        return _fail(1, str(error))
+    except (InputError, MachineError) as error:
+        return _fail(2 if isinstance(error, InputError) else 1, str(error))
     except (KeyboardInterrupt, typer.Abort):
         return _fail(1, "interrupted. If a run had begun, go on with it by --resume.")
     except OSError as error:

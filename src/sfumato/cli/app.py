@@ -7,19 +7,14 @@ import typer
 from sfumato import __version__
 from sfumato.cli import (
     audit,
-    cache,
-    calibrate,
     check,
     evaluate,
     figures,
-    norms,
+    files,
+    options,
     output,
     plan,
-    predict,
     recipes,
-    resume,
-    scaling_law,
-    schema,
     search,
     simulate,
     sweep,
@@ -34,24 +29,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (
-    train.train,
-    resume.resume,
-    plan.plan,
-    simulate.simulate,
-    search.search,
-    sweep.sweep,
-    scaling_law.scaling_law,
-    evaluate.evaluate,
-    predict.predict,
-    calibrate.calibrate,
-    check.check,
-    norms.norms,
-    schema.schema,
-):
-    app.command()(command)
-for name, group in {"recipes": recipes, "figures": figures, "audit": audit, "cache": cache}.items():
-    app.add_typer(group.app, name=name)
+options.add(app, train.train, train.resume, plan.plan, simulate.simulate, search.search, sweep.sweep)
+options.add(app, simulate.scaling_law, evaluate.evaluate, evaluate.predict, evaluate.calibrate, check.check)
+options.add(app, files.norms, files.schema)
+
+shipped = typer.Typer(help="The recipes that are shipped: list, show NAME, verify.", no_args_is_help=True)
+options.add(shipped, recipes.list_, recipes.show, recipes.verify)
+papers = typer.Typer(help="The papers' figures and tables, planned or run.", no_args_is_help=True)
+options.add(papers, figures.list_, figures.run)
+attacks = typer.Typer(
+    help="Lower bounds on epsilon from attacks: bounds (from your own scores), canary (on the product's own step), "
+    "membership (on many models), one-run (on a run that was trained with canaries).",
+    no_args_is_help=True,
+)
+options.add(attacks, audit.bounds, audit.canary, audit.membership, audit.one_run)
+kept = typer.Typer(
+    help="What is kept of your images, in plain numbers and for you alone: list, clear.", no_args_is_help=True
+)
+options.add(kept, files.list_, files.clear)
+for name, group in {"recipes": shipped, "figures": papers, "audit": attacks, "cache": kept}.items():
+    app.add_typer(group, name=name)
 
 
 def _say_version(asked: bool) -> None:

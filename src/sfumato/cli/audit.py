@@ -2,104 +2,96 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from sfumato.cli import options, output
 
 if TYPE_CHECKING:
     from sfumato.auditing.record import AuditResult, OneRunResult
 
-app = typer.Typer(
-    help="Lower bounds on epsilon from attacks: bounds (from your own scores), canary (on the product's own step), "
-    "membership (on many models), one-run (on a run that was trained with canaries).",
-    no_args_is_help=True,
-)
-Confidence = Annotated[float, typer.Option(help="Of each bound.")]
-Claim = Annotated[float, typer.Option(help="The claim: noise is calibrated to it as for a run.")]
-Delta = Annotated[float, typer.Option(help="Delta of the claim.")]
-Page = Annotated[
-    Path | None, typer.Option("--page", help="An HTML file to write: the attack's curve, its scores, its bounds.")
-]
 
-
-@app.command()
 def bounds(
-    scores: Annotated[Path, typer.Argument(help="A CSV file with the columns score and member (1 or 0).")],
-    delta: Delta,
-    epsilon: Annotated[float | None, typer.Option(help="The claimed epsilon, if there is one.")] = None,
-    confidence: Confidence = 0.95,
-    page: Page = None,
-    json_: options.Json = False,
+    scores: Path,
+    *,
+    delta: float,
+    epsilon: float | None = None,
+    confidence: float = 0.95,
+    page: Path | None = None,
+    json_: bool = False,
 ) -> None:
     """Lower bounds on epsilon from scores that anybody's attack gave: a higher score says that the
     example took part.
+
+    Args:
+        scores: A CSV file with the columns score and member (1 or 0).
+        delta: Delta of the claim.
+        epsilon: The claimed epsilon, if there is one.
     """
     from sfumato.auditing.arguments import read_scores
     from sfumato.auditing.bounds import audit_scores
 
-    def audit(report: Any, keep: Any) -> "AuditResult":
-        given, members = read_scores(scores)
-        keep(given, members)
-        return audit_scores(given, members, delta=delta, confidence=confidence, nominal_epsilon=epsilon)
+    def audit(report: Any, keep: Any, **claim: Any) -> "AuditResult":
+        games = read_scores(scores)
+        keep(*games)
+        return audit_scores(*games, **claim)
 
-    _run(audit, page, json_)
+    _run(audit, page, json_, delta=delta, confidence=confidence, nominal_epsilon=epsilon)
 
 
-@app.command()
 def canary(
-    epsilon: Claim,
-    delta: Delta,
-    num_steps: Annotated[int, typer.Option(help="Updates of a run.")] = 100,
-    sampling_prob: Annotated[float, typer.Option(help="Probability that an update draws a canary.")] = 0.1,
-    num_games: Annotated[int, typer.Option(help="At least so many are played; thousands in each run.")] = 200_000,
-    confidence: Confidence = 0.95,
-    page: Page = None,
-    json_: options.Json = False,
+    *,
+    epsilon: float,
+    delta: float,
+    num_steps: int = 100,
+    sampling_prob: float = 0.1,
+    num_games: int = 200_000,
+    confidence: float = 0.95,
+    page: Path | None = None,
+    json_: bool = False,
 ) -> None:
     """Attacks the product's own private step as one who sees every update and put a worst-case example
     into the data.
+
+    Args:
+        epsilon: The claim: noise is calibrated to it as for a run.
+        delta: Delta of the claim.
+        num_steps: Updates of a run.
+        sampling_prob: Probability that an update draws a canary.
+        num_games: At least so many are played; thousands in each run.
     """
     from sfumato.auditing.canary import audit_canary
 
-    _run(
-        audit_canary,
-        page,
-        json_,
-        epsilon=epsilon,
-        delta=delta,
-        num_steps=num_steps,
-        sampling_prob=sampling_prob,
-        num_games=num_games,
-        confidence=confidence,
-    )
+    numbers: dict[str, Any] = {"num_steps": num_steps, "sampling_prob": sampling_prob, "num_games": num_games}
+    _run(audit_canary, page, json_, epsilon=epsilon, delta=delta, confidence=confidence, **numbers)
 
 
-@app.command()
 def membership(
-    epsilon: Claim,
-    num_models: Annotated[int, typer.Option(help="Trained with the example, and as many without it.")],
-    num_examples: Annotated[int, typer.Option(help="MNIST digits to train on: 100 or 60000 in the paper.")] = 100,
-    delta: Annotated[float | None, typer.Option(help="Of the claim; default: 1 / num_examples.")] = None,
-    data_root: options.DataRoot = None,
-    fixed_batches: Annotated[
-        bool, typer.Option("--fixed-batches", help="The same batches for all models; judged without sampling.")
-    ] = False,
-    augmult: Annotated[int, typer.Option(help="Views of each image; 0: none.")] = 0,
-    num_steps: Annotated[int | None, typer.Option(help="Updates of a model; default: two numbers are tried.")] = None,
-    confidence: Confidence = 0.999,
-    output_: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", help="A folder that keeps what is trained: the same command goes on, or helps where one works."
-        ),
-    ] = None,
-    page: Page = None,
-    json_: options.Json = False,
+    *,
+    epsilon: float,
+    num_models: int,
+    num_examples: int = 100,
+    delta: float | None = None,
+    data_root: Path | None = None,
+    fixed_batches: bool = False,
+    augmult: int = 0,
+    num_steps: int | None = None,
+    confidence: float = 0.999,
+    output_: Path | None = None,
+    page: Path | None = None,
+    json_: bool = False,
 ) -> None:
     """Trains many small models on MNIST with one example and without it, and tells them apart by their
     loss on it (De et al. 2022, Appendix A.2).
+
+    Args:
+        epsilon: The claim: noise is calibrated to it as for a run.
+        num_models: Trained with the example, and as many without it.
+        num_examples: MNIST digits to train on: 100 or 60000 in the paper.
+        delta: Of the claim; default: 1 / num_examples.
+        fixed_batches: The same batches for all models; judged without sampling.
+        augmult: Views of each image; 0: none.
+        num_steps: Updates of a model; default: two numbers are tried.
+        output_: A folder that keeps what is trained: the same command goes on, or helps where one works.
     """
     from sfumato.auditing.membership import audit_membership
 
@@ -121,13 +113,7 @@ def membership(
     )
 
 
-@app.command("one-run")
-def one_run(
-    run: options.Run,
-    confidence: Confidence = 0.95,
-    trust: options.Trust = None,
-    json_: options.Json = False,
-) -> None:
+def one_run(run: Path, *, confidence: float = 0.95, trust: options.Trust = None, json_: bool = False) -> None:
     """Attacks a finished run by the canaries that it was trained with (audit.canaries), and puts what that
     showed into its certificate and its report (Steinke et al. 2023).
     """
@@ -145,14 +131,9 @@ def _run(
         from sfumato.auditing.page import require_page
 
         require_page(page)
-    games: list[Any] = []
-
-    def keep(*scores_and_members: Any) -> None:
-        if page is not None:
-            games.extend(scores_and_members)
-
+    games: list[Any] = []  # scores and members
     with output.interruptible(kept=kept or "nothing is kept, so it begins anew"):
-        found = audit(report=output.note, keep=keep, **numbers)
+        found = audit(report=output.note, keep=lambda *given: games.extend(given), **numbers)
         output.answer(found, json_, _show)
         if page is not None:
             from sfumato.auditing.page import write_page
@@ -166,11 +147,10 @@ def _show(found: "AuditResult | OneRunResult") -> None:
     from sfumato.auditing.record import GuessBound, Power
 
     _say_what_ran(found)
-    claimed = found.advantage_upper_bound
-    output.say(
-        f"{found.num_games:,} games at delta {delta_text(found.delta)}; AUC {found.auc:.3f}, advantage "
-        f"{found.advantage:.3f}" + ("" if claimed is None else f" (by the claim at most {claimed:.3f})")
-    )
+    at_most = found.advantage_upper_bound
+    claimed = "" if at_most is None else f" (by the claim at most {at_most:.3f})"
+    games = f"{found.num_games:,} games at delta {delta_text(found.delta)}"
+    output.say(f"{games}; AUC {found.auc:.3f}, advantage {found.advantage:.3f}{claimed}")
     for bound in found.bounds:
         value = f"epsilon is at least {lower_epsilon_text(bound.epsilon)}" if bound.epsilon else "shows nothing"
         assumes = "assumes nothing of the mechanism" if bound.assumption == "none" else f"assumes: {bound.assumption}"

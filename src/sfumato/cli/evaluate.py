@@ -1,46 +1,45 @@
-"""`sfumato evaluate`: how good a trained model is on held-out images."""
+"""`sfumato evaluate`, `sfumato predict` and `sfumato calibrate`: using what was trained."""
 
+import csv
+import json
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from sfumato.cli import options, output
 
 if TYPE_CHECKING:
+    from sfumato.evaluation.calibration import Calibration, Threshold
+    from sfumato.evaluation.classifier import Prediction
     from sfumato.evaluation.evaluate import Decision, Evaluation
 
 _MOST_CONFUSIONS = 3
 
 
 def evaluate(
-    run: options.Run,
-    folder: options.LabelledImages = None,
-    data_root: options.DataRoot = None,
-    test_views: Annotated[
-        int | None,
-        typer.Option(min=0, max=256, help="Random views of each image that decide together; default as in the recipe."),
-    ] = None,
-    specificity: Annotated[float, typer.Option(min=0, max=1, help="At which each class's sensitivity is told.")] = 0.95,
-    prevalence: Annotated[
-        float | None,
-        typer.Option(
-            min=0, max=1, help="Share of positive images where the model is used; default: as among these images."
-        ),
-    ] = None,
-    by: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="A column of the folder's table: accuracy of each of its values."),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Draws how often it is right against how sure it says it is (.svg, .png or .pdf)."),
-    ] = None,
+    run: Path,
+    folder: Path | None = None,
+    *,
+    data_root: Path | None = None,
+    test_views: Annotated[int | None, typer.Option(min=0, max=256)] = None,
+    specificity: options.Share = 0.95,
+    prevalence: Annotated[float | None, typer.Option(min=0, max=1)] = None,
+    by: Annotated[str | None, typer.Option(metavar="COLUMN")] = None,
+    plot: Path | None = None,
     trust: options.Trust = None,
-    json_: options.Json = False,
+    json_: bool = False,
 ) -> None:
     """Scores the averaged weights on the run's held-out images, or on a folder of others. These
     numbers are not private.
+
+    Args:
+        test_views: Random views of each image that decide together; default as in the recipe.
+        specificity: At which each class's sensitivity is told.
+        prevalence: Share of positive images where the model is used; default: as among these images.
+        by: A column of the folder's table: accuracy of each of its values.
+        plot: Draws how often it is right against how sure it says it is (.svg, .png or .pdf).
     """
     from sfumato.evaluation import reliability_plot
     from sfumato.evaluation.evaluate import evaluate as score_run
@@ -65,11 +64,10 @@ def evaluate(
 
 def _show(found: "Evaluation", specificity: float) -> None:
     where = "images of the folder" if found.held_out == "folder" else f"{found.held_out} images"
+    accuracy = output.share(found.accuracy, found.intervals.accuracy)
     balanced, majority = output.per_cent(found.balanced_accuracy), output.per_cent(found.majority_rate)
-    output.say(
-        f"{found.num_images} {where}: accuracy {output.share(found.accuracy, found.intervals.accuracy)}, balanced "
-        f"{balanced}; always naming the largest class: {majority}"
-    )
+    counts = f"{found.num_images} {where}: accuracy {accuracy}"
+    output.say(f"{counts}, balanced {balanced}; always naming the largest class: {majority}")
     output.print_augtest(found.test_views, found.accuracy_augtest_vote, found.accuracy_augtest_mean)
     if found.auroc is not None:
         low, high = found.intervals.auroc or (found.auroc, found.auroc)
@@ -80,13 +78,13 @@ def _show(found: "Evaluation", specificity: float) -> None:
     if found.decision is not None:
         _show_decision(found.decision)
     output.say(f"  {'class':<24}{'accuracy':>10}{f'sensitivity at specificity {specificity:g}':>36}")
-    for name, accuracy, sensitivity in zip(found.classes, found.per_class, found.sensitivity_per_class, strict=True):
-        output.say(f"  {name:<24}{output.per_cent(accuracy):>10}{output.per_cent(sensitivity):>36}")
+    for name, right, sensitivity in zip(found.classes, found.per_class, found.sensitivity_per_class, strict=True):
+        output.say(f"  {name:<24}{output.per_cent(right):>10}{output.per_cent(sensitivity):>36}")
     if found.groups is not None:
         output.say(f"  {found.by:<24}{'images':>10}{'accuracy':>10}")
     for group in found.groups or []:
-        right = output.share(group.accuracy, group.interval)
-        output.say(f"  {group.value or '(not stated)':<24}{group.num_images:>10}   {right}")
+        of_group = output.share(group.accuracy, group.interval)
+        output.say(f"  {group.value or '(not stated)':<24}{group.num_images:>10}   {of_group}")
     confusions = [
         (count, label, decided)
         for label, row in zip(found.classes, found.confusion, strict=True)
@@ -103,12 +101,134 @@ def _show_decision(decision: "Decision") -> None:
         f"{decision.positive} from probability {decision.threshold:.4f} on: {counts['found']} found, "
         f"{counts['missed']} missed, {counts['false_alarms']} false alarms, {counts['left_alone']} left alone"
     )
-    output.say(
-        f"  sensitivity {output.share(decision.sensitivity, decision.sensitivity_interval)}, specificity "
-        f"{output.share(decision.specificity, decision.specificity_interval)}"
-    )
+    sensitivity = output.share(decision.sensitivity, decision.sensitivity_interval)
+    specificity = output.share(decision.specificity, decision.specificity_interval)
+    output.say(f"  sensitivity {sensitivity}, specificity {specificity}")
+    positive, negative = decision.positive_predictive_value, decision.negative_predictive_value
     output.say(
         f"  where {output.per_cent(decision.prevalence)} of images are {decision.positive}: of those named so "
-        f"{output.per_cent(decision.positive_predictive_value)} are right, of the others "
-        f"{output.per_cent(decision.negative_predictive_value)}"
+        f"{output.per_cent(positive)} are right, of the others {output.per_cent(negative)}"
+    )
+
+
+def predict(
+    run: Path,
+    images: list[Path],
+    *,
+    format_: Literal["text", "csv", "jsonl"] = "text",
+    trust: options.Trust = None,
+    json_: bool = False,
+) -> None:
+    """Names the class of each image, with the model's probabilities where they are calibrated.
+
+    Args:
+        images: Image files, folders of them, patterns; - reads names from stdin.
+        format_: A line for each image, as text, CSV or JSON.
+    """
+    from sfumato.evaluation.classifier import Classifier
+
+    classifier = Classifier(run, trust or ())
+    if (mixing := classifier.dependence) is not None:
+        output.warn(f"answers depend on which images are judged together: {mixing}")
+    if not classifier.is_calibrated:
+        output.note(
+            f"no probabilities are shown: nobody has calibrated them. Do so by `sfumato calibrate {run} FOLDER` with "
+            "labelled images"
+        )
+    calibration = classifier.trained.calibration
+    threshold = None if calibration is None else calibration.threshold
+    if threshold is not None:
+        output.note(
+            f"{threshold.positive} is named from probability {threshold.probability:.4f} on, for a {threshold.aim} of "
+            f"{output.per_cent(threshold.at)}"
+        )
+    named = [Path(line) for line in sys.stdin.read().splitlines() if line] if Path("-") in images else []
+    found = classifier.each([path for path in images if path != Path("-")] + named, _progress)
+    if json_:
+        output.print_json({"run": str(run), "predictions": [_row(one) for one in found]})
+        return
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    if format_ == "csv":
+        writer.writerow(["image", "class", "probability", "why", *classifier.classes])
+    for one in found:
+        if one.why is not None:
+            output.note(f"{one.image} cannot be read: {one.why}")
+        if format_ == "jsonl":
+            output.say(json.dumps(_row(one), allow_nan=False))
+        elif format_ == "csv":
+            each = [(one.probabilities or {}).get(name) for name in classifier.classes]
+            writer.writerow([output.plain(one.image), one.class_name, one.probability, one.why, *each])
+        else:
+            output.say(f"{one.image}  {one.class_name or 'unreadable'}{_sure(one, threshold)}")
+
+
+def _sure(one: "Prediction", threshold: "Threshold | None") -> str:
+    """The probability of the class that is named; where a threshold decides, of the one that is looked
+    for. Never certainty.
+    """
+    if one.probabilities is None:
+        return ""
+    name = "  " if threshold is None else f"  {threshold.positive} "
+    value = (one.probability or 0.0) if threshold is None else one.probabilities[threshold.positive]
+    if value < 0.0001:
+        return f"{name}below 0.01 %"
+    return f"{name}above 99.99 %" if value > 0.9999 else f"{name}{output.per_cent(value)}"
+
+
+def _row(one: "Prediction") -> dict[str, object]:
+    return {"image": one.image, "class": one.class_name, **one.model_dump(exclude={"image", "class_name"})}
+
+
+def _progress(done: int, of: int) -> None:
+    if of > done or done > 512:
+        output.note(f"{done} of {of} images")
+
+
+def calibrate(
+    run: Path,
+    folder: Path | None = None,
+    *,
+    positive: str | None = None,
+    sensitivity: float | None = None,
+    specificity: float | None = None,
+    data_root: Path | None = None,
+    trust: options.Trust = None,
+    json_: bool = False,
+) -> None:
+    """Fits probabilities, and a threshold where one is asked for, on images with labels. `predict` and
+    `evaluate` use them from then on. Not private with respect to these images.
+
+    Args:
+        positive: The one of two classes that is looked for; default: the second.
+        sensitivity: Of two classes: finds at least this share of the positive images.
+        specificity: Of two classes: leaves at least this share of the others alone.
+    """
+    from sfumato.evaluation.evaluate import calibrate as fit
+    from sfumato.reporting.page import write_report
+
+    found = fit(
+        run,
+        folder,
+        positive=positive,
+        sensitivity=sensitivity,
+        specificity=specificity,
+        data_root=data_root,
+        trust=trust or (),
+        report=output.note,
+    )
+    write_report(run)
+    output.answer(found, json_, lambda found: _show_calibration(found, run))
+
+
+def _show_calibration(found: "Calibration", run: Path) -> None:
+    shifts = "" if found.shifts is None else f", shifts {', '.join(f'{shift:+.3f}' for shift in found.shifts)}"
+    output.say(f"temperature {found.temperature:.4g}{shifts}; fitted on {found.num_images} {found.fitted_on} images")
+    if (threshold := found.threshold) is not None:
+        output.say(
+            f"{threshold.positive} from probability {threshold.probability:.4f} on: {threshold.aim} "
+            f"{output.per_cent(threshold.at)} or more on these images"
+        )
+    output.say(
+        f"written to {run / 'calibration.json'}, which `evaluate` and `predict` use; not private with respect to "
+        "these images. report.html says so, and tells of accuracies without it"
     )

@@ -1,37 +1,35 @@
-"""Options that several commands have, each with one spelling and one explanation."""
+"""How commands take and explain their options: a command is a function, and its docstring says what each one is."""
 
-from pathlib import Path
-from typing import Annotated
+import copy
+import inspect
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
 from sfumato.errors import InputError
 
-Recipe = Annotated[str, typer.Argument(help="A shipped recipe (`sfumato recipes list`) or the path of a TOML file.")]
-Run = Annotated[Path, typer.Argument(help="A run folder.")]
-Output = Annotated[Path | None, typer.Option("--output", help="The run folder; default: runs/<recipe>-<time>.")]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Changes one key of the recipe.")
-]
-Epsilon = Annotated[float | None, typer.Option(help="Target epsilon of a private run.")]
-DataRoot = Annotated[Path | None, typer.Option(help="Where the data lies; for named data sets default: $SFUMATO_DATA.")]
-Delta = Annotated[float | None, typer.Option(help="Delta; default: the largest power of ten up to 1/(10 N).")]
-ImagesPerPerson = Annotated[
-    int | None, typer.Option(help="At most so many training images of one person; the rest is left out.")
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda ...")]
-MaxLost = Annotated[
-    float,
-    typer.Option(
-        min=0, max=1, help="The share of the planned updates that crashes may cost the model; they count for epsilon."
-    ),
-]
-Trust = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--trust", metavar="PACKAGE.MODULE", help="Lets a file name this module for its model's code; may be repeated."
-    ),
-]
+EXPLAINED = {
+    "recipe": "A shipped recipe (`sfumato recipes list`) or the path of a TOML file.",
+    "run": "A run folder.",
+    "folder": "Images with labels, not trained on; default: what the run held out.",
+    "epsilon": "Target epsilon of a private run.",
+    "delta": "Delta; default: the largest power of ten up to 1/(10 N).",
+    "accountant": "pld (tighter) or rdp.",
+    "set_": "Changes one key of the recipe.",
+    "data_root": "Where the data lies; for named data sets default: $SFUMATO_DATA.",
+    "device": "auto, cpu, cuda ...",
+    "max_lost": "The share of the planned updates that crashes may cost the model; they count for epsilon.",
+    "trust": "Lets a file name this module for its model's code; may be repeated.",
+    "no_cache": "Keeps no decoded images or features on disk, and reads none.",
+    "paired": "Run n of every cell has the public seed n - 1: to compare, not private.",
+    "workers": "Processes on this machine.",
+    "confidence": "Of each bound.",
+    "page": "An HTML file to write: the attack's curve, its scores, its bounds.",
+    "json_": "One JSON object on stdout.",
+}
+"""What several commands take, by the parameter's name: each has one spelling and one explanation."""
 
 
 def _without_cache(context: typer.Context, asked: bool) -> bool:
@@ -42,28 +40,41 @@ def _without_cache(context: typer.Context, asked: bool) -> bool:
     return asked
 
 
-NoCache = Annotated[
-    bool,
-    typer.Option(
-        "--no-cache", callback=_without_cache, help="Keeps no decoded images or features on disk, and reads none."
-    ),
-]
-LabelledImages = Annotated[
-    Path | None,
-    typer.Argument(help="Images with labels, not trained on; default: what the run held out.", show_default=False),
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+Set = Annotated[list[str] | None, typer.Option(metavar="SECTION.KEY=VALUE")]
+Trust = Annotated[list[str] | None, typer.Option(metavar="PACKAGE.MODULE")]
+Share = Annotated[float, typer.Option(min=0, max=1)]
+Runs = Annotated[int | None, typer.Option(min=1)]
+Workers = Annotated[int, typer.Option(min=1, max=1024)]
+NoCache = Annotated[bool, typer.Option(callback=_without_cache)]
+
+
+def add(app: typer.Typer, *commands: Callable[..., Any]) -> None:
+    """Adds commands. Parameters before the * are arguments, the others options: `set_` is --set. Each is explained
+    under Args in the docstring, or in `EXPLAINED`.
+    """
+    for command in commands:
+        text, _, listed = inspect.cleandoc(command.__doc__ or "").partition("\n\nArgs:\n")
+        said = EXPLAINED | dict(re.findall(r"^    (\w+): (.+(?:\n {5,}.+)*)", listed, re.MULTILINE))
+        for name, parameter in inspect.signature(command).parameters.items():
+            kind, info = parameter.annotation, None
+            if get_origin(kind) is Annotated:
+                kind, info = get_args(kind)
+            if parameter.kind is not parameter.KEYWORD_ONLY:
+                info = typer.Argument(show_default=False)
+            else:
+                info = copy.copy(info) or typer.Option()
+                if info.default is ...:  # a name that is given lies here, too
+                    info.default = f"--{name.strip('_').replace('_', '-')}"
+            info.help = " ".join(said.get(name, "").split())  # there are no docstrings under python -OO
+            command.__annotations__[name] = Annotated[kind, info]
+        app.command(command.__name__.strip("_").replace("_", "-"), help=text)(command)
 
 
 def parse_seeds(text: str) -> list[int]:
     """Whole numbers with commas between them, or from one to another: 0,1,2 or 0..2."""
-    seeds: list[int] = []
-    try:
-        for part in text.split(","):
-            first, _, last = part.partition("..")
-            seeds += [int(part)] if not last else range(int(first), int(last) + 1)
-    except ValueError:
+    if not re.fullmatch(r"\d{1,18}(\.\.\d{1,18})?(,\d{1,18}(\.\.\d{1,18})?)*", text):
         raise InputError(
-            f"--seeds takes whole numbers with commas between them, such as 0,1,2 or 0..2, not {text!r}."
-        ) from None
-    return seeds
+            f"--seeds takes whole numbers with commas between them, such as 0,1,2 or 0..2, not {text[:40]!r}."
+        )
+    ends = [part.split("..") for part in text.split(",")]
+    return [seed for each in ends for seed in range(int(each[0]), int(each[-1]) + 1)]

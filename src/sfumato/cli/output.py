@@ -21,10 +21,10 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, allow_nan=False))
 
 
-def answer(found: "Record", json_: bool, show: Callable[[Any], None]) -> None:
+def answer(found: "Record | dict[str, Any]", json_: bool, show: Callable[[Any], None]) -> None:
     """What a command ends with: one JSON object, or words."""
     if json_:
-        print_json(found.as_json())
+        print_json(found if isinstance(found, dict) else found.as_json())
     else:
         show(found)
 
@@ -49,20 +49,11 @@ def share(fraction: float | None, interval: Sequence[float | None] | None) -> st
     return "-" if interval is None else f"{per_cent(fraction)} ({' to '.join(map(per_cent, interval))})"
 
 
-def less_than_sure(probability: float) -> str:
-    """A probability as per cent, never as certainty."""
-    if probability < 0.0001:
-        return "below 0.01 %"
-    return "above 99.99 %" if probability > 0.9999 else per_cent(probability)
-
-
 def print_augtest(views: int, vote: float | None, mean: float | None) -> None:
     """One line on stdout, if a test with views was done."""
     if views:
-        say(
-            f"with {views} random views of each image: {per_cent(vote)} by majority, "
-            f"{per_cent(mean)} by mean probability"
-        )
+        shares = f"{per_cent(vote)} by majority, {per_cent(mean)} by mean probability"
+        say(f"with {views} random views of each image: {shares}")
 
 
 @contextlib.contextmanager

@@ -8,105 +8,117 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.accounting.mechanism import Accountant
-from sfumato.cli import options, output
+from sfumato.cli import output
 from sfumato.errors import InputError
 from sfumato.reporting import formats
 
 if TYPE_CHECKING:
+    from sfumato.scaling.equal_noise import Price
     from sfumato.scaling.plan import Plan
 
 
 @dataclasses.dataclass(frozen=True)
-class _Asked:
-    """What is planned: as `sfumato.plan` takes it.
+class _OfRecipe:
+    """What a recipe says besides the numbers that `sfumato.plan` takes.
 
     Attributes:
         views: Of each image, that are differentiated.
-        learning_rate: Of a recipe.
-        target: Of a recipe whose numbers are all given.
-        why_not_private: Why a run of a recipe would not be; None: it would.
+        target: Where all numbers are given.
+        why_not_private: Why a run would not be; None: it would.
     """
 
-    num_examples: int
-    delta: float | None
-    accountant: Accountant
-    batch_size: int | None
-    num_steps: int | None
-    noise_multiplier: float | None
-    epsilon: float | None
-    images_per_person: int | None
     views: int = 1
     learning_rate: float | None = None
     target: float | None = None
     why_not_private: str | None = None
 
-    def solve(self) -> "Plan":
-        from sfumato.scaling.plan import plan
-
-        of_recipe = ("views", "learning_rate", "target", "why_not_private")
-        return plan(**{key: value for key, value in dataclasses.asdict(self).items() if key not in of_recipe})
-
 
 def plan(
-    num_examples: Annotated[int | None, typer.Option(help="N, the number of training images.")] = None,
-    delta: options.Delta = None,
-    batch_size: Annotated[int | None, typer.Option(help="The expected batch qN.")] = None,
-    num_steps: Annotated[int | None, typer.Option(help="Number of updates.")] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="sigma.")] = None,
-    epsilon: Annotated[
-        str | None, typer.Option(help="Target epsilon; never exceeded. Several, as 1,2,3, are planned one by one.")
-    ] = None,
-    images_per_person: Annotated[
-        int | None,
-        typer.Option(
-            help="Every epsilon is for a person with so many images at most, each drawn by itself; else for "
-            "one image. (Where people are drawn, N is their number, and this is left out.)"
-        ),
-    ] = None,
-    recipe: Annotated[str | None, typer.Option(help="Takes every number from this recipe instead.")] = None,
-    accountant: Annotated[Accountant, typer.Option(help="pld (tighter) or rdp.")] = "pld",
-    table: Annotated[
-        bool,
-        typer.Option(help="Lists runs of the same total amount of noise: batch against noise, batch against steps."),
-    ] = False,
-    throughput: Annotated[float | None, typer.Option(help="Views a second of one device: gives hours.")] = None,
-    devices: Annotated[int, typer.Option(help="Devices that share the work.")] = 1,
-    more_data: Annotated[float | None, typer.Option(help="Says what this many times as many images buy.")] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draws epsilon against sigma around this run (.svg, .png or .pdf).")
-    ] = None,
-    json_: options.Json = False,
+    *,
+    num_examples: int | None = None,
+    delta: float | None = None,
+    batch_size: int | None = None,
+    num_steps: int | None = None,
+    noise_multiplier: float | None = None,
+    epsilon: str | None = None,
+    images_per_person: int | None = None,
+    recipe: str | None = None,
+    accountant: Accountant = "pld",
+    table: Annotated[bool, typer.Option("--table/--no-table")] = False,
+    throughput: float | None = None,
+    devices: int = 1,
+    more_data: float | None = None,
+    plot: Path | None = None,
+    json_: bool = False,
 ) -> None:
     """Solves for the one of --batch-size, --num-steps, --noise-multiplier and --epsilon that is
     left out. Beside --epsilon alone, batch and steps are those that `train` takes.
+
+    Args:
+        num_examples: N, the number of training images.
+        batch_size: The expected batch qN.
+        num_steps: Number of updates.
+        noise_multiplier: sigma.
+        epsilon: Target epsilon; never exceeded. Several, as 1,2,3, are planned one by one.
+        images_per_person: Every epsilon is for a person with so many images at most, each drawn by itself; else for
+            one image. (Where people are drawn, N is their number, and this is left out.)
+        recipe: Takes every number from this recipe instead.
+        table: Lists runs of the same total amount of noise: batch against noise, batch against steps.
+        throughput: Views a second of one device: gives hours.
+        devices: Devices that share the work.
+        more_data: Says what this many times as many images buy.
+        plot: Draws epsilon against sigma around this run (.svg, .png or .pdf).
     """
-    targets = _targets(epsilon)
+    from sfumato.scaling.equal_noise import Price
+    from sfumato.scaling.plan import plan as solve
+
+    targets, beside = _targets(epsilon), _OfRecipe()
+    numbers: dict[str, Any] = {
+        "num_examples": num_examples,
+        "delta": delta,
+        "batch_size": batch_size,
+        "num_steps": num_steps,
+        "noise_multiplier": noise_multiplier,
+        "images_per_person": images_per_person,
+    }
     if len(targets) > 1 and (recipe or table or plot or more_data or throughput or devices != 1):
         raise InputError(
             "several epsilons are planned with --num-examples, without --recipe, --table, --plot, --more-data, "
             "--throughput and --devices. Give one --epsilon with these."
         )
     if recipe is not None:
-        given = (*targets, batch_size, num_steps, noise_multiplier, num_examples, delta, images_per_person)
-        if any(value is not None for value in given):
+        if targets or any(value is not None for value in numbers.values()):
             raise InputError("--recipe states every number itself. Leave out the others, or leave out --recipe.")
-        asked = [_numbers_of(recipe)]
+        numbers, beside = _numbers_of(recipe)
+        accountant = numbers["accountant"]
     elif num_examples is None:
         raise InputError(
             "--num-examples is needed: N, the public number of training images. Give it, or --recipe NAME."
         )
-    else:
-        sizes = batch_size, num_steps, noise_multiplier
-        each: list[float | None] = [*targets] or [None]
-        asked = [_Asked(num_examples, delta, accountant, *sizes, target, images_per_person) for target in each]
-    plans = [one.solve() for one in asked]
+    each: list[float | None] = [*targets] or [None]
+    plans = [solve(**{"accountant": accountant, "epsilon": target} | numbers) for target in each]
     if len(plans) > 1:
         _show_several(plans, json_)
         return
-    [one], [found] = asked, plans
-    if devices < 1 or (throughput is not None and not 0 < throughput < math.inf):
+    facts = _facts(beside, plans[0], recipe)
+    facts |= _more(plans[0], accountant, Price(beside.views, throughput, devices), beside, table, more_data, plot)
+    output.answer(facts, json_, _show)
+
+
+def _more(
+    found: "Plan",
+    accountant: Accountant,
+    price: "Price",
+    beside: _OfRecipe,
+    table: bool,
+    more_data: float | None,
+    plot: Path | None,
+) -> dict[str, Any]:
+    """What options ask for besides."""
+    if price.devices < 1 or (price.throughput is not None and not 0 < price.throughput < math.inf):
         raise InputError(
-            f"--throughput must be above 0 and finite, and --devices at least 1, not {throughput} and {devices}."
+            f"--throughput must be above 0 and finite, and --devices at least 1, not {price.throughput} and "
+            f"{price.devices}."
         )
     if found.images_per_person is not None and (table or plot is not None):
         raise InputError("--table and --plot are for the epsilon of one image. Leave out --images-per-person.")
@@ -115,20 +127,16 @@ def plan(
 
     from sfumato.scaling import equal_noise as trade
 
-    price = trade.Price(one.views, throughput, devices)
-    facts = {**_facts(one, found, recipe), **price.of(found.mechanism)}
+    facts: dict[str, Any] = price.of(found.mechanism)
     if table:
-        facts["table"] = trade.table(found.mechanism, found.delta, one.accountant, price, one.learning_rate)
+        facts["table"] = trade.table(found.mechanism, found.delta, accountant, price, beside.learning_rate)
     if more_data is not None:
-        facts["more_data"] = trade.with_more_data(found.mechanism, found.delta, more_data, one.accountant)
+        facts["more_data"] = trade.with_more_data(found.mechanism, found.delta, more_data, accountant)
     if plot is not None:
         from sfumato.scaling.plots import draw_plan
 
         draw_plan(found.mechanism, found.delta, plot)
-    if json_:
-        output.print_json(facts)
-    else:
-        _show(facts)
+    return facts
 
 
 def _targets(text: str | None) -> list[float]:
@@ -152,8 +160,8 @@ def _show_several(plans: "list[Plan]", json_: bool) -> None:
         output.warn(warning)
 
 
-def _numbers_of(recipe: str) -> _Asked:
-    """Of a recipe whose data set has a public N."""
+def _numbers_of(recipe: str) -> tuple[dict[str, Any], _OfRecipe]:
+    """What `sfumato.plan` takes, of a recipe whose data set has a public N."""
     from sfumato import config, recipes
     from sfumato.data import catalogue as facts
     from sfumato.planning.classifiers import refuse_other_than_updates
@@ -177,37 +185,35 @@ def _numbers_of(recipe: str) -> _Asked:
         )
     plan = resolve(parsed, known, cut_to_target=False)
     refuse_other_than_updates(plan.recipe.model, "plan")
-    sizes = training.batch_size, training.num_steps, privacy.noise_multiplier
-    return _Asked(
-        known.num_examples,
-        privacy.delta,
-        privacy.accountant,
-        *sizes,
-        epsilon=None if None not in sizes else privacy.target_epsilon,  # what all printed numbers spend
-        images_per_person=privacy.max_images_per_person if privacy.unit == "person" else None,
-        views=max(1, parsed.augmentation.augmult or 0),
-        learning_rate=parsed.optimizer.learning_rate,
-        target=privacy.target_epsilon,
-        why_not_private=plan.why_not_private,
-    )
+    sizes = {
+        "batch_size": training.batch_size,
+        "num_steps": training.num_steps,
+        "noise_multiplier": privacy.noise_multiplier,
+    }
+    numbers = sizes | {
+        "num_examples": known.num_examples,
+        "delta": privacy.delta,
+        "accountant": privacy.accountant,
+        "epsilon": None if None not in sizes.values() else privacy.target_epsilon,  # what all printed numbers spend
+        "images_per_person": privacy.max_images_per_person if privacy.unit == "person" else None,
+    }
+    views, rate = max(1, parsed.augmentation.augmult or 0), parsed.optimizer.learning_rate
+    return numbers, _OfRecipe(views, rate, privacy.target_epsilon, plan.why_not_private)
 
 
-def _facts(asked: _Asked, found: "Plan", recipe: str | None) -> dict[str, Any]:
+def _facts(beside: _OfRecipe, found: "Plan", recipe: str | None) -> dict[str, Any]:
     """What is printed of one plan."""
     from sfumato.planning.claims import attacker_claims
 
-    facts, why_not = found.as_json(), asked.why_not_private
+    facts, why_not = found.as_json(), beside.why_not_private
     if why_not is not None:  # as `train --dry-run` gives it
         by = ("epsilon", "epsilon_rdp", "epsilon_pld", "epsilon_image")
         facts |= {f"{name}_if_private": facts[name] for name in by} | dict.fromkeys(by)
-        facts["warnings"].insert(
-            0,
-            f"recipe {recipe} is not private: {why_not}; each epsilon here is that of Poisson sampling with secret "
-            "noise",
-        )
-    if asked.target is not None and found.noise_multiplier and (facts["epsilon"] or 0.0) > asked.target:
+        each = "each epsilon here is that of Poisson sampling with secret noise"
+        facts["warnings"].insert(0, f"recipe {recipe} is not private: {why_not}; {each}")
+    if beside.target is not None and found.noise_multiplier and (facts["epsilon"] or 0.0) > beside.target:
         facts["warnings"].append(
-            f"that is more than privacy.target_epsilon = {formats.epsilon_text(asked.target)}: `sfumato "
+            f"that is more than privacy.target_epsilon = {formats.epsilon_text(beside.target)}: `sfumato "
             "train` stops before it is spent"
         )
     attacker = attacker_claims(found.mechanism).as_json() if why_not is None else None
@@ -250,10 +256,7 @@ def _show(facts: dict[str, Any]) -> None:
             "epsilon" if facts["private"] else "if it were: epsilon",
             f"{epsilon} at delta {formats.delta_text(facts['delta'])} ({facts['accountant']})",
         ),
-        (
-            "by RDP / PLD",
-            f"{by_rdp} / {by_pld}",
-        ),
+        ("by RDP / PLD", f"{by_rdp} / {by_pld}"),
         *_attacker(facts["attacker"]),
         *_beside(facts),
         ("noise multiplier", f"{facts['noise_multiplier']:.4g}"),
@@ -266,22 +269,12 @@ def _show(facts: dict[str, Any]) -> None:
         ("overcharge", "-" if facts["overcharge"] is None else output.per_cent(facts["overcharge"])),
     ]
     for share in (10, 1) if facts["overcharge"] is not None else ():
-        batch_size = facts[f"batch_size_overcharge_{share}_percent"]
-        rows.append(
-            (
-                f"  below {share} %",
-                f"from a batch of about {batch_size} on, steps and eta as they are"
-                if batch_size
-                else "at no batch up to N",
-            )
-        )
+        size = facts[f"batch_size_overcharge_{share}_percent"]
+        from_there = f"from a batch of about {size} on, steps and eta as they are" if size else "at no batch up to N"
+        rows.append((f"  below {share} %", from_there))
     if facts["half_batch_costs"] is not None:
-        rows.append(
-            (
-                "half the compute",
-                f"half the batch and half of sigma cost {output.per_cent(facts['half_batch_costs'])} more epsilon",
-            )
-        )
+        costs = f"half the batch and half of sigma cost {output.per_cent(facts['half_batch_costs'])} more epsilon"
+        rows.append(("half the compute", costs))
     if facts["hours"] is not None:
         rows.append(("time", f"{facts['hours']:.2f} hours, {facts['device_hours']:.2f} device-hours"))
     for name, value in rows:
@@ -289,6 +282,13 @@ def _show(facts: dict[str, Any]) -> None:
     of_image = facts["images_per_person"] is None
     whose = "one image's contribution" if of_image else f"the contribution of {facts['unit']}"
     output.say(f"relation            {whose} replaced by zero, N fixed and public (as add-or-remove)")
+    _show_more(facts)
+    for warning in facts["warnings"]:
+        output.warn(warning)
+
+
+def _show_more(facts: dict[str, Any]) -> None:
+    """What options asked for besides."""
     if "more_data" in facts:
         more = facts["more_data"]
         output.say(
@@ -303,5 +303,3 @@ def _show(facts: dict[str, Any]) -> None:
             f"{row['num_steps']:>7}{rate}  "
             f"epsilon {formats.epsilon_text(row['epsilon'])}  {row['num_epochs']:.1f} epochs{hours}"
         )
-    for warning in facts["warnings"]:
-        output.warn(warning)

@@ -16,127 +16,108 @@ if TYPE_CHECKING:
 
 
 def search(
-    recipe: Annotated[str, typer.Argument(help="Of the expensive run: a shipped recipe or the path of a TOML file.")],
-    trials: Annotated[int, typer.Option(help="How many settings are tried.")],
-    space: Annotated[
-        Path | None, typer.Option(help="TOML file of what may be changed; default: the grid of Sander et al. 2022.")
-    ] = None,
-    sampler: Annotated[
-        str | None, typer.Option(help="greedy (one group after another), tpe or random; default: greedy.")
-    ] = None,
-    prune: Annotated[bool | None, typer.Option(help="Give up trials that fall behind; with tpe and random.")] = None,
-    paid: Annotated[
-        bool,
-        typer.Option(
-            "--paid",
-            help="Trials are private runs within one budget; the best is the product. Needs --data or --score-noise.",
-        ),
-    ] = False,
-    score_noise: Annotated[
-        float | None, typer.Option(help="With --paid, instead of --data: noise on the private images judged right.")
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="B of the simulations; default: a 64th of the recipe's, at least 16.")
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="Comma-separated; each trial is one run for each; default: 0,1,2.")
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Search on this public data set instead, or score --paid trials on it.")
-    ] = None,
-    epsilon: options.Epsilon = None,
-    delta: options.Delta = None,
+    recipe: str,
+    *,
+    trials: int,
+    space: Path | None = None,
+    sampler: str | None = None,
+    prune: Annotated[bool | None, typer.Option("--prune/--no-prune")] = None,
+    paid: bool = False,
+    score_noise: float | None = None,
+    batch_size: int | None = None,
+    seeds: str | None = None,
+    data: str | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
     set_: options.Set = None,
-    storage: Annotated[
-        str | None, typer.Option(help="sqlite:///FILE or postgresql://...; default: a file in --output.")
-    ] = None,
-    worker: Annotated[
-        bool, typer.Option("--worker", help="Help with a search that may run elsewhere, too; needs --storage.")
-    ] = False,
-    output_folder: Annotated[
-        Path | None,
-        typer.Option("--output", help="Default: runs/<recipe>-search, or -paid-search; the same again goes on."),
-    ] = None,
-    data_root: options.DataRoot = None,
-    device: options.Device = "auto",
+    storage: str | None = None,
+    worker: bool = False,
+    output_: Path | None = None,
+    data_root: Path | None = None,
+    device: str = "auto",
     trust: options.Trust = None,
-    json_: options.Json = False,
+    json_: bool = False,
 ) -> None:
     """Searches hyper-parameters by cheap simulations and ends with one recipe for the single
     private run.
+
+    Args:
+        recipe: Of the expensive run: a shipped recipe or the path of a TOML file.
+        trials: How many settings are tried.
+        space: TOML file of what may be changed; default: the grid of Sander et al. 2022.
+        sampler: greedy (one group after another), tpe or random; default: greedy.
+        prune: Give up trials that fall behind; with tpe and random.
+        paid: Trials are private runs within one budget; the best is the product. Needs --data or --score-noise.
+        score_noise: With --paid, instead of --data: noise on the private images judged right.
+        batch_size: B of the simulations; default: a 64th of the recipe's, at least 16.
+        seeds: Comma-separated; each trial is one run for each; default: 0,1,2.
+        data: Search on this public data set instead, or score --paid trials on it.
+        storage: sqlite:///FILE or postgresql://...; default: a file in --output.
+        worker: Help with a search that may run elsewhere, too; needs --storage.
+        output_: Default: runs/<recipe>-search, or -paid-search; the same again goes on.
     """
-    name, parsed, trusted = asked(
-        recipe, epsilon=epsilon, delta=delta, assignments=set_, data_root=data_root, trust=trust
-    )
-    if not 1 <= trials <= 1_000_000:
-        raise InputError(f"--trials must lie between 1 and 1000000, not {trials}.")
-    if paid:
-        _refuse_beside_paid(sampler, prune, storage, worker, batch_size, seeds)
-    elif score_noise is not None:
-        raise InputError(
-            "--score-noise is for --paid: simulations are not private, whatever noise their scores have. Leave it out."
-        )
-    elif worker and storage is None:
-        raise InputError("--worker joins a search that others take part in: name their --storage.")
-    numbers = options.parse_seeds(seeds or "0,1,2")
+    name, parsed, trusted = asked(recipe, {"target_epsilon": epsilon, "delta": delta}, set_, data_root, trust)
+    given: dict[str, Any] = {
+        "sampler": sampler,
+        "prune": prune,
+        "storage": storage,
+        "worker": worker,
+        "batch_size": batch_size,
+        "seeds": seeds,
+    }
+    _refuse(trials, paid, score_noise, given)
 
     from sfumato.searching.options import SearchOptions
     from sfumato.searching.private import private_search
     from sfumato.searching.search import search_by
 
+    given |= {"sampler": sampler or "greedy", "seeds": options.parse_seeds(seeds or "0,1,2")}
     wanted = SearchOptions(
         parsed,
         trials,
-        output_folder or Path("runs") / f"{name.replace('/', '-')}-{'paid-search' if paid else 'search'}",
+        output_ or Path("runs") / f"{name.replace('/', '-')}-{'paid-search' if paid else 'search'}",
         name=name,
         space=space,
-        sampler=sampler or "greedy",
-        prune=prune,
-        batch_size=batch_size,
-        seeds=numbers,
         data=data,
-        storage=storage,
-        worker=worker,
         score_noise=score_noise,
         data_root=data_root,
         device=device,
         trust=trusted,
         report=output.note,
+        **given,
     )
     with output.interruptible():
-        if paid:
-            best = private_search(wanted)
-        else:
-            found = search_by(wanted)
-    if json_:
-        output.print_json((best if paid else found).as_json())
-    elif paid:
-        show_paid(best)
-    else:
-        # No part of the recipe, which is for sharing.
-        root = ["--data-root", parsed.data.path] if parsed.data.path is not None else []
-        show(found, [*root, *trust_options(trusted)])
+        found = private_search(wanted) if paid else search_by(wanted)
+    root = ["--data-root", parsed.data.path] if parsed.data.path is not None else []  # in no recipe, which is shared
+    output.answer(found, json_, show_paid if paid else lambda found: show(found, [*root, *trust_options(trusted)]))
 
 
-def _refuse_beside_paid(
-    sampler: str | None,
-    prune: bool | None,
-    storage: str | None,
-    worker: bool,
-    batch_size: int | None,
-    seeds: str | None,
-) -> None:
-    """Refuses options that would void the accounting, each with its reason."""
-    for option, is_given, why in (
-        (f"--sampler {sampler}", sampler not in (None, "random"), "trials must be drawn independently of those before"),
-        ("--prune", prune, "a trial that is given up early would tell of its score"),
-        ("--storage", storage is not None, "others who read the storage would learn how many trials there are"),
-        ("--worker", worker, "others would learn how many trials there are"),
-        ("--batch-size", batch_size is not None, "trials are whole private runs, not simulations"),
-        ("--seeds", seeds is not None, "a public seed would make every trial public"),
-    ):
-        if is_given:
+_VOID = {
+    "sampler": "trials must be drawn independently of those before",
+    "prune": "a trial that is given up early would tell of its score",
+    "storage": "others who read the storage would learn how many trials there are",
+    "worker": "others would learn how many trials there are",
+    "batch_size": "trials are whole private runs, not simulations",
+    "seeds": "a public seed would make every trial public",
+}
+"""Why these options would void the accounting of a paid search."""
+
+
+def _refuse(trials: int, paid: bool, score_noise: float | None, given: dict[str, Any]) -> None:
+    """Refuses options that are impossible, or would void the accounting."""
+    if not 1 <= trials <= 1_000_000:
+        raise InputError(f"--trials must lie between 1 and 1000000, not {trials}.")
+    for key, why in _VOID.items() if paid else ():
+        value = given[key]
+        if value is not None and value is not False and (key, value) != ("sampler", "random"):
+            option = f"--{key.replace('_', '-')}" + (f" {value}" if key == "sampler" else "")
             raise InputError(f"--paid does not go with {option}: {why}. Leave it out.")
+    if not paid and score_noise is not None:
+        raise InputError(
+            "--score-noise is for --paid: simulations are not private, whatever noise their scores have. Leave it out."
+        )
+    if given["worker"] and given["storage"] is None:
+        raise InputError("--worker joins a search that others take part in: name their --storage.")
 
 
 def show(found: "SearchResult", more: list[str]) -> None:
@@ -144,32 +125,25 @@ def show(found: "SearchResult", more: list[str]) -> None:
     for stage in found.stages:
         needed = "" if stage.needed is None else f" (chance alone: up to {100 * stage.needed:.2f})"
         verdict = "kept" if stage.counts else "not a gain, left as it was"
-        output.say(
-            f"{stage.name:<16}"
-            + (f"{100 * stage.gain:+.2f} points{needed}: {verdict}" if stage.gain > 0 else "nothing better was found")
-        )
+        gain = f"{100 * stage.gain:+.2f} points{needed}: {verdict}" if stage.gain > 0 else "nothing better was found"
+        output.say(f"{stage.name:<16}{gain}")
         output.say(f"  tried: {_in_words(stage.tried)}")
         if stage.untried:
             output.say(f"  not tried, for want of trials: {_in_words(stage.untried)}")
     if found.augtest_gain is not None:
-        output.say(
-            f"{'AugTest':<16}{100 * found.augtest_gain:+.2f} points, if several views of each "
-            "image are tested: no part of what follows"
-        )
+        views = "if several views of each image are tested: no part of what follows"
+        output.say(f"{'AugTest':<16}{100 * found.augtest_gain:+.2f} points, {views}")
     for key, value in found.best.settings.items():
         output.say(f"  {key} = {value}")
     predicted = found.predicted_accuracy
-    low, high = output.per_cent(predicted.low), output.per_cent(predicted.high)
+    value, low, high = map(output.per_cent, (predicted.value, predicted.low, predicted.high))
     output.say(
-        f"predicted at the reference: {output.per_cent(predicted.value)}, between {low} and "
-        f"{high} (95 %, validation split, law {found.law})"
+        f"predicted at the reference: {value}, between {low} and {high} (95 %, validation split, law {found.law})"
     )
     output.say(f"the search cost {output.per_cent(found.cost.search_fraction)} of one run of the recipe it began with")
     if found.search_data == "private":
-        output.say(
-            "the simulations looked at the private images: the search is not covered by the "
-            "certificate of the final run"
-        )
+        looked = "the simulations looked at the private images"
+        output.say(f"{looked}: the search is not covered by the certificate of the final run")
     for warning in found.warnings:
         output.warn(warning)
     if found.recipe:
@@ -187,12 +161,9 @@ def _in_words(listed: list[dict[str, Any]]) -> str:
 
 def show_paid(found: "PrivateSearchResult") -> None:
     """The result of a paid search in words."""
-    output.say(
-        f"selected {found.best.run}: {output.per_cent(found.best.accuracy)} on the images by which it was selected"
-    )
+    best = output.per_cent(found.best.accuracy)
+    output.say(f"selected {found.best.run}: {best} on the images by which it was selected")
     output.say(f"held-out accuracy {output.per_cent(found.accuracy)}")
-    output.say(
-        f"epsilon {formats.epsilon_text(found.epsilon_search_inclusive)} at delta "
-        f"{formats.delta_text(found.delta)}, the search included (by RDP)"
-    )
+    epsilon, delta = formats.epsilon_text(found.epsilon_search_inclusive), formats.delta_text(found.delta)
+    output.say(f"epsilon {epsilon} at delta {delta}, the search included (by RDP)")
     output.say("not covered: the running time; how many trials there were must stay secret, and nothing here tells")

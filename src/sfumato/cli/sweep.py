@@ -12,41 +12,33 @@ from sfumato.reporting import formats
 if TYPE_CHECKING:
     from sfumato.studies.result import Sweep
 
-Seeds = Annotated[int | None, typer.Option(min=1, help="Runs of each cell.")]
-Paired = Annotated[
-    bool, typer.Option("--paired", help="Run n of every cell has the public seed n - 1: to compare, not private.")
-]
-Workers = Annotated[int, typer.Option(min=1, max=1024, help="Processes on this machine.")]
-
 
 def sweep(
-    recipe: options.Recipe,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option("--grid", metavar="SECTION.KEY=V1,V2", help="Values of one key; may be repeated."),
-    ] = None,
-    cells: Annotated[
-        Path | None, typer.Option(help="TOML file of whole settings to try: a [[cell]] table for each.")
-    ] = None,
-    seeds: Seeds = None,
-    paired: Paired = False,
-    workers: Workers = 1,
-    epsilon: options.Epsilon = None,
-    delta: options.Delta = None,
+    recipe: str,
+    *,
+    grid: Annotated[list[str] | None, typer.Option(metavar="SECTION.KEY=V1,V2")] = None,
+    cells: Path | None = None,
+    seeds: options.Runs = None,
+    paired: bool = False,
+    workers: options.Workers = 1,
+    epsilon: float | None = None,
+    delta: float | None = None,
     set_: options.Set = None,
-    output_folder: Annotated[
-        Path | None,
-        typer.Option("--output", help="Default: runs/<recipe>-sweep; the same again goes on."),
-    ] = None,
-    data_root: options.DataRoot = None,
-    device: options.Device = "auto",
+    output_: Path | None = None,
+    data_root: Path | None = None,
+    device: str = "auto",
     trust: options.Trust = None,
-    json_: options.Json = False,
+    json_: bool = False,
 ) -> None:
-    """Trains a recipe under every setting of a grid, several times each: medians, means and spreads."""
-    name, parsed, trusted = asked(
-        recipe, epsilon=epsilon, delta=delta, assignments=set_, data_root=data_root, trust=trust
-    )
+    """Trains a recipe under every setting of a grid, several times each: medians, means and spreads.
+
+    Args:
+        grid: Values of one key; may be repeated.
+        cells: TOML file of whole settings to try: a [[cell]] table for each.
+        seeds: Runs of each cell.
+        output_: Default: runs/<recipe>-sweep; the same again goes on.
+    """
+    name, parsed, trusted = asked(recipe, {"target_epsilon": epsilon, "delta": delta}, set_, data_root, trust)
 
     from sfumato.studies.grid import parse_grid, read_cells
     from sfumato.studies.plan import SweepOptions
@@ -58,7 +50,7 @@ def sweep(
         [] if cells is None else read_cells(cells),
         seeds=1 if seeds is None else seeds,
         paired=paired,
-        output=output_folder or Path("runs") / f"{name.replace('/', '-')}-sweep",
+        output=output_ or Path("runs") / f"{name.replace('/', '-')}-sweep",
         name=name,
         workers=workers,
         data_root=data_root,
@@ -67,10 +59,7 @@ def sweep(
     )
     with output.interruptible():
         found, _ = sweep_by(wanted)
-    if json_:
-        output.print_json(found.as_json())
-    else:
-        show(found)
+    output.answer(found, json_, show)
 
 
 def show(found: "Sweep") -> None:
@@ -78,19 +67,16 @@ def show(found: "Sweep") -> None:
     from sfumato.studies.grid import in_words
 
     for cell in found.cells:
-        spread = (
-            "" if cell.std is None else f" (std {100 * cell.std:.2f}, standard error {_points(cell.standard_error)})"
-        )
-        epsilon = f"epsilon {formats.epsilon_text(cell.epsilon)}" if cell.private else "not private"
-        pair = ""
+        spread = pair = ""
+        if cell.std is not None:
+            spread = f" (std {100 * cell.std:.2f}, standard error {_points(cell.standard_error)})"
         if cell.paired is not None:
-            pair = f"; {100 * cell.paired.difference:+.2f} to the first"
             error = cell.paired.standard_error
+            pair = f"; {100 * cell.paired.difference:+.2f} to the first"
             pair += "" if error is None else f" (standard error {_points(error)})"
-        output.say(
-            f"{in_words(cell.settings)}: median {output.per_cent(cell.median)}, mean {output.per_cent(cell.mean)}"
-            f"{spread}{pair}; {epsilon}"
-        )
+        epsilon = f"epsilon {formats.epsilon_text(cell.epsilon)}" if cell.private else "not private"
+        median, mean = output.per_cent(cell.median), output.per_cent(cell.mean)
+        output.say(f"{in_words(cell.settings)}: median {median}, mean {mean}{spread}{pair}; {epsilon}")
     for warning in found.warnings:
         output.warn(warning)
     if found.epsilon_together is not None and found.delta is not None:

@@ -1,6 +1,7 @@
-"""`sfumato train`: trains under a recipe's budget."""
+"""`sfumato train` and `sfumato resume`: training under a recipe's budget."""
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,107 +20,114 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe: options.Recipe,
-    epsilon: Annotated[float | None, typer.Option(help="Target epsilon of one image: smaller is more private.")] = None,
-    epsilon_per_person: Annotated[
-        float | None,
-        typer.Option(help="Target epsilon for each person, all images of hers; needs --images-per-person."),
-    ] = None,
-    images_per_person: options.ImagesPerPerson = None,
-    delta: options.Delta = None,
+    recipe: str,
+    *,
+    epsilon: float | None = None,
+    epsilon_per_person: float | None = None,
+    images_per_person: int | None = None,
+    delta: float | None = None,
     set_: options.Set = None,
-    output_folder: options.Output = None,
-    data_root: options.DataRoot = None,
-    device: options.Device = "auto",
-    accountant: Annotated[Accountant | None, typer.Option(help="pld (tighter) or rdp.")] = None,
-    calibrate_by: Annotated[
-        Accountant | None,
-        typer.Option("--calibrate", help="The least noise for the target by this accountant, not the recipe's."),
-    ] = None,
-    non_private: Annotated[
-        bool, typer.Option("--non-private", help="The same recipe without privacy, to show its price.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Shows every choice, epsilon and the time to expect; trains nothing.")
-    ] = False,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Goes on with the run in --output, or begins it; without: the newest."),
-    ] = False,
-    max_lost: options.MaxLost = MOST_LOST,
-    times: Annotated[
-        int | None,
-        typer.Option(
-            "--repeat", min=1, max=1000, help="So many private runs, whose epsilons add up; the same goes on."
-        ),
-    ] = None,
-    seeds: Annotated[str | None, typer.Option(help="One run for each, such as 0..4: to compare, not private.")] = None,
+    output_: Path | None = None,
+    data_root: Path | None = None,
+    device: str = "auto",
+    accountant: Accountant | None = None,
+    calibrate_: Accountant | None = None,
+    non_private: bool = False,
+    dry_run: bool = False,
+    resume_: bool = False,
+    max_lost: options.Share = MOST_LOST,
+    repeat_: Annotated[int | None, typer.Option(min=1, max=1000)] = None,
+    seeds: str | None = None,
     trust: options.Trust = None,
     no_cache: options.NoCache = False,
-    json_: options.Json = False,
+    json_: bool = False,
 ) -> None:
-    """Trains a classifier under the recipe's privacy budget."""
-    name, values = recipes.read(recipe)
+    """Trains a classifier under the recipe's privacy budget.
+
+    Args:
+        epsilon: Target epsilon of one image: smaller is more private.
+        epsilon_per_person: Target epsilon for each person, all images of hers; needs --images-per-person.
+        images_per_person: At most so many training images of one person; the rest is left out.
+        output_: The run folder; default: runs/<recipe>-<time>.
+        calibrate_: The least noise for the target by this accountant, not the recipe's.
+        non_private: The same recipe without privacy, to show its price.
+        dry_run: Shows every choice, epsilon and the time to expect; trains nothing.
+        resume_: Goes on with the run in --output, or begins it; without: the newest.
+        repeat_: So many private runs, whose epsilons add up; the same goes on.
+        seeds: One run for each, such as 0..4: to compare, not private.
+    """
     if epsilon is not None and epsilon_per_person is not None:
         raise InputError("--epsilon is for each image, --epsilon-per-person for each person. Give one of them.")
-    override(
-        values,
-        epsilon=epsilon if epsilon_per_person is None else epsilon_per_person,
-        unit=None if epsilon_per_person is None else "person",
-        images_per_person=images_per_person,
-        delta=delta,
-        accountant=accountant,
-        assignments=set_ or [],
-        data_root=data_root,
-    )
-    if calibrate_by is not None:
-        calibrate(values, calibrate_by)
-    parsed = config.parse(values)
-    trusted = trusted_modules(parsed, set_ or [], trust or [])
-
+    privacy: dict[str, Any] = {
+        "target_epsilon": epsilon,
+        "max_images_per_person": images_per_person,
+        "delta": delta,
+        "accountant": accountant,
+    }
+    if epsilon_per_person is not None:
+        privacy |= {"target_epsilon": epsilon_per_person, "unit": "person"}
+    name, parsed, trusted = asked(recipe, privacy, set_, data_root, trust, calibrate_)
+    numbers = None if seeds is None else options.parse_seeds(seeds)
+    several = repeat_ is not None or numbers is not None
     if dry_run:
-        if times is not None or seeds is not None:
-            parsed = _one_of_them(parsed, times, seeds)
+        if several:
+            parsed = _one_of_them(parsed, repeat_, numbers)
         _show_plan(parsed, data_root, device, non_private, trusted, json_)
-        if times is not None and not json_:
-            output.say(f"so for each of {times} runs: their epsilons add up")
+        if repeat_ is not None and not json_:
+            output.say(f"so for each of {repeat_} runs: their epsilons add up")
         return
 
     from sfumato.run_folder import launch
     from sfumato.training.trainer import train as run_training
 
+    folder = output_ or (launch.newest_unfinished(name) if resume_ and not several else launch.new_folder(name))
     again: dict[str, Any] = {"data_root": data_root, "device": device, "non_private": non_private, "trust": trusted}
-    again["max_lost"] = max_lost
-    if times is not None or seeds is not None:
-        folder = output_folder or launch.new_folder(name)
-        with output.interruptible(*([] if output_folder else ["--output", str(folder)]), kept="everything is kept"):
-            _repeat(parsed, folder, times, seeds, again | ({"resume": True} if resume else {}), json_)
+    again |= {"max_lost": max_lost} | ({"resume": True} if resume_ else {})
+    if several:
+        with output.interruptible(*([] if output_ else ["--output", str(folder)]), kept="everything is kept"):
+            _repeat(parsed, folder, repeat_, numbers, again, json_)
         return
-    folder = output_folder or (launch.newest_unfinished(name) if resume else launch.new_folder(name))
-    if resume and output_folder is None:
+    if resume_ and output_ is None:
         output.note(f"going on with {folder}")
-    with output.interruptible(
-        command=resume_command(folder, trusted, device, no_cache, max_lost), kept="everything is kept"
-    ):
-        result = run_training(parsed, folder, resume=resume, **again)
+    command = resume_command(folder, trusted, device, no_cache, max_lost)
+    with output.interruptible(command=command, kept="everything is kept"):
+        result = run_training(parsed, folder, **again)
     output.answer(result, json_, lambda result: show_result(result, trusted))
 
 
-def _one_of_them(recipe: config.Recipe, times: int | None, seeds: str | None) -> config.Recipe:
+def resume(
+    run: Path,
+    *,
+    data_root: Path | None = None,
+    device: str = "auto",
+    max_lost: options.Share = MOST_LOST,
+    trust: options.Trust = None,
+    no_cache: options.NoCache = False,
+    json_: bool = False,
+) -> None:
+    """Goes on with an interrupted run; one that is complete shows its result again."""
+    from sfumato.training.trainer import resume as go_on
+
+    command = resume_command(run, trust or [], device, no_cache, max_lost, data_root)
+    with output.interruptible(command=command, kept="everything is kept"):
+        result = go_on(run, data_root=data_root, device=device, max_lost=max_lost, trust=trust or ())
+    output.answer(result, json_, lambda result: show_result(result, trust or []))
+
+
+def _one_of_them(recipe: config.Recipe, times: int | None, seeds: list[int] | None) -> config.Recipe:
     """The first of the runs that `_repeat` would train."""
     from sfumato.training.repeated import refuse_repeats
 
-    named = None if seeds is None else options.parse_seeds(seeds)
-    refuse_repeats(recipe, times, named)
-    return recipe if named is None else recipes.recipe_of(recipe, {"run.seed": named[0]})
+    refuse_repeats(recipe, times, seeds)
+    return recipe if seeds is None else recipes.recipe_of(recipe, {"run.seed": seeds[0]})
 
 
 def _repeat(
-    recipe: config.Recipe, folder: Path, times: int | None, seeds: str | None, again: dict[str, Any], json_: bool
+    recipe: config.Recipe, folder: Path, times: int | None, seeds: list[int] | None, again: dict[str, Any], json_: bool
 ) -> None:
     from sfumato.training.repeated import repeat
 
-    found = repeat(recipe, folder, times=times, seeds=None if seeds is None else options.parse_seeds(seeds), **again)
+    found = repeat(recipe, folder, times=times, seeds=seeds, **again)
     if json_:
         output.print_json(found.as_json())
         return
@@ -141,52 +149,36 @@ def _repeat(
     )
 
 
-def override(
-    values: dict[str, Any],
-    *,
-    epsilon: float | None,
-    delta: float | None,
-    accountant: str | None,
-    assignments: list[str],
-    data_root: Path | None,
-    unit: str | None = None,
-    images_per_person: int | None = None,
-) -> None:
-    """Applies the command line's options to a recipe's values."""
-    for option, key, value in (
-        ("--epsilon", "target_epsilon", epsilon),
-        ("--epsilon-per-person", "unit", unit),
-        ("--images-per-person", "max_images_per_person", images_per_person),
-        ("--delta", "delta", delta),
-        ("--accountant", "accountant", accountant),
-    ):
-        if value is not None:
-            if "privacy" not in values and option != "--epsilon":
-                raise InputError(
-                    f"{option} has no meaning without a budget: this recipe has no [privacy] "
-                    "section. Give --epsilon too."
-                )
-            values.setdefault("privacy", {})[key] = value
-    for assignment in assignments:
-        config.set_value(values, assignment)
-    if data_root is not None and values.get("data", {}).get("name") == "folder":
-        values["data"]["path"] = str(data_root)
-
-
 def asked(
     recipe: str,
-    *,
-    epsilon: float | None,
-    delta: float | None,
+    privacy: Mapping[str, Any],
     assignments: list[str] | None,
     data_root: Path | None,
     trust: list[str] | None,
+    calibrated_by: Accountant | None = None,
 ) -> tuple[str, config.Recipe, list[str]]:
-    """The name of a recipe, the recipe under the command line's options, and the modules that these trust."""
+    """The name of a recipe, the recipe under the command line's options, and the modules that these trust.
+
+    Args:
+        privacy: What options say of the budget; None: nothing.
+    """
     name, values = recipes.read(recipe)
-    override(values, epsilon=epsilon, delta=delta, accountant=None, assignments=assignments or [], data_root=data_root)
+    given = {key: value for key, value in privacy.items() if value is not None}
+    if given and "privacy" not in values and "target_epsilon" not in given:
+        raise InputError(
+            f"privacy.{next(iter(given))} has no meaning without a budget: this recipe has no [privacy] section. Give "
+            "--epsilon too."
+        )
+    if given:
+        values["privacy"] = values.get("privacy", {}) | given
+    for assignment in assignments or []:
+        config.set_value(values, assignment)
+    if data_root is not None and values.get("data", {}).get("name") == "folder":
+        values["data"]["path"] = str(data_root)
+    if calibrated_by is not None:
+        calibrate(values, calibrated_by)
     parsed = config.parse(values)
-    return name, parsed, trusted_modules(parsed, assignments or [], trust or [])
+    return name, parsed, _trusted(parsed, assignments or [], trust or [])
 
 
 def calibrate(values: dict[str, Any], accountant: Accountant) -> None:
@@ -197,20 +189,16 @@ def calibrate(values: dict[str, Any], accountant: Accountant) -> None:
     """
     privacy = values.get("privacy", {})
     if privacy.get("target_epsilon") is None:
-        raise InputError(
-            "--calibrate solves for the noise of a target epsilon, and this recipe has none. Give --epsilon, or leave "
-            "--calibrate out."
-        )
+        raise InputError("the recipe has no target epsilon for --calibrate to meet. Give --epsilon, or leave it out.")
     if None in (values.get("training", {}).get(key) for key in ("batch_size", "num_steps")):
         raise InputError(
-            "--calibrate solves for the noise, and batch and steps are not both given. Set training.batch_size and "
-            "training.num_steps."
+            "--calibrate solves for the noise alone: set training.batch_size and training.num_steps, or leave it out."
         )
     privacy.pop("noise_multiplier", None)
     privacy["accountant"] = accountant
 
 
-def trusted_modules(recipe: config.Recipe, assignments: list[str], trust: list[str]) -> list[str]:
+def _trusted(recipe: config.Recipe, assignments: list[str], trust: list[str]) -> list[str]:
     """The modules that the command line names: by --trust, and in a model's name that was itself
     typed there.
 
@@ -239,25 +227,21 @@ def _show_plan(
     seconds = expected_seconds(plan, facts_of_data, device, trust)
     mechanism = plan.mechanism
     claimed = claims(plan, mechanism)
-    facts = {
-        **claimed.as_json(),
+    numbers = ("batch_size", "sampling_prob", "num_steps", "num_examples")
+    facts = claimed.as_json() | {key: getattr(mechanism, key) for key in numbers}
+    facts |= {
         "noise_multiplier": finite(mechanism.noise_multiplier),
-        "batch_size": mechanism.batch_size,
-        "sampling_prob": mechanism.sampling_prob,
-        "num_steps": mechanism.num_steps,
-        "num_examples": mechanism.num_examples,
         "expected_seconds": seconds,
         "recipe": plan.recipe.model_dump(mode="json", exclude_none=True),
-        "choices": [{"key": choice.key, "value": choice.value, "why": choice.why} for choice in plan.choices],
+        "choices": [vars(choice) for choice in plan.choices],
         "warnings": plan.warnings,
     }
     if json_:
         output.print_json(facts)
         return
-    for line in config.to_toml(plan.recipe).split("\n"):
+    chosen = [f"chosen: {choice.key} = {choice.value} ({choice.why})" for choice in plan.choices]
+    for line in [*config.to_toml(plan.recipe).split("\n"), *chosen]:
         output.say(line)
-    for choice in plan.choices:
-        output.say(f"chosen: {choice.key} = {choice.value} ({choice.why})")
     for warning in plan.warnings:
         output.warn(warning)
     if plan.private:
@@ -267,10 +251,8 @@ def _show_plan(
     privacy = plan.recipe.privacy
     what = "people" if privacy is not None and privacy.person_sampling == "persons" else "images"
     what += " and canaries" if plan.recipe.audit.canaries else ""
-    output.say(
-        f"{mechanism.num_steps} updates of about {mechanism.batch_size} of "
-        f"{mechanism.num_examples} {what}; about {seconds / 60:.1f} minutes here"
-    )
+    size = f"{mechanism.num_steps} updates of about {mechanism.batch_size} of {mechanism.num_examples} {what}"
+    output.say(f"{size}; about {seconds / 60:.1f} minutes here")
 
 
 def _show_guarantee(claimed: "Claims") -> None:
@@ -297,30 +279,22 @@ def _show_guarantee(claimed: "Claims") -> None:
 
 def show_result(result: "Result", trust: list[str]) -> None:
     """What a run reached and what it promises."""
-    balanced, majority = output.per_cent(result.balanced_accuracy), output.per_cent(result.majority_rate)
+    shares = (result.accuracy, result.accuracy_last, result.balanced_accuracy, result.majority_rate)
+    accuracy, last, balanced, majority = map(output.per_cent, shares)
     low, high = map(output.per_cent, result.accuracy_interval or (None, None))
-    output.say(
-        f"held-out accuracy {output.per_cent(result.accuracy)} ({low} to {high}; last weights "
-        f"{output.per_cent(result.accuracy_last)}), balanced {balanced}; always naming the "
-        f"largest class: {majority}"
-    )
+    accuracies = f"held-out accuracy {accuracy} ({low} to {high}; last weights {last}), balanced {balanced}"
+    output.say(f"{accuracies}; always naming the largest class: {majority}")
     output.print_augtest(result.test_views, result.accuracy_augtest_vote, result.accuracy_augtest_mean)
     if result.guarantee is not None:
         _show_guarantee(result)
-        _show_lost(result)
+        if result.num_lost:
+            lost = f"{result.num_lost} of {result.num_steps} updates were lost in crashes"
+            output.say(f"{lost}: they count for epsilon, and the model has {result.num_applied}")
     else:
         output.say(f"not private: {result.why_not_private}")
     output.say(f"certificate {Path(result.run) / 'privacy.json'}")
     output.say(f"report      {Path(result.run) / 'report.html'}")
     output.say(f"use it      sfumato predict {shlex.join([result.run, *trust_options(trust)])} IMAGE...")
-
-
-def _show_lost(result: "Result") -> None:
-    if result.num_lost:
-        output.say(
-            f"{result.num_lost} of {result.num_steps} updates were lost in crashes: they count for epsilon, and the "
-            f"model has {result.num_applied}"
-        )
 
 
 def resume_command(

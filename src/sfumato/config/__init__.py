@@ -16,81 +16,21 @@ from typing import Any, TypeVar, get_args
 import pydantic
 from pydantic.fields import FieldInfo
 
-from sfumato.config.resolved import (
-    FilledPrivacy,
-    FilledRecipe,
-    ResolvedAdam,
-    ResolvedAugmentation,
-    ResolvedModel,
-    ResolvedOptimizer,
-    ResolvedPrivacy,
-    ResolvedRecipe,
-    ResolvedSgd,
-    ResolvedTraining,
-)
-from sfumato.config.sections import (
-    AuditConfig,
-    AugmentationConfig,
-    AugmentationKind,
-    DataConfig,
-    EmaConfig,
-    Fraction,
-    MayChange,
-    ModelConfig,
-    OptimizerConfig,
-    PositiveFloat,
-    PositiveInt,
-    PrivacyConfig,
-    Recipe,
-    RunConfig,
-    Section,
-    Spread,
-    TrainingConfig,
-)
+from sfumato.config.resolved import FilledPrivacy as FilledPrivacy
+from sfumato.config.resolved import FilledRecipe as FilledRecipe
+from sfumato.config.resolved import ResolvedAugmentation as ResolvedAugmentation
+from sfumato.config.resolved import ResolvedOptimizer as ResolvedOptimizer
+from sfumato.config.resolved import ResolvedRecipe as ResolvedRecipe
+from sfumato.config.resolved import ResolvedSgd as ResolvedSgd
+from sfumato.config.sections import AugmentationKind as AugmentationKind
+from sfumato.config.sections import DataConfig as DataConfig
+from sfumato.config.sections import MayChange, OptimizerConfig, Section
+from sfumato.config.sections import ModelConfig as ModelConfig
+from sfumato.config.sections import PrivacyConfig as PrivacyConfig
+from sfumato.config.sections import Recipe as Recipe
+from sfumato.config.sections import RunConfig as RunConfig
+from sfumato.config.sections import Spread as Spread
 from sfumato.errors import InputError, nearest
-
-__all__ = [
-    "AuditConfig",
-    "AugmentationConfig",
-    "AugmentationKind",
-    "DataConfig",
-    "EmaConfig",
-    "FilledPrivacy",
-    "FilledRecipe",
-    "Fraction",
-    "MayChange",
-    "ModelConfig",
-    "OptimizerConfig",
-    "PositiveFloat",
-    "PositiveInt",
-    "PrivacyConfig",
-    "Recipe",
-    "ResolvedAdam",
-    "ResolvedAugmentation",
-    "ResolvedModel",
-    "ResolvedOptimizer",
-    "ResolvedPrivacy",
-    "ResolvedRecipe",
-    "ResolvedSgd",
-    "ResolvedTraining",
-    "RunConfig",
-    "Section",
-    "Spread",
-    "TrainingConfig",
-    "changes_no_result",
-    "flatten",
-    "known_keys",
-    "parse",
-    "parse_resolved",
-    "put",
-    "read",
-    "releasing_keys",
-    "set_value",
-    "shareable",
-    "to_toml",
-    "value_of",
-    "why_impossible",
-]
 
 R = TypeVar("R", bound="Recipe")
 
@@ -126,12 +66,10 @@ def why_impossible(key: str, value: Any) -> str | None:
     if one can.
     """
     section, _, name = key.partition(".")
-    own = {section: {name: value}}
     try:
-        Recipe.model_validate({"data": {"name": "digits"}, **own})
+        Recipe.model_validate({"data": {"name": "digits"}, section: {name: value}})
     except pydantic.ValidationError as error:
-        reasons = [found["msg"] for found in error.errors(include_url=False) if found["loc"][:2] == (section, name)]
-        return ", or ".join(dict.fromkeys(reason[0].lower() + reason[1:] for reason in reasons)) or None
+        return _reasons(error, (section, name)) or None
     return None
 
 
@@ -148,10 +86,8 @@ def read(path: Path, what: str = "recipe") -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # "-sig": some editors put a mark at the start
     except OSError as error:
-        known = (
-            "`sfumato recipes list` names the recipes that are shipped." if what == "recipe" else "Correct the name."
-        )
-        raise InputError(f"{what} {path} cannot be read: {error.strerror}. {known}") from None
+        remedy = "`sfumato recipes list` names those that are shipped." if what == "recipe" else "Correct the name."
+        raise InputError(f"{what} {path} cannot be read: {error.strerror}. {remedy}") from None
     except (ValueError, RecursionError) as error:  # whole numbers of thousands of digits, tables within tables
         raise InputError(f"{what} {path} is not valid TOML: {error}. Correct that line.") from None
 
@@ -231,40 +167,39 @@ _OPTIMIZERS = get_args(OptimizerConfig.model_fields["name"].annotation)
 
 def _explain(error: pydantic.ValidationError) -> str:
     """The first validation error in one line."""
-    errors = error.errors(include_url=False)
-    first = errors[0]
-    path = [
-        str(part) for part in first["loc"] if part not in _OPTIMIZERS
-    ]  # which tell the kinds of resolved optimizers apart
-    if isinstance(first.get("ctx", {}).get("error"), InputError):  # from a check of ours, which says it all
-        return str(first["ctx"]["error"])
+    first = error.errors(include_url=False)[0]
+    context = first.get("ctx", {})
+    if isinstance(context.get("error"), InputError):  # from a check of ours, which says it all
+        return str(context["error"])
+    # Without what tells the kinds of resolved optimizers apart.
+    path = [str(part) for part in first["loc"] if part not in _OPTIMIZERS]
     if first["type"] == "extra_forbidden":
         return _explain_unknown(path)
     name = ".".join(path[:2])  # what follows tells list items and alternatives apart
     if first["type"] == "missing":
         return f"the recipe has no {name}, which is needed. Add it."
-    reasons = [other["msg"][0].lower() + other["msg"][1:] for other in errors if other["loc"][:2] == first["loc"][:2]]
-    message = ", or ".join(dict.fromkeys(reasons))
-    named = re.findall(
-        r"'([^']*)'", str(first.get("ctx", {}).get("expected", ""))
-    )  # of a key that takes one of some words
-    near = difflib.get_close_matches(str(first["input"]), named, n=1, cutoff=0.4)
+    words = re.findall(r"'([^']*)'", str(context.get("expected", "")))  # of a key that takes one of some
+    near = difflib.get_close_matches(str(first["input"]), words, n=1, cutoff=0.4)
     question = f" Did you mean {near[0]!r}?" if near else ""
     return (
-        f"{name} = {first['input']!r} is not possible: {message}.{question} "
+        f"{name} = {first['input']!r} is not possible: {_reasons(error, first['loc'][:2])}.{question} "
         f"Correct it in the recipe or by --set {name}=..."
     )
 
 
+def _reasons(error: pydantic.ValidationError, place: tuple[int | str, ...]) -> str:
+    """All that is said of one key, which may have alternatives."""
+    said = [each["msg"] for each in error.errors(include_url=False) if each["loc"][:2] == place]
+    return ", or ".join(dict.fromkeys(reason[0].lower() + reason[1:] for reason in said))
+
+
 def _explain_unknown(path: list[str]) -> str:
-    known = known_keys()
+    known, name = known_keys(), ".".join(path)
     if len(path) == 1:
-        candidates, kind = [key for key in known if "." not in key], "section"
-    else:
-        elsewhere = [key for key in known if key.partition(".")[2] == path[1]]  # the right key in a wrong section
-        candidates, kind = elsewhere or [key for key in known if key.startswith(path[0] + ".")], "key"
-    name = ".".join(path)
-    return f"the recipe has an unknown {kind} {name}. {nearest(name, candidates)}"
+        return f"the recipe has an unknown section {name}. {nearest(name, [key for key in known if '.' not in key])}"
+    elsewhere = [key for key in known if key.partition(".")[2] == path[1]]  # the right key in a wrong section
+    of_section = [key for key in known if key.startswith(path[0] + ".")]
+    return f"the recipe has an unknown key {name}. {nearest(name, elsewhere or of_section)}"
 
 
 def known_keys() -> list[str]:
@@ -291,9 +226,8 @@ def changes_no_result(key: str) -> bool:
 @functools.cache
 def _sections() -> dict[str, dict[str, FieldInfo]]:
     """The fields of each section."""
-    sections = {}
-    for section, field in Recipe.model_fields.items():
-        options = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        model = next(option for option in options if isinstance(option, type) and issubclass(option, Section))
-        sections[section] = dict(model.model_fields)
-    return sections
+    kinds = {name: get_args(field.annotation) or (field.annotation,) for name, field in Recipe.model_fields.items()}
+    return {
+        name: dict(next(kind for kind in options if issubclass(kind, Section)).model_fields)
+        for name, options in kinds.items()
+    }

@@ -20,11 +20,9 @@ AugmentationKind = Literal["none", "flip", "crop", "crop_flip", "rrc", "tan", "s
 
 @dataclasses.dataclass(frozen=True)
 class MayChange:
-    """Marks a key that says where and how fast a run happens, or what it notes for its owner: never
-    what it releases.
+    """Marks a key that says where and how fast a run happens, or what it notes for its owner: never what it releases.
 
-    A run may go on with another value of it. (Where rounding follows from it, as from
-    `training.engine`, updates are then drawn afresh: `sfumato.run_folder.environment`.)
+    A run may go on with another value of it.
     """
 
 
@@ -64,9 +62,7 @@ class DataConfig(Section):
     part. As many as "train" has are those of "train".
     """
     classes: Annotated[list[str], Field(min_length=1)] | None = None
-    """Class names in label order; without them, the names of the class folders. A table of labels
-    needs them stated.
-    """
+    """Class names in label order; without them, the names of the class folders. A table of labels needs them stated."""
     class_proportions: list[PositiveFloat] | None = None
     """Public share of each class; used in the loss and in the decision."""
     image_size: Annotated[int, Field(ge=8, le=1024)] | None = None
@@ -115,9 +111,7 @@ class ModelConfig(Section):
     init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     """Digest of these weights (names, types, shapes, values): others are refused. A run fills it in."""
     init_recipe: Annotated[str | None, MayChange()] = None
-    """A shipped recipe whose run makes such weights: what a run that lacks `init_from` names, and is
-    refused by.
-    """
+    """A shipped recipe whose run makes such weights: what a run that lacks `init_from` names, and is refused by."""
     pretrained_on: str | None = None
     """Which images made the weights, in words for the certificate: they are not covered."""
     trainable: Literal["all", "classifier", "norms"] | Annotated[list[str], Field(min_length=1)] | None = None
@@ -171,9 +165,7 @@ class AugmentationConfig(Section):
     padding: Annotated[int, Field(ge=0, le=64)] | None = None
     """Pixels of mirror padding on each edge before a random crop."""
     test_views: Annotated[int, Field(ge=0, le=256), MayChange()] = 0
-    """Views of each held-out image that decide together, reported beside the plain accuracy
-    (AugTest); 0: not done.
-    """
+    """Views of each held-out image that decide together, reported beside the plain accuracy (AugTest); 0: not done."""
 
 
 class PrivacyConfig(Section):
@@ -193,9 +185,7 @@ class PrivacyConfig(Section):
     sensitivity.
     """
     clipping_norm: Annotated[float, Field(ge=1e-12, allow_inf_nan=False)] = 1.0
-    """Below 1e-12 the squares of a gradient's entries vanish in float32, and it would not be
-    clipped.
-    """
+    """Below 1e-12 the squares of a gradient's entries vanish in float32, and it would not be clipped."""
     sampling: Literal["poisson", "shuffled"] = "poisson"
     accountant: Literal["pld", "rdp"] = "pld"
     max_images_per_person: PositiveInt | None = None
@@ -214,9 +204,7 @@ class PrivacyConfig(Section):
     scored best: epsilon covers that.
     """
     selection_shape: Annotated[float, Field(gt=-1, le=100)] = 0.0
-    """Shape of that number's distribution, a truncated negative binomial; 0 is logarithmic, 1
-    geometric.
-    """
+    """Shape of that number's distribution, a truncated negative binomial; 0 is logarithmic, 1 geometric."""
     score_noise: Annotated[float, Field(ge=1e-3, le=1e9)] | None = None
     """Standard deviation of the noise on how many images of the validation split a run judges
     right, by which runs are compared.
@@ -233,8 +221,7 @@ class PrivacyConfig(Section):
     def _know_how_many_images_a_person_has(self) -> "PrivacyConfig":
         if self.unit == "person" and self.max_images_per_person is None:
             raise InputError(
-                'privacy.unit = "person" needs to know how many images a person has at most: give '
-                "privacy.max_images_per_person (--images-per-person)."
+                'privacy.unit = "person" needs privacy.max_images_per_person (--images-per-person). Give it.'
             )
         if self.person_sampling is not None and self.unit != "person":
             raise InputError('privacy.person_sampling is for privacy.unit = "person". Leave it out, or set that.')
@@ -246,9 +233,7 @@ class PrivacyConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """What is done with the private gradient: post-processing, which costs no privacy whatever it
-    is.
-    """
+    """What is done with the private gradient: post-processing, which costs no privacy whatever it is."""
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
     learning_rate: Annotated[float, Field(gt=0, le=1e30)] | None = None
@@ -281,17 +266,13 @@ class OptimizerConfig(Section):
     """Updates after each of which the learning rate is multiplied by `gamma`; schedule "step" alone."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
     max_grad_norm: PositiveFloat | None = None
-    """Ordinary training only: bound on the norm of the batch's mean gradient, which is then divided
-    by it.
-    """
+    """Ordinary training only: bound on the norm of the batch's mean gradient, which is then divided by it."""
 
     @pydantic.model_validator(mode="after")
     def _refuse_what_the_optimizer_lacks(self) -> "OptimizerConfig":
-        foreign, owner = (
-            (("beta1", "beta2", "adam_epsilon"), "adam")
-            if self.name == "sgd"
-            else (("momentum", "dampening", "nesterov"), "sgd")
-        )
+        foreign, owner = ("momentum", "dampening", "nesterov"), "sgd"
+        if self.name == "sgd":
+            foreign, owner = ("beta1", "beta2", "adam_epsilon"), "adam"
         for key in foreign:
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise InputError(
@@ -300,18 +281,15 @@ class OptimizerConfig(Section):
                 )
         if self.nesterov and (not self.momentum or self.dampening):
             raise InputError(
-                "optimizer.nesterov = true looks ahead by the momentum: it needs optimizer.momentum above 0 and "
-                "optimizer.dampening = 0. Set these, or take nesterov out."
+                "optimizer.nesterov = true needs optimizer.momentum above 0 and optimizer.dampening = 0. Set these, or "
+                "take nesterov out."
             )
         return self
 
     @pydantic.model_validator(mode="after")
     def _know_when_the_rate_falls(self) -> "OptimizerConfig":
         if (self.schedule == "step") != (self.milestones is not None):
-            raise InputError(
-                'optimizer.schedule = "step" and optimizer.milestones go together: the updates after which the '
-                "learning rate falls, for example milestones = [50000, 75000]. Give both, or neither."
-            )
+            raise InputError('optimizer.schedule = "step" and optimizer.milestones go together. Give both, or neither.')
         if self.milestones is not None and sorted(set(self.milestones)) != self.milestones:
             raise InputError(
                 f"optimizer.milestones = {self.milestones} do not ascend. Give each update once, the earliest first."
@@ -400,17 +378,13 @@ class Recipe(Section):
         if name not in PACKAGED or not isinstance(model, dict) or not isinstance(values.get("data"), dict):
             return values
         packaged, data = PACKAGED[name], values["data"]
-        constants = {
-            "image_size": packaged.image_size,
-            "channels": packaged.channels,
-            "mean": list(packaged.mean),
-            "std": list(packaged.std),
-        }
-        implied = {"trainable": "classifier"}
+        constants: dict[str, Any] = {"image_size": packaged.image_size, "channels": packaged.channels}
+        constants |= {"mean": list(packaged.mean), "std": list(packaged.std)}
+        implied: dict[str, Any] = {"trainable": "classifier"}
         if model.get("init_from") in (None, FROM_PACKAGE):
             implied |= {"init_from": FROM_PACKAGE, "pretrained_on": packaged.pretrained_on}
-        return {
-            **values,
-            "data": {**data, **{key: value for key, value in constants.items() if data.get(key) is None}},
-            "model": {**model, **{key: value for key, value in implied.items() if model.get(key) is None}},
-        }
+
+        def filled(section: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+            return section | {key: value for key, value in more.items() if section.get(key) is None}
+
+        return {**values, "data": filled(data, constants), "model": filled(model, implied)}

@@ -1,0 +1,84 @@
+"""`sfumato norms`, `sfumato schema` and `sfumato cache`: what lies in files."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sfumato.cli import output
+from sfumato.errors import InputError
+
+if TYPE_CHECKING:
+    from sfumato.data.store import Entry
+
+
+def norms(run: Path, *, plot: Path | None = None, json_: bool = False) -> None:
+    """Shows the norms of per-image gradients before clipping, of a run that was trained with
+    training.norm_histogram_every. Not private: for the owner of the run alone.
+
+    Args:
+        plot: Draws the histograms here (.svg or .png), readable by you alone.
+    """
+    from sfumato.reporting.norms import draw_norms, read_norms
+
+    facts = read_norms(run)
+    if plot is not None:
+        draw_norms(facts, plot)
+    output.answer(facts, json_, _show_norms)
+
+
+def _show_norms(facts: dict[str, Any]) -> None:
+    output.say(facts["warning"])
+    output.say(f"{'step':>8}{'clipped':>12}{'median norm / C':>18}{'signal / noise':>17}{'not finite':>13}")
+    for row in facts["histograms"]:
+        median, ratio = ("-" if row[key] is None else f"{row[key]:.3g}" for key in ("median", "signal_to_noise"))
+        clipped = output.per_cent(row["clipped_fraction"])
+        output.say(f"{row['step']:>8}{clipped:>12}{median:>18}{ratio:>17}{row['not_finite']:>13}")
+    output.say(
+        "signal / noise: norm of the sum of clipped gradients over the root mean square norm of "
+        "the noise, sigma C sqrt(number of weights)"
+    )
+
+
+def schema(name: str) -> None:
+    """Prints the JSON schema of privacy.json, result.json, search.json, of a line of metrics.jsonl,
+    metrics_private.jsonl or ledger.jsonl, or of what `sfumato audit --json` prints.
+
+    Args:
+        name: certificate, result, metrics, private-metrics, ledger, search, audit, canary-audit, membership-audit or
+            one-run-audit.
+    """
+    from sfumato.auditing.record import AuditResult, CanaryResult, MembershipResult, OneRunResult
+    from sfumato.run_folder.schemas import SCHEMAS, schema_of
+    from sfumato.searching.result import SearchResult
+
+    audits = {"audit": AuditResult, "canary-audit": CanaryResult, "membership-audit": MembershipResult}
+    known = {**SCHEMAS, "search": SearchResult, **audits, "one-run-audit": OneRunResult}
+    if name not in known:
+        raise InputError(f"there is no schema {name!r}. Known are {', '.join(known)}.")
+    output.print_json(schema_of(known[name]))
+
+
+def list_(*, json_: bool = False) -> None:
+    """Names what is kept, of which folder, and how large it is."""
+    from sfumato.data import store
+
+    found = store.entries()
+    _show_kept(found, f"nothing is kept in {store.cache_folder()}" if not found else None, json_)
+
+
+def clear(*, json_: bool = False) -> None:
+    """Removes all of it. It is made anew when it is needed."""
+    from sfumato.data import store
+
+    removed = store.clear(output.note)
+    total = sum(entry.num_bytes for entry in removed) / 1e6
+    _show_kept(removed, f"removed {len(removed)}, {total:.1f} MB", json_)
+
+
+def _show_kept(found: "list[Entry]", last: str | None, json_: bool) -> None:
+    if json_:
+        output.print_json({"entries": [{**vars(entry), "folder": str(entry.folder)} for entry in found]})
+        return
+    for entry in found:
+        output.say(f"{entry.kind:<9}{entry.num_bytes / 1e6:>10.1f} MB  {entry.root or '-'}  ({entry.folder})")
+    if last is not None:
+        output.say(last)
