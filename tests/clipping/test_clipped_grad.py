@@ -1,6 +1,7 @@
 """The laws of a sum of clipped per-example gradients, for every engine."""
 
 import functools
+import gc
 import math
 import threading
 
@@ -226,6 +227,26 @@ def test_the_model_is_left_as_it_was(engine):
     assert all((parameter.grad == 7.0).all() and parameter.requires_grad for parameter in model.parameters())
     assert model.training and torch.equal(state, torch.get_rng_state())
     assert not out.losses.requires_grad and not any(value.requires_grad for value in out.grad_sum.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_call_leaves_no_tensor_to_the_garbage_collector(engine, name):
+    _, x, y = problem(name)
+    grad_fn = made(name, engine, 0)
+    grad_fn(x, y)
+    gc.collect()
+    gc.disable()
+    try:
+        grad_fn(x, y)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = [thing for thing in gc.garbage if type(thing) is torch.Tensor]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not left
 
 
 class Tied(nn.Module):

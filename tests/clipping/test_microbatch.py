@@ -2,6 +2,7 @@
 
 import math
 import time
+import weakref
 
 import pytest
 import torch
@@ -41,6 +42,12 @@ def test_what_autograd_keeps_is_counted_without_the_parameters():
     with count_saved() as saved:
         model(torch.ones(4, 3))
     assert saved == [4 * (3 + 5)]
+
+
+def test_what_was_counted_is_freed_at_once():
+    with count_saved():
+        output = weakref.ref(torch.ones(4, requires_grad=True).exp())  # whose backward pass takes the output itself
+    assert output() is None
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 8, 16, 31, 32, 100, 256, 4096])

@@ -105,7 +105,6 @@ class _Single:
 
     outputs: list[torch.Tensor]
     loss: torch.Tensor
-    grads: dict[str, torch.Tensor]
     missing: set[str]
     shapes: list[tuple[int, ...]]
     exact: bool
@@ -168,21 +167,23 @@ class EngineCheck:
                     outputs = self.model(images[0, :1])
                 targets = made_up_targets(_EXAMPLES, self.views, self.targets, outputs, seed)
                 self._refuse_loss(outputs, targets)
-                alone = [
-                    self._single(images[i, j : j + 1], targets, seeds[i : i + 1, j : j + 1], i)
-                    for i in range(_EXAMPLES)
-                    for j in range(self.views)
-                ]
+                alone, grads = [], []
+                for i in range(_EXAMPLES):
+                    mean: dict[str, torch.Tensor] = {}
+                    for j in range(self.views):
+                        place = slice(j, j + 1)
+                        alone.append(self._single(images[i, place], targets, seeds[i : i + 1, place], i, mean))
+                    grads.append(mean)
                 missing = set.intersection(*(single.missing for single in alone))
                 for view in made_up_images(_MORE_IMAGES, 1, row, seed + 1, only_pixels=True) if missing else ():
-                    missing &= self._single(view, targets, seeds[:1, :1], 0).missing
+                    missing &= self._single(view, targets, seeds[:1, :1], 0, {}).missing
                 for name in sorted(missing):
                     raise InputError(
                         f"parameter '{name}' receives no gradient from the loss, so it would never be trained. "
                         "Freeze it by requires_grad_(False), or use it in the model's output."
                     )
                 draw_dims = self._refuse_meeting(images, seeds, alone)
-                again = self._single(images[0, :1], targets, seeds[:1, :1], 0)
+                again = self._single(images[0, :1], targets, seeds[:1, :1], 0, {})
                 now, then = ([*single.outputs, single.loss] for single in (again, alone[0]))
                 if max(map(_difference, now, then)) > 1e-2 * _ALIKE[alone[0].exact]:
                     raise InputError(
@@ -190,17 +191,13 @@ class EngineCheck:
                         "it keeps something of them, which no noise covers. Make it a function of one image."
                     )
                 self._refuse_changes(before)
-        grads, norms = [], []
-        for i in range(0, len(alone), self.views):
-            views = [single.grads for single in alone[i : i + self.views]]
-            grads.append({name: torch.stack([view[name] for view in views]).mean(0) for name in views[0]})
-            norms.append(_norm(grads[-1].values()))
+        norms = torch.stack([_norm(mean.values()) for mean in grads])
         exact = dtype is not None and all(single.exact for single in alone)
         losses = torch.stack([single.loss for single in alone]).view(_EXAMPLES, self.views).mean(1)
         weights = images.new_full((_EXAMPLES, self.views), 1 / self.views, dtype=dtype or torch.float32)
         is_real = torch.ones(_EXAMPLES, dtype=torch.bool, device=row.device)
         batch = Batch(images, targets, weights, is_real, seeds if draw_dims else None, draw_dims)
-        return Expected(seed, shifted, dtype, exact, batch, grads, torch.stack(norms), losses, saved[0])
+        return Expected(seed, shifted, dtype, exact, batch, grads, norms, losses, saved[0])
 
     def refuse(self, engine: Engine, expected: Expected) -> None:
         """Raises InputError where an engine gives other sums, norms or losses than single images do."""
@@ -242,12 +239,15 @@ class EngineCheck:
                 alone = engine.clipped_sum(coefficient, evaluated, few)
             factors = coefficient(out.grad_norms).double()
             of_each = [sum(factors[i :: len(usable)]) for i in range(len(usable))]
-            true = {
-                name: sum(factor * expected.grads[i][name] for factor, i in zip(of_each, usable, strict=True))
-                for name in out.grad_sum
-            }
-            gap = _norm(total - true[name] for name, total in out.grad_sum.items())
-            error = float((gap / _norm(true.values()).clamp(min=_SHORTEST)).nan_to_num(torch.inf))
+
+            def true(name: str, of_each: list[Any] = of_each, expected: Expected = expected) -> Any:
+                return sum(factor * expected.grads[i][name] for factor, i in zip(of_each, expected.usable, strict=True))
+
+            gap, norm = (
+                _norm(total - true(name) for name, total in out.grad_sum.items()),
+                _norm(map(true, out.grad_sum)),
+            )
+            error = float((gap / norm.clamp(min=_SHORTEST)).nan_to_num(torch.inf))
             own = coefficient(alone.grad_norms[:1]).double() * alone.grad_norms[0]
             longer = float((_norm(alone.grad_sum.values()) / own.clamp(min=_SHORTEST) - 1).nan_to_num(torch.inf))
             is_low = not expected.exact or any(value.dtype.itemsize < 4 for value in self.model.parameters())
@@ -282,10 +282,10 @@ class EngineCheck:
         floor = max(_SHORTEST, 1e-7 * float(expected.norms[expected.usable].max()))
         out = engine.clipped_sum(lambda norms: 1 / norms.clamp(min=floor), evaluated, batch)
         factors = 1 / norms.clamp(min=floor)
-        gaps = [
+        gaps = (
             total.double() - sum(factor * expected.grads[i][name] for factor, i in zip(factors, examples, strict=True))
             for name, total in out.grad_sum.items()
-        ]
+        )
         longer = (out.grad_norms.double() - norms) / norms.clamp(min=floor)
         if not expected.exact:  # a norm in float32 takes in what rounding may hide
             longer = torch.where(longer > 0, longer / 1000, longer)
@@ -294,9 +294,14 @@ class EngineCheck:
         return float(torch.stack(worst).nan_to_num(torch.inf).max())
 
     def _single(
-        self, view: torch.Tensor, targets: tuple[torch.Tensor, ...], seeds: torch.Tensor, example: int
+        self,
+        view: torch.Tensor,
+        targets: tuple[torch.Tensor, ...],
+        seeds: torch.Tensor,
+        example: int,
+        mean: dict[str, torch.Tensor],
     ) -> _Single:
-        """One view by plain autograd, as anybody would write it."""
+        """One view by plain autograd, as anybody would write it; adds its share to its example's ``mean`` gradient."""
         with KeyedDraws(seeds) as draws:
             outputs = self.model(view)
         kept = _leaves(outputs)
@@ -304,15 +309,16 @@ class EngineCheck:
         if loss.requires_grad:
             with KeyedDraws(None, refusal=_REDRAWN):
                 loss.backward()
-        grads, missing = {}, set()
+        missing = set()
         for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad and parameter.grad is None:
-                missing.add(name)
             if parameter.requires_grad:
+                if parameter.grad is None:
+                    missing.add(name)
                 own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                grads[name] = own.detach().float()  # eight digits are enough to compare
+                share = own.detach().float() / self.views  # eight digits are enough to compare
+                mean[name] = mean[name].add_(share) if name in mean else share
             parameter.grad = None
-        return _Single(kept, loss.detach().double(), grads, missing, draws.shapes, not draws.narrow)
+        return _Single(kept, loss.detach().double(), missing, draws.shapes, not draws.narrow)
 
     def _refuse_loss(self, outputs: Any, targets: tuple[torch.Tensor, ...]) -> None:
         """Refuses a loss that is none of one row, or that torch.func.vmap does not take."""

@@ -54,15 +54,14 @@ def _power_of_two(value: int) -> int:
 @contextmanager
 def count_saved() -> Iterator[list[int]]:
     """Counts in its one item the numbers that autograd keeps for the backward pass, parameters
-    aside.
+    aside. What is computed within has no backward pass.
     """
     total = [0]
 
-    def count(tensor: torch.Tensor) -> torch.Tensor:
+    def count(tensor: torch.Tensor) -> None:  # to return a tensor that its own graph keeps would never free both
         total[0] += 0 if isinstance(tensor, nn.Parameter) else tensor.numel()
-        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda nothing: nothing):
         yield total
 
 

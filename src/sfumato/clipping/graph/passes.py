@@ -88,6 +88,7 @@ class Passes:
             losses = example_losses(self._loss_fn, outputs, batch.targets, batch.weights)
             leaves = [leaf for _, leaf in one.per_row] + one.firsts
             gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        one.firsts.clear()  # their hooks hold the pass, which holds them: neither would be freed at once
         for (weight, _), gradient in zip(one.per_row, gradients, strict=False):
             if gradient is not None:
                 # One image may lie in many of the operation's rows, one after another: tokens, windows.
