@@ -22,14 +22,13 @@ def attack_section(run: Recorded) -> list[Html]:
     chosen from several, for which there are single bounds alone.
     """
     certificate = run.certificate
-    guarantee = certificate.guarantee
-    if guarantee is None or guarantee.attacker is None or certificate.selected_from is not None:
+    if not certificate.holds or certificate.attacker is None or certificate.selected_from is not None:
         return []
     from sfumato.accounting.attacker import true_positive_rates
 
     rates = np.geomspace(LEAST, 1, _POINTS)
     most = true_positive_rates(_mechanism(certificate), rates.tolist())
-    who = "person" if guarantee.of_persons else "image"
+    who = "person" if certificate.of_persons else "image"
     at = {rate: float(most[np.searchsorted(rates, rate * (1 - 1e-9))]) for rate in (1e-4, 1e-3, 1e-2, 1e-1)}
     described = "; ".join(
         f"{100 * rate:g} % false alarms: {formats.per_cent_at_most(most)}" for rate, most in at.items()
@@ -49,7 +48,7 @@ def attack_section(run: Recorded) -> list[Html]:
 
 
 def _mechanism(certificate: Certificate) -> Mechanism:
-    of_images = certificate.drawn == "images" and certificate.guarantee is not None and certificate.guarantee.of_persons
+    of_images = certificate.drawn == "images" and certificate.of_persons
     return Mechanism(
         certificate.num_examples,
         certificate.batch_size,
@@ -96,10 +95,10 @@ def histograms(
 
 def audit_section(run: Recorded) -> list[Html]:
     """What an attack on the run showed; nothing where there was none."""
-    claim, guarantee = run.certificate.audit, run.certificate.guarantee
-    if claim is None or guarantee is None:
+    claim = run.certificate.audit
+    if claim is None or not run.certificate.holds:
         return []
-    shown, claimed = lower_epsilon_text(claim.epsilon_lower_bound), formats.epsilon_text(guarantee.epsilon)
+    shown, claimed = lower_epsilon_text(claim.epsilon_lower_bound), formats.epsilon_text(run.certificate.epsilon)
     refuted = (
         f"The claim of epsilon {claimed} is refuted: the certificate is wrong, or the code is, unless this is the rare "
         "case that the confidence leaves."

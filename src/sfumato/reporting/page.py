@@ -67,7 +67,7 @@ def render(run: Recorded) -> str:
 def _header(run: Recorded) -> Html:
     model = run.recipe.get("model", {}).get("name", "a network")
     classes = f" for {formats.count(len(run.classes))} classes" if run.classes else ""
-    how = "with differential privacy" if run.is_private else "without a privacy guarantee"
+    how = "with differential privacy" if run.certificate.holds else "without a privacy guarantee"
     lead = (
         f"An image classifier ({model}){classes}, "
         f"trained on {formats.count(run.certificate.public_inputs.num_examples)} images {how}."
@@ -84,14 +84,16 @@ def _certificate(run: Recorded) -> Html:
             element("dt", name),
             element("dd", element("span", value, class_="value"), " ", meaning) if value else element("dd", meaning),
         )
-        for name, value, meaning in wording.terms(run)
+        for name, value, meaning in wording.terms(run.certificate)
     ]
-    return section("What is guaranteed", wording.verdict(run), element("dl", *rows, class_="terms"))
+    return section("What is guaranteed", wording.verdict(run.certificate), element("dl", *rows, class_="terms"))
 
 
 def _not_covered(run: Recorded) -> Html:
     points = element("ul", *(element("li", point) for point in run.certificate.not_covered))
-    intro = "The guarantee says nothing about:" if run.is_private else "Even a private run would say nothing about:"
+    intro = (
+        "The guarantee says nothing about:" if run.certificate.holds else "Even a private run would say nothing about:"
+    )
     return section("What is not covered", paragraph(intro), points)
 
 
@@ -173,10 +175,14 @@ def _curves(run: Recorded) -> Html:
         return section(title, paragraph("No step has been evaluated yet, so there is no curve."))
     majority_rate = run.result.majority_rate if run.result else None
     target = run.recipe.get("privacy", {}).get("target_epsilon")
-    drawing = training_curves(run.metrics, with_epsilon=run.is_private, majority_rate=majority_rate, target=target)
+    drawing = training_curves(
+        run.metrics, with_epsilon=run.certificate.holds, majority_rate=majority_rate, target=target
+    )
     caption = "Accuracy on held-out images after each evaluated step"
     caption += (
-        ", and the epsilon spent until then." if run.is_private else ". No epsilon is drawn: this run is not private."
+        ", and the epsilon spent until then."
+        if run.certificate.holds
+        else ". No epsilon is drawn: this run is not private."
     )
     return section(title, figure(drawing, caption))
 
@@ -270,7 +276,7 @@ def _recipe(run: Recorded) -> Html:
     import tomli_w
 
     parts = [paragraph("The resolved recipe, every filled-in value included: enough to run again.")]
-    if "privacy" in run.recipe and not run.is_private:
+    if "privacy" in run.recipe and not run.certificate.holds:
         asked = "Its privacy section says what was asked for; for this run it is no guarantee."
         parts.append(paragraph(asked, "remark"))
     return section("Hyper-parameters", *parts, element("pre", tomli_w.dumps(run.recipe)))
@@ -281,10 +287,10 @@ def _values(run: Recorded) -> Html:
     if not run.metrics:
         return Html("")
     every = -(-len(run.metrics) // MOST_ROWS)
-    names = ["step", "accuracy", "accuracy, last weights"] + (["epsilon so far"] if run.is_private else [])
+    names = ["step", "accuracy", "accuracy, last weights"] + (["epsilon so far"] if run.certificate.holds else [])
     rows = []
     for line in run.metrics[::-1][::every][::-1]:
         cells = [formats.count(line.step), formats.per_cent(line.accuracy), formats.per_cent(line.accuracy_last)]
-        rows.append(cells + ([formats.epsilon_text(line.epsilon)] if run.is_private else []))
+        rows.append(cells + ([formats.epsilon_text(line.epsilon)] if run.certificate.holds else []))
     note = [paragraph(f"One of every {every} lines of metrics.jsonl.")] if every > 1 else []
     return section("Numbers of the curves", *note, numbers_table(names, rows))
