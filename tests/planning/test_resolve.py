@@ -149,8 +149,8 @@ def test_of_a_run_selected_from_others_only_the_noise_is_solved_for():
     ("privacy", "training", "names"),
     [
         ({"delta": 1e-5}, {}, "states no budget"),
-        (BUDGET, {"batch_size": 20_001}, "more than the 20000 training images"),
-        ({**BUDGET, "noise_multiplier": 0.0}, {"batch_size": 500}, "cannot meet a target_epsilon"),
+        (BUDGET, {"batch_size": 20_001}, "at most num_examples = 20000"),
+        ({**BUDGET, "noise_multiplier": 0.0}, {"batch_size": 500}, "cannot meet a target"),
         ({**BUDGET, "max_images_per_person": 2, "sampling": "shuffled"}, {}, "max_images_per_person"),
         ({**BUDGET, "max_images_per_person": 2, "selected_from": 10.0}, {}, "max_images_per_person"),
         ({**BUDGET, "sampling": "shuffled", "selected_from": 10.0}, {}, "shuffled"),

@@ -132,7 +132,7 @@ def _trade_off(
 ) -> tuple[np.ndarray, np.ndarray, Literal["pld", "pairs"]]:
     """Epsilons, a delta for each, and where they are from."""
     parts, images = mechanism.parts, mechanism.most_images
-    if mechanism.releases_nothing and (selection is None or selection.score_noise is None):
+    if not parts and (selection is None or selection.score_noise is None):
         return _EPSILONS, np.zeros_like(_EPSILONS), "pld"
     if not mechanism.has_noise:
         return _EPSILONS, np.ones_like(_EPSILONS), "pairs"

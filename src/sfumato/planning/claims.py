@@ -8,9 +8,10 @@ from sfumato.accounting.accountants import Spent, epsilon
 from sfumato.accounting.attacker import Attacker, attacker
 from sfumato.accounting.gaussian import refuse_beyond_reach
 from sfumato.accounting.mechanism import Accountant, Mechanism
-from sfumato.accounting.selection import Selection
+from sfumato.config import FilledPrivacy
 from sfumato.errors import InputError
 from sfumato.json_record import Record, finite
+from sfumato.planning.solve import selection_of
 
 if TYPE_CHECKING:
     from sfumato.planning.resolve import Plan
@@ -24,6 +25,7 @@ RELATION_OF_PERSONS = (
     "public (the same epsilon as adding or removing one person)"
 )
 _DECLARED = "declared, not checked"
+_ENFORCED = "as data.group_by states; of each group's training images no more than the limit were used"
 
 
 class Guarantee(Record):
@@ -97,19 +99,7 @@ def claims(plan: "Plan", mechanism: Mechanism) -> Guarantee:
     if selection is not None:  # the others may have taken all steps, whatever this one did
         mechanism = mechanism.replace(num_steps=max(mechanism.num_steps, plan.mechanism.num_steps))
     spent = epsilon(mechanism, plan.delta, privacy.accountant, selection)
-    enforced = "as data.group_by states; of each group's training images no more than the limit were used"
-    return _stated(
-        mechanism,
-        plan.delta,
-        spent,
-        why_not=why_not,
-        of_persons=privacy.unit == "person",
-        draws_people=privacy.person_sampling == "persons",
-        limit=privacy.max_images_per_person,
-        groups=_DECLARED if plan.recipe.data.group_by is None else enforced,
-        selection=selection,
-        covers_search=selection is not None or privacy.search_data == "public",
-    )
+    return _stated(mechanism, privacy, spent, why_not, _ENFORCED if plan.recipe.data.group_by else _DECLARED)
 
 
 def claims_of(mechanism: Mechanism, delta: float, accountant: Accountant = "pld") -> Guarantee:
@@ -123,23 +113,16 @@ def claims_of(mechanism: Mechanism, delta: float, accountant: Accountant = "pld"
     if finite(spent.epsilon) is None:
         raise InputError("without noise there is no epsilon to certify. Give the mechanism a noise multiplier.")
     limit = mechanism.images_per_unit if mechanism.images_per_unit > 1 else None
-    return _stated(mechanism, delta, spent, of_persons=limit is not None, limit=limit)
+    unit = "image" if limit is None else "person"
+    privacy = FilledPrivacy.model_construct(delta=delta, unit=unit, max_images_per_person=limit)
+    return _stated(mechanism, privacy, spent, None, _DECLARED)
 
 
-def _stated(
-    mechanism: Mechanism,
-    delta: float,
-    spent: Spent,
-    *,
-    why_not: str | None = None,
-    of_persons: bool,
-    draws_people: bool = False,
-    limit: int | None,
-    groups: str = _DECLARED,
-    selection: Selection | None = None,
-    covers_search: bool = False,
-) -> Guarantee:
+def _stated(mechanism: Mechanism, privacy: FilledPrivacy, spent: Spent, why_not: str | None, groups: str) -> Guarantee:
     """What ``spent`` is for the mechanism's unit, and what is spent beside for one image and for a person."""
+    of_persons, limit, selection = privacy.unit == "person", privacy.max_images_per_person, selection_of(privacy)
+    draws_people, delta = privacy.person_sampling == "persons", privacy.delta
+    covers_search = selection is not None or privacy.search_data == "public"
     holds, image, person, of_all = why_not is None, None, None, None
     if of_persons:
         person, of_all = spent.epsilon, mechanism

@@ -12,7 +12,7 @@ from sfumato.accounting.selection import Selection
 from sfumato.config import FilledRecipe, Recipe, ResolvedRecipe, parse_resolved
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
-from sfumato.planning.advice import counted, warnings_of_delta, warnings_of_signal
+from sfumato.planning.advice import warnings_of_delta, warnings_of_signal
 from sfumato.planning.defaults import Choice, fill_in
 from sfumato.planning.solve import Budget, budget_of, selection_of, solve
 
@@ -104,19 +104,15 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
             mechanism = cut
     warnings += warnings_of_signal(mechanism, asked, facts)
     mechanism = mechanism.replace(sampling=filled.privacy.sampling)
-    resolved = _with_numbers(filled, mechanism)
+    values: dict[str, Any] = filled.model_dump()
+    values["privacy"]["noise_multiplier"] = mechanism.noise_multiplier
+    values["training"] |= {"batch_size": mechanism.batch_size, "num_steps": mechanism.num_steps}
+    resolved = parse_resolved(values)
     reason = why_not_private(resolved, mechanism)
     if reason is None:
         refuse_beyond_reach(mechanism, budget.delta)
     _refuse_canaries_without_claim(resolved, reason)
     return Plan(resolved, mechanism, reason, choices, warnings)
-
-
-def _refuse(*cases: tuple[bool, str]) -> None:
-    """Raises InputError with the text of the first case that is so."""
-    for is_so, text in cases:
-        if is_so:
-            raise InputError(text)
 
 
 def _with_canaries(recipe: Recipe, facts: Facts) -> Facts:
@@ -174,90 +170,63 @@ def _drawn(recipe: Recipe, facts: Facts) -> tuple[Recipe, Facts, list[Choice]]:
         why = "far less noise for the same epsilon" if drawn == "persons" else why
         choices.append(Choice("privacy.person_sampling", drawn, why))
         recipe = recipe.model_copy(update={"privacy": privacy.model_copy(update={"person_sampling": drawn})})
-    draws_people = drawn == "persons"
-    asked = 'privacy.person_sampling = "persons"'
-    _refuse(
-        (
-            recipe.data.name == "folder" and not recipe.data.group_by,
+    if recipe.data.name == "folder" and not recipe.data.group_by:
+        raise InputError(
             "an epsilon for each person needs to know whose each image is: give data.group_by, for example --set "
-            "data.group_by=group, a column of labels.csv, or an expression that reads the person from a path, such as "
-            "--set 'data.group_by=/(p[0-9]+)_'.",
-        ),
-        (draws_people and adds_up, f'{asked} does not fit model.features = "centred", which adds up single images.'),
-        (draws_people and nobody_says, f"{asked} needs to know whose each image is: give data.group_by, for a folder."),
-        (draws_people and with_views, f"{asked} takes each image as it is. Leave augmentation out, or draw images."),
-        (
-            draws_people and limit > MOST_IMAGES_TOGETHER,
-            f"of a person who is drawn at most {MOST_IMAGES_TOGETHER} images count, not {limit}. Lower "
-            'privacy.max_images_per_person, or set privacy.person_sampling = "images".',
-        ),
-    )
-    if not draws_people or facts.num_people is None:
+            "data.group_by=group, a column of labels.csv, or --set 'data.group_by=/(p[0-9]+)_', read from each path."
+        )
+    if drawn == "images":
         return recipe, facts, choices
-    return recipe, dataclasses.replace(facts, num_examples=facts.num_people), choices
+    for is_so, text in (
+        (adds_up, 'does not fit model.features = "centred", which adds up images one by one. Draw images'),
+        (nobody_says, "needs to know whose each image is. Give data.group_by, for a folder"),
+        (with_views, "takes each image as it is. Leave augmentation out, or draw images"),
+        (limit > MOST_IMAGES_TOGETHER, f"takes at most {MOST_IMAGES_TOGETHER} images of each person, not {limit}"),
+    ):
+        if is_so:
+            raise InputError(f'privacy.person_sampling = "persons" {text}.')
+    return recipe, dataclasses.replace(facts, num_examples=facts.num_people or 0), choices
 
 
 def _refuse_impossible(recipe: FilledRecipe, facts: Facts) -> None:
     """Raises InputError for views that cannot be made, and for what does not fit the budget or its absence."""
-    views, training, privacy = recipe.augmentation, recipe.training, recipe.privacy
-    _refuse(
-        (
-            views.kind in ("rrc", "tan", "simclr") and views.augmult == 0,
+    views, privacy, size = recipe.augmentation, recipe.privacy, facts.image_size
+    if views.kind in ("rrc", "tan", "simclr") and views.augmult == 0:
+        raise InputError(
             f'augmentation.kind = "{views.kind}" makes no views with augmult = 0. Set augmentation.augmult to 1 or '
-            'more, or augmentation.kind to "none".',
-        ),
-        (
-            views.kind == "tan" and views.padding >= facts.image_size,
-            f"augmentation.padding = {views.padding} is too much for images of {facts.image_size} pixels: reflected "
-            f"padding must be smaller than the image. Choose at most {facts.image_size - 1}, or leave it out.",
-        ),
-        (
-            privacy is None and training.norm_histogram_every is not None,
-            "training.norm_histogram_every needs the gradient of each image, which training without a [privacy] "
-            "section does not compute. Leave it out.",
-        ),
-    )
+            'more, or augmentation.kind to "none".'
+        )
+    if views.kind == "tan" and views.padding >= size:
+        raise InputError(
+            f"augmentation.padding = {views.padding} mirrors more than images of {size} pixels have. Choose at most "
+            f"{size - 1}, or leave it out."
+        )
     if privacy is None:
+        if recipe.training.norm_histogram_every is not None:
+            raise InputError(
+                "training.norm_histogram_every needs the gradient of each image, which training without a [privacy] "
+                "section does not compute. Leave it out."
+            )
         return
-    n, target, sigma, limit = (
-        facts.num_examples,
-        privacy.target_epsilon,
-        privacy.noise_multiplier,
-        privacy.max_images_per_person,
-    )
-    selected, shuffled = privacy.selected_from is not None, privacy.sampling == "shuffled"
-    other = 'privacy.sampling = "shuffled"' if limit is None else "privacy.max_images_per_person"
-    _refuse(
-        (
-            target is None and sigma is None,
+    if privacy.target_epsilon is None and privacy.noise_multiplier is None:
+        raise InputError(
             "the recipe states no budget: give --epsilon E (smaller is more private; 1 is strong, 3 usual, 8 weak), or "
-            "privacy.noise_multiplier.",
-        ),
-        (
-            (training.batch_size or 0) > n,
-            f"training.batch_size = {training.batch_size} is more than the {n} {counted(privacy)}. Choose a smaller "
-            "one.",
-        ),
-        (
-            limit is not None and shuffled,
-            'privacy.max_images_per_person needs privacy.sampling = "poisson": no epsilon is known for shuffled '
-            "batches.",
-        ),
-        (
-            privacy.score_noise is not None and not (selected and recipe.data.split == "train"),
+            "privacy.noise_multiplier."
+        )
+    is_selected = privacy.selected_from is not None
+    if privacy.score_noise is not None and not (is_selected and recipe.data.split == "train"):
+        raise InputError(
             "privacy.score_noise is for a run selected from others (privacy.selected_from) by images that it was not "
-            'trained on (data.split = "train"). Leave it out, or set both.',
-        ),
-        (
-            selected and (shuffled or limit is not None),
-            f"no epsilon is known for a run selected from others (privacy.selected_from) with {other}. Leave one of "
-            "them out.",
-        ),
-        (
-            target is not None and sigma == 0,
-            "noise_multiplier 0 has no finite epsilon, so it cannot meet a target_epsilon. Leave one of them out.",
-        ),
-    )
+            'trained on (data.split = "train"). Leave it out, or set both.'
+        )
+    each = {
+        "privacy.selected_from": is_selected,
+        "privacy.max_images_per_person": privacy.max_images_per_person is not None,
+        'privacy.sampling = "shuffled"': privacy.sampling == "shuffled",
+    }
+    if sum(each.values()) > 1:
+        names = " with ".join(name for name, is_set in each.items() if is_set)
+        raise InputError(f"no epsilon is known for {names}. Leave one of them out.")
 
 
 def _warnings_of_numbers(recipe: FilledRecipe, n: int) -> list[str]:
@@ -295,13 +264,6 @@ def _cut(mechanism: Mechanism, budget: Budget, target: float) -> Mechanism:
     while found.num_steps and epsilon(found, budget.delta, budget.accountant).epsilon > target:
         found = found.replace(num_steps=found.num_steps - max(1, found.num_steps // 100))
     return found
-
-
-def _with_numbers(recipe: FilledRecipe, mechanism: Mechanism) -> ResolvedRecipe:
-    values: dict[str, Any] = recipe.model_dump()
-    values["privacy"]["noise_multiplier"] = mechanism.noise_multiplier
-    values["training"] |= {"batch_size": mechanism.batch_size, "num_steps": mechanism.num_steps}
-    return parse_resolved(values)
 
 
 def resolve_without_privacy(recipe: Recipe, facts: Facts) -> Plan:
