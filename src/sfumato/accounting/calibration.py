@@ -93,10 +93,7 @@ def solve(
     if unknown != "noise_multiplier" and mechanism.noise_multiplier == 0:
         raise InputError("noise_multiplier 0 has no finite epsilon, so it cannot meet a target. Choose a positive one.")
     if not 0 < target_epsilon < math.inf:
-        raise InputError(
-            f"epsilon must be positive and finite, not {target_epsilon}: 0 would mean to learn nothing. 1 is strong, 3 "
-            "usual, 8 weak."
-        )
+        raise InputError(f"epsilon must be positive and finite, not {target_epsilon}. 1 is strong, 3 usual, 8 weak.")
     if not 0 < delta < 1:
         raise InputError(f"delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")
     candidates = _candidates(unknown, mechanism.num_examples)

@@ -47,17 +47,14 @@ def warnings_of_signal(mechanism: Mechanism, asked: Recipe, facts: Facts) -> lis
             tried = (factor * value for factor in factors if factor * value <= most)
             return next((each for each in tried if _reaches(*change(each), needed)), None)
 
-        def with_images(number: float) -> tuple[Recipe, Facts]:
-            return asked, dataclasses.replace(facts, num_examples=math.ceil(number))
-
         def with_target(epsilon: float) -> tuple[Recipe, Facts]:
             other = privacy.model_copy(update={"target_epsilon": epsilon})
             return asked.model_copy(update={"privacy": other}), facts
 
-        if (images := larger(n, _MOST_IMAGES, with_images)) is not None:
-            helps.append(f"{math.ceil(images)} {units}")
-        if (target := larger(privacy.target_epsilon or math.inf, _WEAK, with_target)) is not None:
-            helps.append(f"an epsilon of {rounding.epsilon_text(target)}")
+        images = larger(n, _MOST_IMAGES, lambda n: (asked, dataclasses.replace(facts, num_examples=math.ceil(n))))
+        target = larger(privacy.target_epsilon or math.inf, _WEAK, with_target)
+        helps += [] if images is None else [f"{math.ceil(images)} {units}"]
+        helps += [] if target is None else [f"an epsilon of {rounding.epsilon_text(target)}"]
         helps = helps or ["a larger batch, more updates or less noise"]
     if not asked.model.init_from:
         helps.append("a network that others trained (model.name = efficientnet_lite0)")

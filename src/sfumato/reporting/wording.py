@@ -122,11 +122,9 @@ def _guarantee(certificate: Certificate) -> list[Term]:
 
 def _of_attacker(attacker: Attacker) -> str:
     candidates = formats.count(attacker.candidates)
-    how = (
-        "From the mechanism's own trade-off between the two errors (PLD)."
-        if attacker.source == "pld"
-        else "From several pairs of epsilon and delta: the mechanism's own trade-off is not computed here."
-    )
+    how = "From several pairs of epsilon and delta: the mechanism's own trade-off is not computed here."
+    if attacker.source == "pld":
+        how = "From the mechanism's own trade-off between the two errors (PLD)."
     return (
         "Of guesses at even odds. Who accepts false alarms for 1 % of those that took no part recognises at most "
         f"{formats.per_cent_at_most(attacker.true_positives_at_1_percent)} of those that did; with 0.1 %, at most "
