@@ -16,8 +16,7 @@ import numpy as np
 from scipy.stats import binom
 
 from benchmarks.machine import machine
-from sfumato.accounting import accountants
-from sfumato.accounting.calibration import solve_noise_multiplier
+from sfumato.accounting import accountants, calibration
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing.bounds import audit_scores
 from sfumato.auditing.canary import audit_canary, log_likelihood_ratio
@@ -51,16 +50,15 @@ def row(found: CanaryResult) -> dict[str, Any]:
 
 def simulated(epsilon: float, num_games: int, count: int) -> int:
     """How many of so many audits of a sound mechanism accuse it."""
-    numbers = {"num_examples": num_games, "batch_size": num_games // 2, "num_steps": 4}
-    sigma = solve_noise_multiplier(**numbers, target_epsilon=epsilon, delta=DELTA)
-    mechanism = Mechanism(noise_multiplier=sigma, **numbers)
+    run = Mechanism(num_games, num_games // 2, noise_multiplier=1.0, num_steps=4)
+    mechanism = calibration.solve(run, "noise_multiplier", epsilon, DELTA)
     nominal = accountants.epsilon(mechanism, DELTA).epsilon
     rng = np.random.default_rng(round(epsilon))
     accused = 0
     for _ in range(count):
         took_part = rng.random(num_games) < 0.5
         drawn = took_part & (rng.random((4, num_games)) < 0.5)
-        scores = log_likelihood_ratio(drawn + rng.normal(0, sigma, drawn.shape), mechanism)
+        scores = log_likelihood_ratio(drawn + rng.normal(0, mechanism.noise_multiplier, drawn.shape), mechanism)
         claim: dict[str, Any] = {"nominal_epsilon": nominal, "mechanism": mechanism}
         accused += bool(audit_scores(scores, took_part, delta=DELTA, confidence=CONFIDENCE, **claim).violated)
     return accused

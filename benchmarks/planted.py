@@ -11,8 +11,7 @@ import math
 
 import torch
 
-from sfumato.accounting import accountants
-from sfumato.accounting.calibration import solve_noise_multiplier
+from sfumato.accounting import accountants, calibration
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import canary
 from sfumato.auditing.bounds import audit_scores
@@ -48,8 +47,7 @@ def row(name: str, edits: tuple[Edit, ...]) -> str:
 
 def audited(epsilon: float) -> str:
     """What the canary audit shows with noise that is too small by the root of two."""
-    facts = {"num_examples": 4000, "batch_size": 2000, "num_steps": 4, "target_epsilon": epsilon, "delta": DELTA}
-    mechanism = Mechanism(4000, 2000, solve_noise_multiplier(**facts), 4)
+    mechanism = calibration.solve(Mechanism(4000, 2000, 1.0, 4), "noise_multiplier", epsilon, DELTA)
     nominal = accountants.epsilon(mechanism, DELTA).epsilon
     with planted(ROOT_TWO):
         scores, members = canary.play(mechanism, RUNS[epsilon])

@@ -35,10 +35,6 @@ def test_each_number_is_refused_out_of_its_range_by_name_and_taken_up_to_its_end
         assert getattr(TABLE_12.replace(**{key: value}), key) == value
 
 
-def test_the_sampling_probability_is_batch_over_examples():
-    assert Mechanism(10, 3, 1.5, 4).sampling_prob == 0.3 and Mechanism(10, 10, 1.0, 1).sampling_prob == 1.0
-
-
 def test_epsilon_is_plds_and_below_rdps():
     spent = epsilon(TABLE_12, 1e-5)
     assert spent.accountant == "pld" and spent.note == ""
@@ -47,13 +43,6 @@ def test_epsilon_is_plds_and_below_rdps():
     by_rdp = epsilon(TABLE_12, 1e-5, "rdp")
     assert by_rdp.epsilon == by_rdp.epsilon_rdp == spent.epsilon_rdp
     assert (by_rdp.accountant, by_rdp.epsilon_pld, by_rdp.note) == ("rdp", None, "")
-
-
-def test_no_steps_spend_nothing_and_no_noise_spends_everything():
-    assert epsilon(TABLE_12.replace(num_steps=0), 1e-5).epsilon == 0
-    assert epsilon(TABLE_12.replace(num_steps=0, noise_multiplier=0.0), 1e-5).epsilon == 0
-    silent = epsilon(TABLE_12.replace(noise_multiplier=0.0), 1e-5)
-    assert silent.epsilon == silent.epsilon_rdp == math.inf and silent.epsilon_pld is None
 
 
 @pytest.mark.parametrize("answer", [Tight(None, "it failed."), Tight(1e9)], ids=["none", "above RDP"])

@@ -3,7 +3,6 @@ import math
 import pytest
 
 from sfumato.accounting import pld
-from sfumato.accounting.gaussian import epsilon_gaussian
 from sfumato.accounting.pld import Cost, epsilon_pld
 from sfumato.accounting.rdp import epsilon_rdp
 from tests.accounting import truth
@@ -55,14 +54,6 @@ def test_the_truths_agree_with_each_other():
     )
     assert truth.epsilon_of_one_step(1.0, 0.7, 1e-5) == pytest.approx(
         truth.epsilon_of_gaussian(1 / 0.7, 1e-5), rel=1e-9
-    )
-
-
-def test_without_sampling_epsilon_is_the_analytic_gaussian():
-    assert epsilon_pld([(1.0, 20.0, 1000)], 1e-5).epsilon == epsilon_gaussian(math.sqrt(1000) / 20, 1e-5)
-    nearly = epsilon_pld([(1 - 1e-9, 20.0, 1000)], 1e-5).epsilon
-    assert (
-        epsilon_gaussian(math.sqrt(1000) / 20, 1e-5) <= nearly <= 1.002 * epsilon_gaussian(math.sqrt(1000) / 20, 1e-5)
     )
 
 

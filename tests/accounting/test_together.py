@@ -103,6 +103,7 @@ def test_without_sampling_all_is_one_gaussian():
     assert truth.epsilon(1.0, 8.0, 30, 1e-5, first_mu=1 / 3) == pytest.approx(exact, rel=1e-9)
     full = Mechanism(N, N, 8.0, 30, first_release_noise=3.0)
     assert exact <= epsilon(full, 1e-5).epsilon <= exact * (1 + 1e-8)
+    assert epsilon_pld([(1.0, 20.0, 1000)], 1e-5).epsilon == epsilon_gaussian(math.sqrt(1000) / 20, 1e-5)
     assert exact <= epsilon_pld([(1 - 1e-9, 8.0, 30), (1.0, 3.0, 1)], 1e-5).epsilon <= 1.002 * exact
     of_three = epsilon(full.replace(images_per_unit=3), 1e-5).epsilon
     assert of_three == pytest.approx(epsilon_gaussian(3 * mu, 1e-5), rel=1e-12)
@@ -126,7 +127,10 @@ def test_what_releases_nothing_costs_nothing_and_no_noise_costs_everything():
     for silent in ({"noise_multiplier": 0.0}, {"first_release_noise": 1e-9}):
         assert epsilon_together([ONE, OTHER.replace(**silent)], 1e-5).epsilon == math.inf
         assert epsilon(OTHER.replace(images_per_unit=2, **silent), 1e-5).epsilon == math.inf
-    assert epsilon(MNIST.replace(num_steps=0, images_per_unit=2), 1e-5).epsilon == 0
+        alone = epsilon(OTHER.replace(**silent), 1e-5)
+        assert alone.epsilon == alone.epsilon_rdp == math.inf and alone.epsilon_pld is None
+    for none in ({}, {"images_per_unit": 2}, {"noise_multiplier": 0.0}):
+        assert epsilon(MNIST.replace(num_steps=0, **none), 1e-5).epsilon == 0
 
 
 def test_more_kinds_than_pld_takes_are_composed_by_rdp():

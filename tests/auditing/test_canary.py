@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from sfumato.accounting import accountants
-from sfumato.accounting.calibration import solve_noise_multiplier
+from sfumato.accounting import accountants, calibration
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import canary
 from sfumato.auditing.bounds import audit_scores
@@ -24,14 +23,7 @@ SHORT = Mechanism(200, 100, 1.0, 4)
 def claimed(epsilon, num_canaries=4000, num_steps=4):
     """The mechanism that a run of that epsilon has, at q = 1/2."""
     mechanism = Mechanism(num_canaries, num_canaries // 2, 1.0, num_steps)
-    sigma = solve_noise_multiplier(
-        num_examples=num_canaries,
-        batch_size=num_canaries // 2,
-        num_steps=num_steps,
-        target_epsilon=epsilon,
-        delta=DELTA,
-    )
-    return mechanism.replace(noise_multiplier=sigma)
+    return calibration.solve(mechanism, "noise_multiplier", epsilon, DELTA)
 
 
 def audited(mechanism, num_runs):

@@ -213,8 +213,8 @@ def test_everything_counts_people():
         ({}, dataclasses.replace(FACTS, num_people=None), "data.group_by"),
         ({"augmentation": {"augmult": 2}}, FACTS, "takes each image as it is"),
         ({"augmentation": {"kind": "flip"}}, FACTS, "takes each image as it is"),
-        ({"privacy": {**VALUES["privacy"], "max_images_per_person": 257}}, FACTS, "at most 256 images count"),
-        ({"training": {"batch_size": 1_001}}, FACTS, "more than the 1000 people"),
+        ({"privacy": {**VALUES["privacy"], "max_images_per_person": 257}}, FACTS, "at most 256 images of each person"),
+        ({"training": {"batch_size": 1_001}}, FACTS, "at most num_examples = 1000"),
         ({"privacy": {"person_sampling": "persons", "target_epsilon": 3.0}}, FACTS, 'privacy.unit = "person"'),
     ],
 )

@@ -110,34 +110,16 @@ def private_certificate(**changes: Any) -> dict[str, Any]:
 
 def public_certificate(**changes: Any) -> dict[str, Any]:
     """privacy.json of a run whose noise comes from a public seed."""
-    claim = private_certificate(
-        private=False,
-        why_not_private="its randomness comes from a public seed",
-        epsilon=None,
-        epsilon_rdp=None,
-        epsilon_pld=None,
-        attacker=None,
-    )
-    return {
-        **claim,
-        "epsilon_if_private": 2.996123,
-        "epsilon_rdp_if_private": 3.2104,
-        "epsilon_pld_if_private": 2.996123,
-        **changes,
-    }
+    claim = private_certificate(private=False, why_not_private="its randomness comes from a public seed", attacker=None)
+    by = "epsilon", "epsilon_rdp", "epsilon_pld"
+    return claim | dict.fromkeys(by) | {f"{name}_if_private": claim[name] for name in by} | changes
 
 
 def ordinary_certificate(**changes: Any) -> dict[str, Any]:
     """privacy.json of ordinary training."""
-    claim = {
-        "status": "complete",
-        "private": False,
-        "why_not_private": "this is ordinary training, without a budget and without noise",
-        "epsilon": None,
-        "epsilon_rdp": None,
-        "epsilon_pld": None,
-        "delta": None,
-    }
+    why_not = "this is ordinary training, without a budget and without noise"
+    claim = {"status": "complete", "private": False, "why_not_private": why_not}
+    claim |= dict.fromkeys(("epsilon", "epsilon_rdp", "epsilon_pld", "delta"))
     return {**claim, **NUMBERS, "sampling": "shuffled", "noise_multiplier": 0.0, "clipping_norm": None, **changes}
 
 
@@ -168,11 +150,7 @@ def finished(classes: list[str], **changes: Any) -> dict[str, Any]:
         "seconds": 27.1828,
     }
     of_test = {key: value for key, value in changes.items() if key.startswith("accuracy") and "interval" not in key}
-    return {
-        **result,
-        **_twice(**of_test),
-        **changes,
-    }
+    return {**result, **_twice(**of_test), **changes}
 
 
 def _twice(**accuracies: float | None) -> dict[str, float | None]:
@@ -183,15 +161,10 @@ def _twice(**accuracies: float | None) -> dict[str, float | None]:
 
 def curve(num_lines: int, *, private: bool = True) -> list[dict[str, Any]]:
     """metrics.jsonl of a run that learns."""
-    return [
-        {
-            "step": 6 * i,
-            "epsilon": 2.996123 * (i / num_lines) ** 0.5 if private else None,
-            "accuracy": 0.9638888 - 0.6 * 0.5**i,
-            "accuracy_last": 0.9583333 - 0.4 * 0.6**i,
-        }
-        for i in range(1, num_lines + 1)
-    ]
+    lines = range(1, num_lines + 1)
+    accuracies = ({"accuracy": 0.9638888 - 0.6 * 0.5**i, "accuracy_last": 0.9583333 - 0.4 * 0.6**i} for i in lines)
+    spent = (2.996123 * (i / num_lines) ** 0.5 if private else None for i in lines)
+    return [{"step": 6 * i, "epsilon": each} | of for i, each, of in zip(lines, spent, accuracies, strict=True)]
 
 
 def write_run(

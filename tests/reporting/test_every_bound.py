@@ -13,9 +13,10 @@ from sfumato import cli, config
 from sfumato.accounting import accountants, calibration, gaussian, rounding
 from sfumato.accounting.accountants import Spent
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.accounting.selection import Selection
 from sfumato.cli import search
+from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
+from sfumato.planning.resolve import resolve
 from sfumato.reporting import formats
 from sfumato.searching import final_recipe as final
 from sfumato.searching.result import Best, Cost, Predicted, PrivateSearchResult, SearchResult, Selected
@@ -157,19 +158,14 @@ def test_what_the_final_recipe_of_a_search_says(spent, monkeypatch):
 
 
 def test_what_refusals_say_that_is_spent(spent):
-    budget = {"num_examples": 1000, "target_epsilon": spent / 2, "delta": DELTA}
-    for solve, numbers in (
-        (calibration.solve_num_steps, {"batch_size": 10, "noise_multiplier": 1.0}),
-        (calibration.solve_batch_size, {"num_steps": 10, "noise_multiplier": 1.0}),
-        (calibration.solve_noise_multiplier, {"batch_size": 10, "num_steps": 10}),
-    ):
+    for unknown in ("noise_multiplier", "num_steps", "batch_size"):
         with pytest.raises(InputError) as caught:
-            solve(**budget, **numbers)
-        assert_bounds(str(caught.value), spent)
-    from sfumato.planning.resolve import _refuse_overspent_selection
-
+            calibration.solve(Mechanism(1000, 10, 1.0, 10), unknown, spent / 2, DELTA)
+        assert_bounds(str(caught.value), spent, at_least=2)
+    privacy = {"target_epsilon": spent / 2, "delta": DELTA, "noise_multiplier": 1.0, "selected_from": 3.0}
+    values = {"data": {"name": "folder"}, "training": {"batch_size": 10, "num_steps": 10}, "privacy": privacy}
     with pytest.raises(InputError) as caught:
-        _refuse_overspent_selection(Mechanism(1000, 10, 1.0, 10), spent / 2, DELTA, Selection(3.0, 0.0))
+        resolve(config.parse(values), Facts(1000, 2, 32, 3))
     assert_bounds(str(caught.value), spent)
 
 

@@ -12,8 +12,8 @@ import pytest
 from scipy import stats
 
 from sfumato import config
+from sfumato.accounting import calibration
 from sfumato.accounting.accountants import epsilon
-from sfumato.accounting.calibration import solve_noise_multiplier
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection, epsilon_of_best
 from sfumato.data.catalogue import Facts
@@ -226,13 +226,12 @@ def test_expected_cost_is_that_of_the_expected_number_of_trials():
 
 
 def test_the_noise_is_calibrated_to_the_whole_search():
-    numbers = {"num_examples": 1437, "batch_size": 512, "num_steps": 60, "target_epsilon": 3.0, "delta": 1e-4}
-    selection = Selection(6.0, 0.0)
-    sigma = solve_noise_multiplier(**numbers, selection=selection)
-    mechanism = Mechanism(1437, 512, sigma, 60)
+    asked, selection = (Mechanism(1437, 512, 1.0, 60), "noise_multiplier", 3.0, 1e-4), Selection(6.0, 0.0)
+    mechanism = calibration.solve(*asked, selection=selection)
+    sigma = mechanism.noise_multiplier
     assert epsilon(mechanism, 1e-4, selection=selection).epsilon == epsilon_of_best(mechanism, 1e-4, selection) <= 3.0
     assert epsilon_of_best(mechanism.replace(noise_multiplier=0.998 * sigma), 1e-4, selection) > 3.0
-    assert sigma > solve_noise_multiplier(**numbers)
+    assert sigma > calibration.solve(*asked).noise_multiplier
 
 
 def test_a_selected_run_is_never_certified_for_fewer_steps_than_the_others_may_have_taken():

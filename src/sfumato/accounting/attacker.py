@@ -8,7 +8,6 @@ the mechanism's trade-off itself. One pair (epsilon, delta), as a guarantee stat
 where it allows 95 % right guesses the mechanism may allow 65 %.
 """
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Literal
@@ -20,22 +19,21 @@ from sfumato.accounting.gaussian import log_delta_gaussian, mu_of
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.accounting.pld import deltas_pld
 from sfumato.accounting.selection import Selection
+from sfumato.json_record import Record
 
-FALSE_POSITIVES = (0.01, 0.001)
-"""Rates of false positives at which rates of true ones are told."""
 # Of epsilon; the bound at each holds, so that a coarse grid costs tightness alone.
 _EPSILONS = np.concatenate([[0.0], np.geomspace(1e-3, 60, 600)])
 _DELTAS = np.geomspace(0.5, 1e-12, 40)
 
 
-@dataclasses.dataclass(frozen=True)
-class Attacker:
-    """Upper bounds for the best possible test of whether one unit took part, both directions.
+class Attacker(Record):
+    """Upper bounds for the best possible test of whether one unit (an image, or all images of one person) took part,
+    both directions.
 
     Attributes:
         advantage: True positives less false ones, at the best threshold: total variation.
         accuracy: Of guesses at even odds: (1 + advantage) / 2.
-        true_positives: At each of `FALSE_POSITIVES`.
+        true_positives_at_1_percent: At that rate of false positives.
         candidates: Units that training may have used: N images, or as many people as N images belong to
             at least.
         singled_out: How often somebody names the one that took part among so many candidates, each as
@@ -46,7 +44,8 @@ class Attacker:
 
     advantage: float
     accuracy: float
-    true_positives: tuple[float, ...]
+    true_positives_at_1_percent: float
+    true_positives_at_0_1_percent: float
     candidates: int
     singled_out: float
     source: Literal["pld", "pairs"]
@@ -67,12 +66,22 @@ def attacker(mechanism: Mechanism, selection: Selection | None = None) -> Attack
         (0.654, 'pld')
     """
     candidates = max(1, -(-mechanism.num_examples // mechanism.images_per_unit))
-    *rates, singled_out = true_positive_rates(mechanism, (*FALSE_POSITIVES, 1 / candidates), selection).tolist()
+    at_1_percent, at_0_1_percent, singled_out = true_positive_rates(
+        mechanism, (0.01, 0.001, 1 / candidates), selection
+    ).tolist()
     epsilons, deltas, source = _trade_off(mechanism, selection)
     with np.errstate(over="ignore"):
         # Of (epsilon, delta) the advantage is (e^epsilon - 1 + 2 delta) / (e^epsilon + 1).
         advantage = min(1.0, float((1 - 2 * (1 - deltas) / (np.exp(epsilons) + 1)).min()))
-    return Attacker(advantage, (1 + advantage) / 2, tuple(rates), candidates, singled_out, source)
+    return Attacker(
+        advantage=advantage,
+        accuracy=(1 + advantage) / 2,
+        true_positives_at_1_percent=at_1_percent,
+        true_positives_at_0_1_percent=at_0_1_percent,
+        candidates=candidates,
+        singled_out=singled_out,
+        source=source,
+    )
 
 
 def true_positive_rates(
@@ -123,7 +132,7 @@ def _trade_off(
 ) -> tuple[np.ndarray, np.ndarray, Literal["pld", "pairs"]]:
     """Epsilons, a delta for each, and where they are from."""
     parts, images = mechanism.parts, mechanism.most_images
-    if mechanism.releases_nothing and (selection is None or selection.score_noise is None):
+    if not parts and (selection is None or selection.score_noise is None):
         return _EPSILONS, np.zeros_like(_EPSILONS), "pld"
     if not mechanism.has_noise:
         return _EPSILONS, np.ones_like(_EPSILONS), "pairs"

@@ -83,11 +83,6 @@ class Mechanism:
         return self.batch_size / self.num_examples
 
     @property
-    def releases_nothing(self) -> bool:
-        """Whether nothing of any example is released."""
-        return not self.parts
-
-    @property
     def has_noise(self) -> bool:
         """Whether each release has so much noise that a finite epsilon is stated."""
         return all(sigma >= LEAST_NOISE for _, sigma, _ in self.parts)

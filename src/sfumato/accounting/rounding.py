@@ -32,13 +32,15 @@ def lower_epsilon_text(value: float) -> str:
     return _short(value, _DOWN)
 
 
-def delta_text(value: float) -> str:
-    """Delta in full, because it is a promise: never rounded.
+def delta_text(value: float | None) -> str:
+    """Delta in full, because it is a promise: never rounded. None: where there is no budget, "none".
 
     Example:
         >>> delta_text(1e-05), delta_text(0.0001), delta_text(7.8e-07)
         ('1e-5', '1e-4', '7.8e-7')
     """
+    if value is None:
+        return "none"
     digits, exponent = f"{decimal.Decimal(repr(value)).normalize(_IN_FULL):e}".split("e")
     return f"{digits}e{int(exponent)}"
 

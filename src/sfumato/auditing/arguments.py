@@ -5,7 +5,7 @@ import io
 import operator
 from pathlib import Path
 
-from sfumato.accounting.calibration import solve_noise_multiplier
+from sfumato.accounting import calibration
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
 
@@ -51,10 +51,7 @@ def levels(
 def calibrated(num_examples: int, batch_size: int, num_steps: int, epsilon: float, delta: float) -> Mechanism:
     """The mechanism of a run whose noise is calibrated to (epsilon, delta)."""
     mechanism = Mechanism(num_examples, batch_size, 1.0, num_steps)
-    sigma = solve_noise_multiplier(
-        num_examples=num_examples, batch_size=batch_size, num_steps=num_steps, target_epsilon=epsilon, delta=delta
-    )
-    return mechanism.replace(noise_multiplier=sigma)
+    return calibration.solve(mechanism, "noise_multiplier", epsilon, delta)
 
 
 def read_scores(path: Path) -> tuple[list[float], list[int]]:

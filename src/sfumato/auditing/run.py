@@ -42,16 +42,16 @@ def audit_one_run(run: Path | str, *, confidence: float = 0.95, trust: Collectio
     """
     folder = Path(run)
     claim = _claim(folder)
-    assert claim.guarantee is not None
-    levels(claim.guarantee.delta, confidence, claim.guarantee.epsilon)
+    assert claim.epsilon is not None and claim.delta is not None
+    levels(claim.delta, confidence, claim.epsilon)
     count = claim.public_inputs.num_canaries
     took_part = coins.read(folder, claim.run_id, count)
     found = audit_guesses(
         scores(trained.load(folder, trust), count),
         took_part,
-        delta=claim.guarantee.delta,
+        delta=claim.delta,
         confidence=confidence,
-        nominal_epsilon=claim.guarantee.epsilon,
+        nominal_epsilon=claim.epsilon,
     )
     record.write(folder / record.CERTIFICATE_FILE, claim.model_copy(update={"audit": _as_claimed(found)}))
     write_report(folder)
@@ -76,7 +76,7 @@ def scores(model: Trained, count: int) -> np.ndarray:
 def _claim(folder: Path) -> Certificate:
     """The certificate of a run that can be audited, held to its recipe, ledger and weights."""
     claim = record.read(folder / record.CERTIFICATE_FILE, Certificate)
-    if claim.guarantee is None:
+    if not claim.holds:
         raise InputError(f"{folder} claims no privacy, so there is nothing to try: {claim.why_not_private}.")
     if not claim.public_inputs.num_canaries:
         raise InputError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sfumato.reporting.lines import note, plain
+from sfumato.reporting.formats import note, plain
 
 if TYPE_CHECKING:
     from sfumato.json_record import Record

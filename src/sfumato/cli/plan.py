@@ -203,7 +203,7 @@ def _numbers_of(recipe: str) -> tuple[dict[str, Any], _OfRecipe]:
 
 def _facts(beside: _OfRecipe, found: "Plan", recipe: str | None) -> dict[str, Any]:
     """What is printed of one plan."""
-    from sfumato.planning.claims import attacker_claims
+    from sfumato.accounting.attacker import attacker
 
     facts, why_not = found.as_json(), beside.why_not_private
     if why_not is not None:  # as `train --dry-run` gives it
@@ -216,8 +216,8 @@ def _facts(beside: _OfRecipe, found: "Plan", recipe: str | None) -> dict[str, An
             f"that is more than privacy.target_epsilon = {formats.epsilon_text(beside.target)}: `sfumato "
             "train` stops before it is spent"
         )
-    attacker = attacker_claims(found.mechanism).as_json() if why_not is None else None
-    return {**facts, "private": why_not is None, "why_not_private": why_not, "attacker": attacker}
+    told = attacker(found.mechanism).as_json() if why_not is None else None
+    return {**facts, "private": why_not is None, "why_not_private": why_not, "attacker": told}
 
 
 def _attacker(found: dict[str, Any] | None) -> list[tuple[str, str]]:

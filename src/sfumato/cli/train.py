@@ -15,7 +15,7 @@ from sfumato.reporting import formats
 from sfumato.run_folder.ledger import MOST_LOST
 
 if TYPE_CHECKING:
-    from sfumato.planning.claims import Claims
+    from sfumato.planning.claims import Guarantee
     from sfumato.run_folder.record import Result
 
 
@@ -135,9 +135,9 @@ def _repeat(
         output.say(f"{run.run}: held-out accuracy {output.per_cent(run.accuracy)}")
     spread = "" if found.accuracy_spread is None else f", standard deviation {100 * found.accuracy_spread:.2f} points"
     output.say(f"mean {output.per_cent(found.accuracy)} of {len(found.runs)} runs{spread}")
-    guarantee = found.runs[0].guarantee
-    if guarantee is None or found.epsilon_together is None:
-        output.say(f"not private: {found.runs[0].why_not_private}")
+    guarantee = found.runs[0]
+    if not guarantee.holds or found.epsilon_together is None:
+        output.say(f"not private: {guarantee.why_not_private}")
         return
     one, all_, delta = (
         formats.epsilon_text(guarantee.epsilon),
@@ -255,20 +255,19 @@ def _show_plan(
     output.say(f"{size}; about {seconds / 60:.1f} minutes here")
 
 
-def _show_guarantee(claimed: "Claims") -> None:
-    guarantee = claimed.guarantee
-    if guarantee is None:
+def _show_guarantee(guarantee: "Guarantee") -> None:
+    if not guarantee.holds:
         return
-    how = guarantee.accountant.upper()
-    if claimed.epsilon_rdp is not None and guarantee.accountant != "rdp":
-        how += f"; by RDP {formats.epsilon_text(claimed.epsilon_rdp)}"
+    how = str(guarantee.accountant).upper()
+    if guarantee.epsilon_rdp is not None and guarantee.accountant != "rdp":
+        how += f"; by RDP {formats.epsilon_text(guarantee.epsilon_rdp)}"
     epsilon, delta = formats.epsilon_text(guarantee.epsilon), formats.delta_text(guarantee.delta)
     output.say(f"epsilon {epsilon} at delta {delta} for {guarantee.unit} replaced by zero ({how})")
-    if guarantee.image is not None:
-        output.say(f"epsilon {formats.epsilon_text(guarantee.image)} for one image alone")
-    elif guarantee.person is not None and not guarantee.of_persons:
-        of_person, images = guarantee.person
-        output.say(f"epsilon {formats.epsilon_text(of_person)} for all of up to {images} images of one person")
+    if guarantee.epsilon_image is not None:
+        output.say(f"epsilon {formats.epsilon_text(guarantee.epsilon_image)} for one image alone")
+    elif guarantee.max_images_per_person is not None and not guarantee.of_persons:
+        of_person, images = formats.epsilon_text(guarantee.epsilon_person), guarantee.max_images_per_person
+        output.say(f"epsilon {of_person} for all of up to {images} images of one person")
     if guarantee.attacker is not None:
         whose = "one person" if guarantee.of_persons else "one image"
         output.say(
@@ -285,7 +284,7 @@ def show_result(result: "Result", trust: list[str]) -> None:
     accuracies = f"held-out accuracy {accuracy} ({low} to {high}; last weights {last}), balanced {balanced}"
     output.say(f"{accuracies}; always naming the largest class: {majority}")
     output.print_augtest(result.test_views, result.accuracy_augtest_vote, result.accuracy_augtest_mean)
-    if result.guarantee is not None:
+    if result.holds:
         _show_guarantee(result)
         if result.num_lost:
             lost = f"{result.num_lost} of {result.num_steps} updates were lost in crashes"

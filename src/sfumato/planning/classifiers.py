@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from sfumato.config import FilledPrivacy, ModelConfig, PrivacyConfig, Recipe
+from sfumato.accounting.gaussian import mu_gaussian
+from sfumato.config import FilledPrivacy, ModelConfig, Recipe
 from sfumato.errors import InputError
 
 SHARE_OF_FIRST_RELEASE = 0.1
@@ -16,15 +17,11 @@ LEAST_FOR_CENTRE = 1000.0
 """N epsilon from which on features are centred."""
 
 _ASKED = 'model.features = "centred"'
-_ON_FEATURES = {
-    "model.trainable": "classifier",
-    "augmentation.kind": "none",
-    "augmentation.augmult": 0,
-}
+_ON_FEATURES = {"model.trainable": "classifier", "augmentation.kind": "none", "augmentation.augmult": 0}
 
 
 def fill_in(recipe: Recipe, values: dict[str, Any], choose: Callable[..., None]) -> None:
-    """Sets the only values that have a meaning; ``values`` is the recipe's, and changed in place.
+    """Sets the only values that have a meaning; ``values`` are the recipe's.
 
     Raises:
         InputError: If the recipe asks for others.
@@ -39,16 +36,12 @@ def fill_in(recipe: Recipe, values: dict[str, Any], choose: Callable[..., None])
     what = "the classifier is on features that are computed once"
     for name, only in _ON_FEATURES.items():
         section, key = name.split(".")
-        settings = getattr(recipe, section)
-        given, default = getattr(settings, key), type(settings).model_fields[key].default
-        if given not in (only, default, None):
+        if (given := values[section][key]) not in (only, None):
             raise InputError(
                 f"{_ASKED}: {what}, so {name} = {given!r} is not possible: it is {only!r} there. Leave it out, or set "
                 'model.features = "unit".'
             )
-        if given is None:
-            choose(section, key, only, what)
-        values[section][key] = only
+        choose(name, only, what)
 
 
 def fill_in_first_release(model: ModelConfig, privacy: FilledPrivacy, choose: Callable[..., None]) -> None:
@@ -57,8 +50,6 @@ def fill_in_first_release(model: ModelConfig, privacy: FilledPrivacy, choose: Ca
     Raises:
         InputError: If neither the noise nor a target is given, or nothing is released first.
     """
-    from sfumato.accounting.gaussian import mu_gaussian
-
     if privacy.first_release_noise is not None and not model.releases_first:
         raise InputError(
             f'privacy.first_release_noise is for {_ASKED}, not for "{model.features}". Leave it out, or set that.'
@@ -74,7 +65,7 @@ def fill_in_first_release(model: ModelConfig, privacy: FilledPrivacy, choose: Ca
     exact = decimal.Decimal(repr(privacy.images_per_unit / mu))
     noise = float(decimal.Context(prec=4, rounding=decimal.ROUND_CEILING).plus(exact))
     share = f"{SHARE_OF_FIRST_RELEASE:.0%} of the squared signal that the target allows"
-    choose("privacy", "first_release_noise", noise, f"for the mean of features: {share}")
+    choose("privacy.first_release_noise", noise, f"for the mean of features: {share}")
 
 
 def centre_by_default(recipe: Recipe, privacy: FilledPrivacy, num_examples: int) -> bool:
@@ -109,12 +100,3 @@ def with_updates_alone(recipe: Recipe, command: str) -> Recipe:
     if model.trainable != "classifier" or model.features is not None:
         return recipe
     return recipe.model_copy(update={"model": model.model_copy(update={"features": "unit"})})
-
-
-def refuse_people_together(privacy: PrivacyConfig) -> None:
-    """Raises InputError if people are to be drawn, each with the mean of their images."""
-    if privacy.person_sampling == "persons":
-        raise InputError(
-            f"{_ASKED} adds up images, each by itself, so privacy.person_sampling = "
-            '"persons" is not possible. Leave it out: epsilon for a person then covers all images of theirs.'
-        )

@@ -1,30 +1,30 @@
 """From a recipe and the public numbers of a data set to the run that will happen."""
 
 import dataclasses
+from typing import Any
 
 from sfumato.accounting import rounding
+from sfumato.accounting.accountants import epsilon
+from sfumato.accounting.calibration import Unknown
 from sfumato.accounting.gaussian import refuse_beyond_reach
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection
-from sfumato.config import (
-    FilledPrivacy,
-    PrivacyConfig,
-    Recipe,
-    ResolvedAugmentation,
-    ResolvedRecipe,
-    parse_resolved,
-)
+from sfumato.config import FilledRecipe, Recipe, ResolvedRecipe, parse_resolved
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
-from sfumato.planning import canaries, classifiers
 from sfumato.planning.advice import warnings_of_delta, warnings_of_signal
-from sfumato.planning.budgets import budget_of, counted, selection_of
 from sfumato.planning.defaults import Choice, fill_in
-from sfumato.planning.solve import Solved, solve
+from sfumato.planning.solve import Budget, budget_of, selection_of, solve
 
 ORDINARY = "this is ordinary training, without a budget and without noise"
 MOST_IMAGES_TOGETHER = 256
 """Of a person who is drawn (`sfumato.data.people`)."""
+_CANARIES_ONE_IN = 20
+_SOLVED: dict[Unknown, tuple[str, str]] = {
+    "noise_multiplier": ("privacy.noise_multiplier", "the least noise"),
+    "batch_size": ("training.batch_size", "the largest batch"),
+    "num_steps": ("training.num_steps", "the most updates"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,18 +34,21 @@ class Plan:
     Attributes:
         recipe: Resolved: enough to run again.
         mechanism: The public numbers of the run.
-        private: Whether the run can carry a certificate.
-        why_not_private: The reason where it cannot.
+        why_not_private: Why the run cannot carry a certificate; None: it can.
         choices: What was filled in, and why.
         warnings: Lines the user should read.
     """
 
     recipe: ResolvedRecipe
     mechanism: Mechanism
-    private: bool
     why_not_private: str | None
-    choices: list[Choice]
-    warnings: list[str]
+    choices: list[Choice] = dataclasses.field(default_factory=list)
+    warnings: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def private(self) -> bool:
+        """Whether the run can carry a certificate."""
+        return self.why_not_private is None
 
     @property
     def delta(self) -> float:
@@ -73,95 +76,78 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     Raises:
         InputError: If the budget is impossible or incomplete.
     """
-    asked, facts, drawn = _drawn(recipe, canaries.counted(recipe, facts))
-    recipe, choices = fill_in(asked, facts)
-    choices = [*drawn, *choices]
-    _refuse_impossible_views(recipe.augmentation, facts.image_size)
-    n = facts.num_examples
-    privacy, training, optimizer = recipe.privacy, recipe.training, recipe.optimizer
-    warnings = [] if recipe.model.missing_weights is None else [recipe.model.missing_weights]
-    if optimizer.name != "sgd" and optimizer.learning_rate >= 0.1:
-        warnings.append(
-            f"optimizer.learning_rate = {optimizer.learning_rate:g} is a rate for sgd: "
-            f"{optimizer.name} moves every weight by about that much in each update. 0.01 is its "
-            "default; set a smaller one."
-        )
-    if privacy is None:
-        if training.norm_histogram_every is not None:
-            raise InputError(
-                "training.norm_histogram_every needs the gradient of each image, which training "
-                "without a [privacy] section does not compute. Leave it out."
-            )
-        ordinary = parse_resolved(recipe.model_dump())
-        mechanism = Mechanism(n, min(ordinary.training.batch_size, n), 0.0, ordinary.training.num_steps, "shuffled")
-        return Plan(
-            ordinary,
-            mechanism,
-            False,
-            ORDINARY,
-            choices,
-            warnings,
-        )
-
-    target, sigma, delta = privacy.target_epsilon, privacy.noise_multiplier, privacy.delta
-    warnings += warnings_of_delta(delta, n, privacy.unit if privacy.person_sampling == "persons" else "image")
-    if target is None and sigma is None:
-        raise InputError(
-            "the recipe states no budget: give --epsilon E (smaller is more private; 1 is "
-            "strong, 3 usual, 8 weak), or privacy.noise_multiplier."
-        )
-    if training.batch_size is not None and training.batch_size > n:
-        raise InputError(
-            f"training.batch_size = {training.batch_size} is more than the {n} {counted(privacy)}. Choose a "
-            "smaller one."
-        )
-    if privacy.max_images_per_person is not None and privacy.sampling == "shuffled":
-        raise InputError(
-            'privacy.max_images_per_person needs privacy.sampling = "poisson": no epsilon is known for shuffled '
-            "batches."
-        )
-    selection = selection_of(privacy)
-    _refuse_what_selection_does_not_cover(recipe, privacy)
-    if target is not None and sigma == 0:
-        raise InputError(
-            "noise_multiplier 0 has no finite epsilon, so it cannot meet a target_epsilon. Leave one of them out."
-        )
-
-    budget = budget_of(recipe, n)
+    asked, facts, choices = _drawn(recipe, _with_canaries(recipe, facts))
+    filled, others = fill_in(asked, facts)
+    choices += others
+    _refuse_impossible(filled, facts)
+    warnings = _warnings_of_numbers(filled, facts.num_examples)
+    if filled.privacy is None:
+        resolved = parse_resolved(filled.model_dump())
+        training, n = resolved.training, facts.num_examples
+        mechanism = Mechanism(n, min(training.batch_size, n), 0.0, training.num_steps, "shuffled")
+        return Plan(resolved, mechanism, ORDINARY, choices, warnings)
+    budget = budget_of(filled, facts.num_examples)
     mechanism, solved_for = solve(budget)
-    if target is not None:
+    if budget.target_epsilon is not None:
+        within = rounding.epsilon_text(budget.target_epsilon)
         if solved_for is not None:
             key, why = _SOLVED[solved_for]
-            choices.append(
-                Choice(
-                    key,
-                    getattr(mechanism, solved_for),
-                    f"{why} within epsilon {rounding.epsilon_text(target)} for each {privacy.unit}",
-                )
+            why = f"{why} within epsilon {within} for each {filled.privacy.unit}"
+            choices.append(Choice(key, getattr(mechanism, solved_for), why))
+        elif budget.selection is not None:
+            _refuse_overspent(mechanism, budget, budget.selection, budget.target_epsilon)
+        elif cut_to_target and (cut := _cut(mechanism, budget, budget.target_epsilon)) != mechanism:
+            warnings.append(
+                f"only {cut.num_steps} of {mechanism.num_steps} steps fit epsilon {within}: the run stops there. Raise "
+                "the noise or the target for more."
             )
-        elif selection is not None:
-            _refuse_overspent_selection(mechanism, target, delta, selection)
-        elif cut_to_target and mechanism.num_steps > 0:
-            most, _ = solve(dataclasses.replace(budget, num_steps=None))
-            if mechanism.num_steps > most.num_steps:
-                warnings.append(
-                    f"only {most.num_steps} of {mechanism.num_steps} steps fit epsilon "
-                    f"{rounding.epsilon_text(target)}: the run stops there. "
-                    "Raise the noise or the target for more."
-                )
-                mechanism = most
-            mechanism = _within(mechanism, target, privacy, warnings)
+            mechanism = cut
     warnings += warnings_of_signal(mechanism, asked, facts)
-    mechanism = mechanism.replace(sampling=privacy.sampling)
-    values = recipe.model_dump()
+    mechanism = mechanism.replace(sampling=filled.privacy.sampling)
+    values: dict[str, Any] = filled.model_dump()
     values["privacy"]["noise_multiplier"] = mechanism.noise_multiplier
     values["training"] |= {"batch_size": mechanism.batch_size, "num_steps": mechanism.num_steps}
     resolved = parse_resolved(values)
     reason = why_not_private(resolved, mechanism)
     if reason is None:
-        refuse_beyond_reach(mechanism, delta)
-    canaries.refuse_without_claim(resolved, reason)
-    return Plan(resolved, mechanism, reason is None, reason, choices, warnings)
+        refuse_beyond_reach(mechanism, budget.delta)
+    _refuse_canaries_without_claim(resolved, reason)
+    return Plan(resolved, mechanism, reason, choices, warnings)
+
+
+def _with_canaries(recipe: Recipe, facts: Facts) -> Facts:
+    """The public numbers with the canaries among N, in or out: one that takes no part keeps its place and
+    contributes zero, as an image that cannot be read does.
+
+    Raises:
+        InputError: If there are too many, or the recipe's claim is not that of one example.
+    """
+    count, privacy, n = recipe.audit.canaries, recipe.privacy, facts.num_examples
+    if not count:
+        return facts
+    of_persons = recipe.data.group_by is not None or (privacy is not None and privacy.unit == "person")
+    most = n // (_CANARIES_ONE_IN - 1)
+    for why_not, text in (
+        (privacy is None, "is to try the claim of a private run, and this recipe has no [privacy] section"),
+        (of_persons, "is for an epsilon of one image: canaries belong to no person (data.group_by, privacy.unit)"),
+        (recipe.model.releases_first, 'is for training by updates alone, not for model.features = "centred"'),
+        (
+            selection_of(privacy) is not None,
+            "does not fit privacy.selected_from: which run is published would depend on the canaries' coins",
+        ),
+        (count > most, f"is more than 5 % of all examples: beside {n} images at most {most} are allowed"),
+    ):
+        if why_not:
+            raise InputError(f"audit.canaries = {count} {text}. Set audit.canaries=0, or fewer of them.")
+    return dataclasses.replace(facts, num_examples=n + count)
+
+
+def _refuse_canaries_without_claim(recipe: Recipe, why_not_private: str | None) -> None:
+    if recipe.audit.canaries and why_not_private is not None:
+        raise InputError(
+            f"audit.canaries = {recipe.audit.canaries} is to try the claim of a private run, and this one makes none: "
+            f"{why_not_private}. Set audit.canaries=0."
+        )
 
 
 def _drawn(recipe: Recipe, facts: Facts) -> tuple[Recipe, Facts, list[Choice]]:
@@ -172,158 +158,145 @@ def _drawn(recipe: Recipe, facts: Facts) -> tuple[Recipe, Facts, list[Choice]]:
         InputError: If nobody says who the people are, or they cannot be drawn.
     """
     privacy = recipe.privacy
-    if privacy is not None and privacy.unit == "person" and recipe.data.name == "folder" and not recipe.data.group_by:
-        raise InputError(
-            "an epsilon for each person needs to know whose each image is: give data.group_by, for example --set "
-            "data.group_by=group, a column of labels.csv, or an expression that reads the person from a path, such as "
-            "--set 'data.group_by=/(p[0-9]+)_'."
-        )
     if privacy is None or privacy.unit != "person":
         return recipe, facts, []
-    choices = []
     with_views = bool(recipe.augmentation.augmult) or recipe.augmentation.kind not in (None, "none")
-    adds_up = recipe.model.releases_first
-    if adds_up:
-        classifiers.refuse_people_together(privacy)
-    if privacy.person_sampling is None:
-        drawn = "images" if with_views or facts.num_people is None or adds_up else "persons"
+    nobody_says = facts.num_people is None
+    drawn, limit, adds_up = privacy.person_sampling, privacy.max_images_per_person or 0, recipe.model.releases_first
+    choices = []
+    if drawn is None:
+        drawn = "images" if with_views or nobody_says or adds_up else "persons"
         why = "views, sums of all images, or nobody says who is who"
         why = "far less noise for the same epsilon" if drawn == "persons" else why
         choices.append(Choice("privacy.person_sampling", drawn, why))
-        privacy = privacy.model_copy(update={"person_sampling": drawn})
-        recipe = recipe.model_copy(update={"privacy": privacy})
-    if privacy.person_sampling == "images":
+        recipe = recipe.model_copy(update={"privacy": privacy.model_copy(update={"person_sampling": drawn})})
+    if recipe.data.name == "folder" and not recipe.data.group_by:
+        raise InputError(
+            "an epsilon for each person needs to know whose each image is: give data.group_by, for example --set "
+            "data.group_by=group, a column of labels.csv, or --set 'data.group_by=/(p[0-9]+)_', read from each path."
+        )
+    if drawn == "images":
         return recipe, facts, choices
-    if facts.num_people is None:
-        raise InputError(
-            'privacy.person_sampling = "persons" needs to know whose each image is: give data.group_by, for a folder.'
-        )
-    if with_views:
-        raise InputError(
-            'privacy.person_sampling = "persons" takes each image as it is. Leave augmentation out, or draw images.'
-        )
-    if (privacy.max_images_per_person or 0) > MOST_IMAGES_TOGETHER:
-        raise InputError(
-            f"of a person who is drawn at most {MOST_IMAGES_TOGETHER} images count, not "
-            f"{privacy.max_images_per_person}. Lower privacy.max_images_per_person, or set privacy.person_sampling = "
-            '"images".'
-        )
-    return recipe, dataclasses.replace(facts, num_examples=facts.num_people), choices
+    for is_so, text in (
+        (adds_up, 'does not fit model.features = "centred", which adds up images one by one. Draw images'),
+        (nobody_says, "needs to know whose each image is. Give data.group_by, for a folder"),
+        (with_views, "takes each image as it is. Leave augmentation out, or draw images"),
+        (limit > MOST_IMAGES_TOGETHER, f"takes at most {MOST_IMAGES_TOGETHER} images of each person, not {limit}"),
+    ):
+        if is_so:
+            raise InputError(f'privacy.person_sampling = "persons" {text}.')
+    return recipe, dataclasses.replace(facts, num_examples=facts.num_people or 0), choices
 
 
-def _within(mechanism: Mechanism, target: float, privacy: FilledPrivacy, warnings: list[str]) -> Mechanism:
+def _refuse_impossible(recipe: FilledRecipe, facts: Facts) -> None:
+    """Raises InputError for views that cannot be made, and for what does not fit the budget or its absence."""
+    views, privacy, size = recipe.augmentation, recipe.privacy, facts.image_size
+    if views.kind in ("rrc", "tan", "simclr") and views.augmult == 0:
+        raise InputError(
+            f'augmentation.kind = "{views.kind}" makes no views with augmult = 0. Set augmentation.augmult to 1 or '
+            'more, or augmentation.kind to "none".'
+        )
+    if views.kind == "tan" and views.padding >= size:
+        raise InputError(
+            f"augmentation.padding = {views.padding} mirrors more than images of {size} pixels have. Choose at most "
+            f"{size - 1}, or leave it out."
+        )
+    if privacy is None:
+        if recipe.training.norm_histogram_every is not None:
+            raise InputError(
+                "training.norm_histogram_every needs the gradient of each image, which training without a [privacy] "
+                "section does not compute. Leave it out."
+            )
+        return
+    if privacy.target_epsilon is None and privacy.noise_multiplier is None:
+        raise InputError(
+            "the recipe states no budget: give --epsilon E (smaller is more private; 1 is strong, 3 usual, 8 weak), or "
+            "privacy.noise_multiplier."
+        )
+    is_selected = privacy.selected_from is not None
+    if privacy.score_noise is not None and not (is_selected and recipe.data.split == "train"):
+        raise InputError(
+            "privacy.score_noise is for a run selected from others (privacy.selected_from) by images that it was not "
+            'trained on (data.split = "train"). Leave it out, or set both.'
+        )
+    each = {
+        "privacy.selected_from": is_selected,
+        "privacy.max_images_per_person": privacy.max_images_per_person is not None,
+        'privacy.sampling = "shuffled"': privacy.sampling == "shuffled",
+    }
+    if sum(each.values()) > 1:
+        names = " with ".join(name for name, is_set in each.items() if is_set)
+        raise InputError(f"no epsilon is known for {names}. Leave one of them out.")
+
+
+def _warnings_of_numbers(recipe: FilledRecipe, n: int) -> list[str]:
+    optimizer, privacy = recipe.optimizer, recipe.privacy
+    warnings = [] if recipe.model.missing_weights is None else [recipe.model.missing_weights]
+    if optimizer.name != "sgd" and optimizer.learning_rate >= 0.1:
+        warnings.append(
+            f"optimizer.learning_rate = {optimizer.learning_rate:g} is a rate for sgd: {optimizer.name} moves every "
+            "weight by about that much in each update. 0.01 is its default; set a smaller one."
+        )
+    if privacy is None:
+        return warnings
+    return warnings + warnings_of_delta(privacy.delta, n, "person" if privacy.person_sampling == "persons" else "image")
+
+
+def _refuse_overspent(mechanism: Mechanism, budget: Budget, selection: Selection, target: float) -> None:
+    spent = epsilon(mechanism, budget.delta, "rdp", selection).epsilon
+    if spent > target:
+        raise InputError(
+            f"the best of {selection.mean:g} expected runs spends epsilon {rounding.epsilon_text(spent)}, more than "
+            f"{rounding.epsilon_text(target)}. Leave privacy.noise_multiplier out: it is then solved for."
+        )
+
+
+def _cut(mechanism: Mechanism, budget: Budget, target: float) -> Mechanism:
     """At most so many steps that what the accountant certifies for them is within the target.
 
     The true epsilon grows with the steps; a certified one may, where one accountant gives up, be
     larger for fewer.
     """
-    from sfumato.accounting.accountants import epsilon
-
-    found = mechanism
-    while found.num_steps and epsilon(found, privacy.delta, privacy.accountant).epsilon > target:
+    if not mechanism.num_steps:
+        return mechanism
+    most, _ = solve(dataclasses.replace(budget, num_steps=None))
+    found = min(mechanism, most, key=lambda each: each.num_steps)
+    while found.num_steps and epsilon(found, budget.delta, budget.accountant).epsilon > target:
         found = found.replace(num_steps=found.num_steps - max(1, found.num_steps // 100))
-    if found.num_steps < mechanism.num_steps:
-        warnings.append(
-            f"only {found.num_steps} of {mechanism.num_steps} steps are certified within epsilon "
-            f"{rounding.epsilon_text(target)}."
-        )
     return found
-
-
-_SOLVED: dict[Solved, tuple[str, str]] = {
-    "noise_multiplier": ("privacy.noise_multiplier", "the least noise"),
-    "batch_size": ("training.batch_size", "the largest batch"),
-    "num_steps": ("training.num_steps", "the most updates"),
-}
-
-
-def _refuse_what_selection_does_not_cover(recipe: Recipe, privacy: PrivacyConfig) -> None:
-    if privacy.score_noise is not None and (privacy.selected_from is None or recipe.data.split != "train"):
-        raise InputError(
-            "privacy.score_noise is for a run selected from others (privacy.selected_from) by "
-            "images that it was not trained on "
-            '(data.split = "train"). Leave it out, or set both.'
-        )
-    if privacy.selected_from is None:
-        return
-    if privacy.sampling != "poisson" or privacy.max_images_per_person is not None:
-        what = (
-            "privacy.max_images_per_person"
-            if privacy.max_images_per_person is not None
-            else 'privacy.sampling = "shuffled"'
-        )
-        raise InputError(
-            "no epsilon is known for a run selected from others (privacy.selected_from) with "
-            f"{what}. Leave one of them out."
-        )
-
-
-def _refuse_overspent_selection(mechanism: Mechanism, target: float, delta: float, selection: Selection) -> None:
-    from sfumato.accounting.accountants import epsilon
-
-    spent = epsilon(mechanism, delta, "rdp", selection).epsilon
-    if spent > target:
-        raise InputError(
-            f"the best of {selection.mean:g} expected runs spends epsilon "
-            f"{rounding.epsilon_text(spent)}, more than {rounding.epsilon_text(target)}. Leave "
-            "privacy.noise_multiplier out: it is then solved for."
-        )
 
 
 def resolve_without_privacy(recipe: Recipe, facts: Facts) -> Plan:
     """What the recipe's run is without privacy: of one with a budget the same batch, steps and rate;
     of one that states none, ordinary training.
 
+    Without clipping per example and without noise, to show the price of privacy: the mean gradient is bounded by the
+    clipping norm, so that SGD's learning rate keeps its meaning. (Adam's steps have their own scale.)
+
     Raises:
         InputError: As `resolve`.
     """
-    canaries.refuse_without_claim(recipe, ORDINARY)
+    _refuse_canaries_without_claim(recipe, ORDINARY)
     privacy = recipe.privacy
     if privacy is not None and privacy.target_epsilon is None and privacy.noise_multiplier is None:
         recipe = recipe.model_copy(update={"privacy": None})
     elif privacy is not None and privacy.unit == "person":  # ordinary training counts images
         images = {"unit": "image", "person_sampling": None}
         recipe = recipe.model_copy(update={"privacy": privacy.model_copy(update=images)})
-    return _without_privacy(resolve(recipe, facts))
-
-
-def _without_privacy(plan: Plan) -> Plan:
-    """The same run without clipping per example and without noise, to show the price of privacy.
-
-    Batch, steps and learning rate stay; the mean gradient is bounded by the clipping norm,
-    so that SGD's learning rate keeps its meaning. (Adam's steps have their own scale.)
-    """
-    recipe = plan.recipe
-    if recipe.privacy is None:
+    plan = resolve(recipe, facts)
+    if plan.recipe.privacy is None:
         return plan
-    optimizer = recipe.optimizer.model_copy(update={"max_grad_norm": recipe.privacy.clipping_norm})
-    mechanism = plan.mechanism.replace(noise_multiplier=0.0, sampling="shuffled", first_release_noise=None)
-    training = recipe.training.model_copy(
-        update={"norm_histogram_every": None}
-    )  # there are no gradients of single images
-    plain = recipe.model_copy(update={"privacy": None, "optimizer": optimizer, "training": training})
+    changes = {
+        "privacy": None,
+        "optimizer": plan.recipe.optimizer.model_copy(update={"max_grad_norm": plan.recipe.privacy.clipping_norm}),
+        "training": plan.recipe.training.model_copy(update={"norm_histogram_every": None}),  # of single images
+    }
     return dataclasses.replace(
         plan,
-        recipe=plain,
-        mechanism=mechanism,
-        private=False,
+        recipe=plan.recipe.model_copy(update=changes),
+        mechanism=plan.mechanism.replace(noise_multiplier=0.0, sampling="shuffled", first_release_noise=None),
         why_not_private=ORDINARY,
     )
-
-
-def _refuse_impossible_views(augmentation: ResolvedAugmentation, image_size: int) -> None:
-    kind, augmult, padding = augmentation.kind, augmentation.augmult, augmentation.padding
-    if kind in ("rrc", "tan", "simclr") and augmult == 0:
-        raise InputError(
-            f'augmentation.kind = "{kind}" makes no views with augmult = 0. Set augmentation.augmult to 1 or more, or '
-            'augmentation.kind to "none".'
-        )
-    if kind == "tan" and padding >= image_size:
-        raise InputError(
-            f"augmentation.padding = {padding} is too much for images of {image_size} pixels: "
-            f"reflected padding must be smaller than the image. Choose at most {image_size - 1}, "
-            "or leave it out."
-        )
 
 
 def why_not_private(recipe: Recipe, mechanism: Mechanism) -> str | None:
@@ -336,7 +309,7 @@ def why_not_private(recipe: Recipe, mechanism: Mechanism) -> str | None:
         return "noise_multiplier is 0: no noise was added"
     if mechanism.sampling == "shuffled":
         return (
-            "its batches are shuffled, not Poisson-sampled, "
-            "so the epsilon of Poisson sampling is not a guarantee for it"
+            "its batches are shuffled, not Poisson-sampled, so the epsilon of Poisson sampling is not a guarantee for "
+            "it"
         )
     return None

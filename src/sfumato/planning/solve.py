@@ -3,13 +3,17 @@ alone.
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
+from sfumato.accounting import calibration
+from sfumato.accounting.calibration import Unknown
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.accounting.selection import Selection
+from sfumato.config import FilledRecipe, PrivacyConfig
 from sfumato.errors import InputError
 
-Solved = Literal["noise_multiplier", "batch_size", "num_steps"]
+_ANY: dict[Unknown, int] = {"batch_size": 1, "num_steps": 1, "noise_multiplier": 1}
+"""What stands in place of a number until it is solved for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +44,48 @@ class Budget:
     images_per_unit: int = 1
     first_release_noise: float | None = None
 
+    @property
+    def open(self) -> list[Unknown]:
+        """The numbers that are left out."""
+        return [name for name in _ANY if getattr(self, name) is None]
 
-def solve(budget: Budget) -> tuple[Mechanism, Solved | None]:
+    def mechanism(self, **numbers: float) -> Mechanism:
+        """The Poisson-sampled mechanism of its numbers, with these in place of those left out, or of others."""
+        own: dict[str, Any] = {name: getattr(self, name) for name in _ANY}
+        return Mechanism(
+            self.num_examples,
+            **(own | numbers),
+            images_per_unit=self.images_per_unit,
+            first_release_noise=self.first_release_noise,
+        )
+
+
+def selection_of(privacy: PrivacyConfig | None) -> Selection | None:
+    """How a run under this budget is selected from others; None where nothing is selected."""
+    if privacy is None or privacy.selected_from is None:
+        return None
+    return Selection(privacy.selected_from, privacy.selection_shape, privacy.score_noise)
+
+
+def budget_of(recipe: FilledRecipe, num_examples: int) -> Budget:
+    """Of a filled recipe with a [privacy] section, for so many images or people."""
+    privacy = recipe.privacy
+    assert privacy is not None
+    return Budget(
+        num_examples=num_examples,
+        delta=privacy.delta,
+        target_epsilon=privacy.target_epsilon,
+        batch_size=recipe.training.batch_size,
+        num_steps=recipe.training.num_steps,
+        noise_multiplier=privacy.noise_multiplier,
+        accountant=privacy.accountant,
+        selection=selection_of(privacy),
+        images_per_unit=privacy.images_per_unit,
+        first_release_noise=privacy.first_release_noise,
+    )
+
+
+def solve(budget: Budget) -> tuple[Mechanism, Unknown | None]:
     """The Poisson-sampled mechanism of a budget of which at most one number is left open.
 
     Guarantee: what was solved for spends at most the target.
@@ -52,59 +96,23 @@ def solve(budget: Budget) -> tuple[Mechanism, Solved | None]:
     Raises:
         InputError: If the budget is impossible, or leaves more open than can be solved for.
     """
-    from sfumato.accounting import calibration
-
-    n, target = budget.num_examples, budget.target_epsilon
-    beside: dict[str, Any] = {
-        "images_per_unit": budget.images_per_unit,
-        "first_release_noise": budget.first_release_noise,
-    }
-    match budget.noise_multiplier, budget.batch_size, budget.num_steps:
-        case (float() | int()) as sigma, int() as batch_size, int() as num_steps:
-            return Mechanism(n, batch_size, sigma, num_steps, **beside), None
+    target = budget.target_epsilon
+    if not budget.open:
+        return budget.mechanism(), None
     if target is None:
         raise InputError(
             "without a target epsilon the batch size, the number of steps and the noise multiplier must all be given."
         )
-    delta, accountant = budget.delta, budget.accountant
-    match budget.noise_multiplier, budget.batch_size, budget.num_steps:
-        case None, int() as batch_size, int() as num_steps:
-            sigma = calibration.solve_noise_multiplier(
-                num_examples=n,
-                batch_size=batch_size,
-                num_steps=num_steps,
-                target_epsilon=target,
-                delta=delta,
-                accountant=accountant,
-                selection=budget.selection,
-                **beside,
-            )
-            return Mechanism(n, batch_size, sigma, num_steps, **beside), "noise_multiplier"
-        case _ if budget.selection is not None:
-            raise InputError(
-                "for a run selected from others only the noise is solved for. Give "
-                "training.batch_size and training.num_steps."
-            )
-        case (float() | int()) as sigma, None, int() as num_steps:
-            batch_size = calibration.solve_batch_size(
-                num_examples=n,
-                num_steps=num_steps,
-                noise_multiplier=sigma,
-                target_epsilon=target,
-                delta=delta,
-                accountant=accountant,
-                **beside,
-            )
-            return Mechanism(n, batch_size, sigma, num_steps, **beside), "batch_size"
-        case (float() | int()) as sigma, int() as batch_size, None:
-            num_steps = calibration.solve_num_steps(
-                num_examples=n,
-                batch_size=batch_size,
-                noise_multiplier=sigma,
-                target_epsilon=target,
-                delta=delta,
-                accountant=accountant,
-                **beside,
-            )
-            return Mechanism(n, batch_size, sigma, num_steps, **beside), "num_steps"
-    raise InputError("more than one of batch size, number of steps and noise multiplier is left out. Give all but one.")
+    if budget.selection is not None and budget.open != ["noise_multiplier"]:
+        raise InputError(
+            "for a run selected from others only the noise is solved for. Give training.batch_size and "
+            "training.num_steps."
+        )
+    if len(budget.open) > 1:
+        raise InputError(
+            "more than one of batch size, number of steps and noise multiplier is left out. Give all but one."
+        )
+    (unknown,) = budget.open
+    mechanism = budget.mechanism(**{unknown: _ANY[unknown]})
+    found = calibration.solve(mechanism, unknown, target, budget.delta, budget.accountant, budget.selection)
+    return found, unknown

@@ -4,43 +4,34 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.accounting.attacker import true_positive_rates
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.rounding import lower_epsilon_text
 from sfumato.reporting import formats
 from sfumato.reporting.charts import COLOURS, Curve, Panel, chart, linear, logarithmic
 from sfumato.reporting.html import Html, figure, paragraph, section, tiles
 from sfumato.run_folder.audited import Histogram, OneRunClaim
-from sfumato.run_folder.record import Certificate, Recorded
+from sfumato.run_folder.record import Certificate
 
 LEAST = 1e-5
 """The lowest rate of false alarms that is drawn."""
 _POINTS = 201
 
 
-def attack_section(run: Recorded) -> list[Html]:
+def attack_section(certificate: Certificate) -> list[Html]:
     """The curve of what the mechanism lets anybody tell; nothing where nothing is guaranteed, or where a run was
     chosen from several, for which there are single bounds alone.
     """
-    certificate = run.certificate
-    guarantee = certificate.guarantee
-    if guarantee is None or guarantee.attacker is None or certificate.selected_from is not None:
+    if not certificate.holds or certificate.attacker is None or certificate.selected_from is not None:
         return []
-    from sfumato.accounting.attacker import true_positive_rates
-
     rates = np.geomspace(LEAST, 1, _POINTS)
     most = true_positive_rates(_mechanism(certificate), rates.tolist())
-    who = "person" if guarantee.of_persons else "image"
+    who = "person" if certificate.of_persons else "image"
     at = {rate: float(most[np.searchsorted(rates, rate * (1 - 1e-9))]) for rate in (1e-4, 1e-3, 1e-2, 1e-1)}
-    described = "; ".join(
-        f"{100 * rate:g} % false alarms: {formats.per_cent_at_most(most)}" for rate, most in at.items()
-    )
-    drawing = rates_chart(
-        LEAST,
-        [("at most, by the mechanism", rates, most)],
-        "What an attacker gains",
-        f"Share of those that took part that is recognised, at most, by rate of false alarms. {described}.",
-        "attack",
-    )
+    told = "; ".join(f"{100 * rate:g} % false alarms: {formats.per_cent_at_most(most)}" for rate, most in at.items())
+    described = f"Share of those that took part that is recognised, at most, by rate of false alarms. {told}."
+    curves = [("at most, by the mechanism", rates, most)]
+    drawing = rates_chart(LEAST, curves, "What an attacker gains", described, "attack")
     caption = (
         f"Whatever test somebody uses to tell whether one {who} took part, its rates lie on the curve or below. On the "
         "dashed line lies who guesses. Both axes are logarithmic: at the left are attackers who are seldom wrong."
@@ -49,7 +40,7 @@ def attack_section(run: Recorded) -> list[Html]:
 
 
 def _mechanism(certificate: Certificate) -> Mechanism:
-    of_images = certificate.drawn == "images" and certificate.guarantee is not None and certificate.guarantee.of_persons
+    of_images = certificate.drawn == "images" and certificate.of_persons
     return Mechanism(
         certificate.num_examples,
         certificate.batch_size,
@@ -94,12 +85,12 @@ def histograms(
     return chart(x, [panel], title, description, name)
 
 
-def audit_section(run: Recorded) -> list[Html]:
+def audit_section(certificate: Certificate) -> list[Html]:
     """What an attack on the run showed; nothing where there was none."""
-    claim, guarantee = run.certificate.audit, run.certificate.guarantee
-    if claim is None or guarantee is None:
+    claim = certificate.audit
+    if claim is None or not certificate.holds:
         return []
-    shown, claimed = lower_epsilon_text(claim.epsilon_lower_bound), formats.epsilon_text(guarantee.epsilon)
+    shown, claimed = lower_epsilon_text(claim.epsilon_lower_bound), formats.epsilon_text(certificate.epsilon)
     refuted = (
         f"The claim of epsilon {claimed} is refuted: the certificate is wrong, or the code is, unless this is the rare "
         "case that the confidence leaves."
@@ -108,15 +99,10 @@ def audit_section(run: Recorded) -> list[Html]:
         "Minus the loss of each canary under the released weights. The further the two groups are apart, the more an "
         "attacker sees."
     )
-    return [
-        section(
-            "What an attack showed",
-            tiles((shown, "shown: epsilon is at least that"), (claimed, "claimed: epsilon is at most that")),
-            *([paragraph(refuted, "remark")] if claim.violated else []),
-            paragraph(_how(claim)),
-            figure(_canaries(claim.scores), caption),
-        )
-    ]
+    numbers = tiles((shown, "shown: epsilon is at least that"), (claimed, "claimed: epsilon is at most that"))
+    remark = [paragraph(refuted, "remark")] if claim.violated else []
+    drawing = figure(_canaries(claim.scores), caption)
+    return [section("What an attack showed", numbers, *remark, paragraph(_how(claim)), drawing)]
 
 
 def _how(claim: OneRunClaim) -> str:
@@ -135,9 +121,7 @@ def _how(claim: OneRunClaim) -> str:
 def _canaries(scores: Histogram) -> Html:
     sides = {"took no part": scores.non_members, "took part": scores.members}
     shares = [(name, np.array(counts) / max(1, sum(counts))) for name, counts in sides.items()]
-    described = (
-        f"Two histograms: of {formats.count(sum(scores.members))} canaries that took part and "
-        f"{formats.count(sum(scores.non_members))} that did not."
-    )
+    in_, out = formats.count(sum(scores.members)), formats.count(sum(scores.non_members))
+    described = f"Two histograms: of {in_} canaries that took part and {out} that did not."
     y = "Share of each group", lambda value: f"{100 * value:g} %"
     return histograms(scores.edges, shares, y, "score", "Scores of the canaries", described, "canaries")

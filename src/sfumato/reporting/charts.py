@@ -71,15 +71,12 @@ class Panel:
     height: int
 
 
+Text = Callable[[float], str]
+"""How a value is written beside its tick."""
+
+
 def linear(
-    low: float,
-    high: float,
-    most: int,
-    text: Callable[[float], str],
-    label: str = "",
-    *,
-    whole: bool = False,
-    below: float = math.inf,
+    low: float, high: float, most: int, text: Text, label: str = "", *, whole: bool = False, below: float = math.inf
 ) -> Axis:
     """An axis with at most so many intervals between round numbers, none above ``below``."""
     rough = max((high - low) / most, 1.0 if whole else 0.0)
@@ -89,7 +86,7 @@ def linear(
     return Axis(low, high, [(step * n, text(step * n)) for n in range(first, last + 1)], label)
 
 
-def logarithmic(low: float, text: Callable[[float], str], label: str = "") -> Axis:
+def logarithmic(low: float, text: Text, label: str = "") -> Axis:
     """An axis from ``low`` to 1 with a tick at each power of ten."""
     powers = range(math.ceil(math.log10(low) - 1e-9), 1)
     return Axis(low, 1.0, [(10.0**power, text(10.0**power)) for power in powers], label, is_log=True)

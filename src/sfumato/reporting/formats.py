@@ -1,20 +1,11 @@
-"""How numbers are printed. What is a bound is rounded to the side on which it stays one."""
+"""How numbers are printed, and lines for people. What is a bound is rounded to the side on which it stays one."""
 
 import math
+import sys
 from fractions import Fraction
 
-from sfumato.accounting.rounding import delta_text, epsilon_text
-
-__all__ = [
-    "chance_at_most",
-    "count",
-    "delta_text",
-    "epsilon_text",
-    "one_in",
-    "per_cent",
-    "per_cent_at_most",
-    "quantity",
-]
+from sfumato.accounting.rounding import delta_text as delta_text
+from sfumato.accounting.rounding import epsilon_text as epsilon_text
 
 
 def per_cent(fraction: float | None) -> str:
@@ -29,8 +20,7 @@ def per_cent(fraction: float | None) -> str:
 
 def per_cent_at_most(fraction: float) -> str:
     """An upper bound as per cent: rounded up to two decimals."""
-    hundredths = math.ceil(Fraction(repr(fraction)) * 10_000)
-    return f"{hundredths / 100:.2f} %"
+    return f"{math.ceil(Fraction(repr(fraction)) * 10_000) / 100:.2f} %"
 
 
 def one_in(probability: float) -> str:
@@ -63,3 +53,21 @@ def count(value: int) -> str:
 def quantity(value: float | None) -> str:
     """Any other number with up to four significant digits."""
     return "none" if value is None else f"{value:.4g}"
+
+
+def plain(text: str) -> str:
+    r"""A line that cannot steer a terminal: all that is not printed (escape sequences, line breaks,
+    turns of the writing direction) is spelled out.
+
+    Names of classes and files come from others.
+
+    Example:
+        >>> print(plain("cat\x1b[2J"))
+        cat\x1b[2J
+    """
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
+def note(text: str) -> None:
+    """One line of progress, on stderr."""
+    print(plain(text), file=sys.stderr, flush=True)

@@ -5,10 +5,7 @@ import unicodedata
 from collections.abc import Iterable
 from importlib import resources
 
-VOID_ELEMENTS = frozenset({"meta"})
-NOTHING_FROM_ELSEWHERE = (
-    "default-src 'none'; style-src 'unsafe-inline'"  # the browser enforces that the page loads nothing
-)
+NOTHING_FROM_ELSEWHERE = "default-src 'none'; style-src 'unsafe-inline'"  # which the browser enforces
 
 
 class Html(str):
@@ -31,7 +28,7 @@ def element(tag: str, *children: str, **attributes: str) -> Html:
     stated = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{html.escape(value)}"' for name, value in attributes.items()
     )
-    if tag in VOID_ELEMENTS:
+    if tag == "meta":  # has no end
         return Html(f"<{tag}{stated}>")
     return Html(f"<{tag}{stated}>{together(*children)}</{tag}>")
 

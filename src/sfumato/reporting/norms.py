@@ -26,28 +26,19 @@ def read_norms(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: If there is no such run, or it recorded none.
     """
+    needs = "a run that was trained under a [privacy] section with --set training.norm_histogram_every=10"
     if not (folder / "recipe.toml").exists():
-        raise InputError(
-            f"{folder} holds no run. Give the folder of a run that was trained with --set "
-            "training.norm_histogram_every=10."
-        )
-    recipe = config.parse(config.read(folder / "recipe.toml"))
+        raise InputError(f"{folder} holds no run. Give the folder of {needs}.")
+    privacy = config.parse(config.read(folder / "recipe.toml")).privacy
     lines = record.read_lines(folder / record.PRIVATE_METRICS_FILE, PrivateMetrics)
     seen = [(line.step, line.norms) for line in lines if line.norms is not None]
-    if recipe.privacy is None or not seen:
+    if privacy is None or not seen:
         raise InputError(
-            f"{folder} recorded no gradient norms. Train under a [privacy] section with --set "
-            "training.norm_histogram_every=10; "
-            "--resume may add it to a run that is unfinished."
+            f"{folder} recorded no gradient norms. Give the folder of {needs} (or that --resume adds it to)."
         )
     histograms = [{"step": step, "clipped_fraction": _above_one(norms), **norms.as_json()} for step, norms in seen]
-    return {
-        "run": str(folder),
-        "private": False,
-        "warning": WARNING,
-        "clipping_norm": recipe.privacy.clipping_norm,
-        "histograms": histograms,
-    }
+    facts = {"run": str(folder), "private": False, "warning": WARNING, "clipping_norm": privacy.clipping_norm}
+    return {**facts, "histograms": histograms}
 
 
 def _above_one(norms: NormHistogram) -> float | None:
@@ -71,14 +62,9 @@ def draw_norms(facts: dict[str, Any], path: Path) -> None:
         raise InputError(f"--plot writes {', '.join(FORMATS)}, not {path.name!r}.")
     for folder in path.resolve().parents:
         if (folder / record.CERTIFICATE_FILE).exists() and not (folder / record.PRIVATE_METRICS_FILE).exists():
-            raise InputError(
-                f"{folder} holds a run without its private part, so it was made for sharing, but "
-                "a plot of norms is not private. Put it elsewhere."
-            )
+            raise InputError(f"{folder} was made for sharing, but a plot of norms is not private. Put it elsewhere.")
     if not path.resolve().parent.is_dir():
-        raise InputError(
-            f"{path.parent} is no folder, so {path.name} cannot be written there. Make it, or name another."
-        )
+        raise InputError(f"{path.parent} is no folder. Make it, or name another.")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -95,11 +81,7 @@ def draw_norms(facts: dict[str, Any], path: Path) -> None:
         axes.stairs(shares, edges, label=f"step {histogram['step']:,}")
     axes.set_xlim(min(occupied) / 2, max(occupied) * 2)
     axes.axvline(1.0, color="tab:gray", linestyle=":", label="clipping norm C")
-    axes.set(
-        xscale="log",
-        xlabel="norm of an image's gradient before clipping, over C",
-        ylabel="% of the batch",
-    )
+    axes.set(xscale="log", xlabel="norm of an image's gradient before clipping, over C", ylabel="% of the batch")
     axes.set_title(f"Gradient norms ({WARNING})", fontsize="small")
     axes.legend(frameon=False, fontsize="small")
     written = io.BytesIO()

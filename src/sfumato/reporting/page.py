@@ -18,7 +18,7 @@ from sfumato.reporting.html import (
     whole_page,
 )
 from sfumato.run_folder.files import write_atomically
-from sfumato.run_folder.record import Metrics, Recorded, read_run
+from sfumato.run_folder.record import Certificate, Metrics, Recorded, read_run
 
 MOST_ROWS = 25
 MANY_CLASSES = 12
@@ -50,16 +50,16 @@ def write_report(folder: Path | str) -> Path:
 def render(run: Recorded) -> str:
     """The whole page as HTML text."""
     sections = [
-        _certificate(run),
-        *attack_section(run),
-        *audit_section(run),
-        _not_covered(run),
+        _certificate(run.certificate),
+        *attack_section(run.certificate),
+        *audit_section(run.certificate),
+        _not_covered(run.certificate),
         _accuracy(run),
         *_decision(run),
         _curves(run),
         _per_class(run),
         _recipe(run),
-        _values(run),
+        *_values(run),
     ]
     return whole_page(f"{run.name} · Sfumato report", _header(run), *sections)
 
@@ -67,74 +67,59 @@ def render(run: Recorded) -> str:
 def _header(run: Recorded) -> Html:
     model = run.recipe.get("model", {}).get("name", "a network")
     classes = f" for {formats.count(len(run.classes))} classes" if run.classes else ""
-    how = "with differential privacy" if run.is_private else "without a privacy guarantee"
+    how = "with differential privacy" if run.certificate.holds else "without a privacy guarantee"
     lead = (
         f"An image classifier ({model}){classes}, "
         f"trained on {formats.count(run.certificate.public_inputs.num_examples)} images {how}."
     )
     unfinished = "This run is unfinished: there is no final model yet, and accuracies are those so far."
-    more = [paragraph(unfinished, "unfinished")] if run.result is None else []
-    return header("Sfumato report", run.name, lead, *more)
+    return header("Sfumato report", run.name, lead, *([] if run.result else [paragraph(unfinished, "unfinished")]))
 
 
-def _certificate(run: Recorded) -> Html:
-    rows = [
-        element(
-            "div",
-            element("dt", name),
-            element("dd", element("span", value, class_="value"), " ", meaning) if value else element("dd", meaning),
-        )
-        for name, value, meaning in wording.terms(run)
-    ]
-    return section("What is guaranteed", wording.verdict(run), element("dl", *rows, class_="terms"))
+def _certificate(certificate: Certificate) -> Html:
+    rows = []
+    for name, value, meaning in wording.terms(certificate):
+        shown = [element("span", value, class_="value"), " "] if value else []
+        rows.append(element("div", element("dt", name), element("dd", *shown, meaning)))
+    return section("What is guaranteed", wording.verdict(certificate), element("dl", *rows, class_="terms"))
 
 
-def _not_covered(run: Recorded) -> Html:
-    points = element("ul", *(element("li", point) for point in run.certificate.not_covered))
-    intro = "The guarantee says nothing about:" if run.is_private else "Even a private run would say nothing about:"
+def _not_covered(certificate: Certificate) -> Html:
+    points = element("ul", *(element("li", point) for point in certificate.not_covered))
+    intro = "The guarantee says nothing about:" if certificate.holds else "Even a private run would say nothing about:"
     return section("What is not covered", paragraph(intro), points)
 
 
-def _interval(ends: list[float] | None) -> str:
-    return "" if ends is None else f" ({formats.per_cent(ends[0])} to {formats.per_cent(ends[1])}, 95 %)"
-
-
 def _accuracy(run: Recorded) -> Html:
-    title = "How good it is"
-    if run.result is None:
+    title, result = "How good it is", run.result
+    if result is None:
         if not run.metrics:
             return section(title, paragraph("Nothing has been evaluated yet."))
-        last = run.metrics[-1]
-        return section(
-            title, tiles((formats.per_cent(last.accuracy), "accuracy so far"), (formats.count(last.step), "at step"))
-        )
-    result = run.result
+        step, reached = formats.count(run.metrics[-1].step), formats.per_cent(run.metrics[-1].accuracy)
+        return section(title, tiles((reached, "accuracy so far"), (step, "at step")))
+    low, high = map(formats.per_cent, result.accuracy_interval or (None, None))
     shown = {
-        "accuracy" + _interval(result.accuracy_interval): result.accuracy,
+        "accuracy" + (f" ({low} to {high}, 95 %)" if result.accuracy_interval else ""): result.accuracy,
         "balanced accuracy": result.balanced_accuracy,
         "always the most frequent class": result.majority_rate,
         "among the first five": result.accuracy_top5,
         "AUROC": result.auroc,
         "accuracy of the last weights": result.accuracy_last,
     }
-    if result.test_views:
-        shown[f"majority of {result.test_views} views"] = result.accuracy_augtest_vote
-        shown[f"mean probability of {result.test_views} views"] = result.accuracy_augtest_mean
     text = (
         f"Measured on the held-out images ({result.held_out}) that could be read, with the averaged weights, which "
         "are the ones kept. Balanced accuracy is the mean over the classes, each counting the "
         "same. These numbers are not private with respect to the held-out images."
     )
     if result.test_views:
+        shown[f"majority of {result.test_views} views"] = result.accuracy_augtest_vote
+        shown[f"mean probability of {result.test_views} views"] = result.accuracy_augtest_mean
         text += (
             " The last two let several random views of each image decide together; "
             "results are compared by the plain accuracy."
         )
-    each = [
-        (f"{value:.4f}" if name == "AUROC" else formats.per_cent(value), name)
-        for name, value in shown.items()
-        if value is not None
-    ]
+    known = [(name, value) for name, value in shown.items() if value is not None]
+    each = ((f"{value:.4f}" if name == "AUROC" else formats.per_cent(value), name) for name, value in known)
     parts = [tiles(*each), paragraph(text)]
     if result.accuracy <= result.majority_rate:
         parts.append(paragraph("The classifier is no better than always naming the most frequent class.", "remark"))
@@ -148,37 +133,30 @@ def _decision(run: Recorded) -> list[Html]:
         return []
     where = "held-out images of this run" if fitted.fitted_on == "held-out" else "other images with labels"
     shifted = "" if fitted.shifts is None else ", and shifted for each class"
-    parts = [
-        paragraph(
-            f"After training, probabilities were calibrated on {formats.count(fitted.num_images)} {where}: outputs are "
-            f"divided by {formats.quantity(fitted.temperature)}{shifted}. This is not private with respect to those "
-            "images. Accuracies on this page are of decisions before it; `sfumato evaluate` tells of those after it.",
-        )
+    texts = [
+        f"After training, probabilities were calibrated on {formats.count(fitted.num_images)} {where}: outputs are "
+        f"divided by {formats.quantity(fitted.temperature)}{shifted}. This is not private with respect to those "
+        "images. Accuracies on this page are of decisions before it; `sfumato evaluate` tells of those after it."
     ]
     if (threshold := fitted.threshold) is not None:
-        aim = "find" if threshold.aim == "sensitivity" else "leave alone"
-        of = f"images of {threshold.positive}" if threshold.aim == "sensitivity" else "other images"
-        parts.append(
-            paragraph(
-                f"{threshold.positive} is named from a probability of {formats.per_cent(threshold.probability)} on, "
-                f"chosen to {aim} at least {formats.per_cent(threshold.at)} of the {of} among them.",
-            )
+        finds = threshold.aim == "sensitivity"
+        aim, of = ("find", f"images of {threshold.positive}") if finds else ("leave alone", "other images")
+        texts.append(
+            f"{threshold.positive} is named from a probability of {formats.per_cent(threshold.probability)} on, "
+            f"chosen to {aim} at least {formats.per_cent(threshold.at)} of the {of} among them."
         )
-    return [section("How it decides", *parts)]
+    return [section("How it decides", *map(paragraph, texts))]
 
 
 def _curves(run: Recorded) -> Html:
-    title = "How it was reached"
+    title, holds = "How it was reached", run.certificate.holds
     if not run.metrics:
         return section(title, paragraph("No step has been evaluated yet, so there is no curve."))
     majority_rate = run.result.majority_rate if run.result else None
     target = run.recipe.get("privacy", {}).get("target_epsilon")
-    drawing = training_curves(run.metrics, with_epsilon=run.is_private, majority_rate=majority_rate, target=target)
-    caption = "Accuracy on held-out images after each evaluated step"
-    caption += (
-        ", and the epsilon spent until then." if run.is_private else ". No epsilon is drawn: this run is not private."
-    )
-    return section(title, figure(drawing, caption))
+    drawing = training_curves(run.metrics, with_epsilon=holds, majority_rate=majority_rate, target=target)
+    beside = ", and the epsilon spent until then." if holds else ". No epsilon is drawn: this run is not private."
+    return section(title, figure(drawing, f"Accuracy on held-out images after each evaluated step{beside}"))
 
 
 def training_curves(
@@ -244,22 +222,19 @@ def _described(metrics: list[Metrics], spent: list[tuple[int, float]]) -> str:
 
 
 def _per_class(run: Recorded) -> Html:
-    title = "Accuracy per class"
-    if run.result is None:
+    title, result = "Accuracy per class", run.result
+    if result is None:
         return section(title, paragraph("Known once the run has finished."))
-    majority_rate = run.result.majority_rate
-    pairs = list(zip(run.result.classes, run.result.per_class, strict=True))
+    pairs, usual = list(zip(result.classes, result.per_class, strict=True)), result.majority_rate
     rows = (
-        bar(element("bdi", name), value, formats.per_cent(value), majority_rate, "no held-out image")
-        for name, value in pairs
+        bar(element("bdi", name), value, formats.per_cent(value), usual, "no held-out image") for name, value in pairs
     )
     bars = element("dl", *rows, class_="bars many" if len(pairs) > MANY_CLASSES else "bars")
-    text = (
-        f"The line across the bars marks {formats.per_cent(majority_rate)}, "
-        "the accuracy of always naming the most frequent class."
-    )
+    parts: list[str] = [
+        f"The line across the bars marks {formats.per_cent(usual)}, the accuracy of always naming the most frequent "
+        "class."
+    ]
     known = [(value, name) for name, value in pairs if value is not None]
-    parts: list[str] = [text]
     if known:
         value, name = min(known)
         parts += [" The weakest class is ", element("bdi", name, class_="name"), f" with {formats.per_cent(value)}."]
@@ -270,21 +245,24 @@ def _recipe(run: Recorded) -> Html:
     import tomli_w
 
     parts = [paragraph("The resolved recipe, every filled-in value included: enough to run again.")]
-    if "privacy" in run.recipe and not run.is_private:
+    if "privacy" in run.recipe and not run.certificate.holds:
         asked = "Its privacy section says what was asked for; for this run it is no guarantee."
         parts.append(paragraph(asked, "remark"))
     return section("Hyper-parameters", *parts, element("pre", tomli_w.dumps(run.recipe)))
 
 
-def _values(run: Recorded) -> Html:
+def _values(run: Recorded) -> list[Html]:
     """The numbers behind the curves; evenly thinned where there are many, the last one kept."""
     if not run.metrics:
-        return Html("")
+        return []
     every = -(-len(run.metrics) // MOST_ROWS)
-    names = ["step", "accuracy", "accuracy, last weights"] + (["epsilon so far"] if run.is_private else [])
-    rows = []
-    for line in run.metrics[::-1][::every][::-1]:
-        cells = [formats.count(line.step), formats.per_cent(line.accuracy), formats.per_cent(line.accuracy_last)]
-        rows.append(cells + ([formats.epsilon_text(line.epsilon)] if run.is_private else []))
+    columns = {
+        "step": lambda line: formats.count(line.step),
+        "accuracy": lambda line: formats.per_cent(line.accuracy),
+        "accuracy, last weights": lambda line: formats.per_cent(line.accuracy_last),
+    }
+    if run.certificate.holds:
+        columns["epsilon so far"] = lambda line: formats.epsilon_text(line.epsilon)
+    rows = ([text(line) for text in columns.values()] for line in run.metrics[::-1][::every][::-1])
     note = [paragraph(f"One of every {every} lines of metrics.jsonl.")] if every > 1 else []
-    return section("Numbers of the curves", *note, numbers_table(names, rows))
+    return [section("Numbers of the curves", *note, numbers_table(columns, rows))]

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from sfumato.config import ResolvedRecipe
 from sfumato.data.examples import Dataset
-from sfumato.planning.claims import Claims
+from sfumato.planning.claims import Guarantee
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder.ledger import Lines
 from sfumato.run_folder.record import FORMAT_VERSION, Certificate, PublicInputs, ResultClaims, WeightsFacts
@@ -62,7 +62,7 @@ COINS = "owner/canaries.json, which says which canaries took part: for the owner
 
 def certificate(
     plan: Plan,
-    whole: Claims,
+    whole: Guarantee,
     lines: Lines,
     step: int,
     status: Literal["running", "complete"],

@@ -10,7 +10,7 @@ from pydantic import Field
 from sfumato import config
 from sfumato.errors import InputError
 from sfumato.json_record import Record
-from sfumato.planning.claims import Claims
+from sfumato.planning.claims import Guarantee
 from sfumato.run_folder.audited import OneRunClaim
 from sfumato.run_folder.files import JsonLines, write_json
 
@@ -70,34 +70,42 @@ class PublicInputs(Record):
     pretrained_on: str | None
 
 
-class LoopCertificate(Claims):
-    """privacy.json of a loop of one's own (`sfumato.PrivateLoop`): what it claims, and what it does not.
+class Counted(Guarantee):
+    """A guarantee, and of what run: what a certificate and a result both state.
 
     Attributes:
-        status: "running", or "complete": nothing more is released.
         num_steps: The plan; `epsilon` is that of the whole plan, whenever the run ends.
         first_release_noise: Noise of the release of all examples before the updates; None: there is none.
         num_lost: Updates that were released and that a crash cost the model: they count.
         num_applied: Updates that the model has.
         epsilon_so_far: Of what was released, if an end right then had been planned; None where nothing is claimed, and
             in a run selected from several.
-        ledger_sha256: Of the ledger's lines, as `sha256sum` prints it.
     """
 
     format_version: Literal[1]
-    status: Literal["running", "complete"]
-    sampling: str
+    run_id: str
     noise_multiplier: float
-    sampling_prob: float
     batch_size: int
     num_examples: int
     num_steps: int
-    clipping_norm: float | None
     first_release_noise: float | None = None
     num_lost: int
     num_applied: int
     epsilon_so_far: float | None
-    run_id: str
+
+
+class LoopCertificate(Counted):
+    """privacy.json of a loop of one's own (`sfumato.PrivateLoop`): what it claims, and what it does not.
+
+    Attributes:
+        status: "running", or "complete": nothing more is released.
+        ledger_sha256: Of the ledger's lines, as `sha256sum` prints it.
+    """
+
+    status: Literal["running", "complete"]
+    sampling: str
+    sampling_prob: float
+    clipping_norm: float | None
     ledger_lines: int
     ledger_sha256: str
     not_covered: list[str]
@@ -120,19 +128,9 @@ class Certificate(LoopCertificate):
     audit: OneRunClaim | None = None
 
 
-class ResultClaims(Claims):
+class ResultClaims(Counted):
     """What of a certificate result.json repeats."""
 
-    format_version: Literal[1]
-    run_id: str
-    noise_multiplier: float
-    batch_size: int
-    num_steps: int
-    num_lost: int
-    num_applied: int
-    epsilon_so_far: float | None
-    num_examples: int
-    first_release_noise: float | None = None
     classes: Classes
 
 
@@ -383,13 +381,6 @@ class Recorded:
     metrics: list[Metrics]
     recipe: dict[str, Any]
     calibration: CalibrationFacts | None = None
-
-    @property
-    def is_private(self) -> bool:
-        """Whether the certificate claims a finite epsilon; everything else is reported as no
-        guarantee.
-        """
-        return self.certificate.guarantee is not None
 
     @property
     def classes(self) -> list[str]:

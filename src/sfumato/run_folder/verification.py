@@ -77,8 +77,7 @@ def _plan_of(recipe: config.ResolvedRecipe, public: PublicInputs, lines: ledger.
             images_per_unit=recipe.privacy.images_per_unit,
             first_release_noise=recipe.privacy.first_release_noise,
         )
-    reason = why_not_private(recipe, planned)
-    return Plan(recipe, planned, reason is None, reason, [], [])
+    return Plan(recipe, planned, why_not_private(recipe, planned))
 
 
 def _compare(path: Path, stated: Record, expected: Record) -> None:

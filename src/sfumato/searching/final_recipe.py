@@ -9,9 +9,8 @@ from sfumato import config
 from sfumato.accounting import rounding
 from sfumato.config import ResolvedRecipe, parse_resolved
 from sfumato.errors import InputError
-from sfumato.planning.budgets import budget_of
 from sfumato.planning.claims import unit_in_words
-from sfumato.planning.solve import solve
+from sfumato.planning.solve import budget_of, solve
 from sfumato.scaling.law import NOT_TOLD_APART, Fit, Point, Prediction, fit, predict, rivals
 from sfumato.searching.result import Best, Cost, Predicted, SearchResult
 from sfumato.searching.schedule import Agenda, Outcome, Search, accuracies_of

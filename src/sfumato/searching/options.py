@@ -9,7 +9,7 @@ from sfumato.config import DataConfig, Recipe, ResolvedRecipe, parse
 from sfumato.errors import InputError
 from sfumato.planning.classifiers import with_updates_alone
 from sfumato.recipes import recipe_of
-from sfumato.reporting.lines import note
+from sfumato.reporting.formats import note
 from sfumato.run_folder.files import refuse_among_images
 from sfumato.searching.space import Space, paper_space, read_space
 

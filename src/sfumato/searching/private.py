@@ -23,8 +23,8 @@ from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.evaluation.scores import judged_right, predict_each_alone, predict_logits
 from sfumato.evaluation.trained import load
-from sfumato.planning.budgets import selection_of
 from sfumato.planning.resolve import resolve
+from sfumato.planning.solve import selection_of
 from sfumato.reporting.page import write_report
 from sfumato.run_folder.files import read_json, refuse_links, write_atomically, write_json
 from sfumato.run_folder.locks import lock

@@ -17,7 +17,7 @@ from sfumato import config
 from sfumato.data import loading
 from sfumato.data.digest import dataset_digest
 from sfumato.errors import InputError, MachineError
-from sfumato.reporting.lines import note
+from sfumato.reporting.formats import note
 from sfumato.reporting.page import write_report
 from sfumato.run_folder import record
 from sfumato.run_folder.files import read_json, write_json

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sfumato.reporting import formats, lines
+from sfumato.reporting import formats
 from sfumato.training.loop import Progress, StepFacts
 
 
@@ -46,9 +46,9 @@ class Display:
     def message(self, text: str) -> None:
         """A line that stays."""
         if self._live is not None:
-            self._live.console.print(lines.plain(text), highlight=False, markup=False)
+            self._live.console.print(formats.plain(text), highlight=False, markup=False)
         else:
-            lines.note(text)
+            formats.note(text)
 
     def step(self, facts: StepFacts) -> None:
         """Shows where a run stands; as a line of its own only where it was evaluated."""
@@ -58,7 +58,7 @@ class Display:
         if self._live is not None:
             self._live.update(text)
         elif facts.evaluated:
-            lines.note(text)
+            formats.note(text)
 
     def _line(self, facts: StepFacts) -> str:
         done = facts.step - (self._first_step or 0)

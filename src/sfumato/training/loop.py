@@ -17,7 +17,7 @@ from sfumato.data.examples import Dataset
 from sfumato.errors import InputError, MachineError
 from sfumato.json_record import finite
 from sfumato.models.weights import Weights, read_weights
-from sfumato.planning.claims import Claims, claims
+from sfumato.planning.claims import Guarantee, claims
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Streams
 from sfumato.run_folder import coins, files, launch, ledger, record
@@ -406,7 +406,7 @@ class _Run:
         return EpsilonCurve(self.mechanism, plan.delta, plan.recipe.budget.accountant).at
 
     @functools.cached_property
-    def _claims(self) -> Claims:
+    def _claims(self) -> Guarantee:
         return claims(self.plan, self.mechanism)
 
     def _certificate(self, status: Literal["running", "complete"]) -> Certificate:

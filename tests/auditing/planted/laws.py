@@ -15,8 +15,7 @@ import numpy as np
 from scipy.stats import binom, chi2, t
 
 from sfumato import randomness
-from sfumato.accounting import accountants
-from sfumato.accounting.calibration import solve_noise_multiplier
+from sfumato.accounting import accountants, calibration
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import canary
 from sfumato.auditing.bounds import audit_scores
@@ -182,9 +181,7 @@ def weights() -> str | None:
 
 def audit() -> str | None:
     """An adversary who sees every update and put worst-case examples into the data shows no more than is claimed."""
-    mechanism = Mechanism(4000, 2000, 1.0, 4)
-    facts = {"num_examples": 4000, "batch_size": 2000, "num_steps": 4, "target_epsilon": 4.0, "delta": 1e-5}
-    mechanism = mechanism.replace(noise_multiplier=solve_noise_multiplier(**facts))
+    mechanism = calibration.solve(Mechanism(4000, 2000, 1.0, 4), "noise_multiplier", 4.0, 1e-5)
     scores, members = canary.play(mechanism, 3)
     nominal = accountants.epsilon(mechanism, 1e-5).epsilon
     found = audit_scores(
