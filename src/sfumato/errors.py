@@ -1,8 +1,9 @@
 """The two ways in which a command ends without doing its work, and what its line may suggest."""
 
+import contextlib
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 _KNOWN = sys.stdlib_module_names | {"sfumato", "torch", "numpy", "scipy", "dp_accounting", "safetensors", "PIL"}
 _HANDLERS = "torch.utils.data"  # it tells by a signal's handler that a worker died
@@ -21,6 +22,15 @@ class MachineError(RuntimeError):
 
     The message is one line: what failed, what is left, how to go on.
     """
+
+
+@contextlib.contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Begins the line of an InputError with what it is about."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{what}: {error}") from None
 
 
 def is_from_elsewhere(error: BaseException) -> bool:

@@ -83,8 +83,8 @@ def test_every_row_of_a_table_has_one_total_amount_of_noise():
 
 
 def test_ample_noise_is_told_what_half_the_compute_costs():
-    assert advice(SMALL_SIGMA, 1e-5).half_batch_costs is None
-    costs = advice(Mechanism(50_000, 16_384, 40.0, 875), 1e-5).half_batch_costs
+    assert advice(SMALL_SIGMA, 1e-5)["half_batch_costs"] is None
+    costs = advice(Mechanism(50_000, 16_384, 40.0, 875), 1e-5)["half_batch_costs"]
     assert 0 < costs < 0.01
 
 

@@ -10,7 +10,7 @@ from sfumato.accounting import accountants
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.cli import run
 from sfumato.errors import InputError
-from sfumato.scaling.equal_noise import Advice, batch_size_for_overcharge, table, with_more_data
+from sfumato.scaling.equal_noise import batch_size_for_overcharge, table, with_more_data
 from sfumato.scaling.plan import plan
 
 
@@ -71,7 +71,7 @@ def test_impossible_shares_of_data_are_refused(factor):
 
 def test_random_plans_never_exceed_their_target_and_never_fail(monkeypatch):
     """By RDP, which takes milliseconds, and without advice, which is by PLD; numbers over all that is possible."""
-    monkeypatch.setattr("sfumato.scaling.equal_noise.advice", lambda mechanism, delta: Advice(None, None, None))
+    monkeypatch.setattr("sfumato.scaling.equal_noise.advice", lambda mechanism, delta: {})
     rng, answered = random.Random(0), 0
     for _ in range(40):
         num_examples = int(10 ** rng.uniform(0, 9))

@@ -59,7 +59,7 @@ def test_proposals_are_possible_all_different_and_never_the_current_settings():
     assert left_out == []
     # 6 rates x (no momentum, whatever the dampening, or 4 momenta x 5 dampenings), less the recipe's own.
     assert len(rates) == 6 * (1 + 4 * 5) - 1
-    assert all(possible(apply(RECIPE, settings), 1437) for settings in rates)
+    assert all(possible(RECIPE, settings, 1437) for settings in rates)
     for group in space.groups:
         found, left_out = proposals(RECIPE, group, {"optimizer.learning_rate": 4.0}, 7, 1437)
         assert len(found) <= 7

@@ -164,7 +164,7 @@ def test_a_study_that_was_begun_otherwise_is_refused_by_name(opened, tmp_path):
         ("sqlite:///:memory:", "keeps nothing"),
         ("mysql://me:secret@host/name", "is of no known kind"),
         ("sqlite:////proc/no/such/folder/study.db", "cannot be reached"),
-        ("nonsense", "is no URL"),
+        ("nonsense", "is of no known kind"),
     ],
 )
 def test_a_storage_that_cannot_be_reached_is_one_line_without_the_password(opened, url, says):
