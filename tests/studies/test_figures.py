@@ -77,7 +77,7 @@ def planned(name, scale):
     if study is None:
         return
     found = plan_figure(study)
-    assert cost(found).runs == len(found.runs) > 0
+    assert cost(found.plans).runs == len(found.runs) > 0
     if scale == "small":
         assert cost_at_most(study, found).view_gradients < 4_000_000  # minutes on two cores
 
@@ -129,7 +129,7 @@ def test_the_cost_of_a_figure_is_the_sum_over_its_runs_and_a_shared_run_counts_o
         grid={"training.batch_size": [32, 64], "augmentation.augmult": [1, 3], "training.num_steps": [5, 2, 7]},
         seeds=2,
     )
-    found = cost(plan_figure(study))
+    found = cost(plan_figure(study).plans)
     assert found.runs == 2 * 4
     assert found.updates == 2 * 4 * 7
     assert found.view_gradients == 2 * 7 * (32 + 64) * (1 + 3)
@@ -137,7 +137,7 @@ def test_the_cost_of_a_figure_is_the_sum_over_its_runs_and_a_shared_run_counts_o
 
 def test_figure_9_takes_one_run_for_each_depth_and_number_of_views():
     figure = read_figure("de2022/figure-9")
-    assert cost(plan_figure(figure.full)).runs == 5 * 3
+    assert cost(plan_figure(figure.full).plans).runs == 5 * 3
     assert {run.seed for run in plan_figure(figure.small, paired=True).runs} == set(range(5))
 
 

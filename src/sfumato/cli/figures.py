@@ -58,7 +58,6 @@ def run(
     Keys that a figure tunes are tuned with one run of each cell; --seeds runs of the best are made then.
     """
     from sfumato.studies import figures
-    from sfumato.studies.figure_run import run_figure
 
     if scale not in ("full", "small"):
         raise InputError(f"--scale is full or small, not {scale!r}.")
@@ -103,7 +102,7 @@ def run(
         device=device,
     )
     with output.interruptible():
-        answered = run_figure(study, wanted)
+        answered = figures.run_figure(study, wanted)
     found, tuning, verdicts = answered.found, answered.tuning, answered.verdicts
     if json_:
         beside = {"tuning": None if tuning is None else tuning.as_json(), "verdicts": [v.as_json() for v in verdicts]}

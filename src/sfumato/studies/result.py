@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_MECHANISM = ("noise_multiplier", "batch_size", "num_steps")
+
+
 class Summary(Record):
     """Of numbers, one for each run.
 
@@ -145,18 +148,10 @@ class Sweep(Record):
         """One flat dictionary for each run of each cell, as `pandas.DataFrame` takes them."""
         return [
             {
-                "cell": number,
-                "label": cell.label,
+                **{"cell": number, "label": cell.label, "repetition": repetition},
                 **{key: cell.settings.get(key) for key in self.keys},
-                "repetition": repetition,
-                "seed": run.seed,
-                "accuracy": run.accuracy,
-                "accuracy_last": run.accuracy_last,
-                "epsilon": cell.epsilon,
-                "noise_multiplier": cell.noise_multiplier,
-                "batch_size": cell.batch_size,
-                "num_steps": cell.num_steps,
-                "run": run.run,
+                **{name: getattr(run, name) for name in ("run", "seed", "accuracy", "accuracy_last")},
+                **{name: getattr(cell, name) for name in ("epsilon", *_MECHANISM)},
             }
             for number, cell in enumerate(self.cells, start=1)
             for repetition, run in enumerate(cell.runs, start=1)
@@ -171,12 +166,10 @@ class Sweep(Record):
     def as_csv(self) -> str:
         """One line for each cell."""
         written = io.StringIO()
-        numbers = ("seeds", "median", "mean", "std", "standard_error", "epsilon", "noise_multiplier")
-        names = [*self.keys, *numbers, "batch_size", "num_steps"]
+        numbers = ("seeds", "median", "mean", "std", "standard_error", "epsilon", *_MECHANISM)
         lines = csv.writer(written, lineterminator="\n")
-        lines.writerow(names)
+        lines.writerow([*self.keys, *numbers])
         for cell in self.cells:
-            facts = dict(cell)
             settings = [cell.settings.get(key) for key in self.keys]
-            lines.writerow([*settings, *(facts[name] for name in (*numbers, "batch_size", "num_steps"))])
+            lines.writerow([*settings, *(getattr(cell, name) for name in numbers)])
         return written.getvalue()
