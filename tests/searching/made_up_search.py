@@ -10,7 +10,7 @@ from pathlib import Path
 from sfumato.config import parse_resolved
 from sfumato.searching.schedule import Outcome, Search
 from sfumato.searching.space import Group, Space
-from sfumato.searching.study import open_study, work
+from sfumato.searching.study import open_study, parse_url, work
 
 
 def made_up_search() -> Search:
@@ -54,7 +54,7 @@ def main(url: str, log: Path) -> None:
         say(f"end {slot.name}")
         return measured(settings, slot)
 
-    with open_study(made_up_search(), url, "digits", heartbeat=1, grace=3) as study:
+    with open_study(made_up_search(), parse_url(url), "digits", heartbeat=1, grace=3) as study:
         agenda = work(made_up_search(), study, evaluate, lambda line: None, grace=3)
     say(f"best {agenda.settings}")
 

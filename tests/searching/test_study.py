@@ -16,7 +16,7 @@ import typer
 
 from sfumato.cli import output
 from sfumato.errors import InputError, MachineError
-from sfumato.searching.study import finished, open_study, shown, work
+from sfumato.searching.study import finished, open_study, parse_url, work
 from tests.searching.made_up_search import accuracy, made_up_search, measured
 
 SCRIPT = Path(__file__).with_name("made_up_search.py")
@@ -31,7 +31,7 @@ def opened():
     """Opens studies that are closed at the end of the test."""
     with contextlib.ExitStack() as stack:
         yield lambda url, search=None, **options: stack.enter_context(
-            open_study(search or made_up_search(), url, "digits", **options)
+            open_study(search or made_up_search(), parse_url(url), "digits", **options)
         )
 
 
@@ -175,7 +175,7 @@ def test_a_storage_that_cannot_be_reached_is_one_line_without_the_password(opene
 
 def test_a_password_is_never_shown(monkeypatch, capsys):
     url = "postgresql://me:secret@host/db"
-    assert shown(url) == "postgresql+psycopg://me:***@host/db"
+    assert repr(parse_url(url)) == "postgresql+psycopg://me:***@host/db"
     monkeypatch.setattr(sys, "argv", ["sfumato", "search", "--storage", url])
     with pytest.raises(typer.Exit), output.interruptible():
         raise KeyboardInterrupt
@@ -196,7 +196,7 @@ def test_a_storage_that_goes_away_is_a_fault_of_the_machine_and_loses_nothing(op
 
     with (
         pytest.raises(MachineError, match="stopped answering"),
-        open_study(made_up_search(), f"sqlite:///{path}", "digits", heartbeat=1000) as study,
+        open_study(made_up_search(), parse_url(f"sqlite:///{path}"), "digits", heartbeat=1000) as study,
     ):
         work(made_up_search(), study, evaluate, quiet)
     path.rmdir()

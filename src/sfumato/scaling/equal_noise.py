@@ -14,7 +14,7 @@ from typing import Any
 from sfumato.accounting import accountants, gaussian
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.errors import InputError
-from sfumato.json_record import finite
+from sfumato.json_record import finite, pick
 
 # Batch sizes of the table, as multiples, at constant steps; and steps, as multiples, at constant
 # sigma.
@@ -149,9 +149,7 @@ def table(
     return [
         {
             "kind": kind,
-            "batch_size": run.batch_size,
-            "noise_multiplier": run.noise_multiplier,
-            "num_steps": run.num_steps,
+            **pick(run, "batch_size", "noise_multiplier", "num_steps"),
             "learning_rate": None if learning_rate is None else learning_rate * rate,
             "snr": gaussian.snr(run),
             "epsilon": finite(accountants.epsilon(run, delta, accountant).epsilon),
@@ -177,9 +175,8 @@ def with_more_data(mechanism: Mechanism, delta: float, factor: float, accountant
     delta /= factor
     more = mechanism.replace(num_examples=num_examples)
     return {
-        "num_examples": num_examples,
         "delta": delta,
-        "sampling_prob": more.sampling_prob,
+        **pick(more, "num_examples", "sampling_prob"),
         "snr": gaussian.snr(more),
         "epsilon": finite(accountants.epsilon(more, delta, accountant).epsilon),
         "epsilon_tan": None if more.images_per_unit > 1 else finite(gaussian.epsilon_tan(more, delta)),

@@ -8,6 +8,7 @@ from typing import Any
 
 from sfumato import config
 from sfumato.errors import InputError
+from sfumato.json_record import pick
 from sfumato.run_folder import record
 from sfumato.run_folder.record import PrivateMetrics, Result
 from sfumato.scaling.law import NOT_TOLD_APART, Point, fit, predict, rivals
@@ -52,14 +53,11 @@ def read_study(folders: Sequence[Path]) -> list[Run]:
     runs = [_read(folder) for folder in dict.fromkeys(found)]
     first = runs[0]
     for run in runs[1:]:
-        is_alike = (run.num_steps, run.num_examples) == (first.num_steps, first.num_examples)
-        if not is_alike or not math.isclose(run.noise_per_image, first.noise_per_image, rel_tol=_SAME):
-            one, other = (
-                f"{each.folder} took {each.num_steps} steps on {each.num_examples} images at sigma / B = "
-                f"{each.noise_per_image:.4g}"
-                for each in (run, first)
-            )
-            raise InputError(f"{one}, {other}: a law holds where these are equal. Leave one out.")
+        for name, what in (("num_steps", "steps"), ("num_examples", "images"), ("noise_per_image", "sigma / B")):
+            one, other = getattr(run, name), getattr(first, name)
+            if not math.isclose(one, other, rel_tol=_SAME if name == "noise_per_image" else 0.0):
+                differ = f"{what} {one:.9g} in {run.folder}, {other:.9g} in {first.folder}"
+                raise InputError(f"a law holds at one number of each, but there are {differ}. Leave one out.")
     return runs
 
 
@@ -73,10 +71,8 @@ def _read(folder: Path) -> Run:
     return Run(
         folder=folder,
         point=Point(result.batch_size, recipe.run.seed, result.accuracy),
-        num_steps=result.num_steps,
-        num_examples=result.num_examples,
         noise_per_image=result.noise_multiplier / result.batch_size,
-        num_parameters=result.num_parameters,
+        **pick(result, "num_steps", "num_examples", "num_parameters"),
         clipped_square=sum(squares) / len(squares) if squares else None,
     )
 
@@ -89,13 +85,12 @@ def scaling_law(runs: Sequence[Run], predict_batch_sizes: Sequence[int]) -> dict
     """
     fits = fit([run.point for run in runs])
     used, other = fits
-    of_each = ("law", "a", "b", "left_out_error", "plausibility", "pairing_gain")
     shown = f"{100 * used.left_out_error:.2f}"  # two perfect fits differ by rounding alone, whatever their ratio is
     worse = f" ({other.left_out_error / used.left_out_error:.1f} times as far)" if float(shown) else ""
     return {
         "law": used.law,
-        "coefficients": {"a": used.a, "b": used.b},
-        "laws": [{key: getattr(found, key) for key in of_each} for found in fits],
+        "coefficients": pick(used, "a", "b"),
+        "laws": [pick(found, "law", "a", "b", "left_out_error", "plausibility", "pairing_gain") for found in fits],
         "why": f"{used.law} predicts batch sizes that it was not shown within {shown} points, "
         f"{other.law} within {100 * other.left_out_error:.2f}{worse}",
         "pairing_gain": used.pairing_gain,

@@ -6,7 +6,7 @@ from sfumato import config
 from sfumato.accounting import accountants, gaussian
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.errors import InputError
-from sfumato.json_record import Record, finite
+from sfumato.json_record import Record, finite, pick
 from sfumato.planning.advice import warnings_of_delta
 from sfumato.planning.claims import unit_in_words
 from sfumato.planning.defaults import DEFAULT_STEPS, default_batch_size, delta_default
@@ -63,13 +63,8 @@ class Plan(Record):
     @property
     def mechanism(self) -> Mechanism:
         """The public numbers of such a run."""
-        return Mechanism(
-            self.num_examples,
-            self.batch_size,
-            self.noise_multiplier,
-            self.num_steps,
-            images_per_unit=self.images_per_person or 1,
-        )
+        numbers = pick(self, "num_examples", "batch_size", "noise_multiplier", "num_steps")
+        return Mechanism(**numbers, images_per_unit=self.images_per_person or 1)
 
 
 def plan(
@@ -116,9 +111,9 @@ def _solved(budget: Budget, images_per_person: int | None) -> Plan:
     mechanism, _ = solve(budget)
     delta, sigma = budget.delta, mechanism.noise_multiplier
     spent = accountants.epsilon(mechanism, delta, budget.accountant)
-    facts: dict[str, Any] = {name: finite(getattr(spent, name)) for name in ("epsilon", "epsilon_rdp", "epsilon_pld")}
-    for name in ("noise_multiplier", "batch_size", "num_examples", "sampling_prob", "num_steps"):
-        facts[name] = getattr(mechanism, name)
+    by_each = pick(spent, "epsilon", "epsilon_rdp", "epsilon_pld")
+    facts: dict[str, Any] = {name: finite(value) for name, value in by_each.items()}
+    facts |= pick(mechanism, "noise_multiplier", "batch_size", "num_examples", "sampling_prob", "num_steps")
     if images_per_person is not None:
         of_image = mechanism.replace(images_per_unit=1)
         facts["epsilon_image"] = finite(accountants.epsilon(of_image, delta).epsilon)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from sfumato import config
 from sfumato.accounting import rounding
 from sfumato.config import ResolvedRecipe, parse_resolved
+from sfumato.json_record import pick
 from sfumato.planning.budgets import budget_of
 from sfumato.planning.claims import unit_in_words
 from sfumato.planning.solve import solve
@@ -101,10 +102,9 @@ def summary(
         trials=len(found),
         given_up=len(found) - len(made),
         epsilon_final=epsilon,
-        delta=recipe.budget.delta,
-        noise_multiplier=recipe.budget.noise_multiplier,
+        **pick(recipe.budget, "delta", "noise_multiplier"),
         epsilon_search_inclusive=epsilon if public else None,
-        predicted_accuracy=Predicted(value=prediction.accuracy, low=prediction.low, high=prediction.high),
+        predicted_accuracy=Predicted(value=prediction.accuracy, **pick(prediction, "low", "high")),
         augtest_gain=None if views is None else (sum(views) - sum(accuracies_of(last))) / len(views),
         law=laws[0].law,
         cost=cost(search, agenda, finished),

@@ -22,6 +22,7 @@ from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.evaluation.scores import judged_right, predict_each_alone, predict_logits
 from sfumato.evaluation.trained import load
+from sfumato.json_record import pick
 from sfumato.planning.budgets import selection_of
 from sfumato.planning.resolve import resolve
 from sfumato.reporting.page import write_report
@@ -66,10 +67,7 @@ def private_search(options: SearchOptions) -> PrivateSearchResult:
         space = Space(tuple(group for group in space.groups if STEPS not in group.choices))
     shape = parsed.privacy.selection_shape if parsed.privacy else 0.0
     every = paid_recipe(parsed, space, Selection(float(options.trials), shape, options.score_noise))
-    report(
-        f"about {options.trials:g} private runs are expected; how many there will be is secret, "
-        "so nothing more is said until the end"
-    )
+    report(f"about {options.trials:g} private runs are expected; how many is secret: no more is said until the end")
     dataset, scoring = _load(options, parsed, every)
     judges = scoring.held_out_files  # in their places, unreadable ones too: their number is public
     plan = resolve(every, dataset.facts)
@@ -91,7 +89,6 @@ def private_search(options: SearchOptions) -> PrivateSearchResult:
     with stop_on_sigterm():
         result = paid_search(plan.recipe, space, Path(options.output), images, train, score)
     assert result.epsilon is not None and result.delta is not None, "every trial is private"
-    repeated = ("private", "delta", "noise_multiplier", "held_out", "accuracy", "test_accuracy")
     return PrivateSearchResult(
         best=Selected(run=result.run, accuracy=min(max((result.score or 0.0) / len(judges), 0.0), 1.0)),
         expected_trials=float(options.trials),
@@ -100,7 +97,7 @@ def private_search(options: SearchOptions) -> PrivateSearchResult:
         epsilon_final=result.epsilon,
         epsilon_search_inclusive=result.epsilon,
         cost=expected_cost(plan.recipe, space, float(options.trials)),
-        **{name: getattr(result, name) for name in repeated},
+        **pick(result, "private", "delta", "noise_multiplier", "held_out", "accuracy", "test_accuracy"),
     )
 
 
@@ -150,11 +147,8 @@ def paid_recipe(recipe: Recipe, space: Space, selection: Selection) -> Recipe:
         if cannot_be:
             raise InputError(f"--paid: {why}")
     values = recipe.model_dump()
-    values["privacy"] |= {
-        "selected_from": selection.mean,
-        "selection_shape": selection.shape,
-        "score_noise": selection.score_noise,
-    }
+    values["privacy"] |= {"selected_from": selection.mean, "selection_shape": selection.shape}
+    values["privacy"]["score_noise"] = selection.score_noise
     if selection.score_noise is not None:
         values["data"]["split"] = "train"  # the validation split scores
     return config.parse(values)
@@ -211,10 +205,8 @@ def _claimed(folder: Path, identity: str) -> Iterator[None]:
             file.write(json.dumps({"identity": identity}) + "\n")
             file.flush()
         if read_json(facts) != {"identity": identity}:
-            raise InputError(
-                f"{folder} holds a search of another recipe or space. Give what it was begun with, or another "
-                "--output: both then add up."
-            )
+            what = f"{folder} holds a search of another recipe or space"
+            raise InputError(f"{what}. Give what it was begun with, or another --output: both then add up.")
         yield
 
 
@@ -229,8 +221,8 @@ def _drawn(recipe: ResolvedRecipe, space: Space, owner: Path, images: str) -> di
     facts = read_json(path)
     if facts["images"] != images:
         raise InputError(
-            "the images changed since this search began (of those that train, score or test), and trials would be "
-            "compared on others. Restore them, or search anew with another --output; both searches then add up."
+            "the images changed since this search began (of those that train, score or test). Restore them, or search "
+            "anew with another --output; both searches then add up."
         )
     found: dict[str, Settings] = facts["trials"]
     return found

@@ -17,7 +17,7 @@ from sfumato.searching.options import SearchOptions
 from sfumato.searching.result import SearchResult
 from sfumato.searching.schedule import Outcome, Slot, plan_search
 from sfumato.searching.space import Settings, apply, trial_of
-from sfumato.searching.study import Watch, file_in, file_of, finished, open_study, shown, work
+from sfumato.searching.study import Watch, finished, open_study, parse_url, url_in, work
 from sfumato.training.interrupt import stop_on_sigterm
 from sfumato.training.loop import Progress, StepFacts
 from sfumato.training.trainer import Trainer
@@ -45,8 +45,9 @@ def search(recipe: Recipe | Mapping[str, Any] | str | Path, trials: int, **optio
 def search_by(options: SearchOptions) -> SearchResult:
     """As `search`."""
     parsed, folder, report = options.parsed(), Path(options.output), options.report
-    url = options.storage or file_in(folder)
-    refuse_among_images(file_of(url) or folder, parsed.data, options.root)
+    url = parse_url(options.storage) if options.storage else url_in(folder)
+    if url.get_backend_name() == "sqlite":
+        refuse_among_images(Path(str(url.database)), parsed.data, options.root)
     if (folder / "ledger.jsonl").exists():
         raise InputError(f"{folder} is a run's folder. Name a folder for the search by --output.")
     plan = resolve(parsed, loading.facts(parsed.data, options.root, report))
@@ -86,7 +87,7 @@ def search_by(options: SearchOptions) -> SearchResult:
         outcomes = finished(study)
     shutil.rmtree(weights, ignore_errors=True)  # what killed workers left, too
     path = None if options.worker else folder / "recipe.toml"
-    found = final.summary(wanted, agenda, outcomes, storage=shown(url), path=None if path is None else str(path))
+    found = final.summary(wanted, agenda, outcomes, storage=repr(url), path=None if path is None else str(path))
     if path is not None:
         write_atomically(path, final.as_toml(wanted, agenda, found, options.name).encode())
         write_json(folder / "search.json", found.as_json())

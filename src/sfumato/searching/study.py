@@ -144,21 +144,20 @@ def _draw(search: Search, trial: "Trial") -> Settings:
     for key, choices in search.space.choices.items():
         if isinstance(choices, list):
             settings[key] = trial.suggest_categorical(key, choices)
-        elif isinstance(choices.low, int) and isinstance(choices.high, int):
-            settings[key] = trial.suggest_int(key, choices.low, choices.high, log=choices.log)
         else:
-            settings[key] = trial.suggest_float(key, choices.low, choices.high, log=choices.log)
+            suggest: Any = trial.suggest_int if choices.is_whole else trial.suggest_float
+            settings[key] = suggest(key, choices.low, choices.high, log=choices.log)
     return settings
 
 
 @contextlib.contextmanager
 def open_study(
-    search: Search, url: str, name: str, heartbeat: int = HEARTBEAT, grace: int = GRACE
+    search: Search, url: "URL", name: str, heartbeat: int = HEARTBEAT, grace: int = GRACE
 ) -> Iterator["Study"]:
     """Begins a search's study, or goes on with it; several may share a storage.
 
     Args:
-        url: "sqlite:///FILE" or "postgresql://...".
+        url: As `parse_url` returns it.
         name: Of the study.
         heartbeat, grace: Seconds between two signs of life, and without one until a trial is made again.
 
@@ -171,14 +170,14 @@ def open_study(
     import sqlalchemy
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # each trial is reported by its worker
-    parsed, study = _parsed(url), None
-    if parsed.get_backend_name() == "postgresql" and importlib.util.find_spec("psycopg") is None:
-        raise InputError(f"--storage {shown(url)} needs a driver. Install it: pip install 'sfumato[postgresql]'.")
+    study = None
+    if url.get_backend_name() == "postgresql" and importlib.util.find_spec("psycopg") is None:
+        raise InputError(f"--storage {url!r} needs a driver. Install it: pip install 'sfumato[postgresql]'.")
     with contextlib.ExitStack() as at_the_end:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # on what Optuna calls experimental
-                storage = _storage(parsed, heartbeat, grace)
+                storage = _storage(url, heartbeat, grace)
                 at_the_end.callback(storage.engine.dispose)
                 at_the_end.callback(storage.remove_session)
                 study = optuna.create_study(
@@ -187,22 +186,21 @@ def open_study(
                     direction="maximize",
                     load_if_exists=True,
                     sampler=optuna.samplers.RandomSampler() if search.sampler == "random" else None,  # else TPE
-                    pruner=optuna.pruners.MedianPruner() if search.prune else optuna.pruners.NopPruner(),
-                )
+                )  # and its median pruner
             _agree(study, search, url)
             yield study
         except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
             cause = error.__cause__ or error
             reason = str(getattr(cause, "orig", None) or cause).strip().splitlines()[0]
             if study is None:
-                raise InputError(f"--storage {shown(url)} cannot be reached: {reason}. Start it, or {_GIVE}") from None
+                raise InputError(f"--storage {url!r} cannot be reached: {reason}. Start it, or {_GIVE}") from None
             raise MachineError(
-                f"the storage {shown(url)} stopped answering: {reason}. Finished trials are kept: give the same "
+                f"the storage {url!r} stopped answering: {reason}. Finished trials are kept: give the same "
                 "command again."
             ) from error
 
 
-def _agree(study: "Study", search: Search, url: str) -> None:
+def _agree(study: "Study", search: Search, url: "URL") -> None:
     mine = search.as_json()
     if "search" not in study.user_attrs:
         study.set_user_attr("search", mine)
@@ -210,7 +208,7 @@ def _agree(study: "Study", search: Search, url: str) -> None:
     other = next((key for key in mine if theirs.get(key) != mine[key]), None)
     if other is not None:
         raise InputError(
-            f"the study {study.study_name!r} in {shown(url)} was begun with another {other}. Give what it was begun "
+            f"the study {study.study_name!r} in {url!r} was begun with another {other}. Give what it was begun "
             "with, or another --output or --storage."
         )
 
@@ -258,36 +256,26 @@ def _lock_from_the_first_read(engine: Any) -> None:
     engine.dispose()  # connections made before
 
 
-def file_in(folder: Path) -> str:
-    """The URL of a search's own storage: a file in its folder, whatever signs the folder's name has."""
-    from sqlalchemy.engine import URL
-
-    return URL.create("sqlite", database=str(folder / "study.db")).render_as_string()
-
-
-def file_of(url: str) -> Path | None:
-    """The file that a storage is; None: it is a server.
+def parse_url(text: str) -> "URL":
+    """The URL of a storage, which does not show its password unless it is asked to.
 
     Raises:
-        InputError: If it is no URL of a storage.
+        InputError: If it is none.
     """
-    parsed = _parsed(url)
-    return Path(str(parsed.database)) if parsed.get_backend_name() == "sqlite" else None
-
-
-def shown(url: str) -> str:
-    """The URL without its password."""
-    return _parsed(url).render_as_string(hide_password=True)
-
-
-def _parsed(url: str) -> "URL":
     from sqlalchemy.engine import make_url
 
-    kind = re.match(r"(sqlite|postgresql)(\+\w+)?://", url)
+    kind = re.match(r"(sqlite|postgresql)(\+\w+)?://", text)
     if kind is None:  # its password is not repeated
-        raise InputError(f"--storage {url.partition('://')[0]!r} is of no known kind: {_GIVE}")
-    parsed = make_url(url)
-    if kind[1] == "sqlite" and parsed.database in (None, "", ":memory:"):
-        raise InputError(f"--storage {url} keeps nothing, since it names no file: {_GIVE}")
+        raise InputError(f"--storage {text.partition('://')[0]!r} is of no known kind: {_GIVE}")
+    url = make_url(text)
+    if kind[1] == "sqlite" and url.database in (None, "", ":memory:"):
+        raise InputError(f"--storage {text} keeps nothing, since it names no file: {_GIVE}")
     # Releases of SQLAlchemy differ in the driver that "postgresql" means.
-    return parsed if kind[1] == "sqlite" else parsed.set(drivername="postgresql+psycopg")
+    return url if kind[1] == "sqlite" else url.set(drivername="postgresql+psycopg")
+
+
+def url_in(folder: Path) -> "URL":
+    """Of a search's own storage: a file in its folder, whatever signs the folder's name has."""
+    from sqlalchemy.engine import URL
+
+    return URL.create("sqlite", database=str(folder / "study.db"))

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from sfumato import config
 from sfumato.errors import InputError, nearest
+from sfumato.json_record import pick
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder.files import write_json
 from sfumato.studies.claims import Claim, Verdict, judge
@@ -220,7 +221,7 @@ def why_not_covered(tuning: Sweep, tuned: list[str]) -> str | None:
     mechanisms: dict[str, set[Any]] = {}
     for cell in tuning.cells:
         kinds = mechanisms.setdefault(_point(cell.settings, tuned), set())
-        kinds.add(tuple(getattr(cell, name) for name in _MECHANISM))
+        kinds.add(tuple(pick(cell, *_MECHANISM).values()))
     if any(len(kinds) > 1 for kinds in mechanisms.values()):
         return "which batch, noise or length is run again was chosen by looking at private runs"
     if any(cell.shares_runs for cell in tuning.cells):

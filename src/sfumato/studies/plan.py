@@ -19,6 +19,7 @@ from sfumato.reporting.lines import note
 from sfumato.studies.grid import NUM_STEPS, Settings, cells_of, for_sharing, in_words
 
 MOST_RUNS = 10_000
+_COMPARED = ("num_examples", "num_steps", "batch_size")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,9 +133,7 @@ class Planned:
             "seeds": asked.seeds,
             "paired": asked.paired,
             **({"first_seed": asked.first_seed} if asked.paired else {}),
-            "num_examples": [each.num_examples for each in mechanisms],
-            "num_steps": [each.num_steps for each in mechanisms],
-            "batch_size": [each.batch_size for each in mechanisms],
+            **{name: [getattr(each, name) for each in mechanisms] for name in _COMPARED},
         }
 
     def cell_of(self, run: Run) -> PlannedCell:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from sfumato.json_record import Record
+from sfumato.json_record import Record, pick
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -150,8 +150,8 @@ class Sweep(Record):
             {
                 **{"cell": number, "label": cell.label, "repetition": repetition},
                 **{key: cell.settings.get(key) for key in self.keys},
-                **{name: getattr(run, name) for name in ("run", "seed", "accuracy", "accuracy_last")},
-                **{name: getattr(cell, name) for name in ("epsilon", *_MECHANISM)},
+                **pick(run, "run", "seed", "accuracy", "accuracy_last"),
+                **pick(cell, "epsilon", *_MECHANISM),
             }
             for number, cell in enumerate(self.cells, start=1)
             for repetition, run in enumerate(cell.runs, start=1)
@@ -171,5 +171,5 @@ class Sweep(Record):
         lines.writerow([*self.keys, *numbers])
         for cell in self.cells:
             settings = [cell.settings.get(key) for key in self.keys]
-            lines.writerow([*settings, *(getattr(cell, name) for name in numbers)])
+            lines.writerow([*settings, *pick(cell, *numbers).values()])
         return written.getvalue()

@@ -16,7 +16,8 @@ from typing import Any
 from sfumato import config
 from sfumato.data import loading
 from sfumato.data.digest import dataset_digest
-from sfumato.errors import InputError, MachineError
+from sfumato.errors import InputError, MachineError, first_line
+from sfumato.json_record import pick
 from sfumato.reporting.lines import note
 from sfumato.reporting.page import write_report
 from sfumato.run_folder import record
@@ -132,10 +133,8 @@ def _help(planned: Planned, folder: Path) -> None:
     try:
         with stop_on_sigterm():
             Maker(planned, folder).make_all(may_wait=False)
-    except (Interrupted, KeyboardInterrupt):
-        sys.exit(1)
-    except (InputError, MachineError) as error:
-        note(f"a worker ended: {error}")
+    except (Interrupted, KeyboardInterrupt, InputError, MachineError) as error:
+        note(f"a worker ended: {first_line(error)}")
         sys.exit(1)
 
 
@@ -143,9 +142,6 @@ def _reached(place: Path, run: Run, steps: list[int]) -> list[CellRun]:
     """What a finished run reached after each of these steps; the last of them stands for its end."""
     result = record.read(place / record.RESULT_FILE, Result)
     lines = {line.step: line for line in record.read_lines(place / record.METRICS_FILE, Metrics)}
-    looks = [(lines[step].accuracy, lines[step].accuracy_last) for step in steps[:-1]]
     facts: dict[str, Any] = {"run": run.name, "seed": run.seed, "num_lost": result.num_lost}
-    return [
-        CellRun(accuracy=averaged, accuracy_last=last, **facts)
-        for averaged, last in [*looks, (result.accuracy, result.accuracy_last)]
-    ]
+    looks = [*(lines[step] for step in steps[:-1]), result]
+    return [CellRun(**facts, **pick(look, "accuracy", "accuracy_last")) for look in looks]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from sfumato.accounting.accountants import epsilon_together as together
 from sfumato.accounting.mechanism import Accountant, Mechanism
-from sfumato.json_record import finite
+from sfumato.json_record import finite, pick
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder import record
 from sfumato.run_folder.files import write_json
@@ -84,15 +84,12 @@ def _cell(planned: Planned, number: int, runs: list[CellRun], first: Sequence[Ce
         settings=cell.settings,
         label=labels[number] if number < len(labels) else None,
         seeds=len(runs),
-        private=private,
-        why_not_private=cell.plan.why_not_private,
+        **pick(cell.plan, "private", "why_not_private"),
         epsilon=epsilon if private else None,
         epsilon_if_private=None if private else epsilon,
         delta=None if privacy is None else privacy.delta,
         noise_multiplier=finite(mechanism.noise_multiplier) or 0.0,
-        batch_size=mechanism.batch_size,
-        num_steps=mechanism.num_steps,
-        num_examples=mechanism.num_examples,
+        **pick(mechanism, "batch_size", "num_steps", "num_examples"),
         shares_runs=any(len(run.cells) > 1 and number in run.cells for run in planned.runs),
         paired=None if first is None else paired(accuracies, [run.accuracy for run in first]),
         runs=runs,
