@@ -152,10 +152,7 @@ def _refuse_impossible(budget: Budget, images_per_person: int | None) -> None:
     no_image = images_per_person is not None and images_per_person < 1
     for cannot_be, what in (
         (steps is not None and steps > MOST, f"--num-steps must be at most {MOST:g}, not {steps}."),
-        (
-            not 1e-100 <= budget.delta < 1,
-            f"--delta must lie in [1e-100, 1), not be {budget.delta}. Take less than 1/N.",
-        ),
+        (not 1e-100 <= budget.delta < 1, f"--delta must lie in [1e-100, 1), and be below 1/N, not {budget.delta}."),
         (unmet, "--noise-multiplier 0 has no finite epsilon, so it cannot meet one. Choose a positive one."),
         (no_image, f"--images-per-person must be at least 1, not {images_per_person}."),
     ):

@@ -37,8 +37,8 @@ def simulated(recipe: ResolvedRecipe, batch_size: int, seed: int) -> ResolvedRec
         InputError: If the recipe has no noise to scale, or the batch is not smaller than its own.
     """
     refuse_other_than_updates(recipe.model, "simulate")
-    privacy, whole = recipe.privacy, recipe.training.batch_size
-    if privacy is None or not privacy.noise_multiplier:
+    privacy, whole = recipe.budget, recipe.training.batch_size
+    if not privacy.noise_multiplier:
         raise InputError("a simulation scales the noise with the batch, but this recipe has none. Give --epsilon E.")
     if not 1 <= batch_size <= whole:
         raise InputError(f"--batch-size must lie between 1 and the recipe's own {whole}, not {batch_size}.")
@@ -112,11 +112,16 @@ def simulate(
     return simulate_by(resolve(parsed, dataset.facts).recipe, batch_size, seeds, train)
 
 
-def simulate_by(recipe: ResolvedRecipe, batch_size: int, seeds: Sequence[int], train: Train) -> Simulation:
-    """One simulation for each seed, trained by ``train``."""
+def simulations(recipe: ResolvedRecipe, batch_size: int, seeds: Sequence[int]) -> list[ResolvedRecipe]:
+    """As `simulated`, one for each seed."""
     if not seeds or len(set(seeds)) != len(seeds):
         raise InputError("--seeds must name each seed once: equal seeds give equal runs.")
-    runs = [train(simulation) for simulation in [simulated(recipe, batch_size, seed) for seed in seeds]]
+    return [simulated(recipe, batch_size, seed) for seed in seeds]
+
+
+def simulate_by(recipe: ResolvedRecipe, batch_size: int, seeds: Sequence[int], train: Train) -> Simulation:
+    """One simulation for each seed, trained by ``train``."""
+    runs = [train(simulation) for simulation in simulations(recipe, batch_size, seeds)]
     averaged = [key for key in _AVERAGED if getattr(runs[0], key) is not None]
     mean = {key: sum(getattr(run, key) for run in runs) / len(runs) for key in averaged}
     fraction = batch_size / recipe.training.batch_size

@@ -123,13 +123,12 @@ def refuse_scores(options: SearchOptions) -> None:
     Raises:
         InputError: Unless there is exactly one of public images and a positive noise.
     """
-    if (options.data is None) == (options.score_noise is None):
+    noise = options.score_noise
+    if (options.data is None) == (noise is None) or not (noise is None or noise > 0):
         raise InputError(
             "--paid compares trials by a score: on public images, by --data, or on held-out private ones, by "
-            "--score-noise S (standard deviation in images; a hundredth of the split costs little). Give one of them."
+            "--score-noise S above 0 (in images; a hundredth of the split costs little). Give one of them."
         )
-    if options.score_noise is not None and not options.score_noise > 0:
-        raise InputError(f"--score-noise must be above 0, not {options.score_noise:g}: such scores nobody pays for.")
 
 
 def paid_recipe(recipe: Recipe, space: Space, selection: Selection) -> Recipe:

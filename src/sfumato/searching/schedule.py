@@ -14,6 +14,7 @@ import numpy as np
 
 from sfumato.config import ResolvedRecipe
 from sfumato.errors import InputError
+from sfumato.scaling.simulate import simulations
 from sfumato.searching.options import SearchOptions
 from sfumato.searching.result import Gain, Stage
 from sfumato.searching.space import Group, Settings, Space, apply, proposals
@@ -167,23 +168,17 @@ def plan_search(recipe: ResolvedRecipe, options: SearchOptions, num_examples: in
     Raises:
         InputError: Naming what and why.
     """
-    sampler, seeds, space, privacy = options.sampler, tuple(options.seeds), options.space_for(recipe), recipe.privacy
+    sampler, seeds, space, privacy = options.sampler, tuple(options.seeds), options.space_for(recipe), recipe.budget
     whole = recipe.training.batch_size
     batch_size = min(whole, max(16, whole // 64)) if options.batch_size is None else options.batch_size
-    if privacy is None or not privacy.noise_multiplier:
-        raise InputError("a search simulates a private run, but this recipe has no budget. Give --epsilon E.")
+    simulations(recipe, batch_size, seeds)  # refuses what cannot be simulated
     ranges = [key for key, choices in space.choices.items() if not isinstance(choices, list)]
     for cannot_be, why in (
         (privacy.selected_from is not None, "the recipe has privacy.selected_from. Leave it out, or search by --paid."),
         (privacy.sampling != "poisson", 'shuffled batches have no certificate. Set privacy.sampling = "poisson".'),
         (sampler not in get_args(Sampler), f"--sampler {sampler!r} is not known. Known are greedy, tpe, random."),
         (sampler == "greedy" and options.prune, "--prune is for --sampler tpe or random: greedy compares groups."),
-        (not 1 <= batch_size <= whole, f"--batch-size lies between 1 and the recipe's own {whole}, not {batch_size}."),
-        (not seeds or len(set(seeds)) != len(seeds), "--seeds must name each seed once: equal seeds give equal runs."),
-        (
-            sampler == "greedy" and ranges,
-            f"{' and '.join(ranges)} is a range, for tpe and random. List values.",
-        ),
+        (sampler == "greedy" and ranges, f"{' and '.join(ranges)} is a range, for tpe and random. List values."),
     ):
         if cannot_be:
             raise InputError(why)

@@ -11,7 +11,8 @@ from sfumato.data import loading
 from sfumato.errors import InputError
 from sfumato.planning.resolve import resolve
 from sfumato.run_folder.files import refuse_among_images, refuse_links, write_atomically, write_json
-from sfumato.scaling.simulate import simulated
+from sfumato.run_folder.record import Result
+from sfumato.scaling.simulate import simulations
 from sfumato.searching import final_recipe as final
 from sfumato.searching.options import SearchOptions
 from sfumato.searching.result import SearchResult
@@ -71,12 +72,11 @@ def search_by(options: SearchOptions) -> SearchResult:
             if facts.evaluated and facts.accuracy is not None:
                 watch(facts.step, facts.accuracy)
 
-        results = []
-        for seed in slot.seeds:
+        results: list[Result] = []
+        for simulation in simulations(recipe, slot.batch_size, slot.seeds):
             # Whether a trial falls behind is judged by its first seed.
-            progress = Progress(step=step) if seed == slot.seeds[0] else Progress()
+            progress = Progress() if results else Progress(step=step)
             with tempfile.TemporaryDirectory(dir=weights) as run:
-                simulation = simulated(recipe, slot.batch_size, seed)
                 results.append(trainer.run(simulation, Path(run) / "run", progress=progress))
         voted = [result.accuracy_augtest_vote for result in results if result.accuracy_augtest_vote is not None]
         with_views = tuple(voted) if len(voted) == len(results) else None

@@ -194,10 +194,8 @@ def open_study(
             reason = str(getattr(cause, "orig", None) or cause).strip().splitlines()[0]
             if study is None:
                 raise InputError(f"--storage {url!r} cannot be reached: {reason}. Start it, or {_GIVE}") from None
-            raise MachineError(
-                f"the storage {url!r} stopped answering: {reason}. Finished trials are kept: give the same "
-                "command again."
-            ) from error
+            what = f"the storage {url!r} stopped answering: {reason}"
+            raise MachineError(f"{what}. Finished trials are kept: give the same command again.") from error
 
 
 def _agree(study: "Study", search: Search, url: "URL") -> None:
@@ -207,10 +205,8 @@ def _agree(study: "Study", search: Search, url: "URL") -> None:
     theirs = study.user_attrs["search"]
     other = next((key for key in mine if theirs.get(key) != mine[key]), None)
     if other is not None:
-        raise InputError(
-            f"the study {study.study_name!r} in {url!r} was begun with another {other}. Give what it was begun "
-            "with, or another --output or --storage."
-        )
+        what = f"the study {study.study_name!r} in {url!r} was begun with another {other}"
+        raise InputError(f"{what}. Give what it was begun with, or another --output or --storage.")
 
 
 def _storage(url: "URL", heartbeat: int, grace: int) -> "RDBStorage":
@@ -231,8 +227,7 @@ def _storage(url: "URL", heartbeat: int, grace: int) -> "RDBStorage":
             break
         except (exc.IntegrityError, exc.ProgrammingError, exc.OperationalError) as error:
             # Processes that start together make the same tables, and only the first succeeds at once.
-            lost_a_race = not isinstance(error, exc.OperationalError) or "already exists" in str(error)
-            if not lost_a_race or attempt == 19:
+            if attempt == 19 or (isinstance(error, exc.OperationalError) and "already exists" not in str(error)):
                 raise
             time.sleep(0.2)
     if is_file:

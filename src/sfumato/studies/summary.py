@@ -146,9 +146,8 @@ def _epsilon(mechanism: Mechanism, delta: float, accountant: Accountant) -> floa
 
 def _images(plan: Plan) -> tuple[Any, ...]:
     """Which images a run trains on, as its recipe says it."""
-    data = plan.recipe.data
-    classes = None if data.classes is None else tuple(data.classes)
-    return plan.mechanism.num_examples, data.name, data.path, data.split, data.num_examples, classes
+    stated = {"name", "path", "split", "num_examples", "classes"}
+    return plan.mechanism.num_examples, plan.recipe.data.model_dump_json(include=stated)
 
 
 def _unit(plan: Plan) -> tuple[Any, ...]:

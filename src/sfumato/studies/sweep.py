@@ -64,9 +64,6 @@ def sweep_by(
         before: Runs of an earlier sweep, by which these cells were chosen.
         not_covered: Why no epsilon covers that choice, where none does.
     """
-    workers = options.workers
-    if type(workers) is not int or not 1 <= workers <= 1024:
-        raise InputError(f"--workers is how many processes work here, from 1 to 1024, not {workers!r}.")
     planned = settle(plan_sweep(options))
     name = name_of(options.recipe) if options.name is None else options.name
     folder = launch.new_folder(f"{name}-sweep") if options.output is None else Path(options.output)
