@@ -67,7 +67,7 @@ def test_wrong_input_is_refused(batch_size, seeds, names):
 
 
 def test_a_recipe_without_noise_is_refused():
-    with pytest.raises(InputError, match="none"):
+    with pytest.raises(InputError, match="no budget"):
         simulated(RECIPE.model_copy(update={"privacy": None}), 32, 0)
 
 

@@ -167,16 +167,16 @@ def planned(recipe=None, **changes):
 
 
 def test_searches_that_cannot_be_are_refused_by_name():
-    shuffled = made_up_search().recipe
-    shuffled = shuffled.model_copy(update={"privacy": shuffled.privacy.model_copy(update={"sampling": "shuffled"})})
-    ordinary = made_up_search().recipe.model_copy(update={"privacy": None})
-    privacy = made_up_search().recipe.privacy.model_copy(update={"selected_from": 5.0})
-    selected = made_up_search().recipe.model_copy(update={"privacy": privacy})
+    searched = made_up_search().recipe
+
+    def with_privacy(**changes):
+        return searched.model_copy(update={"privacy": searched.privacy.model_copy(update=changes)})
+
     a_range = Space((Group("g", {"ema.decay": Range(0.5, 0.9)}),))
     for options, says in [
-        ({"recipe": ordinary}, "has no budget"),
-        ({"recipe": shuffled}, "no certificate"),
-        ({"recipe": selected}, "privacy.selected_from"),
+        ({"recipe": searched.model_copy(update={"privacy": None})}, "has no budget"),
+        ({"recipe": with_privacy(sampling="shuffled")}, "no certificate"),
+        ({"recipe": with_privacy(selected_from=5.0)}, "privacy.selected_from"),
         ({"sampler": "grid"}, "Known are greedy, tpe, random"),
         ({"prune": True}, "--prune"),
         ({"batch_size": 513}, "between 1 and the recipe's own 512"),

@@ -78,12 +78,6 @@ def test_paired_runs_have_the_seeds_from_0_in_every_cell_and_are_not_private():
         assert not sweep.plan_of(run).private
 
 
-def test_unpaired_runs_have_keys_of_their_own_and_are_private():
-    sweep = planned({"ema.decay": [0.5, 0.9]}, seeds=2)
-    assert all(sweep.plan_of(run).private and sweep.plan_of(run).recipe.run.seed is None for run in sweep.runs)
-    assert len({run.name for run in sweep.runs}) == 4
-
-
 @pytest.mark.parametrize(
     ("grid", "settings", "seeds", "says"),
     [

@@ -1,7 +1,6 @@
 """The papers' figures and tables as files: which sweep answers them, at full size and as a small twin."""
 
 import dataclasses
-import itertools
 import operator
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,13 +71,11 @@ class Study(_Closed):
         shown: dict[str, Settings] = {}  # of tuned keys one value is left at each point
         for cell in cells:
             shown.setdefault(_point(cell, self.tuned), {key: cell[key] for key in cell if key not in self.tuned})
-        if len(self.labels) > len(shown):
-            raise ValueError(f"{len(self.labels)} labels are more than its {len(shown)} cells")
         run = CellRun(run="", seed=0, accuracy=0.5, accuracy_last=0.5, num_lost=0)
         facts: dict[str, Any] = {"runs": [run], "batch_size": 1, "num_steps": 1, "num_examples": 1}
         made_up = [
             Cell.model_construct(settings=settings, label=label, **facts)
-            for settings, label in itertools.zip_longest(shown.values(), self.labels)
+            for settings, label in zip(shown.values(), [*self.labels, *[None] * len(shown)], strict=False)
         ]
         for claim in self.claims:  # refuses what these cells do not answer
             judge(claim, Sweep.model_construct(cells=made_up, seeds=1, paired=True))

@@ -91,24 +91,22 @@ def cells_of(grid: Mapping[str, Sequence[Any]], listed: Sequence[Mapping[str, An
     """
     if not grid and not listed:
         raise InputError("a sweep needs settings to try: give --grid section.key=v1,v2, once for each key.")
-    for key, values in grid.items():
+    for key in [*grid, *(key for settings in listed for key in settings)]:
         _refuse_key(key)
+    for key, values in grid.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise InputError(f"the grid has no values of {key}. Give a list of some.")
         if any(key in settings for settings in listed):
             raise InputError(f"{key} stands in the grid and in the list of cells. Leave it in one of them.")
-    for settings in listed:
-        for key in settings:
-            _refuse_key(key)
     combined = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     cells = [{**settings, **each} for settings in listed or [{}] for each in combined]
-    for number, settings in enumerate(cells):
-        other = next((each for each in cells[:number] if for_sharing(each) == for_sharing(settings)), settings)
-        if other is not settings and other != settings:
-            names = f"{settings[WEIGHTS]} and {other[WEIGHTS]}"
+    shared = [for_sharing(settings) for settings in cells]
+    for (one, of_one), (other, of_other) in itertools.combinations(zip(cells, shared, strict=True), 2):
+        if one == other:
+            raise InputError(f"two cells are the same ({in_words(one)}): each stands once. Take one out.")
+        if of_one == of_other:
+            names = f"{one[WEIGHTS]} and {other[WEIGHTS]}"
             raise InputError(f"{names} have one name, by which a sweep's files tell cells. Rename one.")
-        if other is not settings:
-            raise InputError(f"two cells are the same ({in_words(settings)}): each stands once. Take one out.")
     return cells
 
 

@@ -163,8 +163,8 @@ def plan_sweep(options: SweepOptions) -> Planned:
         InputError: Naming the cell and what is wrong with it.
     """
     seeds = options.seeds
-    if type(seeds) is not int or not 1 <= seeds <= 1000:
-        raise InputError(f"--seeds is how many runs each cell has, from 1 to 1000, not {seeds!r}.")
+    if not 1 <= seeds <= 1000:
+        raise InputError(f"--seeds is how many runs each cell has, from 1 to 1000, not {seeds}.")
     cells = cells_of(options.grid, options.cells)
     if len(cells) * seeds > MOST_RUNS:
         raise InputError(f"{len(cells)} cells of {seeds} runs are more than {MOST_RUNS} runs. Ask for fewer.")
@@ -240,17 +240,11 @@ def groups(cells: Sequence[PlannedCell]) -> list[tuple[int, ...]]:
     """
     together: dict[str, list[int]] = {}
     for number, cell in enumerate(cells):
-        together.setdefault(_shared_by(cell) or f"cell {number}", []).append(number)
+        recipe = cell.plan.recipe
+        has_target = recipe.privacy is not None and recipe.privacy.target_epsilon is not None
+        depends = has_target or recipe.optimizer.schedule == "cosine" or recipe.augmentation.test_views > 0
+        values = recipe.model_dump(mode="json")
+        values["training"]["num_steps"] = None
+        shares = NUM_STEPS in cell.settings and cell.num_steps > 0 and not depends
+        together.setdefault(digest(values) if shares else f"cell {number}", []).append(number)
     return [tuple(sorted(group, key=lambda number: cells[number].num_steps)) for group in together.values()]
-
-
-def _shared_by(cell: PlannedCell) -> str | None:
-    """Equal for cells that share a run; None for one that shares none."""
-    recipe = cell.plan.recipe
-    has_target = recipe.privacy is not None and recipe.privacy.target_epsilon is not None
-    depends = has_target or recipe.optimizer.schedule == "cosine" or recipe.augmentation.test_views > 0
-    if NUM_STEPS not in cell.settings or cell.num_steps < 1 or depends:
-        return None
-    values = recipe.model_dump(mode="json")
-    values["training"]["num_steps"] = None
-    return digest(values)
