@@ -52,22 +52,12 @@ def digits(tmp_path_factory):
 
 def recipe_for(folder, batch_size=64, num_steps=3):
     path = folder / f"recipe-{num_steps}.toml"
+    classes = f"classes = {list('0123456789')}, image_size = 8, channels = 1"
     path.write_text(
         f"""
-        [data]
-        name = "folder"
-        path = "{folder / "images"}"
-        classes = {list("0123456789")}
-        image_size = 8
-        channels = 1
-        [privacy]
-        target_epsilon = 3.0
-        delta = 1e-4
-        [training]
-        batch_size = {batch_size}
-        num_steps = {num_steps}
-        engine = "reference"
-        microbatch_size = 8
+        data = {{ name = "folder", path = "{folder / "images"}", {classes} }}
+        privacy = {{ target_epsilon = 3.0, delta = 1e-4 }}
+        training = {{ batch_size = {batch_size}, num_steps = {num_steps}, engine = "reference", microbatch_size = 8 }}
         """
     )
     return path

@@ -67,19 +67,6 @@ def test_a_difference_within_the_spread_changes_nothing():
     assert agenda.settings == {}
 
 
-def test_trials_that_were_given_up_are_passed_over():
-    search = made_up_search()
-    finished = {}
-    while not (agenda := search.agenda(finished)).complete:
-        for slot in agenda.slots:
-            lost = slot.settings.get("optimizer.learning_rate") == 8.0
-            finished.setdefault(
-                slot.name,
-                Outcome(slot.settings, None if lost else tuple(accuracy(slot.settings, slot, s) for s in slot.seeds)),
-            )
-    assert agenda.settings["optimizer.learning_rate"] == 4.0
-
-
 def test_the_prediction_rests_on_seeds_that_chose_nothing():
     search = made_up_search()
     agenda, _ = complete(search)

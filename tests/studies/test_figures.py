@@ -140,7 +140,6 @@ def test_an_unknown_figure_or_size_is_refused_by_name():
         ('source = "a"', "caption"),
         ('source = "a"\ncaption = "b"\n[small]\nrecipe = "demo/digits"\nseeds = 0', "small.seeds"),
         ('source = "a"\ncaption = "b"\n[small]\nrecipe = "demo/digits"\nseeds = "2"', "small.seeds"),
-        ("source = ", "not valid TOML"),
     ],
 )
 def test_a_file_that_is_no_figure_is_refused_in_one_line(tmp_path, text, says):
