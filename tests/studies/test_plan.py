@@ -1,5 +1,7 @@
 """Cells before they run: what each resolves to, which share a run, what is refused."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -157,7 +159,8 @@ def summed_up(sweep, folder, accuracies=None, num_lost=0):
         accuracy = (accuracies or {}).get(run.name, 0.5)
         look = CellRun(run=run.name, seed=run.seed, accuracy=accuracy, accuracy_last=0.0, num_lost=num_lost)
         reached[run.name] = [look] * len(run.cells)
-    return summary(sweep, reached, "valid", name="digits", folder=folder)
+    options = dataclasses.replace(sweep.options, output=folder)
+    return summary(dataclasses.replace(sweep, options=options), reached, "valid")
 
 
 def test_each_cell_of_a_shared_run_has_the_epsilon_of_its_own_updates_and_together_they_cost_the_longest(tmp_path):

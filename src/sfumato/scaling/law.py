@@ -150,10 +150,8 @@ def fit(points: Sequence[Point]) -> list[Fit]:
     """
     sizes = {point.batch_size for point in points}
     if len(sizes) < 3 or len(points) < 4:
-        raise InputError(
-            f"{len(points)} runs at {len(sizes)} batch sizes show no law: at least three sizes and at least four runs "
-            "are needed. Simulate more."
-        )
+        what = f"{len(points)} runs at {len(sizes)} batch sizes show no law"
+        raise InputError(f"{what}: at least three sizes and at least four runs are needed. Simulate more.")
     fits = sorted((Fit(law, points) for law in LAWS), key=lambda found: found.left_out_error)
     if all(found.plausibility is not None and found.plausibility < _IMPLAUSIBLE for found in fits):
         fits[0].warnings.append("the points support neither law: predictions may be far off")

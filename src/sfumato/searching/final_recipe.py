@@ -72,11 +72,8 @@ def cost(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> Cos
         recipe = possible(search.recipe, finished[slot.name].settings, search.num_examples)
         views += 0 if recipe is None else views_of(recipe, slot.batch_size, len(slot.seeds))
     best = apply(search.recipe, agenda.settings)
-    return Cost(
-        search_views=views,
-        search_fraction=views / views_of(search.recipe, search.recipe.training.batch_size),
-        final_views=views_of(best, best.training.batch_size),
-    )
+    fraction = views / views_of(search.recipe, search.recipe.training.batch_size)
+    return Cost(search_views=views, search_fraction=fraction, final_views=views_of(best, best.training.batch_size))
 
 
 def summary(

@@ -180,13 +180,10 @@ def open_study(
                 storage = _storage(url, heartbeat, grace)
                 at_the_end.callback(storage.engine.dispose)
                 at_the_end.callback(storage.remove_session)
+                sampler = optuna.samplers.RandomSampler() if search.sampler == "random" else None  # else TPE
                 study = optuna.create_study(
-                    storage=storage,
-                    study_name=name,
-                    direction="maximize",
-                    load_if_exists=True,
-                    sampler=optuna.samplers.RandomSampler() if search.sampler == "random" else None,  # else TPE
-                )  # and its median pruner
+                    storage=storage, study_name=name, direction="maximize", load_if_exists=True, sampler=sampler
+                )  # with its median pruner
             _agree(study, search, url)
             yield study
         except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
@@ -214,16 +211,13 @@ def _storage(url: "URL", heartbeat: int, grace: int) -> "RDBStorage":
     from sqlalchemy import exc
 
     is_file = url.get_backend_name() == "sqlite"
+    text, again = url.render_as_string(hide_password=False), RetryHeartbeatStaleTrialCallback()
+    # One process writes a file at a time: the others wait their turn.
+    beside: dict[str, Any] = {"engine_kwargs": {"connect_args": {"timeout": 100}}} if is_file else {}
+    beside |= {"heartbeat_interval": heartbeat, "grace_period": grace, "heartbeat_stale_trial_callback": again}
     for attempt in range(20):
         try:
-            storage = RDBStorage(
-                url.render_as_string(hide_password=False),
-                # One process writes a file at a time: the others wait their turn.
-                engine_kwargs={"connect_args": {"timeout": 100}} if is_file else {},
-                heartbeat_interval=heartbeat,
-                grace_period=grace,
-                heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
-            )
+            storage = RDBStorage(text, **beside)
             break
         except (exc.IntegrityError, exc.ProgrammingError, exc.OperationalError) as error:
             # Processes that start together make the same tables, and only the first succeeds at once.

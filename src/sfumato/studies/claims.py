@@ -17,6 +17,7 @@ from sfumato.json_record import Record, finite
 from sfumato.studies.result import Cell, Sweep
 
 CONFIDENCE = 0.95
+Answer = Literal["holds", "opposite", "open"]
 EPOCHS = "epochs"
 """Beside keys of a recipe: what `best` may be asked of."""
 
@@ -73,7 +74,7 @@ class Verdict(Record):
     """
 
     says: str
-    verdict: Literal["holds", "opposite", "open"]
+    verdict: Answer
     value: float
     low: float | None
     high: float | None
@@ -142,14 +143,10 @@ def _quantile(freedom: float, confidence: float) -> float:
 
 
 def _said(claim: Claim, found: Interval, holds: bool, contradicts: bool, is_octaves: bool = False) -> Verdict:
-    return Verdict(
-        says=claim.says,
-        verdict="holds" if holds else "opposite" if contradicts else "open",
-        value=found.value,
-        low=finite(found.low),
-        high=finite(found.high),
-        unit="octaves" if is_octaves else "accuracy",
-    )
+    verdict: Answer = "holds" if holds else "opposite" if contradicts else "open"
+    low, high = finite(found.low), finite(found.high)
+    unit: Literal["accuracy", "octaves"] = "octaves" if is_octaves else "accuracy"
+    return Verdict(says=claim.says, verdict=verdict, value=found.value, low=low, high=high, unit=unit)
 
 
 def _peak(claim: Claim, sweep: Sweep) -> Verdict:

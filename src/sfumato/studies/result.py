@@ -52,12 +52,9 @@ def summarise(values: Sequence[float]) -> Summary:
         0.144338
     """
     std = statistics.stdev(values) if len(values) > 1 else None
-    return Summary(
-        median=float(statistics.median(values)),
-        mean=statistics.fmean(values),
-        std=std,
-        standard_error=None if std is None else std / math.sqrt(len(values)),
-    )
+    error = None if std is None else std / math.sqrt(len(values))
+    median, mean = float(statistics.median(values)), statistics.fmean(values)
+    return Summary(median=median, mean=mean, std=std, standard_error=error)
 
 
 def paired(values: Sequence[float], first: Sequence[float]) -> Paired:

@@ -16,6 +16,8 @@ from sfumato.studies.plan import Planned
 from sfumato.studies.result import Cell, CellRun, Sweep, paired, summarise
 
 PRIVATE_FILE = "sweep_private.json"
+Reached = Mapping[str, Sequence[CellRun]]
+Split = Literal["test", "valid"]
 _NEVER_COVERED = (
     "held-out images: accuracies on them are not private",
     f"accuracies on training images: {PRIVATE_FILE} and owner/ of each run are for the owner alone",
@@ -24,21 +26,14 @@ _NEVER_COVERED = (
 
 
 def summary(
-    planned: Planned,
-    reached: Mapping[str, Sequence[CellRun]],
-    held_out: Literal["test", "valid"],
-    *,
-    name: str,
-    folder: Path,
-    before: Sequence[Plan] = (),
-    not_covered: str | None = None,
+    planned: Planned, reached: Reached, held_out: Split, before: Sequence[Plan] = (), not_covered: str | None = None
 ) -> Sweep:
     """Everything that may be shown.
 
     Args:
+        planned: Whose options have a name and a folder.
         reached: By every run for each of its cells, by its name.
         held_out: The split that accuracies were measured on.
-        name: Of the recipe.
         before: Runs of an earlier sweep, by which these cells were chosen: `epsilon_together` covers them, too.
         not_covered: Why nothing covers that choice; None: something does.
     """
@@ -56,8 +51,8 @@ def summary(
         lines.insert(0, "choosing among these cells: not every one is private")
     keys = list(dict.fromkeys(key for cell in planned.cells for key in cell.settings))
     return Sweep(
-        recipe=name,
-        output=str(folder),
+        recipe=str(options.name),
+        output=str(options.output),
         keys=keys,
         axes=keys if options.axes is None else list(options.axes),
         seeds=options.seeds,

@@ -1,5 +1,6 @@
 """A whole sweep: a grid of settings times seeds, whoever makes its runs and however often they are killed."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,16 +65,16 @@ def sweep_by(
         before: Runs of an earlier sweep, by which these cells were chosen.
         not_covered: Why no epsilon covers that choice, where none does.
     """
-    planned = settle(plan_sweep(options))
     name = name_of(options.recipe) if options.name is None else options.name
     folder = launch.new_folder(f"{name}-sweep") if options.output is None else Path(options.output)
+    planned = settle(plan_sweep(dataclasses.replace(options, name=name, output=folder)))
     for cell in planned.cells:
         refuse_among_images(folder, cell.plan.recipe.data, options.root)
     _begin(folder, planned)
     with stop_on_sigterm():
         reached = work(planned, folder)
     held_out = record.read(folder / planned.runs[0].name / record.RESULT_FILE, record.Result).held_out
-    found = summary(planned, reached, held_out, name=name, folder=folder, before=before, not_covered=not_covered)
+    found = summary(planned, reached, held_out, before, not_covered)
     write_json(folder / SWEEP_FILE, found.as_json())
     write_for_owner(found)
     write_atomically(folder / "sweep.csv", found.as_csv().encode())
