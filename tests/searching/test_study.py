@@ -16,6 +16,7 @@ import typer
 
 from sfumato.cli import output
 from sfumato.errors import InputError, MachineError
+from sfumato.searching.space import Space
 from sfumato.searching.study import finished, open_study, parse_url, work
 from tests.searching.made_up_search import accuracy, made_up_search, measured
 
@@ -149,7 +150,7 @@ def test_a_study_that_was_begun_otherwise_is_refused_by_name(opened, tmp_path):
     url, search = f"sqlite:///{tmp_path / 'study.db'}", made_up_search()
     opened(url)
     for changed, name in [
-        (dataclasses.replace(search, space=dataclasses.replace(search.space, groups=search.space.groups[:1])), "space"),
+        (dataclasses.replace(search, space=Space({"averaging": search.space.groups["averaging"]})), "space"),
         (dataclasses.replace(search, batch_size=32), "batch_size"),
         (dataclasses.replace(search, num_examples=1436), "num_examples"),
     ]:

@@ -64,7 +64,7 @@ def private_search(options: SearchOptions) -> PrivateSearchResult:
     plan = resolve(parsed, loading.facts(parsed.data, options.root, report))
     space = options.space_for(plan.recipe)
     if options.space is None:  # other numbers of steps would be other budgets
-        space = Space(tuple(group for group in space.groups if STEPS not in group.choices))
+        space = Space({name: group for name, group in space.groups.items() if STEPS not in group})
     shape = parsed.privacy.selection_shape if parsed.privacy else 0.0
     every = paid_recipe(parsed, space, Selection(float(options.trials), shape, options.score_noise))
     report(f"about {options.trials:g} private runs are expected; how many is secret: no more is said until the end")

@@ -17,7 +17,7 @@ from sfumato.errors import InputError
 from sfumato.scaling.simulate import simulations
 from sfumato.searching.options import SearchOptions
 from sfumato.searching.result import Gain, Stage
-from sfumato.searching.space import Group, Settings, Space, apply, proposals
+from sfumato.searching.space import Settings, Space, apply, proposals
 
 Sampler = Literal["greedy", "tpe", "random"]
 Kind = Literal["baseline", "candidate", "law"]
@@ -118,12 +118,12 @@ class Search:
         """
         best = self._slot("baseline", "the recipe", {})
         slots, stages, settings = [best], list[Stage](), Settings()
-        groups = self.space.groups if self.sampler == "greedy" else (Group(self.sampler, self.space.choices),)
-        for number, group in enumerate(groups):
+        groups = self.space.groups if self.sampler == "greedy" else {self.sampler: self.space.choices}
+        for number, (name, group) in enumerate(groups.items()):
             share, untried = (self.trials - len(slots)) // (len(groups) - number), list[Settings]()
             if self.sampler == "greedy":
-                candidates, untried = proposals(self.recipe, group, settings, share, self.num_examples)
-                tried = [self._slot("candidate", f"{group.name}/{i}", each) for i, each in enumerate(candidates)]
+                candidates, untried = proposals(self.recipe, self.space, name, settings, share, self.num_examples)
+                tried = [self._slot("candidate", f"{name}/{i}", each) for i, each in enumerate(candidates)]
             else:
                 tried = [self._slot("candidate", f"sample/{i}", None) for i in range(1, share + 1)]
             slots += tried
@@ -134,10 +134,10 @@ class Search:
             if found.counts and found.best is not None:
                 best, settings = tried[found.best], outcomes[found.best].settings
             compared, left = (
-                [{key: each[key] for key in each if key in group.choices} for each in listed]
+                [{key: each[key] for key in each if key in group} for each in listed]
                 for listed in ([outcome.settings for outcome in outcomes], untried)
             )
-            stages.append(Stage(**dict(found), name=group.name, settings=settings, tried=compared, untried=left))
+            stages.append(Stage(**dict(found), name=name, settings=settings, tried=compared, untried=left))
         law = self.law_slots(settings)
         return Agenda([*slots, *law], stages, settings, all(slot.name in finished for slot in law))
 

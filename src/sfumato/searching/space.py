@@ -62,25 +62,17 @@ Choices = dict[str, list[Any] | Range]
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
-    """Keys that are searched together."""
-
-    name: str
-    choices: Choices
-
-
-@dataclasses.dataclass(frozen=True)
 class Space:
-    """Groups in order."""
+    """Groups of keys that are searched together, by their names, in order."""
 
-    groups: tuple[Group, ...]
+    groups: dict[str, Choices]
 
     @property
     def choices(self) -> Choices:
-        return {key: values for group in self.groups for key, values in group.choices.items()}
+        return {key: values for group in self.groups.values() for key, values in group.items()}
 
     def as_json(self) -> dict[str, Any]:
-        return {group["name"]: group["choices"] for group in dataclasses.asdict(self)["groups"]}
+        return dict(dataclasses.asdict(self)["groups"])
 
 
 def paper_space(recipe: ResolvedRecipe) -> Space:
@@ -98,7 +90,7 @@ def paper_space(recipe: ResolvedRecipe) -> Space:
         "augmentation": {"augmentation.kind": ["rrc", "tan", "simclr"], "augmentation.augmult": [1, 2, 4, 8, 16]},
         "steps": {STEPS: [max(1, steps // 8), max(1, steps // 4), steps, 4 * steps]},
     }
-    return Space(tuple(Group(name, choices) for name, choices in groups.items()))
+    return Space(groups)
 
 
 def read_space(path: Path) -> Space:
@@ -112,14 +104,15 @@ def read_space(path: Path) -> Space:
     if wrong or not tables:
         what = f"{wrong[0]} is no group" if wrong else "it names nothing to search"
         raise InputError(f'{path}: {what}. Write a table [group] with keys such as "optimizer.learning_rate" = [1.0].')
-    groups = []
-    for name, table in tables.items():
-        groups.append(Group(name, {key: _choices(path, key, values) for key, values in _flat(table).items()}))
-    keys = [key for group in groups for key in group.choices]
+    groups = {
+        name: {key: _choices(path, key, values) for key, values in _flat(table).items()}
+        for name, table in tables.items()
+    }
+    keys = [key for group in groups.values() for key in group]
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
         raise InputError(f"{path} names {twice} in two groups. Leave it in one.")
-    return Space(tuple(groups))
+    return Space(groups)
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -238,21 +231,22 @@ def possible(recipe: ResolvedRecipe, settings: Settings, num_examples: int) -> R
 
 
 def proposals(
-    recipe: ResolvedRecipe, group: Group, current: Settings, count: int, num_examples: int
+    recipe: ResolvedRecipe, space: Space, name: str, current: Settings, count: int, num_examples: int
 ) -> tuple[list[Settings], list[Settings]]:
-    """At most ``count`` different possible settings of a group, on top of the current ones and none
+    """At most ``count`` different possible settings of a space's group, on top of the current ones and none
     equal to them; and those for which there was no room.
 
     Where the group has more, they are drawn from it, the same ones each time.
     """
     current_identity = _identity(apply(recipe, current))
     found: dict[str, Settings] = {}
-    for values in itertools.product(*(values for values in group.choices.values() if isinstance(values, list))):
-        settings = {**current, **dict(zip(group.choices, values, strict=True))}
+    group = space.groups[name]
+    for values in itertools.product(*(values for values in group.values() if isinstance(values, list))):
+        settings = {**current, **dict(zip(group, values, strict=True))}
         candidate = possible(recipe, settings, num_examples)
         if candidate is not None and _identity(candidate) != current_identity:
             found.setdefault(_identity(candidate), settings)
-    chosen = set(random.Random(group.name).sample(range(len(found)), min(count, len(found))))
+    chosen = set(random.Random(name).sample(range(len(found)), min(count, len(found))))
     listed = list(enumerate(found.values()))
     return [each for i, each in listed if i in chosen], [each for i, each in listed if i not in chosen]
 
