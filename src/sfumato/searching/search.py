@@ -58,6 +58,8 @@ def search_by(options: SearchOptions) -> SearchResult:
     # What a trial leaves is in the storage; weights of simulations are not private, and nobody needs them.
     weights = folder / "owner"
     weights.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if url.get_backend_name() == "sqlite":
+        Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
 
     def evaluate(settings: Settings, slot: Slot, watch: Watch) -> Outcome:
         """The same settings simulated with each seed, on images that are held apart from the training images."""

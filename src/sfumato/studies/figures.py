@@ -15,7 +15,7 @@ from sfumato.json_record import pick
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder.files import write_json
 from sfumato.studies.claims import Claim, Verdict, judge
-from sfumato.studies.grid import Settings, cells_of, flat, for_sharing, in_words
+from sfumato.studies.grid import cells_of, flat, for_sharing, in_words
 from sfumato.studies.plan import Planned, SweepOptions, plan_sweep
 from sfumato.studies.result import Cell, CellRun, Sweep
 
@@ -68,17 +68,16 @@ class Study(_Closed):
             other = next((key for key in keys if key not in known), None)
             if other is not None:
                 raise ValueError(f"{name} names {other}, which is not swept. {nearest(other, known)}")
-        shown: dict[str, Settings] = {}  # of tuned keys one value is left at each point
-        for cell in cells:
-            shown.setdefault(_point(cell, self.tuned), {key: cell[key] for key in cell if key not in self.tuned})
         run = CellRun(run="", seed=0, accuracy=0.5, accuracy_last=0.5, num_lost=0)
         facts: dict[str, Any] = {"runs": [run], "batch_size": 1, "num_steps": 1, "num_examples": 1}
-        made_up = [
-            Cell.model_construct(settings=settings, label=label, **facts)
-            for settings, label in zip(shown.values(), [*self.labels, *[None] * len(shown)], strict=False)
-        ]
+        made_up = [Cell.model_construct(settings=settings, label=None, **facts) for settings in cells]
+        shown = [found[0] for found in _by_point(made_up, self.tuned)]  # of tuned keys one value is left at each point
+        for number, cell in enumerate(shown):
+            kept = {key: cell.settings[key] for key in cell.settings if key not in self.tuned}
+            label = self.labels[number] if number < len(self.labels) else None
+            shown[number] = cell.model_copy(update={"settings": kept, "label": label})
         for claim in self.claims:  # refuses what these cells do not answer
-            judge(claim, Sweep.model_construct(cells=made_up, seeds=1, paired=True))
+            judge(claim, Sweep.model_construct(cells=shown, seeds=1, paired=True))
         return self
 
 
@@ -187,13 +186,9 @@ def cost(plans: Sequence[Plan]) -> Cost:
 
 def cost_at_most(study: Study, planned: Planned, seeds: int | None = None) -> Cost:
     """Of a figure: where keys are tuned, of one run of each cell and of so many of the dearest at each point."""
-    dearest: dict[str, Plan] = {}
-    for cell in planned.cells if study.tuned else ():
-        point, plan = _point(cell.settings, study.tuned), cell.plan
-        if point not in dearest or cost([plan]).view_gradients > cost([dearest[point]]).view_gradients:
-            dearest[point] = plan
-    again = (study.seeds if seeds is None else seeds) * list(dearest.values())
-    return cost([*planned.plans, *again])
+    points = _by_point(planned.cells, study.tuned) if study.tuned else []
+    dearest = [max((cell.plan for cell in cells), key=lambda plan: cost([plan]).view_gradients) for cells in points]
+    return cost([*planned.plans, *(study.seeds if seeds is None else seeds) * dearest])
 
 
 def best_cells(sweep: Sweep, tuned: list[str]) -> list[Cell]:
@@ -201,12 +196,7 @@ def best_cells(sweep: Sweep, tuned: list[str]) -> list[Cell]:
 
     It is chosen by what it reports: a little too good, the more so the fewer runs.
     """
-    best: dict[str, Cell] = {}
-    for cell in sweep.cells:
-        point = _point(cell.settings, tuned)
-        if point not in best or cell.mean > best[point].mean:
-            best[point] = cell
-    return list(best.values())
+    return [max(cells, key=lambda cell: cell.mean) for cells in _by_point(sweep.cells, tuned)]
 
 
 def why_not_covered(tuning: Sweep, tuned: list[str]) -> str | None:
@@ -215,20 +205,21 @@ def why_not_covered(tuning: Sweep, tuned: list[str]) -> str | None:
     Privacy losses add up for mechanisms that were fixed before anything was seen. Which batch, noise and length is run
     again must not depend on private runs, nor how many runs there are.
     """
-    mechanisms: dict[str, set[Any]] = {}
-    for cell in tuning.cells:
-        kinds = mechanisms.setdefault(_point(cell.settings, tuned), set())
-        kinds.add(tuple(pick(cell, *_MECHANISM).values()))
-    if any(len(kinds) > 1 for kinds in mechanisms.values()):
+    kinds = [{tuple(pick(cell, *_MECHANISM).values()) for cell in cells} for cells in _by_point(tuning.cells, tuned)]
+    if any(len(mechanisms) > 1 for mechanisms in kinds):
         return "which batch, noise or length is run again was chosen by looking at private runs"
     if any(cell.shares_runs for cell in tuning.cells):
         return "how many runs serve the chosen cells was decided by looking at private runs"
     return None
 
 
-def _point(settings: Settings, tuned: list[str]) -> str:
-    """What a cell's settings are besides the tuned ones."""
-    return repr(sorted((key, value) for key, value in settings.items() if key not in tuned))
+def _by_point(cells: Sequence[Any], tuned: list[str]) -> list[list[Any]]:
+    """Cells that differ in the tuned keys alone, together; in the order of their first ones."""
+    points: dict[str, list[Any]] = {}
+    for cell in cells:
+        point = repr(sorted((key, value) for key, value in cell.settings.items() if key not in tuned))
+        points.setdefault(point, []).append(cell)
+    return list(points.values())
 
 
 @dataclasses.dataclass(frozen=True)
