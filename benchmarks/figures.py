@@ -15,8 +15,7 @@ from typing import Any
 from benchmarks.machine import machine
 from sfumato.cli.figures import in_words
 from sfumato.studies.claims import Verdict, judge
-from sfumato.studies.figure_run import FIGURE_FILE
-from sfumato.studies.figures import read_figure
+from sfumato.studies.figures import FIGURE_FILE, read_figure
 from sfumato.studies.result import Sweep
 
 RESULTS = Path(__file__).parent / "results" / "figures"

@@ -1,7 +1,8 @@
 """The two ways in which a command ends without doing its work, and what its line may suggest."""
 
+import contextlib
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 _MOST_SHOWN = 40  # a line of a thousand names is none
 
@@ -18,6 +19,15 @@ class MachineError(RuntimeError):
 
     The message is one line: what failed, what is left, how to go on.
     """
+
+
+@contextlib.contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Begins the line of an InputError with what it is about."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{what}: {error}") from None
 
 
 def first_line(error: BaseException) -> str:

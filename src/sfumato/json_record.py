@@ -18,6 +18,11 @@ class Record(pydantic.BaseModel):
         return self.model_dump(mode="json")
 
 
+def pick(source: object, *names: str) -> dict[str, Any]:
+    """Attributes by their names, for a record that repeats them."""
+    return {name: getattr(source, name) for name in names}
+
+
 def finite(value: float | None) -> float | None:
     """JSON has no Infinity: None where there is no finite number."""
     return value if value is not None and math.isfinite(value) else None

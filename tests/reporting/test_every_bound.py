@@ -149,7 +149,8 @@ def search_result(spent):
 
 def test_what_the_final_recipe_of_a_search_says(spent, monkeypatch):
     searched = made_up_search()
-    recipe = config.parse({**searched.recipe.model_dump(), "data": {"name": "folder", "path": "home-of-alice"}})
+    data = {"name": "folder", "path": "home-of-alice"}
+    recipe = config.parse_resolved({**searched.recipe.model_dump(), "data": data})
     monkeypatch.setattr(final, "final_recipe", lambda *arguments: (recipe, spent))
     agenda = dataclasses.make_dataclass("Agenda", ["settings"])({})
     text = final.as_toml(searched, agenda, search_result(spent), "mine")

@@ -7,7 +7,7 @@ import pytest
 
 from sfumato.errors import InputError
 from sfumato.scaling.law import LAWS, Point, fit, predict, rivals
-from sfumato.scaling.law_runs import Run, Study, scaling_law
+from sfumato.scaling.law_runs import Run, scaling_law
 
 SIZES, REFERENCE = (32, 64, 128, 256), 2048
 
@@ -131,6 +131,6 @@ def test_a_factor_between_two_fits_is_said_only_where_their_errors_show(law):
     for of_run in (0.0, 0.01):
         points, _ = draw(rng, law=law, of_run=of_run)
         runs = [Run(Path("run"), point, 100, 1000, 0.01, 50, None) for point in points]
-        said.append(scaling_law(Study(tuple(runs)), [])["why"])
+        said.append(scaling_law(runs, [])["why"])
     assert "within 0.00 points" in said[0] and "times" not in said[0]
     assert "times as far" in said[1]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from sfumato.config import parse_resolved
 from sfumato.searching.schedule import Outcome, Search
-from sfumato.searching.space import Group, Space
-from sfumato.searching.study import open_study, work
+from sfumato.searching.space import Space
+from sfumato.searching.study import open_study, parse_url, work
 
 
 def made_up_search() -> Search:
@@ -24,12 +24,8 @@ def made_up_search() -> Search:
             "training": {"batch_size": 512, "num_steps": 60},
         }
     )
-    space = Space(
-        (
-            Group("learning rate", {"optimizer.learning_rate": [1.0, 2.0, 4.0, 8.0, 16.0]}),
-            Group("averaging", {"ema.decay": [0.5, 0.9, 0.99, 0.999]}),
-        )
-    )
+    rates, decays = [1.0, 2.0, 4.0, 8.0, 16.0], [0.5, 0.9, 0.99, 0.999]
+    space = Space({"learning rate": {"optimizer.learning_rate": rates}, "averaging": {"ema.decay": decays}})
     return Search(recipe, space, "greedy", False, 9, 16, (0, 1), 1437, None)
 
 
@@ -54,7 +50,7 @@ def main(url: str, log: Path) -> None:
         say(f"end {slot.name}")
         return measured(settings, slot)
 
-    with open_study(made_up_search(), url, "digits", heartbeat=1, grace=3) as study:
+    with open_study(made_up_search(), parse_url(url), "digits", heartbeat=1, grace=3) as study:
         agenda = work(made_up_search(), study, evaluate, lambda line: None, grace=3)
     say(f"best {agenda.settings}")
 

@@ -21,16 +21,17 @@ from sfumato.errors import InputError
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import resolve
 from sfumato.run_folder import record
+from sfumato.run_folder.files import write_json
 from sfumato.run_folder.record import Result
 from sfumato.searching import private
 from sfumato.searching.draws import draw, expected_cost
 from sfumato.searching.private import paid_recipe, paid_search
-from sfumato.searching.space import STEPS, Group, Range, Space
+from sfumato.searching.space import STEPS, Range, Space
 from sfumato.training.interrupt import Interrupted
 from tests.reporting import folders
 from tests.searching.made_up_search import made_up_search
 
-SPACE = Space((Group("g", {"optimizer.learning_rate": [1.0, 2.0, 4.0, 8.0], "ema.decay": Range(0.5, 0.9)}),))
+SPACE = Space({"g": {"optimizer.learning_rate": [1.0, 2.0, 4.0, 8.0], "ema.decay": Range(0.5, 0.9)}})
 
 
 def paid(mean=6.0, **selection):
@@ -197,7 +198,7 @@ def test_the_number_of_trials_follows_its_distribution(tmp_path):
 def test_settings_are_drawn_evenly(choices, distribution):
     """By the draw's own distribution: at the p-th part of all uniform numbers stands its p-quantile."""
     key = "optimizer.learning_rate"
-    space, generator = Space((Group("g", {key: choices}),)), random.Random(0)
+    space, generator = Space({"g": {key: choices}}), random.Random(0)
     drawn = np.sort([draw(paid(), space, generator)[key] for _ in range(1000)])
     for p in (0.05, 0.3, 0.55, 0.8, 0.95):
         below = np.searchsorted(drawn, distribution.ppf(p), side="right") / 1000
@@ -210,8 +211,15 @@ def test_a_score_on_private_images_has_the_noise_that_is_paid_for_and_is_a_whole
     """Of one search of 400 trials that each judge 1,000 images right: mean and spread of the scores."""
     monkeypatch.setattr(Selection, "draw", lambda self, uniform: 400)
     noisy, kept = paid(score_noise=20.0), {}
+
+    def keep(path, value, mode=0o644):
+        if path.name == private.PROGRESS:  # 800 times
+            kept.update(value["scores"])
+        else:
+            write_json(path, value, mode)
+
     assert noisy.data.split == "train"  # the validation split scores
-    monkeypatch.setattr(private._Progress, "write", lambda self: kept.update(self.scores))
+    monkeypatch.setattr(private, "write_json", keep)
     result = Trials().search(tmp_path, noisy, score=lambda where: 1000)
     scores = np.array(list(kept.values()))
     assert len(scores) == 400 and all(isinstance(score, int) for score in kept.values())
@@ -248,7 +256,7 @@ def test_trials_that_could_not_be_alike_are_refused():
         with pytest.raises(InputError, match=says):
             paid_recipe(other, SPACE, Selection(6.0, 0.0))
     with pytest.raises(InputError, match="one and the same budget"):
-        paid_recipe(searched, Space((Group("g", {STEPS: [30, 60]}),)), Selection(6.0, 0.0))
-    contradiction = Space((Group("g", {"optimizer.learning_rate": [-1.0]}),))
+        paid_recipe(searched, Space({"g": {STEPS: [30, 60]}}), Selection(6.0, 0.0))
+    contradiction = Space({"g": {"optimizer.learning_rate": [-1.0]}})
     with pytest.raises(InputError, match="no possible settings"):
         draw(paid(), contradiction, random.Random(0))

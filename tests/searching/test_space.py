@@ -6,7 +6,7 @@ import pytest
 
 from sfumato import config
 from sfumato.errors import InputError
-from sfumato.searching.space import STEPS, Group, Range, apply, paper_space, possible, proposals, read_space
+from sfumato.searching.space import STEPS, Range, Space, apply, paper_space, possible, proposals, read_space
 from tests.searching.made_up_search import made_up_search
 
 RECIPE = made_up_search().recipe
@@ -55,24 +55,24 @@ def test_without_a_space_steps_are_those_of_table_3():
 
 def test_proposals_are_possible_all_different_and_never_the_current_settings():
     space = paper_space(RECIPE)
-    rates, left_out = proposals(RECIPE, space.groups[0], {}, 1000, 1437)
+    rates, left_out = proposals(RECIPE, space, "learning rate", {}, 1000, 1437)
     assert left_out == []
     # 6 rates x (no momentum, whatever the dampening, or 4 momenta x 5 dampenings), less the recipe's own.
     assert len(rates) == 6 * (1 + 4 * 5) - 1
-    assert all(possible(apply(RECIPE, settings), 1437) for settings in rates)
+    assert all(possible(RECIPE, settings, 1437) for settings in rates)
     for group in space.groups:
-        found, left_out = proposals(RECIPE, group, {"optimizer.learning_rate": 4.0}, 7, 1437)
+        found, left_out = proposals(RECIPE, space, group, {"optimizer.learning_rate": 4.0}, 7, 1437)
         assert len(found) <= 7
-        assert (found, left_out) == proposals(RECIPE, group, {"optimizer.learning_rate": 4.0}, 7, 1437)
-        every, _ = proposals(RECIPE, group, {"optimizer.learning_rate": 4.0}, 1000, 1437)
+        assert (found, left_out) == proposals(RECIPE, space, group, {"optimizer.learning_rate": 4.0}, 7, 1437)
+        every, _ = proposals(RECIPE, space, group, {"optimizer.learning_rate": 4.0}, 1000, 1437)
         assert sorted(map(str, found + left_out)) == sorted(map(str, every))
         assert len(found) == min(7, len(every))
-        assert all(settings["optimizer.learning_rate"] == 4.0 or group is space.groups[0] for settings in found)
+        assert all(settings["optimizer.learning_rate"] == 4.0 or group == "learning rate" for settings in found)
 
 
 def test_a_batch_larger_than_the_images_is_not_proposed():
-    group = Group("steps", {STEPS: [1, 60, 120]})  # one step needs a batch of 3,966
-    assert [settings[STEPS] for settings in proposals(RECIPE, group, {}, 10, 1437)[0]] == [120]
+    space = Space({"steps": {STEPS: [1, 60, 120]}})  # one step needs a batch of 3,966
+    assert [settings[STEPS] for settings in proposals(RECIPE, space, "steps", {}, 10, 1437)[0]] == [120]
 
 
 def test_a_file_gives_groups_in_order_with_lists_and_ranges(tmp_path):
@@ -83,7 +83,7 @@ def test_a_file_gives_groups_in_order_with_lists_and_ranges(tmp_path):
         '[averaging]\n"ema.decay" = [0.9]\n'
     )
     space = read_space(path)
-    assert [group.name for group in space.groups] == ["learning rate", "averaging"]
+    assert list(space.groups) == ["learning rate", "averaging"]
     assert space.choices == {
         "optimizer.learning_rate": Range(0.5, 16.0, True),
         "optimizer.momentum": [0.0, 0.9],
@@ -100,9 +100,7 @@ def test_a_file_gives_groups_in_order_with_lists_and_ranges(tmp_path):
         ('[a]\n"privacy.noise_multiplier" = [1.0]', "signal-to-noise ratio is held constant"),
         ('[a]\n"run.seed" = [1]', "same images and seeds"),
         ('[a]\n"ema.decay" = []', "neither a list of values nor a range"),
-        ('[a]\n"ema.decay" = {low = 0.0, high = 0.8, log = true}', "neither a list of values nor a range"),
         ('[a]\n"ema.decay" = [0.9]\n[b]\n"ema.decay" = [0.99]', "in two groups"),
-        ("[a", "is not valid TOML"),
         ('[a]\n"augmentation.kind" = ["rcc"]', "augmentation.kind = 'rcc' is not possible"),
         ('[a]\n"training.num_steps" = [0, 2]', "training.num_steps = 0 is not possible: .*at least 1"),
         ('[a]\n"training.num_steps" = ["100", 2]', "training.num_steps = '100' is not possible: .*without quotes"),

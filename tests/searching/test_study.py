@@ -16,7 +16,8 @@ import typer
 
 from sfumato.cli import output
 from sfumato.errors import InputError, MachineError
-from sfumato.searching.study import finished, open_study, shown, work
+from sfumato.searching.space import Space
+from sfumato.searching.study import finished, open_study, parse_url, work
 from tests.searching.made_up_search import accuracy, made_up_search, measured
 
 SCRIPT = Path(__file__).with_name("made_up_search.py")
@@ -31,7 +32,7 @@ def opened():
     """Opens studies that are closed at the end of the test."""
     with contextlib.ExitStack() as stack:
         yield lambda url, search=None, **options: stack.enter_context(
-            open_study(search or made_up_search(), url, "digits", **options)
+            open_study(search or made_up_search(), parse_url(url), "digits", **options)
         )
 
 
@@ -149,7 +150,7 @@ def test_a_study_that_was_begun_otherwise_is_refused_by_name(opened, tmp_path):
     url, search = f"sqlite:///{tmp_path / 'study.db'}", made_up_search()
     opened(url)
     for changed, name in [
-        (dataclasses.replace(search, space=dataclasses.replace(search.space, groups=search.space.groups[:1])), "space"),
+        (dataclasses.replace(search, space=Space({"averaging": search.space.groups["averaging"]})), "space"),
         (dataclasses.replace(search, batch_size=32), "batch_size"),
         (dataclasses.replace(search, num_examples=1436), "num_examples"),
     ]:
@@ -164,7 +165,7 @@ def test_a_study_that_was_begun_otherwise_is_refused_by_name(opened, tmp_path):
         ("sqlite:///:memory:", "keeps nothing"),
         ("mysql://me:secret@host/name", "is of no known kind"),
         ("sqlite:////proc/no/such/folder/study.db", "cannot be reached"),
-        ("nonsense", "is no URL"),
+        ("nonsense", "is of no known kind"),
     ],
 )
 def test_a_storage_that_cannot_be_reached_is_one_line_without_the_password(opened, url, says):
@@ -175,7 +176,7 @@ def test_a_storage_that_cannot_be_reached_is_one_line_without_the_password(opene
 
 def test_a_password_is_never_shown(monkeypatch, capsys):
     url = "postgresql://me:secret@host/db"
-    assert shown(url) == "postgresql+psycopg://me:***@host/db"
+    assert repr(parse_url(url)) == "postgresql+psycopg://me:***@host/db"
     monkeypatch.setattr(sys, "argv", ["sfumato", "search", "--storage", url])
     with pytest.raises(typer.Exit), output.interruptible():
         raise KeyboardInterrupt
@@ -196,7 +197,7 @@ def test_a_storage_that_goes_away_is_a_fault_of_the_machine_and_loses_nothing(op
 
     with (
         pytest.raises(MachineError, match="stopped answering"),
-        open_study(made_up_search(), f"sqlite:///{path}", "digits", heartbeat=1000) as study,
+        open_study(made_up_search(), parse_url(f"sqlite:///{path}"), "digits", heartbeat=1000) as study,
     ):
         work(made_up_search(), study, evaluate, quiet)
     path.rmdir()

@@ -8,8 +8,7 @@ from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
 from sfumato.studies.claims import Claim
-from sfumato.studies.figure_run import run_figure
-from sfumato.studies.figures import Study, cost_at_most, options_of, plan_figure
+from sfumato.studies.figures import Study, cost_at_most, options_of, plan_figure, run_figure
 
 RATE, DECAY = "optimizer.learning_rate", "ema.decay"
 STUDY = Study(

@@ -1,5 +1,7 @@
 """Cells before they run: what each resolves to, which share a run, what is refused."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -7,9 +9,8 @@ from scipy import stats
 from sfumato.accounting.accountants import epsilon
 from sfumato.errors import InputError
 from sfumato.studies.plan import SweepOptions, plan_sweep
-from sfumato.studies.result import paired, summarise
-from sfumato.studies.runs import Look, Reached
-from sfumato.studies.summary import epsilon_together, plans_of, summary
+from sfumato.studies.result import CellRun, paired, summarise
+from sfumato.studies.summary import epsilon_together, summary
 from tests.accounting import truth
 
 FIXED = {"privacy.target_epsilon": None, "privacy.noise_multiplier": 1.0, "data.split": "train"}
@@ -79,12 +80,6 @@ def test_paired_runs_have_the_seeds_from_0_in_every_cell_and_are_not_private():
         assert not sweep.plan_of(run).private
 
 
-def test_unpaired_runs_have_keys_of_their_own_and_are_private():
-    sweep = planned({"ema.decay": [0.5, 0.9]}, seeds=2)
-    assert all(sweep.plan_of(run).private and sweep.plan_of(run).recipe.run.seed is None for run in sweep.runs)
-    assert len({run.name for run in sweep.runs}) == 4
-
-
 @pytest.mark.parametrize(
     ("grid", "settings", "seeds", "says"),
     [
@@ -104,7 +99,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(grid, settings, seeds, s
 
 def test_all_runs_of_one_mechanism_cost_what_one_run_of_all_their_updates_costs():
     sweep = planned({"optimizer.learning_rate": [1.0, 2.0]}, settings={**FIXED, "training.num_steps": 7}, seeds=3)
-    plans, mechanism = plans_of(sweep), sweep.cells[0].plan.mechanism
+    plans, mechanism = sweep.plans, sweep.cells[0].plan.mechanism
     together, why_not = epsilon_together(plans)
     assert why_not is None
     assert together == epsilon(mechanism.replace(num_steps=42), 1e-5).epsilon
@@ -117,7 +112,7 @@ def test_cells_that_differ_in_batch_noise_and_length_have_one_epsilon_together()
         {"training.batch_size": 256, "privacy.noise_multiplier": 2.0, "training.num_steps": 20},
         {"training.batch_size": 256, "privacy.noise_multiplier": 2.0, "training.num_steps": 30, "ema.decay": 0.5},
     ]
-    runs = plans_of(planned({}, cells=listed))
+    runs = planned({}, cells=listed).plans
     together, why_not = epsilon_together(runs)
     assert why_not is None
     parts = [(64 / 1150, 1.0, 7), (256 / 1150, 2.0, 50)]
@@ -130,7 +125,7 @@ def test_one_accountant_for_all_is_the_one_that_was_asked_for():
     grid, found = {"training.batch_size": [64, 128]}, []
     for accountant in ("pld", "rdp"):
         settings = {**FIXED, "training.num_steps": 7, "privacy.accountant": accountant}
-        found.append(epsilon_together(plans_of(planned(grid, settings=settings)))[0])
+        found.append(epsilon_together(planned(grid, settings=settings).plans)[0])
     assert found[1] > found[0]
 
 
@@ -143,7 +138,7 @@ def test_one_accountant_for_all_is_the_one_that_was_asked_for():
 )
 def test_no_epsilon_covers_cells_of_other_images_or_deltas(grid, says):
     settings = {key: value for key, value in FIXED.items() if key not in grid}
-    together, why_not = epsilon_together(plans_of(planned(grid, settings={**settings, "training.batch_size": 64})))
+    together, why_not = epsilon_together(planned(grid, settings={**settings, "training.batch_size": 64}).plans)
     assert together is None
     assert says in why_not
 
@@ -154,16 +149,18 @@ def test_no_epsilon_covers_cells_of_other_images_or_deltas(grid, says):
 def test_a_sweep_with_a_cell_that_is_not_private_has_no_epsilon(grid, options):
     sweep = planned(grid, settings={**FIXED, "training.num_steps": 7}, **options)
     assert not all(cell.plan.private for cell in sweep.cells)
-    assert epsilon_together(plans_of(sweep)) == (None, "not every cell is private")
+    assert epsilon_together(sweep.plans) == (None, "not every cell is private")
 
 
 def summed_up(sweep, folder, accuracies=None, num_lost=0):
     """What a sweep says whose runs reached these accuracies, by their names."""
-    finished = {}
+    reached = {}
     for run in sweep.runs:
-        look = Look((accuracies or {}).get(run.name, 0.5), 0.0)
-        finished[run.name] = Reached((look,) * len(run.cells), "valid", num_lost)
-    return summary(sweep, finished, SweepOptions("demo/digits"), name="digits", folder=folder)
+        accuracy = (accuracies or {}).get(run.name, 0.5)
+        look = CellRun(run=run.name, seed=run.seed, accuracy=accuracy, accuracy_last=0.0, num_lost=num_lost)
+        reached[run.name] = [look] * len(run.cells)
+    options = dataclasses.replace(sweep.options, output=folder)
+    return summary(dataclasses.replace(sweep, options=options), reached, "valid")
 
 
 def test_each_cell_of_a_shared_run_has_the_epsilon_of_its_own_updates_and_together_they_cost_the_longest(tmp_path):

@@ -51,7 +51,6 @@ def run(
         output_: Default: runs/<figure>-<scale>; the same again goes on.
     """
     from sfumato.studies import figures
-    from sfumato.studies.figure_run import run_figure
 
     figure = figures.read_figure(name)
     study = figures.study_of(name, figure, scale)
@@ -78,7 +77,7 @@ def run(
         device=device,
     )
     with output.interruptible():
-        answered = run_figure(study, wanted)
+        answered = figures.run_figure(study, wanted)
     found, tuning, verdicts = answered.found, answered.tuning, answered.verdicts
     if json_:
         beside = {"tuning": None if tuning is None else tuning.as_json(), "verdicts": [v.as_json() for v in verdicts]}

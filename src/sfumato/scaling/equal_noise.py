@@ -6,14 +6,15 @@ compute and, while sigma is small, saves epsilon: a small sigma is *overcharged*
 the Gaussian limit of the same total noise.
 """
 
+import bisect
 import dataclasses
 import math
 from typing import Any
 
-from sfumato.accounting import accountants, gaussian, rounding
+from sfumato.accounting import accountants, gaussian
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.errors import InputError
-from sfumato.json_record import finite
+from sfumato.json_record import finite, pick
 
 # Batch sizes of the table, as multiples, at constant steps; and steps, as multiples, at constant
 # sigma.
@@ -74,33 +75,29 @@ def batch_size_for_overcharge(mechanism: Mechanism, delta: float, target: float)
     None if no batch up to N has that.
     """
 
-    def overcharge(batch_size: int, by_pld: bool = False) -> float:
+    def by_pld(batch_size: int) -> float:
         there = at_batch_size(mechanism, batch_size)
-        return (
-            gaussian.overcharge(there, delta, accountants.epsilon(there, delta, "pld").epsilon)
-            if by_pld
-            else overcharge_estimate(there, delta)
-        )
+        return gaussian.overcharge(there, delta, accountants.epsilon(there, delta, "pld").epsilon)
 
-    low, high = 0, mechanism.num_examples
-    if not overcharge(high) < target:
+    def suffices(batch_size: int) -> bool:
+        return overcharge_estimate(at_batch_size(mechanism, batch_size), delta) < target
+
+    n = mechanism.num_examples
+    if not suffices(n):
         return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if overcharge(middle) < target else (middle, high)
-    batch_size = high
+    batch_size = 1 + bisect.bisect_left(range(1, n), True, key=suffices)
     for _ in range(_REFINEMENTS):
-        found = overcharge(batch_size, by_pld=True)
+        found = by_pld(batch_size)
         if not math.isfinite(found):
             return None
-        if (1 - 2 * _NEAR) * target < found < target or (found < target and batch_size == 1):
+        if found < target and (found > (1 - 2 * _NEAR) * target or batch_size == 1):
             return batch_size
         # Overcharge falls as 1 / sigma^2, and sigma grows with the batch; by PLD it may be 0 and
         # less.
         batch_size = math.ceil(batch_size * math.sqrt(max(found / ((1 - _NEAR) * target), _STRIDE**-2)))
-        if batch_size > mechanism.num_examples:
+        if batch_size > n:
             return None
-    return batch_size if overcharge(batch_size, by_pld=True) < target else None
+    return batch_size if by_pld(batch_size) < target else None
 
 
 def at_batch_size(mechanism: Mechanism, batch_size: int) -> Mechanism:
@@ -110,25 +107,19 @@ def at_batch_size(mechanism: Mechanism, batch_size: int) -> Mechanism:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Advice:
-    """Which way to go from a run: the batches that are not overcharged, or half the compute where
-    sigma is ample (None elsewhere).
+def advice(mechanism: Mechanism, delta: float) -> dict[str, Any]:
+    """Which way a run with noise may go at the same total amount of it: the batches that are not overcharged, and what
+    half the compute costs where sigma is ample (None elsewhere). By the names of `sfumato.scaling.plan.Plan`.
     """
-
-    batch_size_overcharge_10_percent: int | None
-    batch_size_overcharge_1_percent: int | None
-    half_batch_costs: float | None
-
-
-def advice(mechanism: Mechanism, delta: float) -> Advice:
-    """What a run with noise may do at the same total amount of it."""
     costs = None
     if mechanism.noise_multiplier > _ENOUGH and mechanism.batch_size >= 2:
         half = overcharge_estimate(at_batch_size(mechanism, mechanism.batch_size // 2), delta)
         costs = (1 + half) / (1 + overcharge_estimate(mechanism, delta)) - 1
-    ten, one = (batch_size_for_overcharge(mechanism, delta, share) for share in (0.10, 0.01))
-    return Advice(ten, one, costs)
+    return {
+        "batch_size_overcharge_10_percent": batch_size_for_overcharge(mechanism, delta, 0.10),
+        "batch_size_overcharge_1_percent": batch_size_for_overcharge(mechanism, delta, 0.01),
+        "half_batch_costs": costs,
+    }
 
 
 def table(
@@ -146,27 +137,25 @@ def table(
     Args:
         learning_rate: Of the run itself; None leaves the rates out.
     """
-    rows = []
-    for factor in _BATCHES:
-        batch_size = round(mechanism.batch_size * factor)
-        if 1 <= batch_size <= mechanism.num_examples:
-            rows.append(("steps constant", at_batch_size(mechanism, batch_size), 1.0))
+    runs = [
+        ("steps constant", at_batch_size(mechanism, round(mechanism.batch_size * factor)), 1.0)
+        for factor in _BATCHES
+        if 1 <= round(mechanism.batch_size * factor) <= mechanism.num_examples
+    ]
     for factor in _STEPS:
         batch_size, steps = round(mechanism.batch_size / math.sqrt(factor)), round(mechanism.num_steps * factor)
         if 1 <= batch_size <= mechanism.num_examples and steps >= 1:
-            rows.append(("sigma constant", mechanism.replace(batch_size=batch_size, num_steps=steps), 1 / factor))
+            runs.append(("sigma constant", mechanism.replace(batch_size=batch_size, num_steps=steps), 1 / factor))
     return [
         {
             "kind": kind,
-            "batch_size": run.batch_size,
-            "noise_multiplier": run.noise_multiplier,
-            "num_steps": run.num_steps,
+            **pick(run, "batch_size", "noise_multiplier", "num_steps"),
             "learning_rate": None if learning_rate is None else learning_rate * rate,
             "snr": gaussian.snr(run),
             "epsilon": finite(accountants.epsilon(run, delta, accountant).epsilon),
             **price.of(run),
         }
-        for kind, run, rate in rows
+        for kind, run, rate in runs
     ]
 
 
@@ -177,19 +166,17 @@ def with_more_data(mechanism: Mechanism, delta: float, factor: float, accountant
     Raises:
         InputError: If the factor leaves fewer images than a batch, or is out of range.
     """
-    if not 1e-12 <= factor <= 1e12:
-        raise InputError(f"--more-data must lie between 1e-12 and 1e12, not {factor}: how many times as many images.")
-    num_examples, delta = round(mechanism.num_examples * factor), delta / factor
-    if not 1e-100 <= delta < 1 or num_examples < mechanism.batch_size:
+    num_examples = round(mechanism.num_examples * factor) if 1e-12 <= factor <= 1e12 else 0
+    if num_examples < mechanism.batch_size or not 1e-100 <= delta / factor < 1:
         raise InputError(
-            f"{factor:g} times as many images are {num_examples} at delta {rounding.delta_text(delta)}; delta lies in "
-            f"[1e-100, 1), and the batch of {mechanism.batch_size} is of them. Choose a factor nearer to 1."
+            f"--more-data {factor:g}: so many times as many images hold no batch of {mechanism.batch_size}, or put "
+            "delta out of [1e-100, 1). Choose a factor nearer to 1."
         )
+    delta /= factor
     more = mechanism.replace(num_examples=num_examples)
     return {
-        "num_examples": num_examples,
         "delta": delta,
-        "sampling_prob": more.sampling_prob,
+        **pick(more, "num_examples", "sampling_prob"),
         "snr": gaussian.snr(more),
         "epsilon": finite(accountants.epsilon(more, delta, accountant).epsilon),
         "epsilon_tan": None if more.images_per_unit > 1 else finite(gaussian.epsilon_tan(more, delta)),

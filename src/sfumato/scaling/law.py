@@ -57,9 +57,12 @@ class Prediction:
     high: float
 
 
-@dataclasses.dataclass(frozen=True)
 class Fit:
     """One law, fitted.
+
+    Where each seed ran at each batch size, the runs are a table of seeds and sizes, and a run is law + its seed's own
+    level + the rest. The level does not touch b, so that b is known as well as the rest allows, and a as well as both
+    do. Otherwise they are a plain list.
 
     Attributes:
         law: Its name, a key of `LAWS`.
@@ -72,26 +75,71 @@ class Fit:
         warnings: What to doubt.
     """
 
-    law: str
-    a: float
-    b: float
-    left_out_error: float
-    plausibility: float | None
-    pairing_gain: float
-    warnings: tuple[str, ...]
-    _design: "_Design"
+    def __init__(self, law: str, points: Sequence[Point]) -> None:
+        sizes = sorted({point.batch_size for point in points})
+        self.law, self.warnings = law, list[str]()
+        self.a, self.b = _least_squares(law, points)
+        self.left_out_error = _left_out_error(law, points, sizes)
+        x = LAWS[law](np.array([float(point.batch_size) for point in points]))
+        y = np.array([point.accuracy for point in points])
+        self._mean_x, self._spread_x, self._count = float(x.mean()), float(((x - x.mean()) ** 2).sum()), len(points)
+        residuals = y - self.a - self.b * x
+        self._plain_variance = float(residuals @ residuals) / (self._count - 2)
+        self._table, self._x = _as_table(points, sizes), LAWS[law](np.array(sizes, dtype=float))
+        self._paired = len(self._table) >= 2
+        self.pairing_gain, self.plausibility = 1.0, self._plausibility() if self._paired else None
+        if self._paired:
+            seeds, columns = self._table.shape
+            levels = self._table.mean(1)
+            self._between = columns * float(levels.var(ddof=1))
+            rest = self._table - levels[:, None] - self.b * (self._x - self._x.mean())
+            self._within_freedom = seeds * (columns - 1) - 1
+            self._within = float((rest**2).sum()) / self._within_freedom
+            if self._within > 0:
+                self.pairing_gain = math.sqrt(self._plain_variance / self._within)
+            spreads = self._table.std(0, ddof=1)
+            if seeds >= 4 and max(spreads) > _UNEVEN * max(min(spreads), 1e-12):
+                self.warnings.append(
+                    "the spread over seeds differs between batch sizes: intervals cover less than they claim"
+                )
 
     def predict(self, batch_size: int) -> Prediction:
         """The accuracy of one more run, with its prediction interval (Student's t)."""
-        x = float(LAWS[self.law](np.array(float(batch_size))))
-        variance, freedom = self._design.variance_at(x)
         from scipy.stats import t
 
+        x = float(LAWS[self.law](np.array(float(batch_size))))
+        variance, freedom = self._variance_at(x)
         half = float(t.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(variance)
         centre = self.a + self.b * x
         # No accuracy lies outside [0, 1], so the interval covers as often when it ends there.
         low, value, high = (min(max(at, 0.0), 1.0) for at in (centre - half, centre, centre + half))
         return Prediction(batch_size, value, low, high)
+
+    def _variance_at(self, x: float) -> tuple[float, float]:
+        """Of one more run's distance from the fit: variance, and degrees of freedom
+        (Satterthwaite).
+        """
+        lever = (x - self._mean_x) ** 2 / self._spread_x
+        if not self._paired:
+            return self._plain_variance * (1 + 1 / self._count + lever), self._count - 2
+        seeds, columns = self._table.shape
+        level = self._between / columns * (1 + 1 / seeds)
+        rest = self._within * ((columns - 1) / columns + lever)
+        total = level + rest
+        if total == 0:
+            return 0.0, self._within_freedom
+        return total, total**2 / (level**2 / (seeds - 1) + rest**2 / self._within_freedom)
+
+    def _plausibility(self) -> float | None:
+        """Lack of fit against what seeds and sizes together leave (F test)."""
+        from scipy.stats import f
+
+        seeds, columns = self._table.shape
+        of_sizes = self._table.mean(0)
+        misfit = seeds * float(((of_sizes - self.a - self.b * self._x) ** 2).sum()) / (columns - 2)
+        leftover = self._table - self._table.mean(1, keepdims=True) - of_sizes + self._table.mean()
+        noise = float((leftover**2).sum()) / ((seeds - 1) * (columns - 1))
+        return float(f.sf(misfit / noise, columns - 2, (seeds - 1) * (columns - 1))) if noise > 0 else None
 
 
 def fit(points: Sequence[Point]) -> list[Fit]:
@@ -100,21 +148,13 @@ def fit(points: Sequence[Point]) -> list[Fit]:
     Raises:
         InputError: If there are fewer than three batch sizes, or too few runs to tell their spread.
     """
-    sizes = sorted({point.batch_size for point in points})
-    if len(sizes) < 3:
-        raise InputError(f"{len(sizes)} batch sizes do not show a law: at least three are needed. Simulate at more.")
-    if len(points) < 4:
-        raise InputError(
-            f"{len(points)} runs leave nothing to tell their spread from: at least four are "
-            "needed. Simulate more seeds."
-        )
-    fits = [_fit(law, points, sizes) for law in LAWS]
-    fits.sort(key=lambda found: found.left_out_error)
+    sizes = {point.batch_size for point in points}
+    if len(sizes) < 3 or len(points) < 4:
+        what = f"{len(points)} runs at {len(sizes)} batch sizes show no law"
+        raise InputError(f"{what}: at least three sizes and at least four runs are needed. Simulate more.")
+    fits = sorted((Fit(law, points) for law in LAWS), key=lambda found: found.left_out_error)
     if all(found.plausibility is not None and found.plausibility < _IMPLAUSIBLE for found in fits):
-        first = dataclasses.replace(
-            fits[0], warnings=(*fits[0].warnings, "the points support neither law: predictions may be far off")
-        )
-        fits = [first, *fits[1:]]
+        fits[0].warnings.append("the points support neither law: predictions may be far off")
     return fits
 
 
@@ -139,28 +179,13 @@ def rivals(fits: Sequence[Fit]) -> list[Fit]:
     return [found for found in fits[1:] if found.plausibility is None or found.plausibility >= _EXCLUDED]
 
 
-def _fit(law: str, points: Sequence[Point], sizes: list[int]) -> Fit:
-    design = _Design(law, points, sizes)
+def _left_out_error(law: str, points: Sequence[Point], sizes: list[int]) -> float:
     errors = []
     for left_out in sizes:
-        others = [point for point in points if point.batch_size != left_out]
-        a, b = _least_squares(law, others)
+        a, b = _least_squares(law, [point for point in points if point.batch_size != left_out])
         mean = np.mean([point.accuracy for point in points if point.batch_size == left_out])
         errors.append(a + b * float(LAWS[law](np.array(float(left_out)))) - mean)
-    warnings = []
-    spreads = [float(np.std(design.table[:, i], ddof=1)) for i in range(len(sizes))] if design.paired else []
-    if spreads and len(design.table) >= 4 and max(spreads) > _UNEVEN * max(min(spreads), 1e-12):
-        warnings.append("the spread over seeds differs between batch sizes: intervals cover less than they claim")
-    return Fit(
-        law,
-        design.a,
-        design.b,
-        float(np.sqrt(np.mean(np.square(errors)))),
-        design.plausibility(),
-        design.pairing_gain,
-        tuple(warnings),
-        design,
-    )
+    return float(np.sqrt(np.mean(np.square(errors))))
 
 
 def _least_squares(law: str, points: Sequence[Point]) -> tuple[float, float]:
@@ -169,64 +194,6 @@ def _least_squares(law: str, points: Sequence[Point]) -> tuple[float, float]:
     centred = x - x.mean()
     b = float(centred @ y / (centred @ centred))
     return float(y.mean() - b * x.mean()), b
-
-
-class _Design:
-    """The runs as a table of seeds and batch sizes where each seed ran at each size; otherwise as a
-    plain list.
-
-    In a table a run is law + its seed's own level + the rest. The level does not touch b, so that b
-    is known as well as the rest allows, and a as well as both do.
-    """
-
-    def __init__(self, law: str, points: Sequence[Point], sizes: list[int]) -> None:
-        self.a, self.b = _least_squares(law, points)
-        x = LAWS[law](np.array([float(point.batch_size) for point in points]))
-        y = np.array([point.accuracy for point in points])
-        self.mean_x, self.spread_x, self.count = float(x.mean()), float(((x - x.mean()) ** 2).sum()), len(points)
-        residuals = y - self.a - self.b * x
-        self.plain_variance, self.plain_freedom = float(residuals @ residuals) / (self.count - 2), self.count - 2
-        self.table, self.x = _as_table(points, sizes), LAWS[law](np.array(sizes, dtype=float))
-        self.paired = len(self.table) >= 2
-        if self.paired:
-            seeds, columns = self.table.shape
-            levels = self.table.mean(1)
-            self.between, self.between_freedom = columns * float(levels.var(ddof=1)), seeds - 1
-            rest = self.table - levels[:, None] - self.b * (self.x - self.x.mean())
-            self.within_freedom = seeds * (columns - 1) - 1
-            self.within = float((rest**2).sum()) / self.within_freedom
-
-    @property
-    def pairing_gain(self) -> float:
-        return math.sqrt(self.plain_variance / self.within) if self.paired and self.within > 0 else 1.0
-
-    def variance_at(self, x: float) -> tuple[float, float]:
-        """Of one more run's distance from the fit: variance, and degrees of freedom
-        (Satterthwaite).
-        """
-        lever = (x - self.mean_x) ** 2 / self.spread_x
-        if not self.paired:
-            return self.plain_variance * (1 + 1 / self.count + lever), self.plain_freedom
-        seeds, columns = self.table.shape
-        level = self.between / columns * (1 + 1 / seeds)
-        rest = self.within * ((columns - 1) / columns + lever)
-        total = level + rest
-        if total == 0:
-            return 0.0, self.within_freedom
-        return total, total**2 / (level**2 / self.between_freedom + rest**2 / self.within_freedom)
-
-    def plausibility(self) -> float | None:
-        """Lack of fit against what seeds and sizes together leave (F test)."""
-        if not self.paired:
-            return None
-        from scipy.stats import f
-
-        seeds, columns = self.table.shape
-        of_sizes = self.table.mean(0)
-        misfit = seeds * float(((of_sizes - self.a - self.b * self.x) ** 2).sum()) / (columns - 2)
-        leftover = self.table - self.table.mean(1, keepdims=True) - of_sizes + self.table.mean()
-        noise = float((leftover**2).sum()) / ((seeds - 1) * (columns - 1))
-        return float(f.sf(misfit / noise, columns - 2, (seeds - 1) * (columns - 1))) if noise > 0 else None
 
 
 def _as_table(points: Sequence[Point], sizes: list[int]) -> np.ndarray:

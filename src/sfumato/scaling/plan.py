@@ -1,12 +1,12 @@
 """Three of batch size, steps, noise and epsilon give the fourth."""
 
-import dataclasses
+from typing import Any
 
 from sfumato import config
 from sfumato.accounting import accountants, gaussian
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.errors import InputError
-from sfumato.json_record import Record, finite
+from sfumato.json_record import Record, finite, pick
 from sfumato.planning.advice import warnings_of_delta
 from sfumato.planning.claims import unit_in_words
 from sfumato.planning.defaults import DEFAULT_STEPS, default_batch_size, delta_default
@@ -16,10 +16,10 @@ from sfumato.scaling import equal_noise as trade
 # Images and steps: nobody has more, and beyond them rounding is no longer small beside q.
 MOST = 10**12
 _KEYS = {
-    "batch_size": "training.batch_size",
-    "num_steps": "training.num_steps",
-    "noise_multiplier": "privacy.noise_multiplier",
-    "epsilon": "privacy.target_epsilon",
+    "--batch-size": "training.batch_size",
+    "--num-steps": "training.num_steps",
+    "--noise-multiplier": "privacy.noise_multiplier",
+    "--epsilon": "privacy.target_epsilon",
 }
 
 
@@ -40,8 +40,8 @@ class Plan(Record):
     epsilon: float | None
     epsilon_rdp: float | None
     epsilon_pld: float | None
-    epsilon_tan: float | None
-    epsilon_image: float | None
+    epsilon_tan: float | None = None
+    epsilon_image: float | None = None
     unit: str
     images_per_person: int | None
     delta: float
@@ -54,7 +54,7 @@ class Plan(Record):
     num_epochs: float
     snr_per_step: float | None
     snr: float | None
-    overcharge: float | None
+    overcharge: float | None = None
     batch_size_overcharge_10_percent: int | None = None
     batch_size_overcharge_1_percent: int | None = None
     half_batch_costs: float | None = None
@@ -63,13 +63,8 @@ class Plan(Record):
     @property
     def mechanism(self) -> Mechanism:
         """The public numbers of such a run."""
-        return Mechanism(
-            self.num_examples,
-            self.batch_size,
-            self.noise_multiplier,
-            self.num_steps,
-            images_per_unit=self.images_per_person or 1,
-        )
+        numbers = pick(self, "num_examples", "batch_size", "noise_multiplier", "num_steps")
+        return Mechanism(**numbers, images_per_unit=self.images_per_person or 1)
 
 
 def plan(
@@ -106,82 +101,60 @@ def plan(
         batch_size = default_batch_size(num_examples) if batch_size is None else batch_size
         num_steps = DEFAULT_STEPS if num_steps is None else num_steps
     delta = delta_default(num_examples) if delta is None else delta
-    budget = Budget(
-        num_examples=num_examples,
-        delta=delta,
-        target_epsilon=epsilon,
-        batch_size=batch_size,
-        num_steps=num_steps,
-        noise_multiplier=noise_multiplier,
-        accountant=accountant,
-        images_per_unit=images_per_person or 1,
-    )
+    sizes = batch_size, num_steps, noise_multiplier
+    budget = Budget(num_examples, delta, epsilon, *sizes, accountant, images_per_unit=images_per_person or 1)
     _refuse_impossible(budget, images_per_person)
     return _solved(budget, images_per_person)
 
 
 def _solved(budget: Budget, images_per_person: int | None) -> Plan:
     mechanism, _ = solve(budget)
-    delta, n = budget.delta, budget.num_examples
+    delta, sigma = budget.delta, mechanism.noise_multiplier
     spent = accountants.epsilon(mechanism, delta, budget.accountant)
-    of_image = images_per_person is None
-    advised = {}
-    if of_image and mechanism.noise_multiplier > 0 and mechanism.num_steps > 0:
-        advised = dataclasses.asdict(trade.advice(mechanism, delta))
-    alone = None if of_image else accountants.epsilon(mechanism.replace(images_per_unit=1), delta).epsilon
-    notes = [spent.note] if spent.note else []
+    by_each = pick(spent, "epsilon", "epsilon_rdp", "epsilon_pld")
+    facts: dict[str, Any] = {name: finite(value) for name, value in by_each.items()}
+    facts |= pick(mechanism, "noise_multiplier", "batch_size", "num_examples", "sampling_prob", "num_steps")
+    if images_per_person is not None:
+        of_image = mechanism.replace(images_per_unit=1)
+        facts["epsilon_image"] = finite(accountants.epsilon(of_image, delta).epsilon)
+    else:
+        facts["epsilon_tan"] = finite(gaussian.epsilon_tan(mechanism, delta))
+        facts["overcharge"] = finite(gaussian.overcharge(mechanism, delta, spent.epsilon))
+        facts |= trade.advice(mechanism, delta) if sigma > 0 and mechanism.num_steps > 0 else {}
+    warnings = warnings_of_delta(delta, budget.num_examples)
+    if 0 < sigma < 2:
+        what = "below sigma = 0.5 no budget is meaningful" if sigma < 0.5 else "below sigma = 2 a budget costs too much"
+        warnings.append(f"{what}: a larger batch with as much more noise spends less (TAN, Figure 2)")
     return Plan(
-        epsilon=finite(spent.epsilon),
-        epsilon_rdp=finite(spent.epsilon_rdp),
-        epsilon_pld=finite(spent.epsilon_pld),
-        epsilon_tan=finite(gaussian.epsilon_tan(mechanism, delta)) if of_image else None,
-        epsilon_image=finite(alone),
         unit=unit_in_words(images_per_person),
         images_per_person=images_per_person,
         delta=delta,
         accountant=spent.accountant,
-        noise_multiplier=mechanism.noise_multiplier,
-        batch_size=mechanism.batch_size,
-        num_examples=n,
-        sampling_prob=mechanism.sampling_prob,
-        num_steps=mechanism.num_steps,
         num_epochs=mechanism.num_steps * mechanism.sampling_prob,
         snr_per_step=finite(gaussian.snr_per_step(mechanism)),
         snr=finite(gaussian.snr(mechanism)),
-        overcharge=finite(gaussian.overcharge(mechanism, delta, spent.epsilon)) if of_image else None,
-        warnings=[*warnings_of_delta(delta, n), *_warnings(mechanism.noise_multiplier), *notes],
-        **advised,
+        warnings=[*warnings, *([spent.note] if spent.note else [])],
+        **facts,
     )
 
 
 def _refuse_impossible(budget: Budget, images_per_person: int | None) -> None:
-    given = {name: getattr(budget, name.replace("epsilon", "target_epsilon")) for name in _KEYS}
-    options = {name: f"--{name.replace('_', '-')}" for name in _KEYS}
-    left_out = [options[name] for name, value in given.items() if value is None]
+    given = {option: getattr(budget, key.partition(".")[2]) for option, key in _KEYS.items()}
+    left_out = [option for option, value in given.items() if value is None]
     if len(left_out) != 1:
-        verb = "all are given" if not left_out else f"{', '.join(left_out)} are left out"
-        raise InputError(f"three of {', '.join(options.values())} give the fourth, but {verb}. Leave out exactly one.")
-    if budget.num_steps is not None and budget.num_steps > MOST:
-        raise InputError(f"--num-steps must be at most {MOST:g}, not {budget.num_steps}.")
-    if not 1e-100 <= budget.delta < 1:
-        raise InputError(
-            f"--delta must lie between 0 and 1, and be 1e-100 at least, not {budget.delta}. A power of ten below 1/N "
-            "is usual."
-        )
-    for name, key in _KEYS.items():
-        reason = None if given[name] is None else config.why_impossible(key, given[name])  # as in a recipe
+        without = ", ".join(left_out) or "none"
+        raise InputError(f"of {', '.join(_KEYS)} one is solved for and left out, not {without}. Give three.")
+    for option, key in _KEYS.items():
+        reason = None if given[option] is None else config.why_impossible(key, given[option])  # as in a recipe
         if reason is not None:
-            raise InputError(f"{options[name]} {given[name]} is not possible: {reason}. Correct it.")
-    if budget.noise_multiplier == 0 and budget.target_epsilon is not None:
-        raise InputError("--noise-multiplier 0 has no finite epsilon, so it cannot meet one. Choose a positive one.")
-    if images_per_person is not None and images_per_person < 1:
-        raise InputError(f"--images-per-person must be at least 1, not {images_per_person}.")
-
-
-def _warnings(noise_multiplier: float) -> list[str]:
-    if 0 < noise_multiplier < 0.5:
-        return ["below sigma = 0.5 no budget is meaningful: take a larger batch with more noise (TAN, Figure 2)"]
-    if 0 < noise_multiplier < 2:
-        larger = "a larger batch with as much more noise spends less (TAN, Figure 2)"
-        return [f"below sigma = 2 a budget is overcharged: {larger}"]
-    return []
+            raise InputError(f"{option} {given[option]} is not possible: {reason}. Correct it.")
+    steps, unmet = budget.num_steps, budget.noise_multiplier == 0 and budget.target_epsilon is not None
+    no_image = images_per_person is not None and images_per_person < 1
+    for cannot_be, what in (
+        (steps is not None and steps > MOST, f"--num-steps must be at most {MOST:g}, not {steps}."),
+        (not 1e-100 <= budget.delta < 1, f"--delta must lie in [1e-100, 1), and be below 1/N, not {budget.delta}."),
+        (unmet, "--noise-multiplier 0 has no finite epsilon, so it cannot meet one. Choose a positive one."),
+        (no_image, f"--images-per-person must be at least 1, not {images_per_person}."),
+    ):
+        if cannot_be:
+            raise InputError(what)

@@ -1,6 +1,7 @@
 """Plots of plans and laws, as files."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from sfumato.accounting import gaussian, rdp, rounding
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
 from sfumato.scaling.law import fit, predict
-from sfumato.scaling.law_runs import Study
+from sfumato.scaling.law_runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,47 +65,27 @@ def _draw_epsilons(left: "Axes", mechanism: Mechanism, delta: float) -> None:
         left.axvline(wall, color="tab:gray", linewidth=0.8, linestyle=":")
     own = rdp.epsilon_rdp(mechanism.parts, delta)
     left.plot(mechanism.noise_multiplier, own, "*", color="tab:red", markersize=14, label="this run")
-    left.set(
-        xscale="log",
-        yscale="log",
-        xlabel="sigma",
-        ylabel=f"epsilon by RDP at delta {rounding.delta_text(delta)}",
-        title=f"eta = {eta:.3g}",
-    )
+    left.set(xscale="log", yscale="log", xlabel="sigma", title=f"eta = {eta:.3g}")
+    left.set_ylabel(f"epsilon by RDP at delta {rounding.delta_text(delta)}")
     left.legend(frameon=False)
 
 
 def _draw_divergences(right: "Axes", mechanism: Mechanism) -> None:
     eta_step = gaussian.snr_per_step(mechanism)
-    for sigma in (0.5, 1.0, 2.0, 4.0):
-        q = math.sqrt(2) * eta_step * sigma
+    own = mechanism.noise_multiplier
+    others = [(math.sqrt(2) * eta_step * sigma, sigma) for sigma in (0.5, 1.0, 2.0, 4.0)]
+    for q, sigma in [*others, (mechanism.sampling_prob, own)]:
         if q <= 1:
-            right.plot(
-                _ORDERS, [_over_limit(q, sigma, order, eta_step) for order in _ORDERS], label=f"sigma = {sigma:g}"
-            )
-    q, sigma = mechanism.sampling_prob, mechanism.noise_multiplier
-    right.plot(
-        _ORDERS,
-        [_over_limit(q, sigma, order, eta_step) for order in _ORDERS],
-        color="tab:red",
-        linestyle="--",
-        label=f"this run, {sigma:.3g}",
-    )
-    right.set(
-        xscale="log",
-        yscale="log",
-        xlabel="order alpha",
-        ylabel="RDP of a step / (alpha eta_step²)",
-        title=f"eta_step = {eta_step:.3g}",
-    )
+            is_own = (q, sigma) == (mechanism.sampling_prob, own)
+            over = [rdp.rdp(q, sigma, order) / (order * eta_step**2) for order in _ORDERS]
+            label = f"this run, {sigma:.3g}" if is_own else f"sigma = {sigma:g}"
+            right.plot(_ORDERS, over, "r--" if is_own else "-", label=label)
+    right.set(xscale="log", yscale="log", title=f"eta_step = {eta_step:.3g}")
+    right.set(xlabel="order alpha", ylabel="RDP of a step / (alpha eta_step²)")
     right.legend(frameon=False, loc="upper left", fontsize="small")
 
 
-def _over_limit(q: float, sigma: float, order: float, eta_step: float) -> float:
-    return rdp.rdp(q, sigma, order) / (order * eta_step**2)
-
-
-def draw_law(study: Study, facts: dict[str, Any], path: Path) -> None:
+def draw_law(runs: Sequence[Run], facts: dict[str, Any], path: Path) -> None:
     """Runs as points, the law that is used with its interval, the other dashed, predictions as
     stars.
 
@@ -114,51 +95,26 @@ def draw_law(study: Study, facts: dict[str, Any], path: Path) -> None:
     Raises:
         InputError: If the file's ending is unknown.
     """
-    points = study.points
-    fits = fit(points)
+    points = [run.point for run in runs]
+    fits, batches = fit(points), [point.batch_size for point in points]
     used, other = fits
-    sizes = [point.batch_size for point in points] + [prediction["batch_size"] for prediction in facts["predictions"]]
+    stars = [(prediction["batch_size"], prediction["accuracy"]) for prediction in facts["predictions"]]
+    sizes = [*batches, *(size for size, _ in stars)]
     grid = np.unique(np.geomspace(min(sizes) / 1.2, max(sizes) * 1.2, 200).round().astype(int))
-    predicted = [predict(fits, int(size)) for size in grid]
+    low, value, high = np.array([[p.low, p.accuracy, p.high] for p in (predict(fits, int(size)) for size in grid)]).T
 
     figure = _figure(path, 6)
     axes = figure.subplots()
-    axes.fill_between(
-        grid,
-        [100 * p.low for p in predicted],
-        [100 * p.high for p in predicted],
-        color="tab:blue",
-        alpha=0.15,
-        linewidth=0,
-        label="95 % of runs",
-    )
-    axes.plot(grid, [100 * p.accuracy for p in predicted], color="tab:blue", label=used.law)
-    axes.plot(
-        grid,
-        [100 * other.predict(int(size)).accuracy for size in grid],
-        color="tab:gray",
-        linestyle="--",
-        label=f"{other.law} (not used)",
-    )
-    axes.plot(
-        [point.batch_size for point in points],
-        [100 * point.accuracy for point in points],
-        "o",
-        color="black",
-        markersize=4,
-        label="simulations",
-    )
-    for number, prediction in enumerate(facts["predictions"]):
-        axes.plot(
-            prediction["batch_size"],
-            100 * prediction["accuracy"],
-            "*",
-            color="tab:red",
-            markersize=14,
-            label="prediction" if number == 0 else None,
-        )
+    axes.fill_between(grid, 100 * low, 100 * high, color="tab:blue", alpha=0.15, linewidth=0, label="95 % of runs")
+    axes.plot(grid, 100 * value, color="tab:blue", label=used.law)
+    dashed = [100 * other.predict(int(size)).accuracy for size in grid]
+    axes.plot(grid, dashed, color="tab:gray", linestyle="--", label=f"{other.law} (not used)")
+    reached = [100 * point.accuracy for point in points]
+    axes.plot(batches, reached, "ok", markersize=4, label="simulations")
+    if stars:
+        places, heights = zip(*stars, strict=True)
+        axes.plot(places, 100 * np.array(heights), "*", color="tab:red", markersize=14, label="prediction")
     axes.set_xscale("log", base=2)
-    axes.set_xlabel("batch size at a constant sigma / B")
-    axes.set_ylabel("held-out accuracy, %")
+    axes.set(xlabel="batch size at a constant sigma / B", ylabel="held-out accuracy, %")
     axes.legend(frameon=False)
     figure.savefig(path)

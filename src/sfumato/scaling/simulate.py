@@ -2,7 +2,6 @@
 3.4).
 """
 
-import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -38,20 +37,14 @@ def simulated(recipe: ResolvedRecipe, batch_size: int, seed: int) -> ResolvedRec
         InputError: If the recipe has no noise to scale, or the batch is not smaller than its own.
     """
     refuse_other_than_updates(recipe.model, "simulate")
-    privacy, training = recipe.privacy, recipe.training
-    if privacy is None or not privacy.noise_multiplier:
-        raise InputError(
-            "a simulation scales the noise with the batch, but this recipe has none. Give it a "
-            "[privacy] section with a budget."
-        )
-    if not 1 <= batch_size <= training.batch_size:
-        raise InputError(
-            f"--batch-size must lie between 1 and the recipe's own {training.batch_size}, not "
-            f"{batch_size}: a simulation is the cheaper run."
-        )
-    sigma = privacy.noise_multiplier * (batch_size / training.batch_size)
+    privacy, whole = recipe.budget, recipe.training.batch_size
+    if not privacy.noise_multiplier:
+        raise InputError("a simulation scales the noise with the batch, but this recipe has none. Give --epsilon E.")
+    if not 1 <= batch_size <= whole:
+        raise InputError(f"--batch-size must lie between 1 and the recipe's own {whole}, not {batch_size}.")
     values = recipe.model_dump()
     of_one_run = {"selected_from": None, "selection_shape": 0.0, "score_noise": None}  # nothing is selected
+    sigma = privacy.noise_multiplier * (batch_size / whole)
     values["privacy"] |= {"target_epsilon": None, "noise_multiplier": sigma, **of_one_run}
     values["training"]["batch_size"] = batch_size
     values["run"]["seed"] = seed
@@ -119,18 +112,24 @@ def simulate(
     return simulate_by(resolve(parsed, dataset.facts).recipe, batch_size, seeds, train)
 
 
+def simulations(recipe: ResolvedRecipe, batch_size: int, seeds: Sequence[int]) -> list[ResolvedRecipe]:
+    """As `simulated`, one for each seed."""
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise InputError("--seeds must name each seed once: equal seeds give equal runs.")
+    return [simulated(recipe, batch_size, seed) for seed in seeds]
+
+
 def simulate_by(recipe: ResolvedRecipe, batch_size: int, seeds: Sequence[int], train: Train) -> Simulation:
     """One simulation for each seed, trained by ``train``."""
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise InputError(
-            "--seeds must name each seed once: equal seeds give equal runs, which say nothing about the spread."
-        )
-    simulations = [simulated(recipe, batch_size, seed) for seed in seeds]
-    runs = [train(simulation) for simulation in simulations]
-    averaged = [key for key in _ACCURACIES if getattr(runs[0], key) is not None]
+    runs = [train(simulation) for simulation in simulations(recipe, batch_size, seeds)]
+    averaged = [key for key in _AVERAGED if getattr(runs[0], key) is not None]
     mean = {key: sum(getattr(run, key) for run in runs) / len(runs) for key in averaged}
     fraction = batch_size / recipe.training.batch_size
     return Simulation(**{**dict(runs[0]), **mean}, seeds=list(seeds), runs=runs, compute_fraction=fraction)
+
+
+_WITH_VIEWS = ("accuracy_augtest_vote", "accuracy_augtest_mean")
+_AVERAGED = ("accuracy", "accuracy_last", "test_accuracy", "test_accuracy_last", *_WITH_VIEWS)
 
 
 def try_network(recipe: ResolvedRecipe, facts: Facts, trust: Collection[str]) -> None:
@@ -146,29 +145,12 @@ def try_network(recipe: ResolvedRecipe, facts: Facts, trust: Collection[str]) ->
     from sfumato.evaluation.row_independence import require_rows_apart
     from sfumato.models import registry
 
-    imported = recipe.model.name not in registry.MODELS
-    with contextlib.nullcontext() if imported else torch.device("meta"):
-        model = registry.build(
-            recipe.model.name,
-            image_size=facts.image_size,
-            channels=facts.channels,
-            num_classes=facts.num_classes,
-            options=recipe.model.options,
-            fix=recipe.model.fix,
-            seed=0,
-            trust=trust,
-        )
+    asked, size, channels = recipe.model, facts.image_size, facts.channels
+    sizes = {"image_size": size, "channels": channels, "num_classes": facts.num_classes}
+    imported = asked.name not in registry.MODELS
+    with torch.device("cpu" if imported else "meta"):
+        model = registry.build(asked.name, **sizes, options=asked.options, fix=asked.fix, seed=0, trust=trust)
     if imported and recipe.privacy is not None:
-        row = torch.zeros(1, facts.channels, facts.image_size, facts.image_size)
+        row = torch.zeros(1, channels, size, size)
         require_private(model, row)
         require_rows_apart(model, row)
-
-
-_ACCURACIES = (
-    "accuracy",
-    "accuracy_last",
-    "test_accuracy",
-    "test_accuracy_last",
-    "accuracy_augtest_vote",
-    "accuracy_augtest_mean",
-)

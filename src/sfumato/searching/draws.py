@@ -8,7 +8,7 @@ from typing import Any
 
 from sfumato.config import ResolvedRecipe
 from sfumato.data.catalogue import Facts
-from sfumato.errors import InputError
+from sfumato.errors import InputError, naming
 from sfumato.planning.resolve import resolve
 from sfumato.scaling.simulate import try_network
 from sfumato.searching.result import Cost
@@ -23,7 +23,7 @@ def draw(recipe: ResolvedRecipe, space: Space, generator: random.Random) -> Sett
     """
     for _ in range(10_000):
         settings = {key: _one_of(choices, generator) for key, choices in space.choices.items()}
-        if _trial(recipe, settings) is not None:
+        if possible(recipe, settings, recipe.training.batch_size) is not None:
             return settings
     raise InputError("--paid: the space offers no possible settings. Look for choices that contradict each other.")
 
@@ -31,21 +31,11 @@ def draw(recipe: ResolvedRecipe, space: Space, generator: random.Random) -> Sett
 def _one_of(choices: list[Any] | Range, generator: random.Random) -> Any:
     if isinstance(choices, list):
         return generator.choice(choices)
-    low, high = choices.low, choices.high
     if choices.log:
-        return math.exp(generator.uniform(math.log(low), math.log(high)))
-    if isinstance(low, int) and isinstance(high, int):
-        return generator.randint(low, high)
-    return generator.uniform(low, high)
-
-
-def _trial(recipe: ResolvedRecipe, settings: Settings) -> ResolvedRecipe | None:
-    """The recipe of a trial; None where the settings contradict each other, so that it is never drawn."""
-    try:
-        trial = apply(recipe, settings)
-    except InputError:
-        return None
-    return trial if possible(trial, recipe.training.batch_size) else None
+        return math.exp(generator.uniform(math.log(choices.low), math.log(choices.high)))
+    if choices.is_whole:
+        return generator.randint(int(choices.low), int(choices.high))
+    return generator.uniform(choices.low, choices.high)
 
 
 def refuse_untrainable_choices(recipe: ResolvedRecipe, space: Space, facts: Facts, trust: Collection[str] = ()) -> None:
@@ -68,18 +58,14 @@ def refuse_untrainable_choices(recipe: ResolvedRecipe, space: Space, facts: Fact
     for section, values in sections.items():
         for combination in itertools.product(*values.values()):
             settings = dict(zip(values, combination, strict=True))
-            trial = _trial(recipe, settings)
-            if trial is None:
+            trial = possible(recipe, settings, recipe.training.batch_size)
+            if trial is None:  # never drawn
                 continue
-            try:
+            shown = ", ".join(f"{key} = {value!r}" for key, value in settings.items()) or "the recipe's own settings"
+            with naming(f"--paid: no trial could be made with {shown}"):
                 resolve(trial, facts)
                 if section in ("", "model"):
                     try_network(trial, facts, trust)
-            except InputError as error:
-                shown = ", ".join(f"{key} = {value!r}" for key, value in settings.items())
-                raise InputError(
-                    f"--paid: no trial could be made{' with ' + shown if shown else ''}: {error}"
-                ) from None
 
 
 def expected_cost(recipe: ResolvedRecipe, space: Space, mean: float) -> Cost:

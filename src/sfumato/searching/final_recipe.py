@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from sfumato import config
 from sfumato.accounting import rounding
 from sfumato.config import ResolvedRecipe, parse_resolved
-from sfumato.errors import InputError
+from sfumato.json_record import pick
 from sfumato.planning.claims import unit_in_words
 from sfumato.planning.solve import budget_of, solve
 from sfumato.scaling.law import NOT_TOLD_APART, Fit, Point, Prediction, fit, predict, rivals
 from sfumato.searching.result import Best, Cost, Predicted, SearchResult
 from sfumato.searching.schedule import Agenda, Outcome, Search, accuracies_of
-from sfumato.searching.space import Settings, apply, views_of
+from sfumato.searching.space import Settings, apply, possible, views_of
 
 
 def final_recipe(search: Search, settings: Settings, public: bool) -> tuple[ResolvedRecipe, float]:
@@ -36,15 +36,11 @@ def final_recipe(search: Search, settings: Settings, public: bool) -> tuple[Reso
     if target is None:  # the recipe states its noise: what that spends is the budget
         stated, _ = solve(budget_of(search.recipe, n))
         target = epsilon(stated, privacy.delta, privacy.accountant).epsilon
-    budget = dataclasses.replace(budget_of(recipe, n), target_epsilon=target, noise_multiplier=None)
-    mechanism, _ = solve(budget)
+    mechanism, _ = solve(dataclasses.replace(budget_of(recipe, n), target_epsilon=target, noise_multiplier=None))
     spent = epsilon(mechanism, privacy.delta, privacy.accountant).epsilon
     values = recipe.model_dump()
-    values["privacy"] |= {
-        "target_epsilon": target,
-        "noise_multiplier": mechanism.noise_multiplier,
-        "search_data": "public" if public else "private",
-    }
+    values["privacy"] |= {"target_epsilon": target, "noise_multiplier": mechanism.noise_multiplier}
+    values["privacy"]["search_data"] = "public" if public else "private"
     values["run"]["seed"] = None
     return parse_resolved(values), spent
 
@@ -53,15 +49,14 @@ def predicted(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -
     """The accuracy of the final run on the validation split, extrapolated from some batch sizes of
     the best settings.
     """
-    points = []
-    for slot in search.law_slots(agenda.settings):
-        accuracies = accuracies_of(finished[slot.name])
-        points += [
-            Point(slot.batch_size, seed, accuracy) for seed, accuracy in zip(slot.seeds, accuracies, strict=True)
+    fits = fit(
+        [
+            Point(slot.batch_size, seed, accuracy)
+            for slot in search.law_slots(agenda.settings)
+            for seed, accuracy in zip(slot.seeds, accuracies_of(finished[slot.name]), strict=True)
         ]
-    fits = fit(points)
-    reference = apply(search.recipe, agenda.settings).training.batch_size
-    return fits, predict(fits, reference)
+    )
+    return fits, predict(fits, apply(search.recipe, agenda.settings).training.batch_size)
 
 
 def cost(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> Cost:
@@ -73,19 +68,11 @@ def cost(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> Cos
     """
     views = 0
     for slot in agenda.slots:
-        try:
-            recipe = apply(search.recipe, finished[slot.name].settings)
-        except InputError:
-            continue
-        views += views_of(recipe, slot.batch_size, len(slot.seeds))
-    training = search.recipe.training
-    reference = views_of(search.recipe, training.batch_size, 1)
+        recipe = possible(search.recipe, finished[slot.name].settings, search.num_examples)
+        views += 0 if recipe is None else views_of(recipe, slot.batch_size, len(slot.seeds))
     best = apply(search.recipe, agenda.settings)
-    return Cost(
-        search_views=views,
-        search_fraction=views / reference,
-        final_views=views_of(best, best.training.batch_size, 1),
-    )
+    fraction = views / views_of(search.recipe, search.recipe.training.batch_size)
+    return Cost(search_views=views, search_fraction=fraction, final_views=views_of(best, best.training.batch_size))
 
 
 def summary(
@@ -100,19 +87,21 @@ def summary(
     public = search.data is not None
     recipe, epsilon = final_recipe(search, agenda.settings, public)
     laws, prediction = predicted(search, agenda, finished)
-    tried = [slot.name for slot in agenda.slots if slot.kind != "law"]
-    found = [finished[name] for name in tried]
+    found = [finished[slot.name] for slot in agenda.slots if slot.kind != "law"]
+    made = [each for each in found if each.accuracies is not None]
+    best = accuracies_of(next(each for each in made if each.settings == agenda.settings))
+    last = finished[search.law_slots(agenda.settings)[-1].name]  # the largest batch; no part of the prediction
+    views = last.augtest
     return SearchResult(
-        best=Best(settings=dict(agenda.settings), accuracy=_accuracy_of(agenda.settings, found)),
+        best=Best(settings=dict(agenda.settings), accuracy=sum(best) / len(best)),
         stages=agenda.stages,
         trials=len(found),
-        given_up=sum(outcome.accuracies is None for outcome in found),
+        given_up=len(found) - len(made),
         epsilon_final=epsilon,
-        delta=recipe.budget.delta,
-        noise_multiplier=recipe.budget.noise_multiplier,
+        **pick(recipe.budget, "delta", "noise_multiplier"),
         epsilon_search_inclusive=epsilon if public else None,
-        predicted_accuracy=Predicted(value=prediction.accuracy, low=prediction.low, high=prediction.high),
-        augtest_gain=augtest_gain(search, agenda, finished),
+        predicted_accuracy=Predicted(value=prediction.accuracy, **pick(prediction, "low", "high")),
+        augtest_gain=None if views is None else (sum(views) - sum(accuracies_of(last))) / len(views),
         law=laws[0].law,
         cost=cost(search, agenda, finished),
         warnings=[*laws[0].warnings, *NOT_TOLD_APART[: len(rivals(laws))]],
@@ -122,36 +111,16 @@ def summary(
     )
 
 
-def augtest_gain(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> float | None:
-    """What the majority of several views adds at the largest batch simulated; None where training
-    has no views. No part of the prediction.
-    """
-    last = finished[search.law_slots(agenda.settings)[-1].name]
-    if last.augtest is None or last.accuracies is None:
-        return None
-    return (sum(last.augtest) - sum(last.accuracies)) / len(last.augtest)
-
-
-def _accuracy_of(settings: Settings, outcomes: list[Outcome]) -> float | None:
-    for outcome in outcomes:
-        if outcome.settings == settings and outcome.accuracies is not None:
-            return sum(outcome.accuracies) / len(outcome.accuracies)
-    return None
-
-
 def as_toml(search: Search, agenda: Agenda, found: SearchResult, name: str) -> str:
     """The final recipe as a file, with where it comes from."""
     recipe, _ = final_recipe(search, agenda.settings, search.data is not None)
-    privacy, accuracy = recipe.privacy, found.predicted_accuracy
-    of_persons = privacy is not None and privacy.unit == "person"
-    limit = privacy.max_images_per_person if privacy is not None and of_persons else None
+    privacy, accuracy = recipe.budget, found.predicted_accuracy
+    limit = privacy.max_images_per_person if privacy.unit == "person" else None
     looked_at = f"{search.data}, public images" if search.data else "the private images: no certificate covers that"
-    head = [
-        f"Found by a search from {name}: {found.trials} settings, simulated at batch "
-        f"{search.batch_size} on {looked_at}.",
-        f"Predicted accuracy on the validation split {accuracy.value:.4f} ({accuracy.low:.4f} to "
-        f"{accuracy.high:.4f}, 95 %).",
-        f"It will spend epsilon {rounding.epsilon_text(found.epsilon_final)} at delta "
-        f"{rounding.delta_text(found.delta)}, for {unit_in_words(limit)}.",
-    ]
-    return "".join(f"# {line}\n" for line in head) + config.to_toml(config.shareable(recipe))
+    head = f"""\
+# Found by a search from {name}: {found.trials} settings, simulated at batch {search.batch_size} on {looked_at}.
+# Predicted accuracy on the validation split {accuracy.value:.4f} ({accuracy.low:.4f} to {accuracy.high:.4f}, 95 %).
+# It will spend epsilon {rounding.epsilon_text(found.epsilon_final)} at delta {rounding.delta_text(found.delta)}, \
+for {unit_in_words(limit)}.
+"""
+    return head + config.to_toml(config.shareable(recipe))

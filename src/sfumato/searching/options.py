@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.config import DataConfig, Recipe, ResolvedRecipe, parse
+from sfumato.data import loading
+from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.planning.classifiers import with_updates_alone
 from sfumato.recipes import recipe_of
@@ -70,9 +72,7 @@ class SearchOptions:
         """
         parsed = recipe_of(self.recipe, self.settings)
         if self.data is not None and self.data == parsed.data.name:
-            raise InputError(
-                f"--data {self.data} are the private images themselves. Name other, public images, or leave --data out."
-            )
+            raise InputError(f"--data {self.data} are the private images themselves. Name public ones.")
         refuse_among_images(Path(self.output), parsed.data, self.root)
         parsed.model.refuse_missing_weights()
         return with_updates_alone(parsed, "search")
@@ -91,6 +91,7 @@ class SearchOptions:
             return recipe.data.model_copy(update={"split": "train"})
         return parse({"data": {"name": self.data, "split": "train"}}).data
 
-    def looked_at_root(self, recipe: Recipe) -> Path | None:
-        """Where these lie: a folder of private images is no place of public ones."""
-        return None if self.data is not None and recipe.data.name == "folder" else self.root
+    def load(self, recipe: Recipe) -> Dataset:
+        """These images. A folder of private images is no place of public ones."""
+        root = None if self.data is not None and recipe.data.name == "folder" else self.root
+        return loading.load(self.looked_at(recipe), root, self.report, loading.images_per_person(recipe))

@@ -6,7 +6,6 @@ folder `owner`, under random names, and are deleted when the search ends.
 """
 
 import contextlib
-import dataclasses
 import json
 import random
 import secrets
@@ -23,6 +22,7 @@ from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.evaluation.scores import judged_right, predict_each_alone, predict_logits
 from sfumato.evaluation.trained import load
+from sfumato.json_record import pick
 from sfumato.planning.resolve import resolve
 from sfumato.planning.solve import selection_of
 from sfumato.reporting.page import write_report
@@ -37,7 +37,7 @@ from sfumato.training.interrupt import Interrupted, stop_on_sigterm
 from sfumato.training.trainer import Trainer
 
 FACTS, SELECTED = "paid-search.json", "selected"
-OWNER, TRIALS = "owner", "trials"
+OWNER, TRIALS, PROGRESS = "owner", "trials", "progress.json"
 PUBLISHED = ("recipe.toml", "privacy.json", "ledger.jsonl", "metrics.jsonl", "model.safetensors", RESULT_FILE)
 """Of the selected run; besides, a report is written."""
 # Trains a recipe privately in a folder; or, where that says so, goes on there.
@@ -64,13 +64,10 @@ def private_search(options: SearchOptions) -> PrivateSearchResult:
     plan = resolve(parsed, loading.facts(parsed.data, options.root, report))
     space = options.space_for(plan.recipe)
     if options.space is None:  # other numbers of steps would be other budgets
-        space = Space(tuple(group for group in space.groups if STEPS not in group.choices))
+        space = Space({name: group for name, group in space.groups.items() if STEPS not in group})
     shape = parsed.privacy.selection_shape if parsed.privacy else 0.0
     every = paid_recipe(parsed, space, Selection(float(options.trials), shape, options.score_noise))
-    report(
-        f"about {options.trials:g} private runs are expected; how many there will be is secret, "
-        "so nothing more is said until the end"
-    )
+    report(f"about {options.trials:g} private runs are expected; how many is secret: no more is said until the end")
     dataset, scoring = _load(options, parsed, every)
     judges = scoring.held_out_files  # in their places, unreadable ones too: their number is public
     plan = resolve(every, dataset.facts)
@@ -94,37 +91,28 @@ def private_search(options: SearchOptions) -> PrivateSearchResult:
     assert result.epsilon is not None and result.delta is not None, "every trial is private"
     return PrivateSearchResult(
         best=Selected(run=result.run, accuracy=min(max((result.score or 0.0) / len(judges), 0.0), 1.0)),
-        trials=None,
         expected_trials=float(options.trials),
         recipe=str(Path(result.run) / "recipe.toml"),
-        storage=None,
         search_data=options.data or "private",
-        private=result.private,
         epsilon_final=result.epsilon,
         epsilon_search_inclusive=result.epsilon,
-        delta=result.delta,
-        noise_multiplier=result.noise_multiplier,
-        predicted_accuracy=None,
-        held_out=result.held_out,
-        accuracy=result.accuracy,
-        test_accuracy=result.test_accuracy,
         cost=expected_cost(plan.recipe, space, float(options.trials)),
+        **pick(result, "private", "delta", "noise_multiplier", "held_out", "accuracy", "test_accuracy"),
     )
 
 
 def _load(options: SearchOptions, parsed: Recipe, every: Recipe) -> tuple[Dataset, Dataset]:
     """The images of all trials, and those by which they are compared."""
-    report = options.report
-    listed = loading.list_images(every.data, options.root, report)
+    listed = loading.list_images(every.data, options.root, options.report)
     dataset = listed.load()
     if options.data is None:  # the validation split scores, and what is printed is measured on the test images
         return listed.load(on_test=True), dataset
-    scoring = loading.load(options.looked_at(parsed), options.looked_at_root(parsed), report)
-    if (len(scoring.classes), scoring.shape) != (len(dataset.classes), dataset.shape):
+    scoring = options.load(parsed)
+    ours, theirs = ((len(each.classes), each.shape) for each in (dataset, scoring))
+    if ours != theirs:
         raise InputError(
-            f"--data {options.data} has {len(scoring.classes)} classes of images {scoring.shape}, the "
-            f"recipe's images {len(dataset.classes)} of {dataset.shape}: no score compares "
-            "them. Name public images of the same shape and classes."
+            f"--data {options.data} has {theirs[0]} classes of images {theirs[1]}, the recipe {ours[0]} of {ours[1]}. "
+            "Name public images of the same shape and classes."
         )
     return dataset, scoring
 
@@ -135,20 +123,11 @@ def refuse_scores(options: SearchOptions) -> None:
     Raises:
         InputError: Unless there is exactly one of public images and a positive noise.
     """
-    data, score_noise = options.data, options.score_noise
-    if data is None and score_noise is None:
+    noise = options.score_noise
+    if (options.data is None) == (noise is None) or not (noise is None or noise > 0):
         raise InputError(
-            "--paid compares trials by a score on held-out private images, which is paid for by "
-            "nobody. Name public images by --data, or add noise to it by --score-noise S, the "
-            "standard deviation in images: a hundredth of the validation split costs little."
-        )
-    if data is not None and score_noise is not None:
-        raise InputError(
-            "--score-noise is for scores on private images, but --data names public ones. Leave one of them out."
-        )
-    if score_noise is not None and not score_noise > 0:
-        raise InputError(
-            f"--score-noise must be above 0, not {score_noise:g}: without noise the scores are paid for by nobody."
+            "--paid compares trials by a score: on public images, by --data, or on held-out private ones, by "
+            "--score-noise S above 0 (in images; a hundredth of the split costs little). Give one of them."
         )
 
 
@@ -158,27 +137,17 @@ def paid_recipe(recipe: Recipe, space: Space, selection: Selection) -> Recipe:
     Raises:
         InputError: If the trials could not all have one and the same budget.
     """
-    if STEPS in space.choices:
-        raise InputError(
-            f"--paid: every trial must have one and the same budget, but other {STEPS} change it. "
-            "Take it out of the space."
-        )
-    if recipe.privacy is None:
-        raise InputError(
-            "--paid spends a privacy budget, but this recipe has none. Give it a [privacy] section, or --epsilon E."
-        )
-    if recipe.run.seed is not None:
-        raise InputError("--paid: run.seed makes every trial public, so none is private. Leave it out.")
-    if recipe.run.log is not None:
-        raise InputError(
-            "--paid publishes no log, since it would tell of trials that nobody may see. Leave out run.log."
-        )
+    for cannot_be, why in (
+        (STEPS in space.choices, f"all trials have one and the same budget, and other {STEPS} change it. Search none."),
+        (recipe.privacy is None, "it spends a privacy budget, but this recipe has none. Give --epsilon E."),
+        (recipe.run.seed is not None, "run.seed makes every trial public, so none is private. Leave it out."),
+        (recipe.run.log is not None, "run.log would tell of trials that nobody may see. Leave it out."),
+    ):
+        if cannot_be:
+            raise InputError(f"--paid: {why}")
     values = recipe.model_dump()
-    values["privacy"] |= {
-        "selected_from": selection.mean,
-        "selection_shape": selection.shape,
-        "score_noise": selection.score_noise,
-    }
+    values["privacy"] |= {"selected_from": selection.mean, "selection_shape": selection.shape}
+    values["privacy"]["score_noise"] = selection.score_noise
     if selection.score_noise is not None:
         values["data"]["split"] = "train"  # the validation split scores
     return config.parse(values)
@@ -235,10 +204,8 @@ def _claimed(folder: Path, identity: str) -> Iterator[None]:
             file.write(json.dumps({"identity": identity}) + "\n")
             file.flush()
         if read_json(facts) != {"identity": identity}:
-            raise InputError(
-                f"{folder} holds a search of another recipe or space. Give what it was begun "
-                "with, or another --output: both then add up."
-            )
+            what = f"{folder} holds a search of another recipe or space"
+            raise InputError(f"{what}. Give what it was begun with, or another --output: both then add up.")
         yield
 
 
@@ -253,79 +220,54 @@ def _drawn(recipe: ResolvedRecipe, space: Space, owner: Path, images: str) -> di
     facts = read_json(path)
     if facts["images"] != images:
         raise InputError(
-            "the images changed since this search began (one that trains, scores or tests was "
-            "added, removed, altered, relabelled or reordered): going on would compare trials on "
-            "other images. Restore the images, or search anew with another --output; both "
-            "searches then add up."
+            "the images changed since this search began (of those that train, score or test). Restore them, or search "
+            "anew with another --output; both searches then add up."
         )
     found: dict[str, Settings] = facts["trials"]
     return found
 
 
-@dataclasses.dataclass
-class _Progress:
-    """How far a search is, on disk.
-
-    Attributes:
-        scores: Of finished trials, noise included.
-        stopped: The trial that was interrupted after a checkpoint, and so lost nothing.
-    """
-
-    path: Path
-    scores: dict[str, int] = dataclasses.field(default_factory=dict)
-    stopped: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.path.exists():
-            facts = read_json(self.path)
-            self.scores, self.stopped = facts["scores"], facts["stopped"]
-
-    def write(self) -> None:
-        write_json(self.path, {"scores": self.scores, "stopped": self.stopped}, 0o600)
-
-
 def _best(
     recipe: ResolvedRecipe, trials: dict[str, Settings], owner: Path, train: Train, score: Score
 ) -> tuple[Path, int]:
-    """Makes all trials and returns the best one's folder, and its score, noise included."""
-    progress, noise = _Progress(owner / "progress.json"), _selection(recipe).score_noise
+    """Makes all trials and returns the best one's folder, and its score, noise included.
+
+    On disk is how far it is: the scores of finished trials, noise included; and the trial that was stopped with a
+    checkpoint, and so lost nothing.
+    """
+    path, noise = owner / PROGRESS, _selection(recipe).score_noise
+    progress = read_json(path) if path.exists() else {"scores": {}, "stopped": None}
+    scores: dict[str, int] = progress["scores"]
+
+    def stopped(name: str | None) -> None:
+        progress["stopped"] = name
+        write_json(path, progress, 0o600)
+
     for name, settings in trials.items():
-        if name in progress.scores:
+        if name in scores:
             continue
         trial = owner / TRIALS / name
-        _train(apply(recipe, settings), trial, progress, train)
+        # All trials must be alike. One that was killed lost updates, and is made anew: nobody saw it.
+        if trial.exists() and progress["stopped"] != name and not (trial / RESULT_FILE).exists():
+            shutil.rmtree(trial)
+        stopped(None)
+        try:
+            while train(apply(recipe, settings), trial, trial.exists()).num_lost:
+                shutil.rmtree(trial)
+        except Interrupted:
+            stopped(name)
+            raise
         points = score(trial)
         if noise is not None:
             # Of whole numbers, so that no last bits tell what the noise was added to.
             points += round(random.SystemRandom().gauss(0.0, noise))
-        before = max(progress.scores, key=progress.scores.__getitem__, default=None)
-        progress.scores[name] = points
-        progress.write()
+        before = max(scores, key=scores.__getitem__, default=None)
+        scores[name] = points
+        stopped(None)
         if before is not None:
-            worse = name if points <= progress.scores[before] else before
-            shutil.rmtree(owner / TRIALS / worse)
-    best = max(progress.scores, key=progress.scores.__getitem__)
-    return owner / TRIALS / best, progress.scores[best]
-
-
-def _train(recipe: ResolvedRecipe, trial: Path, progress: _Progress, train: Train) -> None:
-    """Makes a trial, or goes on with one that was stopped with a checkpoint.
-
-    All trials must be alike. One that was killed lost updates, and is made anew: nobody saw it.
-    """
-    if trial.exists() and progress.stopped != trial.name and not (trial / RESULT_FILE).exists():
-        shutil.rmtree(trial)
-    progress.stopped = None
-    progress.write()
-    try:
-        result = train(recipe, trial, trial.exists())
-    except Interrupted:
-        progress.stopped = trial.name
-        progress.write()
-        raise
-    while result.num_lost:
-        shutil.rmtree(trial)
-        result = train(recipe, trial, False)
+            shutil.rmtree(owner / TRIALS / (name if points <= scores[before] else before))
+    best = max(scores, key=scores.__getitem__)
+    return owner / TRIALS / best, scores[best]
 
 
 def publish(trial: Path, place: Path, selected: Path, score: int) -> None:

@@ -12,25 +12,33 @@ class Best(Record):
     accuracy: float | None
 
 
-class Stage(Record):
-    """One group of settings that was compared with what stood before.
+class Gain(Record):
+    """The best of some candidates against the settings before.
 
     Attributes:
         best: Which candidate; None without any.
         gain: Its mean accuracy less that of the settings before.
         needed: What chance alone exceeds in fewer than 5 of 100 searches; None: unknown from one
             seed.
-        counts: Whether the gain is more than chance gives, so that the settings were taken over.
+        counts: Whether the gain is more than chance gives, so that the settings are taken over.
+    """
+
+    best: int | None
+    gain: float
+    needed: float | None
+    counts: bool
+
+
+class Stage(Gain):
+    """One group of settings that was compared with what stood before.
+
+    Attributes:
         settings: After the stage.
         tried: What was compared, in order.
         untried: What the group has besides, for which there were too few trials.
     """
 
     name: str
-    best: int | None
-    gain: float
-    needed: float | None
-    counts: bool
     settings: dict[str, Any]
     tried: list[dict[str, Any]]
     untried: list[dict[str, Any]]
@@ -107,17 +115,17 @@ class PrivateSearchResult(Record):
     """
 
     best: Selected
-    trials: Literal[None]
+    trials: Literal[None] = None
     expected_trials: float
     recipe: str
-    storage: Literal[None]
+    storage: Literal[None] = None
     search_data: str
     private: bool
     epsilon_final: float
     epsilon_search_inclusive: float
     delta: float
     noise_multiplier: float | None
-    predicted_accuracy: Literal[None]
+    predicted_accuracy: Literal[None] = None
     held_out: str
     accuracy: float
     test_accuracy: float | None

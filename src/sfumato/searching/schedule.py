@@ -14,9 +14,10 @@ import numpy as np
 
 from sfumato.config import ResolvedRecipe
 from sfumato.errors import InputError
+from sfumato.scaling.simulate import simulations
 from sfumato.searching.options import SearchOptions
-from sfumato.searching.result import Stage
-from sfumato.searching.space import Group, Settings, Space, apply, proposals
+from sfumato.searching.result import Gain, Stage
+from sfumato.searching.space import Settings, Space, apply, proposals
 
 Sampler = Literal["greedy", "tpe", "random"]
 Kind = Literal["baseline", "candidate", "law"]
@@ -110,13 +111,35 @@ class Search:
     data: str | None
 
     def agenda(self, finished: Mapping[str, Outcome]) -> Agenda:
-        """The trials of the search itself, then the runs that its prediction rests on."""
-        agenda = self._greedy(finished) if self.sampler == "greedy" else self._sampled(finished)
-        if not agenda.complete:
-            return agenda
-        law = self.law_slots(agenda.settings)
-        complete = all(slot.name in finished for slot in law)
-        return dataclasses.replace(agenda, slots=[*agenda.slots, *law], complete=complete)
+        """The trials of the search itself, then the runs that its prediction rests on.
+
+        Greedy: one group after another, each on top of what has counted as a gain (Sander et al. 2022, Table 2).
+        Another sampler draws from the whole space.
+        """
+        best = self._slot("baseline", "the recipe", {})
+        slots, stages, settings = [best], list[Stage](), Settings()
+        groups = self.space.groups if self.sampler == "greedy" else {self.sampler: self.space.choices}
+        for number, (name, group) in enumerate(groups.items()):
+            share, untried = (self.trials - len(slots)) // (len(groups) - number), list[Settings]()
+            if self.sampler == "greedy":
+                candidates, untried = proposals(self.recipe, self.space, name, settings, share, self.num_examples)
+                tried = [self._slot("candidate", f"{name}/{i}", each) for i, each in enumerate(candidates)]
+            else:
+                tried = [self._slot("candidate", f"sample/{i}", None) for i in range(1, share + 1)]
+            slots += tried
+            if any(slot.name not in finished for slot in slots):
+                return Agenda(slots, stages, settings, False)
+            outcomes = [finished[slot.name] for slot in tried]
+            found = gain(accuracies_of(finished[best.name]), [outcome.accuracies for outcome in outcomes])
+            if found.counts and found.best is not None:
+                best, settings = tried[found.best], outcomes[found.best].settings
+            compared, left = (
+                [{key: each[key] for key in each if key in group} for each in listed]
+                for listed in ([outcome.settings for outcome in outcomes], untried)
+            )
+            stages.append(Stage(**dict(found), name=name, settings=settings, tried=compared, untried=left))
+        law = self.law_slots(settings)
+        return Agenda([*slots, *law], stages, settings, all(slot.name in finished for slot in law))
 
     def law_slots(self, settings: Settings) -> list[Slot]:
         """Four batch sizes of the best settings, from which the accuracy at the reference is
@@ -127,54 +150,16 @@ class Search:
         reference = apply(self.recipe, settings).training.batch_size
         smallest = max(1, min(self.batch_size // 2, reference // 8))
         seeds = tuple(max(self.seeds) + 1 + i for i in range(max(3, len(self.seeds))))
-        return [
-            Slot("law", f"batch {size}", settings, size, seeds)
-            for size in (smallest, 2 * smallest, 4 * smallest, 8 * smallest)
-        ]
+        sizes = (smallest, 2 * smallest, 4 * smallest, 8 * smallest)
+        return [Slot("law", f"batch {size}", settings, size, seeds) for size in sizes]
 
     def _slot(self, kind: Kind, label: str, settings: Settings | None) -> Slot:
         return Slot(kind, label, settings, self.batch_size, self.seeds)
 
-    def _greedy(self, finished: Mapping[str, Outcome]) -> Agenda:
-        """One group after another, each on top of what has counted as a gain (Sander et al. 2022,
-        Table 2).
-        """
-        slots = [self._slot("baseline", "the recipe", {})]
-        stages: list[Stage] = []
-        settings: Settings = {}
-        if slots[0].name not in finished:
-            return Agenda(slots, stages, settings, False)
-        accuracies = accuracies_of(finished[slots[0].name])
-        groups = self.space.groups
-        for number, group in enumerate(groups):
-            share = (self.trials - len(slots)) // (len(groups) - number)
-            candidates, untried = proposals(self.recipe, group, settings, share, self.num_examples)
-            tried = [self._slot("candidate", f"{group.name}/{i}", candidate) for i, candidate in enumerate(candidates)]
-            slots += tried
-            if any(slot.name not in finished for slot in tried):
-                return Agenda(slots, stages, settings, False)
-            found = gain(accuracies, [finished[slot.name].accuracies for slot in tried])
-            if found.counts and found.best is not None:
-                settings, accuracies = candidates[found.best], accuracies_of(finished[tried[found.best].name])
-            stages.append(_stage(group.name, found, settings, _of_group(group, candidates), _of_group(group, untried)))
-        return Agenda(slots, stages, settings, True)
-
-    def _sampled(self, finished: Mapping[str, Outcome]) -> Agenda:
-        """The recipe's own settings, and what the sampler draws."""
-        tried = [self._slot("candidate", f"sample/{i}", None) for i in range(1, self.trials)]
-        slots = [self._slot("baseline", "the recipe", {}), *tried]
-        if any(slot.name not in finished for slot in slots):
-            return Agenda(slots, [], {}, False)
-        found = gain(accuracies_of(finished[slots[0].name]), [finished[slot.name].accuracies for slot in tried])
-        drawn = [finished[slot.name].settings for slot in tried]
-        settings = drawn[found.best] if found.counts and found.best is not None else {}
-        return Agenda(slots, [_stage(self.sampler, found, settings, drawn, [])], settings, True)
-
     def as_json(self) -> dict[str, Any]:
         """What all workers of one study must agree on."""
-        facts = {name: getattr(self, name) for name in ("sampler", "prune", "trials", "batch_size")}
-        facts |= {"num_examples": self.num_examples, "data": self.data, "seeds": list(self.seeds)}
-        return {**facts, "recipe": self.recipe.model_dump(mode="json"), "space": self.space.as_json()}
+        own = {"recipe": self.recipe.model_dump(mode="json"), "space": self.space.as_json(), "seeds": list(self.seeds)}
+        return {**vars(self), **own}
 
 
 def plan_search(recipe: ResolvedRecipe, options: SearchOptions, num_examples: int) -> Search:
@@ -183,111 +168,29 @@ def plan_search(recipe: ResolvedRecipe, options: SearchOptions, num_examples: in
     Raises:
         InputError: Naming what and why.
     """
-    sampler, seeds, space = options.sampler, tuple(options.seeds), options.space_for(recipe)
-    _refuse_recipe(recipe)
-    if sampler not in get_args(Sampler):
-        raise InputError(f"--sampler {sampler!r} is not known. Known are {', '.join(get_args(Sampler))}.")
-    if sampler == "greedy" and options.prune:
-        raise InputError(
-            "--prune gives up trials that fall behind those before, but the greedy order "
-            "compares whole groups. Use --sampler tpe or random."
-        )
+    sampler, seeds, space, privacy = options.sampler, tuple(options.seeds), options.space_for(recipe), recipe.budget
     whole = recipe.training.batch_size
     batch_size = min(whole, max(16, whole // 64)) if options.batch_size is None else options.batch_size
-    if not 1 <= batch_size <= whole:
-        raise InputError(
-            f"--batch-size must lie between 1 and the recipe's own {whole}, not {batch_size}: a "
-            "simulation is the cheaper run."
-        )
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise InputError(
-            "--seeds must name each seed once: equal seeds give equal runs, which say nothing about the spread."
-        )
-    for key, choices in space.choices.items():
-        if isinstance(choices, list):
-            _refuse_impossible(recipe, key, choices)
-        elif sampler == "greedy":
-            raise InputError(
-                f"{key} is a range, which the greedy order cannot try value by value. List "
-                "values, or use --sampler tpe or random."
-            )
-    return Search(
-        recipe,
-        space,
-        cast(Sampler, sampler),
-        sampler != "greedy" if options.prune is None else options.prune,
-        int(options.trials),
-        batch_size,
-        seeds,
-        num_examples,
-        options.data,
-    )
-
-
-def _refuse_recipe(recipe: ResolvedRecipe) -> None:
-    privacy = recipe.privacy
-    if privacy is None or not privacy.noise_multiplier:
-        raise InputError(
-            "a search simulates a private run, but this recipe has no budget. Give it a "
-            "[privacy] section, or --epsilon E."
-        )
-    if privacy.selected_from is not None:
-        raise InputError(
-            "this recipe is itself selected from several private runs (privacy.selected_from). "
-            "Leave that out, or search with --paid."
-        )
-    if privacy.sampling != "poisson":
-        raise InputError(
-            'the final run would have no certificate: its batches are shuffled. Set privacy.sampling = "poisson".'
-        )
-
-
-def _refuse_impossible(recipe: ResolvedRecipe, key: str, choices: list[Any]) -> None:
-    """Refuses a key of which no value is possible."""
-    reasons = []
-    for value in choices:
-        try:
-            apply(recipe, {key: value})
-        except InputError as error:
-            reasons.append(str(error))
-    if len(reasons) == len(choices):
-        raise InputError(f"the space offers no possible value of {key}: {reasons[0]}")
-
-
-def _of_group(group: Group, listed: list[Settings]) -> list[Settings]:
-    """Of settings, what a group is about."""
-    return [{key: value for key, value in settings.items() if key in group.choices} for settings in listed]
-
-
-def _stage(name: str, found: "Gain", settings: Settings, tried: list[Settings], untried: list[Settings]) -> Stage:
-    facts = dataclasses.asdict(found)
-    return Stage(name=name, **facts, counts=found.counts, settings=dict(settings), tried=tried, untried=untried)
+    simulations(recipe, batch_size, seeds)  # refuses what cannot be simulated
+    ranges = [key for key, choices in space.choices.items() if not isinstance(choices, list)]
+    for cannot_be, why in (
+        (privacy.selected_from is not None, "the recipe has privacy.selected_from. Leave it out, or search by --paid."),
+        (privacy.sampling != "poisson", 'shuffled batches have no certificate. Set privacy.sampling = "poisson".'),
+        (sampler not in get_args(Sampler), f"--sampler {sampler!r} is not known. Known are greedy, tpe, random."),
+        (sampler == "greedy" and options.prune, "--prune is for --sampler tpe or random: greedy compares groups."),
+        (sampler == "greedy" and ranges, f"{' and '.join(ranges)} is a range, for tpe and random. List values."),
+    ):
+        if cannot_be:
+            raise InputError(why)
+    prune = sampler != "greedy" if options.prune is None else options.prune
+    numbers = (int(options.trials), batch_size, seeds, num_examples)
+    return Search(recipe, space, cast(Sampler, sampler), prune, *numbers, options.data)
 
 
 def accuracies_of(outcome: Outcome) -> tuple[float, ...]:
     """Of an outcome that was not given up, one for each seed."""
     assert outcome.accuracies is not None, "what a search starts from is never given up"
     return outcome.accuracies
-
-
-@dataclasses.dataclass(frozen=True)
-class Gain:
-    """The best of some candidates against the current settings.
-
-    Attributes:
-        best: Which candidate; None without any.
-        gain: Its mean accuracy less that of the current settings.
-        needed: What chance alone exceeds in fewer than 5 of 100 searches like this; None where one
-            seed leaves the spread unknown.
-    """
-
-    best: int | None
-    gain: float
-    needed: float | None
-
-    @property
-    def counts(self) -> bool:
-        return self.best is not None and self.gain > (self.needed or 0.0)
 
 
 def gain(current: Sequence[float], candidates: Sequence[Sequence[float] | None]) -> Gain:
@@ -304,20 +207,21 @@ def gain(current: Sequence[float], candidates: Sequence[Sequence[float] | None])
         current: Accuracy for each seed.
         candidates: The same for each candidate; None for one that was given up.
     """
+    from scipy.stats import t
+
     level = float(np.mean(current))
     means = [-math.inf if accuracies is None else float(np.mean(accuracies)) for accuracies in candidates]
     if not means or max(means) == -math.inf:
-        return Gain(None, 0.0, None)
+        return Gain(best=None, gain=0.0, needed=None, counts=False)
     best = int(np.argmax(means))
     compared = [i for i, mean in enumerate(means) if 1 - mean <= _ALIKE * (1 - level)] or [best]
     table = np.array([current, *(candidates[i] for i in compared)], dtype=np.float64)
     rows, seeds = table.shape
-    if seeds < 2:
-        return Gain(best, means[best] - level, None)
-    rest = table - table.mean(1, keepdims=True) - table.mean(0, keepdims=True) + table.mean()
-    freedom = (rows - 1) * (seeds - 1)
-    variance = float((rest**2).sum()) / freedom
-    from scipy.stats import t
-
-    bound = float(t.ppf(1 - (1 - LEVEL) / len(candidates), freedom))
-    return Gain(best, means[best] - level, bound * math.sqrt(2 * variance / seeds))
+    needed, found = None, means[best] - level
+    if seeds > 1:
+        rest = table - table.mean(1, keepdims=True) - table.mean(0, keepdims=True) + table.mean()
+        freedom = (rows - 1) * (seeds - 1)
+        variance = float((rest**2).sum()) / freedom
+        bound = float(t.ppf(1 - (1 - LEVEL) / len(candidates), freedom))
+        needed = bound * math.sqrt(2 * variance / seeds)
+    return Gain(best=best, gain=found, needed=needed, counts=found > (needed or 0.0))

@@ -15,8 +15,10 @@ true}.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
+import operator
 import random
 from pathlib import Path
 from typing import Any
@@ -43,46 +45,34 @@ class Range:
     high: float
     log: bool = False
 
+    @property
+    def is_whole(self) -> bool:
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
     def ends(self) -> list[float]:
         """The least and the largest number that may be drawn; of real numbers, hardly any that is
         drawn is a whole one.
         """
-        if isinstance(self.low, int) and isinstance(self.high, int):
+        if self.is_whole:
             return [self.low, self.high]
         return [math.nextafter(self.low, math.inf), math.nextafter(self.high, -math.inf)]
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Keys that are searched together."""
-
-    name: str
-    choices: dict[str, list[Any] | Range]
-
-    def settings(self) -> list[Settings]:
-        """Every combination of its lists."""
-        lists = [values for values in self.choices.values() if isinstance(values, list)]
-        return [dict(zip(self.choices, values, strict=True)) for values in itertools.product(*lists)]
+Choices = dict[str, list[Any] | Range]
 
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-    """Groups in order."""
+    """Groups of keys that are searched together, by their names, in order."""
 
-    groups: tuple[Group, ...]
+    groups: dict[str, Choices]
 
     @property
-    def choices(self) -> dict[str, list[Any] | Range]:
-        return {key: values for group in self.groups for key, values in group.choices.items()}
+    def choices(self) -> Choices:
+        return {key: values for group in self.groups.values() for key, values in group.items()}
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            group.name: {
-                key: dataclasses.asdict(values) if isinstance(values, Range) else values
-                for key, values in group.choices.items()
-            }
-            for group in self.groups
-        }
+        return dict(dataclasses.asdict(self)["groups"])
 
 
 def paper_space(recipe: ResolvedRecipe) -> Space:
@@ -90,7 +80,7 @@ def paper_space(recipe: ResolvedRecipe) -> Space:
     batch size as in Table 3: an eighth, a quarter, as many, four times as many.
     """
     steps = recipe.training.num_steps
-    groups: dict[str, dict[str, list[Any] | Range]] = {
+    groups: dict[str, Choices] = {
         "learning rate": {
             "optimizer.learning_rate": [1.0, 2.0, 4.0, 8.0, 12.0, 16.0],
             "optimizer.momentum": [0.0, 0.1, 0.5, 0.9, 1.0],
@@ -100,7 +90,7 @@ def paper_space(recipe: ResolvedRecipe) -> Space:
         "augmentation": {"augmentation.kind": ["rrc", "tan", "simclr"], "augmentation.augmult": [1, 2, 4, 8, 16]},
         "steps": {STEPS: [max(1, steps // 8), max(1, steps // 4), steps, 4 * steps]},
     }
-    return Space(tuple(Group(name, choices) for name, choices in groups.items()))
+    return Space(groups)
 
 
 def read_space(path: Path) -> Space:
@@ -109,59 +99,41 @@ def read_space(path: Path) -> Space:
     Raises:
         InputError: If a key may not be searched, is no key of a recipe, or has no values.
     """
-    tables = config.read(path)
-    if not tables:
-        raise InputError(
-            f"{path} names nothing to search. Give a table for each group, with keys such as "
-            '"optimizer.learning_rate" = [1.0, 2.0].'
-        )
-    groups = []
-    for name, table in tables.items():
-        if not isinstance(table, dict) or not table:
-            raise InputError(
-                f'{path}: {name} is no group. Write [{name}] and below it keys such as "optimizer.learning_rate" = '
-                "[1.0, 2.0]."
-            )
-        groups.append(Group(name, {key: _choices(path, key, values) for key, values in _flat(table).items()}))
-    keys = [key for group in groups for key in group.choices]
-    for key in keys:
-        _refuse_key(path, key)
-        if keys.count(key) > 1:
-            raise InputError(f"{path} names {key} in two groups. Leave it in one.")
-    for group in groups:
-        for key, values in group.choices.items():
-            _refuse_values(path, key, values)
-    return Space(tuple(groups))
+    tables = config.read(path, "space")
+    wrong = [name for name, table in tables.items() if not isinstance(table, dict) or not table]
+    if wrong or not tables:
+        what = f"{wrong[0]} is no group" if wrong else "it names nothing to search"
+        raise InputError(f'{path}: {what}. Write a table [group] with keys such as "optimizer.learning_rate" = [1.0].')
+    groups = {
+        name: {key: _choices(path, key, values) for key, values in _flat(table).items()}
+        for name, table in tables.items()
+    }
+    keys = [key for group in groups.values() for key in group]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise InputError(f"{path} names {twice} in two groups. Leave it in one.")
+    return Space(groups)
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as dotted keys; a table with low and high is a range."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        if isinstance(value, dict) and not {"low", "high"} & value.keys():
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
+        is_table = isinstance(value, dict) and not {"low", "high"} & value.keys()
+        flat |= _flat(value, f"{prefix}{key}.") if is_table else {prefix + key: value}
     return flat
 
 
 def _choices(path: Path, key: str, values: Any) -> list[Any] | Range:
-    if isinstance(values, list) and values:
-        return values
-    if isinstance(values, dict) and {"low", "high"} <= values.keys() <= {"low", "high", "log"}:
-        found = Range(**values)
-        numbers = all(type(end) in (int, float) for end in (found.low, found.high)) and type(found.log) is bool
-        if numbers and -math.inf < found.low < found.high < math.inf and (found.low > 0 or not found.log):
-            return found
-    raise InputError(
-        f"{path}: {key} = {values!r} is neither a list of values nor a range such as "
-        f"{{low = 0.5, high = 16.0, log = true}}. Write one."
-    )
-
-
-def _refuse_values(path: Path, key: str, values: list[Any] | Range) -> None:
-    """A value that its key cannot take would fail in every trial that draws it."""
-    for value in values.ends() if isinstance(values, Range) else values:
+    """Of a key, where each may be tried: a value that its key cannot take would fail in every trial that draws it."""
+    _refuse_key(path, key)
+    found = _range(values) if isinstance(values, dict) else values
+    if not found or not isinstance(found, list | Range):
+        raise InputError(
+            f"{path}: {key} = {values!r} is neither a list of values nor a range such as "
+            "{low = 0.5, high = 16.0, log = true}. Write one."
+        )
+    for value in found.ends() if isinstance(found, Range) else found:
         if key.startswith("model.options."):
             reason = config.why_impossible("model.options", {key.split(".")[2]: value})
         else:
@@ -169,30 +141,36 @@ def _refuse_values(path: Path, key: str, values: list[Any] | Range) -> None:
         if key == STEPS and (type(value) is not int or value < 1):  # others are counted from it
             reason = "it must be a whole number of at least 1, without quotes"
         if reason is not None:
-            shown = dataclasses.asdict(values) if isinstance(values, Range) else value
+            shown = values if isinstance(found, Range) else value
             raise InputError(f"{path}: {key} = {shown!r} is not possible: {reason}. Correct it.")
+    return found
 
 
-_ALLOWED = ("model", "augmentation", "optimizer", "ema")
+def _range(table: dict[str, Any]) -> Range | None:
+    """None: it is no range."""
+    if not {"low", "high"} <= table.keys() <= {"low", "high", "log"}:
+        return None
+    low, high, log = table["low"], table["high"], table.get("log", False)
+    numbers = {type(low), type(high)} <= {int, float} and type(log) is bool
+    is_range = numbers and -math.inf < low < high < math.inf and (low > 0 or not log)
+    return Range(low, high, log) if is_range else None
+
+
+_SEARCHED = ("model", "augmentation", "optimizer", "ema")
+_CONSTANT = f"the signal-to-noise ratio is held constant. Search {STEPS}: batch size and noise follow it."
+_SHARED = "every trial must see the same images and seeds. Leave it out."
+_WHY_NOT = {"privacy": _CONSTANT, "training": _CONSTANT, "data": _SHARED, "run": _SHARED}
 
 
 def _refuse_key(path: Path, key: str) -> None:
-    section = key.split(".")[0]
-    if key == STEPS or key == "privacy.clipping_norm":
+    if key in (STEPS, "privacy.clipping_norm") or (key.startswith("model.options.") and key.count(".") == 2):
         return
-    if section in ("privacy", "training"):
-        raise InputError(
-            f"{path}: {key} cannot be searched: the signal-to-noise ratio is held constant. "
-            f"Search {STEPS}; batch size and noise then follow it."
-        )
-    if section in ("data", "run"):
-        raise InputError(
-            f"{path}: {key} cannot be searched: every trial must see the same images and seeds. Leave it out."
-        )
-    near = [known for known in config.known_keys() if known.startswith(_ALLOWED)]
-    an_option = key.startswith("model.options.") and key.count(".") == 2
-    if key not in near and not an_option:
-        raise InputError(f"{path}: {key} is no key of a recipe. {nearest(key, near)}")
+    why_not = _WHY_NOT.get(key.split(".")[0])
+    if why_not is not None:
+        raise InputError(f"{path}: {key} cannot be searched: {why_not}")
+    known = [name for name in config.known_keys() if name.startswith(_SEARCHED)]
+    if key not in known:
+        raise InputError(f"{path}: {key} is no key of a recipe. {nearest(key, known)}")
 
 
 def apply(recipe: ResolvedRecipe, settings: Settings) -> ResolvedRecipe:
@@ -212,21 +190,14 @@ def apply(recipe: ResolvedRecipe, settings: Settings) -> ResolvedRecipe:
     values = recipe.model_dump()
     for key, value in settings.items():
         *sections, last = key.split(".")
-        section = values
-        for name in sections:
-            section = section[name]
-        section[last] = value
+        functools.reduce(operator.getitem, sections, values)[last] = value
     # What the chosen optimizer does not have was set for another one.
     optimizer = values["optimizer"]
     if optimizer["name"] == "sgd":
         optimizer |= dict.fromkeys(ADAM)
     else:
-        optimizer |= {
-            "momentum": 0.0,
-            "dampening": 0.0,
-            "nesterov": False,
-            **{key: usual for key, usual in ADAM.items() if optimizer[key] is None},
-        }
+        optimizer |= {"momentum": 0.0, "dampening": 0.0, "nesterov": False}
+        optimizer |= {key: usual for key, usual in ADAM.items() if optimizer[key] is None}
     steps, batch_size = recipe.training.num_steps, recipe.training.batch_size
     if settings.get(STEPS, steps) != steps:
         factor = steps / settings[STEPS]
@@ -238,39 +209,46 @@ def apply(recipe: ResolvedRecipe, settings: Settings) -> ResolvedRecipe:
     return config.parse_resolved(values)
 
 
+def trial_of(recipe: ResolvedRecipe, settings: Settings, num_examples: int) -> ResolvedRecipe:
+    """As `apply`.
+
+    Raises:
+        InputError: If it cannot be trained, or says nothing that another does not say more cheaply.
+    """
+    trial = apply(recipe, settings)
+    has_views = trial.augmentation.kind != "none"
+    if trial.training.batch_size > num_examples or has_views != (trial.augmentation.augmult > 0):
+        raise InputError("these settings contradict each other")
+    return trial
+
+
+def possible(recipe: ResolvedRecipe, settings: Settings, num_examples: int) -> ResolvedRecipe | None:
+    """As `trial_of`; None where that refuses."""
+    try:
+        return trial_of(recipe, settings, num_examples)
+    except InputError:
+        return None
+
+
 def proposals(
-    recipe: ResolvedRecipe, group: Group, current: Settings, count: int, num_examples: int
+    recipe: ResolvedRecipe, space: Space, name: str, current: Settings, count: int, num_examples: int
 ) -> tuple[list[Settings], list[Settings]]:
-    """At most ``count`` different possible settings of a group, on top of the current ones and none
+    """At most ``count`` different possible settings of a space's group, on top of the current ones and none
     equal to them; and those for which there was no room.
 
     Where the group has more, they are drawn from it, the same ones each time.
     """
-    seen = {_identity(apply(recipe, current))}
-    found = []
-    for changes in group.settings():
-        settings = {**current, **changes}
-        try:
-            candidate = apply(recipe, settings)
-        except InputError:
-            continue
-        identity = _identity(candidate)
-        if identity in seen or not possible(candidate, num_examples):
-            continue
-        seen.add(identity)
-        found.append(settings)
-    chosen = set(random.Random(group.name).sample(range(len(found)), min(count, len(found))))
-    return (
-        [settings for i, settings in enumerate(found) if i in chosen],
-        [settings for i, settings in enumerate(found) if i not in chosen],
-    )
-
-
-def possible(recipe: ResolvedRecipe, num_examples: int) -> bool:
-    """Whether a recipe can be trained and says something that another does not say more cheaply."""
-    views_of_nothing = recipe.augmentation.kind == "none" and recipe.augmentation.augmult > 0
-    no_views = recipe.augmentation.kind != "none" and recipe.augmentation.augmult == 0
-    return recipe.training.batch_size <= num_examples and not views_of_nothing and not no_views
+    current_identity = _identity(apply(recipe, current))
+    found: dict[str, Settings] = {}
+    group = space.groups[name]
+    for values in itertools.product(*(values for values in group.values() if isinstance(values, list))):
+        settings = {**current, **dict(zip(group, values, strict=True))}
+        candidate = possible(recipe, settings, num_examples)
+        if candidate is not None and _identity(candidate) != current_identity:
+            found.setdefault(_identity(candidate), settings)
+    chosen = set(random.Random(name).sample(range(len(found)), min(count, len(found))))
+    listed = list(enumerate(found.values()))
+    return [each for i, each in listed if i in chosen], [each for i, each in listed if i not in chosen]
 
 
 def views_of(recipe: ResolvedRecipe, batch_size: int, num_runs: int = 1) -> int:

@@ -5,6 +5,9 @@ whose process was killed gives no heartbeat: after `GRACE` seconds another proce
 """
 
 import contextlib
+import datetime
+import importlib.util
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import InputError, MachineError
-from sfumato.searching.schedule import Agenda, Outcome, Search, Slot
+from sfumato.searching.schedule import Agenda, Outcome, Search, Slot, accuracies_of
 from sfumato.searching.space import Settings
 
 if TYPE_CHECKING:
@@ -21,10 +24,10 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
 HEARTBEAT, GRACE = 10, 120
-_FORMS = "sqlite:///FILE and postgresql://USER@HOST/DATABASE"
+_GIVE = "give sqlite:///FILE or postgresql://USER@HOST/DATABASE."
 
 Watch = Callable[[int, float], None]
-# Settings, slot, watch(step, accuracy) -> what was found; raises optuna.TrialPruned for a trial that is given up.
+# Settings, slot, watch(step, accuracy) -> what was found; raises InputError for a trial that is given up.
 Evaluate = Callable[[Settings, Slot, Watch], Outcome]
 
 
@@ -44,8 +47,6 @@ def work(
     """
     import optuna
 
-    first_seen: dict[int, float] = {}
-
     def objective(trial: "Trial") -> float:
         slot = _slot_of(trial, search, study)
         settings = _draw(search, trial) if slot.settings is None else slot.settings
@@ -55,37 +56,35 @@ def work(
         def watch(step: int, accuracy: float) -> None:
             trial.report(accuracy, step)
             if search.prune and slot.settings is None and trial.should_prune():
-                raise optuna.TrialPruned("fell behind")
+                raise InputError("fell behind")
 
         try:
             found = evaluate(settings, slot, watch)
-        except optuna.TrialPruned as reason:
+        except InputError as reason:
             if slot.kind != "candidate":
-                raise InputError(str(reason)) from None
+                raise
             report(f"{slot.label}: given up, {reason}")
-            raise
-        assert found.accuracies is not None, "what was given up was raised"
-        trial.set_user_attr("accuracies", found.accuracies)
+            raise optuna.TrialPruned from None
+        accuracies = accuracies_of(found)
+        trial.set_user_attr("accuracies", accuracies)
         trial.set_user_attr("augtest", found.augtest)
-        score = sum(found.accuracies) / len(found.accuracies)
-        report(f"{slot.label} {_in_words(settings)}: {100 * score:.2f} %")
+        score = sum(accuracies) / len(accuracies)
+        in_words = " ".join(f"{key}={value}" for key, value in settings.items()) or "as the recipe is"
+        report(f"{slot.label} {in_words}: {100 * score:.2f} %")
         return score
 
-    while True:
-        agenda = search.agenda(finished(study))
-        if agenda.complete:
-            return agenda
-        live = {
-            trial.user_attrs.get("slot") for trial in study.get_trials(deepcopy=False) if trial.state.name != "FAIL"
-        }
-        for slot in agenda.slots:
-            if slot.name not in live:
-                study.enqueue_trial({}, user_attrs={"slot": slot.name})
-        if any(trial.state.name == "WAITING" for trial in study.get_trials(deepcopy=False)):
+    while not (agenda := search.agenda(finished(study))).complete:
+        trials = study.get_trials(deepcopy=False)
+        live = {trial.user_attrs.get("slot") for trial in trials if trial.state.name != "FAIL"}
+        missing = [slot.name for slot in agenda.slots if slot.name not in live]
+        for name in missing:
+            study.enqueue_trial({}, user_attrs={"slot": name})
+        if missing or any(trial.state.name == "WAITING" for trial in trials):
             _make_one(study, objective, report)
         else:
-            _fail_the_dead(study, first_seen, grace)
+            _fail_the_dead(study, grace)
             time.sleep(0.5)
+    return agenda
 
 
 def _slot_of(trial: "Trial", search: Search, study: "Study") -> Slot:
@@ -101,7 +100,7 @@ def _slot_of(trial: "Trial", search: Search, study: "Study") -> Slot:
     return slots[name]
 
 
-def _fail_the_dead(study: "Study", first_seen: dict[int, float], grace: int) -> None:
+def _fail_the_dead(study: "Study", grace: int) -> None:
     """Fails trials whose process is gone. Optuna knows them by heartbeats that stopped; one that was killed before its
     first has no settings yet.
     """
@@ -111,20 +110,20 @@ def _fail_the_dead(study: "Study", first_seen: dict[int, float], grace: int) -> 
         warnings.simplefilter("ignore")  # on what Optuna calls experimental
         optuna.storages.fail_stale_trials(study)
     for trial in study.get_trials(deepcopy=False):
-        if trial.state.name == "RUNNING" and "settings" not in trial.user_attrs:
-            if time.monotonic() - first_seen.setdefault(trial.number, time.monotonic()) > grace:
+        if trial.state.name == "RUNNING" and "settings" not in trial.user_attrs and trial.datetime_start is not None:
+            if (datetime.datetime.now() - trial.datetime_start).total_seconds() > grace:
                 study.tell(trial.number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
 
 
 def _make_one(study: "Study", objective: Callable[["Trial"], float], report: Callable[[str], None]) -> None:
     try:
         study.optimize(objective, n_trials=1, catch=(_Taken,))
-    except ValueError as error:
+    except (ValueError, AssertionError) as error:
+        if isinstance(error, AssertionError):  # Optuna's own, where the storage did not take how the trial ended
+            raise error.__context__ or error from None
         if "Cannot tell" not in str(error):  # so Optuna says that a trial was failed meanwhile
             raise
         report("others took this process for dead, and make its trial again")
-    except AssertionError as error:  # Optuna's own, where the storage did not take how the trial ended
-        raise error.__context__ or error from None
 
 
 def finished(study: "Study") -> dict[str, Outcome]:
@@ -145,21 +144,20 @@ def _draw(search: Search, trial: "Trial") -> Settings:
     for key, choices in search.space.choices.items():
         if isinstance(choices, list):
             settings[key] = trial.suggest_categorical(key, choices)
-        elif isinstance(choices.low, int) and isinstance(choices.high, int):
-            settings[key] = trial.suggest_int(key, choices.low, choices.high, log=choices.log)
         else:
-            settings[key] = trial.suggest_float(key, choices.low, choices.high, log=choices.log)
+            suggest: Any = trial.suggest_int if choices.is_whole else trial.suggest_float
+            settings[key] = suggest(key, choices.low, choices.high, log=choices.log)
     return settings
 
 
 @contextlib.contextmanager
 def open_study(
-    search: Search, url: str, name: str, heartbeat: int = HEARTBEAT, grace: int = GRACE
+    search: Search, url: "URL", name: str, heartbeat: int = HEARTBEAT, grace: int = GRACE
 ) -> Iterator["Study"]:
     """Begins a search's study, or goes on with it; several may share a storage.
 
     Args:
-        url: "sqlite:///FILE" or "postgresql://...".
+        url: As `parse_url` returns it.
         name: Of the study.
         heartbeat, grace: Seconds between two signs of life, and without one until a trial is made again.
 
@@ -172,75 +170,58 @@ def open_study(
     import sqlalchemy
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # each trial is reported by its worker
-    parsed = _parsed(url)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on what Optuna calls experimental
-            storage = _storage(parsed, heartbeat, grace)
-            study = optuna.create_study(
-                storage=storage,
-                study_name=name,
-                direction="maximize",
-                load_if_exists=True,
-                sampler=optuna.samplers.RandomSampler() if search.sampler == "random" else optuna.samplers.TPESampler(),
-                pruner=optuna.pruners.MedianPruner() if search.prune else optuna.pruners.NopPruner(),
-            )
-    except ImportError:
-        raise InputError(
-            f"--storage {shown(url)} needs its database's driver. Install it: pip install 'sfumato[postgresql]'."
-        ) from None
-    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError, OSError) as error:
-        raise InputError(
-            f"--storage {shown(url)} cannot be reached: {_reason(error)}. Start it, or give another of {_FORMS}."
-        ) from None
-    try:
-        _agree(study, search, url)
-        yield study
-    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-        raise MachineError(
-            f"the storage {shown(url)} stopped answering: {_reason(error)}. Finished trials are kept: "
-            "give the same command again."
-        ) from error
-    finally:
-        storage.remove_session()
-        storage.engine.dispose()
+    study = None
+    if url.get_backend_name() == "postgresql" and importlib.util.find_spec("psycopg") is None:
+        raise InputError(f"--storage {url!r} needs a driver. Install it: pip install 'sfumato[postgresql]'.")
+    with contextlib.ExitStack() as at_the_end:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # on what Optuna calls experimental
+                storage = _storage(url, heartbeat, grace)
+                at_the_end.callback(storage.engine.dispose)
+                at_the_end.callback(storage.remove_session)
+                sampler = optuna.samplers.RandomSampler() if search.sampler == "random" else None  # else TPE
+                study = optuna.create_study(
+                    storage=storage, study_name=name, direction="maximize", load_if_exists=True, sampler=sampler
+                )  # with its median pruner
+            _agree(study, search, url)
+            yield study
+        except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+            cause = error.__cause__ or error
+            reason = str(getattr(cause, "orig", None) or cause).strip().splitlines()[0]
+            if study is None:
+                raise InputError(f"--storage {url!r} cannot be reached: {reason}. Start it, or {_GIVE}") from None
+            what = f"the storage {url!r} stopped answering: {reason}"
+            raise MachineError(f"{what}. Finished trials are kept: give the same command again.") from error
 
 
-def _agree(study: "Study", search: Search, url: str) -> None:
+def _agree(study: "Study", search: Search, url: "URL") -> None:
     mine = search.as_json()
     if "search" not in study.user_attrs:
         study.set_user_attr("search", mine)
     theirs = study.user_attrs["search"]
     other = next((key for key in mine if theirs.get(key) != mine[key]), None)
     if other is not None:
-        raise InputError(
-            f"the study {study.study_name!r} in {shown(url)} was begun with another {other}. Give what it was begun "
-            "with to go on with it, or another --output or --storage to begin anew."
-        )
+        what = f"the study {study.study_name!r} in {url!r} was begun with another {other}"
+        raise InputError(f"{what}. Give what it was begun with, or another --output or --storage.")
 
 
 def _storage(url: "URL", heartbeat: int, grace: int) -> "RDBStorage":
     from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
     from sqlalchemy import exc
 
-    is_file = url.database is not None and url.get_backend_name() == "sqlite"
-    if is_file:
-        Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+    is_file = url.get_backend_name() == "sqlite"
+    text, again = url.render_as_string(hide_password=False), RetryHeartbeatStaleTrialCallback()
+    # One process writes a file at a time: the others wait their turn.
+    beside: dict[str, Any] = {"engine_kwargs": {"connect_args": {"timeout": 100}}} if is_file else {}
+    beside |= {"heartbeat_interval": heartbeat, "grace_period": grace, "heartbeat_stale_trial_callback": again}
     for attempt in range(20):
         try:
-            storage = RDBStorage(
-                url.render_as_string(hide_password=False),
-                # One process writes a file at a time: the others wait their turn.
-                engine_kwargs={"connect_args": {"timeout": 100}} if is_file else {},
-                heartbeat_interval=heartbeat,
-                grace_period=grace,
-                heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
-            )
+            storage = RDBStorage(text, **beside)
             break
         except (exc.IntegrityError, exc.ProgrammingError, exc.OperationalError) as error:
             # Processes that start together make the same tables, and only the first succeeds at once.
-            lost_a_race = not isinstance(error, exc.OperationalError) or "already exists" in str(error)
-            if not lost_a_race or attempt == 19:
+            if attempt == 19 or (isinstance(error, exc.OperationalError) and "already exists" not in str(error)):
                 raise
             time.sleep(0.2)
     if is_file:
@@ -264,50 +245,26 @@ def _lock_from_the_first_read(engine: Any) -> None:
     engine.dispose()  # connections made before
 
 
-def file_in(folder: Path) -> str:
-    """The URL of a search's own storage: a file in its folder, whatever signs the folder's name has."""
-    from sqlalchemy.engine import URL
-
-    return URL.create("sqlite", database=str(folder / "study.db")).render_as_string()
-
-
-def file_of(url: str) -> Path | None:
-    """The file that a storage is; None: it is a server.
+def parse_url(text: str) -> "URL":
+    """The URL of a storage, which does not show its password unless it is asked to.
 
     Raises:
-        InputError: If it is no URL of a storage.
+        InputError: If it is none.
     """
-    parsed = _parsed(url)
-    return Path(str(parsed.database)) if parsed.get_backend_name() == "sqlite" else None
-
-
-def shown(url: str) -> str:
-    """The URL without its password."""
-    return _parsed(url).render_as_string(hide_password=True)
-
-
-def _parsed(url: str) -> "URL":
-    from sqlalchemy import exc
     from sqlalchemy.engine import make_url
 
-    try:
-        parsed = make_url(url)
-    except exc.ArgumentError:
-        raise InputError(f"--storage {url!r} is no URL of a storage. Possible are {_FORMS}.") from None
-    if parsed.drivername == "postgresql":  # releases of SQLAlchemy differ in the driver that this means
-        parsed = parsed.set(drivername="postgresql+psycopg")
-    plain = parsed.render_as_string(hide_password=True)
-    if parsed.get_backend_name() not in ("sqlite", "postgresql"):
-        raise InputError(f"--storage {plain} is of no known kind. Possible are {_FORMS}.")
-    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
-        raise InputError(f"--storage {plain} keeps nothing: it names no file. Possible are {_FORMS}.")
-    return parsed
+    kind = re.match(r"(sqlite|postgresql)(\+\w+)?://", text)
+    if kind is None:  # its password is not repeated
+        raise InputError(f"--storage {text.partition('://')[0]!r} is of no known kind: {_GIVE}")
+    url = make_url(text)
+    if kind[1] == "sqlite" and url.database in (None, "", ":memory:"):
+        raise InputError(f"--storage {text} keeps nothing, since it names no file: {_GIVE}")
+    # Releases of SQLAlchemy differ in the driver that "postgresql" means.
+    return url if kind[1] == "sqlite" else url.set(drivername="postgresql+psycopg")
 
 
-def _reason(error: BaseException) -> str:
-    cause = error.__cause__ or error
-    return str(getattr(cause, "orig", None) or cause).strip().splitlines()[0]
+def url_in(folder: Path) -> "URL":
+    """Of a search's own storage: a file in its folder, whatever signs the folder's name has."""
+    from sqlalchemy.engine import URL
 
-
-def _in_words(settings: Settings) -> str:
-    return " ".join(f"{key}={value}" for key, value in settings.items()) or "as the recipe is"
+    return URL.create("sqlite", database=str(folder / "study.db"))

@@ -7,7 +7,6 @@ sweep       all of it, from a recipe to `sweep.json`
 result      what a sweep found: medians, means, spreads
 summary     from finished runs to that, and what all runs cost together
 page        sweep.html
-figures     the papers' figures as files
-figure_run  one of them, tuned and run
+figures     the papers' figures as files; one of them, tuned and run
 claims      whether it shows what its paper states
 """

@@ -6,17 +6,18 @@ A statement "holds" where the whole interval agrees with it, is "opposite" where
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import pydantic
 from pydantic import Field
 
 from sfumato.errors import InputError
-from sfumato.json_record import Record
+from sfumato.json_record import Record, finite
 from sfumato.studies.result import Cell, Sweep
 
 CONFIDENCE = 0.95
+Answer = Literal["holds", "opposite", "open"]
 EPOCHS = "epochs"
 """Beside keys of a recipe: what `best` may be asked of."""
 
@@ -55,14 +56,11 @@ class Claim(pydantic.BaseModel):
 
 
 class Interval(NamedTuple):
-    """A mean and its interval; of a single run there is none."""
+    """A mean and its interval; that of a single run is everything."""
 
     value: float
-    low: float | None
-    high: float | None
-
-
-Outcome = Literal["holds", "opposite", "open"]
+    low: float = -math.inf
+    high: float = math.inf
 
 
 class Verdict(Record):
@@ -76,7 +74,7 @@ class Verdict(Record):
     """
 
     says: str
-    verdict: Outcome
+    verdict: Answer
     value: float
     low: float | None
     high: float | None
@@ -84,54 +82,30 @@ class Verdict(Record):
     where: dict[str, Any] | None = None
 
 
-class Place(Protocol):
-    """A cell, finished or planned."""
-
-    @property
-    def settings(self) -> Mapping[str, Any]: ...
-    @property
-    def label(self) -> str | None: ...
-
-
-_Place = TypeVar("_Place", bound=Place)
-
-
-def refuse_unanswerable(claim: Claim, cells: Sequence[Place]) -> None:
-    """Looks, before anything runs, whether a sweep of these cells can answer a claim.
-
-    Raises:
-        InputError: If it names no cell of them, or several where one is meant, or values that have no octaves.
-    """
-    if claim.rule == "peak":
-        _along(claim, cells)
-    elif claim.rule in ("above", "near"):
-        for where in (claim.these, claim.those):
-            _one(claim, cells, where)
-    else:
-        for where in (claim.these, claim.those):
-            for cell in _several(claim, cells, where):
-                value = 1 if claim.of == EPOCHS else cell.settings.get(claim.of or "")
-                if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-                    raise InputError(f"the claim {claim.says!r} needs a number above 0 of {claim.of} in each cell.")
-
-
 def judge(claim: Claim, sweep: Sweep) -> Verdict:
     """Asks one claim of a sweep.
 
     Raises:
-        InputError: If it names no cell of this sweep, or several where one is meant.
+        InputError: If it names no cell of this sweep, or several where one is meant, or values that have no octaves.
     """
     if claim.rule == "peak":
         return _peak(claim, sweep)
     if claim.rule in ("above", "near"):
-        found = difference(_one(claim, sweep.cells, claim.these), _one(claim, sweep.cells, claim.those), sweep.paired)
-        return _said(claim, found, "accuracy")
-    these, those = (_best(claim, sweep, where) for where in (claim.these, claim.those))
-    return _said(claim, interval([math.log2(new / old) for new, old in zip(these, those, strict=True)]), "octaves")
+        [these], [those] = (_cells(claim, sweep, where) for where in (claim.these, claim.those))
+        found, is_octaves = difference(these, those, sweep.paired), False
+    else:
+        moves = zip(_best(claim, sweep, claim.these), _best(claim, sweep, claim.those), strict=True)
+        found, is_octaves = interval([math.log2(new / old) for new, old in moves]), True
+    low, high = found.low, found.high
+    if claim.rule in ("near", "best stays"):
+        holds, contradicts = max(-low, high) <= claim.margin, max(low, -high) > claim.margin
+    else:
+        holds, contradicts = (high < 0, low > 0) if claim.rule == "best falls" else (low > 0, high < 0)
+    return _said(claim, found, holds, contradicts, is_octaves)
 
 
 def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """The mean of independent numbers, and Student's interval around it; None of a single number.
+    """The mean of independent numbers, and Student's interval around it.
 
     Example:
         >>> [round(value, 3) for value in interval([1.0, 2.0, 3.0])]
@@ -139,7 +113,7 @@ def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interva
     """
     mean = statistics.fmean(values)
     if len(values) < 2:
-        return Interval(mean, None, None)
+        return Interval(mean)
     half = _quantile(len(values) - 1, confidence) * statistics.stdev(values) / math.sqrt(len(values))
     return Interval(mean, mean - half, mean + half)
 
@@ -153,7 +127,7 @@ def difference(these: Cell, those: Cell, paired: bool, confidence: float = CONFI
         return interval([one - other for one, other in zip(ones, others, strict=True)], confidence)
     mean = statistics.fmean(ones) - statistics.fmean(others)
     if min(len(ones), len(others)) < 2:
-        return Interval(mean, None, None)
+        return Interval(mean)
     parts = [statistics.variance(values) / len(values) for values in (ones, others)]
     if sum(parts) == 0:
         return Interval(mean, mean, mean)
@@ -168,16 +142,11 @@ def _quantile(freedom: float, confidence: float) -> float:
     return float(t.ppf(0.5 + confidence / 2, freedom))
 
 
-def _said(claim: Claim, found: Interval, unit: Literal["accuracy", "octaves"]) -> Verdict:
-    stays, sign = claim.rule in ("near", "best stays"), -1 if claim.rule == "best falls" else 1
-    verdict: Outcome = "open"
-    if found.low is not None and found.high is not None:
-        first, last = sorted((sign * found.low, sign * found.high))
-        if stays and max(-first, last) <= claim.margin or not stays and first > 0:
-            verdict = "holds"
-        elif stays and max(first, -last) > claim.margin or not stays and last < 0:
-            verdict = "opposite"
-    return Verdict(says=claim.says, verdict=verdict, **found._asdict(), unit=unit)
+def _said(claim: Claim, found: Interval, holds: bool, contradicts: bool, is_octaves: bool = False) -> Verdict:
+    verdict: Answer = "holds" if holds else "opposite" if contradicts else "open"
+    low, high = finite(found.low), finite(found.high)
+    unit: Literal["accuracy", "octaves"] = "octaves" if is_octaves else "accuracy"
+    return Verdict(says=claim.says, verdict=verdict, value=found.value, low=low, high=high, unit=unit)
 
 
 def _peak(claim: Claim, sweep: Sweep) -> Verdict:
@@ -185,80 +154,50 @@ def _peak(claim: Claim, sweep: Sweep) -> Verdict:
     below it, which needs no smaller one.
     """
     key = claim.along or ""
-    first, *between, last = _along(claim, sweep.cells)
+    cells = [cell for cell in sweep.cells if _fits(cell, claim.these) and key in cell.settings]
+    values = [cell.settings[key] for cell in cells]
+    if not all(type(value) in (int, float) for value in values) or len(cells) < 3 or len(set(values)) < len(cells):
+        raise InputError(f"the claim {claim.says!r} needs one cell for each of three or more numbers of {key}.")
+    first, *between, last = sorted(cells, key=lambda cell: float(cell.settings[key]))
     confidence = 1 - (1 - CONFIDENCE) / len(between)
+    # Over the higher end: of both differences the lesser value, and of their ends each the lesser one.
     over = [
-        _less(*(difference(cell, end, sweep.paired, confidence) for end in (first, last)))  # over the higher end
+        Interval(*map(min, *(difference(cell, end, sweep.paired, confidence) for end in (first, last))))
         for cell in between
     ]
-    best = max(range(len(between)), key=lambda n: _low(over[n]))
-    found, verdict = over[best], cast(Outcome, "open")
-    if found.low is not None and found.low > 0:
-        verdict = "holds"
-    elif all(each.high is not None and each.high < 0 for each in over):
-        verdict = "opposite"
-    where = {key: between[best].settings[key]}
-    return Verdict(says=claim.says, verdict=verdict, **found._asdict(), unit="accuracy", where=where)
-
-
-def _low(found: Interval) -> float:
-    return found.value if found.low is None else found.low
-
-
-def _less(one: Interval, other: Interval) -> Interval:
-    """Of the lesser of two: the lesser value, and of the ends each the lesser one."""
-    value = min(one.value, other.value)
-    if one.low is None or one.high is None or other.low is None or other.high is None:
-        return Interval(value, None, None)
-    return Interval(value, min(one.low, other.low), min(one.high, other.high))
+    best = max(range(len(between)), key=lambda n: (over[n].low, over[n].value))
+    verdict = _said(claim, over[best], over[best].low > 0, all(each.high < 0 for each in over))
+    return verdict.model_copy(update={"where": {key: between[best].settings[key]}})
 
 
 def _best(claim: Claim, sweep: Sweep, where: dict[str, Any] | str) -> list[float]:
     """For each run of the cells the value of `of` in the cell with the best one: run n of all cells is one trial. Where
     several are equally good, as of few held-out images they often are, the middle of them in octaves.
     """
-    cells, chosen = _several(claim, sweep.cells, where), []
+    cells, chosen = _cells(claim, sweep, where), []
+    values: list[Any] = [_epochs(cell) if claim.of == EPOCHS else cell.settings.get(claim.of or "") for cell in cells]
+    if not all(type(value) in (int, float) and 0 < value < math.inf for value in values):
+        raise InputError(f"the claim {claim.says!r} needs a number above 0 of {claim.of} in each cell.")
     for number in range(sweep.seeds):
         reached = [cell.runs[number].accuracy for cell in cells]
-        best = [cell for cell, accuracy in zip(cells, reached, strict=True) if accuracy == max(reached)]
-        chosen.append(statistics.geometric_mean(_value(claim, cell) for cell in best))
+        best = [value for value, accuracy in zip(values, reached, strict=True) if accuracy == max(reached)]
+        chosen.append(statistics.geometric_mean(best))
     return chosen
-
-
-def _value(claim: Claim, cell: Cell) -> float:
-    return _epochs(cell) if claim.of == EPOCHS else float(cell.settings[claim.of or ""])
 
 
 def _epochs(cell: Cell) -> float:
     return cell.num_steps * cell.batch_size / cell.num_examples
 
 
-def _along(claim: Claim, cells: Sequence[_Place]) -> list[_Place]:
-    """Of which a peak is asked, in their order."""
-    key = claim.along or ""
-    found = [cell for cell in cells if _fits(cell, claim.these) and key in cell.settings]
-    values = [cell.settings[key] for cell in found]
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    if not numbers or len(found) < 3 or len(set(values)) < len(found):
-        raise InputError(f"the claim {claim.says!r} needs one cell for each of three or more numbers of {key}.")
-    return sorted(found, key=lambda cell: cell.settings[key])
-
-
-def _several(claim: Claim, cells: Sequence[_Place], where: dict[str, Any] | str) -> list[_Place]:
-    found = [cell for cell in cells if _fits(cell, where)]
-    if len(found) < 2:
-        raise InputError(f"the claim {claim.says!r} needs several cells at {where}.")
+def _cells(claim: Claim, sweep: Sweep, where: dict[str, Any] | str) -> list[Cell]:
+    """The one cell that is meant, or several of which one is best."""
+    found = [cell for cell in sweep.cells if _fits(cell, where)]
+    is_one = claim.rule in ("above", "near")
+    if is_one != (len(found) == 1) or not found:
+        what = "one cell" if is_one else "several cells"
+        raise InputError(f"the claim {claim.says!r} is about {what} at {where}, and the sweep has {len(found)}.")
     return found
 
 
-def _one(claim: Claim, cells: Sequence[_Place], where: dict[str, Any] | str) -> _Place:
-    found = [cell for cell in cells if _fits(cell, where)]
-    if len(found) != 1:
-        raise InputError(f"the claim {claim.says!r} is about one cell at {where}, and the sweep has {len(found)}.")
-    return found[0]
-
-
-def _fits(cell: Place, where: dict[str, Any] | str) -> bool:
-    if isinstance(where, str):
-        return cell.label == where
-    return all(key in cell.settings and cell.settings[key] == value for key, value in where.items())
+def _fits(cell: Cell, where: dict[str, Any] | str) -> bool:
+    return cell.label == where if isinstance(where, str) else where.items() <= cell.settings.items()

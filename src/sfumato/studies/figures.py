@@ -1,25 +1,28 @@
 """The papers' figures and tables as files: which sweep answers them, at full size and as a small twin."""
 
 import dataclasses
-import itertools
 import operator
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pydantic
 from pydantic import Field
 
 from sfumato import config
 from sfumato.errors import InputError, nearest
+from sfumato.json_record import pick
 from sfumato.planning.resolve import Plan
-from sfumato.studies.claims import Claim, refuse_unanswerable
-from sfumato.studies.grid import Settings, cells_of, flat
+from sfumato.run_folder.files import write_json
+from sfumato.studies.claims import Claim, Verdict, judge
+from sfumato.studies.grid import cells_of, flat, for_sharing, in_words
 from sfumato.studies.plan import Planned, SweepOptions, plan_sweep
-from sfumato.studies.result import Cell, Sweep
+from sfumato.studies.result import Cell, CellRun, Sweep
 
+FIGURE_FILE, TUNING, BEST = "figure.json", "tuning", "best"
 FOLDER = Path(__file__).parent.parent / "figures"
 Scale = Literal["full", "small"]
+_MECHANISM = ("batch_size", "noise_multiplier", "num_steps")
 
 
 class _Closed(pydantic.BaseModel):
@@ -65,20 +68,17 @@ class Study(_Closed):
             other = next((key for key in keys if key not in known), None)
             if other is not None:
                 raise ValueError(f"{name} names {other}, which is not swept. {nearest(other, known)}")
-        shown: dict[str, Settings] = {}  # of tuned keys one value is left at each point
-        for cell in cells:
-            shown.setdefault(_point(cell, self.tuned), {key: cell[key] for key in cell if key not in self.tuned})
-        if len(self.labels) > len(shown):
-            raise ValueError(f"{len(self.labels)} labels are more than its {len(shown)} cells")
-        places = [_Place(settings, label) for settings, label in itertools.zip_longest(shown.values(), self.labels)]
-        for claim in self.claims:
-            refuse_unanswerable(claim, places)
+        run = CellRun(run="", seed=0, accuracy=0.5, accuracy_last=0.5, num_lost=0)
+        facts: dict[str, Any] = {"runs": [run], "batch_size": 1, "num_steps": 1, "num_examples": 1}
+        made_up = [Cell.model_construct(settings=settings, label=None, **facts) for settings in cells]
+        shown = [found[0] for found in _by_point(made_up, self.tuned)]  # of tuned keys one value is left at each point
+        for number, cell in enumerate(shown):
+            kept = {key: cell.settings[key] for key in cell.settings if key not in self.tuned}
+            label = self.labels[number] if number < len(self.labels) else None
+            shown[number] = cell.model_copy(update={"settings": kept, "label": label})
+        for claim in self.claims:  # refuses what these cells do not answer
+            judge(claim, Sweep.model_construct(cells=shown, seeds=1, paired=True))
         return self
-
-
-class _Place(NamedTuple):
-    settings: Settings
-    label: str | None
 
 
 class Figure(_Closed):
@@ -123,11 +123,8 @@ def read_figure(name: str) -> Figure:
     Raises:
         InputError: If there is none, or the file says something that no figure says.
     """
-    if name in names():
-        path = FOLDER / f"{name}.toml"
-    elif Path(name).suffix == ".toml":
-        path = Path(name)
-    else:
+    path = FOLDER / f"{name}.toml" if name in names() else Path(name)
+    if path.suffix != ".toml":
         raise InputError(f"there is no figure {name!r}. {nearest(name, names())} `sfumato figures list` names all.")
     values = config.read(path)
     try:
@@ -152,23 +149,21 @@ def study_of(name: str, figure: Figure, scale: Scale) -> Study:
     Raises:
         InputError: If it has none.
     """
-    study = figure.small if scale == "small" else figure.full
-    if study is not None:
-        return study
-    others = [other for other, each in (("full", figure.full), ("small", figure.small)) if each is not None]
-    if others:
+    sizes = {"full": figure.full, "small": figure.small}
+    study, others = sizes[scale], [other for other, each in sizes.items() if each is not None]
+    if study is None and others:
         raise InputError(f"{name} has no {scale} size. Ask for --scale {others[0]}.")
-    raise InputError(f"no sweep answers {name}: {figure.instead or 'it shows results of others'}.")
+    if study is None:
+        raise InputError(f"no sweep answers {name}: {figure.instead or 'it shows results of others'}.")
+    return study
 
 
 def options_of(study: Study, **options: Any) -> SweepOptions:
     """The sweep of a figure; ``options`` as `SweepOptions` takes them."""
     asked: dict[str, Any] = {"seeds": study.seeds} | options
-    paired = asked.pop("paired", False) or study.paired
+    asked["paired"] = asked.get("paired", False) or study.paired
     cells = [flat(cell) for cell in study.cells]
-    return SweepOptions(
-        study.recipe, study.grid, cells, settings=settings_of(study), paired=paired, axes=study.axes, **asked
-    )
+    return SweepOptions(study.recipe, study.grid, cells, settings=settings_of(study), axes=study.axes, **asked)
 
 
 def plan_figure(study: Study, *, seeds: int | None = None, paired: bool = False) -> Planned:
@@ -182,29 +177,18 @@ def settings_of(study: Study) -> dict[str, Any]:
     return {**dict.fromkeys(study.unset), **flat(study.settings)}
 
 
-def cost(planned: Planned) -> Cost:
-    """Of all runs of a sweep."""
-    return _cost([planned.plan_of(run) for run in planned.runs])
+def cost(plans: Sequence[Plan]) -> Cost:
+    """Of runs."""
+    updates = [plan.mechanism.num_steps for plan in plans]
+    views = [plan.mechanism.batch_size * max(1, plan.recipe.augmentation.augmult) for plan in plans]
+    return Cost(len(plans), sum(updates), sum(map(operator.mul, updates, views)))
 
 
 def cost_at_most(study: Study, planned: Planned, seeds: int | None = None) -> Cost:
     """Of a figure: where keys are tuned, of one run of each cell and of so many of the dearest at each point."""
-    tuning = cost(planned)
-    if not study.tuned:
-        return tuning
-    dearest: dict[str, Plan] = {}
-    for cell in planned.cells:
-        point, plan = _point(cell.settings, study.tuned), cell.plan
-        if point not in dearest or _cost([plan]).view_gradients > _cost([dearest[point]]).view_gradients:
-            dearest[point] = plan
-    again = _cost([plan for plan in dearest.values() for _ in range(study.seeds if seeds is None else seeds)])
-    return Cost(tuning.runs + again.runs, tuning.updates + again.updates, tuning.view_gradients + again.view_gradients)
-
-
-def _cost(plans: Sequence[Plan]) -> Cost:
-    updates = [plan.mechanism.num_steps for plan in plans]
-    views = [plan.mechanism.batch_size * max(1, plan.recipe.augmentation.augmult) for plan in plans]
-    return Cost(len(plans), sum(updates), sum(map(operator.mul, updates, views)))
+    points = _by_point(planned.cells, study.tuned) if study.tuned else []
+    dearest = [max((cell.plan for cell in cells), key=lambda plan: cost([plan]).view_gradients) for cells in points]
+    return cost([*planned.plans, *(study.seeds if seeds is None else seeds) * dearest])
 
 
 def best_cells(sweep: Sweep, tuned: list[str]) -> list[Cell]:
@@ -212,12 +196,7 @@ def best_cells(sweep: Sweep, tuned: list[str]) -> list[Cell]:
 
     It is chosen by what it reports: a little too good, the more so the fewer runs.
     """
-    best: dict[str, Cell] = {}
-    for cell in sweep.cells:
-        point = _point(cell.settings, tuned)
-        if point not in best or cell.mean > best[point].mean:
-            best[point] = cell
-    return list(best.values())
+    return [max(cells, key=lambda cell: cell.mean) for cells in _by_point(sweep.cells, tuned)]
 
 
 def why_not_covered(tuning: Sweep, tuned: list[str]) -> str | None:
@@ -226,17 +205,73 @@ def why_not_covered(tuning: Sweep, tuned: list[str]) -> str | None:
     Privacy losses add up for mechanisms that were fixed before anything was seen. Which batch, noise and length is run
     again must not depend on private runs, nor how many runs there are.
     """
-    mechanisms: dict[str, set[tuple[int, float, int]]] = {}
-    for cell in tuning.cells:
-        mechanism = (cell.batch_size, cell.noise_multiplier, cell.num_steps)
-        mechanisms.setdefault(_point(cell.settings, tuned), set()).add(mechanism)
-    if any(len(kinds) > 1 for kinds in mechanisms.values()):
+    kinds = [{tuple(pick(cell, *_MECHANISM).values()) for cell in cells} for cells in _by_point(tuning.cells, tuned)]
+    if any(len(mechanisms) > 1 for mechanisms in kinds):
         return "which batch, noise or length is run again was chosen by looking at private runs"
     if any(cell.shares_runs for cell in tuning.cells):
         return "how many runs serve the chosen cells was decided by looking at private runs"
     return None
 
 
-def _point(settings: Settings, tuned: list[str]) -> str:
-    """What a cell's settings are besides the tuned ones."""
-    return repr(sorted((key, value) for key, value in settings.items() if key not in tuned))
+def _by_point(cells: Sequence[Any], tuned: list[str]) -> list[list[Any]]:
+    """Cells that differ in the tuned keys alone, together; in the order of their first ones."""
+    points: dict[str, list[Any]] = {}
+    for cell in cells:
+        point = repr(sorted((key, value) for key, value in cell.settings.items() if key not in tuned))
+        points.setdefault(point, []).append(cell)
+    return list(points.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a figure's sweep found.
+
+    Attributes:
+        found: Of every cell; where keys are tuned, of the best cell at each setting of the others, by runs that did
+            not choose it.
+        tuning: One run of every cell, by which the best were chosen; None: nothing is tuned.
+        verdicts: Of the study's claims.
+    """
+
+    found: Sweep
+    tuning: Sweep | None
+    verdicts: list[Verdict]
+
+
+def run_figure(study: Study, options: SweepOptions) -> Answer:
+    """Makes the sweep of a figure, or goes on with it. Where keys are tuned there are two in its folder, `tuning` and
+    `best`; each is gone on with after a kill.
+
+    Guarantee: `epsilon_together` of what is found covers the runs of the tuning, too; it is None where what was chosen
+        decides the mechanisms themselves.
+
+    Args:
+        options: From `options_of`, with name and output. Its seeds are the runs of each cell without that of the
+            tuning. Paired ones have the seeds from 1, since seed 0 chose.
+
+    Raises:
+        InputError, MachineError, Interrupted: As `sweep`.
+    """
+    from sfumato.studies.sweep import PLAN_FILE, sweep_by
+
+    folder, tuning = Path(options.output or ""), None
+    before: list[Plan] = []
+    if study.tuned:
+        if (folder / PLAN_FILE).exists():
+            raise InputError(f"{folder} holds another sweep, not this figure's two. Give another --output.")
+        tuning, before = sweep_by(dataclasses.replace(options, seeds=1, output=folder / TUNING))
+        asked = {in_words(for_sharing(each)): each for each in cells_of(options.grid, options.cells)}
+        best = [asked[in_words(cell.settings)] for cell in best_cells(tuning, study.tuned)]
+        options.report(f"tuned: {', '.join(study.tuned)}; {len(best)} of {len(tuning.cells)} cells are run again")
+        options = dataclasses.replace(options, grid={}, cells=best, first_seed=1, output=folder / BEST)
+    why_not = None if tuning is None else why_not_covered(tuning, study.tuned)
+    found, _ = sweep_by(dataclasses.replace(options, labels=study.labels), before=before, not_covered=why_not)
+    answer = Answer(found, tuning, [judge(claim, found) for claim in study.claims])
+    facts = {
+        "figure": found.recipe,
+        "verdicts": [verdict.as_json() for verdict in answer.verdicts],
+        "tuning": None if tuning is None else tuning.as_json(),
+        "found": found.as_json(),
+    }
+    write_json(folder / FIGURE_FILE, facts)
+    return answer

@@ -13,9 +13,15 @@ from sfumato.errors import InputError, nearest
 Settings = dict[str, Any]
 
 NUM_STEPS, WEIGHTS = "training.num_steps", "model.init_from"
-_SELECTION = ("privacy.selected_from", "privacy.selection_shape", "privacy.score_noise")
-# Marked as a key that changes no result, which it does all the same: by other weights.
-_MAY_BE_SWEPT = (WEIGHTS,)
+_OTHER_IMAGES = "cells would be compared on other images. Use --set."
+_SELECTED = "a run selected from others stands for itself. Leave it out, or use `sfumato search --paid`."
+# Of keys, and of a whole section.
+_WHY_NOT = {
+    "run": "how often each cell runs is --seeds N, and --paired gives them seeds.",
+    "data.path": "where images lie is --data-root.",
+    **dict.fromkeys(("data.split", "data.held_out"), _OTHER_IMAGES),
+    **dict.fromkeys(("privacy.selected_from", "privacy.selection_shape", "privacy.score_noise"), _SELECTED),
+}
 
 
 def parse_grid(texts: Iterable[str]) -> dict[str, list[Any]]:
@@ -31,21 +37,18 @@ def parse_grid(texts: Iterable[str]) -> dict[str, list[Any]]:
     """
     grid: dict[str, list[Any]] = {}
     for text in texts:
-        key, equals, values = text.partition("=")
-        key = key.strip()
+        key, equals, values = (part.strip() for part in text.partition("="))
         if not equals or not key:
-            raise InputError(
-                f'--grid {text!r} is not of the form section.key=v1,v2, for example "optimizer.learning_rate=1.0,2.0".'
-            )
+            raise InputError(f'--grid {text!r} is not of the form section.key=v1,v2, as "ema.decay=0.9,0.99".')
         if key in grid:
             raise InputError(f"--grid names {key} twice. Give all its values at once: {key}=v1,v2.")
+        if not values:
+            raise InputError(f"--grid {key} has no values. Give some: {key}=v1,v2.")
         grid[key] = _values(key, values)
     return grid
 
 
 def _values(key: str, text: str) -> list[Any]:
-    if not text.strip():
-        raise InputError(f"--grid {key} has no values. Give some: {key}=v1,v2.")
     try:
         return list(tomllib.loads(f"values = [{text}]")["values"])
     except tomllib.TOMLDecodeError:
@@ -88,23 +91,21 @@ def cells_of(grid: Mapping[str, Sequence[Any]], listed: Sequence[Mapping[str, An
     """
     if not grid and not listed:
         raise InputError("a sweep needs settings to try: give --grid section.key=v1,v2, once for each key.")
-    for key, values in grid.items():
+    for key in [*grid, *(key for settings in listed for key in settings)]:
         _refuse_key(key)
+    for key, values in grid.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise InputError(f"the grid has no values of {key}. Give a list of some.")
         if any(key in settings for settings in listed):
             raise InputError(f"{key} stands in the grid and in the list of cells. Leave it in one of them.")
-    for settings in listed:
-        for key in settings:
-            _refuse_key(key)
     combined = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     cells = [{**settings, **each} for settings in listed or [{}] for each in combined]
-    for number, settings in enumerate(cells):
-        other = next((each for each in cells[:number] if _same(for_sharing(settings), for_sharing(each))), None)
-        if other is not None and _same(settings, other):
-            raise InputError(f"two cells are the same ({in_words(settings)}): each stands once. Take one out.")
-        if other is not None:
-            names = f"{settings[WEIGHTS]} and {other[WEIGHTS]}"
+    shared = [for_sharing(settings) for settings in cells]
+    for (one, of_one), (other, of_other) in itertools.combinations(zip(cells, shared, strict=True), 2):
+        if one == other:
+            raise InputError(f"two cells are the same ({in_words(one)}): each stands once. Take one out.")
+        if of_one == of_other:
+            names = f"{one[WEIGHTS]} and {other[WEIGHTS]}"
             raise InputError(f"{names} have one name, by which a sweep's files tell cells. Rename one.")
     return cells
 
@@ -130,35 +131,13 @@ def in_words(settings: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={'' if value is None else value}" for key, value in settings.items()) or "as the recipe is"
 
 
-def _same(one: Settings, other: Settings) -> bool:
-    return one.keys() == other.keys() and all(one[key] == other[key] for key in one)
-
-
 def _refuse_key(key: str) -> None:
     """Raises InputError for what is no key, or none to be swept."""
-    section = key.split(".")[0]
-    if section == "run":
-        raise InputError(
-            f"{key} cannot be swept: how often each cell runs is --seeds N, and --paired gives them seeds."
-        )
-    if key == "data.path":
-        raise InputError("data.path cannot be swept: where images lie is --data-root.")
-    if key in ("data.split", "data.held_out"):
-        raise InputError(f"{key} cannot be swept: cells would be compared on other images. Use --set.")
-    if key in _SELECTION:
-        raise InputError(
-            f"{key} cannot be swept: a run selected from others stands for itself. Leave it out, or use `sfumato "
-            "search --paid`."
-        )
-    an_option = key.startswith("model.options.") and key.count(".") == 2
-    if key not in config.known_keys() and not an_option:
-        known = [name for name in config.known_keys() if "." in name and not name.startswith("run.")]
+    why_not = _WHY_NOT.get(key, _WHY_NOT.get(key.split(".")[0]))
+    if why_not is None and config.changes_no_result(key) and key != WEIGHTS:  # other weights give another result
+        why_not = "it changes no result, so all cells would be the same. Use --set."
+    if why_not is not None:
+        raise InputError(f"{key} cannot be swept: {why_not}")
+    known = [name for name in config.known_keys() if "." in name and not name.startswith("run.")]
+    if key not in known and not (key.startswith("model.options.") and key.count(".") == 2):
         raise InputError(f"{key} is no key of a recipe. {nearest(key, known)}")
-    if "." not in key:
-        raise InputError(f"{key} is a section. Name one of its keys, such as {key}.{_first_key(key)}.")
-    if config.changes_no_result(key) and key not in _MAY_BE_SWEPT:
-        raise InputError(f"{key} cannot be swept: it changes no result, so all cells would be the same. Use --set.")
-
-
-def _first_key(section: str) -> str:
-    return next(name.partition(".")[2] for name in config.known_keys() if name.startswith(f"{section}."))

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sfumato.reporting import formats
 from sfumato.reporting.charts import COLOURS, Axis, Curve, Panel, chart, linear
 from sfumato.reporting.html import Html, element, whole_page
@@ -50,9 +52,10 @@ def _figure(sweep: Sweep) -> Html:
         for name, line in lines
     )
     curves, x = _curves(sweep)
-    ends = [value for curve in curves for value in (*curve.y, *(end for band in curve.band or () for end in band))]
-    margin = max(0.05 * (max(ends) - min(ends)), 0.5)
-    y = linear(min(ends) - margin, max(ends) + margin, 6, lambda value: f"{value:g} %", below=100)
+    ends = np.concatenate([part for curve in curves for part in (curve.y, *(curve.band or ()))])
+    low, high = float(ends.min()), float(ends.max())
+    margin = max(0.05 * (high - low), 0.5)
+    y = linear(low - margin, high + margin, 6, lambda value: f"{value:g} %", below=100)
     figure = chart(x, [Panel("Held-out accuracy", curves, y, 300)], "Accuracy of the cells", described)
     caption = f"Mean accuracy against {against}"
     caption += f", a line for each {' and '.join(sweep.axes[1:])}" if len(sweep.axes) > 1 else ""
@@ -71,19 +74,22 @@ def _table(sweep: Sweep) -> Html:
         values = [cell.label or ""] if labelled else []
         values += [_text(cell.settings.get(key)) for key in sweep.keys]
         values += [formats.per_cent(cell.median), formats.per_cent(cell.mean)]
-        values += ["" if value is None else f"{100 * value:.2f}" for value in (cell.std, cell.standard_error)]
+        values += [_points(cell.std), _points(cell.standard_error)]
         values.append(formats.epsilon_text(cell.epsilon) if cell.private else "not private")
-        if sweep.paired:
-            found = cell.paired
-            error = "" if found is None or found.standard_error is None else f" ({100 * found.standard_error:.2f})"
-            values.append("" if found is None else f"{100 * found.difference:+.2f}{error}")
+        if cell.paired is not None:
+            error = _points(cell.paired.standard_error)
+            values.append(f"{100 * cell.paired.difference:+.2f}" + (f" ({error})" if error else ""))
+        elif sweep.paired:
+            values.append("")
         rows.append(element("tr", *(element("td", value) for value in values)))
     head = element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
-    note = element(
-        "p", "Standard deviations, standard errors and differences in points of accuracy; also in sweep.csv."
-    )
+    what = "Standard deviations, standard errors and differences in points of accuracy; also in sweep.csv."
     table = element("table", head, element("tbody", *rows), class_="numbers")
-    return element("section", element("h2", "The cells"), note, table)
+    return element("section", element("h2", "The cells"), element("p", what), table)
+
+
+def _points(fraction: float | None) -> str:
+    return "" if fraction is None else f"{100 * fraction:.2f}"
 
 
 def lines_of(sweep: Sweep) -> list[tuple[str, list[tuple[Any, Cell]]]]:
@@ -129,11 +135,9 @@ def _curves(sweep: Sweep) -> tuple[list[Curve], Axis]:
     for number, (name, line) in enumerate(lines):
         points = sorted(line, key=lambda point: point[0]) if numbers else line
         places = [x if numbers else values.index(_text(x)) for x, _ in points]
-        means = [100 * cell.mean for _, cell in points]
-        spread = [100 * (cell.std or 0.0) for _, cell in points]
-        low = [mean - std for mean, std in zip(means, spread, strict=True)]
-        high = [mean + std for mean, std in zip(means, spread, strict=True)]
-        band, dashed = (low, high) if sweep.seeds > 1 else None, number >= len(COLOURS)
+        means = np.array([100 * cell.mean for _, cell in points])
+        spread = np.array([100 * (cell.std or 0.0) for _, cell in points])
+        band, dashed = (means - spread, means + spread) if sweep.seeds > 1 else None, number >= len(COLOURS)
         curves.append(Curve(name, places, means, COLOURS[number % len(COLOURS)], dashed, markers=True, band=band))
     label = sweep.axes[0] if sweep.axes else ""
     if numbers:

@@ -10,7 +10,7 @@ from sfumato import config
 from sfumato.config import Recipe
 from sfumato.data import loading
 from sfumato.data.catalogue import Facts
-from sfumato.errors import InputError
+from sfumato.errors import InputError, naming
 from sfumato.planning.classifiers import with_updates_alone
 from sfumato.planning.resolve import Plan, resolve
 from sfumato.randomness import digest
@@ -19,6 +19,7 @@ from sfumato.reporting.formats import note
 from sfumato.studies.grid import NUM_STEPS, Settings, cells_of, for_sharing, in_words
 
 MOST_RUNS = 10_000
+_COMPARED = ("num_examples", "num_steps", "batch_size")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,31 +112,28 @@ class Planned:
     """A sweep.
 
     Attributes:
-        recipe: As it was asked for, without where files lie.
+        options: What was asked for.
+        recipe: Of these options.
         cells: In the order of the grid.
-        seeds, paired, first_seed: See `SweepOptions`.
         runs: In the order in which they are begun: one of each cell first.
     """
 
+    options: SweepOptions
     recipe: Recipe
     cells: tuple[PlannedCell, ...]
-    seeds: int
-    paired: bool
     runs: tuple[Run, ...]
-    first_seed: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """What all processes must agree on."""
+        asked, mechanisms = self.options, [cell.plan.mechanism for cell in self.cells]
         return {
             "recipe": config.shareable(self.recipe).model_dump(mode="json"),
             "cells": [cell.settings for cell in self.cells],
             "weights": [cell.plan.recipe.model.init_sha256 for cell in self.cells],
-            "seeds": self.seeds,
-            "paired": self.paired,
-            **({"first_seed": self.first_seed} if self.paired else {}),
-            "num_examples": [cell.plan.mechanism.num_examples for cell in self.cells],
-            "num_steps": [cell.num_steps for cell in self.cells],
-            "batch_size": [cell.plan.mechanism.batch_size for cell in self.cells],
+            "seeds": asked.seeds,
+            "paired": asked.paired,
+            **({"first_seed": asked.first_seed} if asked.paired else {}),
+            **{name: [getattr(each, name) for each in mechanisms] for name in _COMPARED},
         }
 
     def cell_of(self, run: Run) -> PlannedCell:
@@ -145,11 +143,13 @@ class Planned:
     def plan_of(self, run: Run) -> Plan:
         """Of a run, its seed included."""
         plan = self.cell_of(run).plan
-        if run.seed is None:
-            return plan
-        recipe = plan.recipe
-        seeded = recipe.model_copy(update={"run": recipe.run.model_copy(update={"seed": run.seed})})
-        return dataclasses.replace(plan, recipe=seeded)
+        seeded = plan.recipe.run.model_copy(update={"seed": run.seed})
+        return dataclasses.replace(plan, recipe=plan.recipe.model_copy(update={"run": seeded}))
+
+    @property
+    def plans(self) -> list[Plan]:
+        """Of every run."""
+        return [self.plan_of(run) for run in self.runs]
 
     def steps_of(self, run: Run) -> list[int]:
         """The number of steps of each of a run's cells."""
@@ -162,49 +162,37 @@ def plan_sweep(options: SweepOptions) -> Planned:
     Raises:
         InputError: Naming the cell and what is wrong with it.
     """
-    seeds, paired = options.seeds, options.paired
-    if type(seeds) is not int or not 1 <= seeds <= 1000:
-        raise InputError(f"--seeds is how many runs each cell has, from 1 to 1000, not {seeds!r}.")
+    seeds = options.seeds
+    if not 1 <= seeds <= 1000:
+        raise InputError(f"--seeds is how many runs each cell has, from 1 to 1000, not {seeds}.")
     cells = cells_of(options.grid, options.cells)
     if len(cells) * seeds > MOST_RUNS:
         raise InputError(f"{len(cells)} cells of {seeds} runs are more than {MOST_RUNS} runs. Ask for fewer.")
     asked = recipe_of(options.recipe, options.settings)
-    _refuse_recipe(asked)
+    if asked.run.seed is not None:
+        raise InputError("run.seed gives equal runs. Leave it out; --paired gives each cell's runs the seeds 0, 1, ...")
+    if asked.privacy is not None and asked.privacy.selected_from is not None:
+        raise InputError("no epsilon is known for runs each selected from others: leave out privacy.selected_from.")
     known: dict[str, Facts] = {}
     planned = [_resolved(asked, cell, options, known) for cell in cells]
     runs = [
-        Run(group, number, options.first_seed + number - 1 if paired else None)
+        Run(group, number, options.first_seed + number - 1 if options.paired else None)
         for number in range(1, seeds + 1)
         for group in groups(planned)
     ]
-    return Planned(asked, tuple(planned), seeds, paired, tuple(runs), options.first_seed)
-
-
-def _refuse_recipe(recipe: Recipe) -> None:
-    if recipe.run.seed is not None:
-        raise InputError(
-            "equal seeds give equal runs, which say nothing of the spread: leave run.seed out. --paired gives the runs "
-            "of every cell the seeds 0, 1, 2 and so on."
-        )
-    if recipe.privacy is not None and recipe.privacy.selected_from is not None:
-        raise InputError(
-            "no epsilon is known for several runs that were each selected from others: leave out privacy.selected_from."
-        )
+    return Planned(options, asked, tuple(planned), tuple(runs))
 
 
 def _resolved(asked: Recipe, settings: Settings, options: SweepOptions, known: dict[str, Facts]) -> PlannedCell:
     """A cell; ``known`` keeps the facts of data that several cells have."""
-    try:
+    with naming(f"the cell {in_words(settings)} cannot be"):
         recipe = recipe_of(asked, {**settings, **({"run.seed": 0} if options.paired else {})})
         if recipe.privacy is not None:  # what a first release costs is not counted
             recipe = with_updates_alone(recipe, "sweep")
         identity = images_of(recipe)
         if identity not in known:
-            limit = loading.images_per_person(recipe)
-            known[identity] = loading.facts(recipe.data, options.root, options.report, limit)
+            known[identity] = loading.list_for(recipe, options.root, options.report).facts
         return PlannedCell(for_sharing(settings), resolve(recipe, known[identity]), known[identity])
-    except InputError as error:
-        raise InputError(f"the cell {in_words(settings)} cannot be: {error}") from None
 
 
 def images_of(recipe: Recipe) -> str:
@@ -212,7 +200,7 @@ def images_of(recipe: Recipe) -> str:
     return digest([recipe.data.model_dump(mode="json"), loading.images_per_person(recipe)])
 
 
-def settle(planned: Planned, trust: Collection[str]) -> Planned:
+def settle(planned: Planned) -> Planned:
     """The sweep with the digest of the weights that each cell starts from, once every network has been built.
 
     Raises:
@@ -228,18 +216,17 @@ def settle(planned: Planned, trust: Collection[str]) -> Planned:
     built, cells = set(), []
     for cell in planned.cells:
         recipe = cell.plan.recipe
-        identity = digest([recipe.model.name, recipe.model.options, recipe.model.fix, dataclasses.asdict(cell.facts)])
-        try:
+        model = recipe.model
+        identity = digest([model.name, model.options, model.fix, dataclasses.asdict(cell.facts)])
+        with naming(f"the cell {in_words(cell.settings)} cannot be"):
             if identity not in built:
-                try_network(recipe, cell.facts, trust)
-            recipe.model.refuse_missing_weights()
-            if recipe.model.init_from is not None and recipe.model.init_sha256 is None:
-                found = {"init_sha256": digest_of(recipe.model.name, recipe.model.init_from)}
-                recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update=found)})
-        except InputError as error:
-            raise InputError(f"the cell {in_words(cell.settings)} cannot be: {error}") from None
+                try_network(recipe, cell.facts, planned.options.trust)
+            model.refuse_missing_weights()
+            if model.init_from is not None and model.init_sha256 is None:
+                model = model.model_copy(update={"init_sha256": digest_of(model.name, model.init_from)})
         built.add(identity)
-        cells.append(dataclasses.replace(cell, plan=dataclasses.replace(cell.plan, recipe=recipe)))
+        plan = dataclasses.replace(cell.plan, recipe=recipe.model_copy(update={"model": model}))
+        cells.append(dataclasses.replace(cell, plan=plan))
     return dataclasses.replace(planned, cells=tuple(cells))
 
 
@@ -253,19 +240,11 @@ def groups(cells: Sequence[PlannedCell]) -> list[tuple[int, ...]]:
     """
     together: dict[str, list[int]] = {}
     for number, cell in enumerate(cells):
-        together.setdefault(_shared_by(cell) or f"cell {number}", []).append(number)
+        recipe = cell.plan.recipe
+        has_target = recipe.privacy is not None and recipe.privacy.target_epsilon is not None
+        depends = has_target or recipe.optimizer.schedule == "cosine" or recipe.augmentation.test_views > 0
+        values = recipe.model_dump(mode="json")
+        values["training"]["num_steps"] = None
+        shares = NUM_STEPS in cell.settings and cell.num_steps > 0 and not depends
+        together.setdefault(digest(values) if shares else f"cell {number}", []).append(number)
     return [tuple(sorted(group, key=lambda number: cells[number].num_steps)) for group in together.values()]
-
-
-def _shared_by(cell: PlannedCell) -> str | None:
-    """Equal for cells that share a run; None for one that shares none."""
-    recipe = cell.plan.recipe
-    if NUM_STEPS not in cell.settings or cell.num_steps < 1:
-        return None
-    if recipe.privacy is not None and recipe.privacy.target_epsilon is not None:
-        return None
-    if recipe.optimizer.schedule == "cosine" or recipe.augmentation.test_views:
-        return None
-    values = recipe.model_dump(mode="json")
-    values["training"]["num_steps"] = None
-    return digest(values)

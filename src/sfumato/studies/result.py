@@ -7,10 +7,13 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from sfumato.json_record import Record
+from sfumato.json_record import Record, pick
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+_MECHANISM = ("noise_multiplier", "batch_size", "num_steps")
 
 
 class Summary(Record):
@@ -49,12 +52,9 @@ def summarise(values: Sequence[float]) -> Summary:
         0.144338
     """
     std = statistics.stdev(values) if len(values) > 1 else None
-    return Summary(
-        median=float(statistics.median(values)),
-        mean=statistics.fmean(values),
-        std=std,
-        standard_error=None if std is None else std / math.sqrt(len(values)),
-    )
+    error = None if std is None else std / math.sqrt(len(values))
+    median, mean = float(statistics.median(values)), statistics.fmean(values)
+    return Summary(median=median, mean=mean, std=std, standard_error=error)
 
 
 def paired(values: Sequence[float], first: Sequence[float]) -> Paired:
@@ -145,18 +145,10 @@ class Sweep(Record):
         """One flat dictionary for each run of each cell, as `pandas.DataFrame` takes them."""
         return [
             {
-                "cell": number,
-                "label": cell.label,
+                **{"cell": number, "label": cell.label, "repetition": repetition},
                 **{key: cell.settings.get(key) for key in self.keys},
-                "repetition": repetition,
-                "seed": run.seed,
-                "accuracy": run.accuracy,
-                "accuracy_last": run.accuracy_last,
-                "epsilon": cell.epsilon,
-                "noise_multiplier": cell.noise_multiplier,
-                "batch_size": cell.batch_size,
-                "num_steps": cell.num_steps,
-                "run": run.run,
+                **pick(run, "run", "seed", "accuracy", "accuracy_last"),
+                **pick(cell, "epsilon", *_MECHANISM),
             }
             for number, cell in enumerate(self.cells, start=1)
             for repetition, run in enumerate(cell.runs, start=1)
@@ -171,12 +163,10 @@ class Sweep(Record):
     def as_csv(self) -> str:
         """One line for each cell."""
         written = io.StringIO()
-        numbers = ("seeds", "median", "mean", "std", "standard_error", "epsilon", "noise_multiplier")
-        names = [*self.keys, *numbers, "batch_size", "num_steps"]
+        numbers = ("seeds", "median", "mean", "std", "standard_error", "epsilon", *_MECHANISM)
         lines = csv.writer(written, lineterminator="\n")
-        lines.writerow(names)
+        lines.writerow([*self.keys, *numbers])
         for cell in self.cells:
-            facts = dict(cell)
             settings = [cell.settings.get(key) for key in self.keys]
-            lines.writerow([*settings, *(facts[name] for name in (*numbers, "batch_size", "num_steps"))])
+            lines.writerow([*settings, *pick(cell, *numbers).values()])
         return written.getvalue()

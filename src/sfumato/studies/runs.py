@@ -11,20 +11,22 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from sfumato import config
 from sfumato.data import loading
 from sfumato.data.digest import dataset_digest
-from sfumato.errors import InputError, MachineError
+from sfumato.errors import InputError, MachineError, first_line
+from sfumato.json_record import pick
 from sfumato.reporting.formats import note
 from sfumato.reporting.page import write_report
 from sfumato.run_folder import record
 from sfumato.run_folder.files import read_json, write_json
 from sfumato.run_folder.locks import lock
-from sfumato.run_folder.record import Metrics, PrivateMetrics, Result
+from sfumato.run_folder.record import Metrics, Result
 from sfumato.studies.grid import in_words
-from sfumato.studies.plan import Planned, PlannedCell, Run, SweepOptions, images_of
+from sfumato.studies.plan import Planned, PlannedCell, Run, images_of
+from sfumato.studies.result import CellRun
 from sfumato.training.interrupt import Interrupted, stop_on_sigterm
 from sfumato.training.loop import Looks, Progress
 from sfumato.training.trainer import Trainer
@@ -32,45 +34,22 @@ from sfumato.training.trainer import Trainer
 OWNER, IMAGES_FILE = "owner", "images.json"
 
 
-@dataclasses.dataclass(frozen=True)
-class Look:
-    """Held-out accuracies at one number of steps."""
-
-    accuracy: float
-    accuracy_last: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Reached:
-    """What a finished run reached.
-
-    Attributes:
-        looks: For each of its cells.
-        held_out: The split that accuracies were measured on.
-        num_lost: Updates that were counted and, after a kill, not applied.
-    """
-
-    looks: tuple[Look, ...]
-    held_out: Literal["test", "valid"]
-    num_lost: int
-
-
-def work(planned: Planned, folder: Path, options: SweepOptions) -> dict[str, Reached]:
-    """Makes runs until all are made, by whomever: what each reached, by its name."""
-    maker = Maker(planned, folder, options)
+def work(planned: Planned, folder: Path) -> dict[str, list[CellRun]]:
+    """Makes runs until all are made, by whomever: what each reached for each of its cells, by its name."""
+    maker = Maker(planned, folder)
     for cell in planned.cells:  # before anything runs, and for a sweep that is finished
         maker.trainer_of(cell)
-    if options.workers > 1:
-        _work_side_by_side(planned, folder, options)
+    if planned.options.workers > 1:
+        _work_side_by_side(planned, folder)
     maker.make_all(may_wait=True)
-    return {run.name: _reached(folder / run.name, planned.steps_of(run)) for run in planned.runs}
+    return {run.name: _reached(folder / run.name, run, planned.steps_of(run)) for run in planned.runs}
 
 
 class Maker:
     """Makes the runs of a sweep below one folder."""
 
-    def __init__(self, planned: Planned, folder: Path, options: SweepOptions) -> None:
-        self.planned, self.folder, self.options = planned, folder, options
+    def __init__(self, planned: Planned, folder: Path) -> None:
+        self.planned, self.folder, self.options = planned, folder, planned.options
         self._trainer: tuple[str, Trainer] | None = None
 
     def make_all(self, *, may_wait: bool) -> None:
@@ -87,16 +66,11 @@ class Maker:
 
     def _make(self, run: Run, place: Path) -> None:
         """Trains a run, or goes on with it."""
-        steps = frozenset(self.planned.steps_of(run))
-        result = self.trainer_of(self.planned.cell_of(run)).run_plan(
-            self.planned.plan_of(run),
-            place,
-            resume=place.is_dir() and any(place.iterdir()),
-            looks=Looks(steps, training_images=True),
-        )
+        cell, looks = self.planned.cell_of(run), Looks(frozenset(self.planned.steps_of(run)), training_images=True)
+        resume = place.is_dir() and any(place.iterdir())
+        result = self.trainer_of(cell).run_plan(self.planned.plan_of(run), place, resume=resume, looks=looks)
         write_report(place)
-        settings = in_words(self.planned.cell_of(run).settings)
-        self.options.report(f"{run.name} {settings}: {100 * result.accuracy:.2f} %")
+        self.options.report(f"{run.name} {in_words(cell.settings)}: {100 * result.accuracy:.2f} %")
 
     def trainer_of(self, cell: PlannedCell) -> Trainer:
         """With the images of this cell; those of the last one are kept.
@@ -112,10 +86,7 @@ class Maker:
             path, digest = self.folder / OWNER / IMAGES_FILE, dataset_digest(dataset)
             known = read_json(path) if path.exists() else {}
             if dataset.facts != cell.facts or known.get(stated, digest) != digest:
-                raise InputError(
-                    f"{self.folder} was begun with other images. Give those (--data-root), or another --output for a "
-                    "new sweep."
-                )
+                raise InputError(f"{self.folder} was begun with other images. Give those, or another --output.")
             if stated not in known:
                 path.parent.mkdir(mode=0o700, exist_ok=True)
                 write_json(path, {**known, stated: digest}, 0o600)
@@ -125,11 +96,11 @@ class Maker:
         return self._trainer[1]
 
 
-def _work_side_by_side(planned: Planned, folder: Path, options: SweepOptions) -> None:
+def _work_side_by_side(planned: Planned, folder: Path) -> None:
     """Processes of this machine make what they can. One that fails leaves its run to whoever works next."""
-    context = multiprocessing.get_context("spawn")
-    asked = planned, folder, dataclasses.replace(options, recipe=planned.recipe, report=note)
-    helpers = [context.Process(target=_help, args=asked) for _ in range(options.workers)]
+    options = dataclasses.replace(planned.options, recipe=planned.recipe, report=note)
+    asked, context = dataclasses.replace(planned, options=options), multiprocessing.get_context("spawn")
+    helpers = [context.Process(target=_help, args=(asked, folder)) for _ in range(options.workers)]
     for helper in helpers:
         helper.start()
     try:
@@ -142,10 +113,10 @@ def _work_side_by_side(planned: Planned, folder: Path, options: SweepOptions) ->
             helper.join()
     failed = sum(helper.exitcode != 0 for helper in helpers)
     if failed:
-        options.report(f"{failed} of {len(helpers)} workers ended early; what they left is done here")
+        planned.options.report(f"{failed} of {len(helpers)} workers ended early; what they left is done here")
 
 
-def _help(planned: Planned, folder: Path, options: SweepOptions) -> None:
+def _help(planned: Planned, folder: Path) -> None:
     """What a process of its own does. It ends with the one that started it."""
     import torch
 
@@ -157,32 +128,20 @@ def _help(planned: Planned, folder: Path, options: SweepOptions) -> None:
 
     os.setpgrp()  # Ctrl-C is for the first process, which then stops the others
     warnings.simplefilter("ignore")  # as on the command line
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.workers))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // planned.options.workers))
     threading.Thread(target=stop_with_the_first, daemon=True).start()
     try:
         with stop_on_sigterm():
-            Maker(planned, folder, options).make_all(may_wait=False)
-    except (Interrupted, KeyboardInterrupt):
-        sys.exit(1)
-    except (InputError, MachineError) as error:
-        note(f"a worker ended: {error}")
+            Maker(planned, folder).make_all(may_wait=False)
+    except (Interrupted, KeyboardInterrupt, InputError, MachineError) as error:
+        note(f"a worker ended: {first_line(error)}")
         sys.exit(1)
 
 
-def _reached(place: Path, steps: list[int]) -> Reached:
+def _reached(place: Path, run: Run, steps: list[int]) -> list[CellRun]:
     """What a finished run reached after each of these steps; the last of them stands for its end."""
     result = record.read(place / record.RESULT_FILE, Result)
     lines = {line.step: line for line in record.read_lines(place / record.METRICS_FILE, Metrics)}
-    looks = [Look(lines[step].accuracy, lines[step].accuracy_last) for step in steps[:-1]]
-    return Reached(
-        looks=(*looks, Look(result.accuracy, result.accuracy_last)),
-        held_out=result.held_out,
-        num_lost=result.num_lost,
-    )
-
-
-def train_accuracy(place: Path, step: int) -> float | None:
-    """On training images after a step; None where it was not noted."""
-    path = place / record.PRIVATE_METRICS_FILE
-    lines = record.read_lines(path, PrivateMetrics) if path.exists() else []
-    return next((line.train_accuracy for line in lines if line.step == step), None)
+    facts: dict[str, Any] = {"run": run.name, "seed": run.seed, "num_lost": result.num_lost}
+    looks = [*(lines[step] for step in steps[:-1]), result]
+    return [CellRun(**facts, **pick(look, "accuracy", "accuracy_last")) for look in looks]

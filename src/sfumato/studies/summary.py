@@ -3,18 +3,21 @@
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sfumato.accounting.accountants import epsilon_together as together
 from sfumato.accounting.mechanism import Accountant, Mechanism
-from sfumato.json_record import finite
+from sfumato.json_record import finite, pick
 from sfumato.planning.resolve import Plan
+from sfumato.run_folder import record
 from sfumato.run_folder.files import write_json
-from sfumato.studies.plan import Planned, SweepOptions
+from sfumato.run_folder.record import PrivateMetrics
+from sfumato.studies.plan import Planned
 from sfumato.studies.result import Cell, CellRun, Sweep, paired, summarise
-from sfumato.studies.runs import Reached, train_accuracy
 
 PRIVATE_FILE = "sweep_private.json"
+Reached = Mapping[str, Sequence[CellRun]]
+Split = Literal["test", "valid"]
 _NEVER_COVERED = (
     "held-out images: accuracies on them are not private",
     f"accuracies on training images: {PRIVATE_FILE} and owner/ of each run are for the owner alone",
@@ -22,55 +25,38 @@ _NEVER_COVERED = (
 )
 
 
-def plans_of(planned: Planned) -> list[Plan]:
-    """Of every run of a sweep."""
-    return [planned.plan_of(run) for run in planned.runs]
-
-
 def summary(
-    planned: Planned,
-    finished: Mapping[str, Reached],
-    options: SweepOptions,
-    *,
-    name: str,
-    folder: Path,
-    before: Sequence[Plan] = (),
-    not_covered: str | None = None,
+    planned: Planned, reached: Reached, held_out: Split, before: Sequence[Plan] = (), not_covered: str | None = None
 ) -> Sweep:
     """Everything that may be shown.
 
     Args:
-        finished: Every run, by its name.
-        name: Of the recipe.
+        planned: Whose options have a name and a folder.
+        reached: By every run for each of its cells, by its name.
+        held_out: The split that accuracies were measured on.
         before: Runs of an earlier sweep, by which these cells were chosen: `epsilon_together` covers them, too.
         not_covered: Why nothing covers that choice; None: something does.
     """
-    plans = [*before, *plans_of(planned)]
+    options, plans = planned.options, [*before, *planned.plans]
     private = all(plan.private for plan in plans)
     epsilon, why_not = epsilon_together(plans) if not_covered is None else (None, not_covered)
-    cells = [_cell(planned, finished, number) for number in range(len(planned.cells))]
-    if planned.paired:
-        first = [run.accuracy for run in cells[0].runs]
-        others = [
-            cell.model_copy(update={"paired": paired([run.accuracy for run in cell.runs], first)}) for cell in cells[1:]
-        ]
-        cells = [cells[0], *others]
-    for number, label in enumerate(options.labels[: len(cells)]):
-        cells[number] = cells[number].model_copy(update={"label": label})
+    cells: list[Cell] = []
+    for number in range(len(planned.cells)):
+        runs = [reached[run.name][run.cells.index(number)] for run in planned.runs if number in run.cells]
+        cells.append(_cell(planned, number, runs, cells[0].runs if cells and options.paired else None))
     lines = list(_NEVER_COVERED)
     if private and epsilon is None:
         lines.insert(0, f"choosing among these cells, and seeing more than one run: {why_not}")
     elif not private:
         lines.insert(0, "choosing among these cells: not every one is private")
     keys = list(dict.fromkeys(key for cell in planned.cells for key in cell.settings))
-    held_out = finished[planned.runs[0].name].held_out
     return Sweep(
-        recipe=name,
-        output=str(folder),
+        recipe=str(options.name),
+        output=str(options.output),
         keys=keys,
         axes=keys if options.axes is None else list(options.axes),
-        seeds=planned.seeds,
-        paired=planned.paired,
+        seeds=options.seeds,
+        paired=options.paired,
         held_out=held_out,
         private=private,
         epsilon_together=epsilon,
@@ -82,40 +68,25 @@ def summary(
     )
 
 
-def _cell(planned: Planned, finished: Mapping[str, Reached], number: int) -> Cell:
-    cell = planned.cells[number]
-    runs = []
-    for run in planned.runs:
-        if number in run.cells:
-            reached = finished[run.name]
-            look = reached.looks[run.cells.index(number)]
-            runs.append(
-                CellRun(
-                    run=run.name,
-                    seed=run.seed,
-                    accuracy=look.accuracy,
-                    accuracy_last=look.accuracy_last,
-                    num_lost=reached.num_lost,
-                )
-            )
+def _cell(planned: Planned, number: int, runs: list[CellRun], first: Sequence[CellRun] | None) -> Cell:
+    """One cell; ``first`` are the runs that its own are paired with."""
+    cell, labels = planned.cells[number], planned.options.labels
     mechanism, private, privacy = cell.plan.mechanism, cell.plan.private, cell.plan.recipe.privacy
     epsilon = None if privacy is None else _epsilon(_sampled(cell.plan), privacy.delta, privacy.accountant)
+    accuracies = [run.accuracy for run in runs]
     return Cell(
-        **dict(summarise([run.accuracy for run in runs])),
+        **dict(summarise(accuracies)),
         settings=cell.settings,
-        label=None,
+        label=labels[number] if number < len(labels) else None,
         seeds=len(runs),
-        private=private,
-        why_not_private=cell.plan.why_not_private,
+        **pick(cell.plan, "private", "why_not_private"),
         epsilon=epsilon if private else None,
         epsilon_if_private=None if private else epsilon,
         delta=None if privacy is None else privacy.delta,
         noise_multiplier=finite(mechanism.noise_multiplier) or 0.0,
-        batch_size=mechanism.batch_size,
-        num_steps=mechanism.num_steps,
-        num_examples=mechanism.num_examples,
+        **pick(mechanism, "batch_size", "num_steps", "num_examples"),
         shares_runs=any(len(run.cells) > 1 and number in run.cells for run in planned.runs),
-        paired=None,
+        paired=None if first is None else paired(accuracies, [run.accuracy for run in first]),
         runs=runs,
     )
 
@@ -132,9 +103,7 @@ def _warnings(planned: Planned, cells: Sequence[Cell], held_out: str) -> list[st
             "cells are compared on test images: choosing among them makes test accuracy too good. Set data.split = "
             '"train" where there are validation images.'
         )
-    for cell in planned.cells:
-        warnings += [warning for warning in cell.plan.warnings if warning not in warnings]
-    return warnings
+    return list(dict.fromkeys([*warnings, *(warning for cell in planned.cells for warning in cell.plan.warnings)]))
 
 
 def epsilon_together(plans: Sequence[Plan]) -> tuple[float | None, str | None]:
@@ -172,9 +141,8 @@ def _epsilon(mechanism: Mechanism, delta: float, accountant: Accountant) -> floa
 
 def _images(plan: Plan) -> tuple[Any, ...]:
     """Which images a run trains on, as its recipe says it."""
-    data = plan.recipe.data
-    classes = None if data.classes is None else tuple(data.classes)
-    return plan.mechanism.num_examples, data.name, data.path, data.split, data.num_examples, classes
+    stated = {"name", "path", "split", "num_examples", "classes"}
+    return plan.mechanism.num_examples, plan.recipe.data.model_dump_json(include=stated)
 
 
 def _unit(plan: Plan) -> tuple[Any, ...]:
@@ -189,9 +157,15 @@ def write_for_owner(sweep: Sweep) -> None:
     """Accuracies on training images, in a file that only the owner can read: no guarantee covers them."""
     cells: list[dict[str, Any]] = []
     for cell in sweep.cells:
-        found = [train_accuracy(Path(sweep.output) / run.run, cell.num_steps) for run in cell.runs]
+        found = [_train_accuracy(Path(sweep.output) / run.run, cell.num_steps) for run in cell.runs]
         known = [value for value in found if value is not None]
         summed = summarise(known).as_json() if known else None
         cells.append({"settings": cell.settings, "train_accuracy": summed, "runs": found})
     facts = {"private": False, "of": "training images, averaged weights: for the owner alone", "cells": cells}
     write_json(Path(sweep.output) / PRIVATE_FILE, facts, 0o600)
+
+
+def _train_accuracy(place: Path, step: int) -> float | None:
+    """On training images after a step; None where it was not noted."""
+    lines = record.read_lines(place / record.PRIVATE_METRICS_FILE, PrivateMetrics)
+    return next((line.train_accuracy for line in lines if line.step == step), None)

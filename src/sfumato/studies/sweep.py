@@ -1,5 +1,6 @@
 """A whole sweep: a grid of settings times seeds, whoever makes its runs and however often they are killed."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from sfumato.config import Recipe
 from sfumato.errors import InputError
 from sfumato.planning.resolve import Plan
 from sfumato.recipes import name_of
-from sfumato.run_folder import launch
+from sfumato.run_folder import launch, record
 from sfumato.run_folder.files import (
     read_json,
     refuse_among_images,
@@ -21,7 +22,7 @@ from sfumato.studies.page import render
 from sfumato.studies.plan import Planned, SweepOptions, plan_sweep, settle
 from sfumato.studies.result import Sweep
 from sfumato.studies.runs import work
-from sfumato.studies.summary import plans_of, summary, write_for_owner
+from sfumato.studies.summary import summary, write_for_owner
 from sfumato.training.interrupt import stop_on_sigterm
 
 PLAN_FILE, SWEEP_FILE = "plan.json", "sweep.json"
@@ -64,23 +65,21 @@ def sweep_by(
         before: Runs of an earlier sweep, by which these cells were chosen.
         not_covered: Why no epsilon covers that choice, where none does.
     """
-    workers = options.workers
-    if type(workers) is not int or not 1 <= workers <= 1024:
-        raise InputError(f"--workers is how many processes work here, from 1 to 1024, not {workers!r}.")
-    planned = settle(plan_sweep(options), options.trust)
     name = name_of(options.recipe) if options.name is None else options.name
     folder = launch.new_folder(f"{name}-sweep") if options.output is None else Path(options.output)
+    planned = settle(plan_sweep(dataclasses.replace(options, name=name, output=folder)))
     for cell in planned.cells:
         refuse_among_images(folder, cell.plan.recipe.data, options.root)
     _begin(folder, planned)
     with stop_on_sigterm():
-        finished = work(planned, folder, options)
-    found = summary(planned, finished, options, name=name, folder=folder, before=before, not_covered=not_covered)
+        reached = work(planned, folder)
+    held_out = record.read(folder / planned.runs[0].name / record.RESULT_FILE, record.Result).held_out
+    found = summary(planned, reached, held_out, before, not_covered)
     write_json(folder / SWEEP_FILE, found.as_json())
     write_for_owner(found)
     write_atomically(folder / "sweep.csv", found.as_csv().encode())
     write_atomically(folder / "sweep.html", render(found).encode())
-    return found, [*before, *plans_of(planned)]
+    return found, [*before, *planned.plans]
 
 
 def _begin(folder: Path, planned: Planned) -> None:
@@ -102,7 +101,5 @@ def _begin(folder: Path, planned: Planned) -> None:
     theirs = read_json(path)
     changed = [key for key in mine if not isinstance(theirs, dict) or theirs.get(key) != mine[key]]
     if changed:
-        raise InputError(
-            f"{folder} holds another sweep: its {changed[0]} is another. Give what it was begun with to go on with "
-            "it, or another --output."
-        )
+        what = f"{folder} holds another sweep: its {changed[0]} is another"
+        raise InputError(f"{what}. Give what it was begun with, or another --output.")
