@@ -65,8 +65,8 @@ def an_audit(num_models=40, epsilon=4.0, **changes):
 
 def models_of(mechanism, target="blank", clipping_norm=1.41, **changes):
     """At first half of the examples' gradients are longer than the clipping norm."""
-    net = network(torch.float64)
-    return Models(made_up_task(), target, net, mechanism, clipping_norm=clipping_norm, learning_rate=0.5, **changes)
+    setting = Setting(target, 0.5, clipping_norm, mechanism.num_steps)
+    return Models(made_up_task(), setting, network(torch.float64), mechanism, **changes)
 
 
 class InDouble:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sfumato.auditing.arguments import levels
+from sfumato.auditing.arguments import require_levels
 from sfumato.auditing.one_run import audit_guesses
 from sfumato.auditing.record import OneRunResult
 from sfumato.data.canaries import canary_images
@@ -43,7 +43,7 @@ def audit_one_run(run: Path | str, *, confidence: float = 0.95, trust: Collectio
     folder = Path(run)
     claim = _claim(folder)
     assert claim.guarantee is not None
-    levels(claim.guarantee.delta, confidence, claim.guarantee.epsilon)
+    require_levels(claim.guarantee.delta, confidence, claim.guarantee.epsilon)
     count = claim.public_inputs.num_canaries
     took_part = coins.read(folder, claim.run_id, count)
     found = audit_guesses(
