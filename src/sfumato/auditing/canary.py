@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -99,9 +98,8 @@ def audit_canary(
     found = audit_scores(
         scores, members, delta=delta, confidence=confidence, nominal_epsilon=nominal, mechanism=mechanism
     )
-    facts: dict[str, Any] = {**dict(found), "audit": "canary"}
     return CanaryResult(
-        **facts,
+        **{**dict(found), "audit": "canary"},
         target_epsilon=epsilon,
         noise_multiplier=sigma,
         sampling_prob=mechanism.sampling_prob,

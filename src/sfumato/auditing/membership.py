@@ -154,9 +154,8 @@ class Audit:
             mechanism=claim,
             split_seed=cache.split_seed,
         )
-        facts: dict[str, Any] = {**dict(found), "audit": "membership"}
         return MembershipResult(
-            **facts,
+            **{**dict(found), "audit": "membership"},
             target_epsilon=self.epsilon,
             num_examples=len(self.task.images),
             fixed_batches=self.fixed_batches,

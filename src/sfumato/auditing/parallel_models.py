@@ -129,12 +129,9 @@ class Models:
 
     def _clipped_sums(self, parameters: Tensors, drawn: Sequence[Randomness], rows: Sequence[np.ndarray]) -> Tensors:
         """Name -> (M, ...). Rows of shorter batches are filled up with an example that does not count."""
-        longest = max(len(each) for each in rows)
-        filled = torch.zeros(len(rows), longest, dtype=torch.int64)
-        is_real = torch.zeros(len(rows), longest, dtype=torch.bool)
-        for model, each in enumerate(rows):
-            filled[model, : len(each)] = torch.from_numpy(each)
-            is_real[model, : len(each)] = True
+        filled = nn.utils.rnn.pad_sequence([torch.from_numpy(each) for each in rows], batch_first=True)
+        longest = filled.shape[1]
+        is_real = torch.arange(longest) < torch.tensor([[len(each)] for each in rows])
         sums = {name: torch.zeros_like(value) for name, value in parameters.items()}
         passes = max(1, round(len(rows) * longest / _EXAMPLES_AT_ONCE))
         size = max(1, math.ceil(longest / passes))  # no pass for the few rows that a batch is longer than B

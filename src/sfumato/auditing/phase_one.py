@@ -4,6 +4,7 @@ By successive halving: all settings get a few models, the better half as many ag
 blank image is first; at its best setting the other z are tried.
 """
 
+import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from statistics import NormalDist
@@ -64,29 +65,25 @@ def choose(
     count, first = _plan(len(settings), int(SHARE * num_models))
     if count < 2:
         return settings[0], 0, None
-    left, spent = settings[:count], 0
-    found: dict[Setting, Losses] = {setting: ([], []) for setting in left}
+    found: dict[Setting, Losses] = collections.defaultdict(lambda: ([], []))
 
     def add(chosen: Sequence[Setting], number: int, more: int) -> None:
-        nonlocal spent
-        spent += 2 * more * len(chosen)
         for setting, losses in zip(chosen, train([(setting, number, more) for setting in chosen]), strict=True):
-            for side, values in zip(found.setdefault(setting, ([], [])), losses, strict=True):
+            for side, values in zip(found[setting], losses, strict=True):
                 side.extend(values)
 
     def best(chosen: Sequence[Setting]) -> list[Setting]:
         return sorted(chosen, key=lambda setting: -distance(*found[setting]))
 
-    more = first
-    for number in range(len(_rounds(count))):
-        add(left, number, more)
-        more = more if number == 0 else 2 * more
-        left = best(left)[: max(1, len(left) // 2)]
-    winner = left[0]
+    left = settings
+    for number, (many, units) in enumerate(_rounds(count)):
+        left = (best(left) if number else left)[:many]
+        add(left, number, units * first)
+    winner = best(left)[0]
     others = [dataclasses.replace(winner, target=target) for target in TARGETS[1:]]
     add(others, 0, 2 * first)
     winner = best([winner, *others])[0]
-    return winner, spent, distance(*found[winner])
+    return winner, 2 * sum(len(members) for members, _ in found.values()), distance(*found[winner])
 
 
 def distance(members: Sequence[float], non_members: Sequence[float]) -> float:
@@ -109,12 +106,9 @@ def distance(members: Sequence[float], non_members: Sequence[float]) -> float:
 def _rounds(count: int) -> list[tuple[int, int]]:
     """(Settings, models a side of each in units of the first round), round by round."""
     found, units = [(count, 1)], 1
-    while count > 1:
-        count //= 2
-        if count == 1:
-            break
-        found.append((count, units))
-        units *= 2
+    while count > 3:
+        count, units = count // 2, 2 * units
+        found.append((count, units // 2))
     return found
 
 
