@@ -21,6 +21,7 @@ from sfumato.evaluation.calibration import (
 from sfumato.evaluation.evaluators import Outcome, auroc_of_each, decision_on_two, reliability
 from sfumato.evaluation.objective import Objective
 from sfumato.evaluation.trained import load
+from sfumato.run_folder.files import write_json
 from tests.evaluation.test_trained import write_run
 
 
@@ -172,7 +173,7 @@ def test_what_the_owner_fitted_comes_before_what_the_weights_carry_and_damage_is
     assert calibration.read(tmp_path, None) is None
     assert calibration.read(tmp_path, of_weights.model_dump_json()) == of_weights
     own = of_weights.model_copy(update={"temperature": 3.0, "fitted_on": "folder"})
-    calibration.write(tmp_path, own)
+    write_json(tmp_path / calibration.CALIBRATION_FILE, own.as_json())
     assert calibration.read(tmp_path, of_weights.model_dump_json()) == own
     for text in ("{", '{"temperature": NaN}', '{"temperature": 1e999}'):
         (tmp_path / calibration.CALIBRATION_FILE).write_text(text)

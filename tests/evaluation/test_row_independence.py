@@ -10,8 +10,13 @@ from torch import nn
 from sfumato.clipping import findings
 from sfumato.data.images import ImageSet
 from sfumato.errors import InputError
-from sfumato.evaluation.row_independence import evaluation_finding, require_rows_apart
-from sfumato.evaluation.scores import judged_right, predict_each_alone, predict_logits
+from sfumato.evaluation.scores import (
+    evaluation_finding,
+    judged_right,
+    predict_each_alone,
+    predict_logits,
+    require_rows_apart,
+)
 from sfumato.models import registry
 
 ROW = torch.zeros(1, 1, 8, 8)

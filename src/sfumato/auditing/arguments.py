@@ -3,12 +3,17 @@
 import csv
 import functools
 import operator
+from collections.abc import Callable
 from pathlib import Path
+
+import numpy as np
 
 from sfumato.accounting.calibration import solve_noise_multiplier
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
 
+Keep = Callable[[np.ndarray, np.ndarray], None]
+"""Is given scores and membership of every game."""
 LEAST_TARGET = 1e-9
 """The smallest epsilon that noise is solved for: below, nothing is learnt and no attack can show anything."""
 _MOST_EPSILON = 100_000

@@ -23,7 +23,7 @@ from torch import nn
 
 from sfumato.accounting import accountants
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.auditing.arguments import LEAST_TARGET, calibrated, require_levels, whole
+from sfumato.auditing.arguments import LEAST_TARGET, Keep, calibrated, require_levels, whole
 from sfumato.auditing.bounds import audit_scores, require_enough
 from sfumato.auditing.record import CanaryResult
 from sfumato.clipping import GradFn, clipped_grad
@@ -58,7 +58,7 @@ def audit_canary(
     num_games: int = 200_000,
     confidence: float = 0.95,
     report: Callable[[str], None] = lambda text: None,
-    keep: Callable[[np.ndarray, np.ndarray], None] = lambda scores, members: None,
+    keep: Keep = lambda scores, members: None,
 ) -> CanaryResult:
     """Attacks the product's own private step, at noise calibrated to an epsilon.
 
@@ -127,9 +127,9 @@ def play(
         took_part = coins(mechanism.num_examples)
         scores.append(log_likelihood_ratio(observe(step, took_part), mechanism))
         members.append(took_part)
-        expected = (time.perf_counter() - started) / (run + 1) * num_runs
-        if expected > _LONG and run % max(1, num_runs // 10) == 0:
-            left = expected * (1 - (run + 1) / num_runs)
+        a_run = (time.perf_counter() - started) / (run + 1)
+        if a_run * num_runs > _LONG and run % max(1, num_runs // 10) == 0:
+            left = a_run * (num_runs - run - 1)
             report(f"run {run + 1} of {num_runs} is done; about {left:.0f} s left")
     return np.concatenate(scores), np.concatenate(members)
 

@@ -17,7 +17,7 @@ import torch
 from sfumato.accounting import accountants
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import toy_task
-from sfumato.auditing.arguments import LEAST_TARGET, calibrated, require_levels, whole
+from sfumato.auditing.arguments import LEAST_TARGET, Keep, calibrated, require_levels, whole
 from sfumato.auditing.audit_cache import AuditCache
 from sfumato.auditing.bounds import audit_scores, require_enough
 from sfumato.auditing.parallel_models import Models
@@ -51,7 +51,7 @@ def audit_membership(
     confidence: float = 0.999,
     output: Path | str | None = None,
     report: Callable[[str], None] = lambda text: None,
-    keep: Callable[[np.ndarray, np.ndarray], None] = lambda scores, members: None,
+    keep: Keep = lambda scores, members: None,
 ) -> MembershipResult:
     """Trains LeNets on MNIST with one example z and without it, and tells them apart by the loss on z.
 
@@ -111,10 +111,7 @@ class Audit:
         self._trained: list[int] = []  # numbers of models that this process trained
 
     def run(
-        self,
-        confidence: float,
-        folder: Path | None = None,
-        keep: Callable[[np.ndarray, np.ndarray], None] = lambda scores, members: None,
+        self, confidence: float, folder: Path | None = None, keep: Keep = lambda scores, members: None
     ) -> MembershipResult:
         """Both phases, and the judgement."""
         started = time.perf_counter()

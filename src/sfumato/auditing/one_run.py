@@ -29,12 +29,7 @@ _BINS = 30
 
 
 def audit_guesses(
-    scores: Any,
-    took_part: Any,
-    *,
-    delta: float,
-    confidence: float = 0.95,
-    nominal_epsilon: float | None = None,
+    scores: Any, took_part: Any, *, delta: float, confidence: float = 0.95, nominal_epsilon: float | None = None
 ) -> OneRunResult:
     """A lower bound on epsilon from the scores of one run's canaries.
 
@@ -69,8 +64,9 @@ def audit_guesses(
     count, error = len(coins), 1 - confidence
     reach = power(count, confidence, delta, nominal_epsilon)
     if not reach.perfect > 0:
-        enough = _needed(0.0, delta, error)
-        remedy = f"Train with {enough:,} (audit.canaries), or claim" if enough else "Claim"
+        remedy = "Claim"
+        if enough := _needed(0.0, delta, error):
+            remedy = f"Train with {enough:,} (audit.canaries), or claim"
         raise InputError(
             f"{count:,} canaries at delta {rounding.delta_text(delta)} and confidence {confidence:.12g}: an attack "
             f"that is never wrong would show nothing. {remedy} a smaller delta, or ask for less confidence."

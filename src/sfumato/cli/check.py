@@ -31,7 +31,7 @@ def check(
     import torch
 
     from sfumato.clipping.model_check import findings
-    from sfumato.evaluation.row_independence import evaluation_finding
+    from sfumato.evaluation.scores import evaluation_finding
 
     network, shape = _build(model, image_size, channels, num_classes, trust or [])
     example = torch.zeros(4, *shape)

@@ -42,11 +42,11 @@ def evaluate(
     """Scores the averaged weights on the run's held-out images, or on a folder of others. These
     numbers are not private.
     """
-    from sfumato.evaluation import reliability_plot
+    from sfumato.evaluation.evaluate import draw_reliability, require_plot
     from sfumato.evaluation.evaluate import evaluate as score_run
 
     if plot is not None:
-        reliability_plot.check(plot)
+        require_plot(plot)
     found = score_run(
         run,
         folder,
@@ -60,7 +60,7 @@ def evaluate(
     )
     output.answer(found, json_, lambda found: _show(found, specificity))
     if plot is not None:  # last: what was computed is told by now
-        reliability_plot.draw(found, plot)
+        draw_reliability(found, plot)
 
 
 def _show(found: "Evaluation", specificity: float) -> None:

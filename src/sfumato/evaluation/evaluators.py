@@ -150,8 +150,8 @@ def reliability(outcome: Outcome) -> Iterator[tuple[str, Any]]:
         count, probability = int(inside.sum()), float(sureness[inside].mean())
         right = int(is_right[inside].sum())
         error += abs(right - count * probability) / len(bins)
-        interval_ = wilson(right, count) or []
-        found.append(Reliability(num_images=count, probability=probability, right=right / count, interval=interval_))
+        ends = wilson(right, count) or []
+        found.append(Reliability(num_images=count, probability=probability, right=right / count, interval=ends))
     yield "calibration_error", error
     yield "reliability", found
 
@@ -191,14 +191,9 @@ def intervals(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     """
     right = outcome.decided == outcome.labels
     masks = [outcome.labels == place for place in range(len(outcome.classes))]
-    yield (
-        "intervals",
-        Intervals(
-            accuracy=outcome.interval() or [],
-            per_class=[outcome.interval(mask) for mask in masks],
-            auroc=_interval_of_auroc(outcome) if len(outcome.classes) == 2 else None,
-        ),
-    )
+    per_class = [outcome.interval(mask) for mask in masks]
+    area = _interval_of_auroc(outcome) if len(outcome.classes) == 2 else None
+    yield "intervals", Intervals(accuracy=outcome.interval() or [], per_class=per_class, auroc=area)
     shares = [float(right[mask].double().mean()) for mask in masks if mask.any()]
     yield "class_gap", max(shares) - min(shares)
 
@@ -216,15 +211,9 @@ def of_groups(values: Sequence[str]) -> Evaluator:
         for value, _ in collections.Counter(values).most_common():
             own = torch.tensor([other == value for other in values])
             each = [right[own & (outcome.labels == place)] for place in range(len(outcome.classes))]
-            groups.append(
-                Group(
-                    value=value,
-                    num_images=int(own.sum()),
-                    accuracy=float(right[own].mean()),
-                    interval=outcome.interval(own) or [],
-                    per_class=[float(part.mean()) if len(part) else None for part in each],
-                )
-            )
+            per_class = [float(part.mean()) if len(part) else None for part in each]
+            count, share, ends = int(own.sum()), float(right[own].mean()), outcome.interval(own) or []
+            groups.append(Group(value=value, num_images=count, accuracy=share, interval=ends, per_class=per_class))
         yield "groups", groups
         shares = [group.accuracy for group in groups]
         yield "group_gap", max(shares) - min(shares)
@@ -247,36 +236,31 @@ def decision_on_two(prevalence: float | None) -> Evaluator:
         threshold = None if outcome.calibration is None else outcome.calibration.threshold
         place = 1 if threshold is None else list(outcome.classes).index(threshold.positive)
         is_positive, is_named = outcome.labels == place, outcome.decided == place
-        found, missed = int((is_positive & is_named).sum()), int((is_positive & ~is_named).sum())
-        alarms, left = int((~is_positive & is_named).sum()), int((~is_positive & ~is_named).sum())
+        (left, alarms), (missed, found) = torch.bincount(2 * is_positive + is_named, minlength=4).view(2, 2).tolist()
         share = int(is_positive.sum()) / len(outcome.labels) if prevalence is None else prevalence
         sensitivity, specificity = _share(found, missed), _share(left, alarms)
-        yield (
-            "decision",
-            Decision(
-                positive=outcome.classes[place],
-                threshold=_boundary(outcome.calibration, place),
-                counts={"found": found, "missed": missed, "false_alarms": alarms, "left_alone": left},
-                sensitivity=sensitivity,
-                sensitivity_interval=outcome.interval(is_positive),
-                specificity=specificity,
-                specificity_interval=outcome.interval(~is_positive),
-                prevalence=share,
-                positive_predictive_value=_predictive(sensitivity, specificity, share),
-                negative_predictive_value=_predictive(specificity, sensitivity, 1 - share),
-            ),
+        decision = Decision(
+            positive=outcome.classes[place],
+            threshold=_boundary(outcome.calibration, place),
+            counts={"found": found, "missed": missed, "false_alarms": alarms, "left_alone": left},
+            sensitivity=sensitivity,
+            sensitivity_interval=outcome.interval(is_positive),
+            specificity=specificity,
+            specificity_interval=outcome.interval(~is_positive),
+            prevalence=share,
+            positive_predictive_value=_predictive(sensitivity, specificity, share),
+            negative_predictive_value=_predictive(specificity, sensitivity, 1 - share),
         )
+        yield "decision", decision
 
     return evaluator
 
 
 def _boundary(calibration: Calibration | None, place: int) -> float:
     """The probability of a class, of two, from which on it is named."""
-    if calibration is None:
-        return 0.5
-    if calibration.threshold is not None:
+    if calibration is not None and calibration.threshold is not None:
         return calibration.threshold.probability
-    if calibration.offsets is None:
+    if calibration is None or calibration.offsets is None:
         return 0.5
     return float(calibration.probabilities(torch.zeros(1, 2))[0, place])  # of outputs between which nothing decides
 

@@ -19,7 +19,7 @@ from sfumato.evaluation.calibration import Calibration
 from sfumato.evaluation.objective import Objective
 from sfumato.models import registry
 from sfumato.models.trainable import centre_features, named_classifier, scale_features
-from sfumato.run_folder.record import WeightsFacts
+from sfumato.run_folder.record import CALIBRATION_FILE, WeightsFacts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +39,8 @@ class Trained:
     @property
     def decoding(self) -> dict[str, Any]:
         """How an image file becomes what the model takes."""
-        return {
-            "image_size": self.image_size,
-            "resize_ratio": self.recipe.data.resize_ratio,
-            "channels": self.channels,
-            "mean": self.mean,
-            "std": self.std,
-        }
+        own = {key: getattr(self, key) for key in ("image_size", "channels", "mean", "std")}
+        return {**own, "resize_ratio": self.recipe.data.resize_ratio}
 
     @property
     def row(self) -> torch.Tensor:
@@ -75,8 +70,8 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         raise InputError(f"there is no folder {folder}. Name that of a finished run.")
     if not path.exists():
         raise InputError(
-            f"{folder} has no model.safetensors: it is no finished run of `sfumato train`. Finish it by "
-            f"`sfumato resume {shlex.quote(str(folder))}`, or name another folder."
+            f"{folder} has no model.safetensors: it is no finished run. Finish it by `sfumato resume "
+            f"{shlex.quote(str(folder))}`, or name another folder."
         )
     facts, recipe, tensors, metadata = _read(path)
     name, proportions = recipe.model.name, recipe.data.class_proportions
@@ -97,10 +92,7 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
                 raise _damaged(path)
     model = build()
     if _sizes(model.state_dict()) != _sizes(tensors):
-        raise InputError(
-            f"the weights of {path} are not those of model {name}. Give the module that it was "
-            "trained with, or train again."
-        )
+        raise InputError(f"the weights of {path} are not those of model {name}. Give the module as it was, or train.")
     model.load_state_dict(tensors)
     return Trained(
         model=model.eval(),
@@ -127,10 +119,10 @@ def _read(path: Path) -> tuple[WeightsFacts, config.ResolvedRecipe, dict[str, to
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (safe_open is no mapping)
         normalisation(facts.mean, facts.std, facts.channels, ((), ()))
         check_proportions(recipe.data, len(facts.classes))
+        if len(set(facts.classes)) < len(facts.classes):
+            raise ValueError
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
         raise _damaged(path) from None
-    if len(set(facts.classes)) < len(facts.classes):
-        raise _damaged(path)
     return facts, recipe, tensors, metadata
 
 
@@ -143,10 +135,9 @@ def _damaged(path: Path) -> InputError:
 
 
 def _of_classes(found: Calibration | None, classes: Sequence[str]) -> Calibration | None:
-    threshold = None if found is None else found.threshold
-    is_other = threshold is not None and (len(classes) != 2 or threshold.positive not in classes)
-    if is_other or (found is not None and found.shifts is not None and len(found.shifts) != len(classes)):
-        raise InputError(
-            f"{calibration.CALIBRATION_FILE} is of other classes. Remove it, or run `sfumato calibrate` again."
-        )
+    if found is None:
+        return None
+    is_other = found.threshold is not None and (len(classes) != 2 or found.threshold.positive not in classes)
+    if is_other or (found.shifts is not None and len(found.shifts) != len(classes)):
+        raise InputError(f"{CALIBRATION_FILE} is of other classes. Remove it, or run `sfumato calibrate` again.")
     return found
