@@ -97,11 +97,9 @@ def randomised_response(epsilon_0):
 
 
 def laplace(epsilon_0):
-    epsilon = epsilon_0 + 2 * math.log1p(-DELTA)
-    return epsilon, lambda rng, shape: (
-        rng.laplace(0, 1 / epsilon_0, shape),
-        rng.laplace(1, 1 / epsilon_0, shape),
-    )
+    scale = 1 / epsilon_0
+    attack = lambda rng, shape: (rng.laplace(0, scale, shape), rng.laplace(1, scale, shape))  # noqa: E731
+    return epsilon_0 + 2 * math.log1p(-DELTA), attack
 
 
 MECHANISMS = {
@@ -186,9 +184,8 @@ def test_neither_the_order_of_games_nor_the_scale_of_scores_matters():
 
 
 def test_infinite_scores_are_the_highest_and_the_lowest():
-    scores = np.array([-np.inf] * 500 + [0.0] * 1000 + [np.inf] * 500)
-    members = np.array([0] * 1000 + [1] * 1000)
-    result = audit_scores(scores, members, delta=DELTA)
+    scores = [-np.inf] * 500 + [0.0] * 1000 + [np.inf] * 500
+    result = audit_scores(scores, np.repeat([0, 1], 1000), delta=DELTA)
     assert result.epsilon_lower_bound > 3 and result.auc == pytest.approx(0.875)
 
 

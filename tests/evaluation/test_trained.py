@@ -23,21 +23,9 @@ learning_rate = 2.0
 batch_size = 16
 num_steps = 3
 """
-CLAIMS = {
-    "run_id": "0f" * 16,
-    "private": True,
-    "epsilon": 3.0,
-    "delta": 1e-4,
-}
-FACTS = {
-    "format_version": 1,
-    "classes": ["a", "b"],
-    "mean": [0.5],
-    "std": [0.5],
-    "image_size": 8,
-    "channels": 1,
-    **CLAIMS,
-}
+CLAIMS = {"run_id": "0f" * 16, "private": True, "epsilon": 3.0, "delta": 1e-4}
+SHAPE = {"mean": [0.5], "std": [0.5], "image_size": 8, "channels": 1}
+FACTS = {"format_version": 1, "classes": ["a", "b"], **SHAPE, **CLAIMS}
 
 TRAINS = 'trainable = "all"\nfeatures = "raw"\n'
 
@@ -45,20 +33,16 @@ TRAINS = 'trainable = "all"\nfeatures = "raw"\n'
 def write_run(folder, recipe=None, facts=None, tensors=None, raw=None):
     """model.safetensors as somebody else may have written it."""
     folder.mkdir(exist_ok=True)
-    weights = (
-        build("small_cnn", image_size=8, channels=1, num_classes=2, seed=0).state_dict() if tensors is None else tensors
-    )
-    metadata = {
-        "sfumato": json.dumps({**FACTS, **(facts or {})}),
-        "recipe": recipe or f'[data]\nname = "digits"\n{RESOLVED}[model]\nname = "small_cnn"\n{TRAINS}',
-    }
-    save_file(weights, folder / "model.safetensors", {**metadata, **(raw or {})})
+    weights = build("small_cnn", image_size=8, channels=1, num_classes=2, seed=0).state_dict()
+    metadata = {"sfumato": json.dumps({**FACTS, **(facts or {})}), "recipe": recipe or recipe_of("small_cnn")}
+    tensors = weights if tensors is None else tensors
+    save_file(tensors, folder / "model.safetensors", {**metadata, **(raw or {})})
     return folder
 
 
-def recipe(name, **options):
+def recipe_of(name, data='name = "digits"', **options):
     lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in options.items())
-    return f'[data]\nname = "digits"\n{RESOLVED}[model]\nname = "{name}"\n{TRAINS}[model.options]\n{lines}'
+    return f'[data]\n{data}\n{RESOLVED}[model]\nname = "{name}"\n{TRAINS}[model.options]\n{lines}'
 
 
 @pytest.fixture
@@ -85,7 +69,7 @@ def test_a_file_of_our_own_registry_is_read_and_says_what_it_was_trained_with(tm
 
 def test_code_that_a_file_names_is_imported_only_if_it_is_trusted(tmp_path, theirs):
     weights = {"1.weight": torch.ones(2, 64), "1.bias": torch.zeros(2)}
-    run = write_run(tmp_path / "run", recipe("their_net:net"), tensors=weights)
+    run = write_run(tmp_path / "run", recipe_of("their_net:net"), tensors=weights)
     with pytest.raises(InputError, match="add --trust their_net$"):
         load(run)
     assert not (theirs / "ran").exists()
@@ -94,7 +78,7 @@ def test_code_that_a_file_names_is_imported_only_if_it_is_trusted(tmp_path, thei
 
 
 def test_a_file_cannot_make_torch_hub_run_a_local_hubconf(tmp_path, theirs):
-    run = write_run(tmp_path / "run", recipe("torch.hub:load", repo_or_dir=str(theirs), model="net", source="local"))
+    run = write_run(tmp_path / "run", recipe_of("torch.hub:load", repo_or_dir=str(theirs), model="net", source="local"))
     with pytest.raises(InputError, match=r"add --trust torch\.hub$"):
         load(run, trust=("torch", "torch.hub:load", "their_net"))
     assert not (theirs / "ran").exists()
@@ -108,8 +92,8 @@ DAMAGES = [
     *({"raw": {"sfumato": value}} for value in ("[", "[" * 100_000, "3")),
     *({"raw": {"recipe": value}} for value in ("x = " + "[" * 100_000, "x = " + "9" * 10_000)),
     {"raw": {"recipe": '[data]\nname = "digits"\n'}},
-    {"recipe": recipe("small_cnn").replace("[augmentation]", "class_proportions = [0.2, 0.3, 0.5]\n[augmentation]")},
-    *({"recipe": recipe("small_cnn", width=200_000)}, {"recipe": recipe("lenet")}),
+    {"recipe": recipe_of("small_cnn").replace("[augmentation]", "class_proportions = [0.2, 0.3, 0.5]\n[augmentation]")},
+    *({"recipe": recipe_of("small_cnn", width=200_000)}, {"recipe": recipe_of("lenet")}),
     *({"tensors": {}}, {"tensors": {"weight": torch.zeros(1)}}),
 ]
 IMPOSSIBLE = [{"width": 0}, {"width": 1.5}, {"width": True}, {"order": "__import__('os')"}, {"seed": 1}]
@@ -122,24 +106,19 @@ def test_a_file_with_other_contents_than_a_run_writes_is_refused_in_one_line(tmp
             load(write_run(tmp_path / "run", **changes))
     for options in IMPOSSIBLE if kind == "recipe" else []:
         with pytest.raises(InputError):
-            load(write_run(tmp_path / "run", recipe("small_cnn", **options)))
+            load(write_run(tmp_path / "run", recipe_of("small_cnn", **options)))
 
 
 def test_where_images_lie_is_not_taken_from_a_file(tmp_path):
-    run = write_run(
-        tmp_path / "run",
-        f'[data]\nname = "folder"\npath = "{tmp_path}"\n{RESOLVED}[model]\nname = "small_cnn"\n{TRAINS}',
-    )
+    run = write_run(tmp_path / "run", recipe_of("small_cnn", f'name = "folder"\npath = "{tmp_path}"'))
     assert load(run).recipe.data.path is None
 
 
 def test_a_recipe_is_written_for_others_without_the_place_of_the_images():
     parsed = config.parse({"data": {"name": "folder", "path": "of-patients"}})
-    assert (
-        config.shareable(parsed).data.path is None
-        and parsed.data.path == "of-patients"
-        and "of-patients" not in config.to_toml(config.shareable(parsed))
-    )
+    shared = config.shareable(parsed)
+    assert shared.data.path is None and parsed.data.path == "of-patients"
+    assert "of-patients" not in config.to_toml(shared)
 
 
 def test_a_folder_that_is_not_there_is_told_apart_from_a_run_that_is_not_finished(tmp_path):
