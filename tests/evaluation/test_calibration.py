@@ -87,7 +87,7 @@ def test_a_threshold_reaches_what_is_asked_and_holds_on_unseen_images(aim, at, p
     threshold = fit_threshold(first.probabilities, first.labels, first.classes, positive=positive, aim=aim, at=at)
 
     def shares(seed, threshold):
-        return dict(decision_on_two(None)(outcome(seed, threshold)))["decision"].model_dump()
+        return dict(decision_on_two(outcome(seed, threshold)))["decision"].model_dump()
 
     reached, unseen = shares(0, threshold), shares(1, threshold)
     assert reached[aim] >= at and reached["positive"] == positive
@@ -113,13 +113,13 @@ def test_four_counts_and_the_shares_that_follow_by_hand():
     labels = torch.tensor([1] * 10 + [0] * 30)
     scores = torch.tensor([0.9] * 8 + [0.1] * 2 + [0.9] * 3 + [0.1] * 27, dtype=torch.float64)
     logits = torch.stack([torch.log(1 - scores), torch.log(scores)], 1)
-    found = dict(decision_on_two(0.02)(Outcome(logits, labels, ("well", "ill"))))["decision"]
+    found = dict(decision_on_two(Outcome(logits, labels, ("well", "ill")), 0.02))["decision"]
     assert found.counts == {"found": 8, "missed": 2, "false_alarms": 3, "left_alone": 27}
     assert (found.positive, found.sensitivity, found.specificity) == ("ill", 0.8, 0.9)
     assert found.positive_predictive_value == pytest.approx(0.8 * 0.02 / (0.8 * 0.02 + 0.1 * 0.98))
     assert found.negative_predictive_value == pytest.approx(0.9 * 0.98 / (0.9 * 0.98 + 0.2 * 0.02))
-    assert dict(decision_on_two(None)(Outcome(logits, labels, ("well", "ill"))))["decision"].prevalence == 0.25
-    assert not list(decision_on_two(None)(Outcome(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), "abc")))
+    assert dict(decision_on_two(Outcome(logits, labels, ("well", "ill"))))["decision"].prevalence == 0.25
+    assert not list(decision_on_two(Outcome(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), "abc")))
 
 
 def test_thresholds_that_cannot_be_are_refused():

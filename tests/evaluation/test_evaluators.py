@@ -54,13 +54,13 @@ def test_auroc_is_each_class_against_the_rest(classes, ties):
 def test_one_side_alone_has_no_auroc_and_no_sensitivity():
     outcome = Outcome(torch.randn(5, 3).double(), torch.zeros(5, dtype=torch.int64), list("abc"))
     assert value(auroc_of_each, outcome) == [None, None, None]
-    assert dict(sensitivity_at(0.9)(outcome))["sensitivity_per_class"] == [None, None, None]
+    assert dict(sensitivity_at(outcome, 0.9))["sensitivity_per_class"] == [None, None, None]
 
 
 @pytest.mark.parametrize(("specificity", "ties"), [(0.0, False), (0.5, True), (0.95, False), (1.0, True)])
 def test_sensitivity_is_the_best_threshold_s_that_keeps_the_specificity(specificity, ties):
     outcome = an_outcome(count=97, ties=ties)
-    found = dict(sensitivity_at(specificity)(outcome))
+    found = dict(sensitivity_at(outcome, specificity))
     assert found["specificity"] == specificity
     odds = outcome.probabilities.logit()
     for place, sensitivity in enumerate(found["sensitivity_per_class"]):

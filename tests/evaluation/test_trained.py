@@ -30,19 +30,22 @@ FACTS = {"format_version": 1, "classes": ["a", "b"], **SHAPE, **CLAIMS}
 TRAINS = 'trainable = "all"\nfeatures = "raw"\n'
 
 
+def recipe(name, data='name = "digits"', **options):
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in options.items())
+    return f'[data]\n{data}\n{RESOLVED}[model]\nname = "{name}"\n{TRAINS}[model.options]\n{lines}'
+
+
+PLAIN = recipe("small_cnn")
+
+
 def write_run(folder, recipe=None, facts=None, tensors=None, raw=None):
     """model.safetensors as somebody else may have written it."""
     folder.mkdir(exist_ok=True)
     weights = build("small_cnn", image_size=8, channels=1, num_classes=2, seed=0).state_dict()
-    metadata = {"sfumato": json.dumps({**FACTS, **(facts or {})}), "recipe": recipe or recipe_of("small_cnn")}
+    metadata = {"sfumato": json.dumps({**FACTS, **(facts or {})}), "recipe": recipe or PLAIN}
     tensors = weights if tensors is None else tensors
     save_file(tensors, folder / "model.safetensors", {**metadata, **(raw or {})})
     return folder
-
-
-def recipe_of(name, data='name = "digits"', **options):
-    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in options.items())
-    return f'[data]\n{data}\n{RESOLVED}[model]\nname = "{name}"\n{TRAINS}[model.options]\n{lines}'
 
 
 @pytest.fixture
@@ -69,7 +72,7 @@ def test_a_file_of_our_own_registry_is_read_and_says_what_it_was_trained_with(tm
 
 def test_code_that_a_file_names_is_imported_only_if_it_is_trusted(tmp_path, theirs):
     weights = {"1.weight": torch.ones(2, 64), "1.bias": torch.zeros(2)}
-    run = write_run(tmp_path / "run", recipe_of("their_net:net"), tensors=weights)
+    run = write_run(tmp_path / "run", recipe("their_net:net"), tensors=weights)
     with pytest.raises(InputError, match="add --trust their_net$"):
         load(run)
     assert not (theirs / "ran").exists()
@@ -78,7 +81,7 @@ def test_code_that_a_file_names_is_imported_only_if_it_is_trusted(tmp_path, thei
 
 
 def test_a_file_cannot_make_torch_hub_run_a_local_hubconf(tmp_path, theirs):
-    run = write_run(tmp_path / "run", recipe_of("torch.hub:load", repo_or_dir=str(theirs), model="net", source="local"))
+    run = write_run(tmp_path / "run", recipe("torch.hub:load", repo_or_dir=str(theirs), model="net", source="local"))
     with pytest.raises(InputError, match=r"add --trust torch\.hub$"):
         load(run, trust=("torch", "torch.hub:load", "their_net"))
     assert not (theirs / "ran").exists()
@@ -92,8 +95,8 @@ DAMAGES = [
     *({"raw": {"sfumato": value}} for value in ("[", "[" * 100_000, "3")),
     *({"raw": {"recipe": value}} for value in ("x = " + "[" * 100_000, "x = " + "9" * 10_000)),
     {"raw": {"recipe": '[data]\nname = "digits"\n'}},
-    {"recipe": recipe_of("small_cnn").replace("[augmentation]", "class_proportions = [0.2, 0.3, 0.5]\n[augmentation]")},
-    *({"recipe": recipe_of("small_cnn", width=200_000)}, {"recipe": recipe_of("lenet")}),
+    {"recipe": recipe("small_cnn").replace("[augmentation]", "class_proportions = [0.2, 0.3, 0.5]\n[augmentation]")},
+    *({"recipe": recipe("small_cnn", width=200_000)}, {"recipe": recipe("lenet")}),
     *({"tensors": {}}, {"tensors": {"weight": torch.zeros(1)}}),
 ]
 IMPOSSIBLE = [{"width": 0}, {"width": 1.5}, {"width": True}, {"order": "__import__('os')"}, {"seed": 1}]
@@ -106,11 +109,11 @@ def test_a_file_with_other_contents_than_a_run_writes_is_refused_in_one_line(tmp
             load(write_run(tmp_path / "run", **changes))
     for options in IMPOSSIBLE if kind == "recipe" else []:
         with pytest.raises(InputError):
-            load(write_run(tmp_path / "run", recipe_of("small_cnn", **options)))
+            load(write_run(tmp_path / "run", recipe("small_cnn", **options)))
 
 
 def test_where_images_lie_is_not_taken_from_a_file(tmp_path):
-    run = write_run(tmp_path / "run", recipe_of("small_cnn", f'name = "folder"\npath = "{tmp_path}"'))
+    run = write_run(tmp_path / "run", recipe("small_cnn", f'name = "folder"\npath = "{tmp_path}"'))
     assert load(run).recipe.data.path is None
 
 

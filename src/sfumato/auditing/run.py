@@ -60,14 +60,9 @@ def audit_one_run(run: Path | str, *, confidence: float = 0.95, trust: Collectio
 
 def scores(model: Trained, count: int) -> np.ndarray:
     """(m,): minus the loss of each canary; of a model that diverged, which has none, minus infinity."""
-    images = canary_images(
-        count,
-        len(model.classes),
-        mean=model.mean,
-        std=model.std,
-        image_size=model.image_size,
-        stored_size=model.recipe.data.stored_size(model.image_size),
-    )
+    how = {key: model.decoding[key] for key in ("mean", "std", "image_size")}
+    stored_size = model.recipe.data.stored_size(how["image_size"])
+    images = canary_images(count, len(model.classes), stored_size=stored_size, **how)
     log_probabilities = torch.log_softmax(predict_logits(model.model, images).double(), 1)
     found = log_probabilities.gather(1, images.labels[:, None])[:, 0].numpy()
     return np.nan_to_num(found, nan=-np.inf, posinf=np.inf, neginf=-np.inf)

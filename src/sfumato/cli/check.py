@@ -131,7 +131,7 @@ def _build(
         from sfumato.evaluation.trained import load
 
         trained = load(Path(model), trust)
-        return trained.model.train(), (trained.channels, trained.image_size, trained.image_size)
+        return trained.model.train(), trained.shape
     typed = registry.imported_module(model)  # on the command line, so the user's own word
     trust = trust if typed is None else [*trust, typed]
     network = registry.build(

@@ -182,8 +182,8 @@ def files_of(images: Sequence[str | Path]) -> list[tuple[Path, str | None]]:
         if path.is_dir():
             found += [(file.path, None) for file in find_images(path)]
         elif any(sign in path.name for sign in "*?[") and not path.exists():
-            matches = sorted(path.parent.glob(path.name))
-            found += [(match, None) for match in matches if match.is_file()] or [(path, _refusal(path))]
+            matches = sorted(filter(Path.is_file, path.parent.glob(path.name)))
+            found += [(match, None) for match in matches] or [(path, _refusal(path))]
         else:
             found.append((path, _refusal(path)))
     if not found:

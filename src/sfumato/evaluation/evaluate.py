@@ -1,6 +1,7 @@
 """Scoring a trained model on its held-out images, or on a folder of others."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -134,13 +135,14 @@ def evaluate(
         report(f"probabilities were fitted on {count} images, too: if on these, expect somewhat less of new ones")
     if (mixing := evaluation_finding(trained.model, trained.row)) is not None:
         report(f"warning: accuracies depend on which images are judged together: {mixing}")
-    own = [confusion, reliability, auroc_of_each, sensitivity_at(specificity), intervals, decision_on_two(prevalence)]
-    if by is not None and folder_of_images is not None:
-        own.append(of_groups(_values_of(by, folder_of_images, names)))
+    values = None if by is None or folder_of_images is None else _values_of(by, folder_of_images, names)
     decide = trained.objective.decision_logits
     logits = decide(predict_logits(trained.model, held_out))
     outcome = Outcome(logits.double(), held_out.labels, trained.classes, trained.calibration, held_out.groups)
-    facts = dict(pair for evaluator in own for pair in evaluator(outcome))
+    told = [evaluator(outcome) for evaluator in (confusion, reliability, auroc_of_each, intervals)]
+    told += [sensitivity_at(outcome, specificity), decision_on_two(outcome, prevalence)]
+    if values is not None:
+        told.append(of_groups(outcome, values))
     views = Views.of(trained.recipe.augmentation)
     num_views = trained.recipe.augmentation.test_views if test_views is None else test_views
     together = augtest(trained.model, held_out, views, num_views, decide, trained.calibration, trained.classes)
@@ -152,7 +154,7 @@ def evaluate(
         num_images=len(held_out),
         classes=list(trained.classes),
         **dataclasses.asdict(score(logits, held_out.labels, outcome.decided)),
-        **facts,
+        **dict(itertools.chain(*told)),
         calibration=trained.calibration,
         by=by,
         test_views=together.views,
@@ -188,7 +190,7 @@ def _held_out(
         data = data.model_copy(update={"classes": list(trained.classes), "path": str(root)})
         recipe = recipe.model_copy(update={"data": data})
     dataset = loading.load_for(recipe, root, report)
-    if (len(dataset.classes), dataset.shape) != (len(trained.classes), tuple(trained.row.shape[1:])):
+    if (len(dataset.classes), dataset.shape) != (len(trained.classes), trained.shape):
         raise InputError(
             f"{folder} judges other images or classes than data set {data.name} has. Give a run that was trained on it."
         )

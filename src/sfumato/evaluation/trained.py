@@ -24,28 +24,25 @@ from sfumato.run_folder.record import CALIBRATION_FILE, WeightsFacts
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """The averaged weights of a run in evaluation mode, and what using them needs."""
+    """The averaged weights of a run in evaluation mode, and what using them needs.
+
+    Attributes:
+        shape: (channels, height, width) of one image.
+        decoding: How an image file becomes what the model takes (`data.folders.decode_files`).
+    """
 
     model: nn.Module
     recipe: config.ResolvedRecipe
     objective: Objective
     classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    image_size: int
-    channels: int
+    shape: tuple[int, int, int]
+    decoding: dict[str, Any]
     calibration: Calibration | None
 
     @property
-    def decoding(self) -> dict[str, Any]:
-        """How an image file becomes what the model takes."""
-        own = {key: getattr(self, key) for key in ("image_size", "channels", "mean", "std")}
-        return {**own, "resize_ratio": self.recipe.data.resize_ratio}
-
-    @property
     def row(self) -> torch.Tensor:
-        """(1, channels, height, width): the shape of one image."""
-        return torch.zeros(1, self.channels, self.image_size, self.image_size)
+        """(1, channels, height, width): a blank image."""
+        return torch.zeros(1, *self.shape)
 
 
 def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
@@ -75,10 +72,11 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         )
     facts, recipe, tensors, metadata = _read(path)
     name, proportions = recipe.model.name, recipe.data.class_proportions
+    size = {"image_size": facts.image_size, "channels": facts.channels}
+    how: dict[str, Any] = {**size, "num_classes": len(facts.classes), "options": recipe.model.options, "trust": trust}
 
     def build() -> nn.Module:
-        shape = {"image_size": facts.image_size, "channels": facts.channels, "num_classes": len(facts.classes)}
-        model = registry.build(name, **shape, options=recipe.model.options, fix=recipe.model.fix, seed=0, trust=trust)
+        model = registry.build(name, fix=recipe.model.fix, seed=0, **how)
         if recipe.model.features in ("unit", "centred"):
             classifier = named_classifier(model, len(facts.classes))
             scale_features(model, classifier)
@@ -92,17 +90,15 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
                 raise _damaged(path)
     model = build()
     if _sizes(model.state_dict()) != _sizes(tensors):
-        raise InputError(f"the weights of {path} are not those of model {name}. Give the module as it was, or train.")
+        raise InputError(f"{path} does not hold weights of model {name}. Give the module as it was, or train again.")
     model.load_state_dict(tensors)
     return Trained(
         model=model.eval(),
         recipe=recipe,
         objective=Objective(tuple(proportions) if proportions else None),
         classes=tuple(facts.classes),
-        mean=tuple(facts.mean),
-        std=tuple(facts.std),
-        image_size=facts.image_size,
-        channels=facts.channels,
+        shape=(facts.channels, facts.image_size, facts.image_size),
+        decoding={**size, "mean": tuple(facts.mean), "std": tuple(facts.std), "resize_ratio": recipe.data.resize_ratio},
         calibration=_of_classes(calibration.read(Path(folder), metadata.get("calibration")), facts.classes),
     )
 
