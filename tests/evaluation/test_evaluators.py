@@ -31,8 +31,8 @@ def error_of(outcome):
 
 
 def value(evaluator, outcome):
-    (pair,) = list(evaluator(outcome))
-    return pair[1]
+    ((_, found),) = evaluator(outcome)
+    return found
 
 
 def test_the_confusion_matrix_has_labels_in_rows():

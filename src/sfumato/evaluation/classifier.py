@@ -177,15 +177,15 @@ def files_of(images: Sequence[str | Path]) -> list[tuple[Path, str | None]]:
     Raises:
         InputError: If not one is an image.
     """
-    found: list[tuple[Path, str | None]] = []
+    paths: list[Path] = []
     for path in map(Path, images):
         if path.is_dir():
-            found += [(file.path, None) for file in find_images(path)]
+            paths += [file.path for file in find_images(path)]
         elif any(sign in path.name for sign in "*?[") and not path.exists():
-            matches = sorted(filter(Path.is_file, path.parent.glob(path.name)))
-            found += [(match, None) for match in matches] or [(path, _refusal(path))]
+            paths += sorted(filter(Path.is_file, path.parent.glob(path.name))) or [path]
         else:
-            found.append((path, _refusal(path)))
+            paths.append(path)
+    found = [(path, _refusal(path)) for path in paths]
     if not found:
         what = ", ".join(map(str, images)) or "an empty list"
         raise InputError(f"there is no image in {what}. Name image files, or folders of them.")
