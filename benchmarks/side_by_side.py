@@ -24,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.machine import machine
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing.parallel_models import Models
+from sfumato.auditing.phase_one import Setting
 from sfumato.auditing.toy_task import ToyTask, mnist
 from sfumato.data.sampling import poisson_batch
 from sfumato.models.lenet import LeNet
@@ -105,7 +106,7 @@ def main() -> int:
     task, mechanism = mnist(100, None), Mechanism(101, 64, 2.0, arguments.num_steps)
     torch.manual_seed(0)
     network = LeNet(10)
-    models = Models(task, "blank", network, mechanism, clipping_norm=1.0, learning_rate=RATE)
+    models = Models(task, Setting("blank", RATE, 1.0, arguments.num_steps), network, mechanism)
     keys = [key_from_seed(seed) for seed in range(arguments.num_models)]
     took = [seed % 2 == 0 for seed in range(arguments.num_models)]
     count = torch.get_num_threads()

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from sfumato.accounting import accountants, calibration
+from sfumato.accounting import accountants
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import canary
+from sfumato.auditing.arguments import calibrated
 from sfumato.auditing.bounds import audit_scores
 from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError
@@ -20,15 +21,17 @@ DELTA = 1e-5
 SHORT = Mechanism(200, 100, 1.0, 4)
 
 
-def claimed(epsilon, num_canaries=4000, num_steps=4):
+def claimed(epsilon):
     """The mechanism that a run of that epsilon has, at q = 1/2."""
-    mechanism = Mechanism(num_canaries, num_canaries // 2, 1.0, num_steps)
-    return calibration.solve(mechanism, "noise_multiplier", epsilon, DELTA)
+    return calibrated(4000, 2000, 4, epsilon, DELTA)
 
 
 def audited(mechanism, num_runs):
     """What an audit says of the step as it is now, of which ``mechanism`` is claimed."""
-    scores, members = canary.play(mechanism, num_runs)
+    return judged(mechanism, *canary.play(mechanism, num_runs))
+
+
+def judged(mechanism, scores, members):
     nominal = accountants.epsilon(mechanism, DELTA).epsilon
     return audit_scores(scores, members, delta=DELTA, nominal_epsilon=nominal, mechanism=mechanism)
 
@@ -58,9 +61,8 @@ def test_the_score_is_the_logarithm_of_the_ratio_of_both_densities():
     without, with_it = norm.pdf(seen, 0, 0.8), 0.5 * norm.pdf(seen, 0, 0.8) + 0.5 * norm.pdf(seen, 1, 0.8)
     np.testing.assert_allclose(canary.log_likelihood_ratio(seen, mechanism), np.log(with_it / without).sum(0))
     always = mechanism.replace(batch_size=200)
-    np.testing.assert_allclose(
-        canary.log_likelihood_ratio(seen, always), np.log(norm.pdf(seen, 1, 0.8) / without).sum(0)
-    )
+    expected = np.log(norm.pdf(seen, 1, 0.8) / without).sum(0)
+    np.testing.assert_allclose(canary.log_likelihood_ratio(seen, always), expected)
 
 
 def test_a_sound_step_is_not_accused_and_shows_most_of_its_epsilon():
@@ -78,19 +80,15 @@ def test_a_sound_step_is_not_accused_and_shows_most_of_its_epsilon():
 
 @pytest.mark.parametrize("epsilon, num_runs", [(2.0, 6), (8.0, 2)])
 def test_noise_over_root_two_is_caught(epsilon, num_runs, monkeypatch):
-    monkeypatch.setattr(
-        step_module, "add_noise", lambda total, stddev, stream: add_noise(total, stddev / math.sqrt(2), stream)
-    )
+    monkeypatch.setattr(step_module, "add_noise", lambda total, stddev, *own: add_noise(total, stddev / 2**0.5, *own))
     assert audited(claimed(epsilon), num_runs).violated
 
 
 def test_a_sampler_that_draws_too_often_is_caught(monkeypatch):
-    def twice(mechanism, stream):
-        return poisson_batch(
-            mechanism.replace(batch_size=min(mechanism.num_examples, 2 * mechanism.batch_size)), stream
-        )
+    def always(mechanism, stream):
+        return poisson_batch(mechanism.replace(batch_size=mechanism.num_examples), stream)
 
-    monkeypatch.setattr(draws_module, "poisson_batch", twice)
+    monkeypatch.setattr(draws_module, "poisson_batch", always)
     assert audited(claimed(4.0), 3).violated
 
 
@@ -99,18 +97,15 @@ def test_noise_that_is_the_same_in_two_updates_is_caught(monkeypatch):
     kept = {}
 
     def again(total, stddev, stream):
-        kept.setdefault(
-            "noise", {name: value - total[name] for name, value in add_noise(total, stddev, stream).items()}
-        )
+        noisy = add_noise(total, stddev, stream)
+        kept.setdefault("noise", {name: value - total[name] for name, value in noisy.items()})
         return {name: value + kept["noise"][name] for name, value in total.items()}
 
     monkeypatch.setattr(step_module, "add_noise", again)
     mechanism = claimed(2.0)
     took_part = canary.coins(mechanism.num_examples)
     seen = canary.observe(canary.prepared_step(mechanism), took_part)
-    scores = seen.max(0) - seen.min(0)
-    nominal = accountants.epsilon(mechanism, DELTA).epsilon
-    assert audit_scores(scores, took_part, delta=DELTA, nominal_epsilon=nominal, mechanism=mechanism).violated
+    assert judged(mechanism, seen.max(0) - seen.min(0), took_part).violated
 
 
 def test_two_runs_share_neither_coins_nor_noise():

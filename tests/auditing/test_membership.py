@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import itertools
 import math
 import multiprocessing
 import os
@@ -28,6 +29,7 @@ from sfumato.auditing.toy_task import TARGETS, ToyTask
 from sfumato.clipping import clipped_grad
 from sfumato.data.images import ImageSet
 from sfumato.data.sampling import poisson_batch
+from sfumato.data.views import Views
 from sfumato.errors import InputError
 from sfumato.models.lenet import LeNet
 from sfumato.randomness import derived, key_from_seed
@@ -45,9 +47,8 @@ def made_up_task(count=20, num_steps=(5,), side=SIDE):
 
     def images(number):
         labels = torch.arange(number) % 10
-        pixels = torch.randint(0, 100, (number, 1, side, side), generator=generator)
-        pixels = (pixels + 15 * labels[:, None, None, None]).to(torch.uint8)
-        return ImageSet(pixels, labels, torch.ones(number, dtype=torch.bool), (0.13,), (0.31,))
+        pixels = torch.randint(0, 100, (number, 1, side, side), generator=generator) + 15 * labels[:, None, None, None]
+        return ImageSet(pixels.to(torch.uint8), labels, labels >= 0, (0.13,), (0.31,))
 
     return ToyTask(images(count), toy_task.candidates(images(20)), 8, num_steps)
 
@@ -65,15 +66,15 @@ def an_audit(num_models=40, epsilon=4.0, **changes):
 
 def models_of(mechanism, target="blank", clipping_norm=1.41, **changes):
     """At first half of the examples' gradients are longer than the clipping norm."""
-    net = network(torch.float64)
-    return Models(made_up_task(), target, net, mechanism, clipping_norm=clipping_norm, learning_rate=0.5, **changes)
+    setting = Setting(target, 0.5, clipping_norm, mechanism.num_steps)
+    return Models(made_up_task(), setting, network(torch.float64), mechanism, **changes)
 
 
+@dataclasses.dataclass
 class InDouble:
     """Views in the type that the network computes in."""
 
-    def __init__(self, views):
-        self.views = views
+    views: Views
 
     def with_labels(self, *arguments):
         inputs, labels = self.views.with_labels(*arguments)
@@ -112,10 +113,8 @@ def test_a_model_among_others_is_the_products_own_run_with_its_key(augmult, fixe
 
 
 def test_z_moves_a_model_exactly_where_it_is_drawn_and_takes_part():
-    drawn, not_drawn = (
-        models_of(Mechanism(21, 8, 0.5, 1), "noise", fixed_batches=[np.array(batch)]) for batch in ([3, 20], [3])
-    )
-    key = KEYS[:1]
+    mechanism, key = Mechanism(21, 8, 0.5, 1), KEYS[:1]
+    drawn, not_drawn = (models_of(mechanism, "noise", fixed_batches=[np.array(rows)]) for rows in ([3, 20], [3]))
     took, took_no_part = drawn.train(key, [True]), drawn.train(key, [False])
     for name, value in not_drawn.train(key, [True]).items():
         assert torch.equal(value, took_no_part[name])
@@ -185,12 +184,12 @@ def test_models_of_another_mechanism_architecture_or_data_are_another_audit(tmp_
     AuditCache(tmp_path, an_audit()._settings(0.9))
     task, net = made_up_task(), network()
     deeper = torch.nn.Sequential(*net, torch.nn.Tanh())
-    for changed, key in (
-        ((dataclasses.replace(task, batch_size=9), net), "batch_size"),
-        ((dataclasses.replace(task, num_steps=(6,)), net), "num_steps"),
-        ((dataclasses.replace(task, images=task.with_target("noise")), net), "num_examples, images"),
-        ((task, deeper), "network"),
-    ):
+    for key, changed in {
+        "batch_size": (dataclasses.replace(task, batch_size=9), net),
+        "num_steps": (dataclasses.replace(task, num_steps=(6,)), net),
+        "num_examples, images": (dataclasses.replace(task, images=task.with_target("noise")), net),
+        "network": (task, deeper),
+    }.items():
         with pytest.raises(InputError, match=rf"other settings \({key}\)"):
             AuditCache(tmp_path, Audit(*changed, 4.0, 0.05, 40)._settings(0.9))
 
@@ -266,10 +265,11 @@ def test_training_ends_when_nobody_waits_for_it():
 
 @pytest.mark.parametrize("means, stds", [((0, 1), (1, 1)), ((5, -2), (0.1, 4)), ((0, 0), (1, 2))])
 def test_the_distance_is_half_the_integral_of_the_difference_of_both_densities(means, stds):
-    samples = [mean + std * np.array([-1.0, 1.0]) / math.sqrt(2) for mean, std in zip(means, stds, strict=True)]
-    densities = [norm(mean, std).pdf for mean, std in zip(means, stds, strict=True)]
-    edges = sorted(mean + width * std for mean, std in zip(means, stds, strict=True) for width in (-9, -1, 0, 1, 9))
-    true, _ = quad(lambda x: abs(densities[0](x) - densities[1](x)) / 2, -60, 60, points=edges, limit=500)
+    both = list(zip(means, stds, strict=True))
+    samples = [mean + std * np.array([-1.0, 1.0]) / math.sqrt(2) for mean, std in both]
+    edges = sorted(mean + width * std for mean, std in both for width in (-9, -1, 0, 1, 9))
+    one, other = (norm(*each).pdf for each in both)
+    true, _ = quad(lambda x: abs(one(x) - other(x)) / 2, -60, 60, points=edges, limit=500)
     assert distance(*samples) == pytest.approx(true, abs=1e-6)
     assert distance(samples[0], samples[0]) == 0
 
@@ -291,16 +291,10 @@ def test_the_choice_finds_the_best_setting_and_keeps_to_its_share(num_models):
     assert count == sum(spent) <= SHARE * 2 * num_models
 
 
-def test_too_few_models_choose_nothing():
-    setting, count, found = choose((50, 100), 50, None)
-    assert setting == settings_of((50, 100))[0] and count == 0 and found is None
-
-
-def test_all_of_table_7_is_tried():
+def test_all_of_table_7_is_tried_and_too_few_models_choose_nothing():
+    assert choose((50, 100), 50, None) == (settings_of((50, 100))[0], 0, None)
     found = {(each.learning_rate, each.clipping_norm, each.num_steps) for each in settings_of((50, 100))}
-    assert found == {
-        (rate, clip, steps) for rate in (0.1, 0.5, 1.0) for clip in (0.1, 1.0, 10.0) for steps in (50, 100)
-    }
+    assert found == set(itertools.product((0.1, 0.5, 1.0), (0.1, 1.0, 10.0), (50, 100)))
     task = made_up_task()
     assert TARGETS[0] == "blank" and not task.candidates["blank"][0].any()
     assert [task.candidates[target][1] for target in TARGETS] == [0, 0, 8, 7, 1]

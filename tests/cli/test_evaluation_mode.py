@@ -66,7 +66,7 @@ def test_a_score_that_noise_covers_moves_by_one_image_at_most_though_no_check_fo
     mine, capsys, monkeypatch
 ):
     """End to end: the image that makes the batch's range another one, in a search that nothing refused."""
-    monkeypatch.setattr("sfumato.evaluation.row_independence.evaluation_finding", lambda model, row: None)
+    monkeypatch.setattr("sfumato.evaluation.scores.evaluation_finding", lambda model, row: None)
     monkeypatch.setattr("sfumato.training.learner.require_rows_apart", lambda model, row: None)
     monkeypatch.setattr(Selection, "draw", lambda self, uniform: 1)
     judged = []

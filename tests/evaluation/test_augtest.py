@@ -39,8 +39,7 @@ def unchanged(outputs):
 def naive(network, held_out, views, num_views, decide=unchanged):
     """One image, one view at a time, counting on fingers."""
     network.eval()
-    right = {"vote": 0, "mean": 0}
-    bits = _public_bits(len(held_out), num_views)
+    right, bits = {"vote": 0, "mean": 0}, _public_bits(len(held_out), num_views)
     for i in range(len(held_out)):
         votes, total = collections.Counter(), np.zeros(3)
         for k in range(num_views):
@@ -57,8 +56,7 @@ def naive(network, held_out, views, num_views, decide=unchanged):
 
 
 @pytest.mark.parametrize(
-    "kind, num_views, rows",
-    [("crop_flip", 1, 128), ("crop_flip", 4, 7), ("rrc", 7, 128), ("tan", 3, 2)],
+    "kind, num_views, rows", [("crop_flip", 1, 128), ("crop_flip", 4, 7), ("rrc", 7, 128), ("tan", 3, 2)]
 )
 def test_vote_and_mean_equal_a_naive_loop(kind, num_views, rows):
     held_out, network, views = images(), model(), Views(kind, 2, 3)
@@ -111,12 +109,9 @@ def test_views_of_more_begin_with_those_of_fewer():
 def test_a_threshold_decides_with_views_as_it_does_without():
     """Where views are alike, both equal the plain decision: a reader compares rules, not decisions."""
     held_out, network = images(symmetric=True), model()
-    outputs = predict_logits(network, held_out)[:, :2]
+    two = lambda outputs: outputs[:, :2]  # noqa: E731
+    outputs = two(predict_logits(network, held_out))
     held_out = dataclasses.replace(held_out, labels=held_out.labels.clamp(max=1))
-
-    def two(outputs):
-        return outputs[:, :2]
-
     for probability in (0.2, 0.5, 0.8):
         threshold = Threshold(positive="b", probability=probability, aim="sensitivity", at=0.9)
         for shifts in (None, [0.7, -0.7]):

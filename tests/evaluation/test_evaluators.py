@@ -31,8 +31,8 @@ def error_of(outcome):
 
 
 def value(evaluator, outcome):
-    (pair,) = list(evaluator(outcome))
-    return pair[1]
+    ((_, found),) = evaluator(outcome)
+    return found
 
 
 def test_the_confusion_matrix_has_labels_in_rows():
@@ -49,33 +49,26 @@ def test_auroc_is_each_class_against_the_rest(classes, ties):
         others = np.delete(logits, place, 1)
         scores = logits[:, place] - np.logaddexp.reduce(others, axis=1)
         assert found == pytest.approx(metrics.roc_auc_score(outcome.labels == place, np.round(scores, 12)), abs=1e-3)
-    if classes == 4 and not ties:
-        by_probability = [metrics.roc_auc_score(outcome.labels == i, outcome.probabilities[:, i]) for i in range(4)]
-        assert value(auroc_of_each, outcome) == pytest.approx(by_probability)
 
 
 def test_one_side_alone_has_no_auroc_and_no_sensitivity():
     outcome = Outcome(torch.randn(5, 3).double(), torch.zeros(5, dtype=torch.int64), list("abc"))
     assert value(auroc_of_each, outcome) == [None, None, None]
-    assert dict(sensitivity_at(0.9)(outcome))["sensitivity_per_class"] == [None, None, None]
+    assert dict(sensitivity_at(outcome, 0.9))["sensitivity_per_class"] == [None, None, None]
 
 
 @pytest.mark.parametrize(("specificity", "ties"), [(0.0, False), (0.5, True), (0.95, False), (1.0, True)])
 def test_sensitivity_is_the_best_threshold_s_that_keeps_the_specificity(specificity, ties):
     outcome = an_outcome(count=97, ties=ties)
-    found = dict(sensitivity_at(specificity)(outcome))
+    found = dict(sensitivity_at(outcome, specificity))
     assert found["specificity"] == specificity
     odds = outcome.probabilities.logit()
     for place, sensitivity in enumerate(found["sensitivity_per_class"]):
-        own = outcome.labels == place
-        scores = odds[:, place].round(decimals=9)
-        thresholds = [-math.inf, *scores.tolist()]
-        possible = [
-            float((scores[own] > threshold).double().mean())
-            for threshold in thresholds
-            if float((scores[~own] <= threshold).double().mean()) >= specificity - 1e-12
-        ]
-        assert sensitivity == pytest.approx(max(possible))
+        own, scores = outcome.labels == place, odds[:, place].round(decimals=9)
+        thresholds = torch.tensor([-math.inf, *scores.tolist()], dtype=torch.float64)[:, None]
+        left = (scores[~own] <= thresholds).double().mean(1)
+        named = (scores[own] > thresholds).double().mean(1)[left >= specificity - 1e-12]
+        assert sensitivity == pytest.approx(float(named.max()))
 
 
 def test_calibration_error_is_the_sum_over_bins_by_hand():

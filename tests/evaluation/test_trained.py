@@ -23,42 +23,29 @@ learning_rate = 2.0
 batch_size = 16
 num_steps = 3
 """
-CLAIMS = {
-    "run_id": "0f" * 16,
-    "private": True,
-    "epsilon": 3.0,
-    "delta": 1e-4,
-}
-FACTS = {
-    "format_version": 1,
-    "classes": ["a", "b"],
-    "mean": [0.5],
-    "std": [0.5],
-    "image_size": 8,
-    "channels": 1,
-    **CLAIMS,
-}
+CLAIMS = {"run_id": "0f" * 16, "private": True, "epsilon": 3.0, "delta": 1e-4}
+SHAPE = {"mean": [0.5], "std": [0.5], "image_size": 8, "channels": 1}
+FACTS = {"format_version": 1, "classes": ["a", "b"], **SHAPE, **CLAIMS}
 
 TRAINS = 'trainable = "all"\nfeatures = "raw"\n'
+
+
+def recipe(name, data='name = "digits"', **options):
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in options.items())
+    return f'[data]\n{data}\n{RESOLVED}[model]\nname = "{name}"\n{TRAINS}[model.options]\n{lines}'
+
+
+PLAIN = recipe("small_cnn")
 
 
 def write_run(folder, recipe=None, facts=None, tensors=None, raw=None):
     """model.safetensors as somebody else may have written it."""
     folder.mkdir(exist_ok=True)
-    weights = (
-        build("small_cnn", image_size=8, channels=1, num_classes=2, seed=0).state_dict() if tensors is None else tensors
-    )
-    metadata = {
-        "sfumato": json.dumps({**FACTS, **(facts or {})}),
-        "recipe": recipe or f'[data]\nname = "digits"\n{RESOLVED}[model]\nname = "small_cnn"\n{TRAINS}',
-    }
-    save_file(weights, folder / "model.safetensors", {**metadata, **(raw or {})})
+    weights = build("small_cnn", image_size=8, channels=1, num_classes=2, seed=0).state_dict()
+    metadata = {"sfumato": json.dumps({**FACTS, **(facts or {})}), "recipe": recipe or PLAIN}
+    tensors = weights if tensors is None else tensors
+    save_file(tensors, folder / "model.safetensors", {**metadata, **(raw or {})})
     return folder
-
-
-def recipe(name, **options):
-    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in options.items())
-    return f'[data]\nname = "digits"\n{RESOLVED}[model]\nname = "{name}"\n{TRAINS}[model.options]\n{lines}'
 
 
 @pytest.fixture
@@ -126,20 +113,15 @@ def test_a_file_with_other_contents_than_a_run_writes_is_refused_in_one_line(tmp
 
 
 def test_where_images_lie_is_not_taken_from_a_file(tmp_path):
-    run = write_run(
-        tmp_path / "run",
-        f'[data]\nname = "folder"\npath = "{tmp_path}"\n{RESOLVED}[model]\nname = "small_cnn"\n{TRAINS}',
-    )
+    run = write_run(tmp_path / "run", recipe("small_cnn", f'name = "folder"\npath = "{tmp_path}"'))
     assert load(run).recipe.data.path is None
 
 
 def test_a_recipe_is_written_for_others_without_the_place_of_the_images():
     parsed = config.parse({"data": {"name": "folder", "path": "of-patients"}})
-    assert (
-        config.shareable(parsed).data.path is None
-        and parsed.data.path == "of-patients"
-        and "of-patients" not in config.to_toml(config.shareable(parsed))
-    )
+    shared = config.shareable(parsed)
+    assert shared.data.path is None and parsed.data.path == "of-patients"
+    assert "of-patients" not in config.to_toml(shared)
 
 
 def test_a_folder_that_is_not_there_is_told_apart_from_a_run_that_is_not_finished(tmp_path):

@@ -96,12 +96,6 @@ def test_nothing_is_imported_from_a_module_that_is_not_trusted_by_its_own_name(p
     assert (tmp_path / "imported").exists()
 
 
-def test_trust_in_a_package_is_not_trust_in_its_modules(tmp_path):
-    with pytest.raises(InputError, match=r"add --trust torch\.hub$"):
-        options = {"repo_or_dir": str(tmp_path), "model": "net", "source": "local"}
-        build("torch.hub:load", **SHAPE, options=options, seed=0, trust=("torch", "torch.nn"))
-
-
 def test_what_is_no_plain_name_of_a_module_and_its_factory_is_refused_unimported(package, tmp_path):
     for name in (
         *("their_models:Net.__init__", "their_models:nn:Linear", "their_models .x:sized", " their_models:sized"),

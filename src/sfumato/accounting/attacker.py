@@ -109,23 +109,6 @@ def true_positive_rates(
     return np.minimum(np.exp(epsilons) * rates + deltas, exchanged).min(1).clip(0.0, 1.0)
 
 
-def curve(mechanism: Mechanism) -> tuple[np.ndarray, np.ndarray]:
-    """Delta at each of many epsilons: the mechanism's trade-off, from above.
-
-    Guarantee: every pair (epsilon, delta) holds, so that whoever tests whether one unit took part, and
-    has false positives at a rate alpha, has true ones at most at e^epsilon alpha + delta; likewise
-    with the two roles exchanged.
-
-    Args:
-        mechanism: Poisson sampling.
-
-    Returns:
-        epsilons, from 0 on, and deltas: of the same shape.
-    """
-    epsilons, deltas, _ = _trade_off(mechanism, None)
-    return epsilons, deltas
-
-
 @functools.lru_cache(maxsize=64)
 def _trade_off(
     mechanism: Mechanism, selection: Selection | None

@@ -1,38 +1,35 @@
 """What an audit is asked and given: its levels, its claim, and scores that somebody's own attack wrote down."""
 
 import csv
-import io
+import functools
 import operator
+from collections.abc import Callable
 from pathlib import Path
+
+import numpy as np
 
 from sfumato.accounting import calibration
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
 
+Keep = Callable[[np.ndarray, np.ndarray], None]
+"""Is given scores and membership of every game."""
 LEAST_TARGET = 1e-9
 """The smallest epsilon that noise is solved for: below, nothing is learnt and no attack can show anything."""
 _MOST_EPSILON = 100_000
 _LEAST_DELTA = 1e-100
-_COLUMNS = ("score", "member")
 _MOST_BYTES = 2**28  # ten million games
 
 
 def whole(name: str, value: int, least: int, most: int) -> int:
     """Raises InputError where it is out of range."""
-    found = operator.index(value)
-    if not least <= found <= most:
+    if not least <= operator.index(value) <= most:
         raise InputError(f"{name} must be a whole number, from {least:,} to {most:,}, not {value}.")
-    return found
+    return operator.index(value)
 
 
-def levels(
-    delta: float, confidence: float, epsilon: float | None, least: float = 0
-) -> tuple[float, float, float | None]:
-    """Delta, confidence and the claimed epsilon, None where nothing is claimed.
-
-    Raises:
-        InputError: Where one of them is out of range.
-    """
+def require_levels(delta: float, confidence: float, epsilon: float | None, least: float = 0) -> None:
+    """Raises InputError where delta, confidence or the claimed epsilon (None: nothing is claimed) is out of range."""
     if not _LEAST_DELTA <= delta < 1:
         because = ": no mechanism with Gaussian noise has a finite epsilon at 0" if delta == 0 else ""
         raise InputError(
@@ -42,12 +39,12 @@ def levels(
         raise InputError(f"confidence must lie between 0.5 and 1, not {confidence}. Usual are 0.95 and 0.999.")
     if epsilon is not None and not least <= epsilon <= _MOST_EPSILON:
         raise InputError(
-            f"the claimed epsilon must be a number from {least} to {_MOST_EPSILON:,}, not {epsilon}: a larger one "
-            "promises nothing that games could refute."
+            f"the claimed epsilon must be a number from {least} to {_MOST_EPSILON:,}, not {epsilon}: games could "
+            "refute no larger one."
         )
-    return float(delta), float(confidence), None if epsilon is None else float(epsilon)
 
 
+@functools.cache
 def calibrated(num_examples: int, batch_size: int, num_steps: int, epsilon: float, delta: float) -> Mechanism:
     """The mechanism of a run whose noise is calibrated to (epsilon, delta)."""
     mechanism = Mechanism(num_examples, batch_size, 1.0, num_steps)
@@ -63,36 +60,29 @@ def read_scores(path: Path) -> tuple[list[float], list[int]]:
     Raises:
         InputError: If the file cannot be read, is larger than 256 MiB, lacks a column, or a line does not fit.
     """
+    scores, members = [], []
     try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputError(f"{path} has more than {_MOST_BYTES:,} bytes. Leave the columns score and member alone.")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(file, strict=True)
+            names = next(rows, [])
+            if names.count("score") != 1 or names.count("member") != 1:
+                raise InputError(
+                    f"{path} must have one column score and one column member. Name them in its first line."
+                )
+            for cells in filter(None, rows):
+                try:
+                    row = dict(zip(names, cells, strict=True))
+                    scores.append(float(row["score"]))
+                    members.append(("0", "1").index(row["member"]))
+                except ValueError:
+                    raise InputError(
+                        f"{path}, line {rows.line_num}: {','.join(cells)[:80]!r} does not fit. Each line needs "
+                        f"{len(names)} cells: a number as score, as member 1 where the example took part, else 0."
+                    ) from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}. Name a CSV file.") from None
-    if len(data) > _MOST_BYTES:
-        raise InputError(f"{path} has more than {_MOST_BYTES:,} bytes. Leave the columns score and member alone.")
-    try:
-        lines = io.StringIO(data.decode("utf-8-sig"))
-        names = _cells(next(lines, ""))
     except (UnicodeDecodeError, csv.Error):
         raise InputError(f"{path} is no CSV file in UTF-8. Save it as one.") from None
-    if any(names.count(name) != 1 for name in _COLUMNS):
-        raise InputError(f"{path} must have one column score and one column member. Name them in its first line.")
-    scores, members = [], []
-    for number, line in enumerate(lines, start=2):
-        if not line.strip():
-            continue
-        try:
-            row = dict(zip(names, _cells(line), strict=True))
-            scores.append(float(row["score"]))
-            members.append(("0", "1").index(row["member"]))
-        except (csv.Error, ValueError):
-            raise InputError(
-                f"{path}, line {number}: {line.strip()[:80]!r} does not fit. Each line needs {len(names)} cells, a "
-                "number as score, and as member 1 where the example took part, 0 where it did not."
-            ) from None
     return scores, members
-
-
-def _cells(line: str) -> list[str]:
-    """Of one line alone, so that a quote that is not closed takes no other."""
-    return next(csv.reader([line], strict=True), [])

@@ -1,10 +1,9 @@
 """The folder of a membership audit: what is trained already."""
 
-import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from sfumato.errors import InputError
 from sfumato.run_folder.files import read_json, write_atomically
 from sfumato.run_folder.locks import lock
 
-_SETTINGS, _SPLIT = "settings.json", "split_seed"
+_SPLIT = "split_seed"
 
 
 class AuditCache:
@@ -34,11 +33,9 @@ class AuditCache:
         self.folder, self.split_seed = folder, new_split_seed()
         if folder is None:
             return
-        path = folder / _SETTINGS
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"{folder} is no folder. Choose another --output.")
-        if not path.exists() and folder.is_dir() and any(folder.iterdir()):
-            raise InputError(f"{folder} is not empty and holds no membership audit. Choose another --output.")
+        path = folder / "settings.json"
+        if folder.exists() and not path.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError(f"{folder} holds something else, and no membership audit. Choose another --output.")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # of several processes one says which audit it is
@@ -63,8 +60,8 @@ class AuditCache:
             return train()
         path, lock_file = self.folder / f"{name}.json", self.folder / f"{name}.lock"
         if not path.exists():
-            with _alone(lock_file) as is_alone:
-                if not is_alone:
+            with lock_file.open("w") as held:
+                if not lock(held.fileno(), lock_file):
                     return None
                 if not path.exists():  # another process may have ended between
                     # Python's own spelling of numbers that JSON has not: a model may diverge.
@@ -74,13 +71,3 @@ class AuditCache:
             raise InputError(f"{path} is damaged. Delete it: its models are then trained anew.")
         lock_file.unlink(missing_ok=True)
         return found
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[bool]:
-    """Whether no other process has the lock of this file, which is made if need be."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        yield lock(descriptor, path)
-    finally:
-        os.close(descriptor)

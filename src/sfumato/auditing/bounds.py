@@ -2,6 +2,7 @@
 
 import bisect
 import dataclasses
+import functools
 import math
 import secrets
 from collections.abc import Callable
@@ -12,15 +13,15 @@ import numpy as np
 from sfumato.accounting import rounding
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import trade_off
-from sfumato.auditing.arguments import levels
+from sfumato.auditing.arguments import require_levels
 from sfumato.auditing.rates import (
-    advantage_bound,
     gaussian_epsilon,
     gaussian_mu,
     log_ratio,
     lower_rate,
     perfect,
     power,
+    stated,
     upper_rate,
 )
 from sfumato.auditing.record import AuditResult, Bound, BoundName
@@ -34,7 +35,6 @@ _LARGEST = 1e300
 _CAREFUL = 1e-3
 """Many thresholds show almost the same mu. Where few scores lie above, luck would decide, so that mu is
 compared at a smaller error than it is stated at: the threshold then lies where the rates are known well."""
-_NO_ASSUMPTION = "none"
 _IS_GAUSSIAN = "the mechanism's trade-off is that of a Gaussian mechanism without sampling"
 _IS_OF_FAMILY = (
     "the mechanism is the claimed one but for its noise. That the claim itself is refuted needs no assumption"
@@ -50,18 +50,15 @@ class Games:
 
     def counts(self, thresholds: Any) -> tuple[np.ndarray, np.ndarray]:
         """False and true positives of "took part from this score on"."""
-        below = [np.searchsorted(side, thresholds, side="left") for side in (self.non_members, self.members)]
-        return len(self.non_members) - below[0], len(self.members) - below[1]
+        false, true = (len(side) - np.searchsorted(side, thresholds) for side in (self.non_members, self.members))
+        return false, true
 
     def rates(self, thresholds: Any, error: float) -> tuple[np.ndarray, np.ndarray]:
         """Upper bound on the rate of false positives, lower bound on that of true ones, each of which
         fails with probability ``error`` at most.
         """
-        false_positives, true_positives = self.counts(thresholds)
-        return (
-            upper_rate(false_positives, len(self.non_members), error),
-            lower_rate(true_positives, len(self.members), error),
-        )
+        false, true = self.counts(thresholds)
+        return upper_rate(false, len(self.non_members), error), lower_rate(true, len(self.members), error)
 
 
 def audit_scores(
@@ -103,7 +100,7 @@ def audit_scores(
         >>> round(result.epsilon_lower_bound, 2)
         4.64
     """
-    delta, confidence, nominal_epsilon = levels(delta, confidence, nominal_epsilon)
+    require_levels(delta, confidence, nominal_epsilon)
     inside, outside = sides(scores, members)
     require_enough(len(inside), len(outside), confidence, delta)
     split_seed = new_split_seed() if split_seed is None else split_seed
@@ -131,39 +128,23 @@ def audit_scores(
         )
 
     found = [
-        bound("clopper-pearson", _NO_ASSUMPTION, for_ratio, lambda fpr, tpr: float(log_ratio(fpr, tpr, delta))),
+        bound("clopper-pearson", "none", for_ratio, lambda fpr, tpr: float(log_ratio(fpr, tpr, delta))),
         bound("gaussian", _IS_GAUSSIAN, for_mu, lambda fpr, tpr: gaussian_epsilon(float(gaussian_mu(fpr, tpr)), delta)),
     ]
     if mechanism is not None:
-        least = bound(
-            "trade-off", _IS_OF_FAMILY, for_mu, lambda fpr, tpr: trade_off.epsilon(mechanism, delta, fpr, tpr)
-        )
-        if least.epsilon is not None:  # PLD states one
-            found.append(least)
+        found.append(bound("trade-off", _IS_OF_FAMILY, for_mu, functools.partial(trade_off.epsilon, mechanism, delta)))
+        found = [each for each in found if each.name != "trade-off" or each.epsilon is not None]  # PLD states one
     # A Gaussian mechanism is an assumption about the mechanism, so its bound refutes no claim.
-    decide = [each.epsilon or 0.0 for each in found if each.name != "gaussian"]
+    shown = max(each.epsilon or 0.0 for each in found if each.name != "gaussian")
     return AuditResult(
         audit="bounds",
         epsilon_lower_bound=found[0].epsilon or 0.0,
         bounds=found,
-        confidence=confidence,
-        nominal_epsilon=nominal_epsilon,
-        delta=delta,
-        violated=None if nominal_epsilon is None else bool(max(decide) > nominal_epsilon),
-        num_games=len(inside) + len(outside),
-        auc=auc(inside, outside),
         advantage=_advantage(chooses, used, candidates),
-        advantage_upper_bound=None if nominal_epsilon is None else advantage_bound(nominal_epsilon, delta),
         power=power(len(used.members), len(used.non_members), confidence, delta, nominal_epsilon, SHARE),
         split_seed=split_seed,
+        **stated(inside, outside, delta, confidence, nominal_epsilon, shown),
     )
-
-
-def auc(members: np.ndarray, non_members: np.ndarray) -> float:
-    """How often a member's score is above a non-member's; half where they are equal. Both sorted."""
-    below = np.searchsorted(non_members, members, side="left").sum(dtype=np.int64)
-    up_to = np.searchsorted(non_members, members, side="right").sum(dtype=np.int64)
-    return float((int(below) + int(up_to)) / (2 * len(members) * len(non_members)))
 
 
 def require_enough(num_members: int, num_non_members: int, confidence: float, delta: float) -> None:
@@ -192,17 +173,12 @@ def sides(scores: Any, members: Any) -> tuple[np.ndarray, np.ndarray]:
     """The sorted scores of either side."""
     values, took_part = as_numbers(scores), as_numbers(members)
     if values.ndim != 1 or values.shape != took_part.shape:
-        raise InputError(
-            f"scores of shape {values.shape} and members of shape {took_part.shape} do not belong together. "
-            "Give one of each for every game."
-        )
+        shapes = f"scores of shape {values.shape} and members of shape {took_part.shape}"
+        raise InputError(f"{shapes} do not belong together. Give one of each for every game.")
     if not np.isin(took_part, (0.0, 1.0)).all():
         raise InputError("members must be 1 where the example took part and 0 where it did not.")
     if np.isnan(values).any():
-        raise InputError(
-            f"score {int(np.isnan(values).argmax()) + 1} is not a number: it is neither high nor low. "
-            "Give every game a score."
-        )
+        raise InputError(f"score {int(np.isnan(values).argmax()) + 1} is not a number. Give every game a score.")
     values = np.clip(values, -_LARGEST, _LARGEST)  # infinite scores keep their order, and have a middle
     inside, outside = np.sort(values[took_part == 1]), np.sort(values[took_part == 0])
     for side, what in ((inside, "with"), (outside, "without")):
@@ -234,14 +210,10 @@ def _parted(inside: np.ndarray, outside: np.ndarray, split_seed: int) -> tuple[G
     audit. Where they are the same, or follow from scores of which many are equal, some counts of right answers always
     meet the same split, and bounds fail more often than is stated.
     """
-    rng = np.random.default_rng(split_seed)
-    chooses, used = [], []
-    for side in (inside, outside):
-        places = rng.permutation(len(side))
-        chosen = np.sort(places[: _num_chosen(len(side))])
-        chooses.append(side[chosen])
-        used.append(np.delete(side, chosen))
-    return Games(*chooses), Games(*used)
+    rng, sides = np.random.default_rng(split_seed), (inside, outside)
+    chosen = [np.sort(rng.permutation(len(side))[: _num_chosen(len(side))]) for side in sides]
+    chooses = [side[places] for side, places in zip(sides, chosen, strict=True)]
+    return Games(*chooses), Games(*map(np.delete, sides, chosen))
 
 
 def _thresholds(games: Games) -> np.ndarray:

@@ -7,6 +7,7 @@ touch each other. A coin decides whether a canary takes part. One that does not 
 keeps its place, as an unreadable image does: the very relation that the certificate is about.
 """
 
+import contextlib
 import functools
 import math
 import os
@@ -15,7 +16,6 @@ import time
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import nn
 
 from sfumato.accounting import accountants
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.auditing.arguments import LEAST_TARGET, calibrated, levels, whole
+from sfumato.auditing.arguments import LEAST_TARGET, Keep, calibrated, require_levels, whole
 from sfumato.auditing.bounds import audit_scores, require_enough
 from sfumato.auditing.record import CanaryResult
 from sfumato.clipping import GradFn, clipped_grad
@@ -49,17 +49,6 @@ _LONG = 2.0
 """Seconds from which on the time to expect is told."""
 
 
-class Pixels(nn.Module):
-    """A weight for each pixel; its gradient is the image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(_MOST_CANARIES))
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return images.flatten(1) @ self.weight
-
-
 def audit_canary(
     *,
     epsilon: float,
@@ -69,7 +58,7 @@ def audit_canary(
     num_games: int = 200_000,
     confidence: float = 0.95,
     report: Callable[[str], None] = lambda text: None,
-    keep: Callable[[np.ndarray, np.ndarray], None] = lambda scores, members: None,
+    keep: Keep = lambda scores, members: None,
 ) -> CanaryResult:
     """Attacks the product's own private step, at noise calibrated to an epsilon.
 
@@ -90,7 +79,7 @@ def audit_canary(
         InputError: If an argument is out of range, the budget is impossible, or the games are too
             few for any bound above 0.
     """
-    levels(delta, confidence, epsilon, LEAST_TARGET)
+    require_levels(delta, confidence, epsilon, LEAST_TARGET)
     num_steps, num_games = whole("num_steps", num_steps, 1, _MOST_SEEN), whole("num_games", num_games, 1, _MOST_GAMES)
     num_canaries, num_runs = _games(sampling_prob, num_games)
     if num_steps * num_canaries > _MOST_SEEN:
@@ -109,9 +98,8 @@ def audit_canary(
     found = audit_scores(
         scores, members, delta=delta, confidence=confidence, nominal_epsilon=nominal, mechanism=mechanism
     )
-    facts: dict[str, Any] = {**dict(found), "audit": "canary"}
     return CanaryResult(
-        **facts,
+        **{**dict(found), "audit": "canary"},
         target_epsilon=epsilon,
         noise_multiplier=sigma,
         sampling_prob=mechanism.sampling_prob,
@@ -139,9 +127,9 @@ def play(
         took_part = coins(mechanism.num_examples)
         scores.append(log_likelihood_ratio(observe(step, took_part), mechanism))
         members.append(took_part)
-        expected = (time.perf_counter() - started) / (run + 1) * num_runs
-        if expected > _LONG and run % max(1, num_runs // 10) == 0:
-            left = expected * (1 - (run + 1) / num_runs)
+        a_run = (time.perf_counter() - started) / (run + 1)
+        if a_run * num_runs > _LONG and run % max(1, num_runs // 10) == 0:
+            left = a_run * (num_runs - run - 1)
             report(f"run {run + 1} of {num_runs} is done; about {left:.0f} s left")
     return np.concatenate(scores), np.concatenate(members)
 
@@ -154,7 +142,9 @@ def prepared_step(mechanism: Mechanism) -> PrivateStep:
 @functools.cache
 def _grad_fn() -> GradFn:
     """One for all audits of a process: it takes seconds to settle."""
-    grad_fn = clipped_grad(Pixels(), _output, clipping_norm=_CLIPPING_NORM, microbatch_size=_MICROBATCH)
+    # A weight for each pixel, whose gradient is the image.
+    model = nn.Sequential(nn.Flatten(), nn.Linear(_MOST_CANARIES, 1, bias=False))
+    grad_fn = clipped_grad(model, _output, clipping_norm=_CLIPPING_NORM, microbatch_size=_MICROBATCH)
     grad_fn.prepare(torch.zeros(1, 1, SIDE, SIDE), torch.zeros(1, dtype=torch.int64))
     return grad_fn
 
@@ -175,32 +165,27 @@ def observe(step: PrivateStep, took_part: np.ndarray) -> np.ndarray:
         (T, N): the canary's coordinate of the noisy sum, in units of the sensitivity.
     """
     mechanism, data = step.mechanism, canaries(took_part)
-    parameters = {"weight": torch.zeros(_MOST_CANARIES)}  # its gradient is the same at all weights
+    parameters = {"1.weight": torch.zeros(1, _MOST_CANARIES)}  # its gradient is the same at all weights
     seen = np.empty((mechanism.num_steps, mechanism.num_examples))
     draws = Draws(mechanism, _VIEWS, Streams())
     run = new_run_line(mechanism, unit="image", clipping_norm=_CLIPPING_NORM, delta=None, recipe_sha256=None)
     # The ledger of an audit need not outlive it, so it need not wait for a disk.
     with tempfile.TemporaryDirectory(dir=_IN_MEMORY if os.path.isdir(_IN_MEMORY) else None) as folder:
-        ledger = Ledger(Path(folder) / "ledger.jsonl")
-        try:
+        with contextlib.closing(Ledger(Path(folder) / "ledger.jsonl")) as ledger:
             ledger.begin(run)
             for update in range(1, mechanism.num_steps + 1):
                 grad_sum, _ = step.collect(data, parameters, draws.of_update(update))
                 ledger.append(update)
                 private_grad = step.release(grad_sum, draws.noise(update))
-                seen[update - 1] = private_grad["weight"][: mechanism.num_examples].numpy()
-        finally:
-            ledger.close()
+                seen[update - 1] = private_grad["1.weight"][0, : mechanism.num_examples].numpy()
     return seen * (mechanism.batch_size / step.grad_fn.sensitivity)
 
 
 def canaries(took_part: np.ndarray) -> ImageSet:
     """N images, each with one bright pixel of its own; those that take no part are unreadable."""
     count = len(took_part)
-    pixels = torch.zeros(count, _MOST_CANARIES, dtype=torch.uint8)
-    pixels[torch.arange(count), torch.arange(count)] = 255
     return ImageSet(
-        stored=pixels.view(count, 1, SIDE, SIDE),
+        stored=255 * torch.eye(count, _MOST_CANARIES, dtype=torch.uint8).view(count, 1, SIDE, SIDE),
         labels=torch.zeros(count, dtype=torch.int64),
         readable=torch.from_numpy(took_part),
         mean=(0.0,),
@@ -226,7 +211,7 @@ def log_likelihood_ratio(seen: np.ndarray, mechanism: Mechanism) -> np.ndarray:
 
 
 def _output(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return outputs
+    return outputs[:, 0]
 
 
 def _games(sampling_prob: float, num_games: int) -> tuple[int, int]:
@@ -236,8 +221,8 @@ def _games(sampling_prob: float, num_games: int) -> tuple[int, int]:
     fraction = Fraction(sampling_prob).limit_denominator(_MOST_CANARIES)
     if fraction == 0 or not math.isclose(fraction, sampling_prob, rel_tol=1e-6):
         raise InputError(
-            f"sampling_prob must be a fraction with a denominator of at most {_MOST_CANARIES}, not {sampling_prob}: "
-            "a run has so many canaries, and a whole number of them is drawn in the mean. Take 0.1, for example."
+            f"sampling_prob must be a fraction with a denominator of at most {_MOST_CANARIES}, not {sampling_prob}: a "
+            "whole number of a run's canaries is drawn in the mean. Take 0.1, for example."
         )
     unit = fraction.denominator
     num_runs = math.ceil(num_games / (_MOST_CANARIES // unit * unit))

@@ -3,7 +3,6 @@ and an attacker who sees the loss on z alone.
 """
 
 import dataclasses
-import functools
 import math
 import threading
 import time
@@ -17,8 +16,8 @@ import torch
 
 from sfumato.accounting import accountants
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.auditing import arguments, toy_task
-from sfumato.auditing.arguments import levels, whole
+from sfumato.auditing import toy_task
+from sfumato.auditing.arguments import LEAST_TARGET, Keep, calibrated, require_levels, whole
 from sfumato.auditing.audit_cache import AuditCache
 from sfumato.auditing.bounds import audit_scores, require_enough
 from sfumato.auditing.parallel_models import Models
@@ -38,8 +37,6 @@ _MOST, _MOST_VIEWS = 10**9, 1024
 _SEED = 0
 """Public: of the initial weights, and of batches that are the same for all models."""
 
-_calibrated = functools.cache(arguments.calibrated)
-
 
 def audit_membership(
     *,
@@ -54,7 +51,7 @@ def audit_membership(
     confidence: float = 0.999,
     output: Path | str | None = None,
     report: Callable[[str], None] = lambda text: None,
-    keep: Callable[[np.ndarray, np.ndarray], None] = lambda scores, members: None,
+    keep: Keep = lambda scores, members: None,
 ) -> MembershipResult:
     """Trains LeNets on MNIST with one example z and without it, and tells them apart by the loss on z.
 
@@ -83,7 +80,7 @@ def audit_membership(
     """
     num_examples = whole("num_examples", num_examples, *toy_task.NUM_EXAMPLES)
     delta = 1 / num_examples if delta is None else delta
-    levels(delta, confidence, epsilon, arguments.LEAST_TARGET)
+    require_levels(delta, confidence, epsilon, LEAST_TARGET)
     num_models, augmult = whole("num_models", num_models, 1, _MOST), whole("augmult", augmult, 0, _MOST_VIEWS)
     require_enough(num_models, num_models, confidence, delta)
     task = toy_task.mnist(num_examples, None if data_root is None else Path(data_root))
@@ -114,10 +111,7 @@ class Audit:
         self._trained: list[int] = []  # numbers of models that this process trained
 
     def run(
-        self,
-        confidence: float,
-        folder: Path | None = None,
-        keep: Callable[[np.ndarray, np.ndarray], None] = lambda scores, members: None,
+        self, confidence: float, folder: Path | None = None, keep: Keep = lambda scores, members: None
     ) -> MembershipResult:
         """Both phases, and the judgement."""
         started = time.perf_counter()
@@ -129,8 +123,9 @@ class Audit:
         # As many threads as PyTorch uses, each of which computes alone.
         threads = ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,))
         try:
-            phase_one = functools.partial(self._tried, cache=cache, threads=threads)
-            setting, num_choosing, distance = choose(self.task.num_steps, self.num_models, phase_one)
+            setting, num_choosing, distance = choose(
+                self.task.num_steps, self.num_models, lambda tries: self._tried(tries, cache, threads)
+            )
             self.report(
                 f"chosen: z {setting.target}, learning rate {setting.learning_rate:g}, C {setting.clipping_norm:g}, "
                 f"{setting.num_steps} updates, noise multiplier {self.mechanism(setting).noise_multiplier:g}"
@@ -156,9 +151,8 @@ class Audit:
             mechanism=claim,
             split_seed=cache.split_seed,
         )
-        facts: dict[str, Any] = {**dict(found), "audit": "membership"}
         return MembershipResult(
-            **facts,
+            **{**dict(found), "audit": "membership"},
             target_epsilon=self.epsilon,
             num_examples=len(self.task.images),
             fixed_batches=self.fixed_batches,
@@ -176,7 +170,7 @@ class Audit:
     def mechanism(self, setting: Setting) -> Mechanism:
         """What every model runs: z is one of its examples."""
         count = len(self.task.images) + 1
-        return _calibrated(count, self.task.batch_size, setting.num_steps, self.epsilon, self.delta)
+        return calibrated(count, self.task.batch_size, setting.num_steps, self.epsilon, self.delta)
 
     def claim(self, setting: Setting) -> Mechanism:
         """What the attack is judged by. With batches that are fixed there is no sampling: the updates
@@ -199,34 +193,21 @@ class Audit:
         if not self.fixed_batches:
             return None
         mechanism, key = self.mechanism(setting), key_from_seed(_SEED)
-        return [
-            poisson_batch(mechanism, derived(key, "sampling", number)) for number in range(1, setting.num_steps + 1)
-        ]
+        numbers = range(1, setting.num_steps + 1)
+        return [poisson_batch(mechanism, derived(key, "sampling", number)) for number in numbers]
 
-    def models(self, setting: Setting) -> Models:
-        return Models(
-            self.task,
-            setting.target,
-            self.network,
-            self.mechanism(setting),
-            clipping_norm=setting.clipping_norm,
-            learning_rate=setting.learning_rate,
-            augmult=self.augmult,
-            fixed_batches=self.batches(setting),
-            stopped=self._stopped,
-        )
+    def _models(self, setting: Setting) -> Models:
+        how = self.augmult, self.batches(setting), self._stopped
+        return Models(self.task, setting, self.network, self.mechanism(setting), *how)
 
     def _settings(self, confidence: float) -> dict[str, Any]:
         """All that decides the losses, in JSON."""
+        own = ("epsilon", "delta", "num_models", "fixed_batches", "augmult")
         return {
+            **{key: getattr(self, key) for key in own},
             "num_examples": len(self.task.images),
             "batch_size": self.task.batch_size,
             "num_steps": list(self.task.num_steps),
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "num_models": self.num_models,
-            "fixed_batches": self.fixed_batches,
-            "augmult": self.augmult,
             "confidence": confidence,
             "images": digest([part.hex() for part in self.task.images.content()]),
             "network": str(self.network),
@@ -234,13 +215,13 @@ class Audit:
 
     def _tried(self, tries: Sequence[Try], cache: AuditCache, threads: ThreadPoolExecutor) -> list[Losses]:
         """A round of phase I."""
-        chunks = [(self.models(setting), f"choice-{_name(setting)}-{number}", more) for setting, number, more in tries]
+        chunks = [(self._models(setting), f"choice-{_name(setting)}-{number}", more) for setting, number, more in tries]
         return self._losses("phase I", chunks, cache, threads)
 
     def _many(self, setting: Setting, cache: AuditCache, threads: ThreadPoolExecutor) -> Losses:
         """Phase II."""
         self._trained.clear()
-        models, size = self.models(setting), max(_CHUNK, -(-self.num_models // _MOST_CHUNKS))
+        models, size = self._models(setting), max(_CHUNK, -(-self.num_models // _MOST_CHUNKS))
         chunks = [
             (models, f"models-{_name(setting)}-{first:07}", min(size, self.num_models - first))
             for first in range(0, self.num_models, size)
@@ -259,26 +240,25 @@ class Audit:
             models, name, a_side = chunks[number]
 
             def train() -> list[float]:
-                found = models.trained_losses(
-                    [new_key() for _ in range(2 * a_side)], [True] * a_side + [False] * a_side
-                )
+                keys = [new_key() for _ in range(2 * a_side)]
+                trained = models.trained_losses(keys, [True] * a_side + [False] * a_side)
                 self._trained.append(2 * a_side)
-                return found
+                return trained
 
             return cache.losses(name, 2 * a_side, train)
 
-        found: dict[int, list[float]] = {}
+        found: list[list[float] | None] = [None] * len(chunks)
         told = time.perf_counter()
-        while left := [number for number in range(len(chunks)) if number not in found]:
+        while left := [number for number, losses in enumerate(found) if losses is None]:
             for number, losses in zip(left, threads.map(losses_of, left), strict=True):
-                if losses is not None:
-                    found[number] = losses
+                found[number] = losses
                 if time.perf_counter() - told > 10:
                     told = time.perf_counter()
-                    self.report(f"{phase}: {len(found)} of {len(chunks)} parts of the audit are done")
-            if len(found) < len(chunks):
+                    done = len(chunks) - found.count(None)
+                    self.report(f"{phase}: {done} of {len(chunks)} parts of the audit are done")
+            if None in found:
                 time.sleep(1)
-        return [(found[number][:a_side], found[number][a_side:]) for number, (_, _, a_side) in enumerate(chunks)]
+        return [(each[:a_side], each[a_side:]) for each, (_, _, a_side) in zip(found, chunks, strict=True) if each]
 
 
 def _name(setting: Setting) -> str:

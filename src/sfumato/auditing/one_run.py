@@ -14,9 +14,9 @@ import numpy as np
 
 from sfumato.accounting import rounding
 from sfumato.accounting.gaussian import mu_gaussian
-from sfumato.auditing.arguments import levels
-from sfumato.auditing.bounds import as_numbers, auc, sides
-from sfumato.auditing.rates import advantage_bound
+from sfumato.auditing.arguments import require_levels
+from sfumato.auditing.bounds import as_numbers, sides
+from sfumato.auditing.rates import stated
 from sfumato.auditing.record import GuessBound, GuessPower, OneRunResult
 from sfumato.errors import InputError
 from sfumato.run_folder.audited import Histogram
@@ -26,16 +26,10 @@ _LEAST = 40
 _MOST_EPSILON = 1024.0
 _MOST_CANARIES = 10**7
 _BINS = 30
-_ASSUMPTION = "none"
 
 
 def audit_guesses(
-    scores: Any,
-    took_part: Any,
-    *,
-    delta: float,
-    confidence: float = 0.95,
-    nominal_epsilon: float | None = None,
+    scores: Any, took_part: Any, *, delta: float, confidence: float = 0.95, nominal_epsilon: float | None = None
 ) -> OneRunResult:
     """A lower bound on epsilon from the scores of one run's canaries.
 
@@ -64,14 +58,15 @@ def audit_guesses(
         >>> round(result.epsilon_lower_bound, 2) == round(result.power.perfect, 2)
         True
     """
-    delta, confidence, nominal_epsilon = levels(delta, confidence, nominal_epsilon)
+    require_levels(delta, confidence, nominal_epsilon)
     inside, outside = sides(scores, took_part)
     values, coins = as_numbers(scores), as_numbers(took_part) == 1
     count, error = len(coins), 1 - confidence
     reach = power(count, confidence, delta, nominal_epsilon)
     if not reach.perfect > 0:
-        enough = _needed(0.0, delta, error)
-        remedy = f"Train with {enough:,} (audit.canaries), or claim" if enough else "Claim"
+        remedy = "Claim"
+        if enough := _needed(0.0, delta, error):
+            remedy = f"Train with {enough:,} (audit.canaries), or claim"
         raise InputError(
             f"{count:,} canaries at delta {rounding.delta_text(delta)} and confidence {confidence:.12g}: an attack "
             f"that is never wrong would show nothing. {remedy} a smaller delta, or ask for less confidence."
@@ -82,7 +77,7 @@ def audit_guesses(
     bound = GuessBound(
         name="guesses",
         epsilon=epsilon_of_guesses(count, 2 * half, right_low + right_high, delta, error),
-        assumption=_ASSUMPTION,
+        assumption="none",
         num_guesses=2 * half,
         num_right=right_low + right_high,
         right_high=right_high,
@@ -93,16 +88,10 @@ def audit_guesses(
         audit="one-run",
         epsilon_lower_bound=bound.epsilon,
         bounds=[bound],
-        confidence=confidence,
-        nominal_epsilon=nominal_epsilon,
-        delta=delta,
-        violated=None if nominal_epsilon is None else bool(bound.epsilon > nominal_epsilon),
-        num_games=count,
-        auc=auc(inside, outside),
         advantage=float(coins[upper].sum() / len(inside) - (~coins[upper]).sum() / len(outside)),
-        advantage_upper_bound=None if nominal_epsilon is None else advantage_bound(nominal_epsilon, delta),
         power=reach,
         scores=histogram(inside, outside),
+        **stated(inside, outside, delta, confidence, nominal_epsilon, bound.epsilon),
     )
 
 
@@ -170,10 +159,10 @@ def power(count: int, confidence: float, delta: float, epsilon: float | None) ->
         epsilon: That is claimed, if any.
     """
     error = 1 - confidence
-    best = _perfect(count, delta, error)
-    if epsilon is None or not math.isfinite(epsilon):
-        return GuessPower(perfect=best, tight=None, games_needed=None)
     guesses = num_guesses(count)
+    best = epsilon_of_guesses(count, guesses, guesses, delta, error)
+    if epsilon is None:
+        return GuessPower(perfect=best, tight=None, games_needed=None)
     right = math.floor(_expected_right(count, guesses, mu_gaussian(epsilon, delta))) if epsilon > 0 else guesses // 2
     tight = epsilon_of_guesses(count, guesses, right, delta, error)
     return GuessPower(perfect=best, tight=tight, games_needed=_needed(epsilon, delta, error))
@@ -185,10 +174,6 @@ def histogram(inside: np.ndarray, outside: np.ndarray) -> Histogram:
     edges = np.linspace(ends[0], max(ends[1], ends[0] + 1e-9), _BINS + 1)
     members, non_members = (np.histogram(np.clip(side, edges[0], edges[-1]), edges)[0] for side in (inside, outside))
     return Histogram(edges=edges.tolist(), members=members.tolist(), non_members=non_members.tolist())
-
-
-def _perfect(count: int, delta: float, error: float) -> float:
-    return epsilon_of_guesses(count, num_guesses(count), num_guesses(count), delta, error)
 
 
 def _expected_right(count: int, guesses: int, mu: float) -> float:
@@ -213,8 +198,7 @@ def _needed(epsilon: float, delta: float, error: float) -> int | None:
         guesses = num_guesses(count)
         return probability(count, guesses, guesses, epsilon, delta) < error  # the bound is above epsilon then
 
-    found = next((count for count in range(2, _LEAST + 1, 2) if is_enough(count)), None)
-    if found is not None:
+    if found := next(filter(is_enough, range(2, _LEAST + 1, 2)), None):
         return found
     high = _LEAST  # guesses
     while not is_enough(_SHARE * high):

@@ -73,18 +73,17 @@ def render(found: AuditResult, scores: Any, members: Any) -> str:
 
 
 def _verdict(found: AuditResult) -> Html:
-    shown = lower_epsilon_text(found.epsilon_lower_bound) if found.epsilon_lower_bound else None
-    text = (
-        f"Whatever the mechanism is, epsilon is at least {shown}." if shown else "Without assumptions nothing is shown."
-    )
+    text = "Without assumptions nothing is shown."
+    if found.epsilon_lower_bound:
+        text = f"Whatever the mechanism is, epsilon is at least {lower_epsilon_text(found.epsilon_lower_bound)}."
     if found.nominal_epsilon is None:
-        head, told, kind = "Nothing is claimed", "So there is nothing to refute.", "verdict"
+        head, told = "Nothing is claimed", " So there is nothing to refute."
     else:
         claim = f"The claim of epsilon {formats.epsilon_text(found.nominal_epsilon)}"
         head = f"{claim} is {'refuted' if found.violated else 'not refuted'}"
-        told = "" if found.violated else "That is no proof of it."
-        kind = "verdict none" if found.violated else "verdict"
-    return element("div", paragraph(head, "headline"), paragraph(f"{text} {told}".strip()), class_=kind)
+        told = "" if found.violated else " That is no proof of it."
+    kind = "verdict none" if found.violated else "verdict"
+    return element("div", paragraph(head, "headline"), paragraph(text + told), class_=kind)
 
 
 def _curve(found: AuditResult, inside: np.ndarray, outside: np.ndarray) -> Html:
@@ -115,13 +114,12 @@ def counted_rates(inside: np.ndarray, outside: np.ndarray, rates: np.ndarray) ->
     """
     most = np.floor(rates * len(outside) + 1e-9).astype(np.int64)
     # One more has the next lower score: the threshold lies above it, unless all may have it.
-    below = outside[len(outside) - np.minimum(most, len(outside) - 1) - 1]
-    above = most < len(outside)
-
-    def share(side: np.ndarray) -> np.ndarray:
-        return np.where(above, len(side) - np.searchsorted(side, below, side="right"), len(side)) / len(side)
-
-    return share(outside), share(inside)
+    below = np.concatenate([[-np.inf], outside])[len(outside) - most]
+    false, true = (
+        (len(side) - np.searchsorted(side, below, side="right") * (most < len(outside))) / len(side)
+        for side in (outside, inside)
+    )
+    return false, true
 
 
 def _of_pair(epsilon: float, delta: float, rates: np.ndarray) -> np.ndarray:
@@ -142,18 +140,14 @@ def mechanism_of(found: AuditResult) -> Mechanism | None:
 
 
 def _scores(found: AuditResult, inside: np.ndarray, outside: np.ndarray) -> Html:
-    is_loss = found.audit == "membership"
-    finite = [side[abs(side) < _LARGEST] for side in (outside, inside)]
-    sides = [-side if is_loss else side for side in finite]
-    what = "Loss on the example" if is_loss else "Score"
-    known = np.concatenate(sides)
+    what, sign = ("Loss on the example", -1) if found.audit == "membership" else ("Score", 1)
+    without, with_it = (sign * side[abs(side) < _LARGEST] for side in (outside, inside))
+    known = np.concatenate([without, with_it])
     low, high = np.quantile(known, [_TAIL, 1 - _TAIL]) if len(known) else (0.0, 1.0)
     edges = np.linspace(low, high if high - low > _BINS * np.finfo(float).tiny else low + 1, _BINS + 1)
-    names = "without the example", "with it"
-    counted = [
-        (name, np.histogram(side.clip(edges[0], edges[-1]), edges)[0]) for name, side in zip(names, sides, strict=True)
-    ]
-    means = [f"{name} {side.mean():.4g}" for side, name in zip(sides, ("without", "with"), strict=True) if len(side)]
+    sides = ("without the example", without), ("with it", with_it)
+    counted = [(name, np.histogram(side.clip(edges[0], edges[-1]), edges)[0]) for name, side in sides]
+    means = [f"{name.split()[0]} {side.mean():.4g}" for name, side in sides if len(side)]
     described = f"{what}, mean {' and '.join(means)}."
     games = "Games", lambda count: f"{count:,.0f}"
     drawing = histograms(edges, counted, games, what.lower(), "Both sides", described, "sides")
@@ -162,32 +156,25 @@ def _scores(found: AuditResult, inside: np.ndarray, outside: np.ndarray) -> Html
 
 
 def _bounds(found: AuditResult) -> Html:
-    power = found.power
-    best = [("an attack that is never wrong", power.perfect)]
-    if power.tight is not None:
-        best.append(("the best attack on a tight mechanism", power.tight))
-    most = "By clopper-pearson, so many games show at best: " + ", ".join(
-        f"{name} {_at_least(value)}" for name, value in best
+    most = (
+        "Epsilon is at least so much; the line across the bars marks what is claimed. By clopper-pearson, so many "
+        f"games show at best: an attack that is never wrong {_at_least(found.power.perfect)}"
     )
+    if found.power.tight is not None:
+        most += f", the best attack on a tight mechanism {_at_least(found.power.tight)}"
     claimed = found.nominal_epsilon or 0.0
     longest = 1.05 * max(claimed, 1e-3, *(bound.epsilon or 0.0 for bound in found.bounds))
-    bars = [
-        bar(together(bound.name), (bound.epsilon or 0.0) / longest, _at_least(bound.epsilon), claimed / longest, "")
-        for bound in found.bounds
-    ]
-    rows = [
-        (
-            bound.name,
-            _at_least(bound.epsilon),
-            f"{formats.count(bound.false_positives)} of {formats.count(bound.num_non_members)}",
-            f"{formats.count(bound.true_positives)} of {formats.count(bound.num_members)}",
-            bound.assumption,
+    bars, rows = [], []
+    for bound in found.bounds:
+        least, count = _at_least(bound.epsilon), formats.count
+        bars.append(bar(together(bound.name), (bound.epsilon or 0.0) / longest, least, claimed / longest, ""))
+        false = f"{count(bound.false_positives)} of {count(bound.num_non_members)}"
+        rows.append(
+            (bound.name, least, false, f"{count(bound.true_positives)} of {count(bound.num_members)}", bound.assumption)
         )
-        for bound in found.bounds
-    ]
     return section(
         "Bounds beside the claim",
-        paragraph("Epsilon is at least so much; the line across the bars marks what is claimed. " + most + "."),
+        paragraph(f"{most}."),
         element("dl", *bars, class_="bars"),
         numbers_table(("bound", "epsilon at least", "false positives", "true positives", "assumes"), rows),
     )

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.auditing.toy_task import Target, ToyTask
+from sfumato.auditing.phase_one import Setting
+from sfumato.auditing.toy_task import ToyTask
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.functional import clipped_sum
 from sfumato.clipping.stacked import Stacked
@@ -22,7 +23,9 @@ from sfumato.data.views import Views
 from sfumato.randomness import derived
 from sfumato.training.step import PrivateStep, Randomness, draw
 
-PADDING = 4
+Tensors = dict[str, torch.Tensor]
+
+_PADDING = 4
 """Pixels by which a view is moved at most, where there are views."""
 _EXAMPLES_AT_ONCE = 128
 """Of all models that are computed together: more leave a core's cache, and take longer each."""
@@ -39,11 +42,9 @@ class Models:
 
     Args:
         task: D and z.
-        target: Which z.
+        setting: Which z, C, and the learning rate of plain SGD.
         network: Its parameters are where every model begins.
         mechanism: N counts z.
-        clipping_norm: C.
-        learning_rate: Of plain SGD.
         augmult: K, views of each image; 0: the image as it is.
         fixed_batches: (b,) indices for each step, the same for all models; None: each model draws
             Poisson batches from its own key.
@@ -53,31 +54,28 @@ class Models:
     def __init__(
         self,
         task: ToyTask,
-        target: Target,
+        setting: Setting,
         network: nn.Sequential,
         mechanism: Mechanism,
-        *,
-        clipping_norm: float,
-        learning_rate: float,
         augmult: int = 0,
         fixed_batches: Sequence[np.ndarray] | None = None,
         stopped: threading.Event | None = None,
     ) -> None:
-        self.mechanism, self._network, self._learning_rate = mechanism, network, learning_rate
+        self.mechanism, self._network, self._learning_rate = mechanism, network, setting.learning_rate
         self._fixed_batches, self._stopped = fixed_batches, stopped
         self._begin = {name: value.detach() for name, value in network.named_parameters()}
         self._dtype = next(iter(self._begin.values())).dtype
-        self.views = Views("crop" if augmult else "none", augmult, PADDING if augmult else 0)
-        grad_fn = clipped_grad(network, cross_entropy, clipping_norm=clipping_norm, augmult=augmult)
+        self.views = Views("crop" if augmult else "none", augmult, _PADDING if augmult else 0)
+        grad_fn = clipped_grad(network, cross_entropy, clipping_norm=setting.clipping_norm, augmult=augmult)
         self.step = PrivateStep(grad_fn, mechanism, self.views)
         # z is among the images of both; where it takes no part, it is unreadable.
-        self._images = task.with_target(target)
+        self._images = task.with_target(setting.target)
         self._stacked = Stacked(network)
         self._columns = None
         if not augmult and len(self._images) <= _COLUMNS_KEPT:
             self._columns = self._stacked.columns(self._batch(torch.arange(len(self._images))))
 
-    def train(self, keys: Sequence[bytes], takes_part: Sequence[bool]) -> dict[str, torch.Tensor]:
+    def train(self, keys: Sequence[bytes], takes_part: Sequence[bool]) -> Tensors:
         """Parameters after all updates: name -> (M, ...).
 
         Args:
@@ -123,40 +121,30 @@ class Models:
             indices = poisson_batch(self.mechanism, derived(key, "sampling", number))
         else:
             indices = self._fixed_batches[number - 1]
-        views, model = (
-            derived(key, purpose, number) for purpose in ("augmentation", "random numbers inside the model")
-        )
+        views, model = derived(key, "augmentation", number), derived(key, "random numbers inside the model", number)
         return draw(self.mechanism, indices, self.views, views, model)
 
     def _batch(self, rows: torch.Tensor) -> torch.Tensor:
         return self._images.batch(rows.flatten()).to(self._dtype)
 
-    def _clipped_sums(
-        self, parameters: dict[str, torch.Tensor], drawn: Sequence[Randomness], rows: Sequence[np.ndarray]
-    ) -> dict[str, torch.Tensor]:
+    def _clipped_sums(self, parameters: Tensors, drawn: Sequence[Randomness], rows: Sequence[np.ndarray]) -> Tensors:
         """Name -> (M, ...). Rows of shorter batches are filled up with an example that does not count."""
-        longest = max(len(each) for each in rows)
-        filled = torch.zeros(len(rows), longest, dtype=torch.int64)
-        is_real = torch.zeros(len(rows), longest, dtype=torch.bool)
-        for model, each in enumerate(rows):
-            filled[model, : len(each)] = torch.from_numpy(each)
-            is_real[model, : len(each)] = True
+        filled = nn.utils.rnn.pad_sequence([torch.from_numpy(each) for each in rows], batch_first=True)
+        longest = filled.shape[1]
+        is_real = torch.arange(longest) < torch.tensor([[len(each)] for each in rows])
         sums = {name: torch.zeros_like(value) for name, value in parameters.items()}
         passes = max(1, round(len(rows) * longest / _EXAMPLES_AT_ONCE))
         size = max(1, math.ceil(longest / passes))  # no pass for the few rows that a batch is longer than B
         for first in range(0, longest, size):
             part = slice(first, first + size)
-            if self.views.augmult:
-                of_part = self._views_sum(parameters, drawn, filled[:, part], is_real[:, part])
-            else:
-                of_part = self._stacked_sum(parameters, filled[:, part], is_real[:, part])
-            for name, value in of_part.items():
+            sum_of = self._views_sum if self.views.augmult else self._stacked_sum
+            for name, value in sum_of(parameters, drawn, filled[:, part], is_real[:, part]).items():
                 sums[name] += value
         return sums
 
     def _stacked_sum(
-        self, parameters: dict[str, torch.Tensor], rows: torch.Tensor, is_real: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
+        self, parameters: Tensors, drawn: Sequence[Randomness], rows: torch.Tensor, is_real: torch.Tensor
+    ) -> Tensors:
         if self._columns is None:
             columns = self._stacked.columns(self._batch(rows))
         else:
@@ -166,24 +154,18 @@ class Models:
         return self._stacked.clipped_sum(parameters, columns, labels, is_real, clipping_norm=norm)
 
     def _views_sum(
-        self,
-        parameters: dict[str, torch.Tensor],
-        drawn: Sequence[Randomness],
-        rows: torch.Tensor,
-        is_real: torch.Tensor,
-    ) -> dict[str, torch.Tensor]:
-        device = torch.device("cpu")
+        self, parameters: Tensors, drawn: Sequence[Randomness], rows: torch.Tensor, is_real: torch.Tensor
+    ) -> Tensors:
         made = [
-            self.views.make(self._images, own, each.view_bits, device) for own, each in zip(rows, drawn, strict=True)
+            self.views.make(self._images, own, each.view_bits, torch.device("cpu"))
+            for own, each in zip(rows, drawn, strict=True)
         ]
         inputs, labels = torch.stack(made).to(self._dtype), self._images.labels[rows]  # (M, b, K, C, H, W), (M, b)
         norm, augmult = self.step.grad_fn.clipping_norm, self.views.augmult
 
-        def of_model(
-            parameters: dict[str, torch.Tensor], inputs: torch.Tensor, labels: torch.Tensor, is_real: torch.Tensor
-        ) -> dict[str, torch.Tensor]:
-            own = parameters, self._network, cross_entropy, inputs, (labels,), is_real
-            return clipped_sum(*own, clipping_norm=norm, augmult=augmult)
+        def of_model(parameters: Tensors, inputs: torch.Tensor, *own: torch.Tensor) -> Tensors:
+            given = parameters, self._network, cross_entropy, inputs, own[:1], own[1]
+            return clipped_sum(*given, clipping_norm=norm, augmult=augmult)
 
         return torch.func.vmap(of_model)(parameters, inputs, labels, is_real)
 

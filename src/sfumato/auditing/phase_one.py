@@ -4,9 +4,10 @@ By successive halving: all settings get a few models, the better half as many ag
 blank image is first; at its best setting the other z are tried.
 """
 
+import collections
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
+from statistics import NormalDist
 
 import numpy as np
 
@@ -64,29 +65,25 @@ def choose(
     count, first = _plan(len(settings), int(SHARE * num_models))
     if count < 2:
         return settings[0], 0, None
-    left, spent = settings[:count], 0
-    found: dict[Setting, Losses] = {setting: ([], []) for setting in left}
+    found: dict[Setting, Losses] = collections.defaultdict(lambda: ([], []))
 
     def add(chosen: Sequence[Setting], number: int, more: int) -> None:
-        nonlocal spent
-        spent += 2 * more * len(chosen)
         for setting, losses in zip(chosen, train([(setting, number, more) for setting in chosen]), strict=True):
-            for side, values in zip(found.setdefault(setting, ([], [])), losses, strict=True):
+            for side, values in zip(found[setting], losses, strict=True):
                 side.extend(values)
 
     def best(chosen: Sequence[Setting]) -> list[Setting]:
         return sorted(chosen, key=lambda setting: -distance(*found[setting]))
 
-    more = first
-    for number in range(len(_rounds(count))):
-        add(left, number, more)
-        more = more if number == 0 else 2 * more
-        left = best(left)[: max(1, len(left) // 2)]
-    winner = left[0]
+    left = settings
+    for number, (many, units) in enumerate(_rounds(count)):
+        left = (best(left) if number else left)[:many]
+        add(left, number, units * first)
+    winner = best(left)[0]
     others = [dataclasses.replace(winner, target=target) for target in TARGETS[1:]]
     add(others, 0, 2 * first)
     winner = best([winner, *others])[0]
-    return winner, spent, distance(*found[winner])
+    return winner, 2 * sum(len(members) for members, _ in found.values()), distance(*found[winner])
 
 
 def distance(members: Sequence[float], non_members: Sequence[float]) -> float:
@@ -97,36 +94,21 @@ def distance(members: Sequence[float], non_members: Sequence[float]) -> float:
         >>> round(distance([-1.0, 1.0], [0.0, 2.0]), 3)  # two Gaussians of standard deviation 1.414, 1 apart
         0.276
     """
-    from scipy.stats import norm
-
-    both = np.nan_to_num(np.array([*members, *non_members], dtype=np.float64), nan=np.inf)
-    both = np.clip(both, -1e100, 1e100)
+    both = np.nan_to_num(np.array([*members, *non_members], dtype=np.float64), nan=np.inf).clip(-1e100, 1e100)
     sides = both[: len(members)], both[len(members) :]
-    means = [float(side.mean()) for side in sides]
     floor = 1e-9 * max(1.0, float(np.abs(both).max()))  # equal losses have a Gaussian of no width
-    stds = [max(float(side.std(ddof=1)), floor) for side in sides]
-    # Where both densities are equal: a quadratic equation in x, from the first mean on in units of the first width.
-    ratio, shift = stds[1] / stds[0], (means[1] - means[0]) / stds[0]
-    a, b, c = 1 / ratio**2 - 1, -2 * shift / ratio**2, (shift / ratio) ** 2 + 2 * math.log(ratio)
-    if abs(a) < 1e-12:
-        roots = [-c / b] if b else []
-    else:
-        root = math.sqrt(max(b * b - 4 * a * c, 0.0))
-        roots = sorted([(-b - root) / (2 * a), (-b + root) / (2 * a)])
-    edges = np.array([-np.inf, *roots, np.inf])
-    mass = norm.cdf(edges) - norm.cdf((edges - shift) / ratio)
-    return float(np.abs(np.diff(mass)).sum() / 2)
+    mean, other_mean = (float(side.mean()) for side in sides)
+    std, other_std = (max(float(side.std(ddof=1)), floor) for side in sides)
+    # From the first mean on in units of the first width, which is exact where the two are far apart or narrow.
+    return 1 - NormalDist().overlap(NormalDist((other_mean - mean) / std, other_std / std))
 
 
 def _rounds(count: int) -> list[tuple[int, int]]:
     """(Settings, models a side of each in units of the first round), round by round."""
     found, units = [(count, 1)], 1
-    while count > 1:
-        count //= 2
-        if count == 1:
-            break
-        found.append((count, units))
-        units *= 2
+    while count > 3:
+        count, units = count // 2, 2 * units
+        found.append((count, units // 2))
     return found
 
 

@@ -78,6 +78,30 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return epsilon_gaussian(mu, delta) if mu > 0 else 0.0
 
 
+def stated(
+    inside: np.ndarray, outside: np.ndarray, delta: float, confidence: float, epsilon: float | None, shown: float
+) -> dict[str, Any]:
+    """What every audit ends with but its bounds (`record.Shown`).
+
+    Args:
+        inside: Sorted scores with the example.
+        outside: Sorted scores without it.
+        epsilon: That is claimed, if any.
+        shown: The largest bound that may refute the claim.
+    """
+    below = np.searchsorted(outside, inside, side="left").sum(dtype=np.int64)
+    up_to = np.searchsorted(outside, inside, side="right").sum(dtype=np.int64)
+    return {
+        "confidence": float(confidence),
+        "nominal_epsilon": None if epsilon is None else float(epsilon),
+        "delta": float(delta),
+        "violated": None if epsilon is None else bool(shown > epsilon),
+        "num_games": len(inside) + len(outside),
+        "auc": float((int(below) + int(up_to)) / (2 * len(inside) * len(outside))),  # ties count half
+        "advantage_upper_bound": None if epsilon is None else advantage_bound(epsilon, delta),
+    }
+
+
 def advantage_bound(epsilon: float, delta: float) -> float:
     """True positives less false ones, at most, under (epsilon, delta): De et al. (2022), Table 8.
 
@@ -106,7 +130,7 @@ def power(
 
     error = (1 - confidence) / 2
     best = max(0.0, perfect(num_members, num_non_members, confidence, delta))
-    if epsilon is None or not math.isfinite(epsilon):
+    if epsilon is None:
         return Power(perfect=best, tight=None, tight_gaussian=None, games_needed=None)
     needed = games_needed(epsilon, confidence, delta, share)
     if epsilon <= 0:
@@ -116,14 +140,9 @@ def power(
     thresholds = np.linspace(-9, mu + 9, 4001)
     false_positives = upper_rate(num_non_members * ndtr(-thresholds), num_non_members, error)
     true_positives = lower_rate(num_members * ndtr(mu - thresholds), num_members, error)
-    tight = float(log_ratio(false_positives, true_positives, delta).max())
+    tight = max(0.0, float(log_ratio(false_positives, true_positives, delta).max()))
     tight_mu = float(gaussian_mu(false_positives, true_positives).max())
-    return Power(
-        perfect=best,
-        tight=max(0.0, tight),
-        tight_gaussian=gaussian_epsilon(tight_mu, delta),
-        games_needed=needed,
-    )
+    return Power(perfect=best, tight=tight, tight_gaussian=gaussian_epsilon(tight_mu, delta), games_needed=needed)
 
 
 def perfect(num_members: float, num_non_members: float, confidence: float, delta: float) -> float:

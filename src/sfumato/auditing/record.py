@@ -33,7 +33,23 @@ class Bound(Record):
     true_positive_rate: float
 
 
-class Power(Record):
+class GuessPower(Record):
+    """What so many canaries in one run could have shown, known before it.
+
+    Attributes:
+        perfect: The bound of an attacker who is never wrong.
+        tight: The bound of the best attack on a Gaussian mechanism that spends exactly the claimed
+            epsilon, if each canary were alone; None without a claim.
+        games_needed: So many canaries with which an attacker who is never wrong shows the claimed epsilon. None
+            without a claim, or where none were found up to 10^7.
+    """
+
+    perfect: float
+    tight: float | None
+    games_needed: int | None
+
+
+class Power(GuessPower):
     """What so many games could have shown, known before any of them was played.
 
     Attributes:
@@ -47,10 +63,7 @@ class Power(Record):
             enough.
     """
 
-    perfect: float
-    tight: float | None
     tight_gaussian: float | None
-    games_needed: int | None
 
 
 class Shown(Record):
@@ -111,22 +124,6 @@ class GuessBound(Record):
     num_right: int
     right_high: int
     right_low: int
-
-
-class GuessPower(Record):
-    """What so many canaries in one run could have shown, known before it.
-
-    Attributes:
-        perfect: The bound of an attacker who is never wrong.
-        tight: The bound of the best attack on a Gaussian mechanism that spends exactly the claimed
-            epsilon, if each canary were alone; None without a claim.
-        games_needed: So many canaries with which an attacker who is never wrong shows the claimed epsilon. None
-            without a claim, or where none were found up to 10^7.
-    """
-
-    perfect: float
-    tight: float | None
-    games_needed: int | None
 
 
 class OneRunResult(Shown):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sfumato.auditing.arguments import levels
+from sfumato.auditing.arguments import require_levels
 from sfumato.auditing.one_run import audit_guesses
 from sfumato.auditing.record import OneRunResult
 from sfumato.data.canaries import canary_images
@@ -43,7 +43,7 @@ def audit_one_run(run: Path | str, *, confidence: float = 0.95, trust: Collectio
     folder = Path(run)
     claim = _claim(folder)
     assert claim.epsilon is not None and claim.delta is not None
-    levels(claim.delta, confidence, claim.epsilon)
+    require_levels(claim.delta, confidence, claim.epsilon)
     count = claim.public_inputs.num_canaries
     took_part = coins.read(folder, claim.run_id, count)
     found = audit_guesses(
@@ -60,14 +60,9 @@ def audit_one_run(run: Path | str, *, confidence: float = 0.95, trust: Collectio
 
 def scores(model: Trained, count: int) -> np.ndarray:
     """(m,): minus the loss of each canary; of a model that diverged, which has none, minus infinity."""
-    images = canary_images(
-        count,
-        len(model.classes),
-        mean=model.mean,
-        std=model.std,
-        image_size=model.image_size,
-        stored_size=model.recipe.data.stored_size(model.image_size),
-    )
+    how = {key: model.decoding[key] for key in ("mean", "std", "image_size")}
+    stored_size = model.recipe.data.stored_size(how["image_size"])
+    images = canary_images(count, len(model.classes), stored_size=stored_size, **how)
     log_probabilities = torch.log_softmax(predict_logits(model.model, images).double(), 1)
     found = log_probabilities.gather(1, images.labels[:, None])[:, 0].numpy()
     return np.nan_to_num(found, nan=-np.inf, posinf=np.inf, neginf=-np.inf)

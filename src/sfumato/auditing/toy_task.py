@@ -41,15 +41,11 @@ class ToyTask:
 
     def with_target(self, target: Target) -> ImageSet:
         """D' = D + {z}, z last."""
-        pixels, label = self.candidates[target]
-        images = self.images
-        return ImageSet(
-            stored=torch.cat([images.integers(), pixels[None]]),
-            labels=torch.cat([images.labels, torch.tensor([label])]),
-            readable=torch.cat([images.readable, torch.tensor([True])]),
-            mean=images.mean,
-            std=images.std,
-        )
+        (pixels, label), images = self.candidates[target], self.images
+        stored = torch.cat([images.integers(), pixels[None]])
+        labels = torch.cat([images.labels, torch.tensor([label])])
+        readable = torch.cat([images.readable, torch.tensor([True])])
+        return ImageSet(stored, labels, readable, images.mean, images.std)
 
 
 def mnist(num_examples: int, data_root: Path | None) -> ToyTask:

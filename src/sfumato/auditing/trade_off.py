@@ -1,13 +1,10 @@
 """The claimed mechanism's own trade-off between two errors, against rates that were observed."""
 
 import bisect
-import functools
 import math
 
-import numpy as np
-
 from sfumato.accounting import accountants
-from sfumato.accounting.attacker import curve
+from sfumato.accounting.attacker import true_positive_rates
 from sfumato.accounting.mechanism import Mechanism
 
 _STEP = 1.005
@@ -18,8 +15,6 @@ _MOST_NOISE = 2.0**20
 """That is tried, in units of what is claimed."""
 _MORE = (1.0, 1.1, 1.4, 2.0, 4.0)
 """How much more noise than is refuted may have an epsilon by PLD where that amount has none."""
-
-_curve = functools.lru_cache(maxsize=1024)(curve)
 
 
 def epsilon(mechanism: Mechanism, delta: float, false_positives: float, true_positives: float) -> float:
@@ -67,9 +62,4 @@ def epsilon(mechanism: Mechanism, delta: float, false_positives: float, true_pos
 
 def refutes(mechanism: Mechanism, false_positives: float, true_positives: float) -> bool:
     """Whether no attack on the mechanism has such rates, or better ones."""
-    epsilons, deltas = _curve(mechanism)
-    with np.errstate(over="ignore"):
-        growth = np.exp(epsilons)
-    most = (growth * false_positives + deltas).min()
-    most_swapped = (growth * (1 - true_positives) + deltas).min()
-    return bool(true_positives > most or 1 - false_positives > most_swapped)
+    return true_positives > float(true_positive_rates(mechanism, [false_positives])[0])

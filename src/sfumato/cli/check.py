@@ -93,7 +93,7 @@ def _try(network: Any, example: Any) -> tuple[list[Any], Any]:
     import torch
 
     from sfumato.clipping import clipped_grad
-    from sfumato.evaluation.row_independence import evaluation_finding
+    from sfumato.evaluation.scores import evaluation_finding
     from sfumato.torch_internals import tree_leaves
 
     def loss(outputs: Any) -> torch.Tensor:
@@ -117,7 +117,7 @@ def _build(
         from sfumato.evaluation.trained import load
 
         trained = load(Path(model), trust)
-        return trained.model.train(), (trained.channels, trained.image_size, trained.image_size)
+        return trained.model.train(), trained.shape
     typed = registry.imported_module(model)  # on the command line, so the user's own word
     trust = trust if typed is None else [*trust, typed]
     network = registry.build(

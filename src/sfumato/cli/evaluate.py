@@ -41,11 +41,11 @@ def evaluate(
         by: A column of the folder's table: accuracy of each of its values.
         plot: Draws how often it is right against how sure it says it is (.svg, .png or .pdf).
     """
-    from sfumato.evaluation import reliability_plot
+    from sfumato.evaluation.evaluate import draw_reliability, require_plot
     from sfumato.evaluation.evaluate import evaluate as score_run
 
     if plot is not None:
-        reliability_plot.check(plot)
+        require_plot(plot)
     found = score_run(
         run,
         folder,
@@ -59,7 +59,7 @@ def evaluate(
     )
     output.answer(found, json_, lambda found: _show(found, specificity))
     if plot is not None:  # last: what was computed is told by now
-        reliability_plot.draw(found, plot)
+        draw_reliability(found, plot)
 
 
 def _show(found: "Evaluation", specificity: float) -> None:

@@ -62,9 +62,8 @@ def augtest(
     """
     if num_views == 0 or views.kind == "none":
         return WithViews(0, None, None)
-    device = next(model.parameters()).device
+    device, was_training = next(model.parameters()).device, model.training
     bits = _public_bits(len(images), num_views)
-    was_training = model.training
     model.eval()
     correct = torch.zeros(2, dtype=torch.int64)
     for indices in torch.arange(len(images)).split(max(rows // num_views, 1)):

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from sfumato.errors import InputError
-from sfumato.run_folder.files import write_json
 from sfumato.run_folder.record import CALIBRATION_FILE, CalibrationFacts, Threshold
 
+Aim = Literal["sensitivity", "specificity"]
 FEWEST_IMAGES = 50
 """Fewer say too little of how sure a model may be."""
 _FEWEST_OF_A_CLASS = 20
@@ -85,19 +85,18 @@ def fit_temperature(logits: torch.Tensor, labels: torch.Tensor) -> float | None:
     return math.exp(float(found.x))
 
 
-def fit_temperature_and_shifts(logits: torch.Tensor, labels: torch.Tensor) -> tuple[float, list[float] | None]:
-    """The same with a shift for each class, which sum to 0; without them if a class has fewer than 20
-    images.
+def fit_temperature_and_shifts(logits: torch.Tensor, labels: torch.Tensor) -> tuple[float | None, list[float] | None]:
+    """The same with a shift for each class, which sum to 0; without them if there is no temperature, or a class has
+    fewer than 20 images.
 
     Args:
-        logits: (N, classes), finite.
+        logits: (N, classes).
         labels: (N,), int64.
     """
     from scipy.optimize import minimize
 
     temperature, classes = fit_temperature(logits, labels), logits.shape[1]
-    assert temperature is not None
-    if int(torch.bincount(labels, minlength=classes).min()) < _FEWEST_OF_A_CLASS:
+    if temperature is None or int(torch.bincount(labels, minlength=classes).min()) < _FEWEST_OF_A_CLASS:
         return temperature, None
     values = logits.double()
 
@@ -110,18 +109,11 @@ def fit_temperature_and_shifts(logits: torch.Tensor, labels: torch.Tensor) -> tu
     start = np.array([-math.log(temperature), *[0.0] * classes])
     bounds = [_RANGE, *[(-10.0, 10.0)] * classes]
     found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x
-    shifts = found[1:] - found[1:].mean()
-    return math.exp(-found[0]), [float(shift) for shift in shifts]
+    return math.exp(-found[0]), (found[1:] - found[1:].mean()).tolist()
 
 
 def fit_threshold(
-    probabilities: torch.Tensor,
-    labels: torch.Tensor,
-    classes: Sequence[str],
-    *,
-    positive: str,
-    aim: Literal["sensitivity", "specificity"],
-    at: float,
+    probabilities: torch.Tensor, labels: torch.Tensor, classes: Sequence[str], *, positive: str, aim: Aim, at: float
 ) -> Threshold:
     """The threshold that reaches what is asked on these images, and gives away least beside it.
 
@@ -187,8 +179,3 @@ def read(folder: Path, of_weights: str | None) -> Calibration | None:
         return None if text is None else Calibration.model_validate_json(text)
     except (OSError, ValueError):
         raise InputError(f"{path} is damaged. Remove it, or run `sfumato calibrate` again.") from None
-
-
-def write(folder: Path, calibration: Calibration) -> None:
-    """For `read`."""
-    write_json(folder / CALIBRATION_FILE, calibration.as_json())

@@ -11,8 +11,7 @@ import torch
 from sfumato.data.folders import decode_files
 from sfumato.data.listing import check_file, find_images
 from sfumato.errors import InputError
-from sfumato.evaluation.row_independence import evaluation_finding
-from sfumato.evaluation.scores import predict_logits
+from sfumato.evaluation.scores import evaluation_finding, predict_logits
 from sfumato.evaluation.trained import load as load_trained
 from sfumato.json_record import Record
 from sfumato.run_folder import record
@@ -137,15 +136,14 @@ class Classifier:
         paths = [path for path, why in files if why is None]
         images, reasons = decode_files(paths, **self.trained.decoding)
         outputs = predict_logits(self.trained.model, images) if paths else torch.zeros(0, len(self.classes))
-        rows = iter(zip(self.trained.objective.decision_logits(outputs).double(), reasons, strict=True))
+        answers = iter(zip(self.trained.objective.decision_logits(outputs).double(), reasons, strict=True))
         for path, refused in files:
-            row, why = next(rows) if refused is None else (None, refused)
-            if row is None or why is not None:
-                yield Prediction(image=str(path), class_name=None, why=why)
-            else:
-                yield self._prediction(str(path), row[None])
+            row, why = next(answers) if refused is None else (torch.empty(0), refused)
+            yield self._prediction(str(path), row[None], why)
 
-    def _prediction(self, image: str, logits: torch.Tensor) -> Prediction:
+    def _prediction(self, image: str, logits: torch.Tensor, why: str | None) -> Prediction:
+        if why is not None:
+            return Prediction(image=image, class_name=None, why=why)
         if not logits.isfinite().all():
             raise InputError(
                 f"the model of {self.folder} gives no finite outputs, so it names no class. Train again with "
@@ -154,15 +152,9 @@ class Classifier:
         calibration = self.trained.calibration
         if calibration is None:
             return Prediction(image=image, class_name=self.classes[int(logits.argmax())])
-        probabilities = calibration.probabilities(logits)
-        place = int(calibration.decided(logits, self.classes))
-        named = dict(zip(self.classes, probabilities[0].tolist(), strict=True))
-        return Prediction(
-            image=image,
-            class_name=self.classes[place],
-            probability=named[self.classes[place]],
-            probabilities=named,
-        )
+        named = dict(zip(self.classes, calibration.probabilities(logits)[0].tolist(), strict=True))
+        name = self.classes[int(calibration.decided(logits, self.classes))]
+        return Prediction(image=image, class_name=name, probability=named[name], probabilities=named)
 
 
 def predict(run: str | Path, images: Sequence[str | Path], *, trust: Collection[str] = ()) -> list[Prediction]:
@@ -185,22 +177,20 @@ def files_of(images: Sequence[str | Path]) -> list[tuple[Path, str | None]]:
     Raises:
         InputError: If not one is an image.
     """
-    found: list[tuple[Path, str | None]] = []
+    paths: list[Path] = []
     for path in map(Path, images):
         if path.is_dir():
-            found += [(file.path, None) for file in find_images(path)]
+            paths += [file.path for file in find_images(path)]
         elif any(sign in path.name for sign in "*?[") and not path.exists():
-            matches = sorted(path.parent.glob(path.name))
-            found += [(match, None) for match in matches if match.is_file()] or [(path, _refusal(path))]
+            paths += sorted(filter(Path.is_file, path.parent.glob(path.name))) or [path]
         else:
-            found.append((path, _refusal(path)))
-    if not any(why is None for _, why in found):
-        raise InputError(
-            str(found[0][1])
-            if found
-            else f"there is no image in {', '.join(map(str, images)) or 'an empty list'}. Name image files, or folders "
-            "of them."
-        )
+            paths.append(path)
+    found = [(path, _refusal(path)) for path in paths]
+    if not found:
+        what = ", ".join(map(str, images)) or "an empty list"
+        raise InputError(f"there is no image in {what}. Name image files, or folders of them.")
+    if all(why is not None for _, why in found):
+        raise InputError(str(found[0][1]))
     return found
 
 

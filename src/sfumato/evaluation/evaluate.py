@@ -1,9 +1,12 @@
 """Scoring a trained model on its held-out images, or on a folder of others."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from sfumato.data import loading, tables
 from sfumato.data.archives.unpacking import part_of
@@ -30,15 +33,14 @@ from sfumato.evaluation.evaluators import (
     reliability,
     sensitivity_at,
 )
-from sfumato.evaluation.row_independence import evaluation_finding
-from sfumato.evaluation.scores import predict_logits, score
+from sfumato.evaluation.scores import evaluation_finding, predict_logits, score
 from sfumato.evaluation.trained import Trained, load
 from sfumato.json_record import Record
-from sfumato.run_folder.files import DATA_ROOT_FILE, read_data_root
+from sfumato.run_folder.files import DATA_ROOT_FILE, read_data_root, write_json
 
 Report = Callable[[str], None]
 
-
+FORMATS = (".svg", ".png", ".pdf")
 _MOST_GROUPS = 100
 
 
@@ -129,18 +131,20 @@ def evaluate(
     if (reason := _trained_on(folder_of_images, folder, trained.recipe.data.split)) is not None:
         report(f"warning: {reason}")
     held_out, held_out_name, names = _held_out(folder_of_images, trained, folder, data_root, report)
-    for line in _cautions(trained, len(held_out)):
-        report(line)
-    own = [confusion, reliability, auroc_of_each, sensitivity_at(specificity), intervals, decision_on_two(prevalence)]
-    if by is not None and folder_of_images is not None:
-        own.append(of_groups(_values_of(by, folder_of_images, names)))
+    if trained.calibration is not None and trained.calibration.num_images == (count := len(held_out)):
+        report(f"probabilities were fitted on {count} images, too: if on these, expect somewhat less of new ones")
+    if (mixing := evaluation_finding(trained.model, trained.row)) is not None:
+        report(f"warning: accuracies depend on which images are judged together: {mixing}")
+    values = None if by is None or folder_of_images is None else _values_of(by, folder_of_images, names)
     decide = trained.objective.decision_logits
     logits = decide(predict_logits(trained.model, held_out))
     outcome = Outcome(logits.double(), held_out.labels, trained.classes, trained.calibration, held_out.groups)
-    facts = dict(pair for evaluator in own for pair in evaluator(outcome))
-    views, num_views = Views.of(trained.recipe.augmentation), test_views
-    if num_views is None:
-        num_views = trained.recipe.augmentation.test_views
+    told = [evaluator(outcome) for evaluator in (confusion, reliability, auroc_of_each, intervals)]
+    told += [sensitivity_at(outcome, specificity), decision_on_two(outcome, prevalence)]
+    if values is not None:
+        told.append(of_groups(outcome, values))
+    views = Views.of(trained.recipe.augmentation)
+    num_views = trained.recipe.augmentation.test_views if test_views is None else test_views
     together = augtest(trained.model, held_out, views, num_views, decide, trained.calibration, trained.classes)
     if test_views and not together.views:
         report("no test with views: this run was trained without augmentation")
@@ -150,7 +154,7 @@ def evaluate(
         num_images=len(held_out),
         classes=list(trained.classes),
         **dataclasses.asdict(score(logits, held_out.labels, outcome.decided)),
-        **facts,
+        **dict(itertools.chain(*told)),
         calibration=trained.calibration,
         by=by,
         test_views=together.views,
@@ -160,19 +164,8 @@ def evaluate(
     )
 
 
-def _cautions(trained: Trained, num_images: int) -> Iterator[str]:
-    if trained.calibration is not None and trained.calibration.num_images == num_images:
-        yield f"probabilities were fitted on {num_images} images, too: if on these, expect somewhat less of new ones"
-    if (mixing := evaluation_finding(trained.model, trained.row)) is not None:
-        yield f"warning: accuracies depend on which images are judged together: {mixing}"
-
-
 def _held_out(
-    images: str | Path | None,
-    trained: Trained,
-    folder: Path,
-    data_root: str | Path | None,
-    report: Report,
+    images: str | Path | None, trained: Trained, folder: Path, data_root: str | Path | None, report: Report
 ) -> tuple[ImageSet, Literal["test", "valid", "folder"], list[str]]:
     """The images that a run is judged by, and what they are: those of a folder, with their names, or
     its own held-out ones.
@@ -180,13 +173,8 @@ def _held_out(
     if images is not None:
         if data_root is not None:
             raise InputError("a folder to score, and --data-root, where the run's own images lie: give one of them.")
-        judged, names = labelled_images(
-            Path(images),
-            trained.classes,
-            **trained.decoding,
-            report=report,
-            group_by=trained.recipe.data.group_by,
-        )
+        how = {**trained.decoding, "group_by": trained.recipe.data.group_by}
+        judged, names = labelled_images(Path(images), trained.classes, report=report, **how)
         return judged, "folder", names
     root = None if data_root is None else Path(data_root)
     if root is None and (noted := read_data_root(folder)) is not None:
@@ -196,14 +184,13 @@ def _held_out(
     if data.name == "folder":  # labels are numbered as the model numbers them
         if root is None:
             raise InputError(
-                f"{folder} does not say where its images lie: only its owner's note "
-                f"{DATA_ROOT_FILE} does. Name the folder by --data-root."
+                f"{folder} does not say where its images lie: only its owner's note {DATA_ROOT_FILE} does. Name the "
+                "folder by --data-root."
             )
-        recipe = recipe.model_copy(
-            update={"data": data.model_copy(update={"classes": list(trained.classes), "path": str(root)})}
-        )
+        data = data.model_copy(update={"classes": list(trained.classes), "path": str(root)})
+        recipe = recipe.model_copy(update={"data": data})
     dataset = loading.load_for(recipe, root, report)
-    if (len(dataset.classes), dataset.shape) != (len(trained.classes), tuple(trained.row.shape[1:])):
+    if (len(dataset.classes), dataset.shape) != (len(trained.classes), trained.shape):
         raise InputError(
             f"{folder} judges other images or classes than data set {data.name} has. Give a run that was trained on it."
         )
@@ -230,9 +217,9 @@ def _trained_on(folder_of_images: str | Path | None, folder: Path, split: str) -
     if noted is None or folder_of_images is None:
         return None
     root, images = noted.resolve(), Path(folder_of_images).resolve()
-    if images not in (root, *root.parents) and root not in images.parents:
+    if not (root.is_relative_to(images) or images.is_relative_to(root)):
         return None
-    inside = images.relative_to(root).parts if root in images.parents else ()
+    inside = images.relative_to(root).parts if images.is_relative_to(root) else ()
     part = PART_MEANT.get(inside[0].casefold(), "") if inside else ""
     if images.is_file():  # a shard of a folder of archives
         part = part or part_of(images)
@@ -271,9 +258,11 @@ def calibrate(
     """
     if sensitivity is not None and specificity is not None:
         raise InputError("a threshold reaches a sensitivity or a specificity. Give one of them.")
+    aim: calibration.Aim = "specificity" if sensitivity is None else "sensitivity"
+    at = specificity if sensitivity is None else sensitivity
     folder = Path(run)
     trained = load(folder, trust)
-    if positive is not None and sensitivity is None and specificity is None:
+    if positive is not None and at is None:
         raise InputError("a positive class is for a threshold. Give --sensitivity or --specificity too.")
     if (reason := _trained_on(folder_of_images, folder, trained.recipe.data.split)) is not None:
         raise InputError(reason)
@@ -281,12 +270,12 @@ def calibrate(
     logits = trained.objective.decision_logits(predict_logits(trained.model, held_out)).double()
     offsets = trained.objective.offsets
     probable = calibration.with_offsets(logits, offsets)
-    if calibration.fit_temperature(probable, held_out.labels) is None:
+    temperature, shifts = calibration.fit_temperature_and_shifts(probable, held_out.labels)
+    if temperature is None:
         raise InputError(
             f"{len(held_out)} images are too few to calibrate with, or the model's outputs are not finite. Give a "
             f"folder of at least {calibration.FEWEST_IMAGES} images with labels that were not trained on."
         )
-    temperature, shifts = calibration.fit_temperature_and_shifts(probable, held_out.labels)
     fitted = Calibration(
         temperature=temperature,
         offsets=offsets,
@@ -294,15 +283,42 @@ def calibrate(
         fitted_on="folder" if name == "folder" else "held-out",
         num_images=len(held_out),
     )
-    if sensitivity is not None or specificity is not None:
-        found = calibration.fit_threshold(
-            fitted.probabilities(logits),
-            held_out.labels,
-            trained.classes,
-            positive=positive if positive is not None else trained.classes[-1],
-            aim="sensitivity" if sensitivity is not None else "specificity",
-            at=sensitivity if sensitivity is not None else specificity or 0.0,
-        )
+    if at is not None:
+        sought = trained.classes[-1] if positive is None else positive
+        answers = fitted.probabilities(logits), held_out.labels, trained.classes
+        found = calibration.fit_threshold(*answers, positive=sought, aim=aim, at=at)
         fitted = fitted.model_copy(update={"threshold": found})
-    calibration.write(folder, fitted)
+    write_json(folder / calibration.CALIBRATION_FILE, fitted.as_json())
     return fitted
+
+
+def draw_reliability(found: Evaluation, path: Path) -> None:
+    """The reliability diagram (Guo et al. 2017, Figure 1): on the line, what is said is as often right as it says.
+
+    Raises:
+        InputError: If the file's ending is unknown, or the model's outputs are not finite.
+    """
+    require_plot(path)
+    if found.reliability is None:
+        raise InputError("the model's outputs are not finite, so there are no probabilities to draw. Train again.")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5, 5), layout="constrained")
+    axes = figure.subplots()
+    points = [(each.probability, each.right, *each.interval) for each in found.reliability]
+    sureness, right, low, high = np.array(points).T
+    axes.plot([0, 1], [0, 1], color="tab:gray", linestyle="--", label="as often right as it says")
+    label = f"{found.num_images} images, 95 %"
+    axes.errorbar(sureness, right, yerr=[right - low, high - right], fmt="o", capsize=3, label=label)
+    axes.set(xlabel="probability of the class that is named", ylabel="how often it is right")
+    axes.set(xlim=(0, 1), ylim=(0, 1), title=f"calibration error {100 * (found.calibration_error or 0.0):.2f} %")
+    axes.legend(frameon=False, loc="upper left")
+    figure.savefig(path)
+
+
+def require_plot(path: Path) -> None:
+    """Refuses a file that cannot be drawn, before anything is computed for it."""
+    if path.suffix not in FORMATS:
+        raise InputError(f"--plot writes {', '.join(FORMATS)}, not {path.name!r}.")
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError(f"--plot {path} is a folder, or there is no folder {path.parent}. Make it, or name another.")

@@ -150,8 +150,8 @@ def reliability(outcome: Outcome) -> Iterator[tuple[str, Any]]:
         count, probability = int(inside.sum()), float(sureness[inside].mean())
         right = int(is_right[inside].sum())
         error += abs(right - count * probability) / len(bins)
-        interval_ = wilson(right, count) or []
-        found.append(Reliability(num_images=count, probability=probability, right=right / count, interval=interval_))
+        ends = wilson(right, count) or []
+        found.append(Reliability(num_images=count, probability=probability, right=right / count, interval=ends))
     yield "calibration_error", error
     yield "reliability", found
 
@@ -164,24 +164,21 @@ def auroc_of_each(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     yield "auroc_per_class", [auroc(outcome.labels == place, outcome.scores(place)) for place in places]
 
 
-def sensitivity_at(specificity: float) -> Evaluator:
+def sensitivity_at(outcome: Outcome, specificity: float) -> Iterator[tuple[str, Any]]:
     """The share of a class's images that is found while at least ``specificity`` of all others are
     left alone: each class against the rest, by its probability.
     """
-
-    def of(outcome: Outcome, place: int) -> float | None:
+    found: list[float | None] = []
+    for place in range(len(outcome.classes)):
         is_own, scores = outcome.labels == place, outcome.scores(place)
         own, others = scores[is_own], scores[~is_own].sort(descending=True).values
-        if not len(own) or not len(others) or not outcome.is_finite:
-            return None
         allowed = math.floor((1 - specificity) * len(others) + 1e-9)  # so many others may be taken for the class
-        return float((own > others[allowed]).double().mean()) if allowed < len(others) else 1.0
-
-    def evaluator(outcome: Outcome) -> Iterator[tuple[str, Any]]:
-        yield "specificity", specificity
-        yield "sensitivity_per_class", [of(outcome, place) for place in range(len(outcome.classes))]
-
-    return evaluator
+        if not len(own) or not len(others) or not outcome.is_finite:
+            found.append(None)
+        else:
+            found.append(float((own > others[allowed]).double().mean()) if allowed < len(others) else 1.0)
+    yield "specificity", specificity
+    yield "sensitivity_per_class", found
 
 
 def intervals(outcome: Outcome) -> Iterator[tuple[str, Any]]:
@@ -191,92 +188,70 @@ def intervals(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     """
     right = outcome.decided == outcome.labels
     masks = [outcome.labels == place for place in range(len(outcome.classes))]
-    yield (
-        "intervals",
-        Intervals(
-            accuracy=outcome.interval() or [],
-            per_class=[outcome.interval(mask) for mask in masks],
-            auroc=_interval_of_auroc(outcome) if len(outcome.classes) == 2 else None,
-        ),
-    )
+    per_class = [outcome.interval(mask) for mask in masks]
+    area = _interval_of_auroc(outcome) if len(outcome.classes) == 2 else None
+    yield "intervals", Intervals(accuracy=outcome.interval() or [], per_class=per_class, auroc=area)
     shares = [float(right[mask].double().mean()) for mask in masks if mask.any()]
     yield "class_gap", max(shares) - min(shares)
 
 
-def of_groups(values: Sequence[str]) -> Evaluator:
+def of_groups(outcome: Outcome, values: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Accuracies of the images that share a value, the most frequent first, and how far the best group lies above the
     worst.
 
     Args:
+        outcome: Of N images.
         values: (N,), of each image; "" where nothing is stated.
     """
-
-    def evaluator(outcome: Outcome) -> Iterator[tuple[str, Any]]:
-        right, groups = (outcome.decided == outcome.labels).double(), []
-        for value, _ in collections.Counter(values).most_common():
-            own = torch.tensor([other == value for other in values])
-            each = [right[own & (outcome.labels == place)] for place in range(len(outcome.classes))]
-            groups.append(
-                Group(
-                    value=value,
-                    num_images=int(own.sum()),
-                    accuracy=float(right[own].mean()),
-                    interval=outcome.interval(own) or [],
-                    per_class=[float(part.mean()) if len(part) else None for part in each],
-                )
-            )
-        yield "groups", groups
-        shares = [group.accuracy for group in groups]
-        yield "group_gap", max(shares) - min(shares)
-
-    return evaluator
+    right, groups = (outcome.decided == outcome.labels).double(), []
+    for value, _ in collections.Counter(values).most_common():
+        own = torch.tensor([other == value for other in values])
+        each = [right[own & (outcome.labels == place)] for place in range(len(outcome.classes))]
+        per_class = [float(part.mean()) if len(part) else None for part in each]
+        count, share, ends = int(own.sum()), float(right[own].mean()), outcome.interval(own) or []
+        groups.append(Group(value=value, num_images=count, accuracy=share, interval=ends, per_class=per_class))
+    yield "groups", groups
+    shares = [group.accuracy for group in groups]
+    yield "group_gap", max(shares) - min(shares)
 
 
-def decision_on_two(prevalence: float | None) -> Evaluator:
+def decision_on_two(outcome: Outcome, prevalence: float | None = None) -> Iterator[tuple[str, Any]]:
     """Of two classes: what decides, the four counts, and the shares that follow from them, with 95 %
     intervals (Wilson). The positive class is the threshold's, else the second.
 
     Args:
+        outcome: Of two classes; of others nothing is told.
         prevalence: Share of positive images where the model will be used, for the predictive
             values; None: as among these images.
     """
-
-    def evaluator(outcome: Outcome) -> Iterator[tuple[str, Any]]:
-        if len(outcome.classes) != 2:
-            return
-        threshold = None if outcome.calibration is None else outcome.calibration.threshold
-        place = 1 if threshold is None else list(outcome.classes).index(threshold.positive)
-        is_positive, is_named = outcome.labels == place, outcome.decided == place
-        found, missed = int((is_positive & is_named).sum()), int((is_positive & ~is_named).sum())
-        alarms, left = int((~is_positive & is_named).sum()), int((~is_positive & ~is_named).sum())
-        share = int(is_positive.sum()) / len(outcome.labels) if prevalence is None else prevalence
-        sensitivity, specificity = _share(found, missed), _share(left, alarms)
-        yield (
-            "decision",
-            Decision(
-                positive=outcome.classes[place],
-                threshold=_boundary(outcome.calibration, place),
-                counts={"found": found, "missed": missed, "false_alarms": alarms, "left_alone": left},
-                sensitivity=sensitivity,
-                sensitivity_interval=outcome.interval(is_positive),
-                specificity=specificity,
-                specificity_interval=outcome.interval(~is_positive),
-                prevalence=share,
-                positive_predictive_value=_predictive(sensitivity, specificity, share),
-                negative_predictive_value=_predictive(specificity, sensitivity, 1 - share),
-            ),
-        )
-
-    return evaluator
+    if len(outcome.classes) != 2:
+        return
+    threshold = None if outcome.calibration is None else outcome.calibration.threshold
+    place = 1 if threshold is None else list(outcome.classes).index(threshold.positive)
+    is_positive, is_named = outcome.labels == place, outcome.decided == place
+    (left, alarms), (missed, found) = torch.bincount(2 * is_positive + is_named, minlength=4).view(2, 2).tolist()
+    share = int(is_positive.sum()) / len(outcome.labels) if prevalence is None else prevalence
+    sensitivity, specificity = _share(found, missed), _share(left, alarms)
+    decision = Decision(
+        positive=outcome.classes[place],
+        threshold=_boundary(outcome.calibration, place),
+        counts={"found": found, "missed": missed, "false_alarms": alarms, "left_alone": left},
+        sensitivity=sensitivity,
+        sensitivity_interval=outcome.interval(is_positive),
+        specificity=specificity,
+        specificity_interval=outcome.interval(~is_positive),
+        prevalence=share,
+        positive_predictive_value=_predictive(sensitivity, specificity, share),
+        negative_predictive_value=_predictive(specificity, sensitivity, 1 - share),
+    )
+    yield "decision", decision
 
 
 def _boundary(calibration: Calibration | None, place: int) -> float:
     """The probability of a class, of two, from which on it is named."""
-    if calibration is None:
-        return 0.5
-    if calibration.threshold is not None:
+    if calibration is not None and calibration.threshold is not None:
         return calibration.threshold.probability
-    if calibration.offsets is None:
+    if calibration is None or calibration.offsets is None:
         return 0.5
     return float(calibration.probabilities(torch.zeros(1, 2))[0, place])  # of outputs between which nothing decides
 

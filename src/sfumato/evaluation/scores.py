@@ -1,4 +1,9 @@
-"""How good a model is on held-out images. These numbers are not private."""
+"""What a model answers for held-out images, and how good that is. These numbers are not private.
+
+A model may compute each image alone while it trains, and look along the batch when it is used: `x - x.min()` of the
+batch at test time, a softmax over the wrong dimension. Accuracies and answers then depend on how images are put
+together: `evaluation_finding` says so. `sfumato.clipping` asks the same of training.
+"""
 
 import copy
 import dataclasses
@@ -9,10 +14,16 @@ import numpy as np
 import torch
 from torch import nn
 
+from sfumato.clipping.model_check import Finding
+from sfumato.clipping.probe import first_line, made_up_images, random_state_kept, temporary_values
 from sfumato.data.examples import Examples
 from sfumato.data.images import ImageSet
+from sfumato.errors import InputError
 
 _Z = 1.959963984540054  # of a two-sided 95 % interval
+# How far an answer may lie from that of the image alone, relative to the largest.
+_TOLERANCE = 1e-2
+_REMEDY = "Make it an operation on each image alone, in evaluation mode too (`self.training` is False there)."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +58,8 @@ def predict_logits(model: nn.Module, examples: Examples, rows: int = 128) -> tor
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    chunks = []
-    for indices in torch.arange(len(examples)).split(rows):
-        batch = examples.batch(indices, device)
-        chunks.append(_outputs(model, batch).float().cpu())
+    parts = torch.arange(len(examples)).split(rows)
+    chunks = [_outputs(model, examples.batch(indices, device)).float().cpu() for indices in parts]
     model.train(was_training)
     return torch.cat(chunks)
 
@@ -83,6 +92,47 @@ def predict_each_alone(model: nn.Module, images: ImageSet) -> torch.Tensor:
     return torch.cat(outputs)
 
 
+def evaluation_finding(model: nn.Module, row: torch.Tensor) -> Finding | None:
+    """Why an image's answer in evaluation mode is not its own; None if nothing shows on made-up
+    images: three of them together, each alone, and two of them in another order.
+
+    Models whose output is not one tensor of rows are not judged.
+
+    Args:
+        model: Takes one tensor of rows. Its mode, parameters and buffers are afterwards what they were.
+        row: (1, ...): shape, type and device of an input; its values are not used.
+
+    Raises:
+        InputError: If the model fails on made-up images.
+    """
+    images = made_up_images(3, 1, row, 1, only_pixels=True)[:, 0]
+    try:
+        with random_state_kept(row), temporary_values(model, None, None), torch.no_grad():
+            model.eval()
+            together, alone = model(images), [model(image[None]) for image in images]
+            if not isinstance(together, torch.Tensor) or not together.ndim or len(together) != 3:
+                return None
+            again = model(images[[2, 0]])
+    except Exception as error:
+        raise InputError(
+            f"the model fails in evaluation mode on made-up images of shape {tuple(row.shape)}: {first_line(error)}. "
+            "Correct it."
+        ) from error
+    answers = torch.cat(alone).double().nan_to_num()
+    others = torch.cat([together, again]).double().nan_to_num()
+    if (torch.cat([answers, answers[[2, 0]]]) - others).abs().max() <= _TOLERANCE * answers.abs().max():
+        return None
+    reason = "in evaluation mode gives an image beside or after other images another answer than the image alone"
+    return Finding("", type(model).__name__, reason, _REMEDY)
+
+
+def require_rows_apart(model: nn.Module, row: torch.Tensor) -> None:
+    """Raises InputError with the `evaluation_finding`, if there is one."""
+    found = evaluation_finding(model, row)
+    if found is not None:
+        raise InputError(str(found))
+
+
 def judged_right(logits: torch.Tensor, images: ImageSet) -> int:
     """How many images are judged right; one that cannot be read is not.
 
@@ -112,14 +162,12 @@ def score(logits: torch.Tensor, labels: torch.Tensor, decided: torch.Tensor | No
     hits = torch.bincount(labels, weights=correct, minlength=num_classes)
     per_class = [float(hit / count) if count else None for hit, count in zip(hits, counts, strict=True)]
     present = [value for value in per_class if value is not None]
-    top5 = (
-        float((logits.topk(5, dim=1).indices == labels[:, None]).any(1).double().mean()) if num_classes >= 6 else None
-    )
+    in_top5 = (logits.topk(min(5, num_classes), dim=1).indices == labels[:, None]).any(1)
     return Scores(
         accuracy=float(correct.mean()),
         balanced_accuracy=float(np.mean(present)),
         per_class=per_class,
-        accuracy_top5=top5,
+        accuracy_top5=float(in_top5.double().mean()) if num_classes >= 6 else None,
         auroc=auroc(labels == 1, logits[:, 1].double() - logits[:, 0].double()) if num_classes == 2 else None,
         majority_rate=int(counts.max()) / int(counts.sum()),
     )

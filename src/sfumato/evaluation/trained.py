@@ -19,38 +19,30 @@ from sfumato.evaluation.calibration import Calibration
 from sfumato.evaluation.objective import Objective
 from sfumato.models import registry
 from sfumato.models.trainable import centre_features, named_classifier, scale_features
-from sfumato.run_folder.record import WeightsFacts
+from sfumato.run_folder.record import CALIBRATION_FILE, WeightsFacts
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """The averaged weights of a run in evaluation mode, and what using them needs."""
+    """The averaged weights of a run in evaluation mode, and what using them needs.
+
+    Attributes:
+        shape: (channels, height, width) of one image.
+        decoding: How an image file becomes what the model takes (`data.folders.decode_files`).
+    """
 
     model: nn.Module
     recipe: config.ResolvedRecipe
     objective: Objective
     classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    image_size: int
-    channels: int
+    shape: tuple[int, int, int]
+    decoding: dict[str, Any]
     calibration: Calibration | None
 
     @property
-    def decoding(self) -> dict[str, Any]:
-        """How an image file becomes what the model takes."""
-        return {
-            "image_size": self.image_size,
-            "resize_ratio": self.recipe.data.resize_ratio,
-            "channels": self.channels,
-            "mean": self.mean,
-            "std": self.std,
-        }
-
-    @property
     def row(self) -> torch.Tensor:
-        """(1, channels, height, width): the shape of one image."""
-        return torch.zeros(1, self.channels, self.image_size, self.image_size)
+        """(1, channels, height, width): a blank image."""
+        return torch.zeros(1, *self.shape)
 
 
 def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
@@ -75,15 +67,16 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         raise InputError(f"there is no folder {folder}. Name that of a finished run.")
     if not path.exists():
         raise InputError(
-            f"{folder} has no model.safetensors: it is no finished run of `sfumato train`. Finish it by "
-            f"`sfumato resume {shlex.quote(str(folder))}`, or name another folder."
+            f"{folder} has no model.safetensors: it is no finished run. Finish it by `sfumato resume "
+            f"{shlex.quote(str(folder))}`, or name another folder."
         )
     facts, recipe, tensors, metadata = _read(path)
     name, proportions = recipe.model.name, recipe.data.class_proportions
+    size = {"image_size": facts.image_size, "channels": facts.channels}
+    how: dict[str, Any] = {**size, "num_classes": len(facts.classes), "options": recipe.model.options, "trust": trust}
 
     def build() -> nn.Module:
-        shape = {"image_size": facts.image_size, "channels": facts.channels, "num_classes": len(facts.classes)}
-        model = registry.build(name, **shape, options=recipe.model.options, fix=recipe.model.fix, seed=0, trust=trust)
+        model = registry.build(name, fix=recipe.model.fix, seed=0, **how)
         if recipe.model.features in ("unit", "centred"):
             classifier = named_classifier(model, len(facts.classes))
             scale_features(model, classifier)
@@ -97,20 +90,15 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
                 raise _damaged(path)
     model = build()
     if _sizes(model.state_dict()) != _sizes(tensors):
-        raise InputError(
-            f"the weights of {path} are not those of model {name}. Give the module that it was "
-            "trained with, or train again."
-        )
+        raise InputError(f"{path} does not hold weights of model {name}. Give the module as it was, or train again.")
     model.load_state_dict(tensors)
     return Trained(
         model=model.eval(),
         recipe=recipe,
         objective=Objective(tuple(proportions) if proportions else None),
         classes=tuple(facts.classes),
-        mean=tuple(facts.mean),
-        std=tuple(facts.std),
-        image_size=facts.image_size,
-        channels=facts.channels,
+        shape=(facts.channels, facts.image_size, facts.image_size),
+        decoding={**size, "mean": tuple(facts.mean), "std": tuple(facts.std), "resize_ratio": recipe.data.resize_ratio},
         calibration=_of_classes(calibration.read(Path(folder), metadata.get("calibration")), facts.classes),
     )
 
@@ -127,10 +115,10 @@ def _read(path: Path) -> tuple[WeightsFacts, config.ResolvedRecipe, dict[str, to
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (safe_open is no mapping)
         normalisation(facts.mean, facts.std, facts.channels, ((), ()))
         check_proportions(recipe.data, len(facts.classes))
+        if len(set(facts.classes)) < len(facts.classes):
+            raise ValueError
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
         raise _damaged(path) from None
-    if len(set(facts.classes)) < len(facts.classes):
-        raise _damaged(path)
     return facts, recipe, tensors, metadata
 
 
@@ -143,10 +131,9 @@ def _damaged(path: Path) -> InputError:
 
 
 def _of_classes(found: Calibration | None, classes: Sequence[str]) -> Calibration | None:
-    threshold = None if found is None else found.threshold
-    is_other = threshold is not None and (len(classes) != 2 or threshold.positive not in classes)
-    if is_other or (found is not None and found.shifts is not None and len(found.shifts) != len(classes)):
-        raise InputError(
-            f"{calibration.CALIBRATION_FILE} is of other classes. Remove it, or run `sfumato calibrate` again."
-        )
+    if found is None:
+        return None
+    is_other = found.threshold is not None and (len(classes) != 2 or found.threshold.positive not in classes)
+    if is_other or (found.shifts is not None and len(found.shifts) != len(classes)):
+        raise InputError(f"{CALIBRATION_FILE} is of other classes. Remove it, or run `sfumato calibrate` again.")
     return found

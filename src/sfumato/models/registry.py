@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from sfumato.errors import InputError, first_line, nearest
-from sfumato.models import efficientnet, lenet, libraries, nf_resnet, small_cnn, wide_resnet
+from sfumato.models import lenet, libraries, nf_resnet, small_cnn, wide_resnet
 from sfumato.models.groupnorm_fix import fix_groupnorm
 
 Factory = Callable[..., nn.Module]
@@ -39,16 +39,14 @@ class Network:
 
 
 MODELS: dict[str, Network] = {
-    "small_cnn": Network(small_cnn.SmallCNN, small_cnn.MIN_SIZE, ("width", "order")),
-    "tanh_cnn": Network(lenet.TanhCNN, lenet.TANH_CNN_MIN_SIZE, ()),
-    "lenet": Network(lenet.LeNet, lenet.LENET_MIN_SIZE, ()),
+    "small_cnn": Network(small_cnn.SmallCNN, 8, ("width", "order")),
+    "tanh_cnn": Network(lenet.TanhCNN, 14, ()),
+    "lenet": Network(lenet.LeNet, 12, ()),
     "wide_resnet": Network(
-        wide_resnet.WideResNet,
-        wide_resnet.MIN_SIZE,
-        ("depth", "width", "order", "normalization", "groups", "weight_standardization"),
+        wide_resnet.WideResNet, 8, ("depth", "width", "order", "normalization", "groups", "weight_standardization")
     ),
-    **{name: Network(factory, nf_resnet.MIN_SIZE, ("skip_init",)) for name, factory in nf_resnet.NETWORKS.items()},
-    "efficientnet_lite0": Network(efficientnet.efficientnet_lite0, efficientnet.MIN_SIZE, ()),
+    **{name: Network(factory, 32, ("skip_init",)) for name, factory in nf_resnet.NETWORKS.items()},
+    "efficientnet_lite0": Network(libraries.efficientnet_lite0, 32, ()),
 }
 
 # No useful network is larger; a file of a few bytes may ask for one that takes all time or memory
@@ -94,7 +92,10 @@ def build(
             factory cannot be imported or called.
     """
     options = dict(options or {})
-    network = _network(name) or Network(_import_factory(name, trust))
+    network = MODELS.get(name)
+    if network is None:
+        factory = libraries.factory(name)
+        network = Network(factory, 1, libraries.OPTIONS) if factory else Network(_import_factory(name, trust))
     if image_size < network.min_size:
         raise InputError(
             f"model {name} needs images of at least {network.min_size}x{network.min_size} pixels, not "
@@ -131,9 +132,7 @@ def _check_options(name: str, network: Network, options: Mapping[str, Any], shap
     known = [parameter.name for parameter in parameters] if network.options is None else network.options
     for key, value in options.items():
         if key in shape:
-            raise InputError(
-                f"model {name}: {key} follows from the data and is no option. Remove it from model.options."
-            )
+            raise InputError(f"model {name}: {key} follows from the data and is no option. Remove it.")
         if key not in known and not takes_any:
             raise InputError(f"model {name} has no option {key}. {nearest(key, [*known])}")
         most = _LARGEST.get(key) if network.options is not None else None
@@ -141,22 +140,12 @@ def _check_options(name: str, network: Network, options: Mapping[str, Any], shap
             raise InputError(f"model {name}: {key} = {value} is not possible: at most {most}. Correct model.options.")
 
 
-def _network(name: str) -> Network | None:
-    """What may be built from any file: the registry's own, timm's and torchvision's."""
-    if name in MODELS:
-        return MODELS[name]
-    factory = libraries.factory(name)
-    return None if factory is None else Network(factory, 1, libraries.OPTIONS)
-
-
 def imported_module(name: str) -> str | None:
     """The module that building a model of this name imports; None for what any file may name, and
     for what is no such name.
     """
-    if name.partition(":")[0] in libraries.NAMES:
-        return None
     match = _IMPORTED.fullmatch(name)
-    return match[1] if match else None
+    return match[1] if match and match[1] not in libraries.NAMES else None
 
 
 def _import_factory(name: str, trust: Collection[str]) -> Factory:
@@ -170,13 +159,11 @@ def _import_factory(name: str, trust: Collection[str]) -> Factory:
     trusted = {trust} if isinstance(trust, str) else set(trust)
     if module_name not in trusted:
         raise InputError(
-            f'model "{name}" would import the module {module_name} and run its code, but a file names it, which may '
-            "be a stranger's. "
-            f"If you trust that module and all that it imports, add --trust {module_name}"
+            f'model "{name}" would import the module {module_name} and run its code, and the file that names it may be '
+            f"a stranger's. If you trust that module and all that it imports, add --trust {module_name}"
         )
-    module = libraries.imported(
-        module_name, f'needed for model "{name}": install that package, or set PYTHONPATH to the folder that holds it'
-    )
+    remedy = f'needed for model "{name}": install that package, or set PYTHONPATH to the folder that holds it'
+    module = libraries.imported(module_name, remedy)
     factory = getattr(module, attribute, None)
     if not callable(factory):
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]

@@ -7,8 +7,6 @@ from torch import nn
 from sfumato.errors import InputError
 from sfumato.models.layers import Order, in_order, init_conv, init_linear
 
-MIN_SIZE = 8
-
 _GROUPS = 8
 # The map is halved until it is no larger than this.
 _LARGEST_LAST_MAP = 8

@@ -19,12 +19,11 @@ def classifier_name(model: nn.Module, num_classes: int) -> str | None:
     """Name of the final linear layer: the last with one output for each class; None if there is
     none.
     """
-    found = [
-        name
-        for name, module in model.named_modules()
-        if name and isinstance(module, nn.Linear) and module.out_features == num_classes
-    ]
-    return found[-1] if found else None
+    found = None
+    for name, module in model.named_modules():
+        if name and isinstance(module, nn.Linear) and module.out_features == num_classes:
+            found = name
+    return found
 
 
 def named_classifier(model: nn.Module, num_classes: int) -> str:
@@ -36,8 +35,8 @@ def named_classifier(model: nn.Module, num_classes: int) -> str:
     name = classifier_name(model, num_classes)
     if name is None:
         raise InputError(
-            f"this model has no final linear layer with {num_classes} outputs, which would be its classifier. Set "
-            'model.trainable to patterns of parameter names, and model.features = "raw".'
+            f"this model has no final linear layer with {num_classes} outputs, so no classifier. Set model.trainable "
+            'to patterns of parameter names, and model.features = "raw".'
         )
     return name
 
@@ -59,32 +58,17 @@ def select_trainable(model: nn.Module, which: str | Sequence[str], num_classes: 
     if which == "all":
         return
     names = [name for name, _ in model.named_parameters()]
+    chosen: set[str] = set()
     if which in ("classifier", "norms"):
         head = named_classifier(model, num_classes)
         chosen = {name for name in names if name.startswith(f"{head}.")}
         if which == "norms":
-            chosen |= {
-                f"{path}.{key}" if path else key
-                for path, module in model.named_modules()
-                if is_normalization(module)
-                for key in ("weight", "bias")
-                if isinstance(getattr(module, key, None), nn.Parameter)
-            } & set(names)
+            norms = {path for path, module in model.named_modules() if is_normalization(module)}
+            parts = {name: name.rpartition(".") for name in names}
+            chosen |= {name for name, (path, _, key) in parts.items() if path in norms and key in ("weight", "bias")}
     else:
-        chosen = set()
         for pattern in [which] if isinstance(which, str) else which:
-            try:
-                matched = {name for name in names if re.fullmatch(pattern, name)}
-            except re.error as error:
-                raise InputError(
-                    f"model.trainable: {pattern!r} is no regular expression: {error}. Correct it."
-                ) from None
-            if not matched:
-                raise InputError(
-                    f"model.trainable: {pattern!r} matches no parameter. They are named {', '.join(names[:4])}, ...: "
-                    'a pattern matches a whole name, for example "layer4\\..*".'
-                )
-            chosen |= matched
+            chosen |= _matching(pattern, names)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen and parameter.requires_grad)
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -92,6 +76,19 @@ def select_trainable(model: nn.Module, which: str | Sequence[str], num_classes: 
             f"model.trainable: the network holds {', '.join(sorted(chosen)[:4])} fixed (requires_grad is False), so "
             "nothing would train. Choose others, or have the factory leave them free."
         )
+
+
+def _matching(pattern: str, names: Sequence[str]) -> set[str]:
+    try:
+        matched = {name for name in names if re.fullmatch(pattern, name)}
+    except re.error as error:
+        raise InputError(f"model.trainable: {pattern!r} is no regular expression: {error}. Correct it.") from None
+    if not matched:
+        raise InputError(
+            f"model.trainable: {pattern!r} matches no parameter. They are named {', '.join(names[:4])}, ...: a pattern "
+            'matches a whole name, for example "layer4\\..*".'
+        )
+    return matched
 
 
 def is_normalization(module: nn.Module) -> bool:
@@ -130,10 +127,8 @@ def scale_features(model: nn.Module, name: str) -> None:
     """Makes the classifier scale what it is given to length 1, in place; its weights stay."""
     layer = model.get_submodule(name)
     if type(layer) is not nn.Linear:
-        raise InputError(
-            f'model.features = "unit" (or "centred") needs a plain linear classifier, not {type(layer).__name__} at '
-            f'{name!r}. Set model.features = "raw".'
-        )
+        kind = f"{type(layer).__name__} at {name!r}"
+        raise InputError(f'model.features needs a plain linear classifier, not {kind}. Set model.features = "raw".')
     _replace(model, name, UnitLinear)
 
 
@@ -184,9 +179,9 @@ class Backbone(nn.Module):
         except InputError:
             raise
         except Exception as error:  # whatever the model's code runs into
+            shape = tuple(row.shape[1:])
             raise InputError(
-                f"the model fails on images of shape {tuple(row.shape[1:])} in evaluation mode: {first_line(error)}. "
-                "Correct it."
+                f"the model fails on images of shape {shape} in evaluation mode: {first_line(error)}. Correct it."
             ) from error
         if is_random:
             raise InputError(
@@ -215,11 +210,7 @@ class Backbone(nn.Module):
             key: (normals(*value.shape) * spreads.view(-1, *[1] * (value.ndim - 1))).requires_grad_()
             for key, value in classifier.named_parameters()
         }
-        features = self(images)
-        steered = functional_call(self, {f"_model.{key}": value for key, value in made_up.items()}, (images,))
-        if not torch.equal(features.nan_to_num(), steered.nan_to_num()):
-            return False  # features that the classifier's weights steer
-        found = []
+        features, found = self(images), []  # under the weights that the model has: the made-up ones must not steer them
         with torch.enable_grad():
             for network, given in ((classifier, features), (self._model, images)):
                 outputs = functional_call(network, made_up, (given,))
@@ -244,7 +235,7 @@ class Backbone(nn.Module):
         self._model.train(was_training)
         if not seen:
             raise InputError(
-                f"layer {self._name!r}, the last with as many outputs as there are classes, is not called by this "
-                "model's forward pass, so it is no classifier. Give model.trainable as patterns of parameter names."
+                f"layer {self._name!r}, the last with an output for each class, is not called by this model's forward "
+                "pass, so it is no classifier. Give model.trainable as patterns of parameter names."
             )
         return F.normalize(seen[-1]) if isinstance(layer, UnitLinear) else seen[-1]

@@ -12,9 +12,8 @@ from torch import nn
 
 from sfumato.config.pretrained import FROM_PACKAGE, FROM_TIMM, PACKAGED
 from sfumato.errors import InputError, first_line
-from sfumato.models import efficientnet, libraries
+from sfumato.models import libraries
 
-_PACKAGES = {"efficientnet_lite0": efficientnet.packaged_weights}
 # What other tools put around the state of a model.
 _WRAPPINGS = ("state_dict", "model", "model_state_dict", "net", "state_dict_ema", "model_ema")
 # And before each name: nothing, data parallel, torch.compile, Lightning, and both.
@@ -58,11 +57,9 @@ class Fitted:
 
     def lines(self) -> list[str]:
         """What a user should know."""
-        out = (
-            ["the classifier is new, and starts at zero: the weights have one for other classes or centred features"]
-            if self.new_classifier
-            else []
-        )
+        out = []
+        if self.new_classifier:
+            out.append("the classifier is new and all zeros: the weights' is for other classes or centred features")
         for names, what in (
             (self.not_given, "of the model are not in the weights and start as in training from scratch"),
             (self.not_used, "of the weights are not in the model and are not used"),
@@ -84,19 +81,18 @@ def read_weights(model_name: str, init_from: str) -> Weights:
         InputError: If there are none, or the file is damaged or holds something else than tensors.
     """
     if init_from == FROM_PACKAGE:
-        if model_name not in _PACKAGES:
+        if model_name not in PACKAGED:
             names = ", ".join(PACKAGED)
             raise InputError(f"no package holds weights of model {model_name}. Those of {names} can be had so.")
-        return Weights(_PACKAGES[model_name]())
+        return Weights(libraries.packaged_weights())
     if init_from == FROM_TIMM:
         return Weights(libraries.hub_weights(model_name))
     path = Path(init_from)
     path = path / "model.safetensors" if os.path.isdir(path) else path  # of a name that no file system takes, too
     if not os.path.isfile(path):
         raise InputError(
-            f"model.init_from = {init_from!r}: there is no such file. Name a .safetensors or .pth file, a finished "
-            f"run's folder, or \"{FROM_PACKAGE}\". (A run's own recipe keeps the name alone, not the folder that it "
-            "was in.)"
+            f"model.init_from = {init_from!r}: there is no such file. Name a .safetensors or .pth file (a run's recipe "
+            f'keeps its name alone, without the folder), a finished run\'s folder, or "{FROM_PACKAGE}".'
         )
     return Weights({name: _as_numbers(path, name, value) for name, value in _read(path).items()})
 
@@ -110,8 +106,8 @@ def _as_numbers(path: Path, name: str, value: torch.Tensor) -> torch.Tensor:
     dense = value.layout is torch.strided and not (value.is_meta or value.is_quantized or value.is_nested)
     if not dense or value.numel() * value.element_size() > value.untyped_storage().nbytes() or not name.isascii():
         raise InputError(
-            f"{path}: tensor {ascii(name)} is sparse, quantised, without numbers, repeats them, or its name is not of "
-            "ASCII characters. Save plain tensors, by contiguous()."
+            f"{path}: tensor {ascii(name)} is sparse, quantised, without numbers, repeats them, or has a name that is "
+            "not ASCII. Save plain tensors, by contiguous()."
         )
     return value.detach().resolve_conj().resolve_neg()
 
@@ -173,21 +169,17 @@ def fit(model: nn.Module, weights: Weights, classifier: str | None) -> Fitted:
             f"model's {', '.join(list(own)[:3])}, .... Name the network that they were made for."
         )
     for name in found:
-        _copy(own[name], given[name], name)
+        if own[name].is_floating_point() != given[name].is_floating_point():
+            theirs, ours = (str(each[name].dtype).removeprefix("torch.") for each in (given, own))
+            raise InputError(
+                f"tensor {name} of the weights holds {theirs}, the model's {ours}: these are other weights, or "
+                "quantised. Save them as float32."
+            )
+        own[name].copy_(given[name])
+        if not own[name].isfinite().all():
+            raise InputError(f"tensor {name} of the weights holds values not finite, or too large. Take others.")
     for name in head - found:
         own[name].zero_()
     not_given = [name for name in own if name not in found | head and not name.endswith("num_batches_tracked")]
     used = {prefix + name for name in own}
     return Fitted(not_given, [name for name in named if name not in used], new_classifier)
-
-
-def _copy(own: torch.Tensor, given: torch.Tensor, name: str) -> None:
-    """Raises InputError where the numbers would become others."""
-    if own.is_floating_point() != given.is_floating_point():
-        raise InputError(
-            f"tensor {name} of the weights holds {str(given.dtype).removeprefix('torch.')}, the model's "
-            f"{str(own.dtype).removeprefix('torch.')}: these are other weights, or quantised. Save them as float32."
-        )
-    own.copy_(given)
-    if not own.isfinite().all():
-        raise InputError(f"tensor {name} of the weights holds values that are not finite, or too large. Take others.")

@@ -5,7 +5,6 @@ Parameters with the defaults, 3 channels and 10 classes: WRN-16-4 2,753,818; WRN
 2,751,562.
 """
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -14,8 +13,6 @@ from torch.nn import functional as F
 
 from sfumato.errors import InputError
 from sfumato.models.layers import Order, WeightStandardizedConv2d, in_order, init_conv, init_linear
-
-MIN_SIZE = 8
 
 Normalization = Literal["group", "none"]
 
@@ -56,17 +53,13 @@ class WideResNet(nn.Module):
     ) -> None:
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
-            raise InputError(
-                f"wide_resnet: depth {depth} is not possible: it must be 6n + 4 with n >= 1, for example 16, 28 or 40."
-            )
+            raise InputError(f"wide_resnet: depth {depth} is not possible: take 6n + 4, for example 16, 28 or 40.")
         if width < 1:
             raise InputError(f"wide_resnet: width must be at least 1, not {width}.")
         if normalization not in ("group", "none"):
             raise InputError(f'wide_resnet: normalization "{normalization}" is unknown. Known are group, none.')
         if groups < 1 or 16 % groups:
-            raise InputError(
-                f"wide_resnet: groups = {groups} does not divide the 16 channels of the stem. Choose 1, 2, 4, 8 or 16."
-            )
+            raise InputError(f"wide_resnet: groups = {groups} does not divide 16 channels. Choose 1, 2, 4, 8 or 16.")
 
         def conv(fan_in: int, fan_out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
             if weight_standardization:
@@ -83,7 +76,13 @@ class WideResNet(nn.Module):
         for group, widened in enumerate((16 * width, 32 * width, 64 * width)):
             for index in range((depth - 4) // 6):
                 first = index == 0
-                blocks.append(Block(previous, widened, 2 if first and group else 1, first, conv, activate))
+                stride = 2 if first and group else 1
+                layers = activate(previous), conv(previous, widened, 3, stride), activate(widened)
+                residual = nn.Sequential(*layers, conv(widened, widened, 3))
+                shortcut: nn.Module = nn.Identity()
+                if first:
+                    shortcut = nn.Sequential(activate(previous), conv(previous, widened, 1, stride))
+                blocks.append(Block(residual, shortcut))
                 previous = widened
         self.blocks = nn.Sequential(*blocks)
         self.activate = activate(previous)
@@ -95,24 +94,11 @@ class WideResNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions, each after `activate`, added to the input or to its 1x1 shortcut."""
+    """Two 3x3 convolutions, each after an activation, added to the input or to its 1x1 shortcut."""
 
-    def __init__(
-        self,
-        fan_in: int,
-        fan_out: int,
-        stride: int,
-        has_shortcut: bool,
-        conv: Callable[..., nn.Module],
-        activate: Callable[[int], nn.Module],
-    ) -> None:
+    def __init__(self, residual: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
-        self.residual = nn.Sequential(
-            activate(fan_in), conv(fan_in, fan_out, 3, stride), activate(fan_out), conv(fan_out, fan_out, 3)
-        )
-        self.shortcut = (
-            nn.Sequential(activate(fan_in), conv(fan_in, fan_out, 1, stride)) if has_shortcut else nn.Identity()
-        )
+        self.residual, self.shortcut = residual, shortcut
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.residual(x) + self.shortcut(x)

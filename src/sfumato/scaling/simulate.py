@@ -142,7 +142,7 @@ def try_network(recipe: ResolvedRecipe, facts: Facts, trust: Collection[str]) ->
     import torch
 
     from sfumato.clipping.model_check import require_private
-    from sfumato.evaluation.row_independence import require_rows_apart
+    from sfumato.evaluation.scores import require_rows_apart
     from sfumato.models import registry
 
     asked, size, channels = recipe.model, facts.image_size, facts.channels

@@ -15,7 +15,7 @@ from sfumato.data.examples import Dataset
 from sfumato.data.people import Together
 from sfumato.data.views import Views
 from sfumato.evaluation.objective import Objective
-from sfumato.evaluation.row_independence import require_rows_apart
+from sfumato.evaluation.scores import require_rows_apart
 from sfumato.models.layers import CentredLinear
 from sfumato.models.weights import Weights
 from sfumato.planning.resolve import Plan

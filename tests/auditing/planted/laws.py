@@ -34,13 +34,13 @@ def influence() -> str | None:
     has no finite gradient or could not be read.
     """
     long, none = (runs.BRIGHT, runs.LONELY, runs.FIRST_OF_THE_LAST), (runs.BLACK, runs.UNREADABLE)
-    return _influence("one_layer", dict.fromkeys(long, 1.0) | dict.fromkeys(none, 0.0))
+    return _influence("OneLayer", dict.fromkeys(long, 1.0) | dict.fromkeys(none, 0.0))
 
 
 def networks() -> str | None:
     """A network that looks at several images at once is refused, or one example moves no more than with others."""
     try:
-        return _influence("mixing", {runs.BRIGHT: 1.0})
+        return _influence("Mixing", {runs.BRIGHT: 1.0})
     except InputError:
         return None
 
@@ -59,15 +59,11 @@ def _influence(network: str, expected: dict[int, float]) -> str | None:
 
 def public() -> str | None:
     """Recipe, ledger and certificate are the same whatever an example is: no default and no claim is made of it."""
-    whole, other = (_one_update("one_layer", example) for example in (None, runs.LONELY))
+    whole, other = (_one_update("OneLayer", example) for example in (None, runs.LONELY))
     for name in runs.PUBLISHED:
-        differ = [
-            line
-            for line, its in zip(whole.files[name].splitlines(), other.files[name].splitlines(), strict=True)
-            if _without_names(line) != _without_names(its)
-        ]
-        if differ:
-            return f"{name} depends on an example: {differ[0]}"
+        for line, its in zip(whole.files[name].splitlines(), other.files[name].splitlines(), strict=True):
+            if _without_names(line) != _without_names(its):
+                return f"{name} depends on an example: {line}"
     return None
 
 
@@ -79,12 +75,9 @@ def release() -> str | None:
     sums = np.array([runs.clipped_sum(seen, number) for seen in _two_runs() for number in range(len(seen.gradients))])
     if not np.isfinite(noise).all():
         return "a release is not finite"
-    whole = (
-        ("everywhere", noise.reshape(-1, 1)),
-        ("in the direction of the sum", (noise * _unit(sums)).sum(1, keepdims=True)),
-        ("in a coordinate", noise),
-    )
-    for where, values in whole:
+    along = (noise * _unit(sums)).sum(1, keepdims=True)
+    whole = {"everywhere": noise.reshape(-1, 1), "in the direction of the sum": along, "in a coordinate": noise}
+    for where, values in whole.items():
         scales, error = np.square(values).sum(0), ERROR / 2 / values.shape[1]
         wrong = (scales < chi2.ppf(error, len(values))) | (scales > chi2.isf(error, len(values)))
         if wrong.any():
@@ -98,10 +91,8 @@ def release() -> str | None:
         pairs = alike[np.triu_indices(len(rows), 1)]
         largest = min(1 - 1e-12, float(abs(pairs).max()))
         # Of independent normal numbers, r sqrt((n - 1) / (1 - r^2)) has Student's distribution.
-        if (
-            2 * len(pairs) * t.sf(largest * math.sqrt((rows.shape[1] - 1) / (1 - largest**2)), rows.shape[1] - 1)
-            < ERROR
-        ):
+        freedom = rows.shape[1] - 1
+        if 2 * len(pairs) * t.sf(largest * math.sqrt(freedom / (1 - largest**2)), freedom) < ERROR:
             return f"the noise of two {what} has correlation {largest:.3g}"
     return None
 
@@ -132,13 +123,9 @@ def account() -> str | None:
         lines = sum(line["kind"] == "release" for line in seen.ledger)
         if lines != len(seen.gradients):
             return f"{len(seen.gradients)} updates were applied, {lines} are on the ledger"
-        one = library.from_gaussian_mechanism(
-            runs.SIGMA,
-            sampling_prob=runs.BATCH_SIZE / runs.NUM_EXAMPLES,
-            value_discretization_interval=1e-3,
-            pessimistic_estimate=False,
-            use_connect_dots=False,
-        )
+        below = {"pessimistic_estimate": False, "use_connect_dots": False, "value_discretization_interval": 1e-3}
+        q = runs.BATCH_SIZE / runs.NUM_EXAMPLES
+        one = library.from_gaussian_mechanism(runs.SIGMA, sampling_prob=q, **below)
         least = one.self_compose(len(seen.gradients)).get_epsilon_for_delta(runs.DELTA)
         stated = seen.certificate["epsilon"]
         if not (stated is not None and least <= stated <= 1.02 * least):
@@ -184,13 +171,12 @@ def audit() -> str | None:
     mechanism = calibration.solve(Mechanism(4000, 2000, 1.0, 4), "noise_multiplier", 4.0, 1e-5)
     scores, members = canary.play(mechanism, 3)
     nominal = accountants.epsilon(mechanism, 1e-5).epsilon
-    found = audit_scores(
-        scores, members, delta=1e-5, confidence=1 - AUDIT_ERROR, nominal_epsilon=nominal, mechanism=mechanism
-    )
+    claim = {"delta": 1e-5, "nominal_epsilon": nominal, "mechanism": mechanism}
+    found = audit_scores(scores, members, confidence=1 - AUDIT_ERROR, **claim)
+    if not found.violated:
+        return None
     shown = max(bound.epsilon or 0.0 for bound in found.bounds if bound.name != "gaussian")
-    return (
-        f"{found.num_games:,} games show epsilon {shown:.3g} where {nominal:.3g} is claimed" if found.violated else None
-    )
+    return f"{found.num_games:,} games show epsilon {shown:.3g} where {nominal:.3g} is claimed"
 
 
 LAWS: dict[str, Law] = {

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ PUBLISHED = ("privacy.json", "recipe.toml", "ledger.jsonl")
 
 
 class OneLayer(nn.Module):
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, **options: Any) -> None:
         super().__init__()
         self.layer = nn.Linear(SIDE * SIDE, num_classes)
 
@@ -50,20 +51,12 @@ class OneLayer(nn.Module):
 class Mixing(OneLayer):
     """Batch normalisation in front."""
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, **options: Any) -> None:
         super().__init__(num_classes)
         self.norm = nn.BatchNorm2d(1, track_running_stats=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.layer(self.norm(images).flatten(1))
-
-
-def one_layer(num_classes: int, **options: Any) -> nn.Module:
-    return OneLayer(num_classes)
-
-
-def mixing(num_classes: int, **options: Any) -> nn.Module:
-    return Mixing(num_classes)
 
 
 def images() -> ImageSet:
@@ -90,29 +83,19 @@ def dataset(train: ImageSet) -> Dataset:
     return Dataset("digits", ("a", "b", "c"), train, held_out, "test")
 
 
-def recipe(network: str = "one_layer", **changes: Any) -> dict[str, Any]:
+def recipe(network: str = "OneLayer", **changes: Any) -> dict[str, Any]:
     """Changes are of one key each: ``training_num_steps=1``."""
     sections: dict[str, dict[str, Any]] = {
         "data": {"name": "digits"},
         "model": {"name": f"{__name__}:{network}"},
         "augmentation": {"kind": "flip", "augmult": VIEWS},
-        "privacy": {
-            "noise_multiplier": SIGMA,
-            "delta": DELTA,
-            "clipping_norm": CLIPPING_NORM,
-        },
+        "privacy": {"noise_multiplier": SIGMA, "delta": DELTA, "clipping_norm": CLIPPING_NORM},
         "optimizer": {"name": "sgd", "learning_rate": LEARNING_RATE, "momentum": MOMENTUM},
         "ema": {"decay": DECAY},
-        "training": {
-            "batch_size": BATCH_SIZE,
-            "num_steps": NUM_STEPS,
-            "microbatch_size": MICROBATCH,
-            "evaluate_every": NUM_STEPS,
-            "engine": "graph",
-        },
+        "training": {"batch_size": BATCH_SIZE, "num_steps": NUM_STEPS, "microbatch_size": MICROBATCH},
         "run": {},
     }
-    for key, value in changes.items():
+    for key, value in {"training_evaluate_every": NUM_STEPS, "training_engine": "graph", **changes}.items():
         section, _, name = key.partition("_")
         sections[section][name] = value
     return sections
@@ -187,13 +170,12 @@ def _watched(seen: Seen) -> Iterator[None]:
         seen.keys.append(randomness.model_key)
         return randomness
 
-    PrivateStep.collect, State.update = collecting, updating  # type: ignore[method-assign]
-    Draws.noise, Draws.of_update = keying, sampling  # type: ignore[method-assign]
-    try:
+    with (
+        mock.patch.object(PrivateStep, "collect", collecting),
+        mock.patch.object(State, "update", updating),
+        mock.patch.multiple(Draws, noise=keying, of_update=sampling),
+    ):
         yield
-    finally:
-        PrivateStep.collect, State.update = collect, update  # type: ignore[method-assign]
-        Draws.noise, Draws.of_update = keyed, sampled  # type: ignore[method-assign]
 
 
 def _copied(tensors: Any) -> dict[str, np.ndarray]:
