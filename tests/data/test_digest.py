@@ -5,8 +5,7 @@ import torch
 
 from sfumato.config import DataConfig
 from sfumato.data import store
-from sfumato.data.digest import dataset_digest
-from sfumato.data.examples import Dataset
+from sfumato.data.examples import Dataset, dataset_digest
 from sfumato.data.images import ImageSet
 from sfumato.data.loading import load
 

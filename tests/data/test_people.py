@@ -17,7 +17,7 @@ from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping import clipped_grad
 from sfumato.data.catalogue import Facts
 from sfumato.data.images import ImageSet
-from sfumato.data.people import People, Together
+from sfumato.data.views import People, Together
 from sfumato.errors import InputError
 from sfumato.evaluation.objective import Objective
 from sfumato.evaluation.scores import predict_logits

@@ -24,7 +24,7 @@ from sfumato.planning.solve import Solved, solve
 
 ORDINARY = "this is ordinary training, without a budget and without noise"
 MOST_IMAGES_TOGETHER = 256
-"""Of a person who is drawn (`sfumato.data.people`)."""
+"""Of a person who is drawn (`sfumato.data.views.People`)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Literal
 
 from sfumato import config
 from sfumato.data import loading
-from sfumato.data.digest import dataset_digest
+from sfumato.data.examples import dataset_digest
 from sfumato.errors import InputError, MachineError
 from sfumato.reporting.lines import note
 from sfumato.reporting.page import write_report

@@ -12,8 +12,7 @@ from sfumato.clipping.clip import refuse_missing_tf32
 from sfumato.clipping.microbatch import default_microbatch_size
 from sfumato.clipping.speed import Speed
 from sfumato.data.examples import Dataset
-from sfumato.data.people import Together
-from sfumato.data.views import Views
+from sfumato.data.views import Together, Views
 from sfumato.evaluation.objective import Objective
 from sfumato.evaluation.row_independence import require_rows_apart
 from sfumato.models.layers import CentredLinear

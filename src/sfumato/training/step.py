@@ -11,8 +11,7 @@ from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping import GradFn
 from sfumato.data.canaries import WithCanaries
 from sfumato.data.examples import Examples
-from sfumato.data.people import People
-from sfumato.data.views import ViewBits, Views, ViewWords
+from sfumato.data.views import People, ViewBits, Views, ViewWords
 from sfumato.randomness import Stream
 from sfumato.run_folder.record import NormHistogram
 from sfumato.training.noise import add_noise
