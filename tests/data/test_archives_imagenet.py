@@ -10,15 +10,14 @@ import torch
 from PIL import Image
 
 from sfumato.config import DataConfig
-from sfumato.data.archives import imagenet
-from sfumato.data.catalogue import missing
+from sfumato.data.catalogue import ARCHIVES, missing
 from sfumato.data.loading import load
 from sfumato.errors import InputError
 from tests.data.test_benchmarks import small
 
 SYNSETS = ("n01440764", "n02102040")
 CONFIG = DataConfig(name="imagenet", image_size=48)
-TRAIN, VALIDATION = imagenet.TRAIN, imagenet.VALIDATION
+TRAIN, VALIDATION = ARCHIVES.values()
 
 
 def quiet(line):

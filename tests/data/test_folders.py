@@ -8,11 +8,11 @@ import torch
 from PIL import Image
 
 from sfumato.config import DataConfig, parse
-from sfumato.data import listing, splitting
+from sfumato.data import layouts, listing
 from sfumato.data.folders import decode_files, labelled_images
+from sfumato.data.layouts import HELD_OUT_FRACTION, hash_fraction, hold_out, is_held_out
 from sfumato.data.listing import ImageFile
 from sfumato.data.loading import facts, list_for, load, load_for
-from sfumato.data.splitting import HELD_OUT_FRACTION, hash_fraction, hold_out, is_held_out
 from sfumato.data.views import Views
 from sfumato.errors import InputError
 
@@ -31,7 +31,7 @@ def labelled(name, part=None, group=None):
 
 def split(files, which):
     """The names of each part."""
-    return {part: [files[at].name for at in places] for part, places in splitting.split(files, which).items()}
+    return {part: [files[at].name for at in places] for part, places in layouts.split(files, which).items()}
 
 
 def pixels(images, index):

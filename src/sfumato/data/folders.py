@@ -1,6 +1,6 @@
 """A user's folder of images as a data set.
 
-What is held out is decided by the folder's own test/ (valid/), else by `splitting`'s hash of each name; what is public
+What is held out is decided by the folder's own test/ (valid/), else by a hash of each name (`layouts`); what is public
 (classes, size, channels, normalisation) comes from the recipe and from folder names, never from pixels.
 """
 
@@ -8,9 +8,9 @@ import collections
 import dataclasses
 import functools
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -18,10 +18,20 @@ from sfumato.config import DataConfig
 from sfumato.data import decoding
 from sfumato.data.catalogue import Facts
 from sfumato.data.examples import Dataset, check_proportions
-from sfumato.data.images import ImageSet, normalisation
-from sfumato.data.layouts import MOST_NAMED, classes_of, list_images, with_groups
+from sfumato.data.images import ImageSet, Scale, normalisation
+from sfumato.data.layouts import (
+    HELD_OUT_FRACTION,
+    MOST_NAMED,
+    Part,
+    beyond_limit,
+    classes_of,
+    holds_out_valid_alone,
+    list_images,
+    split,
+    with_groups,
+)
 from sfumato.data.listing import ImageFile
-from sfumato.data.splitting import HELD_OUT_FRACTION, Part, beyond_limit, holds_out_valid_alone, split
+from sfumato.data.store import Report
 from sfumato.errors import InputError
 
 DEFAULT_IMAGE_SIZE = 32
@@ -41,7 +51,7 @@ class Listing:
         held_out: The part that a run is judged by: "test" for `split = "train+valid"`, else "valid"; a folder with
             valid/ and no test/ holds out valid/ in either case.
         beyond: The places, among the training images, of those beyond the limit of their person.
-        normalisation: Mean and standard deviation of each channel.
+        scale: Mean and standard deviation of each channel.
         report: Takes lines for the user.
     """
 
@@ -52,8 +62,8 @@ class Listing:
     parts: dict[Part, list[int]]
     held_out: Literal["test", "valid"]
     beyond: list[int]
-    normalisation: tuple[tuple[float, ...], tuple[float, ...]]
-    report: Callable[[str], None]
+    scale: Scale
+    report: Report
 
     @functools.cached_property
     def facts(self) -> Facts:
@@ -78,18 +88,15 @@ class Listing:
         """
         if on_test and holds_out_valid_alone(self.files):
             raise InputError(
-                "accuracies are to be measured on test images, and the folder has valid/ but no test/. Add test/, or "
-                'leave data.held_out = "test" and privacy.score_noise out.'
+                "accuracies are asked for on test images, and the folder has valid/ but no test/. Add test/, or leave "
+                'data.held_out = "test" and privacy.score_noise out.'
             )
         held_out: Literal["test", "valid"] = "test" if on_test else self.held_out
         everything = self._decoded()
         train, judged = everything.subset(self.parts["train"]), everything.subset(self.parts[held_out])
         for name, part in (("training", train), (f"held-out ({held_out})", judged)):
             if not part.readable.any():
-                raise InputError(
-                    f"{self.root}: not one {name} image can be decoded. See the reasons above, and convert "
-                    "the images, for example to PNG."
-                )
+                raise InputError(f"{self.root}: not one {name} image can be decoded. Convert them, for example to PNG.")
         counted = train.readable.clone()
         counted[self.beyond] = False
         return Dataset("folder", self.classes, dataclasses.replace(train, readable=counted), judged, held_out)
@@ -99,21 +106,11 @@ class Listing:
         decoded = decoding.decode_cached(
             self.root, self.files, image_size=size, channels=self.facts.channels, report=self.report
         )
-        decoded.report_unreadable((str(self.root / item.name) for item in self.files), self.report)
+        decoding.report_unreadable((str(self.root / file.name) for file in self.files), decoded.reasons, self.report)
         self._report_copies(decoded)
-        mean, std = self.normalisation
-        labels = {name: label for label, name in enumerate(self.classes)}
-        return ImageSet(
-            stored=decoded.images,
-            labels=torch.tensor([labels[item.label] for item in self.files], dtype=torch.int64),
-            readable=decoded.readable,
-            mean=mean,
-            std=std,
-            max_value=decoded.max_value,
-            groups=None if self.config.group_by is None else [str(item.group) for item in self.files],
-            crop=self.facts.image_size if size > self.facts.image_size else None,
-            store=decoded.store,
-        )
+        images = _images_of(decoded, self.facts.image_size, *self.scale)
+        groups = None if self.config.group_by is None else [str(item.group) for item in self.files]
+        return dataclasses.replace(images, labels=_labels(self.files, self.classes), groups=groups)
 
     def _report_copies(self, decoded: decoding.Decoded) -> None:
         """Says to the owner how many files hold the same image: the guarantee is for each file alone, and of what was
@@ -143,10 +140,37 @@ class Listing:
         shown = [[self.files[place].name for place in same[:MOST_NAMED]] for same in copied[:MOST_NAMED]]
         return "; ".join(" = ".join(names) for names in shown)
 
+    def report_listing(self) -> None:
+        """Says to the owner what was found, and what counts."""
+        config, report = self.config, self.report
+        train = [self.files[place] for place in self.parts["train"]]
+        if config.classes is None:
+            report(f"classes, public because folders are named so: {', '.join(self.classes)}")
+        if config.class_proportions is not None and config.classes is None:
+            report(f"data.class_proportions are taken in the order {', '.join(self.classes)}")
+        how = f"{self.held_out}/"
+        if self.held_out not in {item.part for item in self.files}:
+            what = "image" if config.group_by is None else "group"
+            how = f"{HELD_OUT_FRACTION:.0%}, by a fixed hash of each {what}'s name"
+        counts = collections.Counter(item.label for item in train)
+        shown = ", ".join(f"{name} {counts[name]}" for name in self.classes[:MOST_NAMED])
+        shown += ", ..." if len(self.classes) > MOST_NAMED else ""
+        num_held_out = len(self.parts[self.held_out])
+        report(f"{len(train)} images to train on ({shown}), {num_held_out} held out as {self.held_out} ({how})")
+        if config.group_by is not None:
+            sizes = collections.Counter(item.group for item in train).values()
+            report(f"they are of {len(sizes)} groups (people) with {min(sizes)} to {max(sizes)} images each")
+            if max(sizes) == 1:
+                report(f"warning: no group has two images: does data.group_by = {config.group_by!r} read the person?")
+        if self.beyond:
+            people = len({train[place].group for place in self.beyond})
+            report(
+                f"{len(self.beyond)} of these, of {people} of the groups, are beyond privacy.max_images_per_person and "
+                "left out: they contribute nothing. A fixed hash of each name decides which. These numbers are private"
+            )
 
-def list_folder(
-    config: DataConfig, root: Path, report: Callable[[str], None], images_per_person: int | None = None
-) -> Listing:
+
+def list_folder(config: DataConfig, root: Path, report: Report, images_per_person: int | None = None) -> Listing:
     """Lists and splits a folder of images, once.
 
     Args:
@@ -160,7 +184,8 @@ def list_folder(
         InputError: If a file is refused, a class has no training image, a group stands on
             both sides, or nothing is held out.
     """
-    constants = _normalisation(config)
+    channels = config.channels or DEFAULT_CHANNELS
+    scale = normalisation(config.mean, config.std, channels, default=((0.5,) * channels, (0.5,) * channels))
     files = with_groups(config.group_by, list_images(config, root, report), root, report)
     classes = classes_of(config, root, files)
     check_proportions(config, len(classes))
@@ -169,56 +194,20 @@ def list_folder(
     if config.split == "train" or holds_out_valid_alone(files):
         held_out = "valid"
     train = [files[place] for place in parts["train"]]
-    present = {item.label for item in train}
-    missing = next((name for name in classes if name not in present), None)
-    if missing is not None:
-        raise InputError(
-            f"class {missing} has no training image. Add images of it, or take it out of "
-            "data.classes and of the folder."
-        )
+    missing = [name for name in classes if name not in {item.label for item in train}]
+    if missing:
+        remedy = "Add images of it, or take it out of data.classes and of the folder."
+        raise InputError(f"class {missing[0]} has no training image. {remedy}")
     if not parts[held_out]:
         raise InputError(f"not one image is held out ({held_out}). Add images, or a {held_out}/ folder.")
     beyond = beyond_limit(train, images_per_person)
-    listing = Listing(config, root, files, classes, parts, held_out, beyond, constants, report)
-    _report_listing(listing, train, images_per_person)
+    listing = Listing(config, root, files, classes, parts, held_out, beyond, scale, report)
+    listing.report_listing()
     return listing
 
 
-def _report_listing(listing: Listing, train: Sequence[ImageFile], images_per_person: int | None) -> None:
-    config, classes, held_out, report = listing.config, listing.classes, listing.held_out, listing.report
-    if config.classes is None:
-        report(f"classes, public because folders are named so: {', '.join(classes)}")
-    what = "image" if config.group_by is None else "group"
-    how = f"{HELD_OUT_FRACTION:.0%}, by a fixed hash of each {what}'s name"
-    if held_out in {item.part for item in listing.files}:
-        how = f"{held_out}/"
-    counts = collections.Counter(item.label for item in train)
-    shown = ", ".join(f"{name} {counts[name]}" for name in classes[:MOST_NAMED])
-    shown += ", ..." if len(classes) > MOST_NAMED else ""
-    report(f"{len(train)} images to train on ({shown}), {len(listing.parts[held_out])} held out as {held_out} ({how})")
-    if config.group_by is not None:
-        sizes = collections.Counter(item.group for item in train).values()
-        report(f"they are of {len(sizes)} groups (people) with {min(sizes)} to {max(sizes)} images each")
-        if max(sizes) == 1:
-            report(f"warning: no group has two images: does data.group_by = {config.group_by!r} read the person?")
-    if listing.beyond:
-        people = len({train[place].group for place in listing.beyond})
-        report(
-            f"{len(listing.beyond)} of these beyond privacy.max_images_per_person = {images_per_person} ({people} of "
-            "the groups) are left out: they contribute nothing. A fixed hash of each name decides which. These numbers "
-            "are private"
-        )
-    if config.class_proportions is not None and config.classes is None:
-        report(f"data.class_proportions are taken in the order {', '.join(classes)}")
-
-
-def _normalisation(config: DataConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    channels = config.channels or DEFAULT_CHANNELS
-    return normalisation(config.mean, config.std, channels, default=((0.5,) * channels, (0.5,) * channels))
-
-
 def decode_files(
-    files: Sequence[Path],
+    files: Sequence[Path | ImageFile],
     *,
     image_size: int,
     channels: int,
@@ -238,21 +227,11 @@ def decode_files(
         others.
     """
     decoded = decoding.decode_images(files, image_size=round(resize_ratio * image_size), channels=channels)
-    labels = torch.zeros(len(files), dtype=torch.int64)
-    return _to_judge(decoded, labels, None, image_size, mean, std), decoded.reasons
+    return _images_of(decoded, image_size, mean, std), decoded.reasons
 
 
 def labelled_images(
-    root: Path,
-    classes: Sequence[str],
-    *,
-    image_size: int,
-    channels: int,
-    mean: Sequence[float],
-    std: Sequence[float],
-    report: Callable[[str], None],
-    resize_ratio: float = 1.0,
-    group_by: str | None = None,
+    root: Path, classes: Sequence[str], *, report: Report, group_by: str | None = None, **preprocessing: Any
 ) -> tuple[ImageSet, list[str]]:
     """All readable images of a folder, whatever part they lie in, with their labels, to judge a model
     by, and their names. Nothing of them is cached.
@@ -260,17 +239,15 @@ def labelled_images(
     Args:
         root: The folder, in any layout that training takes.
         classes: Of the model, in its order.
-        image_size: What the model was trained with; `resize_ratio`, `channels`, `mean` and
-            `std` likewise.
         report: Takes the names of images that cannot be decoded, and are left out.
         group_by: As `data.group_by`, whose each image is; where that says nothing of these images they
             have no groups, and `report` is told.
+        preprocessing: What the model was trained with, as for `decode_files`.
 
     Raises:
         InputError: If a file is refused, an image is of another class, or none can be decoded.
     """
     config = DataConfig(name="folder", classes=list(classes))
-    size = round(resize_ratio * image_size)
     with tempfile.TemporaryDirectory(prefix="sfumato-") as own:  # for its owner alone
         files = list_images(config, root, report, needs_train=False, unpack_to=Path(own))
         classes_of(config, root, files)
@@ -280,32 +257,29 @@ def labelled_images(
                 groups = [str(file.group) for file in with_groups(group_by, files, root, report)]
             except InputError as error:
                 report(f"intervals take images to be of different people: {error}")
-        decoded = decoding.decode_images(files, image_size=size, channels=channels)
-    decoded.report_unreadable((str(root / item.name) for item in files), report)
-    labels = torch.tensor([tuple(classes).index(item.label) for item in files], dtype=torch.int64)
-    images = _to_judge(decoded, labels, groups, image_size, mean, std)
+        images, reasons = decode_files(files, **preprocessing)
+    decoding.report_unreadable((str(root / file.name) for file in files), reasons, report)
+    images = dataclasses.replace(images, labels=_labels(files, classes), groups=groups)
     if not images.readable.any():
         raise InputError(f"{root}: not one image can be decoded. Convert the images, for example to PNG.")
     kept = images.readable.nonzero()[:, 0].tolist()
     return images.subset(kept), [files[place].name for place in kept]
 
 
-def _to_judge(
-    decoded: decoding.Decoded,
-    labels: torch.Tensor,
-    groups: list[str] | None,
-    image_size: int,
-    mean: Sequence[float],
-    std: Sequence[float],
-) -> ImageSet:
-    size = decoded.images.shape[-1]
+def _images_of(decoded: decoding.Decoded, image_size: int, mean: Sequence[float], std: Sequence[float]) -> ImageSet:
+    """What a network of that size sees of decoded images, with label 0 throughout."""
     return ImageSet(
         decoded.images,
-        labels,
+        torch.zeros(len(decoded.images), dtype=torch.int64),
         decoded.readable,
         tuple(mean),
         tuple(std),
         decoded.max_value,
-        groups=groups,
-        crop=image_size if size > image_size else None,
+        crop=image_size if decoded.images.shape[-1] > image_size else None,
+        store=decoded.store,
     )
+
+
+def _labels(files: Sequence[ImageFile], classes: Sequence[str]) -> torch.Tensor:
+    places = {name: label for label, name in enumerate(classes)}
+    return torch.tensor([places[file.label] for file in files], dtype=torch.int64)
