@@ -13,7 +13,7 @@ from PIL import Image
 
 from sfumato.config import DataConfig
 from sfumato.data import store
-from sfumato.data.folders import labelled_images, list_folder
+from sfumato.data.folders import Listing, labelled_images
 from sfumato.errors import InputError
 
 
@@ -87,7 +87,7 @@ def parquet(tmp_path):
 
 
 def loaded(root, report=quiet, **keys):
-    return list_folder(CONFIG.model_copy(update=keys), root, report).load()
+    return Listing(CONFIG.model_copy(update=keys), root, report).load()
 
 
 def labels_by_image(*parts):

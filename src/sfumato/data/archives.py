@@ -22,7 +22,7 @@ import unicodedata
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 from sfumato.data import store
 from sfumato.data.listing import EXTENSIONS, PART_MEANT, ImageFile, is_left_out, is_note, refusing, stamp_of, words_of
@@ -47,23 +47,8 @@ Keep = Callable[[bytes], tuple[int, int]]
 """Puts an image's bytes into a file and says where: first byte, number of bytes."""
 
 
-class _Example(NamedTuple):
-    """One image of an archive.
-
-    Attributes:
-        name: Its path in the archive, without what tells its kind.
-        suffix: What tells its kind.
-        label, group: As the archive states them; "" where it states no group.
-        part: What a folder of its name says; "" where none does.
-        span: Where its bytes were put.
-    """
-
-    name: str
-    suffix: str
-    label: str
-    group: str
-    part: str
-    span: tuple[int, int]
+Row = dict[str, Any]
+"""What the index says of an image: the fields of `ImageFile` that an archive tells."""
 
 
 def archives_of(root: Path) -> list[Path]:
@@ -116,27 +101,39 @@ def unpacked(root: Path, found: Sequence[Path], report: Report, unpack_to: Path 
 def _unpack(root: Path, found: Sequence[Path], folder: Path, report: Report) -> None:
     """Writes all images to one file of a folder, and an index."""
     report(f"unpacking {len(found)} archive(s) of {root}")
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     with open(folder / _IMAGES, "wb") as file:
 
         def keep(content: bytes) -> tuple[int, int]:
             return file.tell(), file.write(content)
 
         for path in found:
-            of_shard = part_of(path)
             read = _images_of_parquet if path.suffix.lower() == ".parquet" else _images_of_tar
-            for name, suffix, label, group, part, span in read(path, keep, report):
-                if of_shard and part and of_shard != part:
-                    named = f"the archive is named for {of_shard}. Rename the archive, or the folder."
-                    raise InputError(f"{path}: {name} lies in {part}/, and {named}")
-                hashed = unicodedata.normalize("NFC", f"{path.stem}/{name}")
-                row = {"name": hashed + suffix, "hashed": hashed, "span": span, "label": label}
-                rows.append(row | {"group": group or None, "part": of_shard or part or None})
+            rows += read(path, keep, report)
     for column, what in (("group", "group"), ("part", "part (train, valid, test)")):
         without = [row["name"] for row in rows if not row[column]]
         if 0 < len(without) < len(rows):
             raise InputError(f"{root}: {without[0]} names no {what}, and others do. Give it to all or none.")
     store.write(folder / _INDEX, "".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def _row(
+    path: Path, name: str, suffix: str, label: str, group: str, above: Sequence[str], span: tuple[int, int]
+) -> Row:
+    """Of an image by its name in an archive without what tells its kind, the suffix; `above` are its folders."""
+    parts, of_archive = (
+        {PART_MEANT[folder.casefold()] for folder in above if folder.casefold() in PART_MEANT},
+        part_of(path),
+    )
+    if len(parts) > 1:
+        raise InputError(f"{path}: {name} lies in folders of two parts. Move it.")
+    part = "".join(parts)
+    if of_archive and part and of_archive != part:
+        named = f"the archive is named for {of_archive}. Rename the archive, or the folder."
+        raise InputError(f"{path}: {name} lies in {part}/, and {named}")
+    hashed = unicodedata.normalize("NFC", f"{path.stem}/{name}")
+    row = {"name": hashed + suffix, "hashed": hashed, "span": span, "label": label}
+    return row | {"group": group or None, "part": of_archive or part or None}
 
 
 def part_of(path: Path) -> str:
@@ -167,7 +164,7 @@ def files_of(tar: tarfile.TarFile, where: str, most_bytes: int = _MOST_BYTES) ->
             raise tarfile.ReadError("it has no end")
 
 
-def _images_of_tar(path: Path, keep: Keep, report: Report) -> list[_Example]:
+def _images_of_tar(path: Path, keep: Keep, report: Report) -> list[Row]:
     """The images of a tar shard; refused if it is damaged, or what it holds is no image, has no label or two."""
     images: dict[PurePosixPath, tuple[int, int]] = {}
     stated: dict[PurePosixPath, dict[str, str]] = {}
@@ -200,7 +197,7 @@ def _images_of_tar(path: Path, keep: Keep, report: Report) -> list[_Example]:
         kinds = ", ".join(f"{count} of {kind or 'notes'}" for kind, count in sorted(beside.items()))
         report(f"passed over in {path}: members that are no image: {kinds}")
     told = _told_of_images(path, images, stated)
-    return [_example(f"{path}: {name}", name, told[name], span) for name, span in images.items()]
+    return [_example(path, name, told[name], span) for name, span in images.items()]
 
 
 def _stated(where: str, suffix: str, content: bytes) -> dict[str, str]:
@@ -239,8 +236,8 @@ def _key(name: PurePosixPath) -> PurePosixPath:
     return name.parent / name.name.partition(".")[0]
 
 
-def _example(where: str, name: PurePosixPath, told: Sequence[dict[str, str]], span: tuple[int, int]) -> _Example:
-    found = {}
+def _example(path: Path, name: PurePosixPath, told: Sequence[dict[str, str]], span: tuple[int, int]) -> Row:
+    where, found = f"{path}: {name}", {}
     for column in ("label", "group"):
         values = sorted({stated[column] for stated in told if column in stated})
         if len(values) > 1:
@@ -251,18 +248,21 @@ def _example(where: str, name: PurePosixPath, told: Sequence[dict[str, str]], sp
     if not label and not above:
         raise InputError(f'{where} has no label. Add a .cls, a "label" in a .json, or a folder of its class.')
     label = label or _as_text(where, "label", above.pop())
-    part = _part_of_folders(where, above)
-    if not found["label"] and label.casefold() in PART_MEANT and not part:
+    if (
+        not found["label"]
+        and label.casefold() in PART_MEANT
+        and not any(each.casefold() in PART_MEANT for each in above)
+    ):
         raise InputError(f"{where} lies in {label}/, which is a part or a class. Put it into a folder of its class.")
-    return _Example(str(name.with_suffix("")), name.suffix.lower(), label, found["group"], part, span)
+    return _row(path, str(name.with_suffix("")), name.suffix.lower(), label, found["group"], above, span)
 
 
-def _images_of_parquet(path: Path, keep: Keep, report: Report) -> list[_Example]:
+def _images_of_parquet(path: Path, keep: Keep, report: Report) -> list[Row]:
     """The images of a Parquet file; refused if it is damaged, or lacks images or labels."""
     with refusing(f"{path}: pyarrow is not installed", "Install it: pip install 'sfumato[parquet]'", ImportError):
         import pyarrow
         from pyarrow import parquet
-    examples: list[_Example] = []
+    rows: list[Row] = []
     with refusing(f"{path} cannot be read as Parquet", "Put the original there.", pyarrow.ArrowException, OSError):
         file = parquet.ParquetFile(path)
         given, metadata = file.schema_arrow.names, file.schema_arrow.metadata or {}
@@ -275,15 +275,15 @@ def _images_of_parquet(path: Path, keep: Keep, report: Report) -> list[_Example]
         names = [str(name) for name in features.get("label", {}).get("names", [])]
         for batch in file.iter_batches(batch_size=256, columns=columns):
             for row in batch.to_pylist():
-                examples.append(_of_row(f"{path} row {len(examples)}", row, names, keep))
-    return examples
+                rows.append(_of_row(path, f"{path} row {len(rows)}", row, names, keep))
+    return rows
 
 
-def _of_row(where: str, row: dict[str, Any], names: list[str], keep: Keep) -> _Example:
+def _of_row(path: Path, where: str, row: dict[str, Any], names: list[str], keep: Keep) -> Row:
     image: Any = row["image"]
-    label, path = row["label"], PurePosixPath()
+    label, own = row["label"], PurePosixPath()
     if isinstance(image, dict):
-        image, path = image.get("bytes"), PurePosixPath(str(image.get("path") or ""))
+        image, own = image.get("bytes"), PurePosixPath(str(image.get("path") or ""))
     if image is not None and not isinstance(image, bytes):
         raise InputError(f'{where} has an "image" that is {type(image).__name__}, not bytes. Store the files\' bytes.')
     content = image or b""
@@ -291,10 +291,9 @@ def _of_row(where: str, row: dict[str, Any], names: list[str], keep: Keep) -> _E
         label = names[label]
     group = _as_text(where, "group", row["group"]) if "group" in row else ""
     # Without a name of its own an image is told by its bytes, never by its place.
-    name = str(path.with_suffix("")) if path.name else f"#{hashlib.sha256(content).hexdigest()}"
-    suffix = path.suffix.lower() if path.suffix.lower() in EXTENSIONS else ".png"
-    part = _part_of_folders(where, path.parts[:-1])
-    return _Example(name, suffix, _as_text(where, "label", label), group, part, keep(content))
+    name = str(own.with_suffix("")) if own.name else f"#{hashlib.sha256(content).hexdigest()}"
+    suffix = own.suffix.lower() if own.suffix.lower() in EXTENSIONS else ".png"
+    return _row(path, name, suffix, _as_text(where, "label", label), group, own.parts[:-1], keep(content))
 
 
 def _as_text(where: str, column: str, value: Any) -> str:
@@ -305,11 +304,3 @@ def _as_text(where: str, column: str, value: Any) -> str:
     if not 0 < len(text) <= _MOST_SIGNS:
         raise InputError(f"{where} has the {column} {str(value)[:50]!r}, no name or whole number. Correct it.")
     return text
-
-
-def _part_of_folders(where: str, above: Sequence[str]) -> str:
-    """The part that one of an image's folders says; "" where none does."""
-    parts = {PART_MEANT[folder.casefold()] for folder in above if folder.casefold() in PART_MEANT}
-    if len(parts) > 1:
-        raise InputError(f"{where} lies in folders of two parts. Move it.")
-    return parts.pop() if parts else ""

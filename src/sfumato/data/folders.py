@@ -6,7 +6,6 @@ What is held out is decided by the folder's own test/ (valid/), else by a hash o
 
 import collections
 import dataclasses
-import functools
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,11 +17,10 @@ from sfumato.config import DataConfig
 from sfumato.data import decoding
 from sfumato.data.catalogue import Facts
 from sfumato.data.examples import Dataset, check_proportions
-from sfumato.data.images import ImageSet, Scale, normalisation
+from sfumato.data.images import ImageSet, normalisation
 from sfumato.data.layouts import (
     HELD_OUT_FRACTION,
     MOST_NAMED,
-    Part,
     beyond_limit,
     classes_of,
     holds_out_valid_alone,
@@ -38,12 +36,10 @@ DEFAULT_IMAGE_SIZE = 32
 DEFAULT_CHANNELS = 3
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Listing:
     """What the names in a folder say, all of it public but the images' own names; no image is opened yet.
 
     Attributes:
-        config: The recipe's `data` section.
         root: The folder.
         files: All images, in the order of their names.
         classes: In label order.
@@ -52,27 +48,42 @@ class Listing:
             valid/ and no test/ holds out valid/ in either case.
         beyond: The places, among the training images, of those beyond the limit of their person.
         scale: Mean and standard deviation of each channel.
-        report: Takes lines for the user.
+        facts: The public numbers. What is left out counts too.
+
+    Args:
+        config: The recipe's `data` section.
+        root: The folder.
+        report: Takes lines for the user (standard error).
+        images_per_person: Of more training images of a group the rest is left out: marked as not
+            readable. Which ones, a fixed hash of each name decides. None: no limit.
+
+    Raises:
+        InputError: If a file is refused, a class has no training image, a group stands on
+            both sides, or nothing is held out.
     """
 
-    config: DataConfig
-    root: Path
-    files: list[ImageFile]
-    classes: tuple[str, ...]
-    parts: dict[Part, list[int]]
-    held_out: Literal["test", "valid"]
-    beyond: list[int]
-    scale: Scale
-    report: Report
-
-    @functools.cached_property
-    def facts(self) -> Facts:
-        """The public numbers. What is left out counts too."""
-        groups = {self.files[place].group for place in self.parts["train"]}
-        people = None if self.config.group_by is None else len(groups)
-        size = self.config.image_size or DEFAULT_IMAGE_SIZE
-        channels = self.config.channels or DEFAULT_CHANNELS
-        return Facts(len(self.parts["train"]), len(self.classes), size, channels, people)
+    def __init__(self, config: DataConfig, root: Path, report: Report, images_per_person: int | None = None) -> None:
+        self.config, self.root, self.report = config, root, report
+        channels, half = config.channels or DEFAULT_CHANNELS, (0.5,)
+        self.scale = normalisation(config.mean, config.std, channels, default=(half * channels, half * channels))
+        self.files = with_groups(config.group_by, list_images(config, root, report), root, report)
+        self.classes = classes_of(config, root, self.files)
+        check_proportions(config, len(self.classes))
+        self.parts = split(self.files, config.split)
+        is_valid = config.split == "train" or holds_out_valid_alone(self.files)
+        self.held_out: Literal["test", "valid"] = "valid" if is_valid else "test"
+        train = [self.files[place] for place in self.parts["train"]]
+        missing = [name for name in self.classes if name not in {item.label for item in train}]
+        if missing:
+            remedy = "Add images of it, or take it out of data.classes and of the folder."
+            raise InputError(f"class {missing[0]} has no training image. {remedy}")
+        if not self.parts[self.held_out]:
+            raise InputError(f"not one image is held out ({self.held_out}). Add images, or a {self.held_out}/ folder.")
+        self.beyond = beyond_limit(train, images_per_person)
+        people = None if config.group_by is None else len({item.group for item in train})
+        size = config.image_size or DEFAULT_IMAGE_SIZE
+        self.facts = Facts(len(train), len(self.classes), size, channels, people)
+        self._report_listing(train, images_per_person)
 
     def load(self, on_test: bool = False) -> Dataset:
         """The images, decoded.
@@ -140,10 +151,9 @@ class Listing:
         shown = [[self.files[place].name for place in same[:MOST_NAMED]] for same in copied[:MOST_NAMED]]
         return "; ".join(" = ".join(names) for names in shown)
 
-    def report_listing(self) -> None:
+    def _report_listing(self, train: Sequence[ImageFile], limit: int | None) -> None:
         """Says to the owner what was found, and what counts."""
         config, report = self.config, self.report
-        train = [self.files[place] for place in self.parts["train"]]
         if config.classes is None:
             report(f"classes, public because folders are named so: {', '.join(self.classes)}")
         if config.class_proportions is not None and config.classes is None:
@@ -165,45 +175,9 @@ class Listing:
         if self.beyond:
             people = len({train[place].group for place in self.beyond})
             report(
-                f"{len(self.beyond)} of these, of {people} of the groups, are beyond privacy.max_images_per_person and "
+                f"{len(self.beyond)} of these beyond privacy.max_images_per_person = {limit} ({people} of the groups) are "
                 "left out: they contribute nothing. A fixed hash of each name decides which. These numbers are private"
             )
-
-
-def list_folder(config: DataConfig, root: Path, report: Report, images_per_person: int | None = None) -> Listing:
-    """Lists and splits a folder of images, once.
-
-    Args:
-        config: The recipe's `data` section.
-        root: The folder.
-        report: Takes lines for the user (standard error).
-        images_per_person: Of more training images of a group the rest is left out: marked as not
-            readable. Which ones, a fixed hash of each name decides. None: no limit.
-
-    Raises:
-        InputError: If a file is refused, a class has no training image, a group stands on
-            both sides, or nothing is held out.
-    """
-    channels = config.channels or DEFAULT_CHANNELS
-    scale = normalisation(config.mean, config.std, channels, default=((0.5,) * channels, (0.5,) * channels))
-    files = with_groups(config.group_by, list_images(config, root, report), root, report)
-    classes = classes_of(config, root, files)
-    check_proportions(config, len(classes))
-    parts = split(files, config.split)
-    held_out: Literal["test", "valid"] = "test"
-    if config.split == "train" or holds_out_valid_alone(files):
-        held_out = "valid"
-    train = [files[place] for place in parts["train"]]
-    missing = [name for name in classes if name not in {item.label for item in train}]
-    if missing:
-        remedy = "Add images of it, or take it out of data.classes and of the folder."
-        raise InputError(f"class {missing[0]} has no training image. {remedy}")
-    if not parts[held_out]:
-        raise InputError(f"not one image is held out ({held_out}). Add images, or a {held_out}/ folder.")
-    beyond = beyond_limit(train, images_per_person)
-    listing = Listing(config, root, files, classes, parts, held_out, beyond, scale, report)
-    listing.report_listing()
-    return listing
 
 
 def decode_files(

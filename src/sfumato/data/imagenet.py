@@ -105,12 +105,10 @@ def _validation_synsets(home: Path) -> dict[str, str]:
         elif place == kit:
             found = _of_kit((kit / "data" / _NUMBERS).read_bytes(), (kit / "data" / _SYNSETS).read_bytes())
         else:
-            held = {}
             with tarfile.open(archive, "r:gz") as tar:
-                for member in files_of(tar, str(archive)):
-                    if (name := PurePosixPath(member.name).name) in (_NUMBERS, _SYNSETS):
-                        held[name] = tar.extractfile(member).read()  # type: ignore[union-attr]  # of a file
-            found = _of_kit(held[_NUMBERS], held[_SYNSETS])
+                members = {PurePosixPath(member.name).name: member for member in files_of(tar, str(archive))}
+                numbers, synsets = (tar.extractfile(members[name]) for name in (_NUMBERS, _SYNSETS))
+                found = _of_kit(numbers.read(), synsets.read())  # type: ignore[union-attr]  # of files, never None
         if not found or not all(_SYNSET.fullmatch(synset) for synset in found.values()):
             raise ValueError("an image has no synset")
     return found

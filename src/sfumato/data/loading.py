@@ -6,7 +6,7 @@ from sfumato.config import DataConfig, Recipe
 from sfumato.data.benchmarks import NamedListing
 from sfumato.data.catalogue import Facts
 from sfumato.data.examples import Dataset
-from sfumato.data.folders import Listing, list_folder
+from sfumato.data.folders import Listing
 from sfumato.data.store import Report
 from sfumato.errors import InputError
 
@@ -35,7 +35,7 @@ def list_images(config: DataConfig, data_root: Path | None, report: Report, limi
     root = data_root or config.path  # private data: named for each run, never found by SFUMATO_DATA
     if root is None:
         raise InputError("a folder of images is trained on and none is named. Give --data-root FOLDER or data.path.")
-    return list_folder(config, Path(root), report, limit)
+    return Listing(config, Path(root), report, limit)
 
 
 def list_for(recipe: Recipe, data_root: Path | None, report: Report) -> Listed:
